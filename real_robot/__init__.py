@@ -1,0 +1,1 @@
+"""Policy server, robot bridge, safety and correction recording. Not implemented yet."""

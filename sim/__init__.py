@@ -1,0 +1,1 @@
+"""Physics simulators as vector environments."""

@@ -1,0 +1,140 @@
+"""One simulated environment, as the vector runner drives it.
+
+A simulator implements `SingleEnv` (plain Python, one episode at a time) and a config with
+`make(worker_index)`; `sim.vector` turns N of them into a `vla_rl.interfaces.VecEnv`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from pydantic import Field, PositiveInt
+
+from vla_rl.config import Config
+from vla_rl.interfaces import VecEnv
+from vla_rl.types import EnvSpec, EpisodeSpec, Keyframe
+
+
+@dataclass
+class SingleObservation:
+    """What one environment shows: images camera -> uint8 (height, width, 3), state float32 (S,)."""
+
+    images: dict[str, np.ndarray]
+    state: np.ndarray
+    instruction: str
+
+
+@dataclass
+class ChunkResult:
+    """What one environment answers to a chunk of H actions.
+
+    Attributes:
+        obs: after the last executed action.
+        reward: float32 (H,), zero where not executed. terminated, truncated: bool (H,).
+        num_steps: actions executed. success: the task is solved.
+        frames: with frame recording, camera -> uint8 (num_steps, height, width, 3); else empty.
+        states: with frame recording, float32 (num_steps, S); else None.
+    """
+
+    obs: SingleObservation
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    num_steps: int
+    success: bool
+    frames: dict[str, np.ndarray] = field(default_factory=dict)
+    states: np.ndarray | None = None
+
+
+class SingleEnv(ABC):
+    """One episode at a time in one simulator instance."""
+
+    spec: EnvSpec
+    record_frames: bool = False
+
+    @abstractmethod
+    def reset(self, spec: EpisodeSpec) -> SingleObservation:
+        """Start the episode that `spec` names (or its keyframe). Same spec, same state."""
+
+    @abstractmethod
+    def apply(self, action: np.ndarray) -> bool:
+        """Advance one control step with a clipped action, float32 (A,). Returns success."""
+
+    @abstractmethod
+    def observe(self) -> SingleObservation:
+        """Render the configured cameras and read the state."""
+
+    @abstractmethod
+    def save_state(self) -> Keyframe:
+        """Full state, enough for an exact restore through `EpisodeSpec.keyframe`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release the simulator and its renderer."""
+
+    def expert_action(self) -> np.ndarray:
+        """The scripted expert's next action, float32 (A,), from privileged state."""
+        raise NotImplementedError(f"{self.spec.kind} has no scripted expert for the current task")
+
+    # The number of control steps taken and the horizon of the current episode; `run_chunk` keeps them.
+    num_steps: int = 0
+    horizon: int = 0
+
+    def run_chunk(self, actions: np.ndarray) -> ChunkResult:
+        """Execute actions, float32 (H, A), until the chunk or the episode ends; render once, at the end."""
+        num_actions = actions.shape[0]
+        reward = np.zeros(num_actions, np.float32)
+        terminated = np.zeros(num_actions, bool)
+        truncated = np.zeros(num_actions, bool)
+        recorded: list[SingleObservation] = []
+        success = False
+        executed = 0
+        low, high = self.spec.action_low, self.spec.action_high
+        for i in range(num_actions):
+            success = self.apply(np.clip(actions[i], low, high))
+            self.num_steps += 1
+            executed += 1
+            if success:
+                reward[i], terminated[i] = 1.0, True
+            elif self.num_steps >= self.horizon:
+                truncated[i] = True
+            if self.record_frames:
+                recorded.append(self.observe())
+            if terminated[i] or truncated[i]:
+                break
+        obs = recorded[-1] if recorded else self.observe()
+        frames = {c: np.stack([o.images[c] for o in recorded]) for c in obs.images} if recorded else {}
+        states = np.stack([o.state for o in recorded]) if recorded else None
+        return ChunkResult(obs, reward, terminated, truncated, executed, success, frames, states)
+
+
+class SimConfig(Config):
+    """Options common to every simulator; each simulator's config extends it with `kind` and its own."""
+
+    tasks: tuple[str, ...] = Field((), description="Task names; empty means all of the simulator's tasks.")
+    cameras: tuple[str, ...] = Field(("agentview",), description="Cameras to render: only those the policy reads.")
+    image_size: PositiveInt = Field(64, description="Height and width of the rendered images, pixels.")
+    num_envs: PositiveInt = Field(8, description="Environments stepped together.")
+    num_workers: int = Field(
+        0, ge=0, description="Processes that hold them; 0 runs all environments in this process."
+    )
+    render_devices: tuple[int, ...] = Field((), description="EGL device ids, dealt to the workers in turn; empty: default.")
+    step_timeout: float = Field(120.0, gt=0, description="Seconds after which a silent worker counts as hung.")
+    on_gpu: Literal["auto", "never"] = Field("auto", description="Whether rendering may use a GPU.")
+
+    def make(self, record_frames: bool = False) -> SingleEnv:
+        """One environment. Called in the worker's process."""
+        raise NotImplementedError
+
+    def env_spec(self) -> EnvSpec:
+        """Facts about the environment, without starting a renderer where possible."""
+        raise NotImplementedError
+
+    def build(self, num_envs: int | None = None, record_frames: bool = False) -> VecEnv:
+        """The vector environment: `num_envs` of these, in `num_workers` processes."""
+        from sim.vector import make_vec_env
+
+        return make_vec_env(self, num_envs or self.num_envs, record_frames)

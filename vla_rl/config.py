@@ -1,0 +1,223 @@
+"""Typed, frozen configs from YAML: the base class, components chosen by `kind`, overrides, errors.
+
+A recipe is one YAML file. It may name a `base:` recipe, whose values it extends. `key=value`
+arguments override (`algo.lr=1e-5`). What a section builds is chosen by its `kind`: a name known
+here, or "package.module:Class" for a user's own config class. Resolution happens at run time, so
+this module imports neither torch nor any simulator.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import types as python_types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+# section -> kind -> where its config class lives.
+KINDS: dict[str, dict[str, str]] = {
+    "env": {
+        "tabletop": "sim.tabletop:TabletopConfig",
+        "libero": "sim.libero:LiberoConfig",
+        "robosuite": "sim.robosuite_env:RobosuiteConfig",
+        "dummy": "sim.dummy:DummyConfig",
+    },
+    "policy": {
+        "openvla": "vla_rl.policies.openvla:OpenVLAConfig",
+    },
+    "algo": {
+        "grpo": "vla_rl.algorithms.configs:GRPOConfig",
+        "mc_grpo": "vla_rl.algorithms.configs:MCGRPOConfig",
+        "rloo": "vla_rl.algorithms.configs:RLOOConfig",
+        "ppo": "vla_rl.algorithms.configs:PPOConfig",
+    },
+}
+
+
+class ConfigError(ValueError):
+    """A recipe that cannot be used; the message names the field, the value and what is allowed."""
+
+
+class Config(BaseModel):
+    """Base of every config: frozen, no unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+def resolve_kind(section: str, kind: str) -> type[Config]:
+    """The config class for a `kind` of a section: a known name or "package.module:Class".
+
+    Raises:
+        ConfigError: unknown name (with the nearest), or a class that cannot be imported.
+    """
+    known = KINDS[section]
+    target = known.get(kind, kind if ":" in kind else None)
+    if target is None:
+        nearest = difflib.get_close_matches(str(kind), known, n=1)
+        hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+        raise ConfigError(
+            f"{section}.kind: got {kind!r}, allowed: {', '.join(sorted(known))}, or 'package.module:Class'.{hint}"
+        )
+    module_name, _, class_name = target.partition(":")
+    try:
+        return getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{section}.kind: {kind!r} names {target!r}, which cannot be imported: {error}") from error
+
+
+def build_component(section: str, values: Mapping[str, Any] | Config) -> Config:
+    """Validate a section whose class depends on its `kind`."""
+    if isinstance(values, Config):
+        return values
+    if not isinstance(values, Mapping) or "kind" not in values:
+        raise ConfigError(f"{section}: needs a 'kind', one of: {', '.join(sorted(KINDS[section]))}; got {values!r}")
+    config_class = resolve_kind(section, values["kind"])
+    return validate(config_class, dict(values), prefix=section)
+
+
+def validate[C: Config](config_class: type[C], values: dict[str, Any], prefix: str = "") -> C:
+    """`config_class(**values)`, with errors that say the field's full name, what it got and what it allows."""
+    try:
+        return config_class.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(config_class, e, prefix) for e in error.errors())) from None
+
+
+def _explain(config_class: type[BaseModel], error: Any, prefix: str) -> str:
+    path = [str(p) for p in error["loc"]]
+    name = ".".join([prefix, *path]) if prefix else ".".join(path)
+    cause = error.get("ctx", {}).get("error")
+    if isinstance(cause, ConfigError):
+        return str(cause)
+    if error["type"] == "extra_forbidden":
+        owner = _model_at(config_class, path[:-1])
+        fields = list(owner.model_fields)
+        nearest = difflib.get_close_matches(path[-1], fields, n=1, cutoff=0.5)
+        hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+        return f"{name}: unknown key (value {error['input']!r}).{hint} Allowed: {', '.join(sorted(fields))}."
+    if error["type"] == "missing":
+        return f"{name}: required, but not given."
+    return f"{name}: got {error['input']!r}. {error['msg']}."
+
+
+def _model_at(config_class: type[BaseModel], path: Sequence[str]) -> type[BaseModel]:
+    """The nested model class at a field path, as far as it can be followed."""
+    owner = config_class
+    for key in path:
+        info = owner.model_fields.get(key)
+        inner = _model_in(info.annotation) if info else None
+        if inner is None:
+            break
+        owner = inner
+    return owner
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if typing.get_origin(annotation) in (typing.Union, python_types.UnionType, typing.Annotated):
+        for inner in typing.get_args(annotation):
+            if (found := _model_in(inner)) is not None:
+                return found
+    return None
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A recipe file's mapping, with its `base:` chain merged in.
+
+    Raises:
+        ConfigError: file missing, not YAML, not a mapping, or a base that leads back to itself.
+    """
+    return _read_yaml(Path(path), seen=())
+
+
+def _read_yaml(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+    path = path.resolve()
+    if path in seen:
+        raise ConfigError(f"base: {path} is its own base ({' -> '.join(p.name for p in (*seen, path))})")
+    if not path.is_file():
+        raise ConfigError(f"recipe not found: {path}. `vla-rl list recipes` shows those that ship with the package.")
+    try:
+        values = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from None
+    if values is None:
+        values = {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: a recipe is a mapping of sections, got {type(values).__name__}")
+    base = values.pop("base", None)
+    if base is None:
+        return values
+    base_path = Path(base) if Path(base).is_absolute() else path.parent / base
+    return merge(_read_yaml(base_path, (*seen, path)), values)
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with `over` on top, section by section. A section whose `kind` changes is replaced whole."""
+    result = dict(base)
+    for key, value in over.items():
+        old = result.get(key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping) and value.get("kind", old.get("kind")) == old.get("kind"):
+            result[key] = merge(old, value)
+        else:
+            result[key] = value
+    return result
+
+
+def parse_override(text: str) -> dict[str, Any]:
+    """`"algo.lr=1e-5"` -> `{"algo": {"lr": 1e-05}}`; the value is read as YAML.
+
+    Raises:
+        ConfigError: no "=", an empty key or a value that is not YAML.
+    """
+    key, equals, raw = text.partition("=")
+    if not equals or not all(key.split(".")):
+        raise ConfigError(f"override {text!r}: expected key=value, for example algo.lr=1e-5")
+    try:
+        value = yaml.safe_load(raw) if raw else None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"override {text!r}: the value is not valid YAML: {error}") from None
+    if isinstance(value, str):  # YAML 1.1 reads 1e-5 as a string.
+        try:
+            value = float(value)
+        except ValueError:
+            pass
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value
+
+
+def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """`values` with each `key=value` on top, in order."""
+    result = dict(values)
+    for text in overrides:
+        result = merge(result, parse_override(text))
+    return result
+
+
+def find_recipe(name: str | Path) -> Path:
+    """A recipe by path, or by the name of one that ships in `configs/` (with or without .yaml)."""
+    path = Path(name)
+    if path.is_file():
+        return path
+    shipped = recipes_folder() / (path.name if path.suffix else f"{path.name}.yaml")
+    if shipped.is_file() and path.parent == Path("."):
+        return shipped
+    nearest = difflib.get_close_matches(path.stem, [p.stem for p in recipes_folder().glob("*.yaml")], n=1)
+    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+    raise ConfigError(f"recipe not found: {name}.{hint} `vla-rl list recipes` shows those that ship with the package.")
+
+
+def recipes_folder() -> Path:
+    """Where the shipped recipes live."""
+    return Path(__file__).resolve().parent.parent / "configs"
+
+
+def dump_yaml(config: Config) -> str:
+    """A resolved config as YAML that loads again to the same config."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

@@ -1,0 +1,256 @@
+"""The data that crosses every boundary: observations, action chunks, steps, episodes.
+
+Everything here is numpy, so that simulators, robots and datasets need no torch.
+
+Shape legend, used throughout the project:
+    B environments (a batch), H steps in an action chunk, A action dimensions,
+    S state dimensions, T frames, K chunks in an episode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+Split = Literal["train", "validation", "eval"]
+SPLITS: tuple[Split, ...] = ("train", "validation", "eval")
+
+ControlSource = Literal["policy", "expert", "recovery", "correction"]
+CONTROL_SOURCES: tuple[ControlSource, ...] = ("policy", "expert", "recovery", "correction")
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What a policy sees, for B environments.
+
+    Attributes:
+        images: camera name -> uint8 (B, height, width, 3), upright RGB.
+        state: float32 (B, S), proprioception. LIBERO's convention, kept by all our
+            simulators, is S = 8: end-effector position in metres (3), axis-angle in
+            radians (3), the two finger joint positions in metres (2).
+        instruction: B strings.
+    """
+
+    images: dict[str, np.ndarray]
+    state: np.ndarray
+    instruction: list[str]
+
+    @property
+    def batch_size(self) -> int:
+        return len(self.instruction)
+
+    def select(self, indices: Sequence[int] | np.ndarray) -> Observation:
+        """The observation of the environments at `indices`, in that order."""
+        rows = np.asarray(indices, dtype=np.int64)
+        return Observation(
+            images={name: image[rows] for name, image in self.images.items()},
+            state=self.state[rows],
+            instruction=[self.instruction[i] for i in rows],
+        )
+
+    @staticmethod
+    def concatenate(parts: Sequence[Observation]) -> Observation:
+        """One observation from several with the same cameras and state size, in order."""
+        if not parts:
+            raise ValueError("Observation.concatenate needs at least one observation, got none")
+        return Observation(
+            images={name: np.concatenate([p.images[name] for p in parts]) for name in parts[0].images},
+            state=np.concatenate([p.state for p in parts]),
+            instruction=[text for p in parts for text in p.instruction],
+        )
+
+
+@dataclass(frozen=True)
+class ActionChunk:
+    """H actions for each of B environments, and what RL needs of how they were drawn.
+
+    Attributes:
+        actions: float32 (B, H, A), in the environment's own units.
+        tokens: int64 (B, H, A), the drawn bin of each action dimension (0 .. bins-1), for
+            policies with discrete actions; None otherwise.
+        path: float32 (B, ...), the sampled denoising path of a flow policy; None otherwise.
+        log_prob: float32 (B, H, A), log-probability of each drawn component at the
+            temperature it was drawn with; None for a greedy or scripted chunk.
+        value: float32 (B,), the critic's estimate at the observation; None without a critic.
+    """
+
+    actions: np.ndarray
+    tokens: np.ndarray | None = None
+    path: np.ndarray | None = None
+    log_prob: np.ndarray | None = None
+    value: np.ndarray | None = None
+
+    def select(self, indices: Sequence[int] | np.ndarray) -> ActionChunk:
+        """The chunks of the environments at `indices`, in that order."""
+        rows = np.asarray(indices, dtype=np.int64)
+
+        def take(x: np.ndarray | None) -> np.ndarray | None:
+            return None if x is None else x[rows]
+
+        return ActionChunk(
+            actions=self.actions[rows],
+            tokens=take(self.tokens),
+            path=take(self.path),
+            log_prob=take(self.log_prob),
+            value=take(self.value),
+        )
+
+    @staticmethod
+    def concatenate(parts: Sequence[ActionChunk]) -> ActionChunk:
+        """One chunk batch from several that carry the same fields, in order."""
+
+        def join(name: str) -> np.ndarray | None:
+            values = [getattr(p, name) for p in parts]
+            return None if values[0] is None else np.concatenate(values)
+
+        return ActionChunk(np.concatenate([p.actions for p in parts]), *map(join, ("tokens", "path", "log_prob", "value")))
+
+
+@dataclass(frozen=True)
+class Keyframe:
+    """A full simulator state from which an episode can start again exactly.
+
+    Attributes:
+        env: kind of the environment that wrote it ("tabletop", "libero", ...).
+        task: the task it belongs to.
+        step: control steps already taken in the episode.
+        arrays: named arrays, the environment's own; enough for an exact restore.
+    """
+
+    env: str
+    task: str
+    step: int
+    arrays: dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class EpisodeSpec:
+    """Which episode to start: a task and an initial state.
+
+    The same spec gives the same initial state, always. Splits are disjoint by construction:
+    an environment derives the state from (task, split, index), or, for benchmarks with
+    official initial states, takes those for `eval` alone.
+
+    Attributes:
+        task: task name, one of the environment's `tasks`.
+        split: "train" to learn from, "validation" to choose checkpoints, "eval" for the claim.
+        index: number of the initial state in its split, from 0.
+        instruction: overrides the task's own instruction when not None.
+        keyframe: start from this stored state in place of (split, index).
+    """
+
+    task: str
+    split: Split = "train"
+    index: int = 0
+    instruction: str | None = None
+    keyframe: Keyframe | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What B environments answer to one action chunk.
+
+    An environment that ends inside a chunk executes no further action of it; the rest of its
+    row is zero/False. The observation is the one after the last executed action.
+
+    Attributes:
+        obs: observation after the chunk, B environments.
+        reward: float32 (B, H), reward of each executed step (sparse tasks: 1 at success).
+        terminated: bool (B, H), the task ended (success) at this step.
+        truncated: bool (B, H), the horizon was reached at this step without termination.
+        num_steps: int64 (B,), how many of the H actions were executed.
+        success: bool (B,), the episode has succeeded; never set together with `lost`.
+        lost: bool (B,), the episode broke (its worker died or hung) and must not be counted.
+        info: extras. With frame recording on: "frames" is a list of B dicts
+            camera -> uint8 (num_steps, height, width, 3) and "states" a list of B arrays
+            float32 (num_steps, S), both *after* each executed step.
+    """
+
+    obs: Observation
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    num_steps: np.ndarray
+    success: np.ndarray
+    lost: np.ndarray
+    info: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def done(self) -> np.ndarray:
+        """bool (B,): the episode ended within this chunk, for whatever reason."""
+        return self.terminated.any(1) | self.truncated.any(1) | self.lost
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """Facts about an environment that a policy or a dataset must agree with.
+
+    Attributes:
+        kind: "tabletop", "libero", ...
+        tasks: task name -> its instruction.
+        horizon: task name -> control steps before truncation.
+        cameras: camera names, in order.
+        image_size: (height, width) in pixels.
+        state_dim: S.
+        action_dim: A.
+        action_low, action_high: float32 (A,), bounds that the environment clips to.
+        control_hz: control steps per second of simulated time; a dataset's fps.
+        num_eval_states: task name -> number of official initial states in `eval`;
+            empty when `eval` is unlimited.
+    """
+
+    kind: str
+    tasks: dict[str, str]
+    horizon: dict[str, int]
+    cameras: tuple[str, ...]
+    image_size: tuple[int, int]
+    state_dim: int
+    action_dim: int
+    action_low: np.ndarray
+    action_high: np.ndarray
+    control_hz: float
+    num_eval_states: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class Episode:
+    """One finished episode: K decisions of a policy and what came of them.
+
+    Attributes:
+        spec: which initial state.
+        obs: K observations, before each chunk (batch K).
+        chunks: the K chunks drawn (batch K).
+        reward: float32 (K, H). terminated, truncated: bool (K, H). num_steps: int64 (K,).
+        success: the task was solved.
+        group: episodes with the same group number started from the same state (GRPO).
+        final_obs: observation after the last chunk (batch 1), for bootstrapping.
+        lost: broken by its worker; carries no usable outcome.
+    """
+
+    spec: EpisodeSpec
+    obs: Observation
+    chunks: ActionChunk
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    num_steps: np.ndarray
+    success: bool
+    final_obs: Observation
+    group: int = 0
+    lost: bool = False
+
+    @property
+    def num_chunks(self) -> int:
+        return int(self.num_steps.shape[0])
+
+    @property
+    def length(self) -> int:
+        """Control steps executed."""
+        return int(self.num_steps.sum())
+
+    @property
+    def total_reward(self) -> float:
+        return float(self.reward.sum())
