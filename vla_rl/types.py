@@ -228,6 +228,8 @@ class Episode:
         group: episodes with the same group number started from the same state (GRPO).
         final_obs: observation after the last chunk (batch 1), for bootstrapping.
         lost: broken by its worker; carries no usable outcome.
+        frames: camera -> uint8 (length, height, width, 3), after each executed control step, and
+        states: float32 (length, S) likewise; None unless the environment records frames.
     """
 
     spec: EpisodeSpec
@@ -241,6 +243,8 @@ class Episode:
     final_obs: Observation
     group: int = 0
     lost: bool = False
+    frames: dict[str, np.ndarray] | None = None
+    states: np.ndarray | None = None
 
     @property
     def num_chunks(self) -> int:
