@@ -1,0 +1,378 @@
+"""Checkpoints that survive a kill: whole folders of safetensors and JSON, written atomically.
+
+A checkpoint is a folder `step_00000100` with
+
+    tensors.safetensors   every tensor, flat names
+    state.json            everything else (step, seeds, counters, optimizer options)
+    manifest.json         size and CRC-32 of each file, to notice truncation and corruption
+    ...                   whatever `extra` wrote, for example the policy's own folder
+
+It is written to a temporary sibling, flushed to disk, then renamed: a reader sees all of it or
+nothing. Nothing here is pickled.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import re
+import shutil
+import socket
+import warnings
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+TENSORS_FILE = "tensors.safetensors"
+STATE_FILE = "state.json"
+MANIFEST_FILE = "manifest.json"
+_STEP_FOLDER = re.compile(r"step_(\d{8,})$")
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that is missing, incomplete, corrupt or does not fit; the message says which and what to do."""
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    """Where the checkpoint of a step lives: `folder/step_00000100`."""
+    return Path(folder) / f"step_{step:08d}"
+
+
+def checkpoint_step(path: Path) -> int:
+    """The step in a checkpoint folder's name."""
+    match = _STEP_FOLDER.search(Path(path).name)
+    if match is None:
+        raise CheckpointError(f"{path}: not a checkpoint folder; expected a name such as step_00000100")
+    return int(match.group(1))
+
+
+def save_checkpoint(
+    path: Path,
+    tensors: Mapping[str, torch.Tensor],
+    state: Mapping[str, Any],
+    extra: Callable[[Path], None] | None = None,
+) -> Path:
+    """Write a checkpoint folder atomically, replacing one of the same name.
+
+    Args:
+        path: the checkpoint's folder, usually `checkpoint_path(folder, step)`.
+        tensors: name -> tensor, any device; tensors that share storage are written separately.
+        state: JSON-able values.
+        extra: called with the temporary folder, to write further files (`policy.save(folder / "policy")`).
+
+    Raises:
+        OSError: the disk is full or not writable; nothing is left behind and `path` is as before.
+    """
+    with atomic_folder(path, what="checkpoint", replace=True) as partial:
+        flat = {name: _detached(tensor) for name, tensor in tensors.items()}
+        save_file(flat, str(partial / TENSORS_FILE))
+        (partial / STATE_FILE).write_text(json.dumps(dict(state), indent=1))
+        if extra is not None:
+            extra(partial)
+        files = sorted(p for p in partial.rglob("*") if p.is_file())
+        manifest = {str(p.relative_to(partial)): {"bytes": p.stat().st_size, "crc32": _crc32(p)} for p in files}
+        (partial / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1))
+    return Path(path)
+
+
+def load_checkpoint(path: Path, device: str = "cpu") -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """The tensors and the state of a checkpoint folder, after checking that it is whole.
+
+    Raises:
+        CheckpointError: missing, incomplete or corrupt.
+    """
+    path = Path(path)
+    check_whole(path)
+    try:
+        tensors = load_file(str(path / TENSORS_FILE), device=device)
+        state = json.loads((path / STATE_FILE).read_text())
+    except (SafetensorError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}. Use an earlier checkpoint.") from error
+    return tensors, state
+
+
+def check_whole(path: Path) -> None:
+    """Raise `CheckpointError` unless every file of the checkpoint has the size and CRC-32 it was written with."""
+    path = Path(path)
+    if not path.is_dir():
+        raise CheckpointError(f"checkpoint not found: {path}. Its folder is named like step_00000100.")
+    try:
+        manifest = json.loads((path / MANIFEST_FILE).read_text())
+        expected = {name: (entry["bytes"], entry["crc32"]) for name, entry in manifest.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"{path}: {MANIFEST_FILE} is missing or unreadable ({error}); not a checkpoint."
+        ) from error
+    for required in (TENSORS_FILE, STATE_FILE):
+        if required not in expected:
+            raise CheckpointError(f"{path}: {MANIFEST_FILE} does not list {required}; not a whole checkpoint.")
+    for name, (size, crc32) in expected.items():
+        file = path / name
+        if not file.is_file():
+            raise CheckpointError(f"{path}: {name} is missing; use an earlier checkpoint.")
+        if file.stat().st_size != size:
+            found = file.stat().st_size
+            raise CheckpointError(f"{path}: {name} has {found} bytes, expected {size}; it is truncated or changed.")
+        if _crc32(file) != crc32:
+            raise CheckpointError(f"{path}: {name} does not match its checksum; it is corrupt.")
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Checkpoint folders in `folder`, oldest step first, whole or not."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        return []
+    return sorted((p for p in folder.iterdir() if _STEP_FOLDER.fullmatch(p.name)), key=checkpoint_step)
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """The newest whole checkpoint in `folder`, or None; broken ones are skipped with a warning."""
+    for path in reversed(list_checkpoints(folder)):
+        try:
+            check_whole(path)
+        except CheckpointError as error:
+            warnings.warn(f"skipping a broken checkpoint: {error}", stacklevel=2)
+            continue
+        return path
+    return None
+
+
+def keep_last(folder: Path, num: int, also: tuple[Path, ...] = ()) -> None:
+    """Delete all but the newest `num` checkpoints (and those in `also`)."""
+    if num < 1:
+        raise ValueError(f"keep_last: num must be at least 1, got {num}")
+    kept = {Path(p).resolve() for p in also}
+    for path in list_checkpoints(folder)[:-num]:
+        if path.resolve() not in kept:
+            shutil.rmtree(path)
+
+
+# --- what goes into a checkpoint -------------------------------------------------------------
+
+
+def flatten_optimizer(
+    optimizer: torch.optim.Optimizer, prefix: str = "optimizer"
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """An optimizer's state as flat tensors (`prefix.<parameter>.<name>`) and a JSON-able rest."""
+    state_dict = optimizer.state_dict()
+    tensors: dict[str, torch.Tensor] = {}
+    scalars: dict[str, dict[str, Any]] = {}
+    for index, entry in state_dict["state"].items():
+        for name, value in entry.items():
+            if isinstance(value, torch.Tensor):
+                tensors[f"{prefix}.{index}.{name}"] = value
+            else:
+                scalars.setdefault(str(index), {})[name] = value
+    return tensors, {"param_groups": state_dict["param_groups"], "scalars": scalars}
+
+
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer,
+    tensors: Mapping[str, torch.Tensor],
+    state: Mapping[str, Any],
+    prefix: str = "optimizer",
+) -> None:
+    """Undo `flatten_optimizer` on an optimizer built over the same parameters in the same order.
+
+    Raises:
+        CheckpointError: the parameter groups differ from the optimizer's.
+    """
+    entries: dict[int, dict[str, Any]] = {int(i): dict(values) for i, values in state["scalars"].items()}
+    start = f"{prefix}."
+    for name, tensor in tensors.items():
+        if name.startswith(start):
+            index, _, key = name[len(start) :].partition(".")
+            entries.setdefault(int(index), {})[key] = tensor
+    groups = [{**g, **({"betas": tuple(g["betas"])} if "betas" in g else {})} for g in state["param_groups"]]
+    try:
+        optimizer.load_state_dict({"state": entries, "param_groups": groups})
+    except ValueError as error:
+        raise CheckpointError(f"{prefix}: the checkpoint's optimizer does not fit this run's: {error}") from error
+
+
+def load_weights(
+    module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], source: str, prefix: str = "policy."
+) -> None:
+    """Load the tensors whose names start with `prefix` into a module; every weight must fit and be finite.
+
+    Raises:
+        CheckpointError: missing or unknown weights, wrong shapes, NaN or infinity.
+    """
+    given = {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    wanted = module.state_dict()
+    missing, unknown = sorted(wanted.keys() - given.keys()), sorted(given.keys() - wanted.keys())
+    if missing or unknown:
+        raise CheckpointError(
+            f"{source}: weights do not fit this model: {len(missing)} missing {missing[:3]}, "
+            f"{len(unknown)} unknown {unknown[:3]}. Was it made with another policy config?"
+        )
+    for name, tensor in given.items():
+        if tensor.shape != wanted[name].shape:
+            raise CheckpointError(
+                f"{source}: {name} has shape {tuple(tensor.shape)}, the model needs {tuple(wanted[name].shape)}. "
+                "Was it made with another policy config?"
+            )
+    check_finite(given, source)
+    module.load_state_dict(given)
+
+
+def check_finite(tensors: Mapping[str, torch.Tensor], source: str) -> None:
+    """Raise `CheckpointError` if any floating tensor holds NaN or infinity."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise CheckpointError(f"{source}: {name} holds NaN or infinite values; use an earlier checkpoint.")
+
+
+def capture_rng() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """The global random states of torch (CPU and CUDA), numpy and python, as tensors and JSON-able state."""
+    tensors = {"rng.torch": torch.get_rng_state()}
+    for index, value in enumerate(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []):
+        tensors[f"rng.cuda.{index}"] = value
+    numpy_state: dict[str, Any] = np.random.get_state(legacy=False)  # type: ignore[assignment]
+    tensors["rng.numpy"] = torch.from_numpy(numpy_state["state"]["key"].astype(np.int64))
+    rest = {k: v for k, v in numpy_state.items() if k != "state"} | {"pos": int(numpy_state["state"]["pos"])}
+    return tensors, {"numpy": rest, "python": random.getstate()}
+
+
+def restore_rng(tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
+    """Undo `capture_rng`. CUDA states are restored where the device count matches."""
+    torch.set_rng_state(tensors["rng.torch"].cpu())
+    cuda = [tensors[f"rng.cuda.{i}"].cpu() for i in range(sum(n.startswith("rng.cuda.") for n in tensors))]
+    if cuda and torch.cuda.is_available() and torch.cuda.device_count() == len(cuda):
+        torch.cuda.set_rng_state_all(cuda)
+    rest = dict(state["numpy"])
+    key = tensors["rng.numpy"].cpu().numpy().astype(np.uint32)
+    np.random.set_state({**rest, "state": {"key": key, "pos": rest.pop("pos")}})
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+
+
+# --- atomic writing --------------------------------------------------------------------------
+
+
+@contextmanager
+def atomic_folder(path: Path, what: str, replace: bool = False) -> Iterator[Path]:
+    """Yield a temporary sibling folder that becomes `path` when the block ends without error.
+
+    With `replace` False and `path` made by someone else meanwhile, theirs is kept and ours dropped
+    (both are then taken to be the same content). Left-overs of killed writers are removed.
+
+    Raises:
+        OSError: with errno ENOSPC and a message saying what needs room, when the disk is full.
+    """
+    path = Path(path)
+    host = socket.gethostname()
+    partial = path.parent / f".{path.name}.partial-{host}-{os.getpid()}"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(path, host)
+        partial.mkdir()
+        yield partial
+        for file in sorted(partial.rglob("*")):
+            _fsync(file)
+        _fsync(partial)
+        _publish(partial, path, replace)
+        _fsync(path.parent)
+    except (OSError, SafetensorError) as error:
+        if is_disk_full(error):
+            raise disk_full(path, what) from error
+        raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def write_text_atomic(path: Path, text: str) -> None:
+    """Write a text file so that a reader sees the old or the new content, never half."""
+    path = Path(path)
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    try:
+        partial.write_text(text)
+        _fsync(partial)
+        os.replace(partial, path)
+    except OSError as error:
+        if is_disk_full(error):
+            raise disk_full(path, "file") from error
+        raise
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether an error, from Python or from a library that words its own, means that the disk is full."""
+    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error)
+
+
+def disk_full(path: Path, what: str) -> OSError:
+    """The error to raise when writing `path` ran out of disk."""
+    existing = next(p for p in (path, *path.resolve().parents) if p.exists())
+    free = shutil.disk_usage(existing).free / 2**20
+    return OSError(
+        errno.ENOSPC,
+        f"disk full while writing the {what} {path} ({free:.0f} MiB free there). "
+        "Nothing half-written was kept. Free some space, or choose another folder, and run again",
+    )
+
+
+def _publish(partial: Path, path: Path, replace: bool) -> None:
+    if path.exists():
+        if not replace:
+            return
+        old = path.parent / f"{partial.name}-old"
+        os.rename(path, old)
+        os.rename(partial, path)
+        shutil.rmtree(old)
+        return
+    try:
+        os.rename(partial, path)
+    except OSError as error:
+        if replace or error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
+
+
+def _remove_leftovers(path: Path, host: str) -> None:
+    """Delete partial folders of this target whose writer, on this host, no longer runs."""
+    start = f".{path.name}.partial-{host}-"
+    for leftover in path.parent.glob(f"{start}*"):
+        pid = leftover.name[len(start) :].partition("-")[0]
+        if pid.isdigit() and (int(pid) == os.getpid() or not _is_running(int(pid))):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _fsync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _crc32(path: Path) -> int:
+    value = 0
+    with open(path, "rb") as file:
+        while block := file.read(1 << 22):
+            value = zlib.crc32(block, value)
+    return value
+
+
+def _detached(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy on the CPU that shares storage with nothing."""
+    return tensor.detach().to("cpu", copy=True).contiguous()
