@@ -1,0 +1,54 @@
+# The two commands a newcomer needs are `make demo` and `make test`; `make help` lists the rest.
+#
+# Variables: PYTHON=/path/to/python3.12   VENV=.venv   FROM_SCRATCH=1 (demo: make the base policy anew)
+#            ARGS="..." (more arguments for the command that the target runs)
+
+VENV ?= .venv
+PYTHON ?=
+FROM_SCRATCH ?=
+ARGS ?=
+export VENV PYTHON
+
+BIN := $(VENV)/bin
+# The MuJoCo back end that set-up saw working, unless the user has chosen one.
+GL := MUJOCO_GL="$${MUJOCO_GL:-$$(cat $(VENV)/.mujoco_gl)}"
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-dev demo test test-slow lint format doctor constraints clean
+
+help: ## show this list
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
+
+setup: ## install what the demo needs into $(VENV)
+	@scripts/setup.sh core
+
+setup-dev: ## install also LIBERO and the test tools
+	@scripts/setup.sh dev
+
+demo: setup ## the whole loop on the built-in tabletop: base policy, GRPO, before and after, report.html
+	$(GL) $(BIN)/vla-rl demo $(if $(filter-out 0,$(FROM_SCRATCH)),--from-scratch) $(ARGS)
+
+lint: setup-dev ## ruff and the type checker
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/basedpyright --level error
+
+test: lint ## ruff, the type checker and the fast tests
+	$(GL) $(BIN)/python -m pytest $(ARGS)
+
+test-slow: setup-dev ## the slow tests (LIBERO's need its assets)
+	$(GL) $(BIN)/python -m pytest -m 'slow and not gpu and not network' $(ARGS)
+
+format: setup-dev ## let ruff format and fix the code
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+doctor: setup ## what this machine has and lacks
+	$(GL) $(BIN)/vla-rl doctor $(ARGS)
+
+constraints: setup-dev ## write constraints.txt anew from $(VENV)
+	scripts/freeze.sh
+
+clean: ## remove caches (keeps $(VENV) and runs/)
+	rm -rf .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

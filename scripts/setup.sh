@@ -1,0 +1,176 @@
+#!/usr/bin/env bash
+# Sets the project up: finds a Python, makes the virtual environment, installs the package with the
+# exact versions of constraints.txt, and makes sure that MuJoCo can render without a screen.
+#
+#   scripts/setup.sh [core|dev]     core: what the demo needs. dev: also LIBERO and the test tools.
+#
+# Variables: PYTHON (interpreter to use), VENV (folder of the virtual environment, default .venv).
+# Running it again costs under a second: a stamp remembers what was installed.
+set -euo pipefail
+
+cd "$(dirname "$0")/.."
+LEVEL="${1:-core}"
+VENV="${VENV:-.venv}"
+GL_PACKAGES="libegl1 libegl-mesa0 libgl1 libgl1-mesa-dri libgles2 libopengl0"
+# hf-libero compiles a small C++ program (egl_probe); its opencv needs GLib.
+DEV_PACKAGES="g++ make libglib2.0-0"
+
+say() { printf '%s\n' "$*" >&2; }
+fail() { printf '\nset-up stopped: %s\n' "$*" >&2; exit 1; }
+
+# ---------------------------------------------------------------- system packages
+
+is_root() { [ "$(id -u)" = 0 ]; }
+has_apt() { command -v apt-get >/dev/null 2>&1; }
+
+# apt_install WHY PACKAGE...: installs them when root; otherwise says how to, and stops.
+apt_install() {
+    local why="$1"
+    shift
+    if ! has_apt; then
+        fail "$why. Install your system's packages for: $* (those are the Debian names), then run this again."
+    fi
+    if ! is_root; then
+        fail "$why. Run this, then try again:
+
+    sudo apt-get update && sudo apt-get install -y --no-install-recommends $*
+"
+    fi
+    say "installing system packages: $*"
+    local log
+    log="$(mktemp)"
+    if ! { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@"; } \
+        >"$log" 2>&1; then
+        tail -n 20 "$log" >&2
+        rm -f "$log"
+        fail "apt-get could not install: $* (its last lines are above)."
+    fi
+    rm -f "$log"
+}
+
+# ---------------------------------------------------------------- Python
+
+# True for an interpreter that really runs and is new enough (pyenv's shims exist without one behind them).
+is_good_python() {
+    "$1" -c 'import sys; sys.exit(sys.version_info < (3, 12))' >/dev/null 2>&1
+}
+
+# Prints the interpreter to use, or nothing. uv's is asked for last, because it may have to be downloaded.
+find_python() {
+    local candidate
+    if [ -n "${PYTHON:-}" ]; then
+        is_good_python "$PYTHON" || fail "PYTHON=$PYTHON is not a working Python 3.12 or newer."
+        printf '%s\n' "$PYTHON"
+        return
+    fi
+    for candidate in python3.12 python3.13 python3 \
+        "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.12*/bin/python \
+        "${PYENV_ROOT:-$HOME/.pyenv}"/versions/*/bin/python; do
+        if is_good_python "$candidate"; then
+            printf '%s\n' "$candidate"
+            return
+        fi
+    done
+    if command -v uv >/dev/null 2>&1; then
+        if ! candidate="$(uv python find '>=3.12' 2>/dev/null)"; then
+            say "no Python 3.12 here; asking uv for one"
+            uv python install 3.12 >&2 || return 0
+            candidate="$(uv python find '>=3.12' 2>/dev/null)" || return 0
+        fi
+        if is_good_python "$candidate"; then
+            printf '%s\n' "$candidate"
+        fi
+    fi
+}
+
+make_venv() {
+    if [ -x "$VENV/bin/python" ] && is_good_python "$VENV/bin/python"; then
+        return
+    fi
+    if [ -e "$VENV" ] && [ ! -f "$VENV/pyvenv.cfg" ]; then
+        fail "$VENV exists and is not a virtual environment. Move it away, or name another folder: make VENV=folder ..."
+    fi
+    local python
+    python="$(find_python)"
+    if [ -z "$python" ]; then
+        fail "no Python 3.12 or newer found (looked for python3.12, python3.13 and python3 on PATH, in pyenv's versions, and for uv).
+Install one of these, then run this again:
+    Ubuntu 24.04:         sudo apt-get install python3.12 python3.12-venv
+    Debian 12 and others: uv (a Python package: pip install uv, or pipx install uv), which makes a Python by itself,
+                          or pyenv: pyenv install 3.12
+    anywhere else:        make PYTHON=/path/to/python3.12 ..."
+    fi
+    if ! "$python" -c 'import ensurepip, venv' >/dev/null 2>&1; then
+        local version
+        version="$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')"
+        apt_install "$python cannot make virtual environments (its venv module is a package of its own)" \
+            "python$version-venv"
+    fi
+    say "making the virtual environment $VENV with $("$python" --version) ($python)"
+    rm -rf "$VENV"
+    "$python" -m venv "$VENV" || { rm -rf "$VENV"; fail "$python could not make the virtual environment $VENV."; }
+}
+
+# ---------------------------------------------------------------- the package
+
+install_package() {
+    local extras="" want
+    if [ "$LEVEL" = dev ]; then
+        extras="[dev,libero]"
+    fi
+    want="$(cat pyproject.toml constraints.txt | cksum) $PWD"
+    if [ "$(cat "$VENV/.installed-$LEVEL" 2>/dev/null)" = "$want" ]; then
+        return
+    fi
+    if [ "$LEVEL" = dev ] && ! { command -v c++ && command -v make; } >/dev/null 2>&1; then
+        apt_install "LIBERO's egl_probe is compiled on this machine, which needs a C++ compiler and make" $DEV_PACKAGES
+    fi
+    local free
+    free="$(df -Pk "$VENV" | awk 'NR == 2 { print int($4 / 1048576) }')"
+    if [ ! -d "$VENV/lib" ] || [ -z "$(find "$VENV" -maxdepth 5 -type d -name torch -print -quit)" ] && [ "$free" -lt 12 ]; then
+        fail "$free GB free where $VENV lies; PyTorch and the rest need 8 GB, and about 4 GB more while they are unpacked. Free some space, or put the environment elsewhere: make VENV=/big/disk/venv ..."
+    fi
+    say "installing vla-rl$extras into $VENV (once; the first time several GB, mostly PyTorch; some minutes)"
+    local pip=("$VENV/bin/python" -m pip --disable-pip-version-check)
+    local quiet=()
+    [ -t 2 ] || quiet=(--quiet)
+    "${pip[@]}" install --quiet --upgrade -c constraints.txt pip ||
+        fail "pip could not be renewed (its message is above). Is there a network, or a package mirror in pip's settings?"
+    # pip's cmake (a dependency of lerobot) may build egl_probe, which asks for a CMake older than it accepts by itself.
+    PATH="$PWD/$VENV/bin:$VENV/bin:$PATH" CMAKE_POLICY_VERSION_MINIMUM=3.5 \
+        "${pip[@]}" install "${quiet[@]}" -c constraints.txt -e ".$extras" ||
+        fail "pip could not install the package (its message is above)."
+    printf '%s\n' "$want" >"$VENV/.installed-$LEVEL"
+}
+
+# ---------------------------------------------------------------- rendering without a screen
+
+# Prints the first MuJoCo back end that renders a frame.
+working_gl() { "$VENV/bin/python" -m vla_rl.doctor --gl; }
+
+ensure_gl() {
+    if [ -s "$VENV/.mujoco_gl" ] && [ "$VENV/.mujoco_gl" -nt "$VENV/pyvenv.cfg" ]; then
+        return
+    fi
+    local found
+    if ! found="$(working_gl 2>/dev/null)"; then
+        apt_install "MuJoCo cannot render here: neither EGL nor OSMesa makes a picture" $GL_PACKAGES
+        if ! found="$(working_gl 2>/dev/null)"; then
+            apt_install "MuJoCo cannot render with EGL here; trying OSMesa" libosmesa6
+            found="$(working_gl)" || fail "MuJoCo still cannot render a frame (the reasons are above). See docs/quickstart.md."
+        fi
+    fi
+    say "MuJoCo renders with: $found"
+    printf '%s\n' "$found" >"$VENV/.mujoco_gl"
+}
+
+case "$LEVEL" in
+core | dev) ;;
+*) fail "unknown level '$LEVEL'; allowed: core, dev" ;;
+esac
+make_venv
+install_package
+if [ "$LEVEL" = dev ] && has_apt && ! "$VENV/bin/python" -c 'import cv2' >/dev/null 2>&1; then
+    apt_install "opencv cannot be imported" $GL_PACKAGES $DEV_PACKAGES
+fi
+ensure_gl
