@@ -1,0 +1,115 @@
+"""What an episode looks like: colours, table pattern, light and camera, written into the shared model to render."""
+
+from __future__ import annotations
+
+import colorsys
+from dataclasses import dataclass, fields
+
+import mujoco
+import numpy as np
+
+from sim.tabletop import scene as sc
+from sim.tabletop.config import AppearanceConfig
+
+_CAMERA = "agentview"
+
+
+@dataclass(frozen=True)
+class Look:
+    """The part of a model that only cameras see.
+
+    Attributes:
+        rgba: float32 (ngeom, 4). material: int32 (1,), the table's.
+        light_dir: float64 (3,). light_diffuse, light_ambient: float32 (3,).
+        camera_pos: float64 (3,), agentview's.
+    """
+
+    rgba: np.ndarray
+    material: np.ndarray
+    light_dir: np.ndarray
+    light_diffuse: np.ndarray
+    light_ambient: np.ndarray
+    camera_pos: np.ndarray
+
+    def write(self, model: mujoco.MjModel) -> None:
+        """Make `model` look like this; nothing that physics reads is touched."""
+        model.geom_rgba[:] = self.rgba
+        model.geom_matid[model.geom("table").id] = self.material[0]
+        model.light_dir[0] = self.light_dir
+        model.light_diffuse[0] = self.light_diffuse
+        model.vis.headlight.ambient[:] = self.light_ambient
+        model.cam_pos[model.camera(_CAMERA).id] = self.camera_pos
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        return {f"look_{f.name}": getattr(self, f.name) for f in fields(self)}
+
+    @staticmethod
+    def from_arrays(arrays: dict[str, np.ndarray]) -> Look:
+        return Look(**{f.name: np.array(arrays[f"look_{f.name}"]) for f in fields(Look)})
+
+
+def plain_look(model: mujoco.MjModel, colours: dict[str, str]) -> Look:
+    """The look without variation: blocks in the named colours, everything else as modelled."""
+    fresh = _as_modelled(model)
+    rgba = fresh.rgba.copy()
+    for body, colour in colours.items():
+        rgba[model.geom(body).id, :3] = sc.COLOURS[colour]
+    return Look(rgba, *(getattr(fresh, f.name) for f in fields(Look)[1:]))
+
+
+_originals: dict[int, Look] = {}
+
+
+def _as_modelled(model: mujoco.MjModel) -> Look:
+    """The model's own look, remembered before any episode's is written over it."""
+    if id(model) not in _originals:
+        table = model.geom("table").id
+        _originals[id(model)] = Look(
+            rgba=model.geom_rgba.copy(),
+            material=model.geom_matid[table : table + 1].copy(),
+            light_dir=model.light_dir[0].copy(),
+            light_diffuse=model.light_diffuse[0].copy(),
+            light_ambient=np.array(model.vis.headlight.ambient, np.float32),
+            camera_pos=model.cam_pos[model.camera(_CAMERA).id].copy(),
+        )
+    return _originals[id(model)]
+
+
+def draw_look(
+    model: mujoco.MjModel, colours: dict[str, str], config: AppearanceConfig, rng: np.random.Generator
+) -> Look:
+    """A look with the variation that `config` asks for. Each option draws the same numbers whatever the others are."""
+    plain = plain_look(model, colours)
+    hue, light, camera, pattern, background = (np.random.default_rng(s) for s in rng.integers(2**63, size=5))
+    table = model.geom("table").id
+    rgba = plain.rgba.copy()
+    if config.hue > 0:
+        for body in range(model.nbody):
+            shift = hue.uniform(-config.hue, config.hue)
+            for geom in range(model.body_geomadr[body], model.body_geomadr[body] + model.body_geomnum[body]):
+                if geom != table:
+                    rgba[geom, :3] = _shift_hue(rgba[geom, :3], shift)
+    if config.background:
+        rgba[table, :3] = colorsys.hsv_to_rgb(background.uniform(), background.uniform(0, 0.35), background.uniform(0.25, 0.5))
+        rgba[model.geom("hand").id, :3] = rgba[model.geom("wrist").id, :3] = background.uniform(0.03, 0.3)
+    material = plain.material
+    if config.table_texture:
+        names = [model.material(f"table_{i}").id for i in range(sc.NUM_TABLE_MATERIALS)]
+        material = np.array([names[pattern.integers(len(names))]], plain.material.dtype)
+    strength = config.light
+    tilt = light.uniform(-0.8, 0.8, 2) * strength
+    brightness = 1 + strength * light.uniform(-0.45, 0.35, 2)
+    direction = plain.light_dir + [*tilt, 0.0]
+    return Look(
+        rgba=rgba,
+        material=material,
+        light_dir=direction / np.linalg.norm(direction) if strength > 0 else plain.light_dir,
+        light_diffuse=(plain.light_diffuse * brightness[0]).astype(plain.light_diffuse.dtype),
+        light_ambient=(plain.light_ambient * brightness[1]).astype(plain.light_ambient.dtype),
+        camera_pos=plain.camera_pos + camera.uniform(-config.camera, config.camera, 3) if config.camera else plain.camera_pos,
+    )
+
+
+def _shift_hue(rgb: np.ndarray, shift: float) -> tuple[float, float, float]:
+    hue, saturation, value = colorsys.rgb_to_hsv(*map(float, rgb))
+    return colorsys.hsv_to_rgb((hue + shift) % 1.0, saturation, value)

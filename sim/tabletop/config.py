@@ -1,0 +1,145 @@
+"""Options of the tabletop simulator, and the facts about it that need no MuJoCo: tasks, horizons, cameras."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from pydantic import Field, field_validator
+
+from sim.base import SimConfig
+from vla_rl.config import Config
+from vla_rl.types import EnvSpec
+
+if TYPE_CHECKING:
+    from sim.tabletop.env import TabletopEnv
+
+# task -> instruction; {colour} is filled in by the initial state. In order of rising difficulty.
+INSTRUCTIONS: dict[str, str] = {
+    "push_to_zone": "push the red block to the green zone",
+    "pick_place": "put the red block on the plate",
+    "pick_colour": "put the {colour} block on the plate",
+    "stack": "stack the red block on the blue block",
+    "bowl_push": "put the red block into the bowl and push the bowl to the zone",
+}
+# task -> control steps before truncation; multiples of 8, about twice what the expert needs.
+HORIZONS: dict[str, int] = {"push_to_zone": 40, "pick_place": 40, "pick_colour": 40, "stack": 40, "bowl_push": 72}
+CAMERAS = ("agentview", "wrist")
+CONTROL_HZ = 20.0
+
+
+def check_tasks(names: tuple[str, ...]) -> tuple[str, ...]:
+    """`names`, if all are tasks of the tabletop.
+
+    Raises:
+        ValueError: an unknown name; the message lists the tasks and the nearest.
+    """
+    for name in names:
+        if name not in INSTRUCTIONS:
+            nearest = difflib.get_close_matches(name, INSTRUCTIONS, n=1)
+            hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+            raise ValueError(f"unknown tabletop task {name!r}.{hint} Tasks: {', '.join(INSTRUCTIONS)}.")
+    return names
+
+
+class AppearanceConfig(Config):
+    """Random looks, drawn from the episode's seed; physics and layout do not change. All off by default."""
+
+    hue: float = Field(0.0, ge=0, le=0.05, description="Largest hue shift of objects, fraction of the colour circle.")
+    light: float = Field(0.0, ge=0, le=1, description="Strength of random light direction and brightness.")
+    camera: float = Field(0.0, ge=0, le=0.05, description="Largest shift of the agentview camera per axis, metres.")
+    table_texture: bool = Field(False, description="Draw the table's pattern from several.")
+    background: bool = Field(False, description="Draw the table's and the gripper's colours.")
+
+
+class HabitConfig(Config):
+    """A sloppy expert's systematic habits: the same mistake each time, undone by a small shift of behaviour."""
+
+    place_short: float = Field(0.0, ge=0, le=0.15, description="How far short (towards -x) it places or pushes, metres.")
+    place_short_std: float = Field(0.0, ge=0, le=0.05, description="Spread of place_short between episodes, metres.")
+    release_early: float = Field(0.0, ge=0, le=0.2, description="Height above the surface where it lets go, metres.")
+    habit_tasks: tuple[str, ...] = Field((), description="Tasks that have the habit; empty means all.")
+
+    @property
+    def active(self) -> bool:
+        return self.place_short > 0 or self.place_short_std > 0 or self.release_early > 0
+
+    @field_validator("habit_tasks")
+    @classmethod
+    def _known_tasks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return check_tasks(value)
+
+
+class ExpertConfig(Config):
+    """The scripted expert. Its actions are clean labels; whoever collects may execute them with noise."""
+
+    speed: float = Field(1.0, gt=0.1, le=1, description="Largest action component in free travel.")
+    habit: HabitConfig = HabitConfig()
+
+
+class SuccessConfig(Config):
+    """What counts as done. Distances are horizontal, between centres, in metres."""
+
+    place_radius: float = Field(0.045, gt=0, description="Block from the plate.")
+    zone_radius: float = Field(0.045, gt=0, description="Pushed object from the zone.")
+    stack_radius: float = Field(0.035, gt=0, description="Upper block from the lower block.")
+    bowl_radius: float = Field(0.045, gt=0, description="Block from the bowl that holds it.")
+    rest_speed: float = Field(0.05, gt=0, description="Speed below which an object is at rest, m/s.")
+    hold_steps: int = Field(3, ge=1, description="Control steps in a row for which all must hold.")
+
+
+class TabletopConfig(SimConfig):
+    """The built-in tabletop: five language-conditioned tasks, a floating two-finger gripper, 20 Hz."""
+
+    kind: Literal["tabletop"] = "tabletop"
+    image_size: int = Field(64, ge=32, le=256, description="Height and width of the rendered images, pixels.")
+    horizons: dict[str, int] = Field({}, description="Control steps before truncation, for tasks that differ.")
+    block_yaw: float = Field(0.15, ge=0, le=0.79, description="Largest turn of a block at the start, radians.")
+    appearance: AppearanceConfig = AppearanceConfig()
+    expert: ExpertConfig = ExpertConfig()
+    success: SuccessConfig = SuccessConfig()
+
+    @field_validator("tasks")
+    @classmethod
+    def _known_tasks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return check_tasks(value)
+
+    @field_validator("horizons")
+    @classmethod
+    def _known_horizons(cls, value: dict[str, int]) -> dict[str, int]:
+        check_tasks(tuple(value))
+        for task, steps in value.items():
+            if steps < 1:
+                raise ValueError(f"the horizon of {task!r} must be at least 1 control step, got {steps}")
+        return value
+
+    @field_validator("cameras")
+    @classmethod
+    def _known_cameras(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        unknown = [name for name in value if name not in CAMERAS]
+        if unknown or not value or len(set(value)) < len(value):
+            raise ValueError(f"cameras are some of {', '.join(CAMERAS)}, each once; got {', '.join(value) or 'none'}")
+        return value
+
+    def env_spec(self) -> EnvSpec:
+        """Tasks, horizons, cameras and action bounds; starts nothing."""
+        tasks = self.tasks or tuple(INSTRUCTIONS)
+        return EnvSpec(
+            kind="tabletop",
+            tasks={task: INSTRUCTIONS[task] for task in tasks},
+            horizon={task: self.horizons.get(task, HORIZONS[task]) for task in tasks},
+            cameras=self.cameras,
+            image_size=(self.image_size, self.image_size),
+            state_dim=8,
+            action_dim=7,
+            action_low=-np.ones(7, np.float32),
+            action_high=np.ones(7, np.float32),
+            control_hz=CONTROL_HZ,
+        )
+
+    def make(self, record_frames: bool = False) -> TabletopEnv:
+        """One environment; loads MuJoCo. The first image rendered opens the process's GL context."""
+        from sim.tabletop.env import TabletopEnv
+
+        return TabletopEnv(self, record_frames)

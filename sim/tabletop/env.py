@@ -1,0 +1,225 @@
+"""One tabletop environment: LIBERO's conventions for actions, state and cameras over the MuJoCo scene."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from sim.base import SingleEnv, SingleObservation
+from sim.tabletop import scene as sc
+from sim.tabletop.config import TabletopConfig, check_tasks
+from sim.tabletop.expert import Expert
+from sim.tabletop.render import render  # before mujoco: it may have to choose the GL back end
+from sim.tabletop.appearance import Look, draw_look  # isort: skip
+from sim.tabletop.tasks import View, draw_layout, episode_rng, is_solved_now  # isort: skip
+from vla_rl.types import SPLITS, EpisodeSpec, Keyframe
+
+import mujoco  # isort: skip
+
+POSITION_SCALE = 0.05  # metres of travel for an action of 1
+ROTATION_SCALE = 0.5  # radians of turn for an action of 1
+LOW = np.array([-0.27, -0.23, 0.016])  # the commanded position stays inside this box, metres
+HIGH = np.array([0.25, 0.23, 0.26])
+TURN_LIMIT = np.array([1.5, 0.5, 0.5])  # commanded yaw, pitch and roll away from pointing down, radians
+LEASH = 0.04  # how far the commanded position may run ahead of the gripper, metres
+STEP_SECONDS = sc.TIMESTEP * sc.SUBSTEPS
+_STATE = mujoco.mjtState.mjSTATE_INTEGRATION
+_BAD = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC)
+
+
+class TabletopEnv(SingleEnv):
+    """The built-in simulator, one episode at a time.
+
+    Action (7,), each in [-1, 1]: dx, dy, dz (5 cm at 1), axis-angle turn in the world's frame
+    (0.5 rad at 1), gripper (below 0 opens, above 0 closes, 0 keeps). Deltas move the commanded
+    pose, which a stiff servo follows within the step. Unlike LIBERO's controller the delta adds to
+    the commanded pose, not to the measured one, so that a held load causes no drift.
+
+    State (8,): gripper position in metres, its axis-angle in radians (pointing down is about
+    (pi, 0, 0)), the two finger positions in metres, the second one negative, as robosuite's Panda.
+    """
+
+    def __init__(self, config: TabletopConfig, record_frames: bool = False) -> None:
+        self.config = config
+        self.spec = config.env_spec()
+        self.record_frames = record_frames
+        self._data: dict[str, mujoco.MjData] = {}
+        self._task = ""
+
+    def reset(self, spec: EpisodeSpec) -> SingleObservation:
+        """Start the episode.
+
+        Raises:
+            ValueError: an unknown task (the message lists them), one left out of `tasks`, an
+                unknown split, a negative index, or a keyframe of another environment or task.
+        """
+        self._start(spec)
+        if spec.keyframe is not None:
+            self._restore(spec.keyframe, spec.instruction)
+        return self.observe()
+
+    def _start(self, spec: EpisodeSpec) -> None:
+        check_tasks((spec.task,))
+        if spec.task not in self.spec.tasks:
+            raise ValueError(f"task {spec.task!r} is not among this environment's tasks: {', '.join(self.spec.tasks)}")
+        if spec.split not in SPLITS or spec.index < 0:
+            raise ValueError(
+                f"no initial state {spec.index} of split {spec.split!r}: splits are {', '.join(SPLITS)}, indices from 0"
+            )
+        self._task = spec.task
+        self._scene = sc.load_scene(spec.task)
+        if spec.task not in self._data:
+            self._data[spec.task] = mujoco.MjData(self._scene.model)
+        self._now = data = self._data[spec.task]
+        self._view = View(self._scene, data)
+        layout = draw_layout(spec, self.config)
+        mujoco.mj_resetData(self._scene.model, data)
+        data.qpos[:3] = data.act[:3] = layout.gripper
+        data.qpos[6:8] = data.ctrl[12:14] = sc.OPEN_WIDTH
+        for name, (x, y, yaw) in layout.places.items():
+            self._put(name, x, y, yaw)
+        self._target_rotation = np.zeros(3)
+        self._expert = Expert(spec.task, self.config.expert, episode_rng(spec, "habit"))
+        self._instruction = spec.instruction or layout.instruction(spec.task)
+        rng = episode_rng(spec, "appearance")
+        self._look = draw_look(self._scene.model, layout.colours, self.config.appearance, rng)
+        self.num_steps = self._held = 0
+        self.horizon = self.spec.horizon[spec.task]
+
+    def _put(self, name: str, x: float, y: float, yaw: float) -> None:
+        if name in self._scene.mocap:
+            self._now.mocap_pos[self._scene.mocap[name]] = (x, y, 0.0)
+            return
+        height = {"base": sc.BASE_HALF[2], "bowl": 0.0}.get(name, sc.HALF)
+        address = self._scene.qpos[name]
+        self._now.qpos[address : address + 7] = (x, y, height, math.cos(yaw / 2), 0.0, 0.0, math.sin(yaw / 2))
+
+    def apply(self, action: np.ndarray) -> bool:
+        """One control step. Returns whether the task is solved (its conditions have held long enough).
+
+        Physics that diverges ends the episode as a truncated failure.
+        """
+        assert self._task, "reset() must come before apply()"
+        data, model = self._now, self._scene.model
+        command = data.act[:3]
+        target = np.clip(command + POSITION_SCALE * np.asarray(action[:3], np.float64), LOW, HIGH)
+        target = np.clip(target, data.qpos[:3] - LEASH - POSITION_SCALE, data.qpos[:3] + LEASH + POSITION_SCALE)
+        turn = np.asarray(action[3:6], np.float64) * ROTATION_SCALE
+        if turn.any():
+            self._target_rotation = np.clip(_turned(self._target_rotation, turn), -TURN_LIMIT, TURN_LIMIT)
+        data.ctrl[0:6:2] = data.ctrl[1:6:2] = (target - command) / STEP_SECONDS
+        data.ctrl[6:12:2] = data.ctrl[7:12:2] = (self._target_rotation - data.act[3:6]) / STEP_SECONDS
+        if action[6] != 0:
+            data.ctrl[12:14] = sc.OPEN_WIDTH if action[6] < 0 else 0.0
+        mujoco.mj_step(model, data, sc.SUBSTEPS)
+        if any(data.warning[kind].number for kind in _BAD):
+            mujoco.mj_resetData(model, data)
+            self.num_steps = self.horizon
+            return False
+        self._held = self._held + 1 if is_solved_now(self._task, self._view, self.config.success) else 0
+        return self._held >= self.config.success.hold_steps
+
+    def observe(self) -> SingleObservation:
+        """Render the configured cameras and read the state."""
+        assert self._task, "reset() must come before observe()"
+        data, model = self._now, self._scene.model
+        mujoco.mj_kinematics(model, data)
+        mujoco.mj_camlight(model, data)
+        self._look.write(model)
+        mujoco.mj_camlight(model, data)
+        images = {name: render(model, data, model.camera(name).id, self.config.image_size) for name in self.spec.cameras}
+        return SingleObservation(images, self._state(), self._instruction)
+
+    def _state(self) -> np.ndarray:
+        qpos = self._now.qpos
+        return np.array([*qpos[:3], *_axis_angle(qpos[3:6]), qpos[6], -qpos[7]], np.float32)
+
+    def expert_action(self) -> np.ndarray:
+        """The scripted expert's next action, float32 (7,). Call once per control step: the expert has memory."""
+        return self._expert.act(self._view, self._now.act[:3], self._target_rotation)
+
+    def save_state(self) -> Keyframe:
+        """Everything that the rest of the episode depends on; there is no other random state."""
+        model = self._scene.model
+        physics = np.empty(mujoco.mj_stateSize(model, _STATE))
+        mujoco.mj_getState(model, self._now, physics, _STATE)
+        arrays = {
+            "physics": physics,
+            "rotation": self._target_rotation.copy(),
+            "held": np.array([self._held]),
+            "expert": self._expert.memory(),
+            "instruction": np.frombuffer(self._instruction.encode(), np.uint8),
+            **self._look.to_arrays(),
+        }
+        return Keyframe("tabletop", self._task, self.num_steps, arrays)
+
+    def _restore(self, keyframe: Keyframe, instruction: str | None) -> None:
+        if (keyframe.env, keyframe.task) != ("tabletop", self._task):
+            raise ValueError(
+                f"this keyframe is of {keyframe.env}/{keyframe.task}, the episode asked for is of tabletop/{self._task}"
+            )
+        model, arrays = self._scene.model, keyframe.arrays
+        size = mujoco.mj_stateSize(model, _STATE)
+        if arrays["physics"].shape != (size,):
+            raise ValueError(
+                f"this keyframe's physics state has shape {arrays['physics'].shape}, expected ({size},): "
+                "it was written by another version of the simulator; record it again"
+            )
+        mujoco.mj_setState(model, self._now, arrays["physics"], _STATE)
+        self._target_rotation = np.array(arrays["rotation"])
+        self._held = int(arrays["held"][0])
+        self._expert.restore(arrays["expert"])
+        self._instruction = instruction or bytes(arrays["instruction"]).decode()
+        self._look = Look.from_arrays(arrays)
+        self.num_steps = keyframe.step
+
+    def close(self) -> None:
+        """Drop the simulator's data. Models and the renderer belong to the process."""
+        self._data.clear()
+        self._task = ""
+
+
+def _rotation(angles: np.ndarray) -> np.ndarray:
+    """Quaternion (w, x, y, z) of yaw, pitch, roll: the gripper's joints in order."""
+    yaw, pitch, roll = (float(a) / 2 for a in angles)
+    cy, sy, cp, sp, cr, sr = (f(a) for a in (yaw, pitch, roll) for f in (math.cos, math.sin))
+    return np.array(
+        [
+            cy * cp * cr + sy * sp * sr,
+            cy * cp * sr - sy * sp * cr,
+            cy * sp * cr + sy * cp * sr,
+            sy * cp * cr - cy * sp * sr,
+        ]
+    )
+
+
+def _multiply(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    result = np.empty(4)
+    mujoco.mju_mulQuat(result, a, b)
+    return result
+
+
+def _turned(angles: np.ndarray, turn: np.ndarray) -> np.ndarray:
+    """Yaw, pitch, roll after a further axis-angle `turn` in the world's frame, radians."""
+    angle = float(np.linalg.norm(turn))
+    delta = np.empty(4)
+    mujoco.mju_axisAngle2Quat(delta, turn / angle, angle)
+    w, x, y, z = _multiply(delta, _rotation(angles))
+    return np.array(
+        [
+            math.atan2(2 * (w * z + x * y), 1 - 2 * (y * y + z * z)),
+            math.asin(max(-1.0, min(1.0, 2 * (w * y - z * x)))),
+            math.atan2(2 * (w * x + y * z), 1 - 2 * (x * x + y * y)),
+        ]
+    )
+
+
+def _axis_angle(angles: np.ndarray) -> np.ndarray:
+    """Axis-angle (3,) of the gripper's frame, whose z axis points down; the sign with x >= 0, so that it is
+    continuous about the home orientation (pi, 0, 0)."""
+    quat = _multiply(_rotation(angles), np.array([0.0, 1.0, 0.0, 0.0]))
+    if quat[1] < 0:
+        quat = -quat
+    sine = float(np.linalg.norm(quat[1:]))
+    return quat[1:] / sine * (2 * math.atan2(sine, float(quat[0])))

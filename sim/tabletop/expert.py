@@ -1,0 +1,252 @@
+"""A scripted expert for the tabletop: a short state machine on privileged state, and its bad habits.
+
+Pick tasks: approach above the block, grasp, carry, lower, release, retreat. Push tasks: go behind,
+push, back off. A stage that finds its block lost goes back to the start, so that executed noise
+does not defeat it. A habit displaces the intended point towards -x; the expert then believes that
+it has succeeded there, and does not try again.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import IntEnum
+
+import numpy as np
+
+from sim.tabletop import scene as sc
+from sim.tabletop.config import ExpertConfig
+from sim.tabletop.tasks import View
+
+STEP = 0.05  # metres of travel for an action of 1
+TURN = 0.5  # radians for an action of 1
+GRASP_ABOVE = 0.004  # the pads' centre above the block's centre when grasping, metres
+HOVER = 0.075  # above a block's centre, fingers clear of it, metres
+OPEN, CLOSE = -1.0, 1.0
+
+
+class Stage(IntEnum):
+    """Where the expert is in its task."""
+
+    APPROACH = 0
+    GRASP = 1
+    CARRY = 2
+    RELEASE = 3
+    RETREAT = 4
+    BEHIND = 5
+    PUSH = 6
+    BACK_OFF = 7
+    DONE = 8
+
+
+class Expert:
+    """The expert of one episode. `act` is called once per control step."""
+
+    def __init__(self, task: str, config: ExpertConfig, rng: np.random.Generator) -> None:
+        habit = config.habit
+        self.task = task
+        self.speed = config.speed
+        self.sloppy = habit.active and (not habit.habit_tasks or task in habit.habit_tasks)
+        spread = rng.normal()
+        self.short = max(0.0, habit.place_short + habit.place_short_std * spread) if self.sloppy else 0.0
+        self.early = habit.release_early if self.sloppy else 0.0
+        self.stage = Stage.BEHIND if task == "push_to_zone" else Stage.APPROACH
+        self.timer = 0
+        self.way = (1.0, 0.0)  # direction of the push
+
+    def memory(self) -> np.ndarray:
+        """float64 (7,): all that `restore` needs."""
+        return np.array([self.stage, self.timer, *self.way, self.short, self.early, self.sloppy], np.float64)
+
+    def restore(self, memory: np.ndarray) -> None:
+        self.stage, self.timer = Stage(int(memory[0])), int(memory[1])
+        self.way = (float(memory[2]), float(memory[3]))
+        self.short, self.early, self.sloppy = float(memory[4]), float(memory[5]), bool(memory[6])
+
+    def act(self, view: View, command: np.ndarray, rotation: np.ndarray) -> np.ndarray:
+        """The next action, float32 (7,).
+
+        Args:
+            view: the true state.
+            command: commanded gripper position, metres (3,); deltas add to it.
+            rotation: commanded yaw, pitch, roll away from pointing down, radians (3,).
+        """
+        self._advance(view, command)
+        goal, grip, limit = self._goal(view, command)
+        action = np.empty(7)
+        action[:3] = np.clip((goal - command) / STEP, -limit, limit)
+        action[3:6] = np.clip(-rotation[[2, 1, 0]] / TURN, -1, 1)
+        action[6] = grip
+        return action.astype(np.float32)
+
+    # --- what is wanted -----------------------------------------------------------------------
+
+    def _destination(self, view: View) -> tuple[float, float, float]:
+        """Where the held block's centre should be let go, metres."""
+        if self.task == "bowl_push":  # dropped from above the rim; the habit concerns the push
+            x, y, _ = view.position("bowl")
+            return float(x), float(y), sc.BOWL_HEIGHT + sc.HALF + 0.004
+        if self.task == "stack":
+            x, y, _ = view.position("base")
+            surface = 2 * sc.BASE_HALF[2]
+        else:
+            x, y, _ = view.position("plate")
+            surface = sc.PLATE_HEIGHT
+        return float(x) - self.short, float(y), surface + sc.HALF + 0.003 + self.early
+
+    def _carry_height(self) -> float:
+        """Height of the held block's centre on the way."""
+        return {"pick_place": 0.075, "pick_colour": 0.105, "stack": 0.105, "bowl_push": 0.10}[self.task]
+
+    def _pushed(self, view: View) -> tuple[np.ndarray, float, float, float]:
+        """What is pushed: its centre, its radius, and the point where it should end."""
+        x, y, _ = view.position("zone")
+        name, radius = ("bowl", sc.BOWL_RADIUS + 0.005) if self.task == "bowl_push" else ("block", sc.HALF)
+        return view.position(name), radius, float(x) - self.short, float(y)
+
+    def _push_state(self, view: View, command: np.ndarray) -> tuple[float, float, float]:
+        """Along the push: how far the object still has to go; the pusher's gap to it; the pusher's sideways error."""
+        body, radius, tx, ty = self._pushed(view)
+        ux, uy = self.way
+        remaining = (tx - body[0]) * ux + (ty - body[1]) * uy
+        dx, dy = body[0] - command[0], body[1] - command[1]
+        return remaining, dx * ux + dy * uy - radius - 0.012, -dx * uy + dy * ux
+
+    def _aim(self, view: View) -> None:
+        body, _, tx, ty = self._pushed(view)
+        length = math.hypot(tx - body[0], ty - body[1])
+        if length > 1e-6:
+            self.way = ((tx - body[0]) / length, (ty - body[1]) / length)
+
+    # --- transitions --------------------------------------------------------------------------
+
+    def _advance(self, view: View, command: np.ndarray) -> None:
+        """Leave stages that are finished or have failed; at most a few at once."""
+        for _ in range(4):
+            following = self._next(view, command)
+            if following == self.stage:
+                break
+            self.stage, self.timer = following, 0
+        self.timer += 1
+
+    def _next(self, view: View, command: np.ndarray) -> Stage:
+        block = view.position("block")
+        match self.stage:
+            case Stage.APPROACH:
+                near = math.dist(command, (block[0], block[1], block[2] + GRASP_ABOVE)) < 0.008
+                return Stage.GRASP if near else Stage.APPROACH
+            case Stage.GRASP:
+                if self.timer < 2 or (view.opening > 0.07 and self.timer < 5):
+                    return Stage.GRASP
+                return Stage.CARRY if self._holds(view) else Stage.APPROACH
+            case Stage.CARRY:
+                if not self._holds(view):
+                    return Stage.APPROACH
+                x, y, z = self._destination(view)
+                held = math.hypot(block[0] - x, block[1] - y) < 0.012 and block[2] < z + 0.008
+                return Stage.RELEASE if held else Stage.CARRY
+            case Stage.RELEASE:
+                return Stage.RELEASE if view.opening < 0.08 and self.timer < 4 else Stage.RETREAT
+            case Stage.RETREAT:
+                if self.timer < 2:
+                    return Stage.RETREAT
+                if not self._let_go_well(view):
+                    return Stage.APPROACH
+                return Stage.BEHIND if self.task == "bowl_push" else Stage.DONE
+            case Stage.BEHIND:
+                return self._next_behind(view, command)
+            case Stage.PUSH:
+                remaining, gap, sideways = self._push_state(view, command)
+                return Stage.BACK_OFF if remaining < 0.006 or abs(sideways) > 0.03 or gap < -0.03 else Stage.PUSH
+            case Stage.BACK_OFF:
+                if self.timer < 4:
+                    return Stage.BACK_OFF
+                return Stage.DONE if self._pushed_well(view) else Stage.BEHIND
+            case _:
+                return self._next_done(view)
+
+    def _next_behind(self, view: View, command: np.ndarray) -> Stage:
+        self._aim(view)
+        _, gap, sideways = self._push_state(view, command)
+        if self.task == "bowl_push" and not self.sloppy and not self._let_go_well(view):
+            return Stage.APPROACH
+        ready = abs(sideways) < 0.012 and 0.0 < gap < 0.05 and command[2] < 0.03
+        return Stage.PUSH if ready else Stage.BEHIND
+
+    def _next_done(self, view: View) -> Stage:
+        if self.sloppy or self.timer < 6:
+            return Stage.DONE
+        if self.task != "push_to_zone" and not self._let_go_well(view):
+            return Stage.APPROACH
+        return Stage.DONE if "zone" not in sc.FIXED[self.task] or self._pushed_well(view) else Stage.BEHIND
+
+    def _holds(self, view: View) -> bool:
+        block, eef = view.position("block"), view.eef
+        return math.dist(block, (eef[0], eef[1], eef[2] - GRASP_ABOVE)) < 0.03 and view.opening > 0.04
+
+    def _let_go_well(self, view: View) -> bool:
+        """Whether the block is where the expert meant to put it; with a habit it does not look."""
+        if self.task == "bowl_push":
+            return view.apart("block", "bowl") < 0.04 and view.position("block")[2] < 0.06
+        if self.sloppy:
+            return True
+        block, (x, y, z) = view.position("block"), self._destination(view)
+        return math.hypot(block[0] - x, block[1] - y) < 0.035 and abs(block[2] - z) < 0.015
+
+    def _pushed_well(self, view: View) -> bool:
+        body, _, tx, ty = self._pushed(view)
+        return self.sloppy or math.hypot(tx - body[0], ty - body[1]) < 0.03
+
+    # --- goals --------------------------------------------------------------------------------
+
+    def _goal(self, view: View, command: np.ndarray) -> tuple[np.ndarray, float, float]:
+        """Commanded position wanted next (3,), the gripper's command, and the largest action component."""
+        block = view.position("block")
+        match self.stage:
+            case Stage.APPROACH:
+                return self._over(command, block[0], block[1], block[2] + GRASP_ABOVE, block[2] + HOVER), OPEN, self.speed
+            case Stage.GRASP:
+                return np.array([*command[:2], block[2] + GRASP_ABOVE]), CLOSE, self.speed
+            case Stage.CARRY:
+                return self._carry_goal(view, command), CLOSE, self.speed
+            case Stage.RELEASE:
+                return command.copy(), OPEN, self.speed
+            case Stage.RETREAT:
+                return command + [0, 0, STEP], OPEN, self.speed
+            case Stage.BEHIND:
+                body, radius, _, _ = self._pushed(view)
+                back = radius + 0.012 + 0.022
+                x, y = body[0] - self.way[0] * back, body[1] - self.way[1] * back
+                return self._over(command, x, y, 0.022, 0.10 if self.task == "push_to_zone" else 0.12), CLOSE, self.speed
+            case Stage.PUSH:
+                return self._push_goal(view, command), CLOSE, 0.8 * self.speed
+            case Stage.BACK_OFF:
+                ux, uy = self.way
+                return command + np.array([-0.04 * ux, -0.04 * uy, 0.03 if self.timer > 1 else 0.0]), CLOSE, self.speed
+            case _:
+                return command.copy(), CLOSE if self.task in ("push_to_zone", "bowl_push") else OPEN, self.speed
+
+    @staticmethod
+    def _over(command: np.ndarray, x: float, y: float, low: float, high: float) -> np.ndarray:
+        """Towards (x, y, low) from above: stay at `high` until nearly over the point."""
+        far = math.hypot(command[0] - x, command[1] - y)
+        if far > 0.05 and command[2] < high - 0.04:  # rise before travelling
+            return np.array([command[0], command[1], high])
+        return np.array([x, y, low if far < 0.02 else high])
+
+    def _carry_goal(self, view: View, command: np.ndarray) -> np.ndarray:
+        block = view.position("block")
+        x, y, z = self._destination(view)
+        offset = command - block  # of the hand from the block that it holds
+        far = math.hypot(block[0] - x, block[1] - y)
+        if far < 0.012:
+            return np.array([x, y, z]) + offset
+        height = max(self._carry_height(), z + 0.01)
+        if block[2] < height - 0.045:  # lift before travelling
+            return np.array([command[0], command[1], height + offset[2]])
+        return np.array([x, y, height]) + offset
+
+    def _push_goal(self, view: View, command: np.ndarray) -> np.ndarray:
+        remaining, gap, sideways = self._push_state(view, command)
+        ux, uy = self.way
+        forward = min(0.035, max(gap, 0.0) + remaining)
+        return np.array([command[0] + forward * ux - 0.8 * sideways * uy, command[1] + forward * uy + 0.8 * sideways * ux, 0.022])

@@ -1,0 +1,189 @@
+"""The tasks: where things start, drawn from a seed, and what counts as success.
+
+Every task adds two conditions to its own: the gripper touches no object, and all that the task
+names is at rest (slower than `rest_speed`). All of them must hold for `hold_steps` control steps
+in a row. Distances are horizontal, between centres, in metres.
+
+- push_to_zone: the red block within `zone_radius` of the zone's centre, on the table.
+- pick_place: the red block within `place_radius` of the plate's centre, lying flat on it.
+- pick_colour: the same for the named block, and no other block on the plate.
+- stack: the red block within `stack_radius` of the blue one, lying flat on it.
+- bowl_push: the bowl upright within `zone_radius` of the zone's centre, and the red block inside
+  (within `bowl_radius` of its centre, and lower than its rim).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import mujoco
+import numpy as np
+
+from sim.tabletop import scene as sc
+from sim.tabletop.config import INSTRUCTIONS, SuccessConfig, TabletopConfig
+from vla_rl.types import SPLITS, EpisodeSpec
+
+REST_HEIGHT_ERROR = 0.008  # a block lying flat is this close to its height, metres
+_STREAMS = {"layout": 0, "appearance": 1, "habit": 2}
+
+
+def episode_rng(spec: EpisodeSpec, stream: str) -> np.random.Generator:
+    """The generator of one aspect of an initial state, from (task, split, index) alone.
+
+    Splits differ in the seed's entropy, so no two splits share a stream.
+    """
+    task = list(INSTRUCTIONS).index(spec.task)
+    return np.random.default_rng([_STREAMS[stream], task, SPLITS.index(spec.split), spec.index])
+
+
+@dataclass(frozen=True)
+class Layout:
+    """An initial state: body -> (x, y, yaw), the gripper's position, and each block's colour name."""
+
+    places: dict[str, tuple[float, float, float]]
+    gripper: tuple[float, float, float]
+    colours: dict[str, str]
+
+    def instruction(self, task: str) -> str:
+        return INSTRUCTIONS[task].format(colour=self.colours["block"])
+
+
+# task -> body -> (x low, x high, y low, y high) where its centre may start.
+_WIDE = (-0.13, 0.15, -0.16, 0.16)
+_REGIONS: dict[str, dict[str, tuple[float, float, float, float]]] = {
+    "push_to_zone": {"block": (-0.11, -0.03, -0.13, 0.13), "zone": (0.09, 0.15, -0.15, 0.15)},
+    "pick_place": {"block": _WIDE, "plate": (-0.08, 0.13, -0.14, 0.14)},
+    "pick_colour": {"plate": (-0.06, 0.11, -0.12, 0.12), "block": _WIDE, "block_b": _WIDE, "block_c": _WIDE},
+    "stack": {"block": _WIDE, "base": (-0.08, 0.13, -0.14, 0.14)},
+    "bowl_push": {
+        "bowl": (-0.05, 0.0, -0.11, 0.11),
+        "zone": (0.12, 0.15, -0.14, 0.14),
+        "block": (-0.15, 0.15, -0.16, 0.16),
+    },
+}
+_MAX_SIDEWAYS = {"push_to_zone": 0.08, "bowl_push": 0.05}  # of the zone from what is pushed there, metres
+_GAP = {"bowl_push": 0.125}  # smallest distance between any two centres, metres
+_DEFAULT_GAP = 0.115
+
+
+def draw_layout(spec: EpisodeSpec, config: TabletopConfig) -> Layout:
+    """The initial state that (task, split, index) names: reachable, apart, and never already solved."""
+    rng = episode_rng(spec, "layout")
+    regions, gap = _REGIONS[spec.task], _GAP.get(spec.task, _DEFAULT_GAP)
+    points: dict[str, tuple[float, float]] = {}
+    while not points:
+        drawn = {n: (rng.uniform(x0, x1), rng.uniform(y0, y1)) for n, (x0, x1, y0, y1) in regions.items()}
+        names = list(drawn)
+        apart = all(math.dist(drawn[a], drawn[b]) >= gap for i, a in enumerate(names) for b in names[:i])
+        pushed = "bowl" if "bowl" in drawn else "block"
+        straight = "zone" not in drawn or abs(drawn["zone"][1] - drawn[pushed][1]) <= _MAX_SIDEWAYS[spec.task]
+        clear = spec.task != "bowl_push" or _lane_is_clear(drawn)
+        if apart and straight and clear:
+            points = drawn
+    places = {n: (x, y, rng.uniform(-config.block_yaw, config.block_yaw) if _turns(n) else 0.0) for n, (x, y) in points.items()}
+    gripper = (rng.uniform(-0.20, -0.16), rng.uniform(-0.04, 0.04), rng.uniform(0.14, 0.17))
+    return Layout(places, gripper, _draw_colours(spec.task, rng))
+
+
+def _turns(name: str) -> bool:
+    return name.startswith("block") or name == "base"
+
+
+def _lane_is_clear(points: dict[str, tuple[float, float]]) -> bool:
+    """The block lies beside the bowl's way to the zone, so that pushing the bowl cannot hit it anyway."""
+    return abs(points["block"][1] - points["bowl"][1]) > 0.05
+
+
+def _draw_colours(task: str, rng: np.random.Generator) -> dict[str, str]:
+    if task == "pick_colour":
+        names = rng.permutation(list(sc.COLOURS))[:3]
+        return dict(zip(("block", "block_b", "block_c"), map(str, names), strict=True))
+    return {"block": "red"} | ({"base": "blue"} if task == "stack" else {})
+
+
+class View:
+    """Privileged state of a running episode, read straight from the simulator's position vector."""
+
+    def __init__(self, scene: sc.Scene, data: mujoco.MjData) -> None:
+        self.scene, self.data = scene, data
+
+    @property
+    def eef(self) -> np.ndarray:
+        """Gripper position, metres (3,)."""
+        return self.data.qpos[:3]
+
+    @property
+    def opening(self) -> float:
+        """Distance between the fingers, metres."""
+        return float(self.data.qpos[6] + self.data.qpos[7])
+
+    def position(self, name: str) -> np.ndarray:
+        """Centre of a body, metres (3,). The bowl's and fixed bodies' lie at their foot."""
+        if name in self.scene.qpos:
+            address = self.scene.qpos[name]
+            return self.data.qpos[address : address + 3]
+        return self.data.mocap_pos[self.scene.mocap[name]]
+
+    def speed(self, name: str) -> float:
+        """Speed of a movable body, m/s."""
+        address = self.scene.qvel[name]
+        return float(np.linalg.norm(self.data.qvel[address : address + 3]))
+
+    def upright(self, name: str) -> float:
+        """Cosine of a movable body's tilt."""
+        address = self.scene.qpos[name]
+        _, x, y, _ = self.data.qpos[address + 3 : address + 7]
+        return float(1 - 2 * (x * x + y * y))
+
+    def apart(self, a: str, b: str) -> float:
+        """Horizontal distance between two bodies' centres, metres."""
+        pa, pb = self.position(a), self.position(b)
+        return math.hypot(pa[0] - pb[0], pa[1] - pb[1])
+
+    def gripper_touches(self) -> bool:
+        """Whether the hand or a finger is in contact with any object."""
+        return self.data.ncon > 0 and bool(self.scene.gripper_geom[self.data.contact.geom].any())
+
+
+def is_solved_now(task: str, view: View, config: SuccessConfig) -> bool:
+    """Whether the task's conditions hold at this moment (see the module's docstring)."""
+    in_place = {
+        "push_to_zone": _pushed,
+        "pick_place": _placed,
+        "pick_colour": _placed,
+        "stack": _stacked,
+        "bowl_push": _bowl_pushed,
+    }[task]
+    if not in_place(view, config) or view.gripper_touches():
+        return False
+    return all(view.speed(name) < config.rest_speed for name in sc.MOVABLE[task])
+
+
+def _lies_at(view: View, name: str, height: float) -> bool:
+    return abs(view.position(name)[2] - height) < REST_HEIGHT_ERROR
+
+
+def _pushed(view: View, config: SuccessConfig) -> bool:
+    return view.apart("block", "zone") < config.zone_radius and _lies_at(view, "block", sc.HALF)
+
+
+def _placed(view: View, config: SuccessConfig) -> bool:
+    others = [name for name in view.scene.qpos if name != "block"]
+    return (
+        view.apart("block", "plate") < config.place_radius
+        and _lies_at(view, "block", sc.PLATE_HEIGHT + sc.HALF)
+        and all(view.apart(name, "plate") > config.place_radius for name in others)
+    )
+
+
+def _stacked(view: View, config: SuccessConfig) -> bool:
+    return view.apart("block", "base") < config.stack_radius and _lies_at(
+        view, "block", 2 * sc.BASE_HALF[2] + sc.HALF
+    )
+
+
+def _bowl_pushed(view: View, config: SuccessConfig) -> bool:
+    inside = view.apart("block", "bowl") < config.bowl_radius
+    low = view.position("block")[2] - view.position("bowl")[2] < sc.BOWL_FLOOR + sc.HALF + 0.012
+    return inside and low and view.upright("bowl") > 0.97 and view.apart("bowl", "zone") < config.zone_radius
