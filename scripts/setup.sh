@@ -113,34 +113,43 @@ Install one of these, then run this again:
 
 # ---------------------------------------------------------------- the package
 
+# install_package LEVEL: pip-installs the package with that level's extras, unless the stamp says it is there.
 install_package() {
-    local extras="" want
-    if [ "$LEVEL" = dev ]; then
-        extras="[dev,libero]"
-    fi
+    local level="$1" extras="" want
     want="$(cat pyproject.toml constraints.txt | cksum) $PWD"
-    if [ "$(cat "$VENV/.installed-$LEVEL" 2>/dev/null)" = "$want" ]; then
+    if [ "$(cat "$VENV/.installed-$level" 2>/dev/null)" = "$want" ]; then
         return
     fi
-    if [ "$LEVEL" = dev ] && ! { command -v c++ && command -v make; } >/dev/null 2>&1; then
-        apt_install "LIBERO's egl_probe is compiled on this machine, which needs a C++ compiler and make" $DEV_PACKAGES
+    local pip=("$VENV/bin/python" -m pip --disable-pip-version-check install -c constraints.txt)
+    [ -t 2 ] || pip+=(--quiet --quiet)
+    if [ "$level" = core ]; then
+        check_disk
+        say "installing vla-rl into $VENV (once: 3 GB to download, mostly PyTorch; 2 to 10 minutes)"
+        "${pip[@]}" --upgrade pip ||
+            fail "pip could not be renewed (its message is above). Is there a network, or a package mirror in pip's settings?"
+    else
+        extras="[dev,libero]"
+        if ! { command -v c++ && command -v make; } >/dev/null 2>&1; then
+            apt_install "LIBERO's egl_probe is compiled on this machine, which needs a C++ compiler and make" \
+                $DEV_PACKAGES
+        fi
+        say "installing LIBERO and the test tools into $VENV (once)"
+        # egl_probe is built by CMake, with the one that came with the core. It asks for a CMake from 2013.
+        PATH="$("$VENV/bin/python" -c 'import cmake; print(cmake.CMAKE_BIN_DIR)'):$PATH"
+        export PATH CMAKE_POLICY_VERSION_MINIMUM=3.5
     fi
+    "${pip[@]}" -e ".$extras" || fail "pip could not install the package (its message is above)."
+    printf '%s\n' "$want" >"$VENV/.installed-$level"
+}
+
+# Stops before a first install that would fill the disk.
+check_disk() {
     local free
     free="$(df -Pk "$VENV" | awk 'NR == 2 { print int($4 / 1048576) }')"
-    if [ ! -d "$VENV/lib" ] || [ -z "$(find "$VENV" -maxdepth 5 -type d -name torch -print -quit)" ] && [ "$free" -lt 12 ]; then
-        fail "$free GB free where $VENV lies; PyTorch and the rest need 8 GB, and about 4 GB more while they are unpacked. Free some space, or put the environment elsewhere: make VENV=/big/disk/venv ..."
+    if [ -z "$(find "$VENV" -maxdepth 5 -type d -name torch -print -quit)" ] && [ "$free" -lt 12 ]; then
+        fail "$free GB free where $VENV lies; PyTorch and the rest need 7 GB, and as much as 4 GB more while they are unpacked.
+Free some space, or put the environment on another disk: make VENV=/big/disk/venv ..."
     fi
-    say "installing vla-rl$extras into $VENV (once; the first time several GB, mostly PyTorch; some minutes)"
-    local pip=("$VENV/bin/python" -m pip --disable-pip-version-check)
-    local quiet=()
-    [ -t 2 ] || quiet=(--quiet)
-    "${pip[@]}" install --quiet --upgrade -c constraints.txt pip ||
-        fail "pip could not be renewed (its message is above). Is there a network, or a package mirror in pip's settings?"
-    # pip's cmake (a dependency of lerobot) may build egl_probe, which asks for a CMake older than it accepts by itself.
-    PATH="$PWD/$VENV/bin:$VENV/bin:$PATH" CMAKE_POLICY_VERSION_MINIMUM=3.5 \
-        "${pip[@]}" install "${quiet[@]}" -c constraints.txt -e ".$extras" ||
-        fail "pip could not install the package (its message is above)."
-    printf '%s\n' "$want" >"$VENV/.installed-$LEVEL"
 }
 
 # ---------------------------------------------------------------- rendering without a screen
@@ -169,7 +178,8 @@ core | dev) ;;
 *) fail "unknown level '$LEVEL'; allowed: core, dev" ;;
 esac
 make_venv
-install_package
+install_package core
+[ "$LEVEL" = core ] || install_package "$LEVEL"
 if [ "$LEVEL" = dev ] && has_apt && ! "$VENV/bin/python" -c 'import cv2' >/dev/null 2>&1; then
     apt_install "opencv cannot be imported" $GL_PACKAGES $DEV_PACKAGES
 fi

@@ -14,10 +14,12 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from vla_rl.config import ConfigError, apply_overrides, find_recipe, read_yaml
 
 Status = Literal["ok", "warning", "missing"]
 
@@ -65,18 +67,32 @@ class Check:
         return self.needed and self.status == "missing"
 
 
-def run_checks(env: Mapping[str, Any] | None = None) -> list[Check]:
+def read_recipe(name: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """A recipe's values, merged and overridden but not validated: its packages may be what is missing.
+
+    Raises:
+        ConfigError: no such recipe, not YAML, or no env section with a kind.
+    """
+    values = apply_overrides(read_yaml(find_recipe(name)), overrides)
+    env = values.get("env")
+    if not isinstance(env, Mapping) or "kind" not in env:
+        raise ConfigError(f"env: {name} has no env section with a 'kind', so there is nothing to check; got {env!r}")
+    return values
+
+
+def run_checks(recipe: Mapping[str, Any] | None = None) -> list[Check]:
     """Every check, in the order of the report.
 
     Args:
-        env: the recipe's `env` section (its `kind` decides what is needed); None checks for the core alone.
+        recipe: its values; `env.kind`, `env.assets` and `device` decide what is needed. None: the core alone.
     """
-    env = env or {}
+    recipe = recipe or {}
+    env = recipe.get("env", {})
     kind = str(env.get("kind", ""))
     return [
         check_python(),
         check_torch(),
-        check_device(),
+        check_device(str(recipe.get("device", "auto"))),
         check_gl(needed=kind in {"", "tabletop", "libero", "robosuite"}),
         check_libero(needed=kind == "libero"),
         check_libero_assets(env.get("assets"), needed=kind == "libero"),
@@ -93,11 +109,8 @@ def run_checks(env: Mapping[str, Any] | None = None) -> list[Check]:
 
 
 def check_python() -> Check:
-    """Python 3.12 or newer."""
-    found = f"{platform.python_version()} ({sys.executable})"
-    if sys.version_info >= (3, 12):
-        return Check("Python", "ok", found, needed=True)
-    return Check("Python", "missing", found, "vla-rl needs Python 3.12 or newer: see docs/quickstart.md", needed=True)
+    """Version and place of the interpreter; one that is too old never gets here."""
+    return Check("Python", "ok", f"{platform.python_version()} ({sys.executable})", needed=True)
 
 
 def check_package(name: str, module: str, fix: str, needed: bool) -> Check:
@@ -123,17 +136,25 @@ def check_torch() -> Check:
     return Check("torch", "ok", f"{torch.__version__}, {built}", needed=True)
 
 
-def check_device() -> Check:
-    """The device that `device: auto` takes, its memory, and whether it computes in bfloat16."""
+def check_device(wanted: str = "auto") -> Check:
+    """The device that `device: auto` takes, its memory, and whether it computes in bfloat16.
+
+    Args:
+        wanted: the recipe's `device`; "cuda" or "cuda:N" makes a GPU needed.
+    """
+    needed = wanted.startswith("cuda")
     try:
         import torch
     except (ImportError, OSError):
-        return Check("device", "missing", "needs torch", "see torch above")
+        return Check("device", "missing", "needs torch", "see torch above", needed)
     if torch.cuda.is_available():
         memory = torch.cuda.get_device_properties(0).total_memory / 2**30
         bf16 = "bf16" if torch.cuda.is_bf16_supported() else "no bf16: use fp16 or fp32"
         names = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
         return Check("device", "ok", f"CUDA: {names}, {memory:.0f} GiB, {bf16}")
+    if needed:
+        fix = "set device=auto or device=cpu, or check the GPU with nvidia-smi and that torch is a CUDA build"
+        return Check("device", "missing", f"the recipe wants {wanted}; torch sees no GPU", fix, needed=True)
     threads = f"{os.cpu_count()} cores, {torch.get_num_threads()} torch threads"
     if shutil.which("nvidia-smi"):
         fix = "torch does not see the GPU: compare `nvidia-smi`'s CUDA version with torch's above, and renew the older"
@@ -322,10 +343,10 @@ def report(checks: list[Check], as_json: bool, write: Callable[[str], None] = pr
         return 1 if faults else 0
     from rich.console import Console
     from rich.markup import escape
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    marks = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "missing": "[dim]missing[/]"}
-    table = Table("", "what", "found", "what to do")
+    marks = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "missing": "[dim]not here[/]"}
+    table = Table("", "what", Column("found", overflow="fold"), Column("what to do", overflow="fold"))
     for check in checks:
         mark = "[bold red]MISSING[/]" if check.is_fault else marks[check.status]
         table.add_row(mark, check.name, escape(check.found), escape(check.fix))
