@@ -153,7 +153,7 @@ def _actuators() -> str:
         )
         parts.append(f'<velocity name="{joint}_rate" joint="{joint}" kv="{kv}"/>')
     for side in ("left", "right"):
-        parts.append(f'<position name="finger_{side}" joint="finger_{side}" kp="450" kv="8"/>')
+        parts.append(f'<position name="finger_{side}" joint="finger_{side}" kp="250" kv="12"/>')
     return "".join(parts)
 
 
@@ -188,12 +188,11 @@ def mjcf(task: str) -> str:
     bodies = "".join(makers[name]() for name in (*MOVABLE[task], *FIXED[task]))
     return f"""<mujoco model="{task}">
   <compiler angle="radian" autolimits="true"/>
-  <option timestep="{TIMESTEP}" integrator="implicitfast" cone="elliptic" impratio="4" solver="Newton"
-    iterations="20" ls_iterations="12" tolerance="1e-6"/>
+  <option timestep="{TIMESTEP}" integrator="implicitfast" cone="elliptic" impratio="4"/>
   <visual><headlight ambient="0.35 0.35 0.35" diffuse="0.25 0.25 0.25" specular="0 0 0"/>
     <quality shadowsize="0" offsamples="0" numslices="20" numstacks="8" numquads="2"/>
     <map znear="0.05" zfar="10"/><global offwidth="256" offheight="256"/></visual>
-  <default><geom friction="1.0 0.01 0.001" condim="3"/></default>
+  <default><geom friction="1.0 0.01 0.001" condim="3" solref="0.01 1"/></default>
   {_assets()}
   <worldbody>
     <light name="sun" pos="0.3 0.3 1.5" dir="-0.3 -0.35 -1" directional="true" diffuse="0.55 0.55 0.55"
