@@ -13,17 +13,13 @@ nothing. Nothing here is pickled.
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import random
 import re
 import shutil
-import socket
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +27,8 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+
+from vla_rl.atomic import atomic_folder
 
 TENSORS_FILE = "tensors.safetensors"
 STATE_FILE = "state.json"
@@ -254,115 +252,6 @@ def restore_rng(tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -
     np.random.set_state({**rest, "state": {"key": key, "pos": rest.pop("pos")}})
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
-
-
-# --- atomic writing --------------------------------------------------------------------------
-
-
-@contextmanager
-def atomic_folder(path: Path, what: str, replace: bool = False) -> Iterator[Path]:
-    """Yield a temporary sibling folder that becomes `path` when the block ends without error.
-
-    With `replace` False and `path` made by someone else meanwhile, theirs is kept and ours dropped
-    (both are then taken to be the same content). Left-overs of killed writers are removed.
-
-    Raises:
-        OSError: with errno ENOSPC and a message saying what needs room, when the disk is full.
-    """
-    path = Path(path)
-    host = socket.gethostname()
-    partial = path.parent / f".{path.name}.partial-{host}-{os.getpid()}"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(path, host)
-        partial.mkdir()
-        yield partial
-        for file in sorted(partial.rglob("*")):
-            _fsync(file)
-        _fsync(partial)
-        _publish(partial, path, replace)
-        _fsync(path.parent)
-    except (OSError, SafetensorError) as error:
-        if is_disk_full(error):
-            raise disk_full(path, what) from error
-        raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def write_text_atomic(path: Path, text: str) -> None:
-    """Write a text file so that a reader sees the old or the new content, never half."""
-    path = Path(path)
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    try:
-        partial.write_text(text)
-        _fsync(partial)
-        os.replace(partial, path)
-    except OSError as error:
-        if is_disk_full(error):
-            raise disk_full(path, "file") from error
-        raise
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def is_disk_full(error: BaseException) -> bool:
-    """Whether an error, from Python or from a library that words its own, means that the disk is full."""
-    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error)
-
-
-def disk_full(path: Path, what: str) -> OSError:
-    """The error to raise when writing `path` ran out of disk."""
-    existing = next(p for p in (path, *path.resolve().parents) if p.exists())
-    free = shutil.disk_usage(existing).free / 2**20
-    return OSError(
-        errno.ENOSPC,
-        f"disk full while writing the {what} {path} ({free:.0f} MiB free there). "
-        "Nothing half-written was kept. Free some space, or choose another folder, and run again",
-    )
-
-
-def _publish(partial: Path, path: Path, replace: bool) -> None:
-    if path.exists():
-        if not replace:
-            return
-        old = path.parent / f"{partial.name}-old"
-        os.rename(path, old)
-        os.rename(partial, path)
-        shutil.rmtree(old)
-        return
-    try:
-        os.rename(partial, path)
-    except OSError as error:
-        if replace or error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-            raise
-
-
-def _remove_leftovers(path: Path, host: str) -> None:
-    """Delete partial folders of this target whose writer, on this host, no longer runs."""
-    start = f".{path.name}.partial-{host}-"
-    for leftover in path.parent.glob(f"{start}*"):
-        pid = leftover.name[len(start) :].partition("-")[0]
-        if pid.isdigit() and (int(pid) == os.getpid() or not _is_running(int(pid))):
-            shutil.rmtree(leftover, ignore_errors=True)
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def _fsync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _crc32(path: Path) -> int:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from vla_rl import checkpoint as ck
+from vla_rl.atomic import write_text_atomic
 
 
 def make_checkpoint(folder: Path, step: int) -> Path:
@@ -190,6 +191,6 @@ def test_optimizer_of_another_model_is_refused():
 
 
 def test_write_text_atomic(tmp_path):
-    ck.write_text_atomic(tmp_path / "a.json", "1")
-    ck.write_text_atomic(tmp_path / "a.json", "2")
+    write_text_atomic(tmp_path / "a.json", "1")
+    write_text_atomic(tmp_path / "a.json", "2")
     assert (tmp_path / "a.json").read_text() == "2" and len(list(tmp_path.iterdir())) == 1
