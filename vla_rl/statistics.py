@@ -42,10 +42,10 @@ def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> Interva
         raise ValueError(f"successes must lie in 0 .. n = {n}, got {successes}")
     if n == 0:
         return Interval(0.0, 1.0)
-    from statsmodels.stats.proportion import proportion_confint
+    from scipy.stats import binomtest
 
-    low, high = np.ravel(proportion_confint(successes, n, alpha=1 - confidence, method="wilson"))
-    return Interval(float(low), float(high))
+    interval = binomtest(successes, n).proportion_ci(confidence, method="wilson")
+    return Interval(float(interval.low), float(interval.high))
 
 
 def mcnemar_exact(gained: int, lost: int) -> float:
