@@ -82,8 +82,8 @@ class SuccessConfig(Config):
     """What counts as done. Distances are horizontal, between centres, in metres."""
 
     place_radius: float = Field(0.045, gt=0, description="Block from the plate.")
-    zone_radius: float = Field(0.045, gt=0, description="Pushed object from the zone.")
-    stack_radius: float = Field(0.035, gt=0, description="Upper block from the lower block.")
+    zone_radius: float = Field(0.04, gt=0, description="Pushed object from the zone.")
+    stack_radius: float = Field(0.042, gt=0, description="Upper block from the lower block.")
     bowl_radius: float = Field(0.045, gt=0, description="Block from the bowl that holds it.")
     rest_speed: float = Field(0.05, gt=0, description="Speed below which an object is at rest, m/s.")
     hold_steps: int = Field(3, ge=1, description="Control steps in a row for which all must hold.")

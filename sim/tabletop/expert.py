@@ -21,6 +21,7 @@ STEP = 0.05  # metres of travel for an action of 1
 TURN = 0.5  # radians for an action of 1
 GRASP_ABOVE = 0.004  # the pads' centre above the block's centre when grasping, metres
 HOVER = 0.075  # above a block's centre, fingers clear of it, metres
+CLOSE_ENOUGH = np.array([0.015, 0.015, 0.012])  # of the hand to the block before grasping, metres
 OPEN, CLOSE = -1.0, 1.0
 
 
@@ -132,8 +133,8 @@ class Expert:
         block = view.position("block")
         match self.stage:
             case Stage.APPROACH:
-                near = math.dist(command, (block[0], block[1], block[2] + GRASP_ABOVE)) < 0.008
-                return Stage.GRASP if near else Stage.APPROACH
+                error = np.abs(command - block - [0, 0, GRASP_ABOVE])
+                return Stage.GRASP if (error < CLOSE_ENOUGH).all() else Stage.APPROACH
             case Stage.GRASP:
                 if self.timer < 2 or (view.opening > 0.07 and self.timer < 5):
                     return Stage.GRASP
@@ -142,8 +143,8 @@ class Expert:
                 if not self._holds(view):
                     return Stage.APPROACH
                 x, y, z = self._destination(view)
-                held = math.hypot(block[0] - x, block[1] - y) < 0.012 and block[2] < z + 0.008
-                return Stage.RELEASE if held else Stage.CARRY
+                there = math.hypot(block[0] - x, block[1] - y) < 0.02 and block[2] < z + 0.01
+                return Stage.RELEASE if there else Stage.CARRY
             case Stage.RELEASE:
                 return Stage.RELEASE if view.opening < 0.08 and self.timer < 4 else Stage.RETREAT
             case Stage.RETREAT:
@@ -169,7 +170,7 @@ class Expert:
         _, gap, sideways = self._push_state(view, command)
         if self.task == "bowl_push" and not self.sloppy and not self._let_go_well(view):
             return Stage.APPROACH
-        ready = abs(sideways) < 0.012 and 0.0 < gap < 0.05 and command[2] < 0.03
+        ready = abs(sideways) < 0.018 and -0.005 < gap < 0.05 and command[2] < 0.034
         return Stage.PUSH if ready else Stage.BEHIND
 
     def _next_done(self, view: View) -> Stage:
@@ -231,14 +232,14 @@ class Expert:
         far = math.hypot(command[0] - x, command[1] - y)
         if far > 0.05 and command[2] < high - 0.04:  # rise before travelling
             return np.array([command[0], command[1], high])
-        return np.array([x, y, low if far < 0.02 else high])
+        return np.array([x, y, low if far < 0.025 else high])
 
     def _carry_goal(self, view: View, command: np.ndarray) -> np.ndarray:
         block = view.position("block")
         x, y, z = self._destination(view)
         offset = command - block  # of the hand from the block that it holds
         far = math.hypot(block[0] - x, block[1] - y)
-        if far < 0.012:
+        if far < 0.018:
             return np.array([x, y, z]) + offset
         height = max(self._carry_height(), z + 0.01)
         if block[2] < height - 0.045:  # lift before travelling

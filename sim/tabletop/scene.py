@@ -16,13 +16,13 @@ import numpy as np
 
 TIMESTEP = 0.005
 SUBSTEPS = 10  # 20 Hz control
-HALF = 0.0275  # half edge of a block
-BASE_HALF = (0.036, 0.036, 0.025)  # the blue block under a stack
+HALF = 0.03  # half edge of a block
+BASE_HALF = (0.044, 0.044, 0.025)  # the blue block under a stack
 PLATE_RADIUS, PLATE_HEIGHT = 0.05, 0.012
-ZONE_RADIUS, BOWL_ZONE_RADIUS = 0.055, 0.085
-BOWL_RADIUS, BOWL_HEIGHT, BOWL_FLOOR = 0.062, 0.034, 0.008
+ZONE_RADIUS, BOWL_ZONE_RADIUS = 0.055, 0.08
+BOWL_RADIUS, BOWL_HEIGHT, BOWL_FLOOR = 0.066, 0.034, 0.008
 BOWL_SIDES = 12
-OPEN_WIDTH = 0.05  # each finger's travel
+OPEN_WIDTH = 0.055  # each finger's travel
 
 # Damping of movable bodies along x, y, z (N s/m) and about them (N m s/rad): what is pushed stops with the pusher.
 _BLOCK_DAMPING = (1.5, 1.5, 0.05, 3e-4, 3e-4, 3e-4)
@@ -59,7 +59,7 @@ PLATE_COLOUR = (0.96, 0.96, 0.94)
 BOWL_COLOUR = (0.96, 0.62, 0.16)
 TABLE_COLOUR = (0.36, 0.38, 0.42)
 HAND_COLOUR = (0.10, 0.10, 0.12)
-FINGER_COLOUR = (0.75, 0.95, 0.95)
+FINGER_COLOUR = (0.15, 0.92, 0.90)
 NUM_TABLE_MATERIALS = 4  # plain, checker, stripes, dots
 
 _STATIC = 'contype="1" conaffinity="0"'
@@ -125,7 +125,8 @@ def _gripper() -> str:
         f"""<body name="finger_{side}" gravcomp="1">
           <joint name="finger_{side}" type="slide" axis="0 {sign} 0" armature="0.02"/>
           <geom name="finger_{side}" type="box" size="0.012 0.008 0.040" pos="0 {sign * 0.008} 0.025" mass="0.03"
-            friction="2.5 0.05 0.001" condim="4" {_GRIPPER} {_rgba(FINGER_COLOUR)}/></body>"""
+            friction="2.5 0.05 0.001" condim="4" {_GRIPPER}
+            {_rgba(FINGER_COLOUR)}/></body>"""
         for side, sign in (("left", 1), ("right", -1))
     )
     return f"""<body name="gripper" gravcomp="1">
@@ -134,8 +135,8 @@ def _gripper() -> str:
       <joint name="yaw" type="hinge" axis="0 0 1" armature="0.004"/>
       <joint name="pitch" type="hinge" axis="0 1 0" armature="0.004"/>
       <joint name="roll" type="hinge" axis="1 0 0" armature="0.004"/>
-      <geom name="hand" type="box" size="0.018 0.066 0.012" pos="0 0 0.076" mass="0.4" {_GRIPPER} {_rgba(HAND_COLOUR)}/>
-      <geom name="wrist" type="cylinder" size="0.018 0.03" pos="0 0 0.118" mass="0.1" {_VISUAL} {_rgba(HAND_COLOUR)}/>
+      <geom name="hand" type="box" size="0.013 0.071 0.009" pos="0 0 0.074" mass="0.4" {_GRIPPER} {_rgba(HAND_COLOUR)}/>
+      <geom name="wrist" type="cylinder" size="0.013 0.03" pos="0 0 0.113" mass="0.1" {_VISUAL} {_rgba(HAND_COLOUR)}/>
       <camera name="wrist" pos="0.085 0 0.11" xyaxes="0 1 0 -0.74 0 0.67" fovy="75"/>
       {fingers}</body>"""
 
@@ -190,14 +191,14 @@ def mjcf(task: str) -> str:
   <compiler angle="radian" autolimits="true"/>
   <option timestep="{TIMESTEP}" integrator="implicitfast" cone="elliptic" impratio="4"/>
   <visual><headlight ambient="0.35 0.35 0.35" diffuse="0.25 0.25 0.25" specular="0 0 0"/>
-    <quality shadowsize="0" offsamples="0" numslices="20" numstacks="8" numquads="2"/>
+    <quality shadowsize="0" offsamples="4" numslices="20" numstacks="8" numquads="2"/>
     <map znear="0.05" zfar="10"/><global offwidth="256" offheight="256"/></visual>
   <default><geom friction="1.0 0.01 0.001" condim="3" solref="0.01 1"/></default>
   {_assets()}
   <worldbody>
     <light name="sun" pos="0.3 0.3 1.5" dir="-0.3 -0.35 -1" directional="true" diffuse="0.55 0.55 0.55"
       specular="0.05 0.05 0.05" castshadow="false"/>
-    <camera name="agentview" pos="0.50 0 0.62" xyaxes="0 1 0 -0.79 0 0.61" fovy="36"/>
+    <camera name="agentview" pos="0.50 0 0.62" xyaxes="0 1 0 -0.7254 0 0.6884" fovy="31"/>
     <geom name="table" type="plane" size="1 1 0.1" {_STATIC} material="table_0" {_rgba(TABLE_COLOUR)}/>
     {_gripper()}{bodies}
   </worldbody>

@@ -57,42 +57,36 @@ _REGIONS: dict[str, dict[str, tuple[float, float, float, float]]] = {
     "pick_colour": {"plate": (-0.06, 0.11, -0.12, 0.12), "block": _WIDE, "block_b": _WIDE, "block_c": _WIDE},
     "stack": {"block": _WIDE, "base": (-0.08, 0.13, -0.14, 0.14)},
     "bowl_push": {
-        "bowl": (-0.05, 0.0, -0.11, 0.11),
-        "zone": (0.12, 0.15, -0.14, 0.14),
+        "bowl": (-0.06, -0.02, -0.11, 0.11),
+        "zone": (0.10, 0.125, -0.14, 0.14),
         "block": (-0.15, 0.15, -0.16, 0.16),
     },
 }
 _MAX_SIDEWAYS = {"push_to_zone": 0.08, "bowl_push": 0.05}  # of the zone from what is pushed there, metres
-_GAP = {"bowl_push": 0.125}  # smallest distance between any two centres, metres
-_DEFAULT_GAP = 0.115
+_GAP = 0.12  # smallest distance between two centres, metres: the open gripper fits between
+_BOWL_GAP = 0.15  # of the block from the bowl
 
 
 def draw_layout(spec: EpisodeSpec, config: TabletopConfig) -> Layout:
     """The initial state that (task, split, index) names: reachable, apart, and never already solved."""
     rng = episode_rng(spec, "layout")
-    regions, gap = _REGIONS[spec.task], _GAP.get(spec.task, _DEFAULT_GAP)
+    regions, gap = _REGIONS[spec.task], _BOWL_GAP if spec.task == "bowl_push" else _GAP
     points: dict[str, tuple[float, float]] = {}
     while not points:
         drawn = {n: (rng.uniform(x0, x1), rng.uniform(y0, y1)) for n, (x0, x1, y0, y1) in regions.items()}
-        names = list(drawn)
+        names = [name for name in drawn if name != "zone"]  # flat: the block may start on it
         apart = all(math.dist(drawn[a], drawn[b]) >= gap for i, a in enumerate(names) for b in names[:i])
         pushed = "bowl" if "bowl" in drawn else "block"
         straight = "zone" not in drawn or abs(drawn["zone"][1] - drawn[pushed][1]) <= _MAX_SIDEWAYS[spec.task]
-        clear = spec.task != "bowl_push" or _lane_is_clear(drawn)
-        if apart and straight and clear:
+        if apart and straight:
             points = drawn
     places = {n: (x, y, rng.uniform(-config.block_yaw, config.block_yaw) if _turns(n) else 0.0) for n, (x, y) in points.items()}
-    gripper = (rng.uniform(-0.20, -0.16), rng.uniform(-0.04, 0.04), rng.uniform(0.14, 0.17))
+    gripper = (rng.uniform(-0.18, -0.15), rng.uniform(-0.04, 0.04), rng.uniform(0.12, 0.15))
     return Layout(places, gripper, _draw_colours(spec.task, rng))
 
 
 def _turns(name: str) -> bool:
     return name.startswith("block") or name == "base"
-
-
-def _lane_is_clear(points: dict[str, tuple[float, float]]) -> bool:
-    """The block lies beside the bowl's way to the zone, so that pushing the bowl cannot hit it anyway."""
-    return abs(points["block"][1] - points["bowl"][1]) > 0.05
 
 
 def _draw_colours(task: str, rng: np.random.Generator) -> dict[str, str]:
