@@ -64,23 +64,34 @@ find_python() {
         return
     fi
     for candidate in python3.12 python3.13 python3 \
-        "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.12*/bin/python \
-        "${PYENV_ROOT:-$HOME/.pyenv}"/versions/*/bin/python; do
+        "${PYENV_ROOT:-${HOME:-}/.pyenv}"/versions/3.12*/bin/python \
+        "${PYENV_ROOT:-${HOME:-}/.pyenv}"/versions/*/bin/python; do
         if is_good_python "$candidate"; then
             printf '%s\n' "$candidate"
             return
         fi
     done
-    if command -v uv >/dev/null 2>&1; then
-        if ! candidate="$(uv python find '>=3.12' 2>/dev/null)"; then
+    local uv
+    uv="$(command -v uv || true)"
+    [ -n "$uv" ] || uv="${HOME:-}/.local/bin/uv"
+    if [ -x "$uv" ]; then
+        if ! candidate="$("$uv" python find '>=3.12' 2>/dev/null)"; then
             say "no Python 3.12 here; asking uv for one"
-            uv python install 3.12 >&2 || return 0
-            candidate="$(uv python find '>=3.12' 2>/dev/null)" || return 0
+            "$uv" python install 3.12 >&2 || return 0
+            candidate="$("$uv" python find '>=3.12' 2>/dev/null)" || return 0
         fi
         if is_good_python "$candidate"; then
             printf '%s\n' "$candidate"
         fi
     fi
+}
+
+# The Python 3.12 or newer that this release of the system packages itself, if it does.
+system_python() {
+    case "$(. /etc/os-release 2>/dev/null && printf '%s:%s' "$ID" "$VERSION_ID")" in
+    ubuntu:24.04) echo python3.12 ;;
+    debian:13 | ubuntu:25.*) echo python3.13 ;;
+    esac
 }
 
 make_venv() {
@@ -93,12 +104,17 @@ make_venv() {
     local python
     python="$(find_python)"
     if [ -z "$python" ]; then
-        fail "no Python 3.12 or newer found (looked for python3.12, python3.13 and python3 on PATH, in pyenv's versions, and for uv).
+        local what="no Python 3.12 or newer found (looked for python3.12, python3.13 and python3 on PATH, in pyenv's versions, and for uv)"
+        local package
+        package="$(system_python)"
+        [ -n "$package" ] || fail "$what.
 Install one of these, then run this again:
-    Ubuntu 24.04:         sudo apt-get install python3.12 python3.12-venv
-    Debian 12 and others: uv (a Python package: pip install uv, or pipx install uv), which makes a Python by itself,
-                          or pyenv: pyenv install 3.12
-    anywhere else:        make PYTHON=/path/to/python3.12 ..."
+    uv, which fetches a Python by itself:  sudo apt-get update && sudo apt-get install -y pipx && pipx install uv
+    pyenv:                                 pyenv install 3.12
+    any other Python 3.12:                 make PYTHON=/path/to/python3.12 ...
+(Debian 12's own Python is 3.11; Ubuntu 24.04 has python3.12, Debian 13 has python3.13.)"
+        apt_install "$what" "$package" "$package-venv"
+        python="$package"
     fi
     if ! "$python" -c 'import ensurepip, venv' >/dev/null 2>&1; then
         local version

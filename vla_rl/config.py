@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import re
 import types as python_types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -56,7 +57,7 @@ def resolve_kind(section: str, kind: str) -> type[Config]:
         ConfigError: unknown name (with the nearest), or a class that cannot be imported.
     """
     known = KINDS[section]
-    target = known.get(kind, kind if ":" in kind else None)
+    target = known.get(kind, kind if ":" in kind else None) if isinstance(kind, str) else None
     if target is None:
         nearest = difflib.get_close_matches(str(kind), known, n=1)
         hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
@@ -65,9 +66,14 @@ def resolve_kind(section: str, kind: str) -> type[Config]:
         )
     module_name, _, class_name = target.partition(":")
     try:
-        return getattr(importlib.import_module(module_name), class_name)
+        config_class = getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"{section}.kind: {kind!r} names {target!r}, which cannot be imported: {error}") from error
+    if not (isinstance(config_class, type) and issubclass(config_class, Config)):
+        raise ConfigError(
+            f"{section}.kind: {target!r} is not a config; it must be a class that extends vla_rl.config.Config"
+        )
+    return config_class
 
 
 def build_component(section: str, values: Mapping[str, Any] | Config) -> Config:
@@ -127,6 +133,22 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
+class _Loader(yaml.SafeLoader):
+    """Safe YAML that also reads 1e-5 as a number (YAML 1.1 takes it for a string)."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Its counterpart: quotes strings that `_Loader` would read as numbers."""
+
+
+for _class in (_Loader, _Dumper):
+    _class.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"^[-+]?([0-9][0-9_]*(\.[0-9_]*)?|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$"),
+        list("-+.0123456789"),
+    )
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """A recipe file's mapping, with its `base:` chain merged in.
 
@@ -143,8 +165,8 @@ def _read_yaml(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"recipe not found: {path}. `vla-rl list recipes` shows those that ship with the package.")
     try:
-        values = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
+        values = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from None
     if values is None:
         values = {}
@@ -153,7 +175,10 @@ def _read_yaml(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     base = values.pop("base", None)
     if base is None:
         return values
-    base_path = Path(base) if Path(base).is_absolute() else path.parent / base
+    if not isinstance(base, str):
+        raise ConfigError(f"{path}: base: expected the path or name of a recipe, got {base!r}")
+    beside = path.parent / base
+    base_path = beside if beside.is_file() else find_recipe(base)
     return merge(_read_yaml(base_path, (*seen, path)), values)
 
 
@@ -162,7 +187,11 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     result = dict(base)
     for key, value in over.items():
         old = result.get(key)
-        if isinstance(old, Mapping) and isinstance(value, Mapping) and value.get("kind", old.get("kind")) == old.get("kind"):
+        if (
+            isinstance(old, Mapping)
+            and isinstance(value, Mapping)
+            and value.get("kind", old.get("kind")) == old.get("kind")
+        ):
             result[key] = merge(old, value)
         else:
             result[key] = value
@@ -179,14 +208,9 @@ def parse_override(text: str) -> dict[str, Any]:
     if not equals or not all(key.split(".")):
         raise ConfigError(f"override {text!r}: expected key=value, for example algo.lr=1e-5")
     try:
-        value = yaml.safe_load(raw) if raw else None
+        value: Any = yaml.load(raw, _Loader) if raw else None
     except yaml.YAMLError as error:
         raise ConfigError(f"override {text!r}: the value is not valid YAML: {error}") from None
-    if isinstance(value, str):  # YAML 1.1 reads 1e-5 as a string.
-        try:
-            value = float(value)
-        except ValueError:
-            pass
     for part in reversed(key.split(".")):
         value = {part: value}
     return value
@@ -220,4 +244,4 @@ def recipes_folder() -> Path:
 
 def dump_yaml(config: Config) -> str:
     """A resolved config as YAML that loads again to the same config."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
