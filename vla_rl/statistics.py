@@ -48,6 +48,41 @@ def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> Interva
     return Interval(float(interval.low), float(interval.high))
 
 
+def clustered_wilson_interval(
+    outcomes: np.ndarray, clusters: np.ndarray, strata: np.ndarray | None = None, confidence: float = 0.95
+) -> Interval:
+    """Wilson interval of a success rate when states were sampled several times each.
+
+    Samples of one state resemble each other, so n is divided by the design effect, the variance of
+    the rate over clusters relative to independent episodes (Korn & Graubard 1998, Survey
+    Methodology 24:193-201), never below 1. With one sample per state this is `wilson_interval`.
+
+    Args:
+        outcomes: 0/1 (n,). clusters: (n,) the state of each. strata: (n,) the task of each.
+    """
+    outcomes = np.asarray(outcomes, np.float64)
+    n, successes = outcomes.size, int(outcomes.sum())
+    cluster = np.unique(clusters, return_inverse=True)[1]
+    if n == 0 or successes in (0, n) or cluster.max() + 1 == n:
+        return wilson_interval(successes, n, confidence)
+    rate = successes / n
+    stratum = np.zeros(n, np.int64) if strata is None else np.unique(strata, return_inverse=True)[1]
+    variance = 0.0
+    for s in range(stratum.max() + 1):
+        inside = stratum == s
+        _, rows = np.unique(cluster[inside], return_inverse=True)
+        residual = np.bincount(rows, weights=outcomes[inside] - rate)
+        size = residual.size
+        variance += residual.var() * size * size / max(size - 1, 1) / n**2
+    effective = n / max(variance / (rate * (1 - rate) / n), 1.0)
+    from scipy.stats import norm
+
+    z = float(norm.ppf(0.5 + confidence / 2))
+    centre = (rate + z * z / (2 * effective)) / (1 + z * z / effective)
+    half = z / (1 + z * z / effective) * math.sqrt(rate * (1 - rate) / effective + z * z / (4 * effective**2))
+    return Interval(centre - half, centre + half)
+
+
 def mcnemar_exact(gained: int, lost: int) -> float:
     """Exact McNemar p-value: a binomial test of 1/2 on the discordant pairs (McNemar 1947).
 

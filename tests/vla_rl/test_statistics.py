@@ -43,6 +43,31 @@ def test_wilson_interval_edges():
         statistics.wilson_interval(4, 3)
 
 
+def test_clustered_wilson_interval_counts_states_where_samples_agree():
+    state_outcome = np.array([1.0] * 8 + [0.0] * 12)
+    plain = statistics.wilson_interval(8, 20)
+    single = statistics.clustered_wilson_interval(state_outcome, np.arange(20))
+    assert single == plain
+    # Ten identical samples a state: design effect 10 * 20 / 19, so 19 effective episodes.
+    repeated = statistics.clustered_wilson_interval(np.repeat(state_outcome, 10), np.repeat(np.arange(20), 10))
+    z, n, p = 1.959963984540054, 19.0, 0.4
+    half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    assert repeated.high - repeated.low == pytest.approx(2 * half)
+
+
+def test_clustered_wilson_interval_covers_the_truth():
+    rng = np.random.default_rng(0)
+    covered, naive = 0, 0
+    for _ in range(400):
+        rate = rng.beta(0.6, 0.9, 50)  # Mean 0.4, and states that differ a lot.
+        outcome = (rng.random((50, 8)) < rate[:, None]).ravel()
+        interval = statistics.clustered_wilson_interval(outcome, np.repeat(np.arange(50), 8))
+        covered += interval.low <= 0.4 <= interval.high
+        plain = statistics.wilson_interval(int(outcome.sum()), 400)
+        naive += plain.low <= 0.4 <= plain.high
+    assert covered / 400 >= 0.92 > naive / 400
+
+
 def test_mcnemar_exact_by_hand():
     # Nine gained, one lost: 2 (C(10,0) + C(10,1)) / 2^10 = 22 / 1024.
     assert statistics.mcnemar_exact(9, 1) == pytest.approx(22 / 1024)
