@@ -1,0 +1,46 @@
+"""OpenVLA's action tokenizer: each action dimension is one of 256 uniform bins, each bin a token.
+
+The bins are the last `num_bins` ids of the (un-padded) vocabulary of size V. With edges
+`linspace(-1, 1, 256)`, an action a becomes token id `V - digitize(a)`: +1 the lowest id of the
+range, -1 the highest. There are 255 centres for 256 ids, so the two lowest ids decode alike.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+class ActionTokenizer:
+    """Between normalised actions in [-1, 1] and action tokens.
+
+    An action token is the index of its id among the action ids, in vocabulary order: 0 is id
+    V - num_bins (action +1) and num_bins - 1 is id V - 1 (action -1). It is the index into
+    logits that were computed for the action ids alone.
+    """
+
+    def __init__(self, num_bins: int = 256):
+        if num_bins < 3:
+            raise ValueError(f"action_bins: got {num_bins}, needs at least 3")
+        self.num_bins = num_bins
+        self.edges = np.linspace(-1.0, 1.0, num_bins)
+        self.centers = (self.edges[:-1] + self.edges[1:]) / 2.0
+
+    def encode(self, actions: np.ndarray) -> np.ndarray:
+        """Tokens int64 of normalised actions, any shape; values outside [-1, 1] are clipped.
+
+        Raises:
+            ValueError: an action is NaN.
+        """
+        if np.isnan(actions).any():
+            raise ValueError("actions contain NaN; check the dataset and its statistics")
+        digits = np.digitize(np.clip(np.asarray(actions, dtype=np.float64), -1.0, 1.0), self.edges)
+        return self.num_bins - digits.astype(np.int64)
+
+    def decode(self, tokens: np.ndarray) -> np.ndarray:
+        """Normalised actions float64 (bin centres) of tokens, any shape."""
+        digits = self.num_bins - np.asarray(tokens, dtype=np.int64)
+        return self.centers[np.clip(digits - 1, 0, self.num_bins - 2)]
+
+    def first_id(self, vocab_size: int) -> int:
+        """The vocabulary id of token 0, for an un-padded vocabulary of this size."""
+        return vocab_size - self.num_bins

@@ -1,0 +1,96 @@
+"""Policy folders: written whole or not at all, and read with errors that say what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from vla_rl.policies.base import CONFIG_FILE
+
+WEIGHTS_FILE = "model.safetensors"
+
+
+def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
+    """Fill a new folder beside `folder` with `write`, then put it in `folder`'s place.
+
+    Killed at any moment, `folder` is the old one, the new one, or (for an instant, while one
+    replaces the other) missing with the old one beside it as `.NAME.old`.
+    """
+    folder = Path(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        write(temporary)
+        temporary.chmod(0o755)
+        old = folder.with_name(f".{folder.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        if folder.exists():
+            os.replace(folder, old)
+        os.replace(temporary, folder)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_weights(folder: Path, network: nn.Module, config: Mapping[str, Any], dtype: torch.dtype | None) -> None:
+    """Write model.safetensors (weights as `dtype`, None: as they are) and config.json."""
+    tensors = {k: v.detach().to("cpu", dtype or v.dtype).contiguous() for k, v in network.state_dict().items()}
+    safetensors.torch.save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2))
+
+
+def read_weights(folder: Path, network: nn.Module, may_miss: tuple[str, ...] = ()) -> None:
+    """Load model.safetensors into a network, in the network's dtype.
+
+    `may_miss`: prefixes of names that the file may lack (heads added anew).
+
+    Raises:
+        ValueError: the file is missing or truncated; tensors are missing, unknown, of another
+            shape, or hold NaN or infinity.
+    """
+    file = Path(folder) / WEIGHTS_FILE
+    if not file.is_file():
+        raise ValueError(f"{file}: not found. Copy the policy folder again, with all of its files.")
+    try:
+        found = safetensors.torch.load_file(file)
+    except SafetensorError as error:
+        raise ValueError(
+            f"{file}: truncated or not a safetensors file ({error}). Copy or download it again."
+        ) from error
+    expected = network.state_dict()
+    problems = [f"{k}: missing" for k in expected if k not in found and not k.startswith(may_miss or ("\0",))]
+    problems += [f"{k}: not part of this architecture" for k in found if k not in expected]
+    problems += [
+        f"{k}: found shape {tuple(v.shape)}, expected {tuple(expected[k].shape)}"
+        for k, v in found.items()
+        if k in expected and v.shape != expected[k].shape
+    ]
+    if problems:
+        raise ValueError(
+            f"{file}: does not fit the architecture in {CONFIG_FILE}: {_some(problems)}. "
+            f"Use the {CONFIG_FILE} that was saved with these weights."
+        )
+    broken = [k for k, v in found.items() if not bool(torch.isfinite(v).all())]
+    if broken:
+        raise ValueError(f"{file}: NaN or infinity in {_some(broken)}. Use an earlier checkpoint of the run.")
+    network.load_state_dict(found, strict=False)
+
+
+def _some(items: list[str], limit: int = 8) -> str:
+    more = f" and {len(items) - limit} more" if len(items) > limit else ""
+    return "; ".join(items[:limit]) + more
+
+
+def num_parameters(parameters: list[Tensor] | list[nn.Parameter]) -> int:
+    """How many numbers a list of parameters holds."""
+    return sum(p.numel() for p in parameters)
