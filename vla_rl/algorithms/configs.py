@@ -1,0 +1,199 @@
+"""Options of the RL algorithms: GRPO, MC-GRPO, RLOO and PPO. Imports no torch.
+
+Defaults follow SimpleVLA-RL (clip 0.2/0.28, no KL, no entropy bonus, one epoch, token-mean loss); its
+learning rate is for a 7B policy trained whole. A recipe for a small policy sets a larger one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from pydantic import Field, PositiveInt, model_validator
+
+from vla_rl.algorithms import advantages
+from vla_rl.config import Config, ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+    from vla_rl.algorithms.learner import Learner
+
+Control = Literal["none", "shuffled_rewards"]
+RatioLevel = Literal["token", "action", "chunk"]
+AdvantageLevel = Literal["action", "chunk"]
+LossReduction = Literal["token_mean", "trajectory_mean"]
+
+
+class AlgoConfig(Config):
+    """What every algorithm here shares: optimizer, batching, clipped surrogate, regularisers."""
+
+    kind: str
+    # Optimizer.
+    lr: float = Field(5e-6, gt=0, description="Learning rate of the policy.")
+    optimizer: Literal["adamw", "muon"] = Field(
+        "adamw", description="muon: Muon for hidden matrices, AdamW for embeddings, heads, vectors and convolutions."
+    )
+    betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's running-average factors.")
+    weight_decay: float = Field(0.0, ge=0)
+    grad_clip: float | None = Field(
+        1.0, gt=0, description="Largest gradient norm, of policy and critic each; null: no clipping."
+    )
+    max_bad_steps: PositiveInt = Field(
+        10, description="Steps in a row with NaN loss or gradients, each skipped, after which the run stops."
+    )
+    # Batching. A decision is one action chunk.
+    epochs: PositiveInt = Field(1, description="Passes over the rollout.")
+    minibatch_size: PositiveInt = Field(
+        512,
+        description="Decisions per optimizer step, about: the rollout is cut evenly into the nearest number of parts.",
+    )
+    micro_batch_size: PositiveInt = Field(
+        32, description="Decisions per forward/backward; gradients of a minibatch are accumulated over these."
+    )
+    # Surrogate.
+    clip_low: float = Field(0.2, gt=0, lt=1, description="The ratio is clipped below at 1 - clip_low.")
+    clip_high: float = Field(
+        0.28, gt=0, description="The ratio is clipped above at 1 + clip_high (DAPO's clip-higher)."
+    )
+    dual_clip: float | None = Field(
+        None, gt=1, description="Bound c on the ratio where the advantage is negative; null: off (RLinf uses 3)."
+    )
+    ratio_level: RatioLevel = Field("token", description="What one probability ratio covers.")
+    loss_reduction: LossReduction = Field(
+        "token_mean",
+        description="token_mean: every token of the minibatch counts the same; trajectory_mean: every trajectory does.",
+    )
+    mask_after_success: bool = Field(
+        True, description="Leave out actions that were drawn but not executed, and any after the first success."
+    )
+    recompute_old_log_prob: bool = Field(
+        True, description="Take the old log-probabilities from the trainer's own forward pass, not from the rollout."
+    )
+    skip_zero_advantage: bool = Field(
+        True,
+        description="Spend no forward/backward on decisions whose advantage is exactly 0. Gradients stay the same; "
+        "has no effect with a KL or entropy term or a critic, since these learn from every decision.",
+    )
+    # Regularisers.
+    kl_coef: float = Field(0.0, ge=0, description="Weight of the KL to the policy at the start of the run (k3).")
+    entropy_coef: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
+    bc_coef: float = Field(0.0, ge=0, description="Weight of the behaviour-cloning anchor (needs demonstrations).")
+
+    @property
+    def uses_critic(self) -> bool:
+        """Whether the policy needs a value head."""
+        return False
+
+    def rollouts_per_group(self, group_size: int) -> int:
+        """Episodes to collect from each initial state for a group size G."""
+        return group_size
+
+    def build(
+        self,
+        policy: torch.nn.Module,
+        seed: int = 0,
+        *,
+        temperature: float = 1.0,
+        control: Control = "none",
+    ) -> Learner:
+        """The learner of `policy`.
+
+        Args:
+            seed: of minibatch order and of the shuffled control.
+            temperature: that rollouts are drawn with; log-probabilities are taken at it.
+            control: "shuffled_rewards" permutes advantages over all trajectories (negative control).
+        """
+        from vla_rl.algorithms.learner import Learner
+
+        return Learner(self, policy, seed=seed, temperature=temperature, control=control)
+
+
+class GroupConfig(AlgoConfig):
+    """Algorithms whose baseline is the other episodes from the same initial state; no critic."""
+
+    filter_groups: bool = Field(
+        True,
+        description="Leave groups whose episodes all got the same reward out of the batch and of its normalisation; "
+        "false: they count with advantage 0.",
+    )
+
+    def trajectory_advantages(self, rewards: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """One advantage per episode, float64 (E,), and whether it takes part in the loss, bool (E,).
+
+        Args:
+            rewards: float (E,), each episode's total reward.
+            groups: int (E,), episodes with the same number started from the same state.
+        """
+        raise NotImplementedError
+
+
+class GRPOConfig(GroupConfig):
+    """Group Relative Policy Optimization (Shao et al. 2024, DeepSeekMath, arXiv 2402.03300)."""
+
+    kind: Literal["grpo"] = "grpo"
+    normalise_std: bool = Field(True, description="Divide by the group's standard deviation (false: Dr. GRPO).")
+    advantage_eps: float = Field(1e-6, gt=0, description="Added to the standard deviation.")
+
+    def trajectory_advantages(self, rewards: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        advantage = advantages.group_relative(rewards, groups, self.normalise_std, self.advantage_eps)
+        return advantage, np.ones(len(rewards), bool)
+
+
+class MCGRPOConfig(GroupConfig):
+    """Median-Centered GRPO (Kim 2026, arXiv 2601.22582): G + 1 episodes, the median is baseline and left out."""
+
+    kind: Literal["mc_grpo"] = "mc_grpo"
+    normalise_mad: bool = Field(
+        True, description="Divide by the group's median absolute deviation; where that is 0, by its standard deviation."
+    )
+    advantage_eps: float = Field(1e-6, gt=0, description="Added to the deviation.")
+
+    def rollouts_per_group(self, group_size: int) -> int:
+        """G + 1: one more, for the pivot."""
+        return group_size + 1
+
+    def trajectory_advantages(self, rewards: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return advantages.median_baseline(rewards, groups, self.normalise_mad, self.advantage_eps)
+
+
+class RLOOConfig(GroupConfig):
+    """REINFORCE leave-one-out (Kool et al. 2019; Ahmadian et al. 2024), as RIPT-VLA uses it with PPO's clipping."""
+
+    kind: Literal["rloo"] = "rloo"
+
+    def trajectory_advantages(self, rewards: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return advantages.leave_one_out(rewards, groups), np.ones(len(rewards), bool)
+
+
+class PPOConfig(AlgoConfig):
+    """Proximal Policy Optimization (Schulman et al. 2017) with GAE (Schulman et al. 2016) and a value head."""
+
+    kind: Literal["ppo"] = "ppo"
+    clip_high: float = Field(0.2, gt=0, description="The ratio is clipped above at 1 + clip_high.")
+    gamma: float = Field(0.99, gt=0, le=1, description="Discount per decision (chunk) or per action: advantage_level.")
+    gae_lambda: float = Field(0.95, ge=0, le=1)
+    advantage_level: AdvantageLevel = Field(
+        "chunk", description="Whether GAE steps over chunks or over single actions."
+    )
+    normalise_std: bool = Field(True, description="Shift and scale the batch's advantages to mean 0, deviation 1.")
+    advantage_eps: float = Field(1e-6, gt=0, description="Added to the standard deviation.")
+    value_lr: float = Field(3e-3, gt=0, description="Learning rate of the value head.")
+    value_coef: float = Field(0.5, gt=0, description="Weight of the value loss.")
+    value_loss: Literal["huber", "mse"] = "huber"
+    huber_delta: float = Field(10.0, gt=0, description="Error above which the Huber loss grows linearly.")
+    value_clip: float | None = Field(0.2, gt=0, description="How far the value may move from the rollout's; null: off.")
+    critic_warmup: int = Field(0, ge=0, description="Iterations at the start in which only the value head learns.")
+
+    @property
+    def uses_critic(self) -> bool:
+        return True
+
+    @model_validator(mode="after")
+    def _levels_fit(self) -> PPOConfig:
+        if self.ratio_level == "chunk" and self.advantage_level == "action":
+            raise ConfigError(
+                "algo.ratio_level: got 'chunk' with advantage_level 'action'. One ratio per chunk cannot be weighted "
+                "by an advantage per action; allowed with 'action': ratio_level token or action."
+            )
+        return self

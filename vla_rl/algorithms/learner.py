@@ -1,0 +1,376 @@
+"""The learner: episodes in, a better policy out. One class serves every algorithm here.
+
+learner = config.build(policy, seed=0, temperature=1.6)
+batch = learner.prepare(episodes)     # advantages, masks, old log-probabilities, values
+metrics = learner.update(batch)       # epochs x minibatches of the clipped loss
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from vla_rl.algorithms import losses
+from vla_rl.algorithms.batch import Batch, gather_observations, rollout_metrics, usable_episodes
+from vla_rl.algorithms.configs import AlgoConfig, Control, GroupConfig, PPOConfig
+from vla_rl.algorithms.optimizers import build_optimizers, is_critic
+from vla_rl.algorithms.prepare import critic_batch, group_batch, skips_zero_advantage
+from vla_rl.checkpoint import flatten_optimizer, restore_optimizer
+from vla_rl.timing import Stopwatch
+from vla_rl.types import ActionChunk, Episode
+
+ExtraLoss = Callable[[], tuple[torch.Tensor, Mapping[str, Any]]]
+
+# Streams of the random generator, so that minibatch order and control never share numbers.
+_ORDER, _CONTROL = 1, 2
+
+
+class TrainingDivergedError(RuntimeError):
+    """Too many steps in a row had NaN or infinite loss or gradients; the last good weights are in place."""
+
+
+class Learner:
+    """Improves a policy by GRPO, MC-GRPO, RLOO or PPO, as its config says.
+
+    Attributes:
+        iteration: updates done.
+        num_bad_steps: steps skipped for a NaN or infinite loss or gradient, in all.
+    """
+
+    def __init__(
+        self,
+        config: AlgoConfig,
+        policy: Any,
+        *,
+        seed: int = 0,
+        temperature: float = 1.0,
+        control: Control = "none",
+    ):
+        if temperature <= 0:
+            raise ValueError(f"temperature: got {temperature}, must be above 0: RL learns from sampled actions")
+        self.config = config
+        self.policy = policy
+        self.seed = seed
+        self.temperature = temperature
+        self.control = control
+        self.stopwatch = Stopwatch()
+        self.iteration = 0
+        self.num_bad_steps = 0
+        self._bad_streak = 0
+        self._parameters = {n: p for n, p in policy.named_parameters() if p.requires_grad}
+        critic = {n for n in self._parameters if is_critic(n)}
+        if config.uses_critic and not critic:
+            raise ValueError(
+                f"algo.kind {config.kind!r} needs a critic, but the policy has no trainable 'value_head' parameters. "
+                "Turn on the policy's value head, or use grpo, mc_grpo or rloo, which need none."
+            )
+        self._critic_parameters = [self._parameters[n] for n in self._parameters if n in critic]
+        self._policy_parameters = [self._parameters[n] for n in self._parameters if n not in critic]
+        self.optimizers = build_optimizers(config, self._parameters)
+        self._reference = self._copy_weights() if config.kl_coef > 0 else None
+        self._last_good = self._copy_weights(device="cpu")
+
+    @property
+    def timing(self) -> dict[str, float]:
+        """Seconds of the latest `prepare` and `update`: "forward_backward" (with old log-probabilities), "optimizer"."""
+        return dict(self.stopwatch.seconds)
+
+    # --- from episodes to a batch -----------------------------------------------------------
+
+    def prepare(self, episodes: Sequence[Episode]) -> Batch:
+        """Advantages, masks and old log-probabilities of a rollout made with the policy as it is now.
+
+        Lost episodes are left out.
+
+        Raises:
+            ValueError: nothing usable, no groups to compare, or no log-probabilities.
+        """
+        self.stopwatch = Stopwatch()
+        usable = usable_episodes(episodes)
+        shuffle = self._generator(_CONTROL) if self.control == "shuffled_rewards" else None
+        if isinstance(self.config, PPOConfig):
+            batch = critic_batch(self.config, usable, self._evaluate, shuffle)
+        else:
+            assert isinstance(self.config, GroupConfig), f"{type(self.config).__name__}: neither groups nor a critic"
+            batch = group_batch(self.config, usable, self._evaluate, shuffle)
+        if self._reference is not None:
+            with self._swapped(self._reference):
+                batch.reference_log_prob, _ = self._evaluate(batch.episodes, batch.episode, batch.chunk, batch.chunks)
+        batch.metrics |= rollout_metrics(episodes, usable)
+        batch.metrics["advantage/decisions"] = float(batch.size)
+        batch.metrics["advantage/active"] = float(batch.active.mean()) if batch.size else 0.0
+        return batch
+
+    @torch.no_grad()
+    def _evaluate(
+        self, episodes: Sequence[Episode], episode: np.ndarray, chunk: np.ndarray, chunks: ActionChunk
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """log_prob float32 (N, H, A) and value float32 (N,) or None, without gradient."""
+        self.policy.eval()
+        log_probs, values = [np.zeros((0, *chunks.actions.shape[1:]), np.float32)], []
+        for rows in _micro_batches(np.arange(len(episode)), self.config.micro_batch_size):
+            obs = gather_observations(episodes, episode[rows], chunk[rows])
+            with self._measure("forward_backward"):
+                out = self.policy.evaluate(obs, chunks.select(rows), self.temperature)
+                log_probs.append(out.log_prob.float().cpu().numpy())
+                if out.value is not None:
+                    values.append(out.value.float().cpu().numpy())
+        return np.concatenate(log_probs), np.concatenate(values) if values else None
+
+    # --- from a batch to better weights ------------------------------------------------------
+
+    def update(self, batch: Batch, extra_loss: ExtraLoss | None = None) -> dict[str, float]:
+        """Epochs of minibatch steps on a batch from `prepare`.
+
+        Args:
+            extra_loss: draws a demonstration batch and gives (loss, metrics), as `policy.bc_loss` does;
+                called once per step, weighted by `bc_coef`.
+
+        Returns:
+            metrics of the rollout and of the update, by name.
+
+        Raises:
+            ValueError: `bc_coef` is set but there is no `extra_loss`.
+            TrainingDivergedError: `max_bad_steps` steps in a row were skipped.
+        """
+        if self.config.bc_coef > 0 and extra_loss is None:
+            raise ValueError(
+                f"algo.bc_coef is {self.config.bc_coef}, but no demonstrations are given to anchor to. "
+                "Name a dataset in the recipe, or set algo.bc_coef=0."
+            )
+        self.policy.eval()  # Dropout would make the ratio differ from 1 before the first step.
+        if self._bad_streak == 0:
+            self._last_good = self._copy_weights(device="cpu")
+        totals: defaultdict[str, list[float]] = defaultdict(list)
+        num_steps = 0
+        generator = self._generator(_ORDER)
+        num_minibatches = max(1, round(batch.size / self.config.minibatch_size))
+        for _ in range(self.config.epochs if batch.size else 0):
+            for rows in np.array_split(generator.permutation(batch.size), num_minibatches):
+                metrics = self._step(batch, rows, extra_loss)
+                num_steps += bool(metrics)
+                for name, value in metrics.items():
+                    totals[name].append(value)
+        self.iteration += 1
+        result = dict(batch.metrics)
+        result |= {name: float(np.mean(values)) for name, values in totals.items()}
+        return result | {"update/num_steps": float(num_steps), "update/num_bad_steps": float(self.num_bad_steps)}
+
+    def _step(self, batch: Batch, rows: np.ndarray, extra_loss: ExtraLoss | None) -> dict[str, float]:
+        """One optimizer step on the decisions `rows`; {} when it was skipped."""
+        config = self.config
+        weight = losses.action_weights(
+            batch.valid[rows], batch.episode[rows], config.ratio_level, config.loss_reduction
+        )
+        used = np.ones(len(rows), bool)
+        if skips_zero_advantage(config):
+            used = batch.active[rows]
+            if not used.any() and config.bc_coef == 0:
+                return {}
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        sums: defaultdict[str, float] = defaultdict(float)
+        is_finite = True
+        for part in _micro_batches(np.flatnonzero(used), config.micro_batch_size):
+            obs, chunks = batch.observations(rows[part]), batch.chunks.select(rows[part])
+            with self._measure("forward_backward"):
+                out = self.policy.evaluate(obs, chunks, self.temperature)
+                loss = self._loss(batch, rows[part], weight[part], out, num_rows=len(rows), sums=sums)
+                is_finite = bool(torch.isfinite(loss))
+                if not is_finite:
+                    break
+                loss.backward()
+        if is_finite and config.bc_coef > 0:
+            assert extra_loss is not None, "update() checks this"
+            with self._measure("forward_backward"):
+                loss, _ = extra_loss()
+                sums["loss/bc"] += float(loss.detach())
+                is_finite = bool(torch.isfinite(loss))
+                if is_finite:
+                    (config.bc_coef * loss).backward()
+        return self._apply(sums) if is_finite else self._skip_bad("loss")
+
+    def _loss(
+        self, batch: Batch, rows: np.ndarray, weight: np.ndarray, out: Any, *, num_rows: int, sums: dict[str, float]
+    ) -> torch.Tensor:
+        """The micro-batch's share of the minibatch's loss; adds its metrics to `sums`."""
+        config = self.config
+        log_prob = out.log_prob.float()
+
+        def tensor(values: np.ndarray | None) -> torch.Tensor:
+            assert values is not None, "prepare() fills what the config needs"
+            return torch.as_tensor(values, dtype=torch.float32, device=log_prob.device)
+
+        weights = tensor(weight)
+        loss, metrics = losses.policy_loss(
+            log_prob,
+            tensor(batch.old_log_prob[rows]),
+            tensor(batch.advantage[rows]),
+            weights,
+            ratio_level=config.ratio_level,
+            clip_low=config.clip_low,
+            clip_high=config.clip_high,
+            dual_clip=config.dual_clip,
+        )
+        metrics["loss/policy"] = loss
+        entropy = losses.entropy_mean(out.entropy.float(), weights)
+        metrics["entropy"] = entropy
+        loss = loss - config.entropy_coef * entropy
+        if config.kl_coef > 0:
+            assert batch.reference_log_prob is not None, "prepare() fills it when kl_coef > 0"
+            metrics["kl_reference"] = losses.kl_loss(log_prob, tensor(batch.reference_log_prob[rows]), weights)
+            loss = loss + config.kl_coef * metrics["kl_reference"]
+        if isinstance(config, PPOConfig):
+            assert batch.returns is not None and batch.old_value is not None, "prepare() fills them for a critic"
+            metrics["loss/value"] = (
+                losses.value_loss(
+                    out.value.float(),
+                    tensor(batch.returns[rows]),
+                    tensor(batch.old_value[rows]),
+                    kind=config.value_loss,
+                    clip=config.value_clip,
+                    huber_delta=config.huber_delta,
+                )
+                / num_rows
+            )
+            value_term = config.value_coef * metrics["loss/value"]
+            loss = value_term if self._is_warming_up else loss + value_term
+        ratio_max = float(metrics.pop("ratio_max"))
+        sums["ratio_max"] = max(sums.get("ratio_max", -math.inf), ratio_max)
+        for name, value in metrics.items():
+            sums[name] += float(value.detach())
+        return loss
+
+    @property
+    def _is_warming_up(self) -> bool:
+        return isinstance(self.config, PPOConfig) and self.iteration < self.config.critic_warmup
+
+    def _apply(self, sums: dict[str, float]) -> dict[str, float]:
+        """Clip, check and apply the gradients that have been accumulated. Returns the step's metrics."""
+        with self._measure("optimizer"):
+            if self._is_warming_up:
+                for parameter in self._policy_parameters:
+                    parameter.grad = None
+            limit = self.config.grad_clip or math.inf
+            norms = {"grad_norm/policy": float(torch.nn.utils.clip_grad_norm_(self._policy_parameters, limit))}
+            if self.config.uses_critic:
+                norms["grad_norm/critic"] = float(torch.nn.utils.clip_grad_norm_(self._critic_parameters, limit))
+            if not all(math.isfinite(n) for n in norms.values()):
+                return self._skip_bad("gradient")
+            for optimizer in self.optimizers:
+                optimizer.step()
+        self._bad_streak = 0
+        total = sums.pop("weight", 0.0)
+        if total > 0:  # Averages over what was computed; losses stay sums over the minibatch.
+            for name in ("clip_fraction", "ratio", "ratio_squared", "approx_kl", "entropy", "kl_reference"):
+                if name in sums:
+                    sums[name] /= total
+            sums["ratio_std"] = math.sqrt(max(sums.pop("ratio_squared") - sums["ratio"] ** 2, 0.0))
+        return {name if "/" in name else f"update/{name}": value for name, value in (sums | norms).items()}
+
+    def _skip_bad(self, what: str) -> dict[str, float]:
+        """Drop a step with a NaN or infinite loss or gradient; give up after too many in a row."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        self.num_bad_steps += 1
+        self._bad_streak += 1
+        if self._bad_streak >= self.config.max_bad_steps:
+            self._restore_weights(self._last_good)
+            raise TrainingDivergedError(
+                f"{self._bad_streak} steps in a row had a NaN or infinite {what} (algo.max_bad_steps="
+                f"{self.config.max_bad_steps}), in iteration {self.iteration}. The last good weights were restored. "
+                f"Try a smaller algo.lr (now {self.config.lr:g}), a smaller algo.grad_clip, or algo.precision=fp32."
+            )
+        return {}
+
+    # --- weights, randomness, time -----------------------------------------------------------
+
+    def _generator(self, stream: int) -> np.random.Generator:
+        return np.random.default_rng([self.seed, self.iteration, stream])
+
+    def _copy_weights(self, device: str | None = None) -> dict[str, torch.Tensor]:
+        return {n: p.detach().to(device or p.device, copy=True) for n, p in self._parameters.items()}
+
+    @torch.no_grad()
+    def _restore_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        for name, parameter in self._parameters.items():
+            parameter.copy_(weights[name])
+
+    @contextmanager
+    def _swapped(self, weights: dict[str, torch.Tensor]) -> Iterator[None]:
+        """Trainable weights replaced by `weights` inside the block. With LoRA these are the adapters alone."""
+        own = {n: p.data for n, p in self._parameters.items()}
+        try:
+            for name, parameter in self._parameters.items():
+                parameter.data = weights[name]
+            yield
+        finally:
+            for name, parameter in self._parameters.items():
+                parameter.data = own[name]
+
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self._parameters.values())).device
+
+    @contextmanager
+    def _measure(self, stage: str) -> Iterator[None]:
+        with self.stopwatch.measure(stage):
+            yield
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+
+    # --- checkpoints -------------------------------------------------------------------------
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """What a checkpoint needs besides the policy's weights: flat tensors, and a JSON-able rest."""
+        tensors: dict[str, torch.Tensor] = {}
+        optimizers = []
+        for index, optimizer in enumerate(self.optimizers):
+            flat, rest = flatten_optimizer(optimizer, f"optimizer.{index}")
+            tensors |= flat
+            optimizers.append(rest)
+        tensors |= {f"reference.{n}": t for n, t in (self._reference or {}).items()}
+        state = {
+            "iteration": self.iteration,
+            "num_bad_steps": self.num_bad_steps,
+            "bad_streak": self._bad_streak,
+            "optimizers": optimizers,
+        }
+        return tensors, state
+
+    def load_state(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
+        """Undo `state`, after the policy's own weights were loaded.
+
+        Raises:
+            ValueError: the checkpoint was made with another optimizer or without the reference weights.
+        """
+        if len(state["optimizers"]) != len(self.optimizers):
+            raise ValueError(
+                f"algo.optimizer: the checkpoint holds {len(state['optimizers'])} optimizers, this run needs "
+                f"{len(self.optimizers)}; resume with the algo.optimizer that the run began with."
+            )
+        if self._reference is not None:
+            missing = [n for n in self._reference if f"reference.{n}" not in tensors]
+            if missing:
+                raise ValueError(
+                    f"algo.kl_coef={self.config.kl_coef}: the checkpoint holds no reference weights for {missing[:3]}; "
+                    "resume with the algo.kl_coef that the run began with."
+                )
+            self._reference = {n: tensors[f"reference.{n}"].to(t.device) for n, t in self._reference.items()}
+        for index, (optimizer, rest) in enumerate(zip(self.optimizers, state["optimizers"], strict=True)):
+            restore_optimizer(optimizer, tensors, rest, f"optimizer.{index}")
+        self.iteration = int(state["iteration"])
+        self.num_bad_steps = int(state["num_bad_steps"])
+        self._bad_streak = int(state["bad_streak"])
+        self._last_good = self._copy_weights(device="cpu")
+
+
+def _micro_batches(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    for start in range(0, len(rows), size):
+        yield rows[start : start + size]

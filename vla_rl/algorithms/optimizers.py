@@ -1,0 +1,47 @@
+"""Optimizers of a policy and its critic: AdamW, or Muon for the hidden matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from vla_rl.algorithms.configs import AlgoConfig, PPOConfig
+
+CRITIC_NAME = "value_head"
+# Matrices that are not hidden layers: rows are looked up, or are classes. Muon is not meant for these.
+_NOT_HIDDEN = ("embed", "head")
+
+
+def is_critic(name: str) -> bool:
+    """Whether a parameter belongs to the critic: its name has a part `value_head`."""
+    return CRITIC_NAME in name.split(".")
+
+
+def build_optimizers(config: AlgoConfig, parameters: Mapping[str, torch.nn.Parameter]) -> list[torch.optim.Optimizer]:
+    """AdamW over everything, or Muon over the hidden matrices and AdamW over the rest.
+
+    The critic has its own learning rate, and is left out for algorithms without one. Muon (Jordan et
+    al. 2024) scales its steps to AdamW's root mean square, so one `lr` fits both (Liu et al. 2025,
+    arXiv 2502.16982).
+    """
+    critic = [p for n, p in parameters.items() if is_critic(n)]
+    policy = {n: p for n, p in parameters.items() if not is_critic(n)}
+    hidden = [p for n, p in policy.items() if config.optimizer == "muon" and _is_hidden_matrix(n, p)]
+    taken = {id(p) for p in hidden}
+    rest = [p for p in policy.values() if id(p) not in taken]
+    groups: list[dict] = [{"params": rest, "lr": config.lr}] if rest else []
+    if isinstance(config, PPOConfig):
+        groups.append({"params": critic, "lr": config.value_lr, "weight_decay": 0.0})
+    optimizers: list[torch.optim.Optimizer] = []
+    if hidden:
+        optimizers.append(
+            torch.optim.Muon(hidden, lr=config.lr, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw")
+        )
+    if groups:
+        optimizers.append(torch.optim.AdamW(groups, betas=config.betas, weight_decay=config.weight_decay))
+    return optimizers
+
+
+def _is_hidden_matrix(name: str, parameter: torch.nn.Parameter) -> bool:
+    return parameter.ndim == 2 and not any(word in name for word in _NOT_HIDDEN)
