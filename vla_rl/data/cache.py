@@ -1,0 +1,142 @@
+"""A dataset decoded once into flat arrays that are memory-mapped: a batch is then one indexing.
+
+The cache is a folder named by a hash of the dataset's content, the cameras and the image size. It
+appears whole (written aside, then renamed), so several runs may share it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vla_rl.atomic import atomic_folder, disk_full
+from vla_rl.data.config import DatasetError
+from vla_rl.data.lerobot_io import ACTION, CONTROL_SOURCE, EXECUTED_ACTION, STATE
+from vla_rl.data.source import LeRobotSource, vectors
+from vla_rl.types import CONTROL_SOURCES
+
+FORMAT = 1
+ARRAYS = ("state", "action", "executed_action", "source", "task")
+
+
+def cache_path(source: LeRobotSource, cameras: Sequence[str], size: int | None, folder: Path | None) -> Path:
+    """Where the cache of a dataset lives: in `folder`, or in `.cache` inside the dataset."""
+    key = hashlib.blake2b(
+        json.dumps([FORMAT, source.fingerprint(), sorted(cameras), size]).encode(), digest_size=12
+    ).hexdigest()
+    return (folder or source.root / ".cache") / key
+
+
+def open_cache(
+    source: LeRobotSource, cameras: Sequence[str], size: int | None, folder: Path | None = None
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """The dataset's arrays, decoded first if they are not cached yet.
+
+    Args:
+        cameras: the dataset's names of the cameras to decode.
+        size: side of the square images, pixels; None keeps the dataset's own.
+
+    Returns:
+        camera -> memory-mapped uint8 (N, height, width, 3), and the arrays: state float32 (N, S),
+        action and executed_action float32 (N, A), source int8 (N,) (index in `CONTROL_SOURCES`),
+        task int32 (N,) (index of the instruction). N frames, episode after episode.
+
+    Raises:
+        DatasetError: damaged data, or NaN or infinity in actions or states.
+        OSError: the disk is full; the message names the folder and the room needed.
+    """
+    path = cache_path(source, cameras, size, folder)
+    if not path.is_dir():
+        _build(source, list(cameras), size, path)
+    images = {camera: np.load(path / _image_file(camera), mmap_mode="r") for camera in cameras}
+    return images, {name: np.load(path / f"{name}.npy") for name in ARRAYS}
+
+
+def _build(source: LeRobotSource, cameras: list[str], size: int | None, path: Path) -> None:
+    with atomic_folder(path, what="dataset cache") as partial:
+        arrays = _read_arrays(source)
+        for name, array in arrays.items():
+            np.save(partial / f"{name}.npy", array)
+        for camera in cameras:
+            _write_images(source, camera, size, partial / _image_file(camera))
+        (partial / "cache.json").write_text(json.dumps({"dataset": str(source.root), "cameras": cameras, "size": size}))
+
+
+def _read_arrays(source: LeRobotSource) -> dict[str, np.ndarray]:
+    """Everything but the images, checked."""
+    columns = ["episode_index", "task_index", ACTION]
+    columns += [name for name in (STATE, EXECUTED_ACTION, CONTROL_SOURCE) if source.has(name)]
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in (*ARRAYS, "episode")}
+    for table in source.batches(columns):
+        rows = table.num_rows
+        try:
+            action = vectors(table, ACTION)
+            parts["action"].append(action)
+            parts["executed_action"].append(vectors(table, EXECUTED_ACTION) if source.has(EXECUTED_ACTION) else action)
+            parts["state"].append(vectors(table, STATE) if source.has(STATE) else np.zeros((rows, 0), np.float32))
+        except ValueError as error:
+            raise DatasetError(f"{source.root}: actions or states of uneven length: {error}") from error
+        parts["source"].append(_source_codes(source, table, rows))
+        parts["task"].append(np.asarray(table.column("task_index")).astype(np.int32))
+        parts["episode"].append(np.asarray(table.column("episode_index")).astype(np.int64))
+    arrays = {name: np.concatenate(values) for name, values in parts.items()}
+    episode = arrays.pop("episode")
+    expected = np.repeat(np.arange(len(source.lengths)), source.lengths)
+    if not np.array_equal(episode, expected):
+        raise DatasetError(
+            f"{source.root}: the data files hold {len(episode)} frames whose episode numbers do not match the "
+            f"{len(expected)} frames listed in meta/episodes; the dataset is incomplete. Copy or collect it again."
+        )
+    for name, column in (("action", ACTION), ("executed_action", EXECUTED_ACTION), ("state", STATE)):
+        bad = ~np.isfinite(arrays[name]).all(axis=1)
+        if bad.any():
+            first = int(np.flatnonzero(bad)[0])
+            number = int(episode[first])
+            frame = first - int(source.lengths[:number].sum())
+            raise DatasetError(
+                f"{source.root}: {column} holds NaN or infinite values in {int(bad.sum())} frames, first in episode "
+                f"{number}, frame {frame}. Remove those episodes (lerobot-edit-dataset) or collect again."
+            )
+    return arrays
+
+
+def _source_codes(source: LeRobotSource, table: Any, rows: int) -> np.ndarray:
+    if not source.has(CONTROL_SOURCE):
+        return np.full(rows, CONTROL_SOURCES.index("expert"), np.int8)
+    names = table.column(CONTROL_SOURCE).to_pylist()
+    if unknown := sorted({str(name) for name in names} - set(CONTROL_SOURCES)):
+        raise DatasetError(f"{source.root}: {CONTROL_SOURCE} holds {unknown}; allowed: {', '.join(CONTROL_SOURCES)}")
+    return np.asarray([CONTROL_SOURCES.index(name) for name in names], np.int8)
+
+
+def _write_images(source: LeRobotSource, camera: str, size: int | None, file: Path) -> None:
+    """Stream decoded frames into an .npy file. Plain writes: a full disk then is an error, not a bus fault."""
+    written = 0
+    shape: tuple[int, ...] = ()
+    with open(file, "wb") as stream:
+        for frames in source.images(camera, size):
+            if not written:
+                shape = frames.shape[1:]
+                needed = source.num_frames * int(np.prod(shape))
+                if shutil.disk_usage(file.parent).free < needed:
+                    raise disk_full(file, f"decoded images of {camera!r} ({needed / 2**20:.0f} MiB needed)")
+                header = {"descr": "|u1", "fortran_order": False, "shape": (source.num_frames, *shape)}
+                np.lib.format.write_array_header_1_0(stream, header)
+            if frames.shape[1:] != shape:
+                raise DatasetError(
+                    f"{source.root}: images of {camera!r} differ in size: {shape}, {frames.shape[1:]}; set image_size"
+                )
+            stream.write(np.ascontiguousarray(frames).data)
+            written += len(frames)
+    if written != source.num_frames:
+        raise DatasetError(f"{source.root}: {camera!r} has {written} images for {source.num_frames} frames")
+
+
+def _image_file(camera: str) -> str:
+    return f"image_{camera}.npy"

@@ -1,0 +1,61 @@
+"""Options of datasets and of image augmentation. Imports neither torch nor lerobot."""
+
+from __future__ import annotations
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from vla_rl.config import Config
+from vla_rl.types import CONTROL_SOURCES, ControlSource
+
+
+class DatasetError(ValueError):
+    """A dataset that is missing, damaged or does not fit; the message says what was found and what to do."""
+
+
+class DatasetConfig(Config):
+    """One LeRobotDataset v3 on disk, and which part of it to learn from."""
+
+    path: str = Field(description="The dataset's folder (it holds meta/info.json).")
+    weight: PositiveFloat = Field(1.0, description="Share of each batch, relative to the other datasets'.")
+    only_successes: bool = Field(False, description="Leave out episodes that failed.")
+    control_sources: tuple[ControlSource, ...] = Field(
+        (), description=f"Learn only from actions by these ({', '.join(CONTROL_SOURCES)}); empty means all."
+    )
+    episodes_per_task: PositiveInt | None = Field(None, description="Use this many episodes of each instruction.")
+    subsample_seed: int = Field(0, description="Chooses those episodes.")
+    camera_map: dict[str, str] = Field({}, description="The dataset's camera name -> the policy's, where they differ.")
+
+
+class AugmentConfig(Config):
+    """Random changes of the training images; all off by default. OpenVLA: crop_area .9, .2, .2, .2, hue .05."""
+
+    shift: NonNegativeInt = Field(0, description="Shift by up to this many pixels each way, edges repeated.")
+    crop_area: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Area of a random square crop, scaled back to full size. A policy trained with it should see the "
+        "centre crop of the same area when it acts.",
+    )
+    brightness: NonNegativeFloat = Field(0.0, description="Largest change of brightness, fraction of full scale.")
+    contrast: float = Field(0.0, ge=0, lt=1, description="Largest relative change of contrast.")
+    saturation: float = Field(0.0, ge=0, lt=1, description="Largest relative change of saturation.")
+    hue: float = Field(0.0, ge=0, le=0.5, description="Largest turn of the hue, fraction of the colour circle.")
+
+    @property
+    def colour(self) -> bool:
+        """Whether any colour change is on."""
+        return bool(self.brightness or self.contrast or self.saturation or self.hue)
+
+    @property
+    def active(self) -> bool:
+        return bool(self.shift or self.crop_area < 1 or self.colour)
+
+
+def as_datasets(value: object) -> object:
+    """Lets a recipe write `datasets: path` or a list of paths for a list of `DatasetConfig`."""
+    if isinstance(value, str | dict | DatasetConfig):
+        value = [value]
+    if isinstance(value, list | tuple):
+        return [{"path": item} if isinstance(item, str) else item for item in value]
+    return value

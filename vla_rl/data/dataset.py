@@ -1,0 +1,311 @@
+"""Batches for behaviour cloning: observations with the H actions that followed, from one dataset or several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from vla_rl.data.cache import open_cache
+from vla_rl.data.config import DatasetConfig, DatasetError
+from vla_rl.data.source import LeRobotSource
+from vla_rl.types import CONTROL_SOURCES, Observation
+
+
+@dataclass(frozen=True)
+class DataNeeds:
+    """What a policy needs of a dataset.
+
+    Attributes:
+        cameras: names that the dataset (after `camera_map`) must have.
+        action_dim: A. state_dim: S, None where the policy reads no state.
+        image_size: side to which images are resized, pixels; None keeps the dataset's.
+        fps: control steps per second of the environment; None accepts any.
+    """
+
+    cameras: tuple[str, ...]
+    action_dim: int
+    state_dim: int | None = None
+    image_size: int | None = None
+    fps: float | None = None
+
+
+@dataclass(frozen=True)
+class BCBatch:
+    """B training examples.
+
+    Attributes:
+        obs: B observations.
+        actions: float32 (B, H, A), from the observation's step on; past the episode's end its last action.
+        valid: bool (B, H), False past the episode's end and where a source not wanted acted.
+        keyframe: float32 (B, 3), metres: where the end effector will be (`state[:3]`) when the
+            gripper command next changes sign, else at the episode's end (hindsight).
+            None where there is no state of at least three numbers.
+    """
+
+    obs: Observation
+    actions: np.ndarray
+    valid: np.ndarray
+    keyframe: np.ndarray | None
+
+    @property
+    def size(self) -> int:
+        return len(self.actions)
+
+    def select(self, rows: np.ndarray) -> BCBatch:
+        """The examples at `rows`, in that order."""
+        keyframe = None if self.keyframe is None else self.keyframe[rows]
+        return BCBatch(self.obs.select(rows), self.actions[rows], self.valid[rows], keyframe)
+
+    @staticmethod
+    def concatenate(parts: Sequence[BCBatch]) -> BCBatch:
+        """One batch from several, in order."""
+        keyframes = [part.keyframe for part in parts if part.keyframe is not None]
+        return BCBatch(
+            Observation.concatenate([part.obs for part in parts]),
+            np.concatenate([part.actions for part in parts]),
+            np.concatenate([part.valid for part in parts]),
+            np.concatenate(keyframes) if len(keyframes) == len(parts) else None,
+        )
+
+
+@dataclass(frozen=True)
+class EpisodeDataset:
+    """A dataset's frames as flat arrays, N frames of E episodes one after another.
+
+    Attributes:
+        images: the policy's camera name -> uint8 (N, height, width, 3), memory-mapped.
+        state: float32 (N, S). actions, executed_actions: float32 (N, A).
+        source: int8 (N,), who acted, index in `CONTROL_SOURCES`.
+        task: int32 (N,), index in `instructions`.
+        starts, lengths: int64 (E,). success: bool (E,).
+        rows: int64, the frames to learn from (all, or those that the config selects).
+    """
+
+    path: Path
+    fps: float
+    images: dict[str, np.ndarray]
+    state: np.ndarray
+    actions: np.ndarray
+    executed_actions: np.ndarray
+    source: np.ndarray
+    task: np.ndarray
+    instructions: list[str]
+    starts: np.ndarray
+    lengths: np.ndarray
+    success: np.ndarray
+    wanted: np.ndarray
+    rows: np.ndarray
+    ends: np.ndarray
+    keyframes: np.ndarray | None
+    weight: float = 1.0
+
+    @property
+    def num_episodes(self) -> int:
+        """Episodes with at least one selected frame."""
+        return len(np.unique(np.searchsorted(self.starts, self.rows, side="right")))
+
+    def keep_episodes(self, keep: np.ndarray) -> EpisodeDataset:
+        """The same with frames selected only in episodes where `keep`, bool (E,)."""
+        return replace(self, rows=self.rows[np.repeat(keep, self.lengths)[self.rows]])
+
+    def batch(self, rows: np.ndarray, chunk_size: int) -> BCBatch:
+        """The examples that start at frames `rows`, int64 (B,)."""
+        steps = rows[:, None] + np.arange(chunk_size)
+        inside = steps < self.ends[rows][:, None]
+        steps = np.minimum(steps, self.ends[rows][:, None] - 1)
+        obs = Observation(
+            images={camera: images[rows] for camera, images in self.images.items()},
+            state=self.state[rows],
+            instruction=[self.instructions[i] for i in self.task[rows]],
+        )
+        keyframe = None if self.keyframes is None else self.keyframes[rows]
+        return BCBatch(obs, self.actions[steps], inside & self.wanted[steps], keyframe)
+
+
+def open_dataset(config: DatasetConfig, needs: DataNeeds, cache_folder: Path | None = None) -> EpisodeDataset:
+    """Open a LeRobotDataset v3, check that it fits, and decode it (once) into the cache.
+
+    Raises:
+        DatasetError: missing or damaged, other cameras, sizes or fps, NaN, or too few episodes.
+        OSError: no room for the cache.
+    """
+    source = LeRobotSource(Path(config.path))
+    names = _camera_names(source, config, needs.cameras)
+    _check_sizes(source, needs)
+    images, arrays = open_cache(source, tuple(names.values()), needs.image_size, cache_folder)
+    if needs.state_dim is None:
+        arrays["state"] = arrays["state"][:, : source.state_dim]
+    ends = np.cumsum(source.lengths)
+    sources = [CONTROL_SOURCES.index(name) for name in config.control_sources or CONTROL_SOURCES]
+    wanted = np.isin(arrays["source"], sources)
+    starts = ends - source.lengths
+    episode_task = arrays["task"][starts]
+    keep = _choose_episodes(config, source, episode_task)
+    rows = np.flatnonzero(wanted & np.repeat(keep, source.lengths))
+    if len(rows) == 0:
+        raise DatasetError(
+            f"{config.path}: no frame is left after control_sources={list(config.control_sources)}; the dataset holds "
+            f"{sorted({CONTROL_SOURCES[i] for i in np.unique(arrays['source'])})}"
+        )
+    frame_ends = np.repeat(ends, source.lengths)
+    return EpisodeDataset(
+        path=source.root,
+        fps=source.fps,
+        images={camera: images[name] for camera, name in names.items()},
+        state=arrays["state"],
+        actions=arrays["action"],
+        executed_actions=arrays["executed_action"],
+        source=arrays["source"],
+        task=arrays["task"],
+        instructions=source.instructions,
+        starts=starts,
+        lengths=source.lengths,
+        success=np.ones(len(starts), bool) if source.success is None else source.success,
+        wanted=wanted,
+        rows=rows,
+        ends=frame_ends,
+        keyframes=hindsight_keyframes(arrays["state"], arrays["action"], frame_ends),
+        weight=config.weight,
+    )
+
+
+def hindsight_keyframes(state: np.ndarray, actions: np.ndarray, ends: np.ndarray) -> np.ndarray | None:
+    """Where each frame's next gripper change happens: `state[:3]` there, or at the episode's last frame.
+
+    Args:
+        state: float32 (N, S). actions: float32 (N, A), the gripper last (> 0 closes).
+        ends: int64 (N,), one past the last frame of each frame's episode.
+
+    Returns:
+        float32 (N, 3), or None where S < 3.
+    """
+    if state.shape[1] < 3:
+        return None
+    num_frames = len(actions)
+    closing = actions[:, -1] > 0
+    changed = np.zeros(num_frames, bool)
+    changed[1:] = (closing[1:] != closing[:-1]) & (ends[1:] == ends[:-1])
+    at = np.append(np.flatnonzero(changed), num_frames)
+    following = at[np.searchsorted(at[:-1], np.arange(num_frames), side="right")]
+    return state[np.minimum(following, ends - 1), :3]
+
+
+class BCDataset:
+    """Batches of one or several datasets. What a step draws depends on (seed, step) alone.
+
+    Args:
+        parts: opened datasets; each batch draws from them in proportion to their weights.
+        chunk_size: H.
+    """
+
+    def __init__(self, parts: Sequence[EpisodeDataset], chunk_size: int) -> None:
+        if not parts:
+            raise DatasetError("no dataset given; set sft.datasets to at least one folder")
+        shapes = {part.path: {c: i.shape[1:3] for c, i in part.images.items()} for part in parts}
+        if len({str(sorted(s.items())) for s in shapes.values()}) > 1:
+            raise DatasetError(f"datasets differ in image size: {shapes}; set sft.image_size")
+        if len({part.state.shape[1] for part in parts}) > 1:
+            sizes = {str(part.path): part.state.shape[1] for part in parts}
+            raise DatasetError(f"datasets differ in state size: {sizes}; mix only datasets of the same robot")
+        self.parts, self.chunk_size = list(parts), chunk_size
+        weights = np.array([part.weight for part in parts], np.float64)
+        self._share = weights / weights.sum()
+
+    @property
+    def num_frames(self) -> int:
+        return sum(len(part.rows) for part in self.parts)
+
+    @property
+    def num_episodes(self) -> int:
+        return sum(part.num_episodes for part in self.parts)
+
+    def batch(self, size: int, seed: int, step: int) -> BCBatch:
+        """`size` examples drawn with replacement, the same for the same (seed, step)."""
+        rng = np.random.default_rng([seed, step])
+        if len(self.parts) == 1:
+            part = self.parts[0]
+            return part.batch(part.rows[rng.integers(len(part.rows), size=size)], self.chunk_size)
+        counts = rng.multinomial(size, self._share)
+        drawn = [
+            part.batch(part.rows[rng.integers(len(part.rows), size=count)], self.chunk_size)
+            for part, count in zip(self.parts, counts, strict=True)
+            if count
+        ]
+        return BCBatch.concatenate(drawn).select(rng.permutation(size))
+
+    def hold_out(self, fraction: float, seed: int) -> tuple[BCDataset, BCDataset]:
+        """Split whole episodes at random: (to train on, held out), at least one episode in each of both."""
+        train, held = [], []
+        for number, part in enumerate(self.parts):
+            episodes = np.unique(np.searchsorted(part.starts, part.rows, side="right") - 1)
+            if len(episodes) < 2:
+                raise DatasetError(f"{part.path}: {len(episodes)} episode; holding some out needs at least 2")
+            count = min(max(round(fraction * len(episodes)), 1), len(episodes) - 1)
+            chosen = np.random.default_rng([seed, number]).permutation(episodes)[:count]
+            mask = np.zeros(len(part.starts), bool)
+            mask[chosen] = True
+            train.append(part.keep_episodes(~mask))
+            held.append(part.keep_episodes(mask))
+        return BCDataset(train, self.chunk_size), BCDataset(held, self.chunk_size)
+
+
+def _camera_names(source: LeRobotSource, config: DatasetConfig, cameras: Sequence[str]) -> dict[str, str]:
+    """The policy's camera name -> the dataset's."""
+    if unknown := sorted(set(config.camera_map) - set(source.cameras)):
+        raise DatasetError(f"{config.path}: camera_map names {unknown}; the dataset has {sorted(source.cameras)}")
+    names = {config.camera_map.get(name, name): name for name in source.cameras}
+    if missing := [camera for camera in cameras if camera not in names]:
+        free = sorted(set(names) - set(cameras)) or ["its_name"]
+        raise DatasetError(
+            f"{config.path}: has cameras {sorted(source.cameras)}, the policy needs {list(cameras)}; missing {missing}: "
+            f"if one is that view under another name, say so with camera_map: {{{free[0]}: {missing[0]}}}."
+        )
+    return {camera: names[camera] for camera in cameras}
+
+
+def _check_sizes(source: LeRobotSource, needs: DataNeeds) -> None:
+    if source.action_dim != needs.action_dim:
+        raise DatasetError(
+            f"{source.root}: actions have {source.action_dim} dimensions, the policy's have {needs.action_dim}; "
+            "the dataset is of another robot or another control mode"
+        )
+    if needs.state_dim is not None and source.state_dim != needs.state_dim:
+        found = f"{source.state_dim} dimensions" if source.state_dim else "no state"
+        raise DatasetError(
+            f"{source.root}: {found} in observation.state, the policy reads {needs.state_dim}. "
+            "Set policy.use_state=false, or use a dataset with that state."
+        )
+    if needs.fps is not None and abs(source.fps - needs.fps) > 0.5:
+        raise DatasetError(
+            f"{source.root}: recorded at {source.fps:g} fps, the environment is controlled at {needs.fps:g} Hz; its "
+            "actions would be too large or too small. Use data of that rate, or set the environment's rate."
+        )
+
+
+def _choose_episodes(config: DatasetConfig, source: LeRobotSource, episode_task: np.ndarray) -> np.ndarray:
+    """bool (E,), the episodes to learn from."""
+    keep = np.ones(len(source.lengths), bool)
+    if config.only_successes:
+        if source.success is None:
+            raise DatasetError(
+                f"{config.path}: does not record which episodes succeeded; set only_successes=false if all are good"
+            )
+        keep &= source.success
+        if not keep.any():
+            raise DatasetError(f"{config.path}: none of its {len(keep)} episodes succeeded; only_successes leaves none")
+    if config.episodes_per_task is None:
+        return keep
+    chosen = np.zeros_like(keep)
+    rng = np.random.default_rng(config.subsample_seed)
+    for task in np.unique(episode_task):
+        candidates = np.flatnonzero(keep & (episode_task == task))
+        if len(candidates) < config.episodes_per_task:
+            raise DatasetError(
+                f"{config.path}: {len(candidates)} usable episodes of {source.instructions[task]!r}, "
+                f"episodes_per_task asks for {config.episodes_per_task}. Collect more or ask for fewer."
+            )
+        chosen[rng.permutation(candidates)[: config.episodes_per_task]] = True
+    return chosen

@@ -1,0 +1,232 @@
+"""Reading a LeRobotDataset v3 from disk, ours or anybody's, straight from its files.
+
+`lerobot`'s own reader copies every parquet file into a cache in the user's home and decodes one
+frame at a time; this one streams. Videos are decoded by lerobot. Format: LeRobotDataset v3.0,
+https://huggingface.co/docs/lerobot/lerobot-dataset-v3
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vla_rl.data.config import DatasetError
+from vla_rl.data.lerobot_io import ACTION, IMAGE_PREFIX, STATE, decode_image
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_SINGLE_IMAGE = "observation.image"
+_BATCH_ROWS = 512
+
+
+class LeRobotSource:
+    """One dataset folder: its facts, and streams of its columns.
+
+    Attributes:
+        cameras: camera name -> its feature's name.
+        fps: control steps per second.
+        state_dim, action_dim: S (0 without a state) and A.
+        lengths: int64 (E,), frames of each episode. success: bool (E,) or None where not recorded.
+        instructions: task_index -> instruction.
+
+    Raises:
+        DatasetError: missing, another format version, damaged.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = Path(root)
+        self.info = self._read_info()
+        features = self.info["features"]
+        self.cameras = {
+            name.removeprefix(IMAGE_PREFIX) if name.startswith(IMAGE_PREFIX) else "image": name
+            for name, feature in features.items()
+            if feature["dtype"] in ("image", "video") and (name.startswith(IMAGE_PREFIX) or name == _SINGLE_IMAGE)
+        }
+        self.fps = float(self.info["fps"])
+        if ACTION not in features:
+            raise DatasetError(f"{self.root}: has no {ACTION!r} column; found {sorted(features)}")
+        self.action_dim = int(features[ACTION]["shape"][0])
+        self.state_dim = int(features[STATE]["shape"][0]) if STATE in features else 0
+        self.instructions = self._read_instructions()
+        episodes = self._read_table(self.root / "meta" / "episodes")
+        order = np.argsort(_numbers(episodes, "episode_index"), kind="stable")
+        self.episodes: pa.Table = episodes.take(order)
+        self.lengths = _numbers(self.episodes, "length").astype(np.int64)
+        self.success = (
+            np.asarray(self.episodes.column("success").to_pylist(), bool)
+            if "success" in self.episodes.column_names
+            else None
+        )
+        if len(self.lengths) == 0 or self.lengths.min() < 1:
+            raise DatasetError(f"{self.root}: has {len(self.lengths)} episodes, or an empty one; nothing to learn")
+
+    @property
+    def num_frames(self) -> int:
+        return int(self.lengths.sum())
+
+    def is_video(self, camera: str) -> bool:
+        return self.info["features"][self.cameras[camera]]["dtype"] == "video"
+
+    def fingerprint(self) -> str:
+        """A hash of the dataset's info and of each file's name, size, beginning and end."""
+        digest = hashlib.blake2b((self.root / "meta" / "info.json").read_bytes(), digest_size=16)
+        files = [p for folder in ("data", "meta", "videos", "images") for p in (self.root / folder).rglob("*")]
+        for file in sorted(p for p in files if p.is_file()):
+            size = file.stat().st_size
+            digest.update(f"{file.relative_to(self.root)}:{size}".encode())
+            with open(file, "rb") as stream:
+                digest.update(stream.read(1 << 16))
+                stream.seek(max(size - (1 << 16), 0))
+                digest.update(stream.read())
+        return digest.hexdigest()
+
+    def has(self, column: str) -> bool:
+        return column in self.info["features"]
+
+    def batches(self, columns: list[str]) -> Iterator[pa.Table]:
+        """The frames in order, some hundred rows at a time, of the given parquet columns."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        for file in self._parquet_files(self.root / "data"):
+            try:
+                reader = pq.ParquetFile(str(file))
+                for batch in reader.iter_batches(_BATCH_ROWS, columns=columns):
+                    yield pa.Table.from_batches([batch])
+            except (pa.ArrowException, OSError) as error:
+                raise self._damaged(file, error) from error
+
+    def images(self, camera: str, size: int | None) -> Iterator[np.ndarray]:
+        """The frames of a camera in order, uint8 (some, height, width, 3), resized to `size` if given."""
+        return self._video_frames(camera, size) if self.is_video(camera) else self._stored_images(camera, size)
+
+    def _stored_images(self, camera: str, size: int | None) -> Iterator[np.ndarray]:
+        column = self.cameras[camera]
+
+        def decode(item: dict[str, Any]) -> np.ndarray:
+            data = item["bytes"] if item["bytes"] is not None else (self.root / item["path"]).read_bytes()
+            return resize(decode_image(data), size)
+
+        with ThreadPoolExecutor() as pool:
+            for table in self.batches([column]):
+                try:
+                    yield np.stack(list(pool.map(decode, table.column(column).to_pylist())))
+                except (OSError, ValueError) as error:
+                    raise DatasetError(f"{self.root}: {column} cannot be decoded: {error}") from error
+
+    def _video_frames(self, camera: str, size: int | None) -> Iterator[np.ndarray]:
+        from lerobot.datasets.video_utils import decode_video_frames
+
+        key = self.cameras[camera]
+        timestamps = np.concatenate([_numbers(t, "timestamp") for t in self.batches(["timestamp"])])
+        ends = np.cumsum(self.lengths)
+        columns = {
+            name: _numbers(self.episodes, f"videos/{key}/{name}")
+            for name in ("chunk_index", "file_index", "from_timestamp")
+        }
+        for episode, (start, end) in enumerate(zip(ends - self.lengths, ends, strict=True)):
+            path = self.root / self.info["video_path"].format(
+                video_key=key,
+                chunk_index=int(columns["chunk_index"][episode]),
+                file_index=int(columns["file_index"][episode]),
+            )
+            if not path.is_file():
+                raise DatasetError(f"{self.root}: {path.relative_to(self.root)} is missing; copy the dataset again")
+            for first in range(start, end, _BATCH_ROWS):
+                wanted = timestamps[first : min(first + _BATCH_ROWS, end)] + columns["from_timestamp"][episode]
+                try:
+                    frames = decode_video_frames(path, wanted.tolist(), 0.5 / self.fps, return_uint8=True)
+                except (RuntimeError, ValueError, OSError) as error:
+                    raise self._damaged(path, error) from error
+                yield np.stack([resize(frame, size) for frame in frames.permute(0, 2, 3, 1).contiguous().numpy()])
+
+    # --- metadata ---
+
+    def _read_info(self) -> dict[str, Any]:
+        file = self.root / "meta" / "info.json"
+        if not file.is_file():
+            raise DatasetError(
+                f"dataset not found: {self.root} (no meta/info.json in it). `vla-rl collect` makes one; "
+                "another LeRobotDataset v3 can be used as well."
+            )
+        try:
+            info = json.loads(file.read_text())
+            version, _ = info["codebase_version"], (info["features"], info["fps"])
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise self._damaged(file, error) from error
+        if not str(version).startswith("v3."):
+            raise DatasetError(
+                f"{self.root}: is LeRobotDataset {version}; v3.0 is needed. Convert it with "
+                "`python -m lerobot.scripts.convert_dataset_v21_to_v30`."
+            )
+        return info
+
+    def _read_instructions(self) -> list[str]:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        file = self.root / "meta" / "tasks.parquet"
+        try:
+            table = pq.read_table(str(file))
+        except (pa.ArrowException, OSError) as error:
+            raise self._damaged(file, error) from error
+        text = next(name for name in table.column_names if name != "task_index")
+        pairs = sorted(zip(table.column("task_index").to_pylist(), table.column(text).to_pylist(), strict=True))
+        if [number for number, _ in pairs] != list(range(len(pairs))):
+            raise self._damaged(file, ValueError("task numbers are not 0, 1, 2, ..."))
+        return [instruction for _, instruction in pairs]
+
+    def _read_table(self, folder: Path) -> pa.Table:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        tables = []
+        for file in self._parquet_files(folder):
+            try:
+                reader = pq.ParquetFile(str(file))
+                wanted = [n for n in reader.schema_arrow.names if not n.startswith(("stats/", "final_image_"))]
+                tables.append(reader.read(columns=wanted))
+            except (pa.ArrowException, OSError) as error:
+                raise self._damaged(file, error) from error
+        return pa.concat_tables(tables, promote_options="permissive")
+
+    def _parquet_files(self, folder: Path) -> list[Path]:
+        files = sorted(folder.glob("*/*.parquet"))
+        if not files:
+            raise DatasetError(
+                f"{self.root}: {folder.relative_to(self.root)} has no parquet file; copy the dataset again"
+            )
+        return files
+
+    def _damaged(self, file: Path, error: Exception) -> DatasetError:
+        return DatasetError(
+            f"{file}: missing or damaged ({type(error).__name__}: {str(error).splitlines()[0]}). "
+            "Copy or collect the dataset again."
+        )
+
+
+def resize(image: np.ndarray, size: int | None) -> np.ndarray:
+    """uint8 (height, width, 3) scaled to (size, size, 3) by area averaging; as it is where size is None or equal."""
+    if size is None or image.shape[:2] == (size, size):
+        return image
+    import cv2
+
+    return cv2.resize(image, (size, size), interpolation=cv2.INTER_AREA)
+
+
+def vectors(table: pa.Table, column: str) -> np.ndarray:
+    """A column of vectors (or scalars) as float32 (rows, D)."""
+    values = table.column(column).combine_chunks()
+    flat = values.flatten() if hasattr(values, "flatten") and values.type.num_fields else values
+    return np.asarray(flat, np.float32).reshape(table.num_rows, -1)
+
+
+def _numbers(table: pa.Table, column: str) -> np.ndarray:
+    return np.asarray(table.column(column).combine_chunks())
