@@ -98,7 +98,7 @@ def draw_look(
         material = np.array([names[pattern.integers(len(names))]], plain.material.dtype)
     strength = config.light
     tilt = light.uniform(-0.8, 0.8, 2) * strength
-    brightness = 1 + strength * light.uniform(-0.45, 0.35, 2)
+    brightness = 1 + strength * light.uniform(-0.3, 0.3, 2)
     direction = plain.light_dir + [*tilt, 0.0]
     return Look(
         rgba=rgba,

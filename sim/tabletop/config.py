@@ -46,7 +46,7 @@ def check_tasks(names: tuple[str, ...]) -> tuple[str, ...]:
 class AppearanceConfig(Config):
     """Random looks, drawn from the episode's seed; physics and layout do not change. All off by default."""
 
-    hue: float = Field(0.0, ge=0, le=0.05, description="Largest hue shift of objects, fraction of the colour circle.")
+    hue: float = Field(0.0, ge=0, le=0.03, description="Largest hue shift of objects, fraction of the colour circle.")
     light: float = Field(0.0, ge=0, le=1, description="Strength of random light direction and brightness.")
     camera: float = Field(0.0, ge=0, le=0.05, description="Largest shift of the agentview camera per axis, metres.")
     table_texture: bool = Field(False, description="Draw the table's pattern from several.")

@@ -137,7 +137,7 @@ def _gripper() -> str:
       <joint name="roll" type="hinge" axis="1 0 0" armature="0.004"/>
       <geom name="hand" type="box" size="0.013 0.071 0.009" pos="0 0 0.074" mass="0.4" {_GRIPPER} {_rgba(HAND_COLOUR)}/>
       <geom name="wrist" type="cylinder" size="0.013 0.03" pos="0 0 0.113" mass="0.1" {_VISUAL} {_rgba(HAND_COLOUR)}/>
-      <camera name="wrist" pos="0.085 0 0.11" xyaxes="0 1 0 -0.74 0 0.67" fovy="75"/>
+      <camera name="wrist" pos="0.085 0 0.11" xyaxes="0 1 0 -0.92 0 0.39" fovy="75"/>
       {fingers}</body>"""
 
 
@@ -145,8 +145,8 @@ def _actuators() -> str:
     """A ramped position servo for each hand joint (integrated velocity command plus its feed-forward)."""
     parts = []
     for joint, kp, kv in (
-        *((name, 2400, 70) for name in "xyz"),
-        *((name, 30, 0.8) for name in ("yaw", "pitch", "roll")),
+        *((name, 4800, 100) for name in "xyz"),
+        *((name, 100, 1.8) for name in ("yaw", "pitch", "roll")),
     ):
         parts.append(
             f'<general name="{joint}" joint="{joint}" dyntype="integrator" gaintype="fixed" gainprm="{kp}" '
@@ -198,7 +198,7 @@ def mjcf(task: str) -> str:
   <worldbody>
     <light name="sun" pos="0.3 0.3 1.5" dir="-0.3 -0.35 -1" directional="true" diffuse="0.55 0.55 0.55"
       specular="0.05 0.05 0.05" castshadow="false"/>
-    <camera name="agentview" pos="0.50 0 0.62" xyaxes="0 1 0 -0.7254 0 0.6884" fovy="31"/>
+    <camera name="agentview" pos="0.50 0 0.62" xyaxes="0 1 0 -0.7349 0 0.6782" fovy="32.5"/>
     <geom name="table" type="plane" size="1 1 0.1" {_STATIC} material="table_0" {_rgba(TABLE_COLOUR)}/>
     {_gripper()}{bodies}
   </worldbody>

@@ -1,0 +1,46 @@
+"""The tabletop's config must be light, and a dead GL must say what to install."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+
+def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **environment}, check=False
+    )
+
+
+def test_config_loads_no_simulator() -> None:
+    result = run(
+        "import sys; from sim.tabletop import TabletopConfig; TabletopConfig().env_spec(); "
+        "print(sorted({'mujoco', 'torch', 'OpenGL'} & set(sys.modules)))"
+    )
+    assert result.stdout.strip() == "[]", result.stdout + result.stderr
+
+
+def test_dead_gl_names_the_backend_and_the_packages() -> None:
+    code = (
+        "from sim.tabletop import TabletopConfig; from vla_rl.types import EpisodeSpec\n"
+        "from sim.tabletop.render import RenderError\n"
+        "try: TabletopConfig().make().reset(EpisodeSpec('stack'))\n"
+        "except RenderError as error: print(error)"
+    )
+    # No vendor's EGL can be found under a folder that does not exist.
+    result = run(code, MUJOCO_GL="egl", __EGL_VENDOR_LIBRARY_DIRS="/nonexistent", __EGL_VENDOR_LIBRARY_FILENAMES="/none")
+    assert "MUJOCO_GL=egl" in result.stdout, result.stdout + result.stderr
+    assert "libegl1 libegl-mesa0 libgl1-mesa-dri" in result.stdout and "libosmesa6" in result.stdout
+    result = run(code, MUJOCO_GL="off")
+    assert "MUJOCO_GL=off" in result.stdout and "egl, osmesa, glfw" in result.stdout
+
+
+def test_gl_is_chosen_even_when_mujoco_came_first() -> None:
+    code = (
+        "import mujoco; from sim.tabletop import TabletopConfig; from vla_rl.types import EpisodeSpec\n"
+        "print(TabletopConfig().make().reset(EpisodeSpec('stack')).images['agentview'].shape)"
+    )
+    environment = {k: v for k, v in os.environ.items() if k not in ("MUJOCO_GL", "DISPLAY")}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert "(64, 64, 3)" in result.stdout, result.stdout + result.stderr
