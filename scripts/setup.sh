@@ -8,7 +8,7 @@
 # Running it again costs under a second: a stamp remembers what was installed.
 set -euo pipefail
 
-cd "$(dirname "$0")/.."
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
 LEVEL="${1:-core}"
 VENV="${VENV:-.venv}"
 GL_PACKAGES="libegl1 libegl-mesa0 libgl1 libgl1-mesa-dri libgles2 libopengl0"
@@ -155,6 +155,9 @@ install_package() {
         export PATH CMAKE_POLICY_VERSION_MINIMUM=3.5
     fi
     "${pip[@]}" -e ".$extras" || fail "pip could not install the package (its message is above)."
+    if [ "$level" = dev ] && ! "$VENV/bin/python" -c 'import cv2' >/dev/null 2>&1; then
+        apt_install "OpenCV cannot be imported: it misses system libraries" $GL_PACKAGES $DEV_PACKAGES
+    fi
     printf '%s\n' "$want" >"$VENV/.installed-$level"
 }
 
@@ -189,14 +192,20 @@ ensure_gl() {
     printf '%s\n' "$found" >"$VENV/.mujoco_gl"
 }
 
-case "$LEVEL" in
-core | dev) ;;
-*) fail "unknown level '$LEVEL'; allowed: core, dev" ;;
-esac
-make_venv
-install_package core
-[ "$LEVEL" = core ] || install_package "$LEVEL"
-if [ "$LEVEL" = dev ] && has_apt && ! "$VENV/bin/python" -c 'import cv2' >/dev/null 2>&1; then
-    apt_install "opencv cannot be imported" $GL_PACKAGES $DEV_PACKAGES
+main() {
+    case "$LEVEL" in
+    core | dev) ;;
+    *) fail "unknown level '$LEVEL'; allowed: core, dev" ;;
+    esac
+    make_venv
+    install_package core
+    if [ "$LEVEL" = dev ]; then
+        install_package dev
+    fi
+    ensure_gl
+}
+
+# The tests source this file for its functions.
+if [ "${BASH_SOURCE[0]}" = "$0" ]; then
+    main
 fi
-ensure_gl

@@ -1,0 +1,261 @@
+"""Set-up: which Python it takes, what it installs, what it says when something is missing.
+
+The script runs against stand-ins for python, apt-get and id, so nothing is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parent.parent
+SETUP = ROOT / "scripts" / "setup.sh"
+TOOLS = ("bash", "sh", "dirname", "cat", "cksum", "awk", "df", "find", "mktemp", "rm", "tail", "mkdir", "touch", "c++")
+
+pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="set-up needs bash")
+
+
+def script(path: Path, body: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+class Machine:
+    """A PATH of a few real tools and stand-ins; what they were asked is in `log`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.bin, self.log = folder, folder / "bin", folder / "log"
+        self.bin.mkdir()
+        self.log.touch()
+        for tool in TOOLS:
+            if found := shutil.which(tool):
+                (self.bin / tool).symlink_to(found)
+        for tool in ("make", "c++"):
+            if not (self.bin / tool).exists():
+                script(self.bin / tool, "exit 0")
+        self.user(1000)
+        script(self.bin / "apt-get", f'echo "apt-get $*" >>{self.log}')
+
+    def user(self, number: int) -> None:
+        script(self.bin / "id", f"echo {number}")
+
+    def venv(self, body: str = "exit 0") -> Path:
+        """A virtual environment whose python logs its arguments, then runs `body`."""
+        folder = self.folder / "venv"
+        script(folder / "bin" / "python", f'echo "python $*" >>{self.log}\n{body}')
+        (folder / "pyvenv.cfg").touch()
+        os.utime(folder / "pyvenv.cfg", (0, 0))
+        return folder
+
+    def run(self, *command: str, **env: str) -> subprocess.CompletedProcess[str]:
+        base = {"PATH": str(self.bin), "HOME": str(self.folder / "home"), "VENV": str(self.folder / "venv")}
+        return subprocess.run(command, env={**base, **env}, capture_output=True, text=True, check=False, timeout=60)
+
+    def setup(self, level: str = "core", **env: str) -> subprocess.CompletedProcess[str]:
+        return self.run("bash", str(SETUP), level, **env)
+
+    def find_python(self, **env: str) -> subprocess.CompletedProcess[str]:
+        return self.run("bash", "-c", f"source {SETUP}; find_python", **env)
+
+    def asked(self) -> list[str]:
+        return self.log.read_text().splitlines()
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+# ---------------------------------------------------------------- which Python
+
+
+def test_a_python_on_the_path_is_taken(machine: Machine) -> None:
+    script(machine.bin / "python3.12", "exit 1")  # As pyenv's shims are, without a version behind them.
+    script(machine.bin / "python3.13", "exit 0")
+    script(machine.bin / "python3", "exit 0")
+    assert machine.find_python().stdout.strip() == "python3.13"
+
+
+def test_else_one_of_pyenvs(machine: Machine) -> None:
+    script(machine.bin / "python3", "exit 1")
+    for version, code in (("3.11.7", 1), ("3.12.1", 0), ("3.13.0", 0)):
+        script(machine.folder / "home" / ".pyenv" / "versions" / version / "bin" / "python", f"exit {code}")
+        script(machine.folder / "other" / "versions" / version / "bin" / "python", f"exit {code}")
+    assert machine.find_python().stdout.strip().endswith("home/.pyenv/versions/3.12.1/bin/python")
+    found = machine.find_python(PYENV_ROOT=str(machine.folder / "other")).stdout.strip()
+    assert found.endswith("other/versions/3.12.1/bin/python")
+
+
+def test_else_uv_makes_one(machine: Machine) -> None:
+    made = machine.folder / "made"
+    script(
+        machine.bin / "uv",
+        f'echo "uv $*" >>{machine.log}\n'
+        f'if [ "$2" = install ]; then printf "#!/bin/sh\\nexit 0\\n" >{made}; chmod +x {made}; fi\n'
+        f"[ -e {made} ] && echo {made}",
+    )
+    (machine.bin / "chmod").symlink_to(shutil.which("chmod") or "/bin/chmod")
+    assert machine.find_python().stdout.strip() == str(made)
+    assert "uv python install 3.12" in machine.asked()
+
+
+def test_else_it_says_what_to_install(machine: Machine) -> None:
+    script(machine.bin / "uv", "exit 1")
+    done = machine.run("bash", "-c", f"source {SETUP}; system_python() {{ :; }}; make_venv")
+    assert done.returncode == 1
+    for part in ("no Python 3.12 or newer found", "pipx install uv", "pyenv install 3.12", "make PYTHON="):
+        assert part in done.stderr
+
+
+def test_where_the_system_packages_one_that_is_the_advice(machine: Machine) -> None:
+    call = f"source {SETUP}; system_python() {{ echo python3.12; }}; make_venv"
+    done = machine.run("bash", "-c", call)
+    assert done.returncode == 1
+    assert "sudo apt-get install -y --no-install-recommends python3.12 python3.12-venv" in done.stderr
+    machine.user(0)
+    machine.run("bash", "-c", call)
+    assert "apt-get install -y --no-install-recommends python3.12 python3.12-venv" in machine.asked()
+
+
+def test_a_python_without_venv_gets_its_package_named(machine: Machine) -> None:
+    script(machine.bin / "python3.12", 'case "$2" in *ensurepip*) exit 1 ;; *print*) echo 3.12 ;; esac')
+    done = machine.setup()
+    assert done.returncode == 1
+    assert "cannot make virtual environments" in done.stderr and "python3.12-venv" in done.stderr
+
+
+def test_a_bad_python_is_named(machine: Machine) -> None:
+    done = machine.setup(PYTHON="/no/such/python")
+    assert done.returncode == 1 and "PYTHON=/no/such/python is not a working Python 3.12" in done.stderr
+
+
+def test_a_folder_that_is_no_environment_is_left_alone(machine: Machine) -> None:
+    (machine.folder / "venv").mkdir()
+    (machine.folder / "venv" / "thesis.txt").touch()
+    done = machine.setup()
+    assert done.returncode == 1 and "is not a virtual environment" in done.stderr
+    assert (machine.folder / "venv" / "thesis.txt").exists()
+
+
+# ---------------------------------------------------------------- what it installs
+
+
+def test_it_installs_once_with_the_constraints(machine: Machine) -> None:
+    machine.venv('case "$*" in *doctor*) echo egl ;; *CMAKE_BIN_DIR*) echo /cmake ;; esac')
+    done = machine.setup("dev")
+    assert done.returncode == 0, done.stderr
+    installs = [line for line in machine.asked() if " install " in line]
+    assert len(installs) == 3 and all("-c constraints.txt" in line for line in installs)
+    assert installs[0].endswith("--upgrade pip")
+    assert installs[1].endswith("-e .") and installs[2].endswith("-e .[dev,libero]")
+    assert (machine.folder / "venv" / ".mujoco_gl").read_text() == "egl\n"
+
+    machine.log.write_text("")
+    again = machine.setup("dev")
+    assert again.returncode == 0 and again.stderr == "" and machine.asked() == [machine.asked()[0]]
+
+
+def test_a_failed_install_leaves_no_stamp(machine: Machine) -> None:
+    venv = machine.venv('case "$*" in *" -e "*) exit 1 ;; esac')
+    done = machine.setup()
+    assert done.returncode == 1 and "pip could not install the package" in done.stderr
+    assert not list(venv.glob(".installed-*"))
+
+
+def test_an_unknown_level_is_refused(machine: Machine) -> None:
+    done = machine.setup("everything")
+    assert done.returncode == 1 and "allowed: core, dev" in done.stderr
+
+
+# ---------------------------------------------------------------- rendering without a screen
+
+NO_GL = 'case "$*" in *doctor*) echo "egl: no libEGL" >&2; exit 1 ;; esac'
+
+
+def test_without_gl_a_user_gets_the_command(machine: Machine) -> None:
+    machine.venv(NO_GL)
+    done = machine.setup()
+    assert done.returncode == 1
+    assert "sudo apt-get update && sudo apt-get install -y --no-install-recommends libegl1 libegl-mesa0" in done.stderr
+    assert not any(line.startswith("apt-get") for line in machine.asked())
+
+
+def test_without_gl_root_gets_it_installed(machine: Machine) -> None:
+    machine.user(0)
+    machine.venv(f'if ! grep -q libegl1 {machine.log}; then {NO_GL}; fi\ncase "$*" in *doctor*) echo egl ;; esac')
+    (machine.bin / "grep").symlink_to(shutil.which("grep") or "/bin/grep")
+    done = machine.setup()
+    assert done.returncode == 0, done.stderr
+    assert "apt-get update" in machine.asked()
+    assert not any("osmesa" in line for line in machine.asked())
+
+
+def test_where_egl_never_works_osmesa_is_tried_and_the_reason_is_shown(machine: Machine) -> None:
+    machine.user(0)
+    machine.venv(NO_GL)
+    done = machine.setup()
+    assert done.returncode == 1
+    assert any("libosmesa6" in line for line in machine.asked())
+    assert "egl: no libEGL" in done.stderr and "still cannot render" in done.stderr
+
+
+def test_without_apt_the_packages_are_named(machine: Machine) -> None:
+    (machine.bin / "apt-get").unlink()
+    machine.venv(NO_GL)
+    done = machine.setup()
+    assert done.returncode == 1 and "Debian names" in done.stderr and "libegl1" in done.stderr
+
+
+# ---------------------------------------------------------------- constraints, Makefile, CI
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return dict(line.split("==") for line in lines if line and not line.startswith("#"))
+
+
+def test_constraints_are_exact_versions_without_addresses() -> None:
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        assert line.startswith("#") or re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", line), line
+
+
+def test_every_dependency_is_pinned_inside_its_range() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *(r for rs in project["optional-dependencies"].values() for r in rs)]
+    pinned = {canonicalize_name(name): version for name, version in pins().items()}
+    for text in wanted:
+        requirement = Requirement(text)
+        version = pinned.get(canonicalize_name(requirement.name))
+        assert version, f"{requirement.name} is not in constraints.txt: run `make constraints`"
+        assert requirement.specifier.contains(version, prereleases=True), f"{text} does not admit the pinned {version}"
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_the_make_targets_run_what_they_say() -> None:
+    def plan(*arguments: str) -> str:
+        command = ["make", "--no-print-directory", "-n", *arguments]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+    assert "vla-rl demo" in plan("demo") and "--from-scratch" not in plan("demo", "FROM_SCRATCH=0")
+    assert "vla-rl demo --from-scratch" in plan("demo", "FROM_SCRATCH=1")
+    test_plan = plan("test")
+    for part in ("setup.sh dev", "ruff check", "ruff format --check", "basedpyright", "pytest"):
+        assert part in test_plan
+    assert "-m 'slow" in plan("test-slow")
+
+
+def test_ci_runs_the_readmes_test_command() -> None:
+    ci = ROOT / ".ci" / "run"
+    assert os.access(ci, os.X_OK)
+    assert ci.read_text().splitlines()[-1] == "make test"
