@@ -156,6 +156,8 @@ class Expert:
             case Stage.BEHIND:
                 return self._next_behind(view, command)
             case Stage.PUSH:
+                if self._push_state(view, command)[0] > 0.04:
+                    self._aim(view)
                 remaining, gap, sideways = self._push_state(view, command)
                 return Stage.BACK_OFF if remaining < 0.006 or abs(sideways) > 0.03 or gap < -0.03 else Stage.PUSH
             case Stage.BACK_OFF:

@@ -92,7 +92,8 @@ def _bowl() -> str:
         x, y = BOWL_RADIUS * math.cos(angle), BOWL_RADIUS * math.sin(angle)
         parts.append(
             f'<geom type="box" size="0.005 {width:.5f} {BOWL_HEIGHT / 2}" pos="{x:.5f} {y:.5f} {BOWL_HEIGHT / 2}" '
-            f'euler="0 0 {angle:.5f}" mass="0.004" {_INSIDE} {_rgba(BOWL_COLOUR)}/>'
+            f'euler="0 0 {angle:.5f}" mass="0.004" priority="1" friction="0.3 0.005 0.001" '
+            f"{_INSIDE} {_rgba(BOWL_COLOUR)}/>"
         )
     parts.append(
         f'<geom type="cylinder" size="{BOWL_RADIUS} {BOWL_FLOOR / 2}" pos="0 0 {BOWL_FLOOR / 2 + 0.0005}" mass="0" '
@@ -125,7 +126,7 @@ def _gripper() -> str:
         f"""<body name="finger_{side}" gravcomp="1">
           <joint name="finger_{side}" type="slide" axis="0 {sign} 0" armature="0.02"/>
           <geom name="finger_{side}" type="box" size="0.012 0.008 0.040" pos="0 {sign * 0.008} 0.025" mass="0.03"
-            friction="2.5 0.05 0.001" condim="4" {_GRIPPER}
+            priority="2" friction="2.5 0.05 0.001" condim="4" {_GRIPPER}
             {_rgba(FINGER_COLOUR)}/></body>"""
         for side, sign in (("left", 1), ("right", -1))
     )

@@ -62,7 +62,7 @@ _REGIONS: dict[str, dict[str, tuple[float, float, float, float]]] = {
         "block": (-0.15, 0.15, -0.16, 0.16),
     },
 }
-_MAX_SIDEWAYS = {"push_to_zone": 0.08, "bowl_push": 0.05}  # of the zone from what is pushed there, metres
+_MAX_SIDEWAYS = {"push_to_zone": 0.08, "bowl_push": 0.03}  # of the zone from what is pushed there, metres
 _GAP = 0.12  # smallest distance between two centres, metres: the open gripper fits between
 _BOWL_GAP = 0.15  # of the block from the bowl
 
