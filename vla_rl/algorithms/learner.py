@@ -78,7 +78,7 @@ class Learner:
 
     @property
     def timing(self) -> dict[str, float]:
-        """Seconds of the latest `prepare` and `update`: "forward_backward" (with old log-probabilities), "optimizer"."""
+        """Seconds of the latest `prepare` and `update`: "forward_backward", "optimizer"."""
         return dict(self.stopwatch.seconds)
 
     # --- from episodes to a batch -----------------------------------------------------------

@@ -1,0 +1,162 @@
+"""Losses against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from vla_rl.algorithms import losses
+
+LOG = math.log
+
+
+def surrogate(ratio: float, advantage: float, dual_clip: float | None = None) -> tuple[float, bool, float]:
+    """Loss, clipped?, and d loss / d log ratio at low 0.2, high 0.28."""
+    log_ratio = torch.tensor([LOG(ratio)], dtype=torch.float64, requires_grad=True)
+    loss, clipped = losses.clipped_surrogate(
+        log_ratio, torch.tensor([advantage], dtype=torch.float64), 0.2, 0.28, dual_clip
+    )
+    loss.sum().backward()
+    assert log_ratio.grad is not None
+    return loss.item(), bool(clipped), log_ratio.grad.item()
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "dual_clip", "loss", "clipped"),
+    [
+        (1.0, 2.0, None, -2.0, False),
+        (1.25, 2.0, None, -2.5, False),  # Above 1.2: the upper bound is 1.28, not 1 + clip_low.
+        (1.5, 2.0, None, -2.56, True),
+        (0.5, 2.0, None, -1.0, False),  # A good action that became rarer is not clipped.
+        (0.75, -2.0, None, 1.6, True),
+        (0.9, -2.0, None, 1.8, False),
+        (5.0, -2.0, None, 10.0, False),  # A bad action that became likelier is not clipped ...
+        (5.0, -2.0, 3.0, 6.0, True),  # ... but for dual clip.
+        (2.0, -2.0, 3.0, 4.0, False),
+        (5.0, 2.0, 3.0, -2.56, True),  # Dual clip leaves positive advantages alone.
+        (0.75, -2.0, 3.0, 1.6, True),
+    ],
+)
+def test_clipping_by_hand(ratio, advantage, dual_clip, loss, clipped):
+    found, is_clipped, gradient = surrogate(ratio, advantage, dual_clip)
+    assert found == pytest.approx(loss)
+    assert is_clipped == clipped
+    assert gradient == pytest.approx(0.0 if clipped else -advantage * ratio)
+
+
+# One decision of H = 2 actions, A = 2 dimensions, ratios 1.1 1.2 / 1.0 2.0; a second, not valid.
+RATIOS = torch.tensor([[[1.1, 1.2], [1.0, 2.0]], [[9.0, 9.0], [9.0, 9.0]]], dtype=torch.float64)
+ADVANTAGE = torch.tensor([[1.0, 2.0], [7.0, 7.0]], dtype=torch.float64)
+
+
+def loss_of(level: str, valid: list[list[bool]], advantage: torch.Tensor) -> tuple[float, dict[str, torch.Tensor]]:
+    weight = losses.action_weights(np.array(valid), np.array([0, 1]), level, "token_mean")  # type: ignore[arg-type]
+    loss, metrics = losses.policy_loss(
+        RATIOS.log(), torch.zeros_like(RATIOS), advantage, torch.from_numpy(weight), ratio_level=level,  # type: ignore[arg-type]
+        clip_low=0.2, clip_high=0.28,
+    )  # fmt: skip
+    return loss.item(), metrics
+
+
+def test_token_ratio_by_hand():
+    # -(1.1 + 1.2 + 2 (1.0 + 1.28)) / 4, of which one of four is clipped.
+    loss, metrics = loss_of("token", [[True, True], [False, False]], ADVANTAGE)
+    assert loss == pytest.approx(-(1.1 + 1.2 + 2 * (1.0 + 1.28)) / 4)
+    assert metrics["clip_fraction"].item() == pytest.approx(1 / 4)
+    assert metrics["ratio"].item() == pytest.approx((1.1 + 1.2 + 1.0 + 2.0) / 4)
+    assert metrics["ratio_max"].item() == pytest.approx(2.0)
+
+
+def test_action_ratio_by_hand():
+    # Products 1.32 (clipped to 1.28) and 2.0 (to 1.28): -(1.28 + 2 * 1.28) / 2.
+    loss, metrics = loss_of("action", [[True, True], [False, False]], ADVANTAGE)
+    assert loss == pytest.approx(-(1.28 + 2 * 1.28) / 2)
+    assert metrics["clip_fraction"].item() == pytest.approx(1.0)
+    assert metrics["ratio"].item() == pytest.approx((1.32 + 2.0) / 2)
+
+
+def test_chunk_ratio_by_hand():
+    # One ratio 1.1 * 1.2 * 1 * 2 = 2.64 with a negative advantage, which is not clipped.
+    loss, metrics = loss_of("chunk", [[True, True], [False, False]], torch.full((2, 2), -3.0, dtype=torch.float64))
+    assert loss == pytest.approx(3 * 2.64)
+    assert metrics["ratio"].item() == pytest.approx(2.64)
+    # With the second action masked the ratio is 1.32.
+    loss, _ = loss_of("chunk", [[True, False], [False, False]], torch.full((2, 2), -3.0, dtype=torch.float64))
+    assert loss == pytest.approx(3 * 1.32)
+
+
+def test_masked_actions_have_no_gradient():
+    log_prob = torch.randn(2, 2, 2, dtype=torch.float64, requires_grad=True)
+    valid = np.array([[True, False], [False, False]])
+    for level in ("token", "action", "chunk"):
+        weight = torch.from_numpy(losses.action_weights(valid, np.array([0, 1]), level, "token_mean"))
+        loss, _ = losses.policy_loss(
+            log_prob, log_prob.detach(), torch.ones(2, 2, dtype=torch.float64), weight, ratio_level=level
+        )
+        (gradient,) = torch.autograd.grad(loss, log_prob)
+        assert (gradient[0, 0] != 0).all()
+        assert (gradient[0, 1] == 0).all()
+        assert (gradient[1] == 0).all()
+
+
+VALID = np.array([[True, True], [True, False], [True, True]])
+TRAJECTORY = np.array([4, 4, 9])
+
+
+@pytest.mark.parametrize(
+    ("level", "reduction", "weight"),
+    [
+        ("token", "token_mean", [[1 / 5, 1 / 5], [1 / 5, 0], [1 / 5, 1 / 5]]),
+        ("action", "trajectory_mean", [[1 / 6, 1 / 6], [1 / 6, 0], [1 / 4, 1 / 4]]),
+        ("chunk", "token_mean", [[1 / 6, 1 / 6], [1 / 3, 0], [1 / 6, 1 / 6]]),
+        ("chunk", "trajectory_mean", [[1 / 8, 1 / 8], [1 / 4, 0], [1 / 4, 1 / 4]]),
+    ],
+)
+def test_weights_by_hand(level, reduction, weight):
+    np.testing.assert_allclose(losses.action_weights(VALID, TRAJECTORY, level, reduction), weight)
+
+
+def test_weights_of_nothing_valid_are_zero():
+    weight = losses.action_weights(np.zeros((2, 3), bool), np.array([0, 1]), "token", "trajectory_mean")
+    assert (weight == 0).all()
+
+
+def test_kl_by_hand():
+    # k3 with log_ratio = log 2: 2 - 1 - log 2; with log 1: 0. Mean over the two tokens.
+    log_prob = torch.tensor([[[LOG(0.25), LOG(0.5)]]], dtype=torch.float64)
+    reference = torch.tensor([[[LOG(0.5), LOG(0.5)]]], dtype=torch.float64)
+    kl = losses.kl_loss(log_prob, reference, torch.ones(1, 1, dtype=torch.float64))
+    assert kl.item() == pytest.approx((1 - LOG(2)) / 2)
+
+
+def test_k3_is_unbiased():
+    # Its mean under p is KL(p || q), here exactly, over the three outcomes.
+    p, q = torch.tensor([0.2, 0.3, 0.5]), torch.tensor([0.4, 0.4, 0.2])
+    expected = (p * (p / q).log()).sum()
+    assert (p * losses.k3((q / p).log())).sum().item() == pytest.approx(expected.item(), rel=1e-5)
+    assert (losses.k3(torch.linspace(-3, 3, 7)) >= 0).all()
+
+
+def test_entropy_mean_by_hand():
+    entropy = torch.tensor([[[1.0, 3.0], [5.0, 7.0]]])
+    assert losses.entropy_mean(entropy, torch.tensor([[0.5, 0.5]])).item() == pytest.approx(4.0)
+    assert losses.entropy_mean(entropy, torch.tensor([[1.0, 0.0]])).item() == pytest.approx(2.0)
+
+
+def test_value_loss_by_hand():
+    value, target, old = torch.tensor([2.0]), torch.tensor([5.0]), torch.tensor([1.5])
+    assert losses.value_loss(value, target, old, kind="mse", clip=None).item() == pytest.approx(4.5)
+    # Huber with delta 1: 3 - 1/2.
+    assert losses.value_loss(value, target, old, clip=None, huber_delta=1.0).item() == pytest.approx(2.5)
+    # Clipped: the value may go from 1.5 to 1.7 only, and 0.5 * 3.3^2 is worse than 0.5 * 3^2.
+    assert losses.value_loss(value, target, old, kind="mse", clip=0.2).item() == pytest.approx(0.5 * 3.3**2)
+
+
+def test_value_loss_beyond_the_clip_has_no_gradient():
+    value = torch.tensor([2.0], requires_grad=True)
+    losses.value_loss(value, torch.tensor([5.0]), torch.tensor([1.5]), clip=0.2).backward()
+    assert value.grad is not None
+    assert value.grad.item() == 0.0

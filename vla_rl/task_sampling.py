@@ -1,0 +1,190 @@
+"""Which task and initial state to roll out next: uniform, or by estimated difficulty (VADE). Imports no torch."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+
+from vla_rl.config import Config, ConfigError
+from vla_rl.types import Episode, EpisodeSpec
+
+# Streams of the random generator: order of tasks, order of states, Thompson draws.
+_TASKS, _STATES, _THOMPSON = 1, 2, 3
+
+Arm = tuple[str, int | None]
+
+
+class SamplingConfig(Config):
+    """How initial states of the train split are chosen."""
+
+    kind: Literal["uniform", "vade"] = Field(
+        "uniform", description="uniform: every task equally often; vade: most often those solved half of the time."
+    )
+    level: Literal["task", "state"] = Field(
+        "task", description="vade: estimate difficulty per task, or per initial state (needs train_states)."
+    )
+    train_states: PositiveInt | None = Field(
+        None, description="Distinct initial states per task, revisited in shuffled order; null: a fresh one every time."
+    )
+    first_state: NonNegativeInt = Field(0, description="Index of the first initial state in the train split.")
+    prior: float = Field(1.0, gt=0, description="vade: both parameters of the Beta prior.")
+    decay: float = Field(0.8, gt=0, le=1, description="vade: what is kept of the evidence on what was just rolled out.")
+    idle_decay: float = Field(0.95, gt=0, le=1, description="vade: what is kept of the evidence on all else.")
+
+    @model_validator(mode="after")
+    def _state_level_is_finite(self) -> SamplingConfig:
+        if self.kind == "vade" and self.level == "state" and self.train_states is None:
+            raise ConfigError(
+                "sampling.level: got 'state' with train_states null. The difficulty of a state can only be estimated "
+                "when states come back: set sampling.train_states to a number, or sampling.level=task."
+            )
+        return self
+
+    def build(self, tasks: Sequence[str], seed: int = 0) -> TaskSampler:
+        """The sampler of these tasks."""
+        return TaskSampler(self, tasks, seed)
+
+
+class TaskSampler:
+    """Draws initial states of the train split, one for each group of episodes.
+
+    The same config, tasks, seed, and history of `draw` and `update` give the same draws.
+    """
+
+    def __init__(self, config: SamplingConfig, tasks: Sequence[str], seed: int = 0):
+        if not tasks or len(set(tasks)) != len(tasks):
+            raise ValueError(f"tasks: got {list(tasks)}, need at least one, each once")
+        self.config = config
+        self.tasks = list(tasks)
+        self.seed = seed
+        self._num_drawn = 0
+        self._num_of_task = dict.fromkeys(self.tasks, 0)
+        arms: list[Arm] = [(task, None) for task in self.tasks]
+        if config.level == "state" and config.train_states is not None:
+            first = config.first_state
+            arms = [(task, first + i) for task in self.tasks for i in range(config.train_states)]
+        self._number = {arm: i for i, arm in enumerate(arms)}
+        self._arms = arms
+        # Evidence beyond the prior: (decayed) numbers of successes and failures.
+        self._successes = np.zeros(len(arms))
+        self._failures = np.zeros(len(arms))
+
+    def draw(self, num_groups: int) -> list[EpisodeSpec]:
+        """One spec for each group, split "train"."""
+        if self.config.kind == "uniform":
+            return [self._spec_of_task(self._next_task()) for _ in range(num_groups)]
+        return self._draw_by_difficulty(num_groups)
+
+    def update(self, episodes: Sequence[Episode]) -> None:
+        """Learn from the outcomes of episodes drawn here. Lost ones count for nothing."""
+        new = np.zeros((2, len(self._arms)))
+        for episode in episodes:
+            number = self._number.get(self._arm(episode.spec))
+            if number is not None and not episode.lost:
+                new[0 if episode.success else 1, number] += 1
+        keep = np.where(new.sum(0) > 0, self.config.decay, self.config.idle_decay)
+        self._successes = self._successes * keep + new[0]
+        self._failures = self._failures * keep + new[1]
+
+    def estimates(self) -> dict[str, float]:
+        """Posterior mean success rate by task."""
+        totals: defaultdict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))
+        for (task, _), successes, failures in zip(self._arms, self._successes, self._failures, strict=True):
+            totals[task] += (successes, failures)
+        prior = self.config.prior
+        return {task: float((t[0] + prior) / (t.sum() + 2 * prior)) for task, t in totals.items()}
+
+    def _draw_by_difficulty(self, num_groups: int) -> list[EpisodeSpec]:
+        """VADE (Hu et al. 2025, arXiv 2511.18902): Thompson sampling of the most informative arm.
+
+        For each group, a success rate p is drawn from every arm's Beta posterior, and the arm with
+        the largest p (1 - p), the variance of its outcome, is taken. Our decay of evidence, one
+        factor for what was rolled out and one for the rest, follows the paper's two-scale prior
+        decay in purpose, not in formula.
+        """
+        generator = np.random.default_rng([self.seed, _THOMPSON, self._num_drawn])
+        prior = self.config.prior
+        free = np.ones(len(self._arms), bool)
+        specs = []
+        for _ in range(num_groups):
+            rate = generator.beta(self._successes + prior, self._failures + prior)
+            number = int(np.argmax(np.where(free, rate * (1 - rate), -1.0)))
+            task, index = self._arms[number]
+            if index is None:
+                specs.append(self._spec_of_task(task))
+                continue
+            free[number] = False  # A state comes once per draw, until all have come.
+            if not free.any():
+                free[:] = True
+            self._num_drawn += 1
+            specs.append(EpisodeSpec(task, "train", index))
+        return specs
+
+    def _next_task(self) -> str:
+        """Tasks in a new random order each time all have come."""
+        lap, place = divmod(self._num_drawn, len(self.tasks))
+        return self.tasks[np.random.default_rng([self.seed, _TASKS, lap]).permutation(len(self.tasks))[place]]
+
+    def _spec_of_task(self, task: str) -> EpisodeSpec:
+        """The task's next initial state."""
+        number = self._num_of_task[task]
+        self._num_of_task[task] += 1
+        self._num_drawn += 1
+        if self.config.train_states is not None:
+            lap, place = divmod(number, self.config.train_states)
+            seed = [self.seed, _STATES, self.tasks.index(task), lap]
+            number = int(np.random.default_rng(seed).permutation(self.config.train_states)[place])
+        return EpisodeSpec(task, "train", self.config.first_state + number)
+
+    def _arm(self, spec: EpisodeSpec) -> Arm:
+        return (spec.task, None if self._arms[0][1] is None else spec.index)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint needs, JSON-able."""
+        return {
+            "tasks": self.tasks,
+            "num_drawn": self._num_drawn,
+            "num_of_task": dict(self._num_of_task),
+            "successes": self._successes.tolist(),
+            "failures": self._failures.tolist(),
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Undo `state`.
+
+        Raises:
+            ValueError: the checkpoint is of other tasks or states.
+        """
+        if list(state["tasks"]) != self.tasks or len(state["successes"]) != len(self._arms):
+            raise ValueError(
+                f"sampling: the checkpoint is of tasks {list(state['tasks'])} with {len(state['successes'])} "
+                f"estimates, this run has {self.tasks} with {len(self._arms)}; resume with the same env.tasks, "
+                "sampling.level and sampling.train_states."
+            )
+        self._num_drawn = int(state["num_drawn"])
+        self._num_of_task = {task: int(n) for task, n in state["num_of_task"].items()}
+        self._successes = np.array(state["successes"], np.float64)
+        self._failures = np.array(state["failures"], np.float64)
+
+
+def groups_to_resample(episodes: Sequence[Episode], target: int, budget: int) -> int:
+    """Dynamic sampling: how many more groups to roll out.
+
+    Args:
+        episodes: all of the rollout so far.
+        target: groups wanted with neither all success nor all failure.
+        budget: groups that may still be rolled out.
+
+    Returns:
+        what is missing to the target, at most the budget; 0 when done.
+    """
+    outcomes: defaultdict[int, set[bool]] = defaultdict(set)
+    for episode in episodes:
+        if not episode.lost:
+            outcomes[episode.group].add(episode.success)
+    informative = sum(len(seen) == 2 for seen in outcomes.values())
+    return max(0, min(target - informative, budget))
