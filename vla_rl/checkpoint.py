@@ -197,16 +197,22 @@ def restore_optimizer(
         raise CheckpointError(f"{prefix}: the checkpoint's optimizer does not fit this run's: {error}") from error
 
 
+def trained_weights(module: torch.nn.Module, prefix: str = "policy.") -> dict[str, torch.Tensor]:
+    """A module's weights and buffers without its frozen parameters, under `prefix`."""
+    frozen = {name for name, parameter in module.named_parameters() if not parameter.requires_grad}
+    return {prefix + name: tensor for name, tensor in module.state_dict().items() if name not in frozen}
+
+
 def load_weights(
     module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], source: str, prefix: str = "policy."
 ) -> None:
-    """Load the tensors whose names start with `prefix` into a module; every weight must fit and be finite.
+    """Undo `trained_weights`: every weight that is not frozen must be there, fit and be finite.
 
     Raises:
         CheckpointError: missing or unknown weights, wrong shapes, NaN or infinity.
     """
     given = {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    wanted = module.state_dict()
+    wanted = trained_weights(module, prefix="")
     missing, unknown = sorted(wanted.keys() - given.keys()), sorted(given.keys() - wanted.keys())
     if missing or unknown:
         raise CheckpointError(
@@ -220,7 +226,7 @@ def load_weights(
                 "Was it made with another policy config?"
             )
     check_finite(given, source)
-    module.load_state_dict(given)
+    module.load_state_dict(given, strict=False)
 
 
 def check_finite(tensors: Mapping[str, torch.Tensor], source: str) -> None:

@@ -16,6 +16,7 @@ from vla_rl.data.config import AugmentConfig, DatasetConfig, as_datasets
 
 if TYPE_CHECKING:
     from vla_rl.interfaces import Policy
+    from vla_rl.types import EnvSpec
 
 
 class SFTConfig(Config):
@@ -36,9 +37,9 @@ class SFTConfig(Config):
     warmup_steps: NonNegativeInt = Field(100, description="Steps of linear warm-up.")
     final_lr_fraction: float = Field(0.1, ge=0, le=1, description="Of lr, at the end of the cosine decay.")
     betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW's.")
-    weight_decay: NonNegativeFloat = Field(0.01, description="Decoupled, on matrices only.")
+    weight_decay: NonNegativeFloat = Field(0.01, description="Decoupled weight decay.")
     grad_clip: PositiveFloat = Field(1.0, description="Largest gradient norm.")
-    precision: Literal["policy", "no", "bf16", "fp16"] = Field(
+    precision: Literal["policy", "bf16"] = Field(
         "policy", description="accelerate's mixed precision; policy: none, the policy's own precision holds."
     )
     ema_decay: float = Field(0.0, ge=0, lt=1, description="Average of the weights that is saved as the result; 0: off.")
@@ -53,10 +54,6 @@ class SFTConfig(Config):
     num_threads: NonNegativeInt = Field(0, description="torch threads on a CPU; 0 leaves them as they are.")
 
 
-class TrainingDiverged(ValueError):
-    """Too many steps in a row without a finite loss or gradient."""
-
-
 def train_bc(
     policy: Policy,
     config: SFTConfig,
@@ -64,7 +61,7 @@ def train_bc(
     log: Callable[[int, dict[str, Any]], None],
     seed: int = 0,
     *,
-    fps: float | None = None,
+    env_spec: EnvSpec | None = None,
     progress: bool = True,
 ) -> dict[str, Any]:
     """Train a policy by behaviour cloning; goes on from the last whole checkpoint in the folder.
@@ -75,15 +72,16 @@ def train_bc(
     Args:
         policy: trained in place. Its normalisation statistics are set from the data unless it has some.
         log: called with (step, metrics) every `config.log_every` steps.
-        fps: control rate of the environment, which the datasets must have; None accepts any.
+        env_spec: the environment's facts; datasets must have its control rate and state size. None: not checked.
+        progress: show a progress bar.
 
     Returns:
-        policy (folder), steps, loss, samples_per_second, bad_steps, episodes, frames.
+        policy (folder), steps, samples_per_second, num_bad_steps, episodes, frames, and the last logged metrics.
 
     Raises:
         DatasetError: a dataset that is missing, damaged or does not fit.
-        TrainingDiverged: `max_bad_steps` in a row; the last good state is kept as a checkpoint.
+        TrainingDivergedError: `max_bad_steps` in a row; the last good state is kept as a checkpoint.
     """
     from vla_rl.bc_trainer import run_training
 
-    return run_training(policy, config, Path(run_folder), log, seed, fps=fps, progress=progress)
+    return run_training(policy, config, Path(run_folder), log, seed, env_spec=env_spec, progress=progress)

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import torch
 
-from vla_rl.algorithms.configs import AlgoConfig, PPOConfig
+from vla_rl.algorithms.configs import PPOConfig
 
 CRITIC_NAME = "value_head"
 # Matrices that are not hidden layers: rows are looked up, or are classes. Muon is not meant for these.
 _NOT_HIDDEN = ("embed", "head")
+
+
+class OptimizerOptions(Protocol):
+    """The fields that `AlgoConfig` and `SFTConfig` share."""
+
+    @property
+    def optimizer(self) -> str: ...
+    @property
+    def lr(self) -> float: ...
+    @property
+    def betas(self) -> tuple[float, float]: ...
+    @property
+    def weight_decay(self) -> float: ...
 
 
 def is_critic(name: str) -> bool:
@@ -18,7 +32,9 @@ def is_critic(name: str) -> bool:
     return CRITIC_NAME in name.split(".")
 
 
-def build_optimizers(config: AlgoConfig, parameters: Mapping[str, torch.nn.Parameter]) -> list[torch.optim.Optimizer]:
+def build_optimizers(
+    config: OptimizerOptions, parameters: Mapping[str, torch.nn.Parameter]
+) -> list[torch.optim.Optimizer]:
     """AdamW over everything, or Muon over the hidden matrices and AdamW over the rest.
 
     The critic has its own learning rate, and is left out for algorithms without one. Muon (Jordan et

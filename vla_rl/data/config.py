@@ -29,18 +29,18 @@ class DatasetConfig(Config):
 class AugmentConfig(Config):
     """Random changes of the training images; all off by default. OpenVLA: crop_area .9, .2, .2, .2, hue .05."""
 
-    shift: NonNegativeInt = Field(0, description="Shift by up to this many pixels each way, edges repeated.")
+    shift: NonNegativeInt = Field(default=0, description="Shift by up to this many pixels each way, edges repeated.")
     crop_area: float = Field(
-        1.0,
+        default=1.0,
         gt=0,
         le=1,
         description="Area of a random square crop, scaled back to full size. A policy trained with it should see the "
         "centre crop of the same area when it acts.",
     )
-    brightness: NonNegativeFloat = Field(0.0, description="Largest change of brightness, fraction of full scale.")
-    contrast: float = Field(0.0, ge=0, lt=1, description="Largest relative change of contrast.")
-    saturation: float = Field(0.0, ge=0, lt=1, description="Largest relative change of saturation.")
-    hue: float = Field(0.0, ge=0, le=0.5, description="Largest turn of the hue, fraction of the colour circle.")
+    brightness: NonNegativeFloat = Field(default=0.0, description="Largest change of brightness, of full scale.")
+    contrast: float = Field(default=0.0, ge=0, lt=1, description="Largest relative change of contrast.")
+    saturation: float = Field(default=0.0, ge=0, lt=1, description="Largest relative change of saturation.")
+    hue: float = Field(default=0.0, ge=0, le=0.5, description="Largest turn of the hue, fraction of the colour circle.")
 
     @property
     def colour(self) -> bool:

@@ -260,7 +260,7 @@ def _camera_names(source: LeRobotSource, config: DatasetConfig, cameras: Sequenc
     if missing := [camera for camera in cameras if camera not in names]:
         free = sorted(set(names) - set(cameras)) or ["its_name"]
         raise DatasetError(
-            f"{config.path}: has cameras {sorted(source.cameras)}, the policy needs {list(cameras)}; missing {missing}: "
+            f"{config.path}: has cameras {sorted(source.cameras)}, policy needs {list(cameras)}; missing {missing}: "
             f"if one is that view under another name, say so with camera_map: {{{free[0]}: {missing[0]}}}."
         )
     return {camera: names[camera] for camera in cameras}

@@ -1,0 +1,404 @@
+"""The behaviour-cloning trainer: one step at a time (`BCTrainer`), and the loop around it (`run_training`).
+
+Everything random in a step follows from (seed, step): which examples, how images are changed,
+dropout. So a resumed run repeats an uninterrupted one.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from torch import nn
+
+from vla_rl.algorithms.learner import TrainingDivergedError
+from vla_rl.algorithms.optimizers import build_optimizers
+from vla_rl.checkpoint import (
+    CheckpointError,
+    checkpoint_path,
+    flatten_optimizer,
+    keep_last,
+    latest_checkpoint,
+    load_checkpoint,
+    load_weights,
+    restore_optimizer,
+    save_checkpoint,
+    trained_weights,
+)
+from vla_rl.data.augment import augment
+from vla_rl.data.dataset import BCBatch, BCDataset, DataNeeds, open_dataset
+from vla_rl.data.statistics import compute_statistics
+from vla_rl.interfaces import Policy
+from vla_rl.sft import SFTConfig
+from vla_rl.types import EnvSpec
+
+# Streams of the random generators, so that they share no numbers.
+_DATA, _AUGMENT, _DROPOUT, _VALIDATION = range(4)
+_VALIDATION_BATCHES = 4
+# What a resumed run may change.
+_FREE = {"log_every", "save_every", "keep_checkpoints", "num_threads", "max_bad_steps", "cache_folder"}
+
+
+def open_bc_dataset(config: SFTConfig, policy: Policy, env_spec: EnvSpec | None = None) -> BCDataset:
+    """The config's datasets, checked against the policy and the environment, and decoded into their caches.
+
+    Raises:
+        DatasetError: a dataset that is missing, damaged or does not fit.
+    """
+    needs = DataNeeds(
+        cameras=tuple(policy.cameras),
+        action_dim=policy.action_dim,
+        state_dim=env_spec.state_dim if env_spec is not None and policy.uses_state else None,
+        image_size=config.image_size,
+        fps=None if env_spec is None else env_spec.control_hz,
+    )
+    folder = None if config.cache_folder is None else Path(config.cache_folder)
+    return BCDataset([open_dataset(d, needs, folder) for d in config.datasets], policy.chunk_size)
+
+
+class BCTrainer:
+    """Improves a policy by one behaviour-cloning update at a time.
+
+    Attributes:
+        num_steps: steps taken, skipped ones included.
+        num_bad_steps: steps skipped for a NaN or infinite loss or gradient, in all.
+        ema: averaged weights by name, empty when `config.ema_decay` is 0.
+    """
+
+    def __init__(self, policy: Any, config: SFTConfig, seed: int = 0, total_steps: int | None = None) -> None:
+        """`total_steps`: length of the learning-rate schedule; None: `config.steps`."""
+        self.policy, self.config, self.seed = policy, config, seed
+        self.total_steps = total_steps or config.steps
+        self.num_steps = self.num_bad_steps = self._bad_streak = 0
+        self.parameters: dict[str, nn.Parameter] = {n: p for n, p in policy.named_parameters() if p.requires_grad}
+        if not self.parameters:
+            raise ValueError("the policy has no trainable parameters; check policy.trainable")
+        device = next(iter(self.parameters.values())).device
+        self.accelerator = _accelerator("bf16" if config.precision == "bf16" else "no", device)
+        self.optimizers = build_optimizers(config, self.parameters)
+        self._loss, *self._steppers = self.accelerator.prepare(_BCLoss(policy), *self.optimizers)
+        self.ema = {n: p.detach().clone() for n, p in self.parameters.items()} if config.ema_decay else {}
+
+    def step(self, batch: BCBatch) -> dict[str, float]:
+        """One update on a batch; {"bad_step": 1.0} when it was skipped for a NaN or infinite loss or gradient.
+
+        Raises:
+            TrainingDivergedError: `config.max_bad_steps` skipped in a row. The weights are those of the last
+                good step.
+        """
+        config = self.config
+        generator = torch.Generator().manual_seed(_derive(self.seed, _AUGMENT, self.num_steps))
+        batch = replace(batch, obs=replace(batch.obs, images=augment(batch.obs.images, config.augment, generator)))
+        self._set_lr()
+        self.policy.train()
+        try:
+            metrics = self._forward_backward(batch)
+        finally:
+            self.policy.eval()
+        if metrics is None:
+            return self._skip()
+        norm = self.accelerator.clip_grad_norm_(list(self.parameters.values()), config.grad_clip)
+        metrics["grad_norm"] = float(norm) if norm is not None else 0.0
+        if not math.isfinite(metrics["grad_norm"]):
+            return self._skip()
+        for stepper in self._steppers:
+            stepper.step()
+        self._zero_grad()
+        self._bad_streak = 0
+        self.num_steps += 1
+        self._update_ema()
+        metrics["lr"] = config.lr * self._lr_factor(self.num_steps - 1)
+        return metrics
+
+    def _forward_backward(self, batch: BCBatch) -> dict[str, float] | None:
+        """Gradients of the batch, a part at a time; None for a loss that is not finite."""
+        parts = np.array_split(np.arange(batch.size), min(self.config.grad_accumulation, batch.size))
+        metrics: defaultdict[str, float] = defaultdict(float)
+        for number, rows in enumerate(parts):
+            part = batch if len(parts) == 1 else batch.select(rows)
+            share = len(rows) / batch.size
+            is_last = number == len(parts) - 1
+            with nullcontext() if is_last else self.accelerator.no_sync(self._loss), self._dropout_seed(number):
+                loss, values = self._loss(part)
+                if not bool(torch.isfinite(loss)):
+                    return None
+                self.accelerator.backward(loss * share)
+            metrics["loss"] += share * float(loss.detach())
+            for name, value in values.items():
+                metrics[name] += share * float(value)
+        return dict(metrics)
+
+    def _skip(self) -> dict[str, float]:
+        self._zero_grad()
+        self.num_steps += 1
+        self.num_bad_steps += 1
+        self._bad_streak += 1
+        if self._bad_streak >= self.config.max_bad_steps:
+            raise TrainingDivergedError(
+                f"{self._bad_streak} steps in a row, to step {self.num_steps}, had a NaN or infinite loss or gradient "
+                f"(sft.max_bad_steps={self.config.max_bad_steps}). The weights are those of the last good step. "
+                f"Try a smaller sft.lr (now {self.config.lr:g}), or more sft.warmup_steps."
+            )
+        return {"bad_step": 1.0}
+
+    @torch.no_grad()
+    def evaluate(self, batch: BCBatch) -> dict[str, float]:
+        """The loss and metrics on a batch, without an update or augmentation."""
+        self.policy.eval()
+        loss, values = self._loss(batch)
+        return {"loss": float(loss), **{name: float(value) for name, value in values.items()}}
+
+    @contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        """Inside the block the policy has its averaged weights (its own without averaging)."""
+        own = {name: self.parameters[name].data for name in self.ema}
+        for name, value in self.ema.items():
+            self.parameters[name].data = value
+        try:
+            yield
+        finally:
+            for name, value in own.items():
+                self.parameters[name].data = value
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """What a checkpoint needs besides the policy's weights: flat tensors, and a JSON-able rest."""
+        tensors = {f"ema.{name}": value for name, value in self.ema.items()}
+        rests = []
+        for number, optimizer in enumerate(self.optimizers):
+            flat, rest = flatten_optimizer(optimizer, f"optimizer.{number}")
+            tensors |= flat
+            rests.append(rest)
+        counters = {name: getattr(self, name) for name in ("num_steps", "num_bad_steps", "_bad_streak")}
+        return tensors, {"optimizers": rests, "counters": counters}
+
+    def load_state(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
+        """Undo `state`, after the policy's own weights were loaded.
+
+        Raises:
+            CheckpointError: made with another optimizer, or without averaged weights.
+        """
+        if len(state["optimizers"]) != len(self.optimizers) or any(f"ema.{n}" not in tensors for n in self.ema):
+            raise CheckpointError(
+                "the checkpoint was made with another sft.optimizer or sft.ema_decay; resume with the recipe that the "
+                "run began with"
+            )
+        for number, (optimizer, rest) in enumerate(zip(self.optimizers, state["optimizers"], strict=True)):
+            restore_optimizer(optimizer, tensors, rest, f"optimizer.{number}")
+        self.ema = {name: tensors[f"ema.{name}"].to(value.device) for name, value in self.ema.items()}
+        for name, value in state["counters"].items():
+            setattr(self, name, value)
+
+    def _zero_grad(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+    def _lr_factor(self, step: int) -> float:
+        """Linear warm-up, then a cosine from 1 to `final_lr_fraction`."""
+        config = self.config
+        warmup = min(config.warmup_steps, self.total_steps)
+        if step < warmup:
+            return (step + 1) / warmup
+        done = min((step - warmup) / max(self.total_steps - warmup, 1), 1.0)
+        return config.final_lr_fraction + (1 - config.final_lr_fraction) * 0.5 * (1 + math.cos(math.pi * done))
+
+    def _set_lr(self) -> None:
+        factor = self._lr_factor(self.num_steps)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = self.config.lr * factor
+
+    @torch.no_grad()
+    def _update_ema(self) -> None:
+        if self.ema:
+            decay = min(self.config.ema_decay, (1 + self.num_steps) / (10 + self.num_steps))  # Short memory at first.
+            for name, value in self.ema.items():
+                value.lerp_(self.parameters[name], 1 - decay)
+
+    @contextmanager
+    def _dropout_seed(self, part: int) -> Iterator[None]:
+        device = self.accelerator.device
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(_derive(self.seed, _DROPOUT, self.num_steps, part))
+            yield
+
+
+class _BCLoss(nn.Module):
+    """The policy's loss as a module's `forward`, which is what accelerate can wrap (autocast, DDP, FSDP)."""
+
+    def __init__(self, policy: Any) -> None:
+        super().__init__()
+        self.policy = policy
+
+    def forward(self, batch: BCBatch) -> tuple[torch.Tensor, dict[str, Any]]:
+        return self.policy.bc_loss(batch.obs, batch.actions, batch.valid, keyframe=batch.keyframe)
+
+
+def run_training(
+    policy: Any,
+    config: SFTConfig,
+    folder: Path,
+    log: Callable[[int, dict[str, Any]], None],
+    seed: int,
+    *,
+    env_spec: EnvSpec | None,
+    progress: bool,
+) -> dict[str, Any]:
+    """See `vla_rl.sft.train_bc`."""
+    if config.num_threads:
+        torch.set_num_threads(config.num_threads)
+    data = open_bc_dataset(config, policy, env_spec)
+    held_out = None
+    if config.validation_fraction:
+        data, held_out = data.hold_out(config.validation_fraction, seed)
+    if policy.norm_stats is None:
+        statistics = compute_statistics(data.parts)
+        policy.set_norm_stats(statistics["action"], statistics.get("proprio"), name=data.parts[0].path.resolve().name)
+    trainer = BCTrainer(policy, config, seed)
+    checkpoints = folder / "checkpoints"
+    _restore(trainer, checkpoints)
+    data_seed = _derive(seed, _DATA)
+    window: defaultdict[str, list[float]] = defaultdict(list)
+    metrics: dict[str, float] = {}
+    started, first = time.monotonic(), trainer.num_steps
+    with _progress_bar(config.steps, progress) as advance, _interrupt_flag() as interrupted:
+        advance(trainer.num_steps, "")
+        while trainer.num_steps < config.steps:
+            try:
+                values = trainer.step(data.batch(config.batch_size, data_seed, trainer.num_steps))
+            except TrainingDivergedError as error:
+                saved = _save(trainer, checkpoints)
+                raise TrainingDivergedError(f"{error} Saved as {saved}.") from None
+            for name, value in values.items():
+                window[name].append(value)
+            step = trainer.num_steps
+            saving = step % config.save_every == 0 or step == config.steps or interrupted.is_set()
+            if held_out is not None and (step % config.save_every == 0 or step == config.steps):
+                window |= {f"validation/{n}": [v] for n, v in _validate(trainer, held_out).items()}
+            if step % config.log_every == 0 or step == config.steps:
+                metrics = {name: float(np.mean(values)) for name, values in window.items() if name != "bad_step"}
+                metrics["num_bad_steps"] = float(trainer.num_bad_steps)
+                metrics["samples_per_second"] = (step - first) * config.batch_size / (time.monotonic() - started)
+                window.clear()
+                log(step, metrics)
+            advance(step, f"loss {metrics.get('loss', math.nan):.4f}")
+            if saving:
+                _save(trainer, checkpoints)
+            if interrupted.is_set():
+                raise KeyboardInterrupt(f"stopped at step {step}; saved, the same command goes on from there")
+    with trainer.averaged_weights():
+        policy.save(folder / "policy")
+    if trainer.ema:
+        for name, value in trainer.ema.items():
+            trainer.parameters[name].data.copy_(value)
+    totals = {"policy": str(folder / "policy"), "steps": config.steps, "num_bad_steps": trainer.num_bad_steps}
+    return {**metrics, **totals, "episodes": data.num_episodes, "frames": data.num_frames}
+
+
+def _validate(trainer: BCTrainer, held_out: BCDataset) -> dict[str, float]:
+    """Mean metrics on the same few batches of held-out episodes each time, with the averaged weights if any."""
+    seed, size = _derive(trainer.seed, _VALIDATION), trainer.config.batch_size
+    with trainer.averaged_weights():
+        results = [trainer.evaluate(held_out.batch(size, seed, i)) for i in range(_VALIDATION_BATCHES)]
+    return {name: float(np.mean([result[name] for result in results])) for name in results[0]}
+
+
+def _save(trainer: BCTrainer, folder: Path) -> Path:
+    tensors, state = trainer.state()
+    path = checkpoint_path(folder, trainer.num_steps)
+    weights = trained_weights(trainer.policy)
+    config = trainer.config.model_dump(mode="json")
+    save_checkpoint(path, {**weights, **tensors}, {**state, "config": config, "seed": trainer.seed})
+    keep_last(folder, trainer.config.keep_checkpoints)
+    return path
+
+
+def _restore(trainer: BCTrainer, folder: Path) -> None:
+    """Go on from the newest whole checkpoint, if there is one.
+
+    Raises:
+        CheckpointError: it was made with other options.
+    """
+    path = latest_checkpoint(folder)
+    if path is None:
+        return
+    tensors, state = load_checkpoint(path)
+    now = {**trainer.config.model_dump(mode="json"), "seed": trainer.seed}
+    then = {**state["config"], "seed": state["seed"]}
+    changed = [f"{n}: there {then.get(n)!r}, now {now[n]!r}" for n in now if n not in _FREE and now[n] != then.get(n)]
+    if changed:
+        raise CheckpointError(
+            f"{path} was made with other options (sft.{'; sft.'.join(changed)}). Use those, or another run folder."
+        )
+    load_weights(trainer.policy, tensors, str(path))
+    trainer.load_state(tensors, state)
+
+
+def _accelerator(precision: str, device: torch.device) -> Accelerator:
+    """An `Accelerator` with this precision. Its state is one per process, and refuses to change unless reset."""
+    on_cpu = device.type == "cpu"
+    if AcceleratorState._shared_state:
+        state = AcceleratorState()
+        if state.mixed_precision != precision or (state.device.type == "cpu") != on_cpu:
+            AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator = Accelerator(mixed_precision=precision, cpu=on_cpu)
+    accelerator.device_placement = accelerator.num_processes > 1  # Alone, the policy stays where it was built.
+    return accelerator
+
+
+def _derive(*numbers: int) -> int:
+    """A 63-bit seed from several numbers."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+@contextmanager
+def _progress_bar(total: int, show: bool) -> Iterator[Callable[[int, str], None]]:
+    """Yields `advance(step, text)`."""
+    if not show:
+        yield lambda step, text: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn())
+    with Progress(TextColumn("behaviour cloning"), *columns, TextColumn("{task.fields[text]}")) as bar:
+        task = bar.add_task("", total=total, rate="", text="")
+        started, first = time.monotonic(), None
+
+        def advance(step: int, text: str) -> None:
+            nonlocal first
+            first = step if first is None else first
+            rate = (step - first) / max(time.monotonic() - started, 1e-9)
+            bar.update(task, completed=step, rate=f"{rate:.1f} steps/s", text=text)
+
+        yield advance
+
+
+@contextmanager
+def _interrupt_flag() -> Iterator[threading.Event]:
+    """Yields an event that the first Ctrl-C sets, so that a step is never cut in two; the second one stops at once."""
+    event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event
+        return
+    previous = signal.getsignal(signal.SIGINT)
+
+    def handle(number: int, frame: Any) -> None:
+        event.set()
+        signal.signal(signal.SIGINT, previous)
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield event
+    finally:
+        signal.signal(signal.SIGINT, previous)
