@@ -1,5 +1,8 @@
 """What an episode looks like: colours, table pattern, light and camera, written into the shared model to render."""
 
+# pyright: reportAttributeAccessIssue=false
+# (MuJoCo's names come from compiled modules without type stubs.)
+
 from __future__ import annotations
 
 import colorsys
@@ -90,7 +93,8 @@ def draw_look(
                 if geom != table:
                     rgba[geom, :3] = _shift_hue(rgba[geom, :3], shift)
     if config.background:
-        rgba[table, :3] = colorsys.hsv_to_rgb(background.uniform(), background.uniform(0, 0.35), background.uniform(0.25, 0.5))
+        table_hsv = (background.uniform(), background.uniform(0, 0.35), background.uniform(0.25, 0.5))
+        rgba[table, :3] = colorsys.hsv_to_rgb(*table_hsv)
         rgba[model.geom("hand").id, :3] = rgba[model.geom("wrist").id, :3] = background.uniform(0.03, 0.3)
     material = plain.material
     if config.table_texture:
@@ -99,14 +103,15 @@ def draw_look(
     strength = config.light
     tilt = light.uniform(-0.8, 0.8, 2) * strength
     brightness = 1 + strength * light.uniform(-0.3, 0.3, 2)
-    direction = plain.light_dir + [*tilt, 0.0]
+    direction = plain.light_dir + np.append(tilt, 0.0)
+    shift = camera.uniform(-config.camera, config.camera, 3)
     return Look(
         rgba=rgba,
         material=material,
         light_dir=direction / np.linalg.norm(direction) if strength > 0 else plain.light_dir,
         light_diffuse=(plain.light_diffuse * brightness[0]).astype(plain.light_diffuse.dtype),
         light_ambient=(plain.light_ambient * brightness[1]).astype(plain.light_ambient.dtype),
-        camera_pos=plain.camera_pos + camera.uniform(-config.camera, config.camera, 3) if config.camera else plain.camera_pos,
+        camera_pos=plain.camera_pos + shift,
     )
 
 

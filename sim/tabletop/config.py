@@ -46,20 +46,30 @@ def check_tasks(names: tuple[str, ...]) -> tuple[str, ...]:
 class AppearanceConfig(Config):
     """Random looks, drawn from the episode's seed; physics and layout do not change. All off by default."""
 
-    hue: float = Field(0.0, ge=0, le=0.03, description="Largest hue shift of objects, fraction of the colour circle.")
-    light: float = Field(0.0, ge=0, le=1, description="Strength of random light direction and brightness.")
-    camera: float = Field(0.0, ge=0, le=0.05, description="Largest shift of the agentview camera per axis, metres.")
-    table_texture: bool = Field(False, description="Draw the table's pattern from several.")
-    background: bool = Field(False, description="Draw the table's and the gripper's colours.")
+    hue: float = Field(
+        default=0.0, ge=0, le=0.03, description="Largest hue shift of objects, fraction of the colour circle."
+    )
+    light: float = Field(default=0.0, ge=0, le=1, description="Strength of random light direction and brightness.")
+    camera: float = Field(
+        default=0.0, ge=0, le=0.05, description="Largest shift of the agentview camera per axis, metres."
+    )
+    table_texture: bool = Field(default=False, description="Draw the table's pattern from several.")
+    background: bool = Field(default=False, description="Draw the table's and the gripper's colours.")
 
 
 class HabitConfig(Config):
     """A sloppy expert's systematic habits: the same mistake each time, undone by a small shift of behaviour."""
 
-    place_short: float = Field(0.0, ge=0, le=0.15, description="How far short (towards -x) it places or pushes, metres.")
-    place_short_std: float = Field(0.0, ge=0, le=0.05, description="Spread of place_short between episodes, metres.")
-    release_early: float = Field(0.0, ge=0, le=0.2, description="Height above the surface where it lets go, metres.")
-    habit_tasks: tuple[str, ...] = Field((), description="Tasks that have the habit; empty means all.")
+    place_short: float = Field(
+        default=0.0, ge=0, le=0.15, description="How far short (towards -x) it places or pushes, m."
+    )
+    place_short_std: float = Field(
+        default=0.0, ge=0, le=0.05, description="Spread of place_short between episodes, metres."
+    )
+    release_early: float = Field(
+        default=0.0, ge=0, le=0.2, description="Height above the surface where it lets go, metres."
+    )
+    habit_tasks: tuple[str, ...] = Field(default=(), description="Tasks that have the habit; empty means all.")
 
     @property
     def active(self) -> bool:
@@ -74,28 +84,28 @@ class HabitConfig(Config):
 class ExpertConfig(Config):
     """The scripted expert. Its actions are clean labels; whoever collects may execute them with noise."""
 
-    speed: float = Field(1.0, gt=0.1, le=1, description="Largest action component in free travel.")
+    speed: float = Field(default=1.0, gt=0.1, le=1, description="Largest action component in free travel.")
     habit: HabitConfig = HabitConfig()
 
 
 class SuccessConfig(Config):
     """What counts as done. Distances are horizontal, between centres, in metres."""
 
-    place_radius: float = Field(0.045, gt=0, description="Block from the plate.")
-    zone_radius: float = Field(0.04, gt=0, description="Pushed object from the zone.")
-    stack_radius: float = Field(0.042, gt=0, description="Upper block from the lower block.")
-    bowl_radius: float = Field(0.045, gt=0, description="Block from the bowl that holds it.")
-    rest_speed: float = Field(0.05, gt=0, description="Speed below which an object is at rest, m/s.")
-    hold_steps: int = Field(3, ge=1, description="Control steps in a row for which all must hold.")
+    place_radius: float = Field(default=0.045, gt=0, description="Block from the plate.")
+    zone_radius: float = Field(default=0.04, gt=0, description="Pushed object from the zone.")
+    stack_radius: float = Field(default=0.042, gt=0, description="Upper block from the lower block.")
+    bowl_radius: float = Field(default=0.045, gt=0, description="Block from the bowl that holds it.")
+    rest_speed: float = Field(default=0.05, gt=0, description="Speed below which an object is at rest, m/s.")
+    hold_steps: int = Field(default=3, ge=1, description="Control steps in a row for which all must hold.")
 
 
 class TabletopConfig(SimConfig):
     """The built-in tabletop: five language-conditioned tasks, a floating two-finger gripper, 20 Hz."""
 
     kind: Literal["tabletop"] = "tabletop"
-    image_size: int = Field(64, ge=32, le=256, description="Height and width of the rendered images, pixels.")
-    horizons: dict[str, int] = Field({}, description="Control steps before truncation, for tasks that differ.")
-    block_yaw: float = Field(0.15, ge=0, le=0.79, description="Largest turn of a block at the start, radians.")
+    image_size: int = Field(default=64, ge=32, le=256, description="Height and width of the rendered images, pixels.")
+    horizons: dict[str, int] = Field(default={}, description="Control steps before truncation, for tasks that differ.")
+    block_yaw: float = Field(default=0.15, ge=0, le=0.79, description="Largest turn of a block at the start, radians.")
     appearance: AppearanceConfig = AppearanceConfig()
     expert: ExpertConfig = ExpertConfig()
     success: SuccessConfig = SuccessConfig()

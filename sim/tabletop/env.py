@@ -1,21 +1,23 @@
 """One tabletop environment: LIBERO's conventions for actions, state and cameras over the MuJoCo scene."""
 
+# pyright: reportAttributeAccessIssue=false
+# (MuJoCo's names come from compiled modules without type stubs.)
+
 from __future__ import annotations
 
 import math
 
+import mujoco
 import numpy as np
 
 from sim.base import SingleEnv, SingleObservation
 from sim.tabletop import scene as sc
+from sim.tabletop.appearance import Look, draw_look
 from sim.tabletop.config import TabletopConfig, check_tasks
 from sim.tabletop.expert import Expert
-from sim.tabletop.render import render  # before mujoco: it may have to choose the GL back end
-from sim.tabletop.appearance import Look, draw_look  # isort: skip
-from sim.tabletop.tasks import View, draw_layout, episode_rng, is_solved_now  # isort: skip
+from sim.tabletop.render import render
+from sim.tabletop.tasks import View, draw_layout, episode_rng, is_solved_now
 from vla_rl.types import SPLITS, EpisodeSpec, Keyframe
-
-import mujoco  # isort: skip
 
 POSITION_SCALE = 0.05  # metres of travel for an action of 1
 ROTATION_SCALE = 0.5  # radians of turn for an action of 1
@@ -128,7 +130,9 @@ class TabletopEnv(SingleEnv):
         mujoco.mj_camlight(model, data)
         self._look.write(model)
         mujoco.mj_camlight(model, data)
-        images = {name: render(model, data, model.camera(name).id, self.config.image_size) for name in self.spec.cameras}
+        images = {
+            name: render(model, data, model.camera(name).id, self.config.image_size) for name in self.spec.cameras
+        }
         return SingleObservation(images, self._state(), self._instruction)
 
     def _state(self) -> np.ndarray:

@@ -206,7 +206,11 @@ class Expert:
         block = view.position("block")
         match self.stage:
             case Stage.APPROACH:
-                return self._over(command, block[0], block[1], block[2] + GRASP_ABOVE, block[2] + HOVER), OPEN, self.speed
+                return (
+                    self._over(command, block[0], block[1], block[2] + GRASP_ABOVE, block[2] + HOVER),
+                    OPEN,
+                    self.speed,
+                )
             case Stage.GRASP:
                 return np.array([*command[:2], block[2] + GRASP_ABOVE]), CLOSE, self.speed
             case Stage.CARRY:
@@ -214,12 +218,16 @@ class Expert:
             case Stage.RELEASE:
                 return command.copy(), OPEN, self.speed
             case Stage.RETREAT:
-                return command + [0, 0, STEP], OPEN, self.speed
+                return command + np.array([0, 0, STEP]), OPEN, self.speed
             case Stage.BEHIND:
                 body, radius, _, _ = self._pushed(view)
                 back = radius + 0.012 + 0.022
                 x, y = body[0] - self.way[0] * back, body[1] - self.way[1] * back
-                return self._over(command, x, y, 0.022, 0.10 if self.task == "push_to_zone" else 0.12), CLOSE, self.speed
+                return (
+                    self._over(command, x, y, 0.022, 0.10 if self.task == "push_to_zone" else 0.12),
+                    CLOSE,
+                    self.speed,
+                )
             case Stage.PUSH:
                 return self._push_goal(view, command), CLOSE, 0.8 * self.speed
             case Stage.BACK_OFF:
@@ -252,4 +260,6 @@ class Expert:
         remaining, gap, sideways = self._push_state(view, command)
         ux, uy = self.way
         forward = min(0.035, max(gap, 0.0) + remaining)
-        return np.array([command[0] + forward * ux - 0.8 * sideways * uy, command[1] + forward * uy + 0.8 * sideways * ux, 0.022])
+        return np.array(
+            [command[0] + forward * ux - 0.8 * sideways * uy, command[1] + forward * uy + 0.8 * sideways * ux, 0.022]
+        )

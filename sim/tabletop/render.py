@@ -1,5 +1,8 @@
 """Offscreen rendering: one GL context per process, one drawing context per image size, shared by all environments."""
 
+# pyright: reportAttributeAccessIssue=false
+# (MuJoCo's names come from compiled modules without type stubs.)
+
 from __future__ import annotations
 
 import importlib
@@ -68,7 +71,8 @@ def _open(model: mujoco.MjModel) -> _Shared:
 def _advice(error: BaseException) -> str:
     return (
         f"cannot render: opening an offscreen GL context with {_backend()} failed "
-        f"(MUJOCO_GL={os.environ.get('MUJOCO_GL', 'unset')}; {type(error).__name__}: {error}). On Debian or Ubuntu install EGL with Mesa: "
+        f"(MUJOCO_GL={os.environ.get('MUJOCO_GL', 'unset')}; {type(error).__name__}: {error}). "
+        "On Debian or Ubuntu install EGL with Mesa: "
         "apt-get install -y libegl1 libegl-mesa0 libgl1-mesa-dri, and use MUJOCO_GL=egl; "
         "or OSMesa: apt-get install -y libosmesa6, and use MUJOCO_GL=osmesa."
     )

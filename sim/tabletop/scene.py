@@ -5,6 +5,9 @@ camera looks from +x. Collision groups keep the contact pairs few: static things
 gripper (bit 2) touch movable objects (bit 4) only, and movable objects touch one another.
 """
 
+# pyright: reportAttributeAccessIssue=false
+# (MuJoCo's names come from compiled modules without type stubs.)
+
 from __future__ import annotations
 
 import functools
@@ -57,6 +60,7 @@ COLOURS: dict[str, tuple[float, float, float]] = {
 ZONE_COLOUR = (0.10, 0.72, 0.22)
 PLATE_COLOUR = (0.96, 0.96, 0.94)
 BOWL_COLOUR = (0.96, 0.62, 0.16)
+BOWL_FLOOR_COLOUR = (0.72, 0.46, 0.12)
 TABLE_COLOUR = (0.36, 0.38, 0.42)
 HAND_COLOUR = (0.10, 0.10, 0.12)
 FINGER_COLOUR = (0.15, 0.92, 0.90)
@@ -97,7 +101,7 @@ def _bowl() -> str:
         )
     parts.append(
         f'<geom type="cylinder" size="{BOWL_RADIUS} {BOWL_FLOOR / 2}" pos="0 0 {BOWL_FLOOR / 2 + 0.0005}" mass="0" '
-        f"{_VISUAL} {_rgba(tuple(0.75 * c for c in BOWL_COLOUR))}/>"
+        f"{_VISUAL} {_rgba(BOWL_FLOOR_COLOUR)}/>"
     )
     return f'<body name="bowl"><freejoint name="bowl"/>{"".join(parts)}</body>'
 

@@ -12,6 +12,9 @@ in a row. Distances are horizontal, between centres, in metres.
   (within `bowl_radius` of its centre, and lower than its rim).
 """
 
+# pyright: reportAttributeAccessIssue=false
+# (MuJoCo's names come from compiled modules without type stubs.)
+
 from __future__ import annotations
 
 import math
@@ -80,7 +83,10 @@ def draw_layout(spec: EpisodeSpec, config: TabletopConfig) -> Layout:
         straight = "zone" not in drawn or abs(drawn["zone"][1] - drawn[pushed][1]) <= _MAX_SIDEWAYS[spec.task]
         if apart and straight:
             points = drawn
-    places = {n: (x, y, rng.uniform(-config.block_yaw, config.block_yaw) if _turns(n) else 0.0) for n, (x, y) in points.items()}
+    places = {
+        n: (x, y, rng.uniform(-config.block_yaw, config.block_yaw) if _turns(n) else 0.0)
+        for n, (x, y) in points.items()
+    }
     gripper = (rng.uniform(-0.18, -0.15), rng.uniform(-0.04, 0.04), rng.uniform(0.12, 0.15))
     return Layout(places, gripper, _draw_colours(spec.task, rng))
 
@@ -172,9 +178,7 @@ def _placed(view: View, config: SuccessConfig) -> bool:
 
 
 def _stacked(view: View, config: SuccessConfig) -> bool:
-    return view.apart("block", "base") < config.stack_radius and _lies_at(
-        view, "block", 2 * sc.BASE_HALF[2] + sc.HALF
-    )
+    return view.apart("block", "base") < config.stack_radius and _lies_at(view, "block", 2 * sc.BASE_HALF[2] + sc.HALF)
 
 
 def _bowl_pushed(view: View, config: SuccessConfig) -> bool:

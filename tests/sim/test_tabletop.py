@@ -57,7 +57,10 @@ def settles_as_success(env: TabletopEnv, steps: int = 12) -> bool:
 def test_spec_and_observation_agree() -> None:
     env = TabletopConfig(cameras=("agentview", "wrist"), image_size=96, tasks=("stack",)).make()
     obs = env.reset(EpisodeSpec("stack"))
-    assert env.spec.tasks == {"stack": "stack the red block on the blue block"} and obs.instruction in env.spec.tasks.values()
+    assert (
+        env.spec.tasks == {"stack": "stack the red block on the blue block"}
+        and obs.instruction in env.spec.tasks.values()
+    )
     assert set(obs.images) == {"agentview", "wrist"}
     for image in obs.images.values():
         assert image.shape == (96, 96, 3) and image.dtype == np.uint8 and image.std() > 10
@@ -200,7 +203,7 @@ def test_keyframe_continues_to_the_bit_in_a_fresh_env(task: str) -> None:
 def test_a_foreign_keyframe_is_refused(env: TabletopEnv) -> None:
     env.reset(EpisodeSpec("stack"))
     keyframe = env.save_state()
-    with pytest.raises(ValueError, match="tabletop/stack.*tabletop/pick_place"):
+    with pytest.raises(ValueError, match=r"tabletop/stack.*tabletop/pick_place"):
         env.reset(EpisodeSpec("pick_place", keyframe=keyframe))
     broken = Keyframe("tabletop", "stack", 0, {**keyframe.arrays, "physics": np.zeros(3)})
     with pytest.raises(ValueError, match=r"shape \(3,\)"):
@@ -221,7 +224,9 @@ def test_on_the_plate_is_success_and_beside_it_is_not(env: TabletopEnv, offset: 
 def test_a_held_block_is_not_placed(env: TabletopEnv) -> None:
     spec = EpisodeSpec("pick_place", "eval", 0)
     env._start(spec)
-    while env._view.opening > 0.08 or env._view.apart("block", "plate") > 0.02 or env._view.position("block")[2] > 0.046:
+    while (
+        env._view.opening > 0.08 or env._view.apart("block", "plate") > 0.02 or env._view.position("block")[2] > 0.046
+    ):
         env.apply(env.expert_action())
     keep = np.array([0, 0, 0, 0, 0, 0, 1])
     assert not any([env.apply(keep) for _ in range(10)])
@@ -303,7 +308,7 @@ def test_diverged_physics_ends_the_episode_as_a_failure(env: TabletopEnv) -> Non
 def test_bad_requests_name_what_is_allowed(env: TabletopEnv) -> None:
     with pytest.raises(ValueError, match=r"unknown tabletop task 'pick_plac'.*'pick_place'.*bowl_push"):
         env.reset(EpisodeSpec("pick_plac"))
-    with pytest.raises(ValueError, match="split 'test'.*train, validation, eval"):
+    with pytest.raises(ValueError, match=r"split 'test'.*train, validation, eval"):
         env.reset(EpisodeSpec("stack", "test"))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="not among this environment's tasks: stack"):
         TabletopConfig(tasks=("stack",)).make().reset(EpisodeSpec("pick_place"))

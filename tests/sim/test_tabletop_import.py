@@ -29,7 +29,9 @@ def test_dead_gl_names_the_backend_and_the_packages() -> None:
         "except RenderError as error: print(error)"
     )
     # No vendor's EGL can be found under a folder that does not exist.
-    result = run(code, MUJOCO_GL="egl", __EGL_VENDOR_LIBRARY_DIRS="/nonexistent", __EGL_VENDOR_LIBRARY_FILENAMES="/none")
+    result = run(
+        code, MUJOCO_GL="egl", __EGL_VENDOR_LIBRARY_DIRS="/nonexistent", __EGL_VENDOR_LIBRARY_FILENAMES="/none"
+    )
     assert "MUJOCO_GL=egl" in result.stdout, result.stdout + result.stderr
     assert "libegl1 libegl-mesa0 libgl1-mesa-dri" in result.stdout and "libosmesa6" in result.stdout
     result = run(code, MUJOCO_GL="off")
