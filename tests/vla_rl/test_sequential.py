@@ -3,7 +3,12 @@
 import numpy as np
 import pytest
 
-from vla_rl.sequential import PairedSequentialTest, difference_confidence_sequence, discordant_e_value
+from vla_rl.sequential import (
+    PairedSequentialTest,
+    difference_confidence_sequence,
+    difference_e_value,
+    discordant_e_value,
+)
 
 
 def test_e_value_by_hand():
@@ -22,23 +27,39 @@ def test_e_value_is_a_martingale_under_the_null():
             assert after == pytest.approx(discordant_e_value(gained, lost))
 
 
-def test_confidence_sequence_endpoints_lie_on_the_threshold():
-    # Brute force over a fine grid of the probability simplex.
-    gained, lost, tied = 6, 2, 12
-    step = 0.0025
-    p = np.arange(step / 2, 1, step)
-    gain, loss = np.meshgrid(p, p, indexing="ij")
-    tie = 1 - gain - loss
-    valid = tie > 1e-9
-    log_likelihood = np.full(gain.shape, -np.inf)
-    log_likelihood[valid] = gained * np.log(gain[valid]) + lost * np.log(loss[valid]) + tied * np.log(tie[valid])
-    # B(7, 3, 13) / B(1, 1, 1) = 2 * 6! 2! 12! / 22!
-    log_mixture = np.log(2.0 * 720 * 2 * 479001600) - np.log(np.arange(1, 23)).sum()
-    inside = log_likelihood > log_mixture + np.log(0.05)
-    difference = (gain - loss)[inside]
-    interval = difference_confidence_sequence(gained, lost, tied)
-    assert interval.low == pytest.approx(difference.min(), abs=2 * step)
-    assert interval.high == pytest.approx(difference.max(), abs=2 * step)
+def test_difference_e_value_is_the_discordant_one_at_zero():
+    for gained, lost, tied in ((0, 0, 4), (9, 1, 0), (60, 30, 310), (3, 20, 7)):
+        expected = discordant_e_value(gained, lost)
+        assert difference_e_value(gained, lost, tied, 0.0) == pytest.approx(expected)
+
+
+def test_difference_e_value_by_hand():
+    # Difference 0.5 allows lambda in [-2, 2/3]. One gain: mean of 1 + lambda / 2 = 1 - 1/3.
+    assert difference_e_value(1, 0, 0, 0.5) == pytest.approx(2 / 3)
+    # One loss: mean of 1 - 3 lambda / 2 = 2. One tie: mean of 1 - lambda / 2 = 4/3.
+    assert difference_e_value(0, 1, 0, 0.5) == pytest.approx(2.0)
+    assert difference_e_value(0, 0, 1, 0.5) == pytest.approx(4 / 3)
+
+
+def test_difference_e_value_is_a_martingale_at_the_true_difference():
+    gain, loss, tie = 0.3, 0.1, 0.6
+    for counts in ((0, 0, 0), (3, 1, 5), (10, 0, 2)):
+        g, l, t = counts
+        after = (
+            gain * difference_e_value(g + 1, l, t, gain - loss)
+            + loss * difference_e_value(g, l + 1, t, gain - loss)
+            + tie * difference_e_value(g, l, t + 1, gain - loss)
+        )
+        assert after == pytest.approx(difference_e_value(g, l, t, gain - loss))
+
+
+def test_confidence_sequence_is_what_the_e_value_leaves():
+    low, high = difference_confidence_sequence(16, 2, 22)
+    for difference in np.linspace(-0.95, 0.95, 77):
+        inside = difference_e_value(16, 2, 22, difference) < 20
+        assert inside == (low < difference < high), difference
+    assert low > 0 and discordant_e_value(16, 2) > 20
+    assert difference_confidence_sequence(12, 4, 24).low < 0 and discordant_e_value(12, 4) < 20
 
 
 def test_confidence_sequence_edges_and_symmetry():
@@ -86,12 +107,11 @@ def test_no_gain_stops_a_hopeless_comparison():
 def test_confidence_sequence_covers_the_truth_at_all_times_at_once():
     rng = np.random.default_rng(3)
     missed = 0
-    for _ in range(100):
+    for _ in range(200):
         outcome = rng.choice(3, size=300, p=[0.3, 0.1, 0.6])
-        counts = np.cumsum(np.eye(3)[outcome], axis=0)[9::10]
-        intervals = [difference_confidence_sequence(*map(int, row)) for row in counts]
-        missed += any(not i.low <= 0.2 <= i.high for i in intervals)
-    assert missed <= 5
+        counts = np.cumsum(np.eye(3, dtype=int)[outcome], axis=0)[::5]
+        missed += any(difference_e_value(*row, 0.2) >= 20 for row in counts.tolist())
+    assert missed <= 10
 
 
 def test_p_value_is_the_inverse_e_value():
