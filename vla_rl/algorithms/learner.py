@@ -285,7 +285,7 @@ class Learner:
             raise TrainingDivergedError(
                 f"{self._bad_streak} steps in a row had a NaN or infinite {what} (algo.max_bad_steps="
                 f"{self.config.max_bad_steps}), in iteration {self.iteration}. The last good weights were restored. "
-                f"Try a smaller algo.lr (now {self.config.lr:g}), a smaller algo.grad_clip, or algo.precision=fp32."
+                f"Try a smaller algo.lr (now {self.config.lr:g}), a smaller algo.grad_clip, or policy.precision=fp32."
             )
         return {}
 

@@ -109,7 +109,7 @@ def test_chunk_gae_sums_the_rewards_of_a_chunk():
 
 
 def test_action_gae_by_hand():
-    # Steps: chunk 0 both actions, chunk 1 the first only. V = 2, 2, 1 (held). r = 0, 0, 1; terminated. gamma = lambda = 1/2.
+    # Steps: both actions of chunk 0, the first of chunk 1. V = 2, 2, 1 (held). r = 0, 0, 1. gamma = lambda = 1/2.
     # delta_2 = 1 - 1 = 0; delta_1 = 1/2 - 2 = -3/2; delta_0 = 2/2 - 2 = -1; A_1 = -3/2; A_0 = -1 + (1/4)(-3/2) = -11/8.
     reward = np.array([[0.0, 0], [1, 0]])
     advantage, returns = adv.action_gae(reward, np.array([2, 1]), np.array([2.0, 1]), 0.0, gamma=0.5, gae_lambda=0.5)

@@ -1,0 +1,165 @@
+"""From episodes to batches: masks, lost episodes, groups, bootstrapping, controls."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from toy_problem import ToyPolicy, make_episode, roll_out
+
+from vla_rl.algorithms.batch import gather_observations, informative_groups, valid_actions
+from vla_rl.algorithms.configs import GRPOConfig, MCGRPOConfig, PPOConfig, RLOOConfig
+
+WON = [[0, 0], [1, 0]]
+NOT_WON = [[0, 0], [0, 0]]
+
+
+def won(group: int, seed: int = 0, **more):
+    """Succeeds at its third of four actions."""
+    return make_episode(WON, [2, 1], group=group, seed=seed, **more)
+
+
+def failed(group: int, seed: int = 0, **more):
+    return make_episode(NOT_WON, [2, 2], truncated=True, group=group, seed=seed, **more)
+
+
+def test_mask_after_success():
+    np.testing.assert_array_equal(valid_actions(won(0)), [[True, True], [True, False]])
+    np.testing.assert_array_equal(valid_actions(won(0), mask_after_success=False), np.ones((2, 2), bool))
+    np.testing.assert_array_equal(valid_actions(failed(0)), np.ones((2, 2), bool))
+
+
+def test_mask_when_the_environment_goes_on_after_success():
+    episode = make_episode([[0, 1], [0, 1], [0, 0]], [2, 2, 2])
+    np.testing.assert_array_equal(valid_actions(episode), [[True, True], [False, False], [False, False]])
+
+
+def test_gather_observations_takes_the_final_one_at_k():
+    episodes = [won(0, seed=1), failed(0, seed=2)]
+    obs = gather_observations(episodes, np.array([1, 0, 0]), np.array([2, 1, 2]))
+    expected = [episodes[1].final_obs.state[0], episodes[0].obs.state[1], episodes[0].final_obs.state[0]]
+    np.testing.assert_array_equal(obs.state, expected)
+
+
+def test_informative_groups():
+    episodes = [won(0), failed(0), won(1), won(1), failed(2), won(2, lost=True)]
+    assert informative_groups(episodes) == episodes[:2]
+
+
+def test_group_batch_by_hand():
+    # Group 0: +-1/2 without normalisation. Group 1 is all the same, group 2's failure was lost: both left out.
+    episodes = [won(0, 1), failed(0, 2), failed(1, 3), failed(1, 4), won(2, 5), failed(2, 6, lost=True)]
+    learner = GRPOConfig(normalise_std=False, recompute_old_log_prob=False).build(ToyPolicy())
+    batch = learner.prepare(episodes)
+    assert batch.episodes == episodes[:2]
+    np.testing.assert_array_equal(batch.episode, [0, 0, 1, 1])
+    np.testing.assert_array_equal(batch.chunk, [0, 1, 0, 1])
+    np.testing.assert_allclose(batch.advantage, [[0.5, 0.5], [0.5, 0], [-0.5, -0.5], [-0.5, -0.5]])
+    np.testing.assert_array_equal(batch.old_log_prob[:2], episodes[0].chunks.log_prob)
+    np.testing.assert_array_equal(batch.observations(np.array([3])).state[0], episodes[1].obs.state[1])
+    assert batch.metrics["rollout/success_rate"] == pytest.approx(2 / 5)
+    assert batch.metrics["rollout/num_lost"] == 1
+    assert batch.metrics["rollout/informative_groups"] == pytest.approx(1 / 3)
+
+
+def test_without_the_filter_every_group_counts():
+    episodes = [won(0, 1), failed(0, 2), failed(1, 3), failed(1, 4)]
+    batch = RLOOConfig(filter_groups=False).build(ToyPolicy()).prepare(episodes)
+    assert batch.size == 8
+    np.testing.assert_array_equal(batch.active, [True] * 4 + [False] * 4)
+
+
+def test_mc_grpo_leaves_out_the_pivot_only():
+    episodes = [won(0, 1), failed(0, 2), failed(0, 3), *(failed(1, s) for s in (4, 5, 6))]
+    batch = MCGRPOConfig(normalise_mad=False).build(ToyPolicy()).prepare(episodes)
+    assert len(batch.episodes) == 2
+    assert batch.episodes[0] is episodes[0]
+    np.testing.assert_array_equal(batch.active, [True, True, False, False])
+    assert MCGRPOConfig().rollouts_per_group(8) == 9
+
+
+def test_old_log_prob_is_the_trainers_and_equals_the_rollouts():
+    policy = ToyPolicy()
+    episodes = roll_out(policy, 6, 4, seed=0, temperature=1.3)
+    batch = GRPOConfig(skip_zero_advantage=False).build(policy, temperature=1.3).prepare(episodes)
+    assert batch.size > 0
+    assert batch.chunks.log_prob is not None
+    np.testing.assert_allclose(batch.old_log_prob, batch.chunks.log_prob, atol=1e-6)
+    assert batch.metrics["rollout/log_prob_gap"] < 1e-6
+    other = GRPOConfig().build(policy, temperature=1.0).prepare(episodes)
+    assert other.metrics["rollout/log_prob_gap"] > 0.01  # The gap shows a wrong temperature.
+
+
+def test_ppo_bootstraps_truncated_but_not_terminated():
+    policy = ToyPolicy(critic=True)
+    episodes = [won(0, seed=1), failed(1, seed=2)]
+    config = PPOConfig(gamma=0.9, gae_lambda=1.0, normalise_std=False)
+    batch = config.build(policy).prepare(episodes)
+    final = policy.evaluate(episodes[1].final_obs, episodes[1].chunks.select([-1])).value
+    assert final is not None
+    last = 0.9 * final.item()
+    np.testing.assert_allclose(batch.returns, [0.9, 1.0, 0.9 * last, last], rtol=1e-5)
+    assert batch.old_value is not None and batch.returns is not None
+    difference = batch.returns - batch.old_value
+    np.testing.assert_allclose(batch.advantage[:, 0], difference, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(batch.advantage[1], [difference[1], 0], rtol=1e-4, atol=1e-6)
+
+
+def test_ppo_whitens_over_actions_that_count():
+    policy = ToyPolicy(critic=True)
+    batch = PPOConfig(advantage_level="action").build(policy).prepare(roll_out(policy, 8, 2, seed=0))
+    counted = batch.advantage[batch.valid]
+    assert abs(counted.mean()) < 1e-6
+    assert counted.std(ddof=1) == pytest.approx(1.0, abs=1e-4)
+    assert (batch.advantage[~batch.valid] == 0).all()
+
+
+@pytest.mark.parametrize("config", [GRPOConfig(), MCGRPOConfig(), RLOOConfig()])
+def test_shuffled_control_permutes_over_all_episodes(config):
+    policy = ToyPolicy()
+    episodes = roll_out(policy, 16, 5, seed=0)
+    true = config.build(policy).prepare(episodes)
+    shuffled = config.build(policy, control="shuffled_rewards").prepare(episodes)
+
+    def by_episode(batch):
+        return [batch.advantage[batch.episode == i][0, 0] for i in range(len(batch.episodes))]
+
+    assert sorted(by_episode(true)) == sorted(by_episode(shuffled))
+    correlation = np.corrcoef([e.success for e in shuffled.episodes], by_episode(shuffled))[0, 1]
+    assert abs(correlation) < 0.5 < np.corrcoef([e.success for e in true.episodes], by_episode(true))[0, 1]
+    assert {id(e) for e in shuffled.episodes} != {id(e) for e in true.episodes}
+
+
+def test_shuffled_control_of_ppo_keeps_the_multiset_and_the_critics_targets():
+    policy = ToyPolicy(critic=True)
+    episodes = roll_out(policy, 8, 1, seed=0)
+    true = PPOConfig().build(policy).prepare(episodes)
+    shuffled = PPOConfig().build(policy, control="shuffled_rewards").prepare(episodes)
+    np.testing.assert_allclose(np.sort(true.advantage[true.valid]), np.sort(shuffled.advantage[shuffled.valid]))
+    assert not np.array_equal(true.advantage, shuffled.advantage)
+    np.testing.assert_array_equal(true.returns, shuffled.returns)
+
+
+def test_nothing_informative_gives_an_empty_batch_and_no_step():
+    policy = ToyPolicy()
+    learner = GRPOConfig(kl_coef=0.1).build(policy)
+    batch = learner.prepare([failed(0, 1), failed(0, 2)])
+    assert batch.size == 0
+    metrics = learner.update(batch)
+    assert metrics["update/num_steps"] == 0
+    assert learner.iteration == 1
+
+
+def test_errors_say_what_to_do():
+    policy = ToyPolicy()
+    with pytest.raises(ValueError, match="all 1 of the rollout were lost"):
+        GRPOConfig().build(policy).prepare([won(0, lost=True)])
+    with pytest.raises(ValueError, match="Set the rollout's group size to at least 2"):
+        RLOOConfig().build(policy).prepare([won(0), failed(1)])
+    with pytest.raises(ValueError, match="no trainable 'value_head' parameters"):
+        PPOConfig().build(policy)
+    with pytest.raises(ValueError, match="temperature: got 0"):
+        GRPOConfig().build(policy, temperature=0)
+    greedy = won(0)
+    greedy.chunks = greedy.chunks.__class__(greedy.chunks.actions, greedy.chunks.tokens)
+    with pytest.raises(ValueError, match="carries no log-probabilities"):
+        GRPOConfig(recompute_old_log_prob=False).build(policy).prepare([greedy, greedy])
