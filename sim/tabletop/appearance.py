@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import colorsys
+import functools
 from dataclasses import dataclass, fields
 
 import mujoco
@@ -51,38 +52,33 @@ class Look:
         return Look(**{f.name: np.array(arrays[f"look_{f.name}"]) for f in fields(Look)})
 
 
-def plain_look(model: mujoco.MjModel, colours: dict[str, str]) -> Look:
+def plain_look(task: str, colours: dict[str, str]) -> Look:
     """The look without variation: blocks in the named colours, everything else as modelled."""
-    fresh = _as_modelled(model)
+    model, fresh = sc.load_scene(task).model, _as_modelled(task)
     rgba = fresh.rgba.copy()
     for body, colour in colours.items():
         rgba[model.geom(body).id, :3] = sc.COLOURS[colour]
     return Look(rgba, *(getattr(fresh, f.name) for f in fields(Look)[1:]))
 
 
-_originals: dict[int, Look] = {}
+@functools.cache
+def _as_modelled(task: str) -> Look:
+    """The task's own look; every episode's look starts from it, so it is read before any is written over it."""
+    model = sc.load_scene(task).model
+    table = model.geom("table").id
+    return Look(
+        rgba=model.geom_rgba.copy(),
+        material=model.geom_matid[table : table + 1].copy(),
+        light_dir=model.light_dir[0].copy(),
+        light_diffuse=model.light_diffuse[0].copy(),
+        light_ambient=np.array(model.vis.headlight.ambient, np.float32),
+        camera_pos=model.cam_pos[model.camera(_CAMERA).id].copy(),
+    )
 
 
-def _as_modelled(model: mujoco.MjModel) -> Look:
-    """The model's own look, remembered before any episode's is written over it."""
-    if id(model) not in _originals:
-        table = model.geom("table").id
-        _originals[id(model)] = Look(
-            rgba=model.geom_rgba.copy(),
-            material=model.geom_matid[table : table + 1].copy(),
-            light_dir=model.light_dir[0].copy(),
-            light_diffuse=model.light_diffuse[0].copy(),
-            light_ambient=np.array(model.vis.headlight.ambient, np.float32),
-            camera_pos=model.cam_pos[model.camera(_CAMERA).id].copy(),
-        )
-    return _originals[id(model)]
-
-
-def draw_look(
-    model: mujoco.MjModel, colours: dict[str, str], config: AppearanceConfig, rng: np.random.Generator
-) -> Look:
+def draw_look(task: str, colours: dict[str, str], config: AppearanceConfig, rng: np.random.Generator) -> Look:
     """A look with the variation that `config` asks for. Each option draws the same numbers whatever the others are."""
-    plain = plain_look(model, colours)
+    model, plain = sc.load_scene(task).model, plain_look(task, colours)
     hue, light, camera, pattern, background = (np.random.default_rng(s) for s in rng.integers(2**63, size=5))
     table = model.geom("table").id
     rgba = plain.rgba.copy()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 
 import mujoco
@@ -28,6 +29,10 @@ LEASH = 0.04  # how far the commanded position may run ahead of the gripper, met
 STEP_SECONDS = sc.TIMESTEP * sc.SUBSTEPS
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 _BAD = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC)
+
+
+# By default MuJoCo writes its warnings to a file in the working directory.
+mujoco.set_mju_user_warning(logging.getLogger("mujoco").warning)
 
 
 class TabletopEnv(SingleEnv):
@@ -85,7 +90,7 @@ class TabletopEnv(SingleEnv):
         self._expert = Expert(spec.task, self.config.expert, episode_rng(spec, "habit"))
         self._instruction = spec.instruction or layout.instruction(spec.task)
         rng = episode_rng(spec, "appearance")
-        self._look = draw_look(self._scene.model, layout.colours, self.config.appearance, rng)
+        self._look = draw_look(spec.task, layout.colours, self.config.appearance, rng)
         self.num_steps = self._held = 0
         self.horizon = self.spec.horizon[spec.task]
 
@@ -127,7 +132,6 @@ class TabletopEnv(SingleEnv):
         assert self._task, "reset() must come before observe()"
         data, model = self._now, self._scene.model
         mujoco.mj_kinematics(model, data)
-        mujoco.mj_camlight(model, data)
         self._look.write(model)
         mujoco.mj_camlight(model, data)
         images = {

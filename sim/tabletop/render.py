@@ -23,7 +23,7 @@ class RenderError(RuntimeError):
 
 @dataclass
 class _Shared:
-    """This process's GL context and what hangs on it; `pid` tells a forked copy, which must open its own."""
+    """This process's GL context and what hangs on it; `pid` tells a forked copy, which cannot use it."""
 
     pid: int
     gl: Any
@@ -87,8 +87,13 @@ def render(model: mujoco.MjModel, data: mujoco.MjData, camera: int, size: int) -
         RenderError: no GL context can be opened.
     """
     global _shared  # noqa: PLW0603  one per process is the point
-    if _shared is None or _shared.pid != os.getpid():
+    if _shared is None:
         _shared = _open(model)
+    elif _shared.pid != os.getpid():
+        raise RenderError(
+            "cannot render: this process was forked from one that had already rendered, and GL does not survive "
+            "a fork. Start worker processes with multiprocessing's 'spawn' method."
+        )
     else:
         _shared.gl.make_current()
     context = _shared.contexts.get(size)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -295,12 +297,14 @@ def test_frames_are_recorded_after_each_step() -> None:
     assert result.states is not None and result.states.shape == (3, 8)
 
 
-def test_diverged_physics_ends_the_episode_as_a_failure(env: TabletopEnv) -> None:
+def test_diverged_physics_ends_the_episode_as_a_failure(env: TabletopEnv, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
     env.reset(EpisodeSpec("stack"))
     env._now.qvel[:] = np.nan
     result = env.run_chunk(np.tile(STAY, (8, 1)))
     assert result.num_steps == 1 and result.truncated[0] and not result.success
     assert np.isfinite(result.obs.state).all()
+    assert not list(tmp_path.iterdir()), "no log file in the working directory"
     env.reset(EpisodeSpec("stack"))
     assert env.run_chunk(np.tile(STAY, (8, 1))).num_steps == 8
 

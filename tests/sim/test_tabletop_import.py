@@ -38,6 +38,21 @@ def test_dead_gl_names_the_backend_and_the_packages() -> None:
     assert "MUJOCO_GL=off" in result.stdout and "egl, osmesa, glfw" in result.stdout
 
 
+def test_a_forked_renderer_says_to_spawn() -> None:
+    code = (
+        "import os; from sim.tabletop import TabletopConfig; from vla_rl.types import EpisodeSpec\n"
+        "from sim.tabletop.render import RenderError\n"
+        "env = TabletopConfig().make(); env.reset(EpisodeSpec('stack'))\n"
+        "child = os.fork()\n"
+        "if child: os.waitpid(child, 0); raise SystemExit\n"
+        "try: env.observe()\n"
+        "except RenderError as error: print(error, flush=True)\n"
+        "os._exit(0)"
+    )
+    result = run(code)
+    assert "'spawn'" in result.stdout, result.stdout + result.stderr
+
+
 def test_gl_is_chosen_even_when_mujoco_came_first() -> None:
     code = (
         "import mujoco; from sim.tabletop import TabletopConfig; from vla_rl.types import EpisodeSpec\n"
