@@ -100,6 +100,113 @@ def train(recipe: RecipeName, overrides: Overrides = None, output: Output = None
     typer.echo(f"policy: {policy}\nreport: {folder / 'report.html'}")
 
 
+@app.command()
+def sft(recipe: RecipeName, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
+    """Train a policy by behaviour cloning on demonstrations."""
+    from vla_rl.commands import sft as run_sft
+    from vla_rl.run import open_run
+
+    loaded = _load(recipe, overrides)
+    folder = open_run(loaded, output, resume)
+    with _resumable("sft", recipe, overrides, folder):
+        summary = run_sft(loaded, folder)
+    typer.echo(f"policy: {summary['policy']}  ({summary['steps']} steps, loss {summary['loss']:.4f})")
+
+
+@app.command()
+def collect(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The dataset's folder (collect.dataset).")
+    ] = None,
+) -> None:
+    """Write a LeRobotDataset: the scripted expert's demonstrations, or a policy's episodes."""
+    from vla_rl.collect import CollectConfig
+    from vla_rl.commands import collect as run_collect
+
+    loaded = _load(recipe, [*(overrides or ()), *([f"collect.dataset={output}"] if output else [])])
+    config = loaded.collect or CollectConfig.model_validate({})
+    try:
+        summary = run_collect(loaded, config, lambda text: typer.echo(text, err=True))
+    except KeyboardInterrupt:
+        typer.echo("\nStopped. Finished episodes are kept; the same command goes on from there.", err=True)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    typer.echo(f"dataset: {summary['dataset']}  ({summary['episodes']} episodes, {summary['frames']} frames)")
+    for task, rate in summary["success_rate"].items():
+        typer.echo(f"  {task}: {100 * rate:.0f} % success")
+
+
+@app.command(name="eval")
+def evaluate(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    output: Output = None,
+    name: Annotated[str, typer.Option(help="What is evaluated, for tables and file names.")] = "policy",
+) -> None:
+    """Evaluate a policy: success per task with its interval, JSON, a picture and videos."""
+    from rich.console import Console
+
+    from vla_rl.commands import evaluate as run_evaluation
+    from vla_rl.run import open_run
+
+    loaded = _load(recipe, overrides)
+    folder = open_run(loaded, output, resume=False)
+    Console().print(run_evaluation(loaded, folder, name).table())
+    typer.echo(f"written: {folder / 'evaluations' / f'{name}.json'}")
+
+
+@app.command()
+def compare(
+    a: Annotated[str, typer.Argument(metavar="A", help="A run's folder, or an evaluation's JSON file.")],
+    b: Annotated[
+        str | None, typer.Argument(metavar="[B]", help="Another. Without it: base and final of run A.")
+    ] = None,
+    overrides: Overrides = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="Run policies A and B (folders) in this recipe's environment; stops when clear.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the comparison as JSON here.")] = None,
+) -> None:
+    """Is B better than A? Paired on the same initial states, with an exact test and intervals.
+
+    With --recipe, KEY=VALUE may also set compare.alpha, compare.max_pairs, compare.min_gain and so on.
+    """
+    if recipe is not None:
+        _compare_by_running(recipe, a, b, overrides or [])
+        return
+    from rich.console import Console
+
+    from vla_rl.commands import find_evaluation
+    from vla_rl.compare import compare as compare_evaluations
+    from vla_rl.config import ConfigError
+    from vla_rl.evaluation import Evaluation
+
+    if overrides:
+        raise ConfigError(f"compare: {overrides[0]!r}: overrides need --recipe; without it nothing is run")
+    first = Evaluation.load(find_evaluation(Path(a), "final" if b else "base"))
+    comparison = compare_evaluations(first, Evaluation.load(find_evaluation(Path(b or a), "final")))
+    Console().print(comparison.table())
+    for warning in comparison.warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    if output:
+        comparison.save(output)
+
+
+def _compare_by_running(recipe: str, a: str, b: str | None, overrides: list[str]) -> None:
+    from vla_rl.commands import compare_policies
+    from vla_rl.compare import SequentialConfig
+    from vla_rl.config import ConfigError, apply_overrides, validate
+
+    if b is None:
+        raise ConfigError("compare: --recipe runs two policies; give both folders, A and B")
+    own = [text for text in overrides if text.startswith("compare.")]
+    options = apply_overrides({}, own).get("compare", {})
+    config = validate(SequentialConfig, options, prefix="compare")
+    loaded = _load(recipe, [text for text in overrides if text not in own])
+    typer.echo(compare_policies(loaded, a, b, config).text())
+
+
 class Listing(StrEnum):
     """What `vla-rl list` can show."""
 

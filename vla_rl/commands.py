@@ -1,0 +1,176 @@
+"""What `vla-rl sft`, `collect`, `eval` and `compare` do: build a recipe's parts, show progress, write results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vla_rl.config import ConfigError
+from vla_rl.recipe import Recipe, resolve_device
+
+if TYPE_CHECKING:
+    from vla_rl.collect import CollectConfig
+    from vla_rl.compare import SequentialComparison, SequentialConfig
+    from vla_rl.evaluation import Evaluation
+    from vla_rl.interfaces import Policy
+    from vla_rl.types import EnvSpec, Episode
+
+
+def build_policy(recipe: Recipe, spec: EnvSpec) -> Policy:
+    """The recipe's policy for an environment of this spec, on the recipe's device.
+
+    Raises:
+        ConfigError: the recipe's policy class builds nothing, or does not fit the environment.
+    """
+    if recipe.num_threads:
+        import torch
+
+        torch.set_num_threads(recipe.num_threads)
+    policy: Any = recipe.policy
+    return policy.build(spec, device=resolve_device(recipe.device), seed=recipe.seed)
+
+
+def sft(recipe: Recipe, folder: Path) -> dict[str, Any]:
+    """Behaviour cloning of the recipe's policy on its datasets; goes on from the folder's last checkpoint.
+
+    Raises:
+        ConfigError: the recipe has no sft section.
+    """
+    from vla_rl.metrics import MetricLogger
+    from vla_rl.sft import train_bc
+
+    if recipe.sft is None:
+        raise ConfigError("sft: the recipe has no sft section. Give at least sft.datasets=FOLDER (`vla-rl collect`).")
+    spec = _env_spec(recipe)
+    policy = build_policy(recipe, spec)
+    with closing(MetricLogger(folder, recipe.log)) as logger:
+        return train_bc(policy, recipe.sft, folder, logger.log, recipe.seed, env_spec=spec)
+
+
+def collect(recipe: Recipe, config: CollectConfig, show: Callable[[str], None]) -> dict[str, Any]:
+    """Write the dataset that `config` describes: demonstrations of the expert, or the recipe's policy at work."""
+    from vla_rl.collect import collect_dataset
+
+    policy, version = None, ""
+    if config.source == "policy":
+        policy = build_policy(recipe, _env_spec(recipe))
+        version = _policy_version(recipe)
+
+    def on_progress(summary: dict[str, Any]) -> None:
+        rates = summary.get("success_rate", {})
+        mean = 100 * sum(rates.values()) / len(rates) if rates else 0.0
+        rate = summary.get("frames_per_second", 0.0)
+        show(f"{summary.get('episodes', 0)} episodes, {mean:.0f} % success, {rate:.0f} frames/s")
+
+    return collect_dataset(
+        recipe.env, config, policy=policy, policy_version=version, seed=recipe.seed, on_progress=on_progress
+    )
+
+
+def evaluate(recipe: Recipe, folder: Path, name: str = "policy") -> Evaluation:
+    """Evaluate the recipe's policy; writes evaluations/NAME.json and .png, and videos/."""
+    from vla_rl.evaluate import evaluate as run_evaluation
+
+    policy = build_policy(recipe, _env_spec(recipe))
+    path = _policy_path(recipe)
+    with episode_progress(_num_episodes(recipe)) as on_episode:
+        evaluation = run_evaluation(
+            policy,
+            recipe.env,
+            recipe.eval,
+            name=name,
+            policy_path=path,
+            video_folder=folder / "videos",
+            on_episode=on_episode,
+        )
+    evaluation.save(folder / "evaluations" / f"{name}.json")
+    evaluation.plot(folder / "evaluations" / f"{name}.png")
+    return evaluation
+
+
+def find_evaluation(path: Path, preferred: str) -> Path:
+    """An evaluation's JSON file: the path itself, or in a run's folder the `preferred` one, else the only one.
+
+    Raises:
+        ConfigError: no such path, or a folder without evaluations or with several others.
+    """
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        raise ConfigError(f"{path}: no such file or folder. Give an evaluation's JSON file, or a run's folder.")
+    found = sorted((path / "evaluations").glob("*.json")) or sorted(path.glob("*.json"))
+    for file in found:
+        if file.stem == preferred or len(found) == 1:
+            return file
+    names = ", ".join(file.name for file in found) or "none"
+    raise ConfigError(f"{path}: which evaluation? It has: {names}. Name the file itself.")
+
+
+def compare_policies(recipe: Recipe, a: str, b: str, config: SequentialConfig) -> SequentialComparison:
+    """Run two saved policies in the recipe's environment until the difference is clear."""
+    from rich.console import Console
+
+    from vla_rl.compare import compare_sequential
+    from vla_rl.evaluate import build_env
+    from vla_rl.policies.base import load_policy
+
+    device = resolve_device(recipe.device)
+    first, second = load_policy(a, device), load_policy(b, device)
+    with closing(build_env(recipe.env)) as env, Console(stderr=True).status("comparing") as status:
+        return compare_sequential(
+            first, second, env, config, lambda pairs, p: status.update(f"{pairs} pairs, anytime-valid p {p:.3g}")
+        )
+
+
+@contextmanager
+def episode_progress(total: int) -> Iterator[Callable[[Episode], None]]:
+    """A progress bar over episodes, with the success so far; yields what to call with each finished one."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    done = {"episodes": 0, "successes": 0}
+    columns = (
+        "{task.description}",
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[rate]}"),
+    )
+    with Progress(*columns) as progress:
+        bar = progress.add_task("episodes", total=total, rate="")
+
+        def on_episode(episode: Episode) -> None:
+            done["episodes"] += not episode.lost
+            done["successes"] += episode.success
+            rate = f"{100 * done['successes'] / max(1, done['episodes']):.0f} % success"
+            progress.update(bar, advance=1, rate=rate)
+
+        yield on_episode
+
+
+def _env_spec(recipe: Recipe) -> EnvSpec:
+    env: Any = recipe.env
+    return env.env_spec()
+
+
+def _num_episodes(recipe: Recipe) -> int:
+    config = recipe.eval
+    num_tasks = len(config.tasks or _env_spec(recipe).tasks)
+    per_state = sum(1 if t == 0 else config.samples_per_state for t in config.temperatures)
+    return num_tasks * config.episodes_per_task * per_state
+
+
+def _policy_path(recipe: Recipe) -> Path | None:
+    from vla_rl.policies.base import resolve_path
+
+    path = getattr(recipe.policy, "path", None)
+    return None if path is None else resolve_path(path)
+
+
+def _policy_version(recipe: Recipe) -> str:
+    """What a dataset says of who acted: the policy's path and the hash of its weights."""
+    from vla_rl.evaluate import policy_hash
+
+    path = _policy_path(recipe)
+    return f"fresh, seed {recipe.seed}" if path is None else f"{path.name} {policy_hash(path)[:12]}"
