@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from vla_rl.algorithms.learner import Learner
+    from vla_rl.timing import Stopwatch
 
 Control = Literal["none", "shuffled_rewards"]
 RatioLevel = Literal["token", "action", "chunk"]
@@ -96,6 +97,7 @@ class AlgoConfig(Config):
         *,
         temperature: float = 1.0,
         control: Control = "none",
+        stopwatch: Stopwatch | None = None,
     ) -> Learner:
         """The learner of `policy`.
 
@@ -103,10 +105,11 @@ class AlgoConfig(Config):
             seed: of minibatch order and of the shuffled control.
             temperature: that rollouts are drawn with; log-probabilities are taken at it.
             control: "shuffled_rewards" permutes advantages over all trajectories (negative control).
+            stopwatch: counts "forward_backward" and "optimizer" seconds; by default the learner's own.
         """
         from vla_rl.algorithms.learner import Learner
 
-        return Learner(self, policy, seed=seed, temperature=temperature, control=control)
+        return Learner(self, policy, seed=seed, temperature=temperature, control=control, stopwatch=stopwatch)
 
 
 class GroupConfig(AlgoConfig):

@@ -41,6 +41,7 @@ class Learner:
     Attributes:
         iteration: updates done.
         num_bad_steps: steps skipped for a NaN or infinite loss or gradient, in all.
+        timing: seconds of the latest `prepare` and `update` by stage: "forward_backward", "optimizer".
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Learner:
         seed: int = 0,
         temperature: float = 1.0,
         control: Control = "none",
+        stopwatch: Stopwatch | None = None,
     ):
         if temperature <= 0:
             raise ValueError(f"temperature: got {temperature}, must be above 0: RL learns from sampled actions")
@@ -59,7 +61,8 @@ class Learner:
         self.seed = seed
         self.temperature = temperature
         self.control = control
-        self.stopwatch = Stopwatch()
+        self.stopwatch = stopwatch or Stopwatch()
+        self.timing: dict[str, float] = {}
         self.iteration = 0
         self.num_bad_steps = 0
         self._bad_streak = 0
@@ -76,11 +79,6 @@ class Learner:
         self._reference = self._copy_weights() if config.kl_coef > 0 else None
         self._last_good = self._copy_weights(device="cpu")
 
-    @property
-    def timing(self) -> dict[str, float]:
-        """Seconds of the latest `prepare` and `update`: "forward_backward", "optimizer"."""
-        return dict(self.stopwatch.seconds)
-
     # --- from episodes to a batch -----------------------------------------------------------
 
     def prepare(self, episodes: Sequence[Episode]) -> Batch:
@@ -91,7 +89,7 @@ class Learner:
         Raises:
             ValueError: nothing usable, no groups to compare, or no log-probabilities.
         """
-        self.stopwatch = Stopwatch()
+        self.timing = {}
         usable = usable_episodes(episodes)
         shuffle = self._generator(_CONTROL) if self.control == "shuffled_rewards" else None
         if isinstance(self.config, PPOConfig):
@@ -320,10 +318,12 @@ class Learner:
 
     @contextmanager
     def _measure(self, stage: str) -> Iterator[None]:
+        before = self.stopwatch.seconds[stage]
         with self.stopwatch.measure(stage):
             yield
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
+        self.timing[stage] = self.timing.get(stage, 0.0) + self.stopwatch.seconds[stage] - before
 
     # --- checkpoints -------------------------------------------------------------------------
 
