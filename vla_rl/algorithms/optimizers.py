@@ -27,19 +27,6 @@ class OptimizerOptions(Protocol):
     def weight_decay(self) -> float: ...
 
 
-class OptimizerOptions(Protocol):
-    """What a config says about its optimizer."""
-
-    @property
-    def lr(self) -> float: ...
-    @property
-    def optimizer(self) -> str: ...
-    @property
-    def betas(self) -> tuple[float, float]: ...
-    @property
-    def weight_decay(self) -> float: ...
-
-
 def is_critic(name: str) -> bool:
     """Whether a parameter belongs to the critic: its name has a part `value_head`."""
     return CRITIC_NAME in name.split(".")
