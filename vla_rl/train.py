@@ -1,0 +1,65 @@
+"""Post-train a policy by RL: collect, advantages, update, log, validate, save. The loop on one screen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from vla_rl.config import Config
+
+if TYPE_CHECKING:
+    from vla_rl.recipe import Recipe
+
+Control = Literal["none", "shuffled_rewards", "continue_bc"]
+
+
+class TrainConfig(Config):
+    """The RL run: how much, how often to look, which control."""
+
+    iterations: PositiveInt = Field(20, description="Rollout-and-update rounds.")
+    groups: PositiveInt = Field(32, description="Initial states per iteration.")
+    group_size: PositiveInt = Field(8, description="Episodes from each initial state.")
+    temperature: float = Field(1.0, gt=0, description="Of the rollouts' action sampling.")
+    resample_budget: NonNegativeInt = Field(
+        0, description="Dynamic sampling: up to this many more groups replace all-success and all-failure ones."
+    )
+    control: Control = Field("none", description="Negative control: permuted advantages, or behaviour cloning instead.")
+    allow_no_success: bool = Field(False, description="Start RL although the policy never succeeds in its rollouts.")
+    validate_every: NonNegativeInt = Field(0, description="Iterations between validations; 0 for none.")
+    validation_episodes: PositiveInt = Field(20, description="Validation episodes per task, sampled and greedy.")
+    keep: Literal["best", "last"] = Field("last", description="The policy evaluated and kept: best by validation, or last.")
+    save_every: PositiveInt = Field(5, description="Iterations between checkpoints.")
+    keep_checkpoints: PositiveInt = Field(2, description="Checkpoints kept.")
+    evaluate: bool = Field(True, description="Evaluate on the eval split before and after.")
+
+
+def train(recipe: Recipe, folder: Path, resume: bool = False) -> Path:
+    """Run the recipe in its folder and return the folder of the resulting policy.
+
+    Killed at any moment, `resume=True` goes on from the last whole checkpoint; on a CPU the resumed
+    run's numbers equal the uninterrupted run's.
+
+    Raises:
+        ValueError: the recipe has no algo section, or its policy never succeeds (nothing to learn from).
+    """
+    from vla_rl.training import TrainingRun
+
+    cfg = recipe.train
+    with TrainingRun(recipe, folder, resume) as run:
+        if run.iteration == 0 and cfg.evaluate:
+            run.evaluate("base")
+        while run.goes_on():
+            episodes = run.roll_out()
+            batch = run.learner.prepare(episodes)
+            metrics = run.learner.update(batch, run.demonstration_loss)
+            run.finish_iteration(episodes, metrics)
+            if run.is_due(cfg.validate_every):
+                run.validate()
+            if run.is_due(cfg.save_every):
+                run.save()
+        policy = run.keep_policy()
+        if cfg.evaluate:
+            run.evaluate("final")
+    return policy

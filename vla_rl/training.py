@@ -1,0 +1,270 @@
+"""What `train.py`'s loop calls: rollouts, logging, validation, checkpoints of one RL run."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from vla_rl.checkpoint import (
+    checkpoint_path,
+    keep_last,
+    latest_checkpoint,
+    load_checkpoint,
+    load_weights,
+    save_checkpoint,
+)
+from vla_rl.config import ConfigError
+from vla_rl.demonstrations import ContinueBC, Demonstrations
+from vla_rl.evaluate import EvalConfig, derived_seed, evaluate
+from vla_rl.evaluation import Evaluation
+from vla_rl.metrics import MetricLogger
+from vla_rl.rollout import collect
+from vla_rl.task_sampling import groups_to_resample
+from vla_rl.timing import Stopwatch
+from vla_rl.types import Episode, EpisodeSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from vla_rl.recipe import Recipe
+
+_ROLLOUT, _RESAMPLE = 1, 2  # streams of the rollouts' seeds
+
+
+class TrainingRun:
+    """One RL run: its environment, policy, learner and sampler, and the folder that records it.
+
+    Attributes:
+        iteration: iterations finished.
+        learner: has `prepare(episodes)` and `update(batch, demonstrations)`.
+        demonstrations: batches for the algorithm's anchor or the control; None when neither is on.
+    """
+
+    def __init__(self, recipe: Recipe, folder: Path, resume: bool):
+        from vla_rl.recipe import resolve_device
+
+        if recipe.algo is None:
+            raise ConfigError("algo: this recipe has none, and `train` needs one; see docs/algorithms.md")
+        if recipe.num_threads:
+            import torch
+
+            torch.set_num_threads(recipe.num_threads)
+        self.recipe, self.config, self.folder = recipe, recipe.train, Path(folder)
+        self.iteration = 0
+        self.stopwatch = Stopwatch()
+        self._best: tuple[float, int] | None = None  # validation success, iteration
+        self._saved_at = -1
+        self._interrupted = self._is_looping = False
+        self._handlers: dict[int, Any] = {}
+        env_config: Any = recipe.env
+        self.env = env_config.build()
+        try:
+            policy_config: Any = recipe.policy
+            algo: Any = recipe.algo
+            self.policy = policy_config.build(self.env.spec, resolve_device(recipe.device), recipe.seed)
+            self.sampler = recipe.sampling.build(list(self.env.spec.tasks), recipe.seed)
+            self.demonstrations = self._open_demonstrations()
+            control = self.config.control
+            self.learner = algo.build(
+                self.policy,
+                recipe.seed,
+                temperature=self.config.temperature,
+                control="none" if control == "continue_bc" else control,
+                stopwatch=self.stopwatch,
+            )
+            if self.demonstrations is not None and control == "continue_bc":
+                self.learner = ContinueBC(self.learner, self.demonstrations)
+            if resume:
+                self._restore()
+            self.logger = MetricLogger(self.folder, recipe.log, resume_step=self.iteration)
+        except BaseException:
+            self.env.close()
+            raise
+
+    # --- one iteration ----------------------------------------------------------------------
+
+    def roll_out(self) -> list[Episode]:
+        """Groups of episodes from fresh train states; uninformative groups are replaced within the budget.
+
+        Raises:
+            ValueError: the policy never succeeded in the first rollout, so there is nothing to learn from.
+        """
+        self._is_looping = True
+        cfg = self.config
+        episodes = self._run_groups(self.sampler.draw(cfg.groups), first_group=0, stream=_ROLLOUT)
+        budget, drawn = cfg.resample_budget, cfg.groups
+        while more := groups_to_resample(episodes, target=cfg.groups, budget=budget):
+            episodes += self._run_groups(self.sampler.draw(more), first_group=drawn, stream=_RESAMPLE)
+            budget, drawn = budget - more, drawn + more
+        self.sampler.update(episodes)
+        if self.iteration == 0 and not cfg.allow_no_success and not any(e.success for e in episodes):
+            raise ValueError(
+                f"the policy solved none of {len(episodes)} train episodes at temperature {cfg.temperature:g}, so every "
+                "reward is 0 and RL has nothing to learn from. Train it longer by behaviour cloning (`vla-rl sft`), "
+                "choose easier tasks (env.tasks), or set train.allow_no_success=true to go on all the same."
+            )
+        return episodes
+
+    def _run_groups(self, specs: Sequence[EpisodeSpec], first_group: int, stream: int) -> list[Episode]:
+        algo: Any = self.recipe.algo
+        size = algo.rollouts_per_group(self.config.group_size)
+        return collect(
+            self.policy,
+            self.env,
+            [spec for spec in specs for _ in range(size)],
+            temperature=self.config.temperature,
+            seed=derived_seed(self.recipe.seed, self.iteration, stream, first_group),
+            groups=[first_group + i for i in range(len(specs)) for _ in range(size)],
+            stopwatch=self.stopwatch,
+        )
+
+    def finish_iteration(self, episodes: Sequence[Episode], metrics: dict[str, float]) -> None:
+        """Log the iteration and where its time went."""
+        self.iteration += 1
+        played = [e for e in episodes if not e.lost]
+        logged: dict[str, Any] = {
+            "train/success": float(np.mean([e.success for e in played])),
+            "train/episodes": len(played),
+            "train/lost": len(episodes) - len(played),
+            "train/steps": float(np.mean([e.length for e in played])),
+        }
+        for task in self.env.spec.tasks:
+            outcomes = [e.success for e in played if e.spec.task == task]
+            if outcomes:
+                logged[f"train/success/{task}"] = float(np.mean(outcomes))
+        times = self.stopwatch.report()
+        logged |= metrics | {f"time/{stage}": seconds for stage, seconds in times.items()}
+        logged["time/overhead_fraction"] = (times["other"] + times.get("optimizer", 0.0)) / times["total"]
+        self.logger.log(self.iteration, logged)
+
+    def is_due(self, every: int) -> bool:
+        """Whether something done every so many iterations (0: never) is due; the last counts."""
+        return bool(every) and (self.iteration % every == 0 or self.iteration == self.config.iterations)
+
+    @property
+    def demonstration_loss(self) -> Any:
+        """What `learner.update` calls for the algorithm's anchor; None without demonstrations."""
+        return self.demonstrations.loss if self.demonstrations else None
+
+    # --- measuring --------------------------------------------------------------------------
+
+    def validate(self) -> None:
+        """Success on the validation split, sampled and greedy; the best by sampled success is remembered."""
+        cfg = self.config
+        temperatures = (0.0, cfg.temperature)
+        wanted = EvalConfig(
+            split="validation", episodes_per_task=cfg.validation_episodes, temperatures=temperatures, videos=0
+        )
+        result = evaluate(self.policy, self.env, wanted, name=f"iteration {self.iteration}")
+        sampled, greedy = result.rate("sampled").rate, result.rate("greedy").rate
+        self.logger.log(self.iteration, {"validation/sampled": sampled, "validation/greedy": greedy})
+        if self._best is None or sampled > self._best[0]:
+            self._best = (sampled, self.iteration)
+            if cfg.keep == "best":
+                self.policy.save(self.folder / "best")
+        self.stopwatch.report()
+
+    def evaluate(self, name: str) -> Evaluation:
+        """Evaluate on the recipe's `eval` section; writes evaluations/<name>.json, a picture and videos."""
+        result = evaluate(
+            self.policy, self.recipe.env, self.recipe.eval, name=name, video_folder=self.folder / "videos"
+        )
+        result.save(self.folder / "evaluations" / f"{name}.json")
+        self.logger.print(result.table())
+        self.stopwatch.report()
+        return result
+
+    # --- keeping ----------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Write a checkpoint from which the run resumes exactly."""
+        if self._saved_at == self.iteration:
+            return
+        tensors, learner_state = self.learner.state()
+        weights = {f"policy.{name}": tensor for name, tensor in self.policy.state_dict().items()}
+        state = {
+            "iteration": self.iteration,
+            "best": self._best,
+            "learner": learner_state,
+            "sampler": self.sampler.state(),
+            "demonstrations_drawn": self.demonstrations.num_drawn if self.demonstrations else 0,
+        }
+        folder = self.folder / "checkpoints"
+        save_checkpoint(checkpoint_path(folder, self.iteration), tensors | weights, state)
+        keep_last(folder, self.config.keep_checkpoints)
+        self._saved_at = self.iteration
+
+    def _restore(self) -> None:
+        path = latest_checkpoint(self.folder / "checkpoints")
+        if path is None:
+            return
+        tensors, state = load_checkpoint(path)
+        load_weights(self.policy, tensors, str(path))
+        self.learner.load_state(tensors, state["learner"])
+        self.sampler.load_state(state["sampler"])
+        if self.demonstrations is not None:
+            self.demonstrations.num_drawn = int(state["demonstrations_drawn"])
+        self.iteration = self._saved_at = int(state["iteration"])
+        self._best = tuple(state["best"]) if state["best"] else None  # type: ignore[assignment]
+
+    def keep_policy(self) -> Path:
+        """Write the run's result to policy/: the best by validation or the last, as train.keep says."""
+        self._is_looping = False
+        best = self.folder / "best"
+        if self.config.keep == "best" and best.is_dir():
+            from vla_rl.policies.base import load_policy
+
+            self.policy = load_policy(best, self.policy.device)
+        target = self.folder / "policy"
+        self.policy.save(target)
+        return target
+
+    # --- demonstrations ---------------------------------------------------------------------
+
+    def _open_demonstrations(self) -> Demonstrations | None:
+        """The recipe's demonstrations where the algorithm's anchor or the control learns from them."""
+        algo: Any = self.recipe.algo
+        if algo.bc_coef == 0 and self.config.control != "continue_bc":
+            return None
+        if self.recipe.sft is None:
+            raise ConfigError(
+                "sft: this recipe has none, but algo.bc_coef > 0 or train.control=continue_bc learns from "
+                "demonstrations: name them in sft.datasets"
+            )
+        return Demonstrations(self.policy, self.recipe.sft, self.env.spec, self.recipe.seed)
+
+    # --- as a context -----------------------------------------------------------------------
+
+    def goes_on(self) -> bool:
+        """Whether another iteration is due. After Ctrl-C: saves, and stops the run."""
+        if self._interrupted:
+            self.save()
+            raise KeyboardInterrupt
+        return self.iteration < self.config.iterations
+
+    def _on_interrupt(self, signum: int, frame: Any) -> None:
+        """First Ctrl-C (or SIGTERM): finish the iteration, save, stop. Second: stop at once, at the last checkpoint."""
+        if self._interrupted or not self._is_looping:
+            raise KeyboardInterrupt
+        self._interrupted = True
+        self.logger.print("Stopping after this iteration, then saving. Press Ctrl-C again to stop at once.")
+
+    def __enter__(self) -> Self:
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        for number in (signal.SIGINT, signal.SIGTERM) if in_main_thread else ():
+            self._handlers[number] = signal.signal(number, self._on_interrupt)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self.logger.close()
+        self.env.close()
