@@ -23,23 +23,38 @@ EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
 
 
+OUR_PACKAGES = ("vla_rl", "sim", "world_model", "real_robot")
+
+
 class _Group(TyperGroup):
     """Turns what a person can mend into one message, and Ctrl-C into its usual exit code."""
 
     def invoke(self, ctx: typer.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except (ValueError, OSError, NotImplementedError) as error:
-            if ctx.params.get("debug"):
-                traceback.print_exc()
-            else:
-                typer.echo(f"error: {error}", err=True)
-                if type(error) in (ValueError, NotImplementedError):
-                    typer.echo("(`vla-rl --debug ...` shows where it comes from)", err=True)
-            raise SystemExit(EXIT_USER_ERROR) from None
         except KeyboardInterrupt:
             typer.echo("\nstopped", err=True)
             raise SystemExit(EXIT_INTERRUPTED) from None
+        except Exception as error:
+            if not is_for_people(error) or isinstance(error, BrokenPipeError):  # `| head` is no mistake
+                raise
+            if ctx.params.get("debug"):
+                traceback.print_exc()
+            typer.echo(f"error: {error}", err=True)
+            raise SystemExit(EXIT_USER_ERROR) from None
+
+
+def is_for_people(error: Exception) -> bool:
+    """Whether an error's message was written for the user, so that a traceback would only bury it.
+
+    True for errors of the system (file not found, disk full), for error classes of ours, and for a
+    ValueError or NotImplementedError that our own code raises; the same from inside a library is a bug.
+    """
+    if isinstance(error, OSError) or type(error).__module__.split(".")[0] in OUR_PACKAGES:
+        return True
+    frames = list(traceback.walk_tb(error.__traceback__))
+    raised_in = str(frames[-1][0].f_globals.get("__name__", "")) if frames else ""
+    return isinstance(error, ValueError | NotImplementedError) and raised_in.split(".")[0] in OUR_PACKAGES
 
 
 app = typer.Typer(
@@ -110,7 +125,8 @@ def sft(recipe: RecipeName, overrides: Overrides = None, output: Output = None, 
     folder = open_run(loaded, output, resume)
     with _resumable("sft", recipe, overrides, folder):
         summary = run_sft(loaded, folder)
-    typer.echo(f"policy: {summary['policy']}  ({summary['steps']} steps, loss {summary['loss']:.4f})")
+    loss = f", loss {summary['loss']:.4f}" if "loss" in summary else ""
+    typer.echo(f"policy: {summary['policy']}  ({summary['steps']} steps{loss})")
 
 
 @app.command()
