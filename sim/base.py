@@ -118,10 +118,10 @@ class SimConfig(Config):
     cameras: tuple[str, ...] = Field(("agentview",), description="Cameras to render: only those the policy reads.")
     image_size: PositiveInt = Field(64, description="Height and width of the rendered images, pixels.")
     num_envs: PositiveInt = Field(8, description="Environments stepped together.")
-    num_workers: int = Field(
-        0, ge=0, description="Processes that hold them; 0 runs all environments in this process."
+    num_workers: int = Field(0, ge=0, description="Processes that hold them; 0 runs all environments in this process.")
+    render_devices: tuple[int, ...] = Field(
+        (), description="EGL device ids, dealt to the workers in turn; empty: default."
     )
-    render_devices: tuple[int, ...] = Field((), description="EGL device ids, dealt to the workers in turn; empty: default.")
     step_timeout: float = Field(120.0, gt=0, description="Seconds after which a silent worker counts as hung.")
     on_gpu: Literal["auto", "never"] = Field("auto", description="Whether rendering may use a GPU.")
 

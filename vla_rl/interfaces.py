@@ -79,9 +79,7 @@ class Policy(Protocol):
     cameras: tuple[str, ...]
     uses_state: bool
 
-    def act(
-        self, obs: Observation, generator: torch.Generator | None = None, temperature: float = 1.0
-    ) -> ActionChunk:
+    def act(self, obs: Observation, generator: torch.Generator | None = None, temperature: float = 1.0) -> ActionChunk:
         """Draw one chunk per environment; `temperature=0` is greedy. No gradient."""
         ...
 

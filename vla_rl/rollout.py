@@ -1,7 +1,7 @@
 """Run a policy in a `VecEnv`, simulator, world model or robot alike, and return finished episodes.
 
-    from vla_rl.rollout import collect
-    episodes = collect(policy, env, [EpisodeSpec("pick_place", "train", i) for i in range(64)])
+from vla_rl.rollout import collect
+episodes = collect(policy, env, [EpisodeSpec("pick_place", "train", i) for i in range(64)])
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """A run's folder: what was asked, with what, and all that came of it.
 
-    config.yaml      the resolved recipe           command.txt    the command line
-    versions.json    packages, git commit, machine metrics.jsonl  one JSON object per step
-    checkpoints/     resume points                 policy/        the result (and best/, by validation)
-    evaluations/     one JSON per evaluation       videos/        a few episodes
-    report.html      the page to look at
+config.yaml      the resolved recipe           command.txt    the command line
+versions.json    packages, git commit, machine metrics.jsonl  one JSON object per step
+checkpoints/     resume points                 policy/        the result (and best/, by validation)
+evaluations/     one JSON per evaluation       videos/        a few episodes
+report.html      the page to look at
 """
 
 from __future__ import annotations
@@ -80,7 +80,11 @@ def git_commit() -> str | None:
             ["git", "rev-parse", "--short=12", "HEAD"], cwd=here, capture_output=True, text=True, check=True
         ).stdout.strip()
         changed = subprocess.run(
-            ["git", "status", "--porcelain", "--untracked-files=no"], cwd=here, capture_output=True, text=True, check=True
+            ["git", "status", "--porcelain", "--untracked-files=no"],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None

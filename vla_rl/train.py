@@ -29,10 +29,14 @@ class TrainConfig(Config):
     allow_no_success: bool = Field(False, description="Start RL although the policy never succeeds in its rollouts.")
     validate_every: NonNegativeInt = Field(0, description="Iterations between validations; 0 for none.")
     validation_episodes: PositiveInt = Field(20, description="Validation episodes per task, sampled and greedy.")
-    keep: Literal["best", "last"] = Field("last", description="The policy evaluated and kept: best by validation, or last.")
+    keep: Literal["best", "last"] = Field(
+        "last", description="The policy evaluated and kept: best by validation, or last."
+    )
     save_every: PositiveInt = Field(5, description="Iterations between checkpoints.")
     keep_checkpoints: PositiveInt = Field(2, description="Checkpoints kept.")
-    evaluate: bool = Field(True, description="Evaluate on the eval split before and after.")
+    evaluate: Literal["before_and_after", "after", "never"] = Field(
+        "before_and_after", description="When to run the `eval` section's evaluation."
+    )
 
 
 def train(recipe: Recipe, folder: Path, resume: bool = False) -> Path:
@@ -48,7 +52,7 @@ def train(recipe: Recipe, folder: Path, resume: bool = False) -> Path:
 
     cfg = recipe.train
     with TrainingRun(recipe, folder, resume) as run:
-        if run.iteration == 0 and cfg.evaluate:
+        if run.iteration == 0 and cfg.evaluate == "before_and_after":
             run.evaluate("base")
         while run.goes_on():
             episodes = run.roll_out()
@@ -60,6 +64,6 @@ def train(recipe: Recipe, folder: Path, resume: bool = False) -> Path:
             if run.is_due(cfg.save_every):
                 run.save()
         policy = run.keep_policy()
-        if cfg.evaluate:
+        if cfg.evaluate != "never":
             run.evaluate("final")
     return policy

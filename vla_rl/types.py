@@ -106,7 +106,9 @@ class ActionChunk:
             values = [getattr(p, name) for p in parts]
             return None if values[0] is None else np.concatenate(values)
 
-        return ActionChunk(np.concatenate([p.actions for p in parts]), *map(join, ("tokens", "path", "log_prob", "value")))
+        return ActionChunk(
+            np.concatenate([p.actions for p in parts]), *map(join, ("tokens", "path", "log_prob", "value"))
+        )
 
 
 @dataclass(frozen=True)
