@@ -16,6 +16,8 @@ PACKAGES = ("vla_rl", "sim", "world_model", "real_robot")
 CONTRACTS = {"vla_rl.types", "vla_rl.interfaces", "vla_rl.config"}
 LEAF_HELPERS = {"vla_rl.timing", "vla_rl.atomic"}
 
+PICKLES = ("pickle", "dill", "cloudpickle")
+
 FILES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 
@@ -129,11 +131,14 @@ def test_the_tests_mirror_the_packages() -> None:
 def unsafe_loads(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """(line, what) of each place that could unpickle."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import) and any(a.name in ("pickle", "dill", "cloudpickle") for a in node.names):
-            yield node.lineno, "imports a pickle"
+        if isinstance(node, ast.ImportFrom) and node.module in PICKLES:
+            yield node.lineno, "imports from a pickle module"
         if isinstance(node, ast.Call):
             options = {k.arg: ast.unparse(k.value) for k in node.keywords}
-            if ast.unparse(node.func) == "torch.load" and options.get("weights_only") != "True":
+            called = ast.unparse(node.func)
+            if called in {f"{module}.{name}" for module in PICKLES for name in ("load", "loads", "Unpickler")}:
+                yield node.lineno, "unpickles"
+            if called == "torch.load" and options.get("weights_only") != "True":
                 yield node.lineno, "torch.load without weights_only=True"
             if options.get("allow_pickle", "False") != "False":
                 yield node.lineno, "allow_pickle"
@@ -149,5 +154,5 @@ def test_nothing_is_unpickled() -> None:
 
 
 def test_the_pickle_check_sees_each_form() -> None:
-    source = "import pickle\ntorch.load(f)\ntorch.load(f, weights_only=True)\nnp.load(f, allow_pickle=True)\n"
-    assert [line for line, _ in unsafe_loads(ast.parse(source))] == [1, 2, 4]
+    source = "torch.load(f)\ntorch.load(f, weights_only=True)\nnp.load(f, allow_pickle=True)\npickle.loads(b)\n"
+    assert [line for line, _ in unsafe_loads(ast.parse(source + "from dill import load\n"))] == [1, 3, 4, 5]

@@ -7,6 +7,7 @@ LIBERO library) runs in a process of its own or is only looked at from outside.
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import importlib.util
 import os
@@ -84,7 +85,7 @@ def run_checks(recipe: Mapping[str, Any] | None = None) -> list[Check]:
     """Every check, in the order of the report.
 
     Args:
-        recipe: its values; `env.kind`, `env.assets` and `device` decide what is needed. None: the core alone.
+        recipe: its values; `env.kind`, `env.assets_path` and `device` decide what is needed. None: the core alone.
     """
     recipe = recipe or {}
     env = recipe.get("env", {})
@@ -95,7 +96,7 @@ def run_checks(recipe: Mapping[str, Any] | None = None) -> list[Check]:
         check_device(str(recipe.get("device", "auto"))),
         check_gl(needed=kind in {"", "tabletop", "libero", "robosuite"}),
         check_libero(needed=kind == "libero"),
-        check_libero_assets(env.get("assets"), needed=kind == "libero"),
+        check_libero_assets(env.get("assets_path"), needed=kind == "libero"),
         check_package("robosuite", "robosuite", "pip install 'vla-rl[robosuite]'", needed=kind == "robosuite"),
         check_robotwin(needed=kind == "robotwin"),
         check_ros(),
@@ -239,29 +240,22 @@ def check_libero(needed: bool) -> Check:
 
 
 def check_libero_assets(configured: str | Path | None, needed: bool) -> Check:
-    """LIBERO's meshes and textures: `env.assets`, else $LIBERO_ASSETS, else what the library has."""
+    """LIBERO's meshes and textures: `env.assets_path`, else $LIBERO_ASSETS, else what the library has."""
     name = "LIBERO assets"
     fix = (
-        "set env.assets in the recipe or LIBERO_ASSETS to the folder that holds scenes/ and textures/ (docs/libero.md)"
+        "set env.assets_path in the recipe or LIBERO_ASSETS to the folder that holds scenes/ and textures/, "
+        "or let the library download them at its first use (docs/libero.md)"
     )
-    spec = importlib.util.find_spec("libero")
-    if spec is None:
+    if importlib.util.find_spec("libero") is None:
         return Check(name, "missing", "needs the libero package", "see hf-libero above", needed)
-    chosen = configured or os.environ.get("LIBERO_ASSETS")
-    if chosen:
-        source = "env.assets" if configured else "LIBERO_ASSETS"
-        folder = Path(chosen).expanduser()
-        if _is_assets(folder):
-            return Check(name, "ok", f"{folder} ({source})", needed=needed)
-        return Check(name, "missing", f"{source} is {folder}, which holds no scenes/ and textures/", fix, needed)
-    for place in spec.submodule_search_locations or []:
-        if _is_assets(folder := Path(place) / "libero" / "assets"):
-            return Check(name, "ok", f"{folder} (in the package)", needed=needed)
-    return Check(name, "missing", "no env.assets, no LIBERO_ASSETS, none in the package", fix, needed)
-
-
-def _is_assets(folder: Path) -> bool:
-    return (folder / "scenes").is_dir() and (folder / "textures").is_dir()
+    library: Any = importlib.import_module("sim.libero.library")
+    try:
+        folder = library.find_assets(Path(configured) if configured else None)
+    except library.AssetsError as error:
+        return Check(name, "missing", str(error).partition(". ")[0], fix, needed)
+    if folder is None:
+        return Check(name, "missing", "no env.assets_path, no LIBERO_ASSETS, none in the library's places", fix, needed)
+    return Check(name, "ok", str(folder), needed=needed)
 
 
 def check_robotwin(needed: bool) -> Check:

@@ -242,7 +242,7 @@ def test_doctor_exits_with_1_when_the_recipe_needs_what_is_missing(
 ) -> None:
     monkeypatch.setattr("vla_rl.doctor.find_gl", lambda: ("egl", "stand-in"))
     path = tmp_path / "r.yaml"
-    path.write_text(f"env: {{kind: libero, assets: {tmp_path}/nowhere}}\n")
+    path.write_text(f"env: {{kind: libero, assets_path: {tmp_path}/nowhere}}\n")
     failing = run("doctor", str(path), "--json")
     assert failing.exit_code == 1 and json.loads(failing.output)["ok"] is False
     passing = run("doctor", str(path), "env.kind=tabletop", "--json")

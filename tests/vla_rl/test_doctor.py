@@ -103,14 +103,16 @@ def test_without_libero_only_a_libero_recipe_fails(hide, quick_gl: None) -> None
 
 @needs_libero
 def test_assets_by_recipe_then_by_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sim.libero.library import ASSET_FOLDERS
+
     good = tmp_path / "assets"
-    for name in ("scenes", "textures"):
+    for name in ASSET_FOLDERS:
         (good / name).mkdir(parents=True)
     monkeypatch.setenv("LIBERO_ASSETS", str(tmp_path / "nothing"))
-    chosen = doctor.check_libero_assets(str(good), needed=True)
-    assert chosen.status == "ok" and str(good) in chosen.found and "env.assets" in chosen.found
+    assert doctor.check_libero_assets(str(good), needed=True).found == str(good)
     by_variable = doctor.check_libero_assets(None, needed=True)
     assert by_variable.is_fault and "LIBERO_ASSETS is" in by_variable.found and "nothing" in by_variable.found
+    assert "env.assets_path" in by_variable.fix
     monkeypatch.setenv("LIBERO_ASSETS", str(good))
     assert doctor.check_libero_assets(None, needed=True).status == "ok"
 
