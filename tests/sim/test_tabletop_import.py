@@ -24,7 +24,7 @@ def test_config_loads_no_simulator() -> None:
 def test_dead_gl_names_the_backend_and_the_packages() -> None:
     code = (
         "from sim.tabletop import TabletopConfig; from vla_rl.types import EpisodeSpec\n"
-        "from sim.tabletop.render import RenderError\n"
+        "from sim.gl import RenderError\n"
         "try: TabletopConfig().make().reset(EpisodeSpec('stack'))\n"
         "except RenderError as error: print(error)"
     )
@@ -41,7 +41,7 @@ def test_dead_gl_names_the_backend_and_the_packages() -> None:
 def test_a_forked_renderer_says_to_spawn() -> None:
     code = (
         "import os; from sim.tabletop import TabletopConfig; from vla_rl.types import EpisodeSpec\n"
-        "from sim.tabletop.render import RenderError\n"
+        "from sim.gl import RenderError\n"
         "env = TabletopConfig().make(); env.reset(EpisodeSpec('stack'))\n"
         "child = os.fork()\n"
         "if child: os.waitpid(child, 0); raise SystemExit\n"
