@@ -13,6 +13,10 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 
+class DiskFullError(OSError):
+    """The disk is full; errno is ENOSPC, the message says what needed room, and where."""
+
+
 @contextmanager
 def atomic_folder(path: Path, what: str, replace: bool = False) -> Iterator[Path]:
     """Yield a temporary sibling folder that becomes `path` when the block ends without error.
@@ -21,7 +25,7 @@ def atomic_folder(path: Path, what: str, replace: bool = False) -> Iterator[Path
     (both are then taken to be the same content). Left-overs of killed writers are removed.
 
     Raises:
-        OSError: with errno ENOSPC and a message saying what needs room, when the disk is full.
+        DiskFullError: the disk is full.
     """
     path = Path(path)
     host = socket.gethostname()
@@ -36,6 +40,8 @@ def atomic_folder(path: Path, what: str, replace: bool = False) -> Iterator[Path
         _fsync(partial)
         _publish(partial, path, replace)
         _fsync(path.parent)
+    except DiskFullError:
+        raise
     except (OSError, SafetensorError) as error:
         if is_disk_full(error):
             raise disk_full(path, what) from error
@@ -65,11 +71,11 @@ def is_disk_full(error: BaseException) -> bool:
     return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error)
 
 
-def disk_full(path: Path, what: str) -> OSError:
+def disk_full(path: Path, what: str) -> DiskFullError:
     """The error to raise when writing `path` ran out of disk."""
     existing = next(p for p in (path, *path.resolve().parents) if p.exists())
     free = shutil.disk_usage(existing).free / 2**20
-    return OSError(
+    return DiskFullError(
         errno.ENOSPC,
         f"disk full while writing the {what} {path} ({free:.0f} MiB free there). "
         "Nothing half-written was kept. Free some space, or choose another folder, and run again",

@@ -174,7 +174,7 @@ def collect_dataset(
 
     Raises:
         ConfigError: the dataset exists already with other settings, a task is unknown, or a policy is missing.
-        OSError: the disk is full; finished shards are kept and the next call continues.
+        DiskFullError: the disk is full; finished shards are kept and the next call continues.
     """
     if (config.source == "policy") != (policy is not None):
         raise ConfigError(

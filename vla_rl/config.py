@@ -115,6 +115,8 @@ def _model_at(config_class: type[BaseModel], path: Sequence[str]) -> type[BaseMo
     """The nested model class at a field path, as far as it can be followed."""
     owner = config_class
     for key in path:
+        if key.isdigit():  # A place in a list of models, which `_model_in` has looked through.
+            continue
         info = owner.model_fields.get(key)
         inner = _model_in(info.annotation) if info else None
         if inner is None:
@@ -126,7 +128,7 @@ def _model_at(config_class: type[BaseModel], path: Sequence[str]) -> type[BaseMo
 def _model_in(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    if typing.get_origin(annotation) in (typing.Union, python_types.UnionType, typing.Annotated):
+    if typing.get_origin(annotation) in (typing.Union, python_types.UnionType, typing.Annotated, tuple, list):
         for inner in typing.get_args(annotation):
             if (found := _model_in(inner)) is not None:
                 return found

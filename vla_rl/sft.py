@@ -23,7 +23,7 @@ class SFTConfig(Config):
     """Behaviour cloning of a policy on demonstrations."""
 
     datasets: Annotated[tuple[DatasetConfig, ...], BeforeValidator(as_datasets)] = Field(
-        min_length=1, description="LeRobotDataset v3 folders: a path, or a list of paths or of {path, weight, ...}."
+        description="LeRobotDataset v3 folders: a path, or a list of paths or of {path, weight, ...}."
     )
     image_size: PositiveInt | None = Field(None, description="Resize images to this side; empty keeps the dataset's.")
     cache_folder: str | None = Field(None, description="Where decoded images go; empty: `.cache` inside each dataset.")

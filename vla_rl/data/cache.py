@@ -49,7 +49,7 @@ def open_cache(
 
     Raises:
         DatasetError: damaged data, or NaN or infinity in actions or states.
-        OSError: the disk is full; the message names the folder and the room needed.
+        DiskFullError: no room for the cache; the message says how much it needs.
     """
     path = cache_path(source, cameras, size, folder)
     if not path.is_dir():

@@ -57,5 +57,7 @@ def as_datasets(value: object) -> object:
     if isinstance(value, str | dict | DatasetConfig):
         value = [value]
     if isinstance(value, list | tuple):
+        if not value:
+            raise ValueError("needs at least one dataset")
         return [{"path": item} if isinstance(item, str) else item for item in value]
     return value

@@ -130,7 +130,7 @@ def open_dataset(config: DatasetConfig, needs: DataNeeds, cache_folder: Path | N
 
     Raises:
         DatasetError: missing or damaged, other cameras, sizes or fps, NaN, or too few episodes.
-        OSError: no room for the cache.
+        DiskFullError: no room for the cache.
     """
     source = LeRobotSource(Path(config.path))
     names = _camera_names(source, config, needs.cameras)
