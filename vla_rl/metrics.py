@@ -53,30 +53,31 @@ class MetricLogger:
     """Writes each step's numbers to every writer asked for.
 
     Args:
-        folder: the run's folder. A file already there is continued; after a kill call `resume` first.
+        folder: the run's folder. A metrics.jsonl already there is continued.
         config: which writers.
+        resume_step: forget what was logged after this step, as a resumed run logs it again, and a
+            last line that a kill cut off. None for a new run.
         run_config: the resolved recipe, shown by Weights & Biases.
     """
 
-    def __init__(self, folder: Path, config: LogConfig, run_config: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: LogConfig,
+        *,
+        resume_step: int | None = None,
+        run_config: Mapping[str, Any] | None = None,
+    ) -> None:
         self.folder = Path(folder)
         self.config = config
         self._run_config = dict(run_config or {})
-        self._resumed_step: int | None = None
+        self._resume_step = resume_step
         self._file: TextIO | None = None
         self._tensorboard: Any = None
         self._wandb: Any = None
-
-    def resume(self, step: int) -> None:
-        """Forget what was logged after `step`, as a resumed run logs it again. Before the first `log`.
-
-        Also drops a last line that a kill cut off.
-        """
-        assert self._file is None, "resume must be called before the first log"
-        self._resumed_step = step
         path = self.folder / METRICS_FILE
-        if path.exists():
-            kept = [line for line in _whole_lines(path) if json.loads(line)["step"] <= step]
+        if resume_step is not None and path.exists():
+            kept = [line for line in _whole_lines(path) if json.loads(line)["step"] <= resume_step]
             write_text_atomic(path, "".join(line + "\n" for line in kept))
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
@@ -93,7 +94,14 @@ class MetricLogger:
         if self.config.wandb != "disabled":
             self._write_wandb(step, numbers)
         if self.config.console:
-            self._print(step, numbers)
+            self._print_step(step, numbers)
+
+    def print(self, message: Any) -> None:
+        """Show a text or a rich table on the console, where that is on."""
+        if self.config.console:
+            import rich
+
+            rich.print(message)
 
     def close(self) -> None:
         """Flush and close every writer. May be called twice."""
@@ -134,7 +142,7 @@ class MetricLogger:
         if self._tensorboard is None:
             from torch.utils.tensorboard.writer import SummaryWriter
 
-            purge = None if self._resumed_step is None else self._resumed_step + 1
+            purge = None if self._resume_step is None else self._resume_step + 1
             self._tensorboard = SummaryWriter(str(self.folder / "tensorboard"), purge_step=purge)
         for key, value in numbers.items():
             self._tensorboard.add_scalar(key, value, step)
@@ -166,13 +174,11 @@ class MetricLogger:
         run.define_metric("*", step_metric="step")
         return run
 
-    def _print(self, step: int, numbers: dict[str, float]) -> None:
-        from rich import print as rich_print
-
+    def _print_step(self, step: int, numbers: dict[str, float]) -> None:
         shown = dict.fromkeys(k for pattern in self.config.console_keys for k in fnmatch.filter(numbers, pattern))
         if shown:
             cells = (f"[dim]{key}[/] {numbers[key]:<9.4g}" for key in shown)
-            rich_print(f"[bold]step {step:>5}[/]  " + " ".join(cells))
+            self.print(f"[bold]step {step:>5}[/]  " + " ".join(cells))
 
 
 def read_metrics(path: str | Path) -> list[dict[str, float]]:

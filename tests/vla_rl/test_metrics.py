@@ -52,8 +52,7 @@ def test_resume_forgets_later_steps_and_a_cut_line(tmp_path):
     with path.open("a") as file:
         file.write('{"step": 6, "x": 0.1')  # Killed in the middle of a write.
     assert len(read_metrics(path)) == 12
-    with MetricLogger(tmp_path, QUIET) as logger:
-        logger.resume(3)
+    with MetricLogger(tmp_path, QUIET, resume_step=3) as logger:
         logger.log(4, {"x": 44})
     assert [row["step"] for row in read_metrics(path)] == [0, 0, 1, 1, 2, 2, 3, 3, 4]
     assert read_metrics(path)[-1] == {"step": 4, "x": 44}
@@ -74,8 +73,7 @@ def test_tensorboard_holds_the_scalars_and_a_resume_replaces_them(tmp_path):
     with MetricLogger(tmp_path, config) as logger:
         for step in range(4):
             logger.log(step, {"train/success": step / 10})
-    with MetricLogger(tmp_path, config) as logger:
-        logger.resume(1)
+    with MetricLogger(tmp_path, config, resume_step=1) as logger:
         logger.log(2, {"train/success": 0.9})
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
@@ -86,7 +84,8 @@ def test_tensorboard_holds_the_scalars_and_a_resume_replaces_them(tmp_path):
 def test_wandb_offline_writes_a_run_to_sync(tmp_path, monkeypatch):
     for name in ("WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
         monkeypatch.setenv(name, str(tmp_path / "home"))
-    with MetricLogger(tmp_path, LogConfig(wandb="offline", tensorboard=False, console=False), {"seed": 7}) as logger:
+    config = LogConfig(wandb="offline", tensorboard=False, console=False)
+    with MetricLogger(tmp_path, config, run_config={"seed": 7}) as logger:
         logger.log(0, {"train/success": 0.25})
         logger.log(1, {"train/success": 0.5})
     (run,) = (tmp_path / "wandb").glob("offline-run-*")
