@@ -167,7 +167,7 @@ def summarize(
         for arm, runs in evaluations.items():
             if arm != "none":
                 gains.append(_gain(LABELS[arm], "base", mode, runs, [base] * len(seeds)))
-    rates = {"base": {mode: (base.rate(mode).rate,) for mode in base.modes}}
+    rates: dict[str, dict[str, tuple[float, ...]]] = {"base": {m: (base.rate(m).rate,) for m in base.modes}}
     for arm, runs in evaluations.items():
         rates[LABELS[arm]] = {mode: tuple(run.rate(mode).rate for run in runs) for mode in base.modes}
     num_episodes = len([e for e in base.select(base.modes[-1]) if not e.lost])

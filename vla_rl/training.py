@@ -18,10 +18,11 @@ from vla_rl.checkpoint import (
     load_checkpoint,
     load_weights,
     save_checkpoint,
+    trained_weights,
 )
 from vla_rl.config import ConfigError
 from vla_rl.demonstrations import ContinueBC, Demonstrations
-from vla_rl.evaluate import EvalConfig, derived_seed, evaluate
+from vla_rl.evaluate import derived_seed, evaluate
 from vla_rl.evaluation import Evaluation
 from vla_rl.metrics import MetricLogger
 from vla_rl.rollout import collect
@@ -30,8 +31,6 @@ from vla_rl.timing import Stopwatch
 from vla_rl.types import Episode, EpisodeSpec
 
 if TYPE_CHECKING:
-    import torch
-
     from vla_rl.recipe import Recipe
 
 _ROLLOUT, _RESAMPLE = 1, 2  # streams of the rollouts' seeds
@@ -67,7 +66,7 @@ class TrainingRun:
         try:
             policy_config: Any = recipe.policy
             algo: Any = recipe.algo
-            self.policy = policy_config.build(self.env.spec, resolve_device(recipe.device), recipe.seed)
+            self.policy: Any = policy_config.build(self.env.spec, resolve_device(recipe.device), recipe.seed)
             self.sampler = recipe.sampling.build(list(self.env.spec.tasks), recipe.seed)
             self.demonstrations = self._open_demonstrations()
             control = self.config.control
@@ -82,7 +81,12 @@ class TrainingRun:
                 self.learner = ContinueBC(self.learner, self.demonstrations)
             if resume:
                 self._restore()
-            self.logger = MetricLogger(self.folder, recipe.log, resume_step=self.iteration)
+            self.logger = MetricLogger(
+                self.folder,
+                recipe.log,
+                run_config=recipe.model_dump(mode="json"),
+                resume_step=self.iteration if resume else None,
+            )
         except BaseException:
             self.env.close()
             raise
@@ -105,9 +109,9 @@ class TrainingRun:
         self.sampler.update(episodes)
         if self.iteration == 0 and not cfg.allow_no_success and not any(e.success for e in episodes):
             raise ValueError(
-                f"the policy solved none of {len(episodes)} train episodes at temperature {cfg.temperature:g}, so every "
-                "reward is 0 and RL has nothing to learn from. Train it longer by behaviour cloning (`vla-rl sft`), "
-                "choose easier tasks (env.tasks), or set train.allow_no_success=true to go on all the same."
+                f"the policy solved none of {len(episodes)} train episodes at temperature {cfg.temperature:g}, so "
+                "every reward is 0 and RL has nothing to learn from. Train it longer by behaviour cloning "
+                "(`vla-rl sft`), choose easier tasks (env.tasks), or set train.allow_no_success=true to go on anyway."
             )
         return episodes
 
@@ -158,8 +162,8 @@ class TrainingRun:
         """Success on the validation split, sampled and greedy; the best by sampled success is remembered."""
         cfg = self.config
         temperatures = (0.0, cfg.temperature)
-        wanted = EvalConfig(
-            split="validation", episodes_per_task=cfg.validation_episodes, temperatures=temperatures, videos=0
+        wanted = self.recipe.eval.model_copy(
+            update={"split": "validation", "episodes_per_task": cfg.validation_episodes, "temperatures": temperatures}
         )
         result = evaluate(self.policy, self.env, wanted, name=f"iteration {self.iteration}")
         sampled, greedy = result.rate("sampled").rate, result.rate("greedy").rate
@@ -187,7 +191,6 @@ class TrainingRun:
         if self._saved_at == self.iteration:
             return
         tensors, learner_state = self.learner.state()
-        weights = {f"policy.{name}": tensor for name, tensor in self.policy.state_dict().items()}
         state = {
             "iteration": self.iteration,
             "best": self._best,
@@ -196,7 +199,7 @@ class TrainingRun:
             "demonstrations_drawn": self.demonstrations.num_drawn if self.demonstrations else 0,
         }
         folder = self.folder / "checkpoints"
-        save_checkpoint(checkpoint_path(folder, self.iteration), tensors | weights, state)
+        save_checkpoint(checkpoint_path(folder, self.iteration), tensors | trained_weights(self.policy), state)
         keep_last(folder, self.config.keep_checkpoints)
         self._saved_at = self.iteration
 

@@ -148,9 +148,9 @@ class Learner:
         totals: defaultdict[str, list[float]] = defaultdict(list)
         num_steps = 0
         generator = self._generator(_ORDER)
-        num_minibatches = max(1, round(batch.size / self.config.minibatch_size))
+        num_parts = self._num_minibatches(batch)
         for _ in range(self.config.epochs if batch.size else 0):
-            for rows in np.array_split(generator.permutation(batch.size), num_minibatches):
+            for rows in np.array_split(generator.permutation(batch.size), num_parts):
                 metrics = self._step(batch, rows, extra_loss)
                 num_steps += bool(metrics)
                 for name, value in metrics.items():
@@ -159,6 +159,13 @@ class Learner:
         result = dict(batch.metrics)
         result |= {name: float(np.mean(values)) for name, values in totals.items()}
         return result | {"update/num_steps": float(num_steps), "update/num_bad_steps": float(self.num_bad_steps)}
+
+    def num_steps(self, batch: Batch) -> int:
+        """Optimizer steps that `update` makes on a batch, unless some are skipped."""
+        return self.config.epochs * self._num_minibatches(batch) if batch.size else 0
+
+    def _num_minibatches(self, batch: Batch) -> int:
+        return max(1, round(batch.size / self.config.minibatch_size))
 
     def _step(self, batch: Batch, rows: np.ndarray, extra_loss: ExtraLoss | None) -> dict[str, float]:
         """One optimizer step on the decisions `rows`; {} when it was skipped."""
