@@ -1,5 +1,8 @@
 """Opening an offscreen GL context: which back end, one per process, and what to say when it fails."""
 
+# pyright: reportAttributeAccessIssue=false
+# (MuJoCo's names come from compiled modules without type stubs.)
+
 from __future__ import annotations
 
 import atexit
