@@ -1,0 +1,119 @@
+"""Options of the LIBERO simulator, and the facts about it that need no simulator: tasks, horizons, cameras."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from pydantic import Field, PositiveInt, field_validator, model_validator
+
+from sim.base import SimConfig
+from sim.libero.library import instruction_of, suite_tasks
+from vla_rl.types import EnvSpec
+
+if TYPE_CHECKING:
+    from sim.libero.env import LiberoEnv
+
+# suite -> control steps before truncation, the wait not counted (OpenVLA, experiments/robot/libero).
+HORIZONS: dict[str, int] = {
+    "libero_spatial": 220,
+    "libero_object": 280,
+    "libero_goal": 300,
+    "libero_10": 520,
+    "libero_90": 400,
+}
+# our camera name -> LIBERO's
+CAMERAS: dict[str, str] = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
+NUM_OFFICIAL_STATES = 50
+CONTROL_HZ = 20.0
+
+
+class LiberoConfig(SimConfig):
+    """LIBERO's tasks under OpenVLA's evaluation protocol. Tasks are named, or numbered from 0 in LIBERO's order."""
+
+    kind: Literal["libero"] = "libero"
+    suite: str = Field(default="libero_spatial", description=f"One of {', '.join(HORIZONS)}.")
+    assets_path: Path | None = Field(
+        default=None,
+        description="Folder with LIBERO's meshes and textures; else $LIBERO_ASSETS, else the library's own download.",
+    )
+    image_size: PositiveInt = Field(default=256, le=1024, description="Height and width of the images, pixels.")
+    horizon: PositiveInt | None = Field(
+        default=None, description="Control steps before truncation; the suite's official number if not given."
+    )
+    max_scenes: PositiveInt = Field(
+        default=10, description="Idle task scenes kept loaded in a process; more memory, fewer reloads."
+    )
+
+    @field_validator("suite")
+    @classmethod
+    def _known_suite(cls, value: str) -> str:
+        if value not in HORIZONS:
+            nearest = difflib.get_close_matches(value, HORIZONS, n=1)
+            hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+            raise ValueError(f"unknown LIBERO suite {value!r}.{hint} Suites: {', '.join(HORIZONS)}.")
+        return value
+
+    @field_validator("cameras")
+    @classmethod
+    def _known_cameras(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        unknown = [name for name in value if name not in CAMERAS]
+        if unknown or not value or len(set(value)) < len(value):
+            raise ValueError(f"cameras are some of {', '.join(CAMERAS)}, each once; got {', '.join(value) or 'none'}")
+        return value
+
+    @model_validator(mode="after")
+    def _known_tasks(self) -> LiberoConfig:
+        if self.tasks:
+            self.task_names()
+        return self
+
+    def task_names(self) -> tuple[str, ...]:
+        """The names of the chosen tasks, numbers resolved.
+
+        Raises:
+            ValueError: an unknown task; the message has the nearest names.
+            ImportError: the LIBERO library is not installed.
+        """
+        known = suite_tasks(self.suite)
+        return tuple(_resolve_task(task, known, self.suite) for task in self.tasks) or known
+
+    def env_spec(self) -> EnvSpec:
+        """Tasks, horizons, cameras and action bounds; starts no simulator."""
+        tasks = self.task_names()
+        horizon = self.horizon or HORIZONS[self.suite]
+        return EnvSpec(
+            kind="libero",
+            tasks={task: instruction_of(task) for task in tasks},
+            horizon=dict.fromkeys(tasks, horizon),
+            cameras=self.cameras,
+            image_size=(self.image_size, self.image_size),
+            state_dim=8,
+            action_dim=7,
+            action_low=-np.ones(7, np.float32),
+            action_high=np.ones(7, np.float32),
+            control_hz=CONTROL_HZ,
+            num_eval_states=dict.fromkeys(tasks, NUM_OFFICIAL_STATES),
+        )
+
+    def make(self, record_frames: bool = False) -> LiberoEnv:
+        """One environment. Loads the LIBERO library; each task's scene is built at its first reset (seconds)."""
+        from sim.libero.env import LiberoEnv
+
+        return LiberoEnv(self, record_frames)
+
+
+def _resolve_task(task: str, known: tuple[str, ...], suite: str) -> str:
+    if task in known:
+        return task
+    if task.isdecimal() and int(task) < len(known):
+        return known[int(task)]
+    if task.isdecimal():
+        raise ValueError(f"{suite} has tasks 0 to {len(known) - 1}, got {task}")
+    nearest = difflib.get_close_matches(task, known, n=3, cutoff=0.4)
+    hint = f" Nearest: {', '.join(nearest)}." if nearest else ""
+    raise ValueError(
+        f"unknown task {task!r} of {suite}.{hint} `vla-rl list` or the numbers 0 to {len(known) - 1} work too."
+    )

@@ -1,0 +1,124 @@
+"""The LIBERO environment: OpenVLA's evaluation protocol over a task's scene."""
+
+from __future__ import annotations
+
+import difflib
+import zlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sim.base import SingleEnv, SingleObservation
+from sim.libero.config import CAMERAS, NUM_OFFICIAL_STATES, LiberoConfig
+from sim.libero.library import import_library
+from vla_rl.types import SPLITS, EpisodeSpec, Keyframe
+
+if TYPE_CHECKING:
+    from sim.libero.scenes import TaskScene
+
+NUM_WAIT_STEPS = 10  # control steps with WAIT_ACTION after each reset, while objects settle
+WAIT_ACTION = np.array([0, 0, 0, 0, 0, 0, -1], np.float32)
+
+
+class LiberoEnv(SingleEnv):
+    """One LIBERO episode at a time.
+
+    Action (7,) in [-1, 1]: OSC_POSE deltas (0.05 m and 0.5 rad at 1), gripper -1 open, +1 closed.
+    State (8,): end effector position (m), axis-angle (rad), two finger positions (m). Images are turned
+    by 180 degrees from robosuite's, as OpenVLA does. `eval` is the 50 official initial states; `train`
+    and `validation` are placements freshly sampled from the task's BDDL regions.
+    """
+
+    def __init__(self, config: LiberoConfig, record_frames: bool = False) -> None:
+        self.config = config
+        self.spec = config.env_spec()
+        self.record_frames = record_frames
+        import_library(config.assets_path)
+        self._loaded: TaskScene | None = None
+        self._instruction = ""
+
+    def reset(self, spec: EpisodeSpec) -> SingleObservation:
+        """Start the episode: official or sampled state, then ten wait steps. The first of a task takes seconds.
+
+        Raises:
+            ValueError: unknown task or split, an index that is negative or not among the official
+                states, or another task's keyframe.
+        """
+        self._check(spec)
+        loaded = self._load(spec.task)
+        self._instruction = spec.instruction or self.spec.tasks[spec.task]
+        self.horizon = self.spec.horizon[spec.task]
+        self.num_steps = 0
+        if spec.keyframe is not None:
+            loaded.scene.restore(spec.keyframe.arrays)
+            self.num_steps = spec.keyframe.step
+        elif (spec.split, spec.index) in loaded.starts:
+            loaded.scene.restore(loaded.starts[spec.split, spec.index])
+        else:
+            self._start(loaded, spec)
+        return self.observe()
+
+    def _check(self, spec: EpisodeSpec) -> None:
+        if spec.task not in self.spec.tasks:
+            nearest = difflib.get_close_matches(spec.task, self.spec.tasks, n=3, cutoff=0.4)
+            hint = f" Nearest: {', '.join(nearest)}." if nearest else ""
+            raise ValueError(f"unknown task {spec.task!r} of this {self.config.suite} environment.{hint}")
+        if spec.split not in SPLITS:
+            raise ValueError(f"split: got {spec.split!r}, allowed: {', '.join(SPLITS)}")
+        if spec.index < 0 or (spec.split == "eval" and spec.index >= NUM_OFFICIAL_STATES):
+            most = f"; {spec.task} has {NUM_OFFICIAL_STATES} official states" if spec.split == "eval" else ""
+            raise ValueError(f"index {spec.index} of split {spec.split!r}: must be from 0{most}")
+        if spec.keyframe is not None and (spec.keyframe.env, spec.keyframe.task) != ("libero", spec.task):
+            raise ValueError(
+                f"this keyframe is of {spec.keyframe.env}/{spec.keyframe.task}, the episode is of libero/{spec.task}"
+            )
+
+    def _load(self, task: str) -> TaskScene:
+        from sim.libero import scenes
+
+        if self._loaded is not None and self._loaded.task == task:
+            return self._loaded
+        self.close()
+        self._loaded = scenes.borrow(self.config.suite, task, self.config.max_scenes)
+        return self._loaded
+
+    def _start(self, loaded: TaskScene, spec: EpisodeSpec) -> None:
+        if spec.split == "eval":
+            state = loaded.scene.official_state(spec.index)
+        else:
+            name = f"{self.config.suite}/{spec.task}/{spec.split}/{spec.index}"
+            state = loaded.scene.sampled_state(zlib.crc32(name.encode()))
+        loaded.scene.start(state)
+        for _ in range(NUM_WAIT_STEPS):
+            loaded.scene.step(WAIT_ACTION)
+        loaded.remember(spec.split, spec.index, loaded.scene.save())
+
+    @property
+    def _current(self) -> TaskScene:
+        assert self._loaded is not None, "reset the environment before using it"
+        return self._loaded
+
+    def apply(self, action: np.ndarray) -> bool:
+        """One control step (50 ms)."""
+        return self._current.scene.step(np.asarray(action, np.float64))
+
+    def observe(self) -> SingleObservation:
+        """Render the configured cameras and read the state."""
+        loaded = self._current
+        shown = loaded.scene.shown()
+        images = {
+            name: loaded.renderer.render(shown, loaded.scene.model.camera(CAMERAS[name]).id, self.config.image_size)
+            for name in self.spec.cameras
+        }
+        return SingleObservation(images, loaded.scene.proprioception(shown), self._instruction)
+
+    def save_state(self) -> Keyframe:
+        return Keyframe("libero", self._current.task, self.num_steps, self._current.scene.save())
+
+    def close(self) -> None:
+        """Give the scene back to the process's pool."""
+        from sim.libero import scenes
+
+        if self._loaded is not None:
+            scenes.give_back(self._loaded, self.config.max_scenes)
+            self._loaded = None

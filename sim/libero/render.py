@@ -1,0 +1,81 @@
+"""Offscreen rendering of LIBERO scenes: one GL context per process, meshes and textures uploaded once per task."""
+
+# pyright: reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+import mujoco
+import numpy as np
+
+from sim import gl
+
+MAX_GEOMS = 1000  # as robosuite
+
+
+@dataclass
+class _Shared:
+    """This process's GL context and the drawing contexts in it; `pid` tells a forked copy, which must open its own."""
+
+    pid: int
+    context: Any
+    drawing: OrderedDict[tuple[str, int], mujoco.MjrContext] = field(default_factory=OrderedDict)
+
+
+_shared: _Shared | None = None
+_option = mujoco.MjvOption()
+_option.geomgroup[0] = 0  # collision shapes
+_perturb = mujoco.MjvPerturb()
+
+
+def _drawing_context(key: str, model: mujoco.MjModel, size: int, max_contexts: int) -> mujoco.MjrContext:
+    """The uploaded meshes and textures of a task, made current. The oldest go when there are too many."""
+    global _shared  # noqa: PLW0603  one per process is the point
+    if _shared is None or _shared.pid != os.getpid():
+        _shared = _Shared(os.getpid(), gl.open_context(size, size))
+    else:
+        _shared.context.make_current()
+    drawing = _shared.drawing
+    if (key, size) not in drawing:
+        while len(drawing) >= max_contexts:
+            drawing.popitem(last=False)[1].free()
+        model.vis.global_.offwidth = model.vis.global_.offheight = size
+        try:
+            drawing[key, size] = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
+        except mujoco.FatalError as error:
+            raise gl.RenderError(gl.advice(error)) from error
+    drawing.move_to_end((key, size))
+    context = drawing[key, size]
+    mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, context)
+    return context
+
+
+class Renderer:
+    """Renders one scene. Scenes of the same `key` (task) share what is uploaded."""
+
+    def __init__(self, key: str, model: mujoco.MjModel, max_contexts: int) -> None:
+        self.key, self.model, self.max_contexts = key, model, max_contexts
+        self._scene = mujoco.MjvScene(model, maxgeom=MAX_GEOMS)
+        self._view = mujoco.MjvCamera()
+        self._view.type = mujoco.mjtCamera.mjCAMERA_FIXED
+
+    def render(self, data: mujoco.MjData, camera: int, size: int) -> np.ndarray:
+        """The camera's view, uint8 (size, size, 3), rotated by 180 degrees from robosuite's, as OpenVLA does.
+
+        Positions in `data` must be up to date.
+
+        Raises:
+            RenderError: no GL context can be opened.
+        """
+        context = _drawing_context(self.key, self.model, size, self.max_contexts)
+        self._view.fixedcamid = camera
+        mujoco.mjv_updateScene(self.model, data, _option, _perturb, self._view, mujoco.mjtCatBit.mjCAT_ALL, self._scene)
+        viewport = mujoco.MjrRect(0, 0, size, size)
+        mujoco.mjr_render(viewport, self._scene, context)
+        image = np.empty((size, size, 3), np.uint8)
+        mujoco.mjr_readPixels(image, None, viewport, context)
+        return np.ascontiguousarray(image[::-1, ::-1])

@@ -1,0 +1,48 @@
+"""Loaded task scenes of this process: borrowed by an environment for an episode, kept for the next one."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sim.libero.library import bddl_path, init_states_path, load_init_states
+from sim.libero.render import Renderer
+from sim.libero.scene import Scene
+
+MAX_STARTS = 256  # settled initial states remembered per scene
+
+
+@dataclass
+class TaskScene:
+    """A scene with its renderer and the settled initial states it has already simulated."""
+
+    suite: str
+    task: str
+    scene: Scene
+    renderer: Renderer
+    starts: OrderedDict[tuple[str, int], dict[str, np.ndarray]] = field(default_factory=OrderedDict)
+
+    def remember(self, split: str, index: int, arrays: dict[str, np.ndarray]) -> None:
+        self.starts[split, index] = arrays
+        while len(self.starts) > MAX_STARTS:
+            self.starts.popitem(last=False)
+
+
+_idle: list[TaskScene] = []
+
+
+def borrow(suite: str, task: str, max_scenes: int) -> TaskScene:
+    """An idle scene of the task, or a new one (takes seconds)."""
+    for position, loaded in enumerate(_idle):
+        if (loaded.suite, loaded.task) == (suite, task):
+            return _idle.pop(position)
+    scene = Scene(bddl_path(suite, task), load_init_states(init_states_path(suite, task)))
+    return TaskScene(suite, task, scene, Renderer(f"{suite}/{task}", scene.model, max_scenes))
+
+
+def give_back(loaded: TaskScene, max_scenes: int) -> None:
+    """The scene is not used for now; the longest idle ones go when there are too many."""
+    _idle.append(loaded)
+    del _idle[:-max_scenes]
