@@ -23,6 +23,7 @@ EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
 
 
+BUILT_IN = (ValueError, RuntimeError, NotImplementedError, ImportError)
 OUR_PACKAGES = ("vla_rl", "sim", "world_model", "real_robot")
 
 
@@ -47,14 +48,14 @@ class _Group(TyperGroup):
 def is_for_people(error: Exception) -> bool:
     """Whether an error's message was written for the user, so that a traceback would only bury it.
 
-    True for errors of the system (file not found, disk full), for error classes of ours, and for a
-    ValueError or NotImplementedError that our own code raises; the same from inside a library is a bug.
+    True for errors of the system (file not found, disk full), for error classes of ours, and for the
+    built-in ones below where our own code raises them; the same from inside a library is a bug.
     """
     if isinstance(error, OSError) or type(error).__module__.split(".")[0] in OUR_PACKAGES:
         return True
     frames = list(traceback.walk_tb(error.__traceback__))
     raised_in = str(frames[-1][0].f_globals.get("__name__", "")) if frames else ""
-    return isinstance(error, ValueError | NotImplementedError) and raised_in.split(".")[0] in OUR_PACKAGES
+    return type(error) in BUILT_IN and raised_in.split(".")[0] in OUR_PACKAGES
 
 
 app = typer.Typer(
@@ -112,7 +113,7 @@ def train(recipe: RecipeName, overrides: Overrides = None, output: Output = None
     folder = open_run(loaded, output, resume)
     with _resumable("train", recipe, overrides, folder):
         policy = run_training(loaded, folder, resume)
-    typer.echo(f"policy: {policy}\nreport: {folder / 'report.html'}")
+    typer.echo(f"policy: {policy}\nrun: {folder}")
 
 
 @app.command()
@@ -164,10 +165,15 @@ def evaluate(
     from rich.console import Console
 
     from vla_rl.commands import evaluate as run_evaluation
+    from vla_rl.config import ConfigError
     from vla_rl.run import open_run
 
     loaded = _load(recipe, overrides)
-    folder = open_run(loaded, output, resume=False)
+    # A folder that holds the same recipe takes another evaluation, or one that was cut off.
+    again = output is not None and (output / "config.yaml").is_file()
+    if output is not None and (output / "evaluations" / f"{name}.json").exists():
+        raise ConfigError(f"{output} already holds an evaluation {name!r}; choose another --name or --output")
+    folder = open_run(loaded, output, resume=again)
     Console().print(run_evaluation(loaded, folder, name).table())
     typer.echo(f"written: {folder / 'evaluations' / f'{name}.json'}")
 
@@ -221,6 +227,33 @@ def _compare_by_running(recipe: str, a: str, b: str | None, overrides: list[str]
     config = validate(SequentialConfig, options, prefix="compare")
     loaded = _load(recipe, [text for text in overrides if text not in own])
     typer.echo(compare_policies(loaded, a, b, config).text())
+
+
+@app.command()
+def ablate(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of the recipe and of each control; at least 3 to claim.")] = 3,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs side by side.")] = 2,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder of all runs [default: runs/NAME-ablation]; goes on.")
+    ] = None,
+) -> None:
+    """Is the gain due to RL? The recipe and its negative controls, several seeds each, in one table."""
+    from rich.console import Console
+
+    from vla_rl.ablate import ablate as run_ablation
+
+    loaded = _load(recipe, overrides)
+    folder = output or Path("runs") / f"{loaded.name}-ablation"
+    first = loaded.seed
+    try:
+        result = run_ablation(recipe, loaded, overrides or [], folder, seeds=range(first, first + seeds), jobs=jobs)
+    except KeyboardInterrupt:
+        typer.echo(f"\nStopped. Finished runs are kept in {folder}; the same command goes on from there.", err=True)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    Console().print(result.table())
+    typer.echo(f"written: {folder / 'ablation.json'}")
 
 
 class Listing(StrEnum):
