@@ -5,6 +5,7 @@ Nothing heavy is imported before a command runs, so that `vla-rl --help` answers
 
 from __future__ import annotations
 
+import importlib
 import shlex
 import traceback
 from collections.abc import Iterator
@@ -254,6 +255,31 @@ def ablate(
         raise typer.Exit(EXIT_INTERRUPTED) from None
     Console().print(result.table())
     typer.echo(f"written: {folder / 'ablation.json'}")
+
+
+@app.command()
+def demo(
+    overrides: Overrides = None,
+    output: Output = None,
+    from_scratch: Annotated[bool, typer.Option("--from-scratch", help="Also make the base policy anew.")] = False,
+) -> None:
+    """The whole loop on the built-in tabletop: base policy, GRPO, success before and after, a report."""
+    from vla_rl.demo import demo as run_demo
+
+    typer.echo(f"report: {run_demo(overrides or [], output, from_scratch)}")
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def bench(
+    context: typer.Context,
+    what: Annotated[str, typer.Argument(metavar="WHAT", help="env: steps/s of each simulator.")] = "env",
+) -> None:
+    """Measure speed on this machine. Further arguments go to the benchmark (`vla-rl bench env -- --help`)."""
+    from vla_rl.config import ConfigError
+
+    if what != "env":
+        raise ConfigError(f"bench: got {what!r}, allowed: env")
+    raise typer.Exit(importlib.import_module("sim.bench").main(context.args))
 
 
 class Listing(StrEnum):
