@@ -1,0 +1,44 @@
+"""docs/algorithms.md lists every option with its default, and its example of an own algorithm works."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from toy_problem import ToyPolicy, roll_out
+
+from vla_rl.algorithms.configs import GroupConfig, GRPOConfig, MCGRPOConfig, PPOConfig, RLOOConfig
+from vla_rl.config import Config, build_component
+from vla_rl.task_sampling import SamplingConfig
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "algorithms.md").read_text()
+
+
+@pytest.mark.parametrize("config", [GRPOConfig, MCGRPOConfig, RLOOConfig, PPOConfig, SamplingConfig])
+def test_every_option_is_listed_with_its_default(config: type[Config]):
+    listed = set(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", PAGE, re.MULTILINE))
+    for name, info in config.model_fields.items():
+        own = name == "kind" and config is not SamplingConfig
+        is_ppo_clip = config is PPOConfig and name == "clip_high"  # Given in the row's text.
+        assert own or is_ppo_clip or (name, str(info.default)) in listed, f"{name}={info.default} is not in the page"
+
+
+def test_no_option_is_listed_that_does_not_exist():
+    rows = re.findall(r"^\| `(\w+)` \| `", PAGE, re.MULTILINE)
+    known = {n for c in (GRPOConfig, MCGRPOConfig, RLOOConfig, PPOConfig, SamplingConfig) for n in c.model_fields}
+    assert set(rows) <= known
+
+
+def test_the_example_of_an_own_algorithm(monkeypatch):
+    (source,) = re.findall(r"```python\n(class BestOfGroup.*?)```", PAGE, re.DOTALL)
+    scope = {"GroupConfig": GroupConfig, "np": np}
+    exec(source, scope)
+    module = type(np)("own_module")
+    module.BestOfGroup = scope["BestOfGroup"]
+    monkeypatch.setitem(__import__("sys").modules, "own_module", module)
+    config = build_component("algo", {"kind": "own_module:BestOfGroup", "lr": 0.01})
+    policy = ToyPolicy()
+    learner = config.build(policy)
+    assert learner.update(learner.prepare(roll_out(policy, 8, 4, seed=0)))["update/num_steps"] >= 1
