@@ -23,8 +23,8 @@ INSTRUCTIONS: dict[str, str] = {
     "stack": "stack the red block on the blue block",
     "bowl_push": "put the red block into the bowl and push the bowl to the zone",
 }
-# task -> control steps before truncation; multiples of 8, about twice what the expert needs.
-HORIZONS: dict[str, int] = {"push_to_zone": 40, "pick_place": 40, "pick_colour": 40, "stack": 40, "bowl_push": 72}
+# task -> control steps before truncation; multiples of 8, about twice what the expert needs on average.
+HORIZONS: dict[str, int] = {"push_to_zone": 32, "pick_place": 32, "pick_colour": 32, "stack": 32, "bowl_push": 56}
 CAMERAS = ("agentview", "wrist")
 CONTROL_HZ = 20.0
 
