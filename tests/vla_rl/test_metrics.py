@@ -82,12 +82,15 @@ def test_tensorboard_holds_the_scalars_and_a_resume_replaces_them(tmp_path):
 
 
 def test_wandb_offline_writes_a_run_to_sync(tmp_path, monkeypatch):
+    import wandb
+
     for name in ("WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
         monkeypatch.setenv(name, str(tmp_path / "home"))
     config = LogConfig(wandb="offline", tensorboard=False, console=False)
     with MetricLogger(tmp_path, config, run_config={"seed": 7}) as logger:
         logger.log(0, {"train/success": 0.25})
         logger.log(1, {"train/success": 0.5})
+    wandb.teardown()  # Its service writes in the background; this waits for it.
     (run,) = (tmp_path / "wandb").glob("offline-run-*")
     (file,) = run.glob("*.wandb")
     content = file.read_bytes()
