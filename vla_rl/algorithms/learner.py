@@ -157,7 +157,8 @@ class Learner:
                     totals[name].append(value)
         self.iteration += 1
         result = dict(batch.metrics)
-        result |= {name: float(np.mean(values)) for name, values in totals.items()}
+        for name, values in totals.items():
+            result[name] = float(np.max(values) if name.endswith("_max") else np.mean(values))
         return result | {"update/num_steps": float(num_steps), "update/num_bad_steps": float(self.num_bad_steps)}
 
     def num_steps(self, batch: Batch) -> int:

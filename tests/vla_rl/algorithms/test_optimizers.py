@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from toy_problem import ToyPolicy
 from torch import nn
+from toy_problem import ToyPolicy
 
 from vla_rl.algorithms.configs import GRPOConfig, PPOConfig
 from vla_rl.algorithms.optimizers import build_optimizers, is_critic
