@@ -58,7 +58,8 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         size = x.shape[-1]
-        squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32).square_()
+        wide = torch.promote_types(x.dtype, torch.float32)
+        squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide).square_()
         scale = (squares / size).add_(eps).rsqrt_().to(x.dtype)
         normed = x * scale
         ctx.save_for_backward(normed, scale, weight)

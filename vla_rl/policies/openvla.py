@@ -128,8 +128,8 @@ _DINOV2_LARGE = TowerSpec(
 _SIGLIP_SO400M = TowerSpec(embed_dim=1152, depth=27, num_heads=16, mlp_ratio=3.7362, patch_size=14, attention_pool=True)
 
 PRESETS: dict[str, Preset] = {
-    # For CPUs: trained from scratch in minutes.
-    "tiny": _preset((TowerSpec(embed_dim=128, depth=5, num_heads=2, patch_size=8),), 64, 192, 512, 4, 3, 768),
+    # For CPUs: trained from scratch in minutes. Heads of 64, the fastest there.
+    "tiny": _preset((TowerSpec(embed_dim=128, depth=7, num_heads=2, patch_size=8),), 64, 128, 384, 4, 2, 768),
     # One GPU, from scratch.
     "small": _preset((TowerSpec(embed_dim=384, depth=9, num_heads=6, patch_size=8),), 128, 512, 1376, 8, 8, 1024),
     "base": _preset(

@@ -1,0 +1,158 @@
+"""What every registered policy must do: shapes, dtypes, ranges, determinism, streams, saving."""
+
+import numpy as np
+import pytest
+import torch
+
+from vla_rl.config import KINDS, build_component
+from vla_rl.policies.base import PolicyConfig, load_policy
+from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics
+
+SPEC = fake_env_spec()
+# Small variants of every kind; a new kind must be added here.
+VARIANTS = {
+    "openvla-parallel": {"kind": "openvla", "precision": "fp32", "value_head": True},
+    "openvla-parallel-bf16": {"kind": "openvla", "precision": "bf16", "placeholder": "zero", "use_state": False},
+    "openvla-autoregressive": {
+        "kind": "openvla", "precision": "fp32", "decoder": "autoregressive", "chunk_size": 2,
+    },
+    "openvla-lora": {"kind": "openvla", "precision": "fp32", "lora": {"rank": 2}, "trainable": "lora"},
+}  # fmt: skip
+
+
+def build(name, seed=0):
+    config = build_component("policy", VARIANTS[name])
+    assert isinstance(config, PolicyConfig)
+    policy = config.build(SPEC, "cpu", seed)
+    policy.set_norm_stats(fake_statistics(7), fake_statistics(8, gripper=False))
+    return policy
+
+
+@pytest.fixture(params=VARIANTS, scope="module")
+def policy(request):
+    return build(request.param)
+
+
+@pytest.fixture(params=VARIANTS)
+def name(request):
+    return request.param
+
+
+def assert_same(a, b):
+    for field in ("actions", "tokens", "path", "log_prob", "value"):
+        x, y = getattr(a, field), getattr(b, field)
+        assert (x is None) == (y is None), field
+        if x is not None:
+            np.testing.assert_array_equal(x, y, err_msg=field)
+
+
+def test_every_kind_has_a_variant():
+    assert {values["kind"] for values in VARIANTS.values()} == set(KINDS["policy"])
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_shapes_dtypes_and_ranges(policy, batch_size):
+    obs = fake_observation(SPEC, batch_size)
+    shape = (batch_size, policy.chunk_size, policy.action_dim)
+    for temperature in (0.0, 1.0):
+        chunk = policy.act(obs, torch.Generator().manual_seed(0), temperature)
+        assert chunk.actions.shape == shape and chunk.actions.dtype == np.float32
+        assert np.isfinite(chunk.actions).all()
+        assert np.abs(chunk.actions).max() <= 1.0, "the statistics' quantiles are -1 and 1"
+        assert (chunk.log_prob is None) == (temperature == 0)
+        if chunk.tokens is not None:
+            assert chunk.tokens.shape == shape and chunk.tokens.dtype == np.int64 and chunk.tokens.min() >= 0
+    assert chunk.log_prob is not None and chunk.log_prob.shape == shape and chunk.log_prob.dtype == np.float32
+    assert chunk.log_prob.max() <= 0
+    if chunk.value is not None:
+        assert chunk.value.shape == (batch_size,) and chunk.value.dtype == np.float32
+    output = policy.evaluate(obs, chunk)
+    for x in (output.log_prob, output.entropy):
+        assert tuple(x.shape) == shape and x.dtype == torch.float32 and x.requires_grad
+    assert (output.value is None) == (chunk.value is None)
+    features = policy.embed(obs)
+    assert features.ndim == 2 and len(features) == batch_size and not features.requires_grad
+
+
+def test_declares_what_it_reads(policy):
+    assert policy.action_dim == SPEC.action_dim and policy.chunk_size >= 1
+    assert set(policy.cameras) <= set(SPEC.cameras) and isinstance(policy.uses_state, bool)
+    assert isinstance(policy, torch.nn.Module)
+
+
+def test_same_generator_same_chunk_and_the_stream_moves_on(policy):
+    obs = fake_observation(SPEC, 3)
+    generator = torch.Generator().manual_seed(7)
+    first, second = policy.act(obs, generator), policy.act(obs, generator)
+    again = torch.Generator().manual_seed(7)
+    assert_same(policy.act(obs, again), first)
+    assert_same(policy.act(obs, again), second)
+    assert not np.array_equal(first.actions, second.actions)
+    assert not np.array_equal(policy.act(obs, torch.Generator().manual_seed(8)).actions, first.actions)
+
+
+def test_acting_with_a_generator_leaves_the_global_stream_alone(policy):
+    obs = fake_observation(SPEC, 2)
+    state = torch.get_rng_state()
+    policy.act(obs, torch.Generator().manual_seed(0))
+    policy.act(obs, temperature=0.0)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_rows_of_a_batch_are_not_copies(policy):
+    obs = fake_observation(SPEC, 1).select([0, 0])
+    chunk = policy.act(obs, torch.Generator().manual_seed(0))
+    assert not np.array_equal(chunk.actions[0], chunk.actions[1])
+
+
+def test_greedy_is_deterministic(policy):
+    obs = fake_observation(SPEC, 3)
+    assert_same(policy.act(obs, temperature=0.0), policy.act(obs, temperature=0.0))
+
+
+def test_evaluate_agrees_with_act(policy):
+    obs = fake_observation(SPEC, 4)
+    chunk = policy.act(obs, torch.Generator().manual_seed(0), 1.3)
+    log_prob = policy.evaluate(obs, chunk, 1.3).log_prob.detach().numpy()
+    np.testing.assert_allclose(log_prob, chunk.log_prob, atol=1e-5)
+
+
+def test_bc_loss_falls_along_its_gradient_and_reports_numbers(name):
+    policy = build(name)
+    obs = fake_observation(SPEC, 4)
+    shape = (4, policy.chunk_size, policy.action_dim)
+    actions = np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
+    parameters = [p for p in policy.parameters() if p.requires_grad]
+    optimiser = torch.optim.AdamW(parameters, lr=1e-3)
+    losses = []
+    for _ in range(6):
+        loss, metrics = policy.bc_loss(obs, actions, np.ones(shape[:2], dtype=bool))
+        assert all(isinstance(v, float) for v in metrics.values())
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+
+
+def test_save_and_load_give_the_same_policy(policy, tmp_path):
+    obs = fake_observation(SPEC, 3)
+    policy.save(tmp_path / "policy")
+    again = load_policy(tmp_path / "policy")
+    for temperature in (0.0, 1.0):
+        streams = [torch.Generator().manual_seed(3) for _ in range(2)]
+        assert_same(again.act(obs, streams[0], temperature), policy.act(obs, streams[1], temperature))
+    assert again.chunk_size == policy.chunk_size and again.cameras == policy.cameras
+    before, after = dict(policy.named_parameters()), dict(again.named_parameters())
+    assert before.keys() == after.keys()
+    for key, parameter in before.items():
+        assert torch.equal(parameter, after[key]) and parameter.requires_grad == after[key].requires_grad, key
+
+
+def test_fresh_weights_depend_on_the_seed_alone(name):
+    torch.manual_seed(1)
+    first = build(name, seed=5).state_dict()
+    torch.manual_seed(2)
+    same, other = build(name, seed=5).state_dict(), build(name, seed=6).state_dict()
+    assert all(torch.equal(first[k], same[k]) for k in first)
+    assert any(not torch.equal(first[k], other[k]) for k in first)

@@ -1,0 +1,167 @@
+"""Policy folders: exact round trip, whole or not at all, and a clear message for each kind of damage."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+from vla_rl.config import ConfigError
+from vla_rl.policies.base import load_policy
+from vla_rl.policies.checkpoint_files import write_folder
+from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics
+from vla_rl.policies.openvla import OpenVLAConfig
+
+SPEC = fake_env_spec()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    policy = OpenVLAConfig(precision="fp32").build(SPEC)
+    policy.set_norm_stats(fake_statistics(7), fake_statistics(8, gripper=False), name="demos")
+    folder = tmp_path_factory.mktemp("policies") / "whole"
+    policy.save(folder)
+    return policy, folder
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    return shutil.copytree(saved[1], tmp_path / "policy")
+
+
+def change_weights(folder, change):
+    weights = safetensors.torch.load_file(folder / "model.safetensors")
+    change(weights)
+    safetensors.torch.save_file(weights, folder / "model.safetensors")
+
+
+def test_files(saved):
+    assert {p.name for p in saved[1].iterdir()} == {
+        "config.json", "model.safetensors", "tokenizer.json", "dataset_statistics.json",
+    }  # fmt: skip
+    assert json.loads((saved[1] / "dataset_statistics.json").read_text()).keys() == {"demos"}
+    assert [p.name for p in saved[1].parent.iterdir()] == ["whole"], "no temporary folder is left"
+
+
+def test_stored_in_half_the_size_the_policy_is_nearly_the_same(saved, tmp_path):
+    policy, whole = saved
+    policy.save(tmp_path / "half", dtype=torch.bfloat16)
+    sizes = [(f / "model.safetensors").stat().st_size for f in (whole, tmp_path / "half")]
+    assert sizes[1] < 0.51 * sizes[0] and sizes[1] < 10e6
+    obs = fake_observation(SPEC, 2)
+    chunk = policy.act(obs)
+    again = load_policy(tmp_path / "half")
+    torch.testing.assert_close(
+        again.evaluate(obs, chunk).log_prob, policy.evaluate(obs, chunk).log_prob, atol=0.05, rtol=0
+    )
+
+
+def test_a_critic_and_adapters_can_be_added_to_a_checkpoint(saved, folder, tmp_path):
+    policy, _ = saved
+    obs = fake_observation(SPEC, 2)
+    config = OpenVLAConfig(path=str(folder), value_head=True, lora={"rank": 2}, trainable="lora", precision="fp32")
+    started = config.build(SPEC)
+    assert started.act(obs).value is not None
+    np.testing.assert_array_equal(started.act(obs, temperature=0).actions, policy.act(obs, temperature=0).actions)
+    started.save(tmp_path / "with_adapters")
+    again = load_policy(tmp_path / "with_adapters")
+    assert set(again.network.state_dict()) == set(started.network.state_dict())
+    np.testing.assert_array_equal(again.act(obs, temperature=0).value, started.act(obs, temperature=0).value)
+
+
+def test_a_failed_write_leaves_the_old_folder(folder):
+    before = (folder / "config.json").read_text()
+
+    def fail(path):
+        (path / "config.json").write_text("half")
+        raise OSError("No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        write_folder(folder, fail)
+    assert (folder / "config.json").read_text() == before
+    assert [p.name for p in folder.parent.iterdir()] == ["policy"]
+
+
+def test_saving_replaces_the_folder(saved, folder):
+    (folder / "stale.txt").write_text("old")
+    saved[0].save(folder)
+    assert not (folder / "stale.txt").exists()
+    load_policy(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_missing_file(folder, name):
+    (folder / name).unlink()
+    with pytest.raises(ValueError, match=rf"policy/{name}: not found"):
+        load_policy(folder)
+
+
+def test_truncated_weights(folder):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+    with pytest.raises(ValueError, match=r"model.safetensors: truncated.*again"):
+        load_policy(folder)
+
+
+def test_wrong_shapes_and_names_are_listed(folder):
+    def change(weights):
+        weights["projector.fc2.bias"] = torch.zeros(3)
+        weights["surprise"] = torch.zeros(1)
+        del weights["language_model.lm_head.weight"]
+
+    change_weights(folder, change)
+    with pytest.raises(ValueError) as error:
+        load_policy(folder)
+    message = str(error.value)
+    assert "model.safetensors" in message
+    assert "projector.fc2.bias: found shape (3,), expected (128,)" in message
+    assert "surprise: not part of this architecture" in message
+    assert "language_model.lm_head.weight: missing" in message
+
+
+def test_nan_weights(folder):
+    change_weights(folder, lambda weights: weights["projector.fc2.bias"].fill_(float("nan")))
+    with pytest.raises(ValueError, match=r"NaN or infinity in projector.fc2.bias.*earlier checkpoint"):
+        load_policy(folder)
+
+
+def test_damaged_configs(folder):
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config.json: not valid JSON"):
+        load_policy(folder)
+    (folder / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(ValueError, match=r"config.json: has no 'kind'"):
+        load_policy(folder)
+    (folder / "config.json").write_text('{"kind": "openvla", "config": {"presett": 1}, "architecture": {}}')
+    with pytest.raises(ValueError, match=r"config.json: not a config of this package's OpenVLA policy"):
+        load_policy(folder)
+    (folder / "config.json").write_text('{"kind": "opnvla"}')
+    with pytest.raises(ConfigError, match=r"policy.kind.*Did you mean 'openvla'"):
+        load_policy(folder)
+
+
+def test_unknown_paths():
+    with pytest.raises(ConfigError, match="no such folder"):
+        load_policy("/nowhere/at/all")
+    with pytest.raises(ConfigError, match="no such pretrained policy"):
+        load_policy("pretrained:nothing")
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (fake_env_spec(cameras=("front",)), r"policy.cameras: \['agentview'\] not in environment"),
+        (fake_env_spec(state_dim=14), "policy state_dim: the policy has 8, environment 'fake' has 14"),
+        (fake_env_spec(action_dim=14), "policy action_dim: the policy has 7, environment 'fake' has 14"),
+    ],
+)
+def test_a_checkpoint_for_another_environment(saved, spec, message):
+    with pytest.raises(ConfigError, match=message):
+        OpenVLAConfig(path=str(saved[1])).build(spec)
+
+
+def test_a_recipe_that_contradicts_its_checkpoint(saved):
+    with pytest.raises(ConfigError, match=r"policy.chunk_size: got 4, but the checkpoint at policy.path has 8"):
+        OpenVLAConfig(path=str(saved[1]), chunk_size=4).build(SPEC)
