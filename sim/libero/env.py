@@ -56,6 +56,7 @@ class LiberoEnv(SingleEnv):
             loaded.scene.restore(loaded.starts[spec.split, spec.index])
         else:
             self._start(loaded, spec)
+        loaded.begin_episode()
         return self.observe()
 
     def _check(self, spec: EpisodeSpec) -> None:
@@ -111,6 +112,14 @@ class LiberoEnv(SingleEnv):
             for name in self.spec.cameras
         }
         return SingleObservation(images, loaded.scene.proprioception(shown), self._instruction)
+
+    def expert_action(self) -> np.ndarray:
+        """The scripted expert's next action, float32 (7,). Only for tasks that put one object on or in something.
+
+        Raises:
+            NotImplementedError: the task has another kind of goal.
+        """
+        return self._current.expert.action()
 
     def save_state(self) -> Keyframe:
         return Keyframe("libero", self._current.task, self.num_steps, self._current.scene.save())

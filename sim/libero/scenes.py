@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from sim.libero.experts import PickAndPlace
 from sim.libero.library import bddl_path, init_states_path, load_init_states
 from sim.libero.render import Renderer
 from sim.libero.scene import Scene
@@ -23,6 +24,20 @@ class TaskScene:
     scene: Scene
     renderer: Renderer
     starts: OrderedDict[tuple[str, int], dict[str, np.ndarray]] = field(default_factory=OrderedDict)
+
+    _expert: PickAndPlace | None = None
+
+    @property
+    def expert(self) -> PickAndPlace:
+        """The task's scripted expert, made when first asked for."""
+        if self._expert is None:
+            self._expert = PickAndPlace(self.scene)
+        return self._expert
+
+    def begin_episode(self) -> None:
+        """Tell the expert, if there is one."""
+        if self._expert is not None:
+            self._expert.begin()
 
     def remember(self, split: str, index: int, arrays: dict[str, np.ndarray]) -> None:
         self.starts[split, index] = arrays

@@ -1,0 +1,224 @@
+"""Scripted experts for LIBERO's pick-and-place tasks, from privileged state.
+
+Reach above the object, descend, close, lift, carry above everything on the way, lower, let go. What to
+do next follows from the state alone (where the hand is, what the fingers touch, how far they are
+closed), so the expert goes on from any state, also after noise, a lost grasp or a restored keyframe.
+"""
+
+# pyright: reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mujoco
+import numpy as np
+
+from sim.libero.scene import Scene
+from sim.libero.shapes import Shape, highest_near_path
+
+GAIN = 40.0  # action per metre; 1 from 25 mm on. The controller then settles without overshoot.
+TURN_GAIN = 4.0  # action per radian
+TURN_DEADBAND = 0.02  # radians; a zero turn keeps the controller's goal
+FINGER_REACH = 0.010  # metres from the grip site down to the fingertips
+PAD_DEPTH = 0.018  # metres from a rim down to the grip site
+MAX_WIDTH = 0.074  # metres; wider things do not fit between the fingers (which open 80 mm)
+HOVER = 0.06  # metres above the grasp, before descending
+MARGIN = 0.03  # metres kept above things on the way
+HAND_DOWN = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0]])  # fingers close along the world's y
+OPEN, CLOSE = -1.0, 1.0
+
+
+@dataclass
+class Grasp:
+    """Where to put the grip site, relative to the object's body frame: `offset` (3,), turned by `yaw` about z."""
+
+    offset: np.ndarray
+    yaw: float
+
+
+class PickAndPlace:
+    """The expert of one scene. `begin` at the start of each episode, then `action`.
+
+    Raises:
+        NotImplementedError: the task's goal is not one movable object on or in something.
+    """
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene, self.env = scene, scene.env
+        goal = self.env.parsed_problem["goal_state"]
+        if len(goal) != 1 or goal[0][0] not in ("on", "in") or goal[0][1] not in self.env.objects_dict:
+            raise NotImplementedError(f"there is no scripted expert for the goal {goal}")
+        _, self.object_name, self.target_name = goal[0]
+        model = scene.model
+        things = {**self.env.objects_dict, **self.env.fixtures_dict}
+        self.shapes = {name: Shape(model, thing.contact_geoms) for name, thing in things.items() if thing.contact_geoms}
+        self.body = model.body(things[self.object_name].root_body).id
+        fingers = self.env.robots[0].gripper.important_geoms
+        self.fingers = [{model.geom(name).id for name in fingers[side]} for side in ("left_finger", "right_finger")]
+        self._grasp: Grasp | None = None
+
+    def begin(self) -> None:
+        """A new episode: the grasp is chosen at the first action."""
+        self._grasp = None
+
+    # ------------------------------------------------------------------ acting
+
+    def action(self) -> np.ndarray:
+        """The next action, float32 (7,)."""
+        if self._grasp is None:
+            self._grasp = self._choose_grasp()
+        data, control = self.scene.data, self.scene.control
+        hand = data.site_xpos[control.site]
+        if self._is_held() and control.finger_command[1] > 0.2:
+            goal, gripper = self._carry(hand)
+        else:
+            goal, gripper = self._reach(hand)
+        return self._towards(goal, gripper)
+
+    def _towards(self, goal: np.ndarray, gripper: float) -> np.ndarray:
+        data, site = self.scene.data, self.scene.control.site
+        assert self._grasp is not None, "the grasp is chosen before moving"
+        action = np.zeros(7, np.float32)
+        action[:3] = np.clip(GAIN * (goal - data.site_xpos[site]), -1, 1)
+        turn = rotation_vector(_about_z(self._grasp.yaw) @ HAND_DOWN @ data.site_xmat[site].reshape(3, 3).T)
+        if np.linalg.norm(turn) > TURN_DEADBAND:
+            action[3:6] = np.clip(TURN_GAIN * turn, -1, 1)
+        action[6] = gripper
+        return action
+
+    def _reach(self, hand: np.ndarray) -> tuple[np.ndarray, float]:
+        """Above the grasp, then down to it, then close."""
+        grasp = self._grasp_point()
+        away = float(np.linalg.norm(hand[:2] - grasp[:2]))
+        closing = self.scene.control.finger_command[1] > -0.9
+        fully_closed = self.scene.control.finger_command[1] >= 1.0
+        tolerance = 0.025 if closing else 0.012
+        if away < tolerance and abs(hand[2] - grasp[2]) < tolerance and not fully_closed:
+            return grasp, CLOSE
+        height = grasp[2] + np.clip(5.0 * (away - 0.008), 0.0, HOVER)
+        if away > 0.04:
+            obstacles = highest_near_path(self._obstacles(held=False), hand, grasp, 0.07)
+            height = max(height, obstacles + MARGIN + FINGER_REACH)
+            if hand[2] < height - 0.04 and away > 0.06:
+                return np.array([hand[0], hand[1], height]), OPEN
+        return np.array([grasp[0], grasp[1], height]), OPEN
+
+    def _carry(self, hand: np.ndarray) -> tuple[np.ndarray, float]:
+        """Up, across above everything, down, and open once there."""
+        data = self.scene.data
+        corners = self.shapes[self.object_name].points(data)
+        middle = (corners.min(0) + corners.max(0)) / 2
+        below = hand[2] - corners[:, 2].min()  # of the object, under the hand
+        target, surface = self._target()
+        away = float(np.linalg.norm(middle[:2] - target[:2]))
+        goal = np.array([*(hand[:2] + target[:2] - middle[:2]), surface + below])
+        if away < 0.02:
+            done = goal[2] > hand[2] - 0.008
+            return goal - [0, 0, 0.01], OPEN if done and self.target_name not in self.shapes else CLOSE
+        obstacles = highest_near_path(self._obstacles(held=True), middle, target, 0.09)
+        clear = max(obstacles + MARGIN, surface + 0.02) + below
+        goal[2] = clear if away > 0.05 else max(surface + below, min(clear, hand[2]))
+        if hand[2] < clear - 0.015 and away > 0.05:
+            return np.array([hand[0], hand[1], clear + 0.02]), CLOSE
+        return goal, CLOSE
+
+    # ------------------------------------------------------------------ geometry
+
+    def _target(self) -> tuple[np.ndarray, float]:
+        """Where the object's middle goes (3,), and the height at which its underside is let go."""
+        data = self.scene.data
+        if self.target_name in self.shapes:  # on an object
+            corners = self.shapes[self.target_name].points(data)
+            return (corners.min(0) + corners.max(0)) / 2, float(corners[:, 2].max()) - 0.01
+        site = data.site(self.target_name)
+        half = self.env.object_sites_dict[self.target_name].size
+        return site.xpos, float(site.xpos[2] + 0.5 * half[2])
+
+    def _obstacles(self, held: bool) -> np.ndarray:
+        """Points (n, 3) on everything but the object; when it is carried, also not on what it goes onto."""
+        skipped = {self.object_name, self.target_name} if held else {self.object_name}
+        parts = [
+            shape.points(self.scene.data, dense=True) for name, shape in self.shapes.items() if name not in skipped
+        ]
+        return np.concatenate(parts)
+
+    def _grasp_point(self) -> np.ndarray:
+        assert self._grasp is not None, "the grasp is chosen before moving"
+        data = self.scene.data
+        return data.xpos[self.body] + data.xmat[self.body].reshape(3, 3) @ self._grasp.offset
+
+    def _is_held(self) -> bool:
+        """Both fingers touch the object."""
+        pairs = self.scene.data.contact.geom
+        geoms = set(self.shapes[self.object_name].geoms.tolist())
+        touching = [False, False]
+        for first, second in pairs.tolist():
+            other = second if first in geoms else first if second in geoms else None
+            for side in range(2):
+                touching[side] |= other in self.fingers[side]
+        return all(touching)
+
+    def _choose_grasp(self) -> Grasp:
+        """Across the object if it fits between the fingers, else over its rim."""
+        data = self.scene.data
+        corners = self.shapes[self.object_name].points(data)
+        low, high = corners.min(0), corners.max(0)
+        widths = [(self._width(corners, yaw), yaw) for yaw in np.radians(np.arange(-90, 90, 5))]
+        fitting = [(width + 0.01 * abs(yaw), yaw) for width, yaw in widths if width < MAX_WIDTH]
+        if fitting:
+            yaw = min(fitting)[1]
+            height = max(high[2] - 0.03, low[2] + 0.5 * min(0.03, high[2] - low[2]), low[2] + FINGER_REACH + 0.003)
+            point = np.array([*(low + high)[:2] / 2, height])
+        else:
+            point, yaw = self._rim_grasp(corners)
+        offset = data.xmat[self.body].reshape(3, 3).T @ (point - data.xpos[self.body])
+        return Grasp(offset, yaw)
+
+    @staticmethod
+    def _width(corners: np.ndarray, yaw: float) -> float:
+        """Extent along the fingers' closing direction when the hand is turned by `yaw`."""
+        along = corners[:, :2] @ np.array([-np.sin(yaw), np.cos(yaw)])
+        return float(np.ptp(along))
+
+    def _rim_grasp(self, corners: np.ndarray) -> tuple[np.ndarray, float]:
+        """The point of a bowl's rim with most room around, one finger inside and one outside."""
+        top = corners[:, 2].max()
+        middle = (corners[:, :2].min(0) + corners[:, :2].max(0)) / 2
+        rim = corners[corners[:, 2] > top - 0.01]
+        radius = float(np.median(np.linalg.norm(rim[:, :2] - middle, axis=1))) - 0.003
+        others = self._obstacles(held=False)
+        others = others[others[:, 2] > top - PAD_DEPTH - FINGER_REACH - 0.005]
+        best = (-np.inf, np.zeros(3), 0.0)
+        for angle in np.radians(np.arange(0, 360, 15)):
+            outward = np.array([np.cos(angle), np.sin(angle)])
+            point = middle + radius * outward
+            yaw = (angle - np.pi / 2 + np.pi / 2) % np.pi - np.pi / 2
+            room = _room(others, point, outward, top)
+            score = min(room, 0.03) - 0.01 * abs(yaw)
+            if score > best[0]:
+                best = (score, np.array([*point, top - PAD_DEPTH]), yaw)
+        return best[1], best[2]
+
+
+def _room(others: np.ndarray, point: np.ndarray, outward: np.ndarray, top: float) -> float:
+    """Metres between the hand over a rim point and the nearest of `others` (n, 3); negative inside."""
+    relative = others[:, :2] - point
+    along = np.abs(relative @ outward)
+    across = np.abs(relative @ np.array([-outward[1], outward[0]]))
+    half = np.where(others[:, 2] > top + 0.03, 0.11, 0.065)  # the hand is wider than the open fingers
+    gap = np.maximum(along - half, across - 0.035)
+    return float(gap.min()) if len(gap) else np.inf
+
+
+def _about_z(angle: float) -> np.ndarray:
+    cosine, sine = np.cos(angle), np.sin(angle)
+    return np.array([[cosine, -sine, 0.0], [sine, cosine, 0.0], [0.0, 0.0, 1.0]])
+
+
+def rotation_vector(rotation: np.ndarray) -> np.ndarray:
+    """Axis times angle (3,), radians in [0, pi], of a rotation matrix."""
+    quaternion, vector = np.zeros(4), np.zeros(3)
+    mujoco.mju_mat2Quat(quaternion, rotation.reshape(9))
+    mujoco.mju_quat2Vel(vector, quaternion, 1.0)
+    return vector

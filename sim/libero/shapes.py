@@ -1,0 +1,39 @@
+"""Where things are, for the scripted experts: collision boxes of LIBERO's objects as points in the world."""
+
+# pyright: reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import itertools
+
+import mujoco
+import numpy as np
+
+_CORNERS = np.array(list(itertools.product((-1.0, 1.0), repeat=3)))
+_LATTICE = np.array(list(itertools.product(np.linspace(-1, 1, 5), np.linspace(-1, 1, 5), (-1.0, 1.0))))
+
+
+class Shape:
+    """The collision geometry of one object: an array of boxes (their oriented bounding boxes)."""
+
+    def __init__(self, model: mujoco.MjModel, geom_names: list[str]) -> None:
+        self.geoms = np.array([model.geom(name).id for name in geom_names])
+        bounds = model.geom_aabb[self.geoms]
+        self._centre, self._half = bounds[:, None, :3], bounds[:, None, 3:]
+
+    def points(self, data: mujoco.MjData, dense: bool = False) -> np.ndarray:
+        """Corners of the boxes in the world, (n, 3); with `dense` also points on their faces, at most half a box apart."""
+        local = self._centre + self._half * (_LATTICE if dense else _CORNERS)
+        rotation = data.geom_xmat[self.geoms].reshape(-1, 3, 3)
+        world = np.einsum("gij,gpj->gpi", rotation, local) + data.geom_xpos[self.geoms][:, None]
+        return world.reshape(-1, 3)
+
+
+def highest_near_path(points: np.ndarray, start: np.ndarray, end: np.ndarray, radius: float) -> float:
+    """Height of the highest of `points` (n, 3) within `radius` of the segment start-end in the plane; -inf if none."""
+    direction = end[:2] - start[:2]
+    length = max(float(direction @ direction), 1e-12)
+    along = np.clip((points[:, :2] - start[:2]) @ direction / length, 0.0, 1.0)
+    distance = np.linalg.norm(points[:, :2] - (start[:2] + along[:, None] * direction), axis=1)
+    near = points[distance < radius]
+    return float(near[:, 2].max()) if len(near) else -np.inf
