@@ -33,6 +33,7 @@ POLICY_VERSION = "policy_version"
 REPO_ID = "local/vla-rl"  # LeRobot wants a name; nothing is looked up under it.
 SHARD_FRAMES, SHARD_EPISODES = "frames.parquet", "episodes.parquet"
 MAX_STAT_IMAGES = 8
+_QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
 
 
 @dataclass(frozen=True)
@@ -199,9 +200,7 @@ def _episode_row(episode: RecordedEpisode, features: Mapping[str, Any]) -> dict[
 
 
 def _episode_stats(episode: RecordedEpisode, features: Mapping[str, Any]) -> dict[str, dict[str, list]]:
-    """LeRobot's per-episode statistics of the features, images sampled, as JSON-able lists."""
-    from lerobot.datasets.compute_stats import get_feature_stats
-
+    """LeRobot's per-episode statistics of the features, images sampled and in [0, 1], as JSON-able lists."""
     length = episode.length
     done = np.zeros((length, 1), bool)
     done[-1] = True
@@ -213,13 +212,29 @@ def _episode_stats(episode: RecordedEpisode, features: Mapping[str, Any]) -> dic
         "next.success": done & episode.success,
         "next.done": done,
     }
-    stats = {name: get_feature_stats(vectors[name], axis=0, keepdims=False) for name in features if name in vectors}
+    stats = {name: _describe(vectors[name]) for name in features if name in vectors}
     sampled = np.unique(np.linspace(0, length - 1, min(length, MAX_STAT_IMAGES)).astype(int))
     for camera, frames in episode.png.items():
-        images = np.stack([decode_image(frames[i]) for i in sampled]).transpose(0, 3, 1, 2)
-        raw = get_feature_stats(images, axis=(0, 2, 3), keepdims=True)
-        stats[IMAGE_PREFIX + camera] = {k: v if k == "count" else np.squeeze(v / 255.0, axis=0) for k, v in raw.items()}
-    return {name: {key: np.asarray(value).tolist() for key, value in entry.items()} for name, entry in stats.items()}
+        pixels = np.stack([decode_image(frames[i]) for i in sampled])[:, ::2, ::2].reshape(-1, 3) / 255.0
+        numbers = _describe(pixels)
+        stats[IMAGE_PREFIX + camera] = {
+            key: value if key == "count" else np.reshape(value, (3, 1, 1)).tolist() for key, value in numbers.items()
+        } | {"count": [len(sampled)]}
+    return stats
+
+
+def _describe(values: np.ndarray) -> dict[str, list]:
+    """Statistics of values (rows, D) under LeRobot's names, a number a dimension."""
+    values = values.astype(np.float64)
+    quantiles = np.quantile(values, _QUANTILES, axis=0)
+    return {
+        "min": values.min(0).tolist(),
+        "max": values.max(0).tolist(),
+        "mean": values.mean(0).tolist(),
+        "std": values.std(0).tolist(),
+        "count": [len(values)],
+        **{f"q{round(100 * q):02d}": row.tolist() for q, row in zip(_QUANTILES, quantiles, strict=True)},
+    }
 
 
 # --- assembly ----------------------------------------------------------------------------------
