@@ -139,8 +139,12 @@ install_package() {
     local pip=("$VENV/bin/python" -m pip --disable-pip-version-check install -c constraints.txt)
     [ -t 2 ] || pip+=(--quiet --quiet)
     if [ "$level" = core ]; then
-        check_disk
-        say "installing vla-rl into $VENV (once: 3 GB to download, mostly PyTorch; 2 to 10 minutes)"
+        if has_torch; then
+            say "bringing $VENV up to date (pyproject.toml or constraints.txt changed)"
+        else
+            check_disk
+            say "installing vla-rl into $VENV (once: 3 GB to download, mostly PyTorch; 2 to 10 minutes)"
+        fi
         "${pip[@]}" --upgrade pip ||
             fail "pip could not be renewed (its message is above). Is there a network, or a package mirror in pip's settings?"
     else
@@ -161,11 +165,13 @@ install_package() {
     printf '%s\n' "$want" >"$VENV/.installed-$level"
 }
 
+has_torch() { [ -n "$(find "$VENV" -maxdepth 5 -type d -name torch -print -quit)" ]; }
+
 # Stops before a first install that would fill the disk.
 check_disk() {
     local free
     free="$(df -Pk "$VENV" | awk 'NR == 2 { print int($4 / 1048576) }')"
-    if [ -z "$(find "$VENV" -maxdepth 5 -type d -name torch -print -quit)" ] && [ "$free" -lt 12 ]; then
+    if [ "$free" -lt 12 ]; then
         fail "$free GB free where $VENV lies; PyTorch and the rest need 7 GB, and as much as 4 GB more while they are unpacked.
 Free some space, or put the environment on another disk: make VENV=/big/disk/venv ..."
     fi

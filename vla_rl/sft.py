@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 class SFTConfig(Config):
     """Behaviour cloning of a policy on demonstrations."""
 
-    datasets: Annotated[tuple[DatasetConfig, ...], BeforeValidator(as_datasets)] = Field(
-        description="LeRobotDataset v3 folders: a path, or a list of paths or of {path, weight, ...}."
-    )
+    datasets: Annotated[
+        tuple[DatasetConfig, ...], BeforeValidator(as_datasets, json_schema_input_type=str | list[str | DatasetConfig])
+    ] = Field(description="LeRobotDataset v3 folders: a path, or a list of paths or of {path, weight, ...}.")
     image_size: PositiveInt | None = Field(None, description="Resize images to this side; empty keeps the dataset's.")
     cache_folder: str | None = Field(None, description="Where decoded images go; empty: `.cache` inside each dataset.")
     steps: PositiveInt = Field(2000, description="Optimizer updates.")
