@@ -1,0 +1,49 @@
+"""Every `VecEnv` keeps the contract of `vla_rl.interfaces`. The checks are in `tests/checks.py`."""
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checks import check_vec_env
+
+from vla_rl.config import build_component
+
+# Inline and with workers; small images. Heavy simulators are `slow`.
+TABLETOP = {"kind": "tabletop", "image_size": 32, "cameras": ["agentview", "wrist"]}
+ROBOSUITE = {"kind": "robosuite", "image_size": 64, "tasks": ["Lift", "Stack"], "horizons": {"Lift": 20}}
+LIBERO = {"kind": "libero", "image_size": 64, "tasks": ["0", "3"], "horizon": 20}
+ENVIRONMENTS: dict[str, dict[str, Any]] = {
+    "dummy": {"kind": "dummy", "cameras": ["agentview", "wrist"]},
+    "dummy-workers": {"kind": "dummy", "num_workers": 2},
+    "tabletop": TABLETOP,
+    "tabletop-workers": {**TABLETOP, "num_workers": 2},
+    "robosuite": ROBOSUITE,
+    "robosuite-workers": {**ROBOSUITE, "num_workers": 1},
+    "libero": LIBERO,
+    "libero-workers": {**LIBERO, "num_workers": 1},
+}
+SLOW = ("tabletop-workers", "robosuite", "libero")
+
+
+def missing(kind: str) -> str:
+    """Why the simulator cannot run here; empty if it can."""
+    if kind == "robosuite" and importlib.util.find_spec("robosuite") is None:
+        return "robosuite is not installed"
+    if kind == "libero" and importlib.util.find_spec("libero") is None:
+        return "hf-libero is not installed"
+    if kind == "libero" and not (os.environ.get("LIBERO_ASSETS") and Path(os.environ["LIBERO_ASSETS"]).is_dir()):
+        return "LIBERO's assets are not here: set LIBERO_ASSETS"
+    return ""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n.startswith(SLOW) else ()) for n in ENVIRONMENTS]
+)
+def test_vec_env_keeps_the_contract(name: str) -> None:
+    values = ENVIRONMENTS[name]
+    if reason := missing(values["kind"]):
+        pytest.skip(reason)
+    config = build_component("env", values)
+    check_vec_env(config.build)
