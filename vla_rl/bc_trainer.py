@@ -264,6 +264,8 @@ def run_training(
         data, held_out = data.hold_out(config.validation_fraction, seed)
     if policy.norm_stats is None:
         statistics = compute_statistics(data.parts)
+        if config.action_scale == "environment":
+            statistics["action"]["mask"] = [False] * policy.action_dim
         policy.set_norm_stats(statistics["action"], statistics.get("proprio"), name=data.parts[0].path.resolve().name)
     trainer = BCTrainer(policy, config, seed)
     checkpoints = folder / "checkpoints"

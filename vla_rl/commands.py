@@ -46,7 +46,7 @@ def sft(recipe: Recipe, folder: Path) -> dict[str, Any]:
         raise ConfigError("sft: the recipe has no sft section. Give at least sft.datasets=FOLDER (`vla-rl collect`).")
     spec = _env_spec(recipe)
     policy = build_policy(recipe, spec)
-    with MetricLogger(folder, recipe.log, recipe.model_dump(mode="json")) as logger:
+    with MetricLogger(folder, recipe.log, run_config=recipe.model_dump(mode="json")) as logger:
         if (checkpoint := latest_checkpoint(folder / "checkpoints")) is not None:
             logger.resume(checkpoint_step(checkpoint))
         return train_bc(policy, recipe.sft, folder, logger.log, recipe.seed, env_spec=spec)

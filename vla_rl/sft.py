@@ -27,6 +27,11 @@ class SFTConfig(Config):
     ] = Field(description="LeRobotDataset v3 folders: a path, or a list of paths or of {path, weight, ...}.")
     image_size: PositiveInt | None = Field(None, description="Resize images to this side; empty keeps the dataset's.")
     cache_folder: str | None = Field(None, description="Where decoded images go; empty: `.cache` inside each dataset.")
+    action_scale: Literal["quantiles", "environment"] = Field(
+        "quantiles",
+        description="Which actions the outermost bins stand for, in a fresh policy: the data's 1 % and 99 % quantiles "
+        "(OpenVLA), or -1 and 1 of the environment, which keeps dimensions that hardly move from filling all bins.",
+    )
     steps: PositiveInt = Field(2000, description="Optimizer updates.")
     batch_size: PositiveInt = Field(64, description="Examples per update.")
     grad_accumulation: PositiveInt = Field(1, description="Parts into which a batch is cut to save memory.")
