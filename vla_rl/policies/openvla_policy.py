@@ -216,7 +216,7 @@ class OpenVLAPolicy(nn.Module):
                 hidden = self.network.hidden(prefix, valid, None)
                 with self._full_precision():
                     logits = self.network.logits(hidden)
-                tokens = _draw(logits, temperature, generator)
+                tokens = draw(logits, temperature, generator)
             else:
                 tokens, logits, hidden = self._decode(prefix, valid, temperature, generator)
         log_prob = None
@@ -327,7 +327,7 @@ class OpenVLAPolicy(nn.Module):
             with self._full_precision():
                 logits.append(self.network.logits(hidden))
             hiddens.append(hidden)
-            tokens.append(_draw(logits[-1], temperature, generator))
+            tokens.append(draw(logits[-1], temperature, generator))
         return torch.cat(tokens, 1), torch.cat(logits, 1), torch.cat(hiddens, 1)
 
     def _value(self, hidden: Tensor) -> Tensor | None:
@@ -414,7 +414,7 @@ class OpenVLAPolicy(nn.Module):
         return torch.autocast(self.device.type, enabled=False)
 
 
-def _draw(logits: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
+def draw(logits: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
     """Tokens int64 (...) of logits float32 (..., bins): greedy at temperature 0, else by inverse CDF."""
     if temperature == 0:
         return logits.argmax(-1)
