@@ -246,4 +246,8 @@ def recipes_folder() -> Path:
 
 def dump_yaml(config: Config) -> str:
     """A resolved config as YAML that loads again to the same config."""
-    return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    values = config.model_dump(mode="json")
+    text = yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    if any(mark in text for mark in "\x85\u2028\u2029"):  # Line breaks to YAML: written as escapes.
+        text = yaml.dump(values, Dumper=_Dumper, sort_keys=False)
+    return text

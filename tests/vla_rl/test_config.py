@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import BeforeValidator, Field, PositiveInt, SerializeAsAny
 
@@ -289,6 +289,7 @@ def test_dump_and_load_round_trip(tmp_path: Path) -> None:
 
 
 @given(st.floats(min_value=1e-300, max_value=1e300), st.text(max_size=20))
+@example(1.0, "\x85").via("a line break to YAML")
 def test_any_value_survives_dump_and_load(rate: float, name: str) -> None:
     import tempfile
 
