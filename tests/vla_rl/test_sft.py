@@ -293,7 +293,7 @@ RUN = """
 import json, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[3])
-from tests.vla_rl.test_sft import make_policy, options
+from test_sft import make_policy, options
 from vla_rl.sft import train_bc
 folder = Path(sys.argv[2])
 folder.mkdir(exist_ok=True)
@@ -307,12 +307,12 @@ with open(folder / "losses.jsonl", "a") as file:
 
 @pytest.mark.slow
 def test_sigkill_at_random_moments(demos, tmp_path):
-    root = str(Path(__file__).resolve().parents[2])
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": root}
+    here = str(Path(__file__).resolve().parent)
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
     rng = np.random.default_rng(0)
 
     def start(folder: Path) -> subprocess.Popen:
-        return subprocess.Popen([sys.executable, "-c", RUN, str(demos), str(folder), root], env=env)
+        return subprocess.Popen([sys.executable, "-c", RUN, str(demos), str(folder), here], env=env)
 
     def losses(folder: Path) -> list[tuple[int, float]]:
         import json
