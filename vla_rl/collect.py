@@ -47,9 +47,10 @@ class CollectConfig(Config):
     )
     noise: NonNegativeFloat = Field(
         0.0,
-        description="Standard deviation of Gaussian noise on the executed expert action (not the gripper), in action "
-        "units; the recorded label is the clean action (DART, arXiv 1703.09327).",
+        description="Standard deviation of Gaussian noise on the translation (first three dimensions) of the executed "
+        "expert action, in action units; the recorded label is the clean action (DART, arXiv 1703.09327).",
     )
+    rotation_noise: NonNegativeFloat = Field(0.0, description="The same for the others, but for the gripper.")
     noise_hold: PositiveInt = Field(1, description="Control steps for which each noise sample is held.")
     temperature: NonNegativeFloat = Field(1.0, description="Of the policy's sampling; 0 is greedy.")
     shard_episodes: PositiveInt = Field(64, description="Episodes per shard: what a kill can lose.")
@@ -61,7 +62,7 @@ class CollectConfig(Config):
                 "collect.split: 'eval' is for the final claim; data for learning comes from 'train'. "
                 "Set collect.allow_eval=true if you really want it."
             )
-        if self.source == "policy" and self.noise:
+        if self.source == "policy" and (self.noise or self.rotation_noise):
             raise ConfigError("collect.noise: only for collect.source=expert; use collect.temperature for a policy")
         return self
 
@@ -370,15 +371,16 @@ class _Collector:
             actions = np.clip(self.policy.act(obs, generator, self.config.temperature).actions, low, high)
             return actions, actions
         clean = np.clip(self.env.expert_action(env_ids), low, high).astype(np.float32)
-        if not self.config.noise:
+        if not (self.config.noise or self.config.rotation_noise):
             return clean[:, None], clean[:, None]
         noise = np.stack([self._noise(self.running[i], clean.shape[1]) for i in env_ids])
         return clean[:, None], np.clip(clean + noise, low, high).astype(np.float32)[:, None]
 
     def _noise(self, running: _Running, action_dim: int) -> np.ndarray:
         if running.noise is None or len(running.actions) % self.config.noise_hold == 0:
-            running.noise = running.rng.normal(0.0, self.config.noise, action_dim)
-            running.noise[-1] = 0.0  # The gripper.
+            scale = np.full(action_dim, self.config.rotation_noise)
+            scale[:3], scale[-1] = self.config.noise, 0.0  # The last is the gripper.
+            running.noise = running.rng.normal(0.0, scale)
         return running.noise
 
     def _record(self, env_id: int, row: int, label: np.ndarray, executed: np.ndarray, result: StepResult) -> None:
