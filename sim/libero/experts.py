@@ -22,7 +22,9 @@ TURN_GAIN = 4.0  # action per radian
 TURN_DEADBAND = 0.02  # radians; a zero turn keeps the controller's goal
 FINGER_REACH = 0.010  # metres from the grip site down to the fingertips
 PAD_DEPTH = 0.018  # metres from a rim down to the grip site
+COMFORTABLE_REACH = 0.75  # metres from the robot's base; from there on the stretched arm loses its way
 MAX_WIDTH = 0.074  # metres; wider things do not fit between the fingers (which open 80 mm)
+EMPTY_GAP = 0.003  # metres between fingers that closed on nothing
 HOVER = 0.06  # metres above the grasp, before descending
 MARGIN = 0.03  # metres kept above things on the way
 HAND_DOWN = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0]])  # fingers close along the world's y
@@ -56,6 +58,7 @@ class PickAndPlace:
         self.body = model.body(things[self.object_name].root_body).id
         fingers = self.env.robots[0].gripper.important_geoms
         self.fingers = [{model.geom(name).id for name in fingers[side]} for side in ("left_finger", "right_finger")]
+        self._base = scene.data.body("robot0_base").xpos[:2].copy()
         self._grasp: Grasp | None = None
 
     def begin(self) -> None:
@@ -70,8 +73,10 @@ class PickAndPlace:
             self._grasp = self._choose_grasp()
         data, control = self.scene.data, self.scene.control
         hand = data.site_xpos[control.site]
-        if self._is_held() and control.finger_command[1] > 0.2:
+        if self._is_held(hand):
             goal, gripper = self._carry(hand)
+        elif self._is_placed():
+            goal, gripper = hand + [0.0, 0.0, HOVER], OPEN
         else:
             goal, gripper = self._reach(hand)
         return self._towards(goal, gripper)
@@ -148,8 +153,15 @@ class PickAndPlace:
         data = self.scene.data
         return data.xpos[self.body] + data.xmat[self.body].reshape(3, 3) @ self._grasp.offset
 
-    def _is_held(self) -> bool:
-        """Both fingers touch the object."""
+    def _is_held(self, hand: np.ndarray) -> bool:
+        """The fingers have closed on the object: both touch it, or they have come to rest apart around it."""
+        data, control = self.scene.data, self.scene.control
+        if control.finger_command[1] < 0.5 or np.linalg.norm(hand - self._grasp_point()) > 0.04:
+            return False
+        apart = float(np.abs(data.qpos[self.scene.finger_qpos]).sum()) > EMPTY_GAP
+        return apart and (self._both_touch() or control.finger_command[1] >= 1.0)
+
+    def _both_touch(self) -> bool:
         pairs = self.scene.data.contact.geom
         geoms = set(self.shapes[self.object_name].geoms.tolist())
         touching = [False, False]
@@ -158,6 +170,13 @@ class PickAndPlace:
             for side in range(2):
                 touching[side] |= other in self.fingers[side]
         return all(touching)
+
+    def _is_placed(self) -> bool:
+        """The object is over its target and low, so that letting go is (or was) right."""
+        corners = self.shapes[self.object_name].points(self.scene.data)
+        middle = (corners.min(0) + corners.max(0)) / 2
+        target, surface = self._target()
+        return bool(np.linalg.norm(middle[:2] - target[:2]) < 0.03 and corners[:, 2].min() < surface + 0.02)
 
     def _choose_grasp(self) -> Grasp:
         """Across the object if it fits between the fingers, else over its rim."""
@@ -195,7 +214,8 @@ class PickAndPlace:
             point = middle + radius * outward
             yaw = (angle - np.pi / 2 + np.pi / 2) % np.pi - np.pi / 2
             room = _room(others, point, outward, top)
-            score = min(room, 0.03) - 0.01 * abs(yaw)
+            stretch = max(float(np.linalg.norm(point - self._base)) - COMFORTABLE_REACH, 0.0)
+            score = min(room, 0.03) - 0.01 * abs(yaw) - stretch
             if score > best[0]:
                 best = (score, np.array([*point, top - PAD_DEPTH]), yaw)
         return best[1], best[2]

@@ -32,9 +32,10 @@ NEAR = 1e-4  # metres and radians; a sampled placement as near as this to an off
 
 @dataclass(frozen=True)
 class InitialState:
-    """Where an episode starts, before settling: `flat` (1 + nq + nv,) time, positions, velocities, and the fixtures' poses.
+    """Where an episode starts, before settling.
 
-    body_pos (nbody, 3), body_quat (nbody, 4): of the model, because fixtures are placed there.
+    flat (1 + nq + nv,): time, positions, velocities. body_pos (nbody, 3), body_quat (nbody, 4): of the
+    model, because fixtures are placed there.
     """
 
     flat: np.ndarray
@@ -72,7 +73,7 @@ class Scene:
         width = 1 + self.model.nq + self.model.nv
         if official.shape[1] != width:
             raise ValueError(
-                f"{bddl_file.stem}: the official initial states have {official.shape[1]} values, the scene has {width}; "
+                f"{bddl_file.stem}: the official initial states have {official.shape[1]} values, the scene has {width}: "
                 "the LIBERO library and its init files do not belong together"
             )
         self.model.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_SENSOR)  # nothing reads the force sensor
@@ -83,7 +84,7 @@ class Scene:
         self._to_default_pose()
         self.control = ArmControl(self.env)
         robot = self.env.robots[0]
-        self._finger_qpos = np.array(robot._ref_gripper_joint_pos_indexes)
+        self.finger_qpos = np.array(robot._ref_gripper_joint_pos_indexes)
         self._hand_body = self.model.body(robot.robot_model.eef_name).id
         self._fixtures: list[tuple[np.ndarray, np.ndarray]] = []
         self._fixture_generator: int | tuple = 0
@@ -167,7 +168,7 @@ class Scene:
                 mujoco.mj_getState(model, data, self._last_substep, PHYSICS)
             mujoco.mj_step2(model, data)
             if substep == SAMPLED_SUBSTEP:
-                self._shown_fingers = data.qpos[self._finger_qpos]
+                self._shown_fingers = data.qpos[self.finger_qpos]
         return self.is_success()
 
     def is_success(self) -> bool:

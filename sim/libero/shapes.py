@@ -22,7 +22,7 @@ class Shape:
         self._centre, self._half = bounds[:, None, :3], bounds[:, None, 3:]
 
     def points(self, data: mujoco.MjData, dense: bool = False) -> np.ndarray:
-        """Corners of the boxes in the world, (n, 3); with `dense` also points on their faces, at most half a box apart."""
+        """Corners of the boxes in the world, (n, 3); with `dense` a grid of points on two faces of each."""
         local = self._centre + self._half * (_LATTICE if dense else _CORNERS)
         rotation = data.geom_xmat[self.geoms].reshape(-1, 3, 3)
         world = np.einsum("gij,gpj->gpi", rotation, local) + data.geom_xpos[self.geoms][:, None]
