@@ -66,4 +66,5 @@ def train(recipe: Recipe, folder: Path, resume: bool = False) -> Path:
         policy = run.keep_policy()
         if cfg.evaluate != "never":
             run.evaluate("final")
+        run.report()
     return policy

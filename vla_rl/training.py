@@ -228,6 +228,12 @@ class TrainingRun:
         self.policy.save(target)
         return target
 
+    def report(self) -> Path:
+        """Write report.html."""
+        from vla_rl.report import write_report
+
+        return write_report(self.folder)
+
     # --- demonstrations ---------------------------------------------------------------------
 
     def _open_demonstrations(self) -> Demonstrations | None:
