@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -162,6 +163,10 @@ def _bench_kind(
     if kind == "libero":
         prepare_libero()
         values |= {"suite": LIBERO_SUITE, "tasks": [str(LIBERO_TASK)]}
+    if (
+        workers == 0
+    ):  # both may draw with all cores; in processes ours draw with one thread each, LeRobot's as Mesa likes
+        os.environ.setdefault("LP_NUM_THREADS", str(os.cpu_count() or 1))
     closing: list[Any] = []
     runners: list[tuple[dict[str, Any], Runner]] = []
     try:
@@ -195,8 +200,7 @@ def measure(runners: Sequence[Runner], seconds: float) -> list[float]:
     """Steps per second of each, measured in turns, so that a machine that slows down slows all alike."""
     steps, spent = np.zeros(len(runners)), np.zeros(len(runners))
     for runner in runners:
-        runner.run(0.0)  # load, compile
-        runner.run(1e-9)
+        runner.run(1e-9)  # one call: loads, compiles, draws for the first time
     for _ in range(NUM_TURNS):
         for i, runner in enumerate(runners):
             more_steps, more_spent = runner.run(seconds / NUM_TURNS)

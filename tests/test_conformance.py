@@ -1,13 +1,12 @@
 """Every `VecEnv` keeps the contract of `vla_rl.interfaces`. The checks are in `tests/checks.py`."""
 
 import importlib.util
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
 from checks import check_vec_env
 
+from sim.libero.library import find_assets
 from vla_rl.config import build_component
 
 # Inline and with workers; small images. Heavy simulators are `slow`.
@@ -16,7 +15,7 @@ ROBOSUITE = {"kind": "robosuite", "image_size": 64, "tasks": ["Lift", "Stack"], 
 LIBERO = {"kind": "libero", "image_size": 64, "tasks": ["0", "3"], "horizon": 20}
 ENVIRONMENTS: dict[str, dict[str, Any]] = {
     "dummy": {"kind": "dummy", "cameras": ["agentview", "wrist"]},
-    "dummy-workers": {"kind": "dummy", "num_workers": 2},
+    "dummy-workers": {"kind": "dummy", "num_workers": 1},
     "tabletop": TABLETOP,
     "tabletop-workers": {**TABLETOP, "num_workers": 2},
     "robosuite": ROBOSUITE,
@@ -33,7 +32,7 @@ def missing(kind: str) -> str:
         return "robosuite is not installed"
     if kind == "libero" and importlib.util.find_spec("libero") is None:
         return "hf-libero is not installed"
-    if kind == "libero" and not (os.environ.get("LIBERO_ASSETS") and Path(os.environ["LIBERO_ASSETS"]).is_dir()):
+    if kind == "libero" and find_assets(None) is None:
         return "LIBERO's assets are not here: set LIBERO_ASSETS"
     return ""
 
