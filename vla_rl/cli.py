@@ -114,7 +114,7 @@ def train(recipe: RecipeName, overrides: Overrides = None, output: Output = None
     folder = open_run(loaded, output, resume)
     with _resumable("train", recipe, overrides, folder):
         policy = run_training(loaded, folder, resume)
-    typer.echo(f"policy: {policy}\nrun: {folder}")
+    typer.echo(f"policy: {policy}\nreport: {folder / 'report.html'}")
 
 
 @app.command()
@@ -176,7 +176,7 @@ def evaluate(
         raise ConfigError(f"{output} already holds an evaluation {name!r}; choose another --name or --output")
     folder = open_run(loaded, output, resume=again)
     Console().print(run_evaluation(loaded, folder, name).table())
-    typer.echo(f"written: {folder / 'evaluations' / f'{name}.json'}")
+    typer.echo(f"written: {folder / 'evaluations' / f'{name}.json'}\nreport: {folder / 'report.html'}")
 
 
 @app.command()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vla_rl.config import ConfigError
+from vla_rl.progress import episode_progress
 from vla_rl.recipe import Recipe, resolve_device
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from vla_rl.compare import SequentialComparison, SequentialConfig
     from vla_rl.evaluation import Evaluation
     from vla_rl.interfaces import Policy
-    from vla_rl.types import EnvSpec, Episode
+    from vla_rl.types import EnvSpec
 
 
 def build_policy(recipe: Recipe, spec: EnvSpec) -> Policy:
@@ -39,16 +40,16 @@ def sft(recipe: Recipe, folder: Path) -> dict[str, Any]:
         ConfigError: the recipe has no sft section.
     """
     from vla_rl.checkpoint import checkpoint_step, latest_checkpoint
-    from vla_rl.metrics import MetricLogger
+    from vla_rl.metrics import METRICS_FILE, MetricLogger
     from vla_rl.sft import train_bc
 
     if recipe.sft is None:
         raise ConfigError("sft: the recipe has no sft section. Give at least sft.datasets=FOLDER (`vla-rl collect`).")
     spec = _env_spec(recipe)
     policy = build_policy(recipe, spec)
-    with MetricLogger(folder, recipe.log, run_config=recipe.model_dump(mode="json")) as logger:
-        if (checkpoint := latest_checkpoint(folder / "checkpoints")) is not None:
-            logger.resume(checkpoint_step(checkpoint))
+    checkpoint = latest_checkpoint(folder / "checkpoints")
+    done = checkpoint_step(checkpoint) if checkpoint else 0 if (folder / METRICS_FILE).exists() else None
+    with MetricLogger(folder, recipe.log, resume_step=done, run_config=recipe.model_dump(mode="json")) as logger:
         return train_bc(policy, recipe.sft, folder, logger.log, recipe.seed, env_spec=spec)
 
 
@@ -62,10 +63,13 @@ def collect(recipe: Recipe, config: CollectConfig, show: Callable[[str], None]) 
         version = _policy_version(recipe)
 
     def on_progress(summary: dict[str, Any]) -> None:
-        rates = summary.get("success_rate", {})
-        mean = 100 * sum(rates.values()) / len(rates) if rates else 0.0
-        rate = summary.get("frames_per_second", 0.0)
-        show(f"{summary.get('episodes', 0)} episodes, {mean:.0f} % success, {rate:.0f} frames/s")
+        attempts = summary["attempts"]
+        num_successes = sum(rate * attempts[task] for task, rate in summary["success_rate"].items())
+        success = 100 * num_successes / max(1, sum(attempts.values()))
+        show(
+            f"{summary['episodes']} of {summary['episodes_wanted']} episodes, {success:.0f} % success, "
+            f"{summary['frames_per_second']:.0f} frames/s"
+        )
 
     return collect_dataset(
         recipe.env, config, policy=policy, policy_version=version, seed=recipe.seed, on_progress=on_progress
@@ -73,12 +77,13 @@ def collect(recipe: Recipe, config: CollectConfig, show: Callable[[str], None]) 
 
 
 def evaluate(recipe: Recipe, folder: Path, name: str = "policy") -> Evaluation:
-    """Evaluate the recipe's policy; writes evaluations/NAME.json and .png, and videos/."""
+    """Evaluate the recipe's policy; writes evaluations/NAME.json and .png, videos/ and report.html."""
     from vla_rl.evaluate import evaluate as run_evaluation
+    from vla_rl.report import write_report
 
     policy = build_policy(recipe, _env_spec(recipe))
     path = _policy_path(recipe)
-    with episode_progress(_num_episodes(recipe)) as on_episode:
+    with episode_progress(recipe.eval.num_episodes(_env_spec(recipe))) as on_episode:
         evaluation = run_evaluation(
             policy,
             recipe.env,
@@ -90,6 +95,7 @@ def evaluate(recipe: Recipe, folder: Path, name: str = "policy") -> Evaluation:
         )
     evaluation.save(folder / "evaluations" / f"{name}.json")
     evaluation.plot(folder / "evaluations" / f"{name}.png")
+    write_report(folder, after=name)
     return evaluation
 
 
@@ -127,41 +133,9 @@ def compare_policies(recipe: Recipe, a: str, b: str, config: SequentialConfig) -
         )
 
 
-@contextmanager
-def episode_progress(total: int) -> Iterator[Callable[[Episode], None]]:
-    """A progress bar over episodes, with the success so far; yields what to call with each finished one."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    done = {"episodes": 0, "successes": 0}
-    columns = (
-        "{task.description}",
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[rate]}"),
-    )
-    with Progress(*columns) as progress:
-        bar = progress.add_task("episodes", total=total, rate="")
-
-        def on_episode(episode: Episode) -> None:
-            done["episodes"] += not episode.lost
-            done["successes"] += episode.success
-            rate = f"{100 * done['successes'] / max(1, done['episodes']):.0f} % success"
-            progress.update(bar, advance=1, rate=rate)
-
-        yield on_episode
-
-
 def _env_spec(recipe: Recipe) -> EnvSpec:
     env: Any = recipe.env
     return env.env_spec()
-
-
-def _num_episodes(recipe: Recipe) -> int:
-    config = recipe.eval
-    num_tasks = len(config.tasks or _env_spec(recipe).tasks)
-    per_state = sum(1 if t == 0 else config.samples_per_state for t in config.temperatures)
-    return num_tasks * config.episodes_per_task * per_state
 
 
 def _policy_path(recipe: Recipe) -> Path | None:
