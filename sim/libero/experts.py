@@ -22,7 +22,12 @@ TURN_GAIN = 4.0  # action per radian
 TURN_DEADBAND = 0.02  # radians; a zero turn keeps the controller's goal
 FINGER_REACH = 0.010  # metres from the grip site down to the fingertips
 PAD_DEPTH = 0.018  # metres from a rim down to the grip site
-COMFORTABLE_REACH = 0.75  # metres from the robot's base; from there on the stretched arm loses its way
+HAND_CLEARANCE = 0.022  # metres from the grip site up to the hand, less a margin
+HAND_HALF = (0.105, 0.035)  # metres, half the hand's extent along and across the closing direction
+FINGERS_HALF = (0.065, 0.013)  # metres, likewise of the open fingers
+ENOUGH_ROOM = 0.02  # metres; more room around the hand is no better
+WRIST_HEIGHT, WRIST_OFFSET = 0.204, 0.088  # metres from the grip site up, and back, to the Panda's wrist
+COMFORTABLE_REACH = 0.64  # metres from shoulder to wrist; the stretched arm (0.72) loses its way
 MAX_WIDTH = 0.074  # metres; wider things do not fit between the fingers (which open 80 mm)
 EMPTY_GAP = 0.003  # metres between fingers that closed on nothing
 HOVER = 0.06  # metres above the grasp, before descending
@@ -58,7 +63,7 @@ class PickAndPlace:
         self.body = model.body(things[self.object_name].root_body).id
         fingers = self.env.robots[0].gripper.important_geoms
         self.fingers = [{model.geom(name).id for name in fingers[side]} for side in ("left_finger", "right_finger")]
-        self._base = scene.data.body("robot0_base").xpos[:2].copy()
+        self._shoulder = scene.data.body("robot0_link1").xpos.copy()
         self._grasp: Grasp | None = None
 
     def begin(self) -> None:
@@ -76,7 +81,8 @@ class PickAndPlace:
         if self._is_held(hand):
             goal, gripper = self._carry(hand)
         elif self._is_placed():
-            goal, gripper = hand + [0.0, 0.0, HOVER], OPEN
+            up = 0.0 if self._both_touch() else HOVER
+            goal, gripper = np.array([hand[0], hand[1], hand[2] + up]), OPEN
         else:
             goal, gripper = self._reach(hand)
         return self._towards(goal, gripper)
@@ -179,55 +185,67 @@ class PickAndPlace:
         return bool(np.linalg.norm(middle[:2] - target[:2]) < 0.03 and corners[:, 2].min() < surface + 0.02)
 
     def _choose_grasp(self) -> Grasp:
-        """Across the object if it fits between the fingers, else over its rim."""
+        """Across the object if it fits between the fingers, else over its rim; where there is most room."""
         data = self.scene.data
         corners = self.shapes[self.object_name].points(data)
-        low, high = corners.min(0), corners.max(0)
-        widths = [(self._width(corners, yaw), yaw) for yaw in np.radians(np.arange(-90, 90, 5))]
-        fitting = [(width + 0.01 * abs(yaw), yaw) for width, yaw in widths if width < MAX_WIDTH]
-        if fitting:
-            yaw = min(fitting)[1]
-            height = max(high[2] - 0.03, low[2] + 0.5 * min(0.03, high[2] - low[2]), low[2] + FINGER_REACH + 0.003)
-            point = np.array([*(low + high)[:2] / 2, height])
-        else:
-            point, yaw = self._rim_grasp(corners)
+        candidates = _across_grasps(corners) or _rim_grasps(corners)
+        others = self._obstacles(held=False)
+        scores = []
+        for point, yaw, cost in candidates:
+            room = min(_room(others, point, yaw), ENOUGH_ROOM)
+            wrist = point - self._shoulder + np.array([0.0, 0.0, WRIST_HEIGHT])
+            stretch = max(np.hypot(np.linalg.norm(wrist[:2]) - WRIST_OFFSET, wrist[2]) - COMFORTABLE_REACH, 0.0)
+            scores.append(room - cost - 0.01 * abs(yaw) - 2.0 * stretch)
+        point, yaw, _ = candidates[int(np.argmax(scores))]
         offset = data.xmat[self.body].reshape(3, 3).T @ (point - data.xpos[self.body])
         return Grasp(offset, yaw)
 
-    @staticmethod
-    def _width(corners: np.ndarray, yaw: float) -> float:
-        """Extent along the fingers' closing direction when the hand is turned by `yaw`."""
-        along = corners[:, :2] @ np.array([-np.sin(yaw), np.cos(yaw)])
-        return float(np.ptp(along))
 
-    def _rim_grasp(self, corners: np.ndarray) -> tuple[np.ndarray, float]:
-        """The point of a bowl's rim with most room around, one finger inside and one outside."""
-        top = corners[:, 2].max()
-        middle = (corners[:, :2].min(0) + corners[:, :2].max(0)) / 2
-        rim = corners[corners[:, 2] > top - 0.01]
-        radius = float(np.median(np.linalg.norm(rim[:, :2] - middle, axis=1))) - 0.003
-        others = self._obstacles(held=False)
-        others = others[others[:, 2] > top - PAD_DEPTH - FINGER_REACH - 0.005]
-        best = (-np.inf, np.zeros(3), 0.0)
-        for angle in np.radians(np.arange(0, 360, 15)):
-            outward = np.array([np.cos(angle), np.sin(angle)])
-            point = middle + radius * outward
-            yaw = (angle - np.pi / 2 + np.pi / 2) % np.pi - np.pi / 2
-            room = _room(others, point, outward, top)
-            stretch = max(float(np.linalg.norm(point - self._base)) - COMFORTABLE_REACH, 0.0)
-            score = min(room, 0.03) - 0.01 * abs(yaw) - stretch
-            if score > best[0]:
-                best = (score, np.array([*point, top - PAD_DEPTH]), yaw)
-        return best[1], best[2]
+def _across_grasps(corners: np.ndarray) -> list[tuple[np.ndarray, float, float]]:
+    """Grasps (grip site, yaw, cost in metres) around the whole object, wherever it fits between the fingers."""
+    low, high = corners.min(0), corners.max(0)
+    height = max(high[2] - HAND_CLEARANCE, low[2] + FINGER_REACH + 0.003)
+    grasps = []
+    for yaw in np.radians(np.arange(-90, 90, 5)):
+        along = corners[:, :2] @ _closing_direction(yaw)
+        if np.ptp(along) < MAX_WIDTH:
+            grasps.append((np.array([*(low + high)[:2] / 2, height]), yaw, 0.5 * float(np.ptp(along))))
+    return grasps
 
 
-def _room(others: np.ndarray, point: np.ndarray, outward: np.ndarray, top: float) -> float:
-    """Metres between the hand over a rim point and the nearest of `others` (n, 3); negative inside."""
-    relative = others[:, :2] - point
-    along = np.abs(relative @ outward)
-    across = np.abs(relative @ np.array([-outward[1], outward[0]]))
-    half = np.where(others[:, 2] > top + 0.03, 0.11, 0.065)  # the hand is wider than the open fingers
-    gap = np.maximum(along - half, across - 0.035)
+def _rim_grasps(corners: np.ndarray) -> list[tuple[np.ndarray, float, float]]:
+    """Grasps (grip site, yaw, cost in metres) with one finger inside a bowl's rim and one outside."""
+    top = corners[:, 2].max()
+    middle = (corners[:, :2].min(0) + corners[:, :2].max(0)) / 2
+    rim = corners[corners[:, 2] > top - 0.01]
+    radius = float(np.median(np.linalg.norm(rim[:, :2] - middle, axis=1))) - 0.003
+    grasps = []
+    for angle in np.radians(np.arange(0, 360, 15)):
+        outward = np.array([np.cos(angle), np.sin(angle)])
+        yaw = (angle - np.pi / 2 + np.pi / 2) % np.pi - np.pi / 2
+        grasps += [
+            (np.array([*(middle + (radius - inward) * outward), top - PAD_DEPTH]), yaw, 0.5 * inward)
+            for inward in (0.0, 0.01, 0.02)
+        ]
+    return grasps
+
+
+def _closing_direction(yaw: float) -> np.ndarray:
+    return np.array([-np.sin(yaw), np.cos(yaw)])
+
+
+def _room(others: np.ndarray, point: np.ndarray, yaw: float) -> float:
+    """Metres between the open hand at a grasp and the nearest of `others` (n, 3); negative inside."""
+    near = others[others[:, 2] > point[2] - FINGER_REACH - 0.003]
+    relative = near[:, :2] - point[:2]
+    closing = _closing_direction(yaw)
+    along = np.abs(relative @ closing)
+    across = np.abs(relative @ np.array([closing[1], -closing[0]]))
+    is_high = near[:, 2] > point[2] + HAND_CLEARANCE - 0.01
+    gap = np.maximum(
+        along - np.where(is_high, HAND_HALF[0], FINGERS_HALF[0]),
+        across - np.where(is_high, HAND_HALF[1], FINGERS_HALF[1]),
+    )
     return float(gap.min()) if len(gap) else np.inf
 
 

@@ -73,7 +73,7 @@ class Scene:
         width = 1 + self.model.nq + self.model.nv
         if official.shape[1] != width:
             raise ValueError(
-                f"{bddl_file.stem}: the official initial states have {official.shape[1]} values, the scene has {width}: "
+                f"{bddl_file.stem}: its official initial states have {official.shape[1]} values, its scene {width}: "
                 "the LIBERO library and its init files do not belong together"
             )
         self.model.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_SENSOR)  # nothing reads the force sensor
