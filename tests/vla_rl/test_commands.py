@@ -20,6 +20,7 @@ def run(*arguments: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_from_demonstrations_to_a_comparison(tmp_path: Path) -> None:
     recipe = tmp_path / "tiny.yaml"
     recipe.write_text(
