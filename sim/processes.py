@@ -29,7 +29,7 @@ from sim.worker import CALLER_ERRORS
 
 log = logging.getLogger(__name__)
 
-START_SECONDS = 300.0  # for importing the simulator and making the environments
+START_SECONDS = 300.0  # for importing the simulator and making the environments; a reset may load a scene, too
 CLOSE_SECONDS = 5.0
 MAX_FAILURES = 3  # of one worker, with no completed step in between
 _TAIL = 2000  # characters of a worker's stderr that a message shows
@@ -123,7 +123,7 @@ class WorkerProcess:
         if hung_seconds is None:
             reason = f"{self._exit_reason()}.{self._stderr_tail()}"
         else:
-            reason = f"gave no answer for {hung_seconds:.0f} s (step_timeout) and was killed.{self._hang_trace()}"
+            reason = f"gave no answer for {hung_seconds:.0f} s (env.step_timeout) and was killed.{self._hang_trace()}"
         self.failures += 1
         self.kill()
         message = f"worker {self.index} (environments {self.env_ids}) {reason}"
@@ -222,12 +222,13 @@ class ProcessVecEnv(BaseVecEnv):
         pending = self._send_all(command, arguments)
         answers: dict[int, Any] = {}
         errors: list[Exception] = []
-        deadline = {worker: time.monotonic() + self._step_timeout for worker in pending}
+        timeout = max(self._step_timeout, START_SECONDS) if command == "reset" else self._step_timeout
+        deadline = {worker: time.monotonic() + timeout for worker in pending}
         while pending:
             wait = max(0.0, min(deadline[worker] for worker in pending) - time.monotonic())
             speaking = mp_connection.wait([worker.connection for worker in pending], wait)
             for worker in [w for w in pending if w.connection in speaking]:
-                deadline[worker] = time.monotonic() + self._step_timeout
+                deadline[worker] = time.monotonic() + timeout
                 try:
                     serial, env_id, status, payload = worker.connection.recv()
                 except (EOFError, ConnectionError):
@@ -246,7 +247,7 @@ class ProcessVecEnv(BaseVecEnv):
                     del pending[worker]
             for worker in [w for w in pending if time.monotonic() > deadline[w]]:
                 del pending[worker]
-                self._replace(worker, answers, hung_seconds=self._step_timeout)
+                self._replace(worker, answers, hung_seconds=timeout)
         if errors:
             raise errors[0]
         return answers

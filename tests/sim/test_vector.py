@@ -141,7 +141,7 @@ def test_hung_worker_is_replaced_and_says_where_it_hung(caplog: pytest.LogCaptur
             result = env.step(np.zeros((2, 2, 7), np.float32))
         assert result.lost.tolist() == [False, True]
         assert [len(states) for states in result.info["states"]] == [2, 0]
-        assert "gave no answer for 1 s (step_timeout)" in caplog.text
+        assert "gave no answer for 1 s (env.step_timeout)" in caplog.text
         assert re.search(r"dummy\.py.* in _break", caplog.text), "the hung worker's stack is shown"
         env.reset(specs(1, start=5), [1])
         assert not env.step(np.zeros((2, 2, 7), np.float32)).lost.any()
@@ -301,7 +301,7 @@ def test_bad_resets_and_early_calls_are_refused() -> None:
         env.reset(specs(2, "reach_rd"))
     with pytest.raises(ValueError, match="unknown split 'test': splits are train, validation, eval"):
         env.reset([EpisodeSpec("reach_red", "test", 0)] * 2)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="no initial state -1 in task 'reach_red', split 'train': allowed 0 and up"):
+    with pytest.raises(ValueError, match="no initial state -1 of 'reach_red' in split 'train': allowed 0 and up"):
         env.reset([EpisodeSpec("reach_red", "train", -1)] * 2)
     with pytest.raises(ValueError, match="num_envs must be at least 1"):
         DummyConfig().build(-1)
