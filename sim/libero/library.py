@@ -153,13 +153,10 @@ def import_library(assets: Path | None) -> None:
     """
     package_root()
     folder = find_assets(assets)
-    _point_to_config()
-    logging.getLogger("robosuite_logs").setLevel(logging.ERROR)  # it warns about a file of private macros
-    try:
-        import robosuite  # noqa: F401
-        from libero import libero
-    except ImportError as error:
-        raise ImportError(f"the LIBERO simulator needs hf-libero and robosuite 1.4: {error}. {INSTALL}") from error
+    point_to_config()
+    _import_robosuite()
+    from libero import libero
+
     if folder is None:
         folder = Path(libero.get_assets_path())  # downloads, or prints why it cannot
         if not all((folder / name).is_dir() for name in ASSET_FOLDERS):
@@ -169,7 +166,28 @@ def import_library(assets: Path | None) -> None:
     libero._assets_path_cache = str(folder)
 
 
-def _point_to_config() -> None:
+def _import_robosuite() -> None:
+    """Import robosuite for its models. It also sets up GL for a renderer of its own, which we do not use."""
+    logging.getLogger("robosuite_logs").setLevel(logging.ERROR)  # it warns about a file of private macros
+    # It refuses a device that is not in CUDA_VISIBLE_DEVICES (EGL numbers them otherwise) and sets MUJOCO_GL.
+    before = {name: os.environ.get(name) for name in ("MUJOCO_GL", "MUJOCO_EGL_DEVICE_ID")}
+    os.environ.pop("MUJOCO_EGL_DEVICE_ID", None)
+    try:
+        import robosuite  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ImportError(f"the LIBERO simulator needs hf-libero and robosuite 1.4: {error}. {INSTALL}") from error
+    except (ImportError, AttributeError, OSError, RuntimeError) as error:
+        from sim import gl
+
+        raise gl.RenderError(gl.advice(error)) from error
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def point_to_config() -> None:
     """Have LIBERO find a config file, so that it asks nothing. Safe against other processes doing the same."""
     root = package_root()
     if CONFIG_VARIABLE in os.environ:

@@ -4,10 +4,8 @@
 
 from __future__ import annotations
 
-import os
+import atexit
 from collections import OrderedDict
-from dataclasses import dataclass, field
-from typing import Any
 
 import mujoco
 import numpy as np
@@ -17,39 +15,27 @@ from sim import gl
 MAX_GEOMS = 1000  # as robosuite
 
 
-@dataclass
-class _Shared:
-    """This process's GL context and the drawing contexts in it; `pid` tells a forked copy, which must open its own."""
-
-    pid: int
-    context: Any
-    drawing: OrderedDict[tuple[str, int], mujoco.MjrContext] = field(default_factory=OrderedDict)
-
-
-_shared: _Shared | None = None
+_drawing: OrderedDict[tuple[str, int], mujoco.MjrContext] = OrderedDict()  # by task and image size
 _option = mujoco.MjvOption()
 _option.geomgroup[0] = 0  # collision shapes
 _perturb = mujoco.MjvPerturb()
 
 
 def _drawing_context(key: str, model: mujoco.MjModel, size: int, max_contexts: int) -> mujoco.MjrContext:
-    """The uploaded meshes and textures of a task, made current. The oldest go when there are too many."""
-    global _shared  # noqa: PLW0603  one per process is the point
-    if _shared is None or _shared.pid != os.getpid():
-        _shared = _Shared(os.getpid(), gl.open_context(size, size))
-    else:
-        _shared.context.make_current()
-    drawing = _shared.drawing
-    if (key, size) not in drawing:
-        while len(drawing) >= max_contexts:
-            drawing.popitem(last=False)[1].free()
+    """The uploaded meshes and textures of a task, in the process's GL context; the oldest make room."""
+    gl.make_current()
+    if not _drawing:
+        atexit.register(_drawing.clear)  # before the GL context goes
+    if (key, size) not in _drawing:
+        while len(_drawing) >= max_contexts:
+            _drawing.popitem(last=False)[1].free()
         model.vis.global_.offwidth = model.vis.global_.offheight = size
         try:
-            drawing[key, size] = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
+            _drawing[key, size] = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
         except mujoco.FatalError as error:
             raise gl.RenderError(gl.advice(error)) from error
-    drawing.move_to_end((key, size))
-    context = drawing[key, size]
+    _drawing.move_to_end((key, size))
+    context = _drawing[key, size]
     mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, context)
     return context
 
