@@ -172,8 +172,8 @@ class OpenVLANetwork(nn.Module):
 def attention_mask(valid: Tensor, causal: bool) -> Tensor | None:
     """bool mask, broadcastable to (B, 1, L, L), True where a query may look; None: everywhere.
 
-    Built here, so that no attention kernel's idea of `is_causal` decides: OFT's weights lose half
-    of their success under a kernel that stays causal (`reference` in docs/decisions.md).
+    Built here, so that no attention kernel's idea of `is_causal` decides: OFT's weights fall to 60 %
+    success under a kernel that stays causal, and reach 98 % with the right one (openvla-oft, issue 135).
     """
     padded = not bool(valid.all())
     keys = valid[:, None, None, :]
