@@ -61,6 +61,11 @@ class EvalConfig(Config):
             "greedy" if t == 0 else "sampled" if len(sampled) == 1 else f"sampled_T{t:g}": t for t in self.temperatures
         }
 
+    def num_episodes(self, spec: EnvSpec) -> int:
+        """Episodes of all modes in an environment of this spec; those run again are not counted."""
+        per_state = sum(1 if t == 0 else self.samples_per_state for t in self.temperatures)
+        return len(self.tasks or spec.tasks) * self.episodes_per_task * per_state
+
 
 def evaluate(
     policy: Policy,
