@@ -104,6 +104,8 @@ class PickAndPlace:
         away = float(np.linalg.norm(hand[:2] - grasp[:2]))
         closing = self.scene.control.finger_command[1] > -0.9
         fully_closed = self.scene.control.finger_command[1] >= 1.0
+        if fully_closed:  # on nothing, or what was held is lost: look at it afresh
+            self._grasp = self._choose_grasp()
         tolerance = 0.025 if closing else 0.012
         if away < tolerance and abs(hand[2] - grasp[2]) < tolerance and not fully_closed:
             return grasp, CLOSE
@@ -160,12 +162,11 @@ class PickAndPlace:
         return data.xpos[self.body] + data.xmat[self.body].reshape(3, 3) @ self._grasp.offset
 
     def _is_held(self, hand: np.ndarray) -> bool:
-        """The fingers have closed on the object: both touch it, or they have come to rest apart around it."""
+        """The fingers have closed at the grasp, but not to the end: there is something between them."""
         data, control = self.scene.data, self.scene.control
-        if control.finger_command[1] < 0.5 or np.linalg.norm(hand - self._grasp_point()) > 0.04:
+        if control.finger_command[1] < 0.95 or np.linalg.norm(hand - self._grasp_point()) > 0.04:
             return False
-        apart = float(np.abs(data.qpos[self.scene.finger_qpos]).sum()) > EMPTY_GAP
-        return apart and (self._both_touch() or control.finger_command[1] >= 1.0)
+        return float(np.abs(data.qpos[self.scene.finger_qpos]).sum()) > EMPTY_GAP
 
     def _both_touch(self) -> bool:
         pairs = self.scene.data.contact.geom
@@ -215,14 +216,17 @@ def _across_grasps(corners: np.ndarray) -> list[tuple[np.ndarray, float, float]]
 
 def _rim_grasps(corners: np.ndarray) -> list[tuple[np.ndarray, float, float]]:
     """Grasps (grip site, yaw, cost in metres) with one finger inside a bowl's rim and one outside."""
-    top = corners[:, 2].max()
     middle = (corners[:, :2].min(0) + corners[:, :2].max(0)) / 2
-    rim = corners[corners[:, 2] > top - 0.01]
-    radius = float(np.median(np.linalg.norm(rim[:, :2] - middle, axis=1))) - 0.003
+    widest = float(np.linalg.norm(corners[:, :2] - middle, axis=1).max())
     grasps = []
     for angle in np.radians(np.arange(0, 360, 15)):
         outward = np.array([np.cos(angle), np.sin(angle)])
-        yaw = (angle - np.pi / 2 + np.pi / 2) % np.pi - np.pi / 2
+        yaw = angle % np.pi - np.pi / 2
+        wall = corners[np.linalg.norm(corners[:, :2] - (middle + widest * outward), axis=1) < 0.03]
+        if not len(wall):
+            continue
+        top = float(wall[:, 2].max())  # here: the bowl may be tilted
+        radius = float(np.median((wall[wall[:, 2] > top - 0.01, :2] - middle) @ outward))
         grasps += [
             (np.array([*(middle + (radius - inward) * outward), top - PAD_DEPTH]), yaw, 0.5 * inward)
             for inward in (0.0, 0.01, 0.02)
