@@ -114,16 +114,20 @@ class SingleEnv(ABC):
 class SimConfig(Config):
     """Options common to every simulator; each simulator's config extends it with `kind` and its own."""
 
-    tasks: tuple[str, ...] = Field((), description="Task names; empty means all of the simulator's tasks.")
-    cameras: tuple[str, ...] = Field(("agentview",), description="Cameras to render: only those the policy reads.")
-    image_size: PositiveInt = Field(64, description="Height and width of the rendered images, pixels.")
-    num_envs: PositiveInt = Field(8, description="Environments stepped together.")
-    num_workers: int = Field(0, ge=0, description="Processes that hold them; 0 runs all environments in this process.")
+    tasks: tuple[str, ...] = Field(default=(), description="Task names; empty means all of the simulator's tasks.")
+    cameras: tuple[str, ...] = Field(
+        default=("agentview",), description="Cameras to render: only those the policy reads."
+    )
+    image_size: PositiveInt = Field(default=64, description="Height and width of the rendered images, pixels.")
+    num_envs: PositiveInt = Field(default=8, description="Environments stepped together.")
+    num_workers: int = Field(
+        default=0, ge=0, description="Processes that hold them; 0 runs all environments in this process."
+    )
     render_devices: tuple[int, ...] = Field(
         (), description="EGL device ids, dealt to the workers in turn; empty: default."
     )
-    step_timeout: float = Field(120.0, gt=0, description="Seconds after which a silent worker counts as hung.")
-    on_gpu: Literal["auto", "never"] = Field("auto", description="Whether rendering may use a GPU.")
+    step_timeout: float = Field(default=120.0, gt=0, description="Seconds after which a silent worker counts as hung.")
+    on_gpu: Literal["auto", "never"] = Field(default="auto", description="Whether rendering may use a GPU.")
 
     def make(self, record_frames: bool = False) -> SingleEnv:
         """One environment. Called in the worker's process."""

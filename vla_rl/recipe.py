@@ -36,12 +36,12 @@ class Recipe(Config):
     env: Annotated[SerializeAsAny[Config], _component("env")]
     policy: Annotated[SerializeAsAny[Config], _component("policy")]
     algo: Annotated[SerializeAsAny[Config] | None, _component("algo")] = None
-    sampling: SamplingConfig = SamplingConfig()
-    train: TrainConfig = TrainConfig()
+    sampling: SamplingConfig = Field(default_factory=SamplingConfig)
+    train: TrainConfig = Field(default_factory=TrainConfig)
     collect: CollectConfig | None = None
     sft: SFTConfig | None = None
-    eval: EvalConfig = EvalConfig()
-    log: LogConfig = LogConfig()
+    eval: EvalConfig = Field(default_factory=EvalConfig)
+    log: LogConfig = Field(default_factory=LogConfig)
 
 
 def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
