@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -112,8 +113,17 @@ def _resolve_task(task: str, known: tuple[str, ...], suite: str) -> str:
         return known[int(task)]
     if task.isdecimal():
         raise ValueError(f"{suite} has tasks 0 to {len(known) - 1}, got {task}")
-    nearest = difflib.get_close_matches(task, known, n=3, cutoff=0.4)
-    hint = f" Nearest: {', '.join(nearest)}." if nearest else ""
     raise ValueError(
-        f"unknown task {task!r} of {suite}.{hint} `vla-rl list` or the numbers 0 to {len(known) - 1} work too."
+        f"unknown task {task!r} of {suite}. Nearest: {', '.join(nearest_tasks(task, known))}. "
+        f"The numbers 0 to {len(known) - 1} work too."
     )
+
+
+def nearest_tasks(task: str, known: Iterable[str]) -> list[str]:
+    """The three names that share most words with `task`, then most letters."""
+    words = set(task.lower().replace("_", " ").split())
+
+    def likeness(name: str) -> tuple[int, float]:
+        return len(words & set(name.lower().split("_"))), difflib.SequenceMatcher(None, task, name).ratio()
+
+    return sorted(known, key=likeness, reverse=True)[:3]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import zlib
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sim.base import SingleEnv, SingleObservation
-from sim.libero.config import CAMERAS, NUM_OFFICIAL_STATES, LiberoConfig
+from sim.libero.config import CAMERAS, NUM_OFFICIAL_STATES, LiberoConfig, nearest_tasks
 from sim.libero.library import import_library
 from vla_rl.types import SPLITS, EpisodeSpec, Keyframe
 
@@ -61,9 +60,8 @@ class LiberoEnv(SingleEnv):
 
     def _check(self, spec: EpisodeSpec) -> None:
         if spec.task not in self.spec.tasks:
-            nearest = difflib.get_close_matches(spec.task, self.spec.tasks, n=3, cutoff=0.4)
-            hint = f" Nearest: {', '.join(nearest)}." if nearest else ""
-            raise ValueError(f"unknown task {spec.task!r} of this {self.config.suite} environment.{hint}")
+            nearest = ", ".join(nearest_tasks(spec.task, self.spec.tasks))
+            raise ValueError(f"unknown task {spec.task!r} of this {self.config.suite} environment. Nearest: {nearest}.")
         if spec.split not in SPLITS:
             raise ValueError(f"split: got {spec.split!r}, allowed: {', '.join(SPLITS)}")
         if spec.index < 0 or (spec.split == "eval" and spec.index >= NUM_OFFICIAL_STATES):
