@@ -12,24 +12,27 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import rich
 from pydantic import Field
 
 from vla_rl.atomic import write_text_atomic
 from vla_rl.compare import compare
 from vla_rl.config import Config, ConfigError
 from vla_rl.evaluation import Evaluation
+from vla_rl.recipe import Recipe, load_recipe
+from vla_rl.run import open_run
 from vla_rl.statistics import Interval, summarize_seeds
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from vla_rl.recipe import Recipe
 
 ARMS = ("none", "shuffled_rewards", "continue_bc")
 LABELS = {"none": "RL", "shuffled_rewards": "shuffled rewards", "continue_bc": "behaviour cloning continued"}
@@ -109,24 +112,31 @@ def ablate(
         jobs: runs side by side, each with its share of the cores.
 
     Raises:
-        ConfigError: no seeds, or an unknown arm.
+        ConfigError: no seeds, an unknown arm, or `folder` holds runs of another recipe.
         RuntimeError: a run failed; its log is named.
     """
     unknown = [arm for arm in arms if arm not in ARMS]
     if unknown or "none" not in arms or not seeds:
         raise ConfigError(f"ablate: arms {list(arms)}, seeds {list(seeds)}; arms are {list(ARMS)}, 'none' among them")
+    if "continue_bc" in arms and recipe.sft is None:
+        raise ConfigError(
+            "sft: this recipe has none, but the control continue_bc learns from demonstrations: "
+            "name them in sft.datasets"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     threads = max(1, (os.cpu_count() or 1) // jobs)
-    commands: dict[Path, list[str]] = {}
     base = folder / "base"
-    commands[base] = ["eval", recipe_name, *overrides, "--output", str(base), "--name", "base"]
+    commands = {base: _command("eval", recipe_name, [*overrides, "num_threads=0"], base)}
     for seed in seeds:
         for arm in arms:
             run = folder / f"{arm}-seed{seed}"
-            own = [f"seed={seed}", f"train.control={arm}", "train.evaluate=after", f"num_threads={threads}"]
-            commands[run] = ["train", recipe_name, *overrides, *own, "--output", str(run)]
+            own = [f"seed={seed}", f"train.control={arm}", "train.evaluate=after", "num_threads=0"]
+            commands[run] = _command("train", recipe_name, [*overrides, *own], run)
+    rich.print(f"{len(commands)} runs, {jobs} side by side; each writes its output to a .log in {folder}")
     with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(lambda item: _run(*item, threads=threads), commands.items()))
+        results = pool.map(lambda item: _run(*item, threads=threads), commands.items())
+        for number, text in enumerate(results, start=1):
+            rich.print(f"{number} of {len(commands)}: {text}")
     evaluations = {
         arm: [Evaluation.load(folder / f"{arm}-seed{seed}" / "evaluations" / "final.json") for seed in seeds]
         for arm in arms
@@ -136,13 +146,25 @@ def ablate(
     return result
 
 
-def _run(folder: Path, arguments: list[str], threads: int) -> None:
-    """One `vla-rl` command in a process of its own, unless its evaluation is there already."""
-    name = "base" if arguments[0] == "eval" else "final"
-    if (folder / "evaluations" / f"{name}.json").is_file():
-        return
-    if arguments[0] == "train" and (folder / "config.yaml").is_file():
-        arguments = [*arguments, "--resume"]
+def _command(command: str, recipe_name: str, overrides: Sequence[str], folder: Path) -> list[str]:
+    """Arguments of `vla-rl` for one run; what is in its folder already must be of the same recipe."""
+    recipe = load_recipe(recipe_name, overrides)
+    arguments = [command, recipe_name, *overrides, "--output", str(folder)]
+    if command == "eval":
+        arguments += ["--name", "base"]
+    if (folder / "config.yaml").is_file():
+        open_run(recipe, folder, resume=True)
+        if command == "train":
+            arguments.append("--resume")
+    return arguments
+
+
+def _run(folder: Path, arguments: list[str], threads: int) -> str:
+    """One `vla-rl` command in a process of its own, unless its evaluation is there already. Says what came of it."""
+    result = folder / "evaluations" / ("base.json" if arguments[0] == "eval" else "final.json")
+    if result.is_file():
+        return f"{folder.name}, found finished"
+    started = time.monotonic()
     log = folder.with_suffix(".log")
     environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
     with open(log, "a") as out:
@@ -151,6 +173,7 @@ def _run(folder: Path, arguments: list[str], threads: int) -> None:
         ).returncode
     if code != 0:
         raise RuntimeError(f"`vla-rl {' '.join(arguments)}` failed with exit code {code}; its output is in {log}")
+    return f"{folder.name}, {(time.monotonic() - started) / 60:.1f} minutes"
 
 
 def summarize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,7 +37,12 @@ def demo(overrides: Sequence[str] = (), output: Path | None = None, from_scratch
     recipe = load_recipe(RECIPE, overrides)
     folder = open_run(recipe, output, resume=False)
     rich.print(f"Post-training the base policy on the tabletop; everything goes to [bold]{folder}[/].")
-    train(recipe, folder)
+    try:
+        train(recipe, folder)
+    except KeyboardInterrupt:
+        again = shlex.join(["vla-rl", "train", RECIPE, *overrides, "--output", str(folder), "--resume"])
+        rich.print(f"Stopped. The run is saved in {folder}; to go on with it:\n  {again}")
+        raise
     evaluations = folder / "evaluations"
     comparison = compare(Evaluation.load(evaluations / "base.json"), Evaluation.load(evaluations / "final.json"))
     rich.print(comparison.table())

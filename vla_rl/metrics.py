@@ -44,6 +44,7 @@ class LogConfig(Config):
             "*/kl",
             "*/clip_fraction",
             "time/total",
+            "time/episodes_per_second",
         ),
         description="Metrics printed on the console, as shell patterns, in this order.",
     )

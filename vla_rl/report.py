@@ -345,7 +345,7 @@ def _timing(metrics: Sequence[Mapping[str, float]]) -> dict[str, Any] | None:
     for row in metrics:
         for key, value in row.items():
             stage = key.removeprefix("time/")
-            if stage == key or stage.endswith("fraction") or not math.isfinite(value):
+            if stage == key or stage.endswith(("fraction", "per_second")) or not math.isfinite(value):
                 continue
             if stage == "total":
                 totals.append(value)

@@ -16,13 +16,18 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
-from vla_rl.config import Config, ConfigError, dump_yaml
+from vla_rl.atomic import write_text_atomic
+from vla_rl.config import Config, ConfigError, dump_yaml, read_yaml
 
 PACKAGES = ("vla-rl", "torch", "transformers", "timm", "peft", "accelerate", "lerobot", "mujoco", "robosuite",
             "hf-libero", "numpy")  # fmt: skip
+
+_ABSENT = "(nothing)"
 
 
 def open_run(recipe: Config, folder: Path | None, resume: bool, root: Path = Path("runs")) -> Path:
@@ -35,26 +40,26 @@ def open_run(recipe: Config, folder: Path | None, resume: bool, root: Path = Pat
     Raises:
         ConfigError: a folder in use without `resume`, nothing to resume, or another recipe in it.
     """
-    text = dump_yaml(recipe)
     if resume:
         if folder is None or not (folder / "config.yaml").is_file():
             raise ConfigError(f"--resume needs --output with an earlier run's folder; got {folder}")
-        found = (folder / "config.yaml").read_text()
-        if found != text:
+        if difference := _difference(read_yaml(folder / "config.yaml"), recipe.model_dump(mode="json")):
             raise ConfigError(
-                f"{folder} was made by another recipe: {_first_difference(found, text)}. "
+                f"{folder} was made by another recipe: {difference}. "
                 "Resume with the recipe and overrides it was started with, or choose another --output."
             )
         return folder
     if folder is None:
         folder = root / f"{getattr(recipe, 'name', 'run')}-{datetime.now():%Y%m%d-%H%M%S}"
-    if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"{folder} is not empty. Choose another --output, or add --resume to go on in it.")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        found = "is not empty" if folder.is_dir() else "is a file"
+        again = ", or add --resume to go on in it" if (folder / "config.yaml").is_file() else ""
+        raise ConfigError(f"{folder} {found}. Choose another --output{again}.")
     for name in ("checkpoints", "evaluations", "videos"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     (folder / "command.txt").write_text(shlex.join(["vla-rl", *sys.argv[1:]]) + "\n")
     (folder / "versions.json").write_text(json.dumps(versions(), indent=1))
-    (folder / "config.yaml").write_text(text)
+    write_text_atomic(folder / "config.yaml", dump_yaml(recipe))
     return folder
 
 
@@ -75,24 +80,32 @@ def versions() -> dict[str, str | int | None]:
 def git_commit() -> str | None:
     """The commit of this checkout, with "+changes" where files differ from it; None outside git."""
     here = Path(__file__).resolve().parent
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+
     try:
-        commit = subprocess.run(
-            ["git", "rev-parse", "--short=12", "HEAD"], cwd=here, capture_output=True, text=True, check=True
-        ).stdout.strip()
-        changed = subprocess.run(
-            ["git", "status", "--porcelain", "--untracked-files=no"],
-            cwd=here,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.strip()
+        git("ls-files", "--error-unmatch", Path(__file__).name)  # Not a repository that only surrounds us.
+        commit = git("rev-parse", "--short=12", "HEAD")
+        changed = git("status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.CalledProcessError):
         return None
     return commit + ("+changes" if changed else "")
 
 
-def _first_difference(found: str, asked: str) -> str:
-    for old, new in zip(found.splitlines(), asked.splitlines(), strict=False):
-        if old != new:
-            return f"there {old.strip()!r}, here {new.strip()!r}"
-    return "one has more sections than the other"
+def _difference(found: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
+    """The first few fields in which two recipes differ, with both values; empty where they are the same."""
+    there, here = _flat(found), _flat(asked)
+    names = [name for name in there | here if there.get(name, _ABSENT) != here.get(name, _ABSENT)]
+    parts = [
+        f"there {name}: {there.get(name, _ABSENT)!r}, here {name}: {here.get(name, _ABSENT)!r}" for name in names[:3]
+    ]
+    return "; ".join(parts) + (f"; and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested sections as one mapping with dotted names."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat

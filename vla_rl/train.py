@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from vla_rl.config import Config
+from vla_rl.config import Config, ConfigError
 
 if TYPE_CHECKING:
     from vla_rl.recipe import Recipe
@@ -38,6 +38,15 @@ class TrainConfig(Config):
         "before_and_after", description="When to run the `eval` section's evaluation."
     )
 
+    @model_validator(mode="after")
+    def _best_needs_validation(self) -> TrainConfig:
+        if self.keep == "best" and not self.validate_every:
+            raise ConfigError(
+                "train.keep: got 'best' with validate_every 0, so nothing would tell which is best; "
+                "set train.validate_every to 1 or more, or train.keep=last"
+            )
+        return self
+
 
 def train(recipe: Recipe, folder: Path, resume: bool = False) -> Path:
     """Run the recipe in its folder and return the folder of the resulting policy.
@@ -47,6 +56,7 @@ def train(recipe: Recipe, folder: Path, resume: bool = False) -> Path:
 
     Raises:
         ValueError: the recipe has no algo section, or its policy never succeeds (nothing to learn from).
+        TrainingDivergedError: NaN or infinite losses, gradients or weights; the last good policy is in last_good/.
     """
     from vla_rl.training import TrainingRun
 
@@ -65,6 +75,6 @@ def train(recipe: Recipe, folder: Path, resume: bool = False) -> Path:
                 run.save()
         policy = run.keep_policy()
         if cfg.evaluate != "never":
-            run.evaluate("final")
+            run.evaluate("final", policy)
         run.report()
     return policy

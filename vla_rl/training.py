@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from vla_rl.algorithms.learner import TrainingDivergedError
 from vla_rl.checkpoint import (
     checkpoint_path,
     keep_last,
@@ -25,6 +27,8 @@ from vla_rl.demonstrations import ContinueBC, Demonstrations
 from vla_rl.evaluate import derived_seed, evaluate
 from vla_rl.evaluation import Evaluation
 from vla_rl.metrics import MetricLogger
+from vla_rl.policies.base import load_policy, resolve_path
+from vla_rl.progress import episode_progress
 from vla_rl.rollout import collect
 from vla_rl.task_sampling import groups_to_resample
 from vla_rl.timing import Stopwatch
@@ -107,9 +111,10 @@ class TrainingRun:
             episodes += self._run_groups(self.sampler.draw(more), first_group=drawn, stream=_RESAMPLE)
             budget, drawn = budget - more, drawn + more
         self.sampler.update(episodes)
-        if self.iteration == 0 and not cfg.allow_no_success and not any(e.success for e in episodes):
+        played = [e for e in episodes if not e.lost]
+        if self.iteration == 0 and not cfg.allow_no_success and played and not any(e.success for e in played):
             raise ValueError(
-                f"the policy solved none of {len(episodes)} train episodes at temperature {cfg.temperature:g}, so "
+                f"the policy solved none of {len(played)} train episodes at temperature {cfg.temperature:g}, so "
                 "every reward is 0 and RL has nothing to learn from. Train it longer by behaviour cloning "
                 "(`vla-rl sft`), choose easier tasks (env.tasks), or set train.allow_no_success=true to go on anyway."
             )
@@ -118,15 +123,18 @@ class TrainingRun:
     def _run_groups(self, specs: Sequence[EpisodeSpec], first_group: int, stream: int) -> list[Episode]:
         algo: Any = self.recipe.algo
         size = algo.rollouts_per_group(self.config.group_size)
-        return collect(
-            self.policy,
-            self.env,
-            [spec for spec in specs for _ in range(size)],
-            temperature=self.config.temperature,
-            seed=derived_seed(self.recipe.seed, self.iteration, stream, first_group),
-            groups=[first_group + i for i in range(len(specs)) for _ in range(size)],
-            stopwatch=self.stopwatch,
-        )
+        text = f"iteration {self.iteration + 1} of {self.config.iterations}"
+        with self._progress(len(specs) * size, text, transient=True) as on_episode:
+            return collect(
+                self.policy,
+                self.env,
+                [spec for spec in specs for _ in range(size)],
+                temperature=self.config.temperature,
+                seed=derived_seed(self.recipe.seed, self.iteration, stream, first_group),
+                groups=[first_group + i for i in range(len(specs)) for _ in range(size)],
+                stopwatch=self.stopwatch,
+                on_episode=on_episode,
+            )
 
     def finish_iteration(self, episodes: Sequence[Episode], metrics: dict[str, float]) -> None:
         """Log the iteration and where its time went."""
@@ -144,6 +152,7 @@ class TrainingRun:
                 logged[f"train/success/{task}"] = float(np.mean(outcomes))
         times = self.stopwatch.report()
         logged |= metrics | {f"time/{stage}": seconds for stage, seconds in times.items()}
+        logged["time/episodes_per_second"] = len(episodes) / (times["simulation"] + times["inference"])
         logged["time/overhead_fraction"] = (times["other"] + times.get("optimizer", 0.0)) / times["total"]
         self.logger.log(self.iteration, logged)
 
@@ -165,21 +174,36 @@ class TrainingRun:
         wanted = self.recipe.eval.model_copy(
             update={"split": "validation", "episodes_per_task": cfg.validation_episodes, "temperatures": temperatures}
         )
-        result = evaluate(self.policy, self.env, wanted, name=f"iteration {self.iteration}")
+        with self._progress(wanted.num_episodes(self.env.spec), "validation", transient=True) as on_episode:
+            result = evaluate(self.policy, self.env, wanted, name=f"iteration {self.iteration}", on_episode=on_episode)
         sampled, greedy = result.rate("sampled").rate, result.rate("greedy").rate
         self.logger.log(self.iteration, {"validation/sampled": sampled, "validation/greedy": greedy})
-        if self._best is None or sampled > self._best[0]:
+        if not math.isnan(sampled) and (self._best is None or sampled > self._best[0]):
             self._best = (sampled, self.iteration)
             if cfg.keep == "best":
                 self.policy.save(self.folder / "best")
         self.stopwatch.report()
 
-    def evaluate(self, name: str) -> Evaluation:
-        """Evaluate on the recipe's `eval` section; writes evaluations/<name>.json, a picture and videos."""
-        result = evaluate(
-            self.policy, self.recipe.env, self.recipe.eval, name=name, video_folder=self.folder / "videos"
-        )
-        result.save(self.folder / "evaluations" / f"{name}.json")
+    def evaluate(self, name: str, policy_path: Path | None = None) -> Evaluation:
+        """Evaluate on the recipe's `eval` section; writes evaluations/<name>.json, a picture and videos.
+
+        Args:
+            policy_path: where the policy is saved; by default where the run's policy came from.
+        """
+        base = getattr(self.recipe.policy, "path", None)
+        with self._progress(self.recipe.eval.num_episodes(self.env.spec), f"evaluation, {name}") as on_episode:
+            result = evaluate(
+                self.policy,
+                self.recipe.env,
+                self.recipe.eval,
+                name=name,
+                policy_path=policy_path or (resolve_path(base) if base else None),
+                video_folder=self.folder / "videos",
+                on_episode=on_episode,
+            )
+        path = self.folder / "evaluations" / f"{name}.json"
+        result.save(path)
+        result.plot(path.with_suffix(".png"))
         self.logger.print(result.table())
         self.stopwatch.report()
         return result
@@ -221,12 +245,16 @@ class TrainingRun:
         self._is_looping = False
         best = self.folder / "best"
         if self.config.keep == "best" and best.is_dir():
-            from vla_rl.policies.base import load_policy
-
             self.policy = load_policy(best, self.policy.device)
         target = self.folder / "policy"
         self.policy.save(target)
         return target
+
+    def _keep_last_good(self) -> str:
+        """Save the policy that a diverged update was set back to; says where, and how to go on from it."""
+        folder = self.folder / "last_good"
+        self.policy.save(folder)
+        return f"That policy is saved: start a new run with policy.path={folder} and these changes."
 
     def report(self) -> Path:
         """Write report.html."""
@@ -268,6 +296,7 @@ class TrainingRun:
         in_main_thread = threading.current_thread() is threading.main_thread()
         for number in (signal.SIGINT, signal.SIGTERM) if in_main_thread else ():
             self._handlers[number] = signal.signal(number, self._on_interrupt)
+        self.stopwatch.report()  # Setting up is no part of the first iteration.
         return self
 
     def __exit__(
@@ -275,5 +304,12 @@ class TrainingRun:
     ) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
-        self.logger.close()
-        self.env.close()
+        try:
+            self.logger.close()
+        finally:
+            self.env.close()
+        if isinstance(error, TrainingDivergedError):
+            raise TrainingDivergedError(f"{error} {self._keep_last_good()}") from None
+
+    def _progress(self, total: int, text: str, transient: bool = False) -> Any:
+        return episode_progress(total, text, show=self.recipe.log.console, transient=transient)

@@ -135,7 +135,7 @@ class Learner:
 
         Raises:
             ValueError: `bc_coef` is set but there is no `extra_loss`.
-            TrainingDivergedError: `max_bad_steps` steps in a row were skipped.
+            TrainingDivergedError: `max_bad_steps` steps in a row were skipped, or a weight became NaN or infinite.
         """
         if self.config.bc_coef > 0 and extra_loss is None:
             raise ValueError(
@@ -155,6 +155,7 @@ class Learner:
                 num_steps += bool(metrics)
                 for name, value in metrics.items():
                     totals[name].append(value)
+        self._check_weights()
         self.iteration += 1
         result = dict(batch.metrics)
         for name, values in totals.items():
@@ -294,6 +295,15 @@ class Learner:
                 f"Try a smaller algo.lr (now {self.config.lr:g}), a smaller algo.grad_clip, or policy.precision=fp32."
             )
         return {}
+
+    def _check_weights(self) -> None:
+        """Steps of finite gradients can still overflow a weight: the update is undone, and the run stops."""
+        if not all(bool(torch.isfinite(p).all()) for p in self._parameters.values()):
+            self._restore_weights(self._last_good)
+            raise TrainingDivergedError(
+                f"an update made weights NaN or infinite, in iteration {self.iteration}. The last good weights were "
+                f"restored. Try a smaller algo.lr (now {self.config.lr:g}), or policy.precision=fp32."
+            )
 
     # --- weights, randomness, time -----------------------------------------------------------
 

@@ -1,0 +1,89 @@
+"""A run's folder: what identifies the run, and which folders are refused, with a message that says why."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vla_rl import run
+from vla_rl.config import Config, ConfigError, read_yaml, validate
+from vla_rl.run import git_commit, open_run
+
+
+class Section(Config):
+    lr: float = 1e-5
+    betas: tuple[float, float] = (0.9, 0.95)
+
+
+class Asked(Config):
+    name: str = "tiny"
+    seed: int = 0
+    algo: Section = Section()
+    log: Section | None = None
+
+
+def test_a_new_folder_says_what_was_run_and_with_what(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["vla-rl", "train", "my recipe.yaml", "seed=4"])
+    folder = open_run(Asked(seed=4), tmp_path / "deep" / "run", resume=False)
+    assert validate(Asked, read_yaml(folder / "config.yaml")) == Asked(seed=4)
+    assert (folder / "command.txt").read_text() == "vla-rl train 'my recipe.yaml' seed=4\n"
+    versions = json.loads((folder / "versions.json").read_text())
+    assert versions["python"].startswith("3.") and versions["torch"] and versions["cpus"] >= 1
+    assert versions["git_commit"] == git_commit()
+    assert {p.name for p in folder.iterdir() if p.is_dir()} == {"checkpoints", "evaluations", "videos"}
+
+
+def test_without_output_the_folder_is_named_by_recipe_and_time(tmp_path):
+    folder = open_run(Asked(), None, resume=False, root=tmp_path)
+    assert folder.parent == tmp_path and folder.name.startswith("tiny-20")
+
+
+def test_the_commit_is_this_projects_own(tmp_path, monkeypatch):
+    here = Path(run.__file__).parent
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False)
+    if head.returncode == 0:
+        assert head.stdout.startswith((git_commit() or "missing").removesuffix("+changes"))
+    monkeypatch.setattr(run, "__file__", str(tmp_path / "run.py"))
+    assert git_commit() is None
+    # Installed inside somebody's own repository, whose commit says nothing about us.
+    for command in (
+        ["init", "-q"],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", "x"],
+    ):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    assert git_commit() is None
+
+
+def test_a_folder_in_use_is_refused(tmp_path):
+    folder = open_run(Asked(), tmp_path / "run", resume=False)
+    with pytest.raises(ConfigError, match=r"run is not empty\. Choose another --output, or add --resume"):
+        open_run(Asked(), folder, resume=False)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").write_text("precious")
+    with pytest.raises(ConfigError, match=r"other is not empty\. Choose another --output\.$"):
+        open_run(Asked(), tmp_path / "other", resume=False)
+    with pytest.raises(ConfigError, match=r"thesis\.tex is a file\. Choose another --output\.$"):
+        open_run(Asked(), tmp_path / "other" / "thesis.tex", resume=False)
+    assert (tmp_path / "other" / "thesis.tex").read_text() == "precious"
+
+
+def test_resuming_needs_a_run_of_the_same_recipe(tmp_path):
+    folder = open_run(Asked(), tmp_path / "run", resume=False)
+    assert open_run(Asked(), folder, resume=True) == folder
+    with pytest.raises(ConfigError, match=r"another recipe: there algo\.lr: 1e-05, here algo\.lr: 0\.01\. Resume with"):
+        open_run(Asked(algo=Section(lr=0.01)), folder, resume=True)
+    difference = (
+        r"there seed: 0, here seed: 1; there log: None, here log: '\(nothing\)'; .*here log\.lr: 1e-05; and 1 more"
+    )
+    with pytest.raises(ConfigError, match=difference):
+        open_run(Asked(seed=1, log=Section()), folder, resume=True)
+    for nowhere in (None, tmp_path / "nowhere", tmp_path):
+        with pytest.raises(ConfigError, match="--resume needs --output with an earlier run's folder"):
+            open_run(Asked(), nowhere, resume=True)
+    (folder / "config.yaml").write_text("name: [tiny")
+    with pytest.raises(ConfigError, match=r"config\.yaml: not valid YAML"):
+        open_run(Asked(), folder, resume=True)

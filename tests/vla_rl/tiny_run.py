@@ -1,0 +1,46 @@
+"""A training run small enough for tests: the dummy environment and a fresh OpenVLA policy of the smallest preset."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from sim.dummy import DummyConfig
+from vla_rl.config import apply_overrides, validate
+from vla_rl.policies.openvla import OpenVLAConfig
+from vla_rl.recipe import Recipe
+
+RECIPE: dict[str, Any] = {
+    "name": "tiny",
+    "seed": 3,
+    "num_threads": 1,
+    "env": {"kind": "dummy", "num_envs": 8, "tasks": ["reach_red"], "horizon": 8},
+    # Two states from which a random walk succeeds now and then: the dot starts near the square.
+    "sampling": {"first_state": 7, "train_states": 2},
+    "algo": {"kind": "grpo", "lr": 1e-3, "minibatch_size": 24},
+    "train": {"iterations": 4, "groups": 4, "group_size": 4, "save_every": 1, "evaluate": "never"},
+    "eval": {"episodes_per_task": 4, "videos": 0},
+    "log": {"tensorboard": False, "console": False},
+}
+
+
+def save_policy(folder: Path) -> Path:
+    """A fresh policy, which moves at random: it solves some episodes by luck."""
+    config = OpenVLAConfig(image_size=32, action_bins=5, chunk_size=4, precision="fp32", cameras=("agentview",))
+    policy = config.build(DummyConfig().env_spec())
+    policy.set_norm_stats({"q01": [-1] * 7, "q99": [1] * 7}, {"q01": [-1] * 8, "q99": [1] * 8})
+    policy.save(folder)
+    return folder
+
+
+def make_recipe(policy: Path, *overrides: str) -> Recipe:
+    """`RECIPE` for a saved policy, with `key=value` on top."""
+    values = {**RECIPE, "policy": {"kind": "openvla", "path": str(policy)}}
+    return validate(Recipe, apply_overrides(values, overrides))
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    """What a run logged, without times."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if not key.startswith("time/")} for row in rows]
