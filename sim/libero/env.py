@@ -85,12 +85,15 @@ class LiberoEnv(SingleEnv):
         if spec.split == "eval":
             state = loaded.scene.official_state(spec.index)
         else:
-            name = f"{self.config.suite}/{spec.task}/{spec.split}/{spec.index}"
-            state = loaded.scene.sampled_state(zlib.crc32(name.encode()))
+            state = loaded.scene.sampled_state(self.seed_of(spec))
         loaded.scene.start(state)
         for _ in range(NUM_WAIT_STEPS):
             loaded.scene.step(WAIT_ACTION)
         loaded.remember(spec.split, spec.index, loaded.scene.save())
+
+    def seed_of(self, spec: EpisodeSpec) -> int:
+        """What seeds the placement of a `train` or `validation` state: suite, task, split and index."""
+        return zlib.crc32(f"{self.config.suite}/{spec.task}/{spec.split}/{spec.index}".encode())
 
     @property
     def _current(self) -> TaskScene:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
 import importlib.util
 import io
 import logging
@@ -155,8 +156,7 @@ def import_library(assets: Path | None) -> None:
     folder = find_assets(assets)
     point_to_config()
     _import_robosuite()
-    from libero import libero
-
+    libero = importlib.import_module("libero.libero")
     if folder is None:
         folder = Path(libero.get_assets_path())  # downloads, or prints why it cannot
         if not all((folder / name).is_dir() for name in ASSET_FOLDERS):

@@ -6,11 +6,16 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sim.libero.config import LiberoConfig
+from vla_rl.config import validate
 from vla_rl.types import EpisodeSpec, Split
+
+if TYPE_CHECKING:
+    from sim.libero.env import LiberoEnv
 
 
 @dataclass(frozen=True)
@@ -40,8 +45,8 @@ def measure_experts(
     Args:
         noise: standard deviation of Gaussian noise added to the six motion components.
     """
-    config = LiberoConfig(suite=suite, tasks=tuple(tasks), assets_path=assets_path, image_size=8)
-    env = config.make()
+    values = {"suite": suite, "tasks": tuple(tasks), "assets_path": assets_path, "image_size": 8}
+    env = validate(LiberoConfig, values, prefix="env").make()
     results = []
     for task in env.spec.tasks:
         rng = np.random.default_rng(0)
@@ -68,7 +73,7 @@ def _line(name: str, num_success: int, total: int, steps: Sequence[int]) -> str:
     return f"{num_success:4d} of {total:4d} ({num_success / total:6.1%})  {mean:>9s}  {name}"
 
 
-def _run_expert(env, spec: EpisodeSpec, noise: float, rng: np.random.Generator) -> int | None:
+def _run_expert(env: LiberoEnv, spec: EpisodeSpec, noise: float, rng: np.random.Generator) -> int | None:
     """Steps until success, None at the horizon. Renders nothing after the reset."""
     env.reset(spec)
     for step in range(env.horizon):

@@ -78,6 +78,7 @@ class Scene:
             )
         self.model.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_SENSOR)  # nothing reads the force sensor
         self._shown = mujoco.MjData(self.model)
+        self._unplaced = _unplaced_fixtures(self.env)
         self._properties = list(self.env.object_property_initializers)
         self.env.visualize(dict.fromkeys(self.env._visualizations, False))
         self._site_rgba = self.model.site_rgba.copy()
@@ -126,6 +127,9 @@ class Scene:
     def _sample(self) -> None:
         """Draw from LIBERO's placement sampler into `data` and `model`, again until it fits."""
         while True:
+            # In a rebuilt model, as LIBERO resets, fixtures are at the origin when things in and on them are placed.
+            for body, pos, quat in self._unplaced:
+                self.model.body_pos[body], self.model.body_quat[body] = pos, quat
             mujoco.mj_resetData(self.model, self.data)
             try:
                 self.env._reset_internal()
@@ -265,6 +269,17 @@ def _build(bddl_file: Path):
                 hard_reset=False,
             )
     raise RuntimeError(f"LIBERO's sampler finds no placement of the objects of {bddl_file}")
+
+
+def _unplaced_fixtures(env) -> list[tuple[int, np.ndarray, np.ndarray]]:
+    """Body, position and quaternion of each fixture in the model's XML, before the sampler places it."""
+    unplaced = []
+    for fixture in env.fixtures_dict.values():
+        element = env.model.worldbody.find(f".//body[@name='{fixture.root_body}']")
+        pos = np.array(element.get("pos", "0 0 0").split(), np.float64)
+        quat = np.array(element.get("quat", "1 0 0 0").split(), np.float64)
+        unplaced.append((env.sim.model.body_name2id(fixture.root_body), pos, quat / np.linalg.norm(quat)))
+    return unplaced
 
 
 def axis_angle(quaternion: np.ndarray) -> np.ndarray:

@@ -1,0 +1,301 @@
+"""LIBERO with its simulator: equal to the stock environment, splits apart, exact keyframes, experts, all tasks."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from libero_setup import ASSETS, needs_assets
+
+from sim.base import SingleObservation
+from sim.libero import LiberoConfig
+from sim.libero.library import bddl_path, init_states_path, load_init_states, suite_tasks
+from vla_rl.types import EpisodeSpec, Keyframe
+
+pytestmark = [pytest.mark.slow, needs_assets]
+WAIT = [0, 0, 0, 0, 0, 0, -1]
+
+
+def make(suite: str, *tasks: str, **options):
+    options.setdefault("image_size", 32)
+    return LiberoConfig(suite=suite, tasks=tasks, assets_path=ASSETS, **options).make()
+
+
+def random_actions(count: int, seed: int = 0) -> np.ndarray:
+    """Moves that reach the objects: downwards on average."""
+    rng = np.random.default_rng(seed)
+    actions = rng.normal([0.1, 0, -0.4, 0, 0, 0, 0], 0.5, (count, 7))
+    return np.clip(actions, -1, 1).astype(np.float32)
+
+
+def assert_same(a: SingleObservation, b: SingleObservation) -> None:
+    np.testing.assert_array_equal(a.state, b.state)
+    assert a.images.keys() == b.images.keys()
+    for camera in a.images:
+        np.testing.assert_array_equal(a.images[camera], b.images[camera], err_msg=camera)
+
+
+@pytest.fixture(scope="module")
+def env() -> Iterator:
+    """The task with a drawer, an articulated fixture and bowls inside and on top."""
+    env = make("libero_spatial", "4", cameras=("agentview", "wrist"))
+    yield env
+    env.close()
+
+
+@pytest.fixture
+def task(env) -> str:
+    return next(iter(env.spec.tasks))
+
+
+# ---------------------------------------------------------------- the stock environment
+
+
+def stock_observation(obs: dict) -> SingleObservation:
+    """As OpenVLA's LIBERO evaluation prepares it: both images turned by 180 degrees, an 8-D state."""
+    from robosuite.utils.transform_utils import quat2axisangle
+
+    images = {
+        "agentview": obs["agentview_image"][::-1, ::-1],
+        "wrist": obs["robot0_eye_in_hand_image"][::-1, ::-1],
+    }
+    state = [obs["robot0_eef_pos"], quat2axisangle(obs["robot0_eef_quat"].copy()), obs["robot0_gripper_qpos"]]
+    return SingleObservation(images, np.concatenate(state).astype(np.float32), "")
+
+
+@pytest.mark.parametrize(
+    ("suite", "number", "index"),
+    [("libero_spatial", "4", 2), ("libero_goal", "7", 0), ("libero_object", "3", 1), ("libero_10", "3", 0)],
+)
+def test_equal_to_the_stock_environment_to_the_bit(suite: str, number: str, index: int) -> None:
+    ours = make(suite, number, cameras=("agentview", "wrist"), image_size=64)
+    (task,) = ours.spec.tasks
+    first = ours.reset(EpisodeSpec(task, "eval", index))
+    scene = ours._current.scene
+    actions = random_actions(24)
+    results, positions, chunks = [], [], []
+    for i, action in enumerate(actions):
+        results.append(ours.apply(action))
+        positions.append(scene.data.qpos.copy())
+        if i % 8 == 7:
+            chunks.append(ours.observe())
+
+    from libero.libero.envs import OffScreenRenderEnv
+
+    stock = OffScreenRenderEnv(bddl_file_name=str(bddl_path(suite, task)), camera_heights=64, camera_widths=64)
+    stock.seed(0)
+    for _ in range(index + 1):
+        stock.reset()
+    stock.set_init_state(load_init_states(init_states_path(suite, task))[index])
+    np.testing.assert_array_equal(stock.sim.model.body_pos, scene.model.body_pos)
+    np.testing.assert_array_equal(stock.sim.model.body_quat, scene.model.body_quat)
+    for _ in range(10):
+        obs, _, _, _ = stock.step(WAIT)
+    assert_same(first, stock_observation(obs))
+    for i, action in enumerate(actions):
+        obs, _, done, _ = stock.step(action)
+        np.testing.assert_array_equal(stock.sim.data.qpos, positions[i], err_msg=f"positions after step {i}")
+        assert done == results[i]
+        if i % 8 == 7:
+            assert_same(chunks[i // 8], stock_observation(obs))
+    # A placement that we sample is what the stock environment's reset gives from the same seed.
+    for seed in (1, 2):
+        sampled = scene.sampled_state(seed)
+        stock.env.object_property_initializers.clear()  # reset adds its own once more each time
+        stock.seed(seed)
+        stock.reset()
+        np.testing.assert_array_equal(sampled.flat[1 : 1 + scene.model.nq], stock.sim.data.qpos)
+        np.testing.assert_array_equal(sampled.body_pos, stock.sim.model.body_pos)
+        np.testing.assert_array_equal(sampled.body_quat, stock.sim.model.body_quat)
+    stock.close()
+    ours.close()
+
+
+def test_success_is_the_stock_ones_answer(env, task: str) -> None:
+    """The quick contact check agrees with robosuite's, on states with and without contact."""
+    from robosuite.environments.base import MujocoEnv
+
+    env.reset(EpisodeSpec(task, "eval", 0))
+    scene = env._current.scene
+    things = [*scene.env.objects_dict.values(), *scene.env.fixtures_dict.values()]
+    answers = set()
+    for first in things:
+        for second in things:
+            expected = MujocoEnv.check_contact(scene.env, first, second)
+            assert scene._check_contact(first, second) == expected, (first.name, second.name)
+            answers.add(expected)
+    assert answers == {True, False}
+
+
+# ---------------------------------------------------------------- initial states
+
+
+def test_sampled_states_are_never_official_ones_and_splits_are_apart(env, task: str) -> None:
+    env.reset(EpisodeSpec(task, "eval", 0))
+    scene = env._current.scene
+    official = scene.official[:, 1 : 1 + scene.model.nq]
+    seen = []
+    for split in ("train", "validation"):
+        for index in range(100):
+            state = scene.sampled_state(env.seed_of(EpisodeSpec(task, split, index)))
+            seen.append(state.flat[1 : 1 + scene.model.nq])
+    seen = np.array(seen)
+    assert np.abs(seen[:, None] - official[None]).max(-1).min() > 1e-3
+    apart = np.abs(seen[:, None] - seen[None]).max(-1) + np.eye(len(seen))
+    assert apart.min() > 1e-3
+    again = scene.sampled_state(env.seed_of(EpisodeSpec(task, "validation", 99)))
+    np.testing.assert_array_equal(again.flat[1 : 1 + scene.model.nq], seen[-1])
+
+
+def test_a_state_that_the_sampler_could_repeat_is_drawn_again(env, task: str) -> None:
+    env.reset(EpisodeSpec(task, "eval", 0))
+    scene = env._current.scene
+    drawn = scene.sampled_state(5)
+    before = scene.official
+    scene.official = np.concatenate([before, drawn.flat[None]])
+    redrawn = scene.sampled_state(5)
+    scene.official = before
+    assert np.abs(redrawn.flat - drawn.flat).max() > 1e-3
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "eval"])
+def test_the_same_spec_is_the_same_state_whatever_came_before(env, task: str, split) -> None:
+    spec = EpisodeSpec(task, split, 3)
+    env._load(task).starts.clear()
+    simulated = env.reset(spec)
+    env.run_chunk(random_actions(8))
+    env.reset(EpisodeSpec(task, split, 4))
+    remembered = env.reset(spec)
+    assert_same(simulated, remembered)
+    env.run_chunk(random_actions(3))
+    env._load(task).starts.clear()
+    assert_same(simulated, env.reset(spec))
+
+
+def test_numpys_global_generator_is_left_alone(env, task: str) -> None:
+    np.random.seed(1)
+    before = np.random.get_state()[1].copy()
+    env._load(task).starts.clear()
+    env.reset(EpisodeSpec(task, "train", 1))
+    np.testing.assert_array_equal(np.random.get_state()[1], before)
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        (EpisodeSpec("open_the_drawer"), "Nearest: pick_up_the_black_bowl_in_the_top_drawer"),
+        (EpisodeSpec("", "eval", 50), "50 official states"),
+        (EpisodeSpec("", "train", -1), "must be from 0"),
+        (EpisodeSpec("", "test", 0), "allowed: train, validation, eval"),  # type: ignore[arg-type]
+        (EpisodeSpec("", keyframe=Keyframe("tabletop", "stack", 0, {})), "of tabletop/stack"),
+    ],
+)
+def test_impossible_episodes_say_why(env, task: str, spec: EpisodeSpec, said: str) -> None:
+    spec = EpisodeSpec(spec.task or task, spec.split, spec.index, keyframe=spec.keyframe)
+    with pytest.raises(ValueError, match=said):
+        env.reset(spec)
+
+
+# ---------------------------------------------------------------- episodes
+
+
+def test_an_episode_ends_at_its_horizon_and_images_are_upright() -> None:
+    env = make("libero_spatial", "4", horizon=5, image_size=64)
+    (task,) = env.spec.tasks
+    obs = env.reset(EpisodeSpec(task, "eval", 0, instruction="do it"))
+    assert obs.instruction == "do it"
+    assert obs.state[6] > 0.03 and obs.state[7] < -0.03, "the fingers are open"
+    image = obs.images["agentview"].astype(int)
+    assert image[:20].mean() < image[-20:].mean(), "the dark robot is at the top, the light table at the bottom"
+    result = env.run_chunk(np.tile(np.float32(WAIT), (8, 1)))
+    assert result.num_steps == 5 and result.truncated[4] and not result.success
+    env.close()
+
+
+def test_frames_are_recorded_each_step(env, task: str) -> None:
+    env.reset(EpisodeSpec(task, "eval", 0))
+    env.record_frames = True
+    result = env.run_chunk(random_actions(3))
+    env.record_frames = False
+    assert result.frames["wrist"].shape == (3, 32, 32, 3)
+    np.testing.assert_array_equal(result.frames["wrist"][-1], result.obs.images["wrist"])
+    assert result.states is not None and len(np.unique(result.states[:, 2])) == 3
+
+
+def test_a_keyframe_continues_exactly_in_another_scene(env, task: str) -> None:
+    env.reset(EpisodeSpec(task, "train", 7))
+    before = env.run_chunk(random_actions(11))
+    keyframe = env.save_state()
+    actions = random_actions(12, seed=1)
+    expected = env.run_chunk(actions)
+    positions = env._current.scene.data.qpos.copy()
+
+    other = make("libero_spatial", "4", cameras=("agentview", "wrist"))  # the first scene is in use: a new one
+    assert_same(before.obs, other.reset(EpisodeSpec(task, keyframe=keyframe)))
+    assert other.num_steps == 11 and other._current.scene is not env._current.scene
+    assert_same(expected.obs, other.run_chunk(actions).obs)
+    np.testing.assert_array_equal(other._current.scene.data.qpos, positions)
+    other.close()
+
+    broken = Keyframe("libero", task, 11, {**keyframe.arrays, "shown_qpos": np.zeros(3)})
+    with pytest.raises(ValueError, match=r"'shown_qpos': expected shape .* found \(3,\)"):
+        env.reset(EpisodeSpec(task, keyframe=broken))
+
+
+def test_environments_of_different_tasks_take_turns() -> None:
+    """Each renders its own scene, and stepping one does not move the other."""
+    first, second = make("libero_spatial", "0"), make("libero_object", "0")
+    specs = [EpisodeSpec(next(iter(env.spec.tasks)), "eval", 0) for env in (first, second)]
+    started = [env.reset(spec) for env, spec in zip((first, second), specs, strict=True)]
+    first.run_chunk(random_actions(4))
+    assert_same(second.observe(), started[1])
+    assert_same(first.reset(specs[0]), started[0])
+    assert np.abs(started[0].images["agentview"].astype(int) - started[1].images["agentview"]).mean() > 10
+    first.close()
+    second.close()
+
+
+# ---------------------------------------------------------------- experts
+
+
+@pytest.mark.parametrize(("suite", "numbers"), [("libero_spatial", "45"), ("libero_object", "07")])
+def test_the_expert_solves_a_task_despite_noise(suite: str, numbers: str) -> None:
+    env = make(suite, *numbers, image_size=8)
+    rng = np.random.default_rng(0)
+    for task in env.spec.tasks:
+        env.reset(EpisodeSpec(task, "train", 0))
+        solved = False
+        while env.num_steps < env.horizon and not solved:
+            action = env.expert_action()
+            assert action.shape == (7,) and action.dtype == np.float32 and np.abs(action).max() <= 1
+            action[:6] += 0.1 * rng.standard_normal(6)
+            solved = env.apply(np.clip(action, -1, 1))
+            env.num_steps += 1
+        assert solved, task
+    env.close()
+
+
+def test_other_goals_have_no_expert() -> None:
+    env = make("libero_goal", "turn_on_the_stove", image_size=8)
+    env.reset(EpisodeSpec("turn_on_the_stove", "eval", 0))
+    with pytest.raises(NotImplementedError, match="no scripted expert"):
+        env.expert_action()
+    env.close()
+
+
+# ---------------------------------------------------------------- all tasks
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("suite", ["libero_spatial", "libero_object", "libero_goal", "libero_10"])
+def test_every_task_resets_to_an_official_state_steps_and_renders(suite: str) -> None:
+    env = make(suite, cameras=("agentview", "wrist"), max_scenes=1, image_size=64)
+    assert len(env.spec.tasks) == 10
+    for task, instruction in env.spec.tasks.items():
+        obs = env.reset(EpisodeSpec(task, "eval", 49))
+        assert obs.instruction == instruction and np.isfinite(obs.state).all()
+        result = env.run_chunk(random_actions(2))
+        assert result.num_steps == 2 and not result.success
+        for image in result.obs.images.values():
+            assert len(np.unique(image.reshape(-1, 3), axis=0)) > 50, f"{task}: nothing to see"
+    assert tuple(env.spec.tasks) == suite_tasks(suite)
+    env.close()
