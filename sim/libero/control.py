@@ -5,7 +5,7 @@ to the last bit (Khatib 1987, operational space control; tests compare whole tra
 left out: two of three `mj_forward` calls a substep, buffers nobody reads, and lookups by name.
 """
 
-# pyright: reportAttributeAccessIssue=false
+# pyright: reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
 
 from __future__ import annotations
 

@@ -148,12 +148,11 @@ class PickAndPlace:
         half = self.env.object_sites_dict[self.target_name].size
         return site.xpos, float(site.xpos[2] + 0.5 * half[2])
 
-    def _obstacles(self, held: bool) -> np.ndarray:
+    def _obstacles(self, held: bool, per_edge: int = 4) -> np.ndarray:
         """Points (n, 3) on everything but the object; when it is carried, also not on what it goes onto."""
         skipped = {self.object_name, self.target_name} if held else {self.object_name}
-        parts = [
-            shape.points(self.scene.data, dense=True) for name, shape in self.shapes.items() if name not in skipped
-        ]
+        data = self.scene.data
+        parts = [shape.points(data, per_edge) for name, shape in self.shapes.items() if name not in skipped]
         return np.concatenate(parts)
 
     def _grasp_point(self) -> np.ndarray:
@@ -190,7 +189,7 @@ class PickAndPlace:
         data = self.scene.data
         corners = self.shapes[self.object_name].points(data)
         candidates = _across_grasps(corners) or _rim_grasps(corners)
-        others = self._obstacles(held=False)
+        others = self._obstacles(held=False, per_edge=9)
         scores = []
         for point, yaw, cost in candidates:
             room = min(_room(others, point, yaw), ENOUGH_ROOM)

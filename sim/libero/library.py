@@ -163,7 +163,7 @@ def import_library(assets: Path | None) -> None:
             raise AssetsError(
                 f"LIBERO's assets are missing, and the library could not download them. {_assets_advice()}"
             )
-    libero._assets_path_cache = str(folder)
+    vars(libero)["_assets_path_cache"] = str(folder)
 
 
 def _import_robosuite() -> None:

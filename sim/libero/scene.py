@@ -16,8 +16,6 @@ from pathlib import Path
 
 import mujoco
 import numpy as np
-from libero.libero.envs import TASK_MAPPING
-from libero.libero.envs.bddl_utils import get_problem_info
 from robosuite.controllers import load_controller_config
 from robosuite.utils.errors import RandomizationError
 
@@ -254,7 +252,13 @@ class Scene:
 
 
 def _build(bddl_file: Path):
-    """robosuite's environment for a task, as LIBERO makes it, but without renderer or camera observations."""
+    """robosuite's environment for a task, as LIBERO makes it, but without renderer or camera observations.
+
+    `library.import_library` must have been called; LIBERO is imported here so that nothing imports it before.
+    """
+    from libero.libero.envs import TASK_MAPPING
+    from libero.libero.envs.bddl_utils import get_problem_info
+
     problem = get_problem_info(str(bddl_file))["problem_name"]
     for seed in range(100):
         with _numpy_seed(seed), contextlib.suppress(RandomizationError):

@@ -4,13 +4,16 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import mujoco
 import numpy as np
 
-_CORNERS = np.array(list(itertools.product((-1.0, 1.0), repeat=3)))
-_LATTICE = np.array(list(itertools.product(np.linspace(-1, 1, 5), np.linspace(-1, 1, 5), (-1.0, 1.0))))
+
+@functools.cache
+def _grid(per_edge: int) -> np.ndarray:
+    return np.array(list(itertools.product(np.linspace(-1.0, 1.0, per_edge), repeat=3)))
 
 
 class Shape:
@@ -21,9 +24,9 @@ class Shape:
         bounds = model.geom_aabb[self.geoms]
         self._centre, self._half = bounds[:, None, :3], bounds[:, None, 3:]
 
-    def points(self, data: mujoco.MjData, dense: bool = False) -> np.ndarray:
-        """Corners of the boxes in the world, (n, 3); with `dense` a grid of points on two faces of each."""
-        local = self._centre + self._half * (_LATTICE if dense else _CORNERS)
+    def points(self, data: mujoco.MjData, per_edge: int = 2) -> np.ndarray:
+        """A grid of points in each box, in the world, (n, 3), with `per_edge` points an edge; 2 are its corners."""
+        local = self._centre + self._half * _grid(per_edge)
         rotation = data.geom_xmat[self.geoms].reshape(-1, 3, 3)
         world = np.einsum("gij,gpj->gpi", rotation, local) + data.geom_xpos[self.geoms][:, None]
         return world.reshape(-1, 3)
