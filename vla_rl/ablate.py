@@ -9,6 +9,7 @@ runs, for each seed, the recipe as it is, with advantages permuted over all traj
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -16,11 +17,11 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import rich
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from vla_rl.atomic import write_text_atomic
 from vla_rl.compare import compare
@@ -57,6 +58,12 @@ class Gain(Config):
     interval: Interval
     p_values: tuple[float, ...]
 
+    @field_validator("interval", mode="before")
+    @classmethod
+    def _read_nan(cls, interval: Any) -> Any:
+        """JSON has null for NaN."""
+        return tuple(math.nan if end is None else end for end in interval)
+
 
 class Ablation(Config):
     """The outcome of `ablate`.
@@ -81,11 +88,12 @@ class Ablation(Config):
         for name in ("mode", "difference", "points", "95 % interval", "by seed", "McNemar p by seed"):
             table.add_column(name)
         for g in self.gains:
+            low, high = (f"{100 * end:+.1f}" for end in g.interval)
             table.add_row(
                 g.mode,
                 f"{g.of} - {g.over}",
                 f"{100 * g.mean:+.1f}",
-                f"{100 * g.interval.low:+.1f} to {100 * g.interval.high:+.1f}",
+                "needs 3 seeds" if math.isnan(g.interval.low) else f"{low} to {high}",
                 "  ".join(f"{100 * d:+.1f}" for d in g.per_seed),
                 "  ".join(f"{p:.1g}" for p in g.p_values),
                 style="bold" if g.of == LABELS["none"] else None,

@@ -62,7 +62,7 @@ def make_base_policy(root: Path = Path("runs")) -> Path:
     policy = Path()
     for name in BASE_RECIPES:
         recipe = load_recipe(name)
-        folder = root / name
+        folder = root / recipe.name
         policy = folder / "policy"
         if policy.is_dir():
             continue
