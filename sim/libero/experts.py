@@ -129,8 +129,11 @@ class PickAndPlace:
         if away < 0.02:
             done = goal[2] > hand[2] - 0.008
             return goal - [0, 0, 0.01], OPEN if done and self.target_name not in self.shapes else CLOSE
-        obstacles = highest_near_path(self._obstacles(held=True), middle, target, 0.09)
-        clear = max(obstacles + MARGIN, surface + 0.02) + below
+        others = self._obstacles(held=True, per_edge=6)
+        aside = _from_under(others, corners)
+        if aside is not None:  # as from a drawer, which the cabinet's top half covers
+            return hand + 0.03 * aside, CLOSE
+        clear = max(highest_near_path(others, middle, target, 0.09) + MARGIN, surface + 0.02) + below
         goal[2] = clear if away > 0.05 else max(surface + below, min(clear, hand[2]))
         if hand[2] < clear - 0.015 and away > 0.05:
             return np.array([hand[0], hand[1], clear + 0.02]), CLOSE
@@ -250,6 +253,18 @@ def _room(others: np.ndarray, point: np.ndarray, yaw: float) -> float:
         across - np.where(is_high, HAND_HALF[1], FINGERS_HALF[1]),
     )
     return float(gap.min()) if len(gap) else np.inf
+
+
+def _from_under(others: np.ndarray, corners: np.ndarray) -> np.ndarray | None:
+    """The direction (3,) in which an object with these corners gets out from under any of `others` (n, 3), if it is."""
+    middle, radius = (corners.min(0) + corners.max(0)) / 2, float(np.ptp(corners[:, :2], axis=0).max()) / 2
+    top = corners[:, 2].max()
+    is_over = np.linalg.norm(others[:, :2] - middle[:2], axis=1) < radius + 0.005
+    over = others[is_over & (others[:, 2] > top - 0.01) & (others[:, 2] < top + 0.12)]
+    if not len(over):
+        return None
+    away = middle[:2] - over[:, :2].mean(0)
+    return np.array([*(away / max(float(np.linalg.norm(away)), 1e-6)), 0.1])
 
 
 def _about_z(angle: float) -> np.ndarray:
