@@ -31,6 +31,7 @@ from vla_rl.config import ConfigError, dump_yaml, read_yaml
 from vla_rl.evaluate import policy_hash
 from vla_rl.evaluation import Evaluation
 from vla_rl.policies.base import load_policy
+from vla_rl.recipe import load_recipe
 from vla_rl.run import open_run
 from vla_rl.train import train
 from vla_rl.training import TrainingRun
@@ -95,6 +96,13 @@ def test_the_folder_holds_all_that_came_of_the_run(whole, policy):
     assert "tiny" in (whole / "report.html").read_text()
     assert weights(whole / "policy") == weights(whole / "best") != weights(policy)
     assert [p.name for p in list_checkpoints(whole / "checkpoints")] == ["step_00000003", "step_00000004"]
+
+
+def test_the_resolved_recipe_is_a_recipe_that_repeats_the_run(whole, policy):
+    again = load_recipe(whole / "config.yaml")
+    assert open_run(again, whole, resume=True) == whole
+    env_spec = again.env.env_spec()  # type: ignore[attr-defined]
+    assert again.policy.build(env_spec).config.action_bins == 5  # type: ignore[attr-defined]
 
 
 def test_what_is_logged(whole):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from vla_rl.config import Config, ConfigError, resolve_kind
 from vla_rl.types import EnvSpec
@@ -42,6 +42,14 @@ class PolicyConfig(Config):
     path: str | None = Field(
         None, description="Start from this checkpoint folder; 'pretrained:NAME' is one that ships with the package."
     )
+
+    @model_serializer(mode="wrap")
+    def _dump_what_was_chosen(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """With a checkpoint, whose own options hold, only what was chosen anew: a dump must load to the same policy."""
+        values = dump(self)
+        if self.path is None:
+            return values
+        return {name: value for name, value in values.items() if name == "kind" or name in self.model_fields_set}
 
     def build(self, env_spec: EnvSpec, device: str | torch.device = "cpu", seed: int = 0) -> Policy:
         """A policy for environments of this spec: fresh weights from `seed`, or those at `path`.
