@@ -124,7 +124,7 @@ class SimConfig(Config):
         default=0, ge=0, description="Processes that hold them; 0 runs all environments in this process."
     )
     render_devices: tuple[int, ...] = Field(
-        (), description="EGL device ids, dealt to the workers in turn; empty: default."
+        default=(), description="EGL device ids, dealt to the workers in turn; empty: default."
     )
     step_timeout: float = Field(default=120.0, gt=0, description="Seconds after which a silent worker counts as hung.")
     on_gpu: Literal["auto", "never"] = Field(default="auto", description="Whether rendering may use a GPU.")

@@ -33,14 +33,14 @@ class DummyConfig(SimConfig):
     """A 2-D reach task for tests."""
 
     kind: Literal["dummy"] = "dummy"
-    image_size: PositiveInt = Field(32, description="Height and width of the images, pixels.")
-    horizon: PositiveInt = Field(16, description="Control steps before truncation.")
+    image_size: PositiveInt = Field(default=32, description="Height and width of the images, pixels.")
+    horizon: PositiveInt = Field(default=16, description="Control steps before truncation.")
     fault: Fault = Field(
-        "none",
+        default="none",
         description="Break on purpose: start (cannot be made), die (kills its process), hang, nan (state), raise.",
     )
-    fault_step: NonNegativeInt = Field(0, description="Control step of the episode at which it breaks.")
-    fault_index: NonNegativeInt = Field(0, description="Only episodes with this index of initial state break.")
+    fault_step: NonNegativeInt = Field(default=0, description="Control step of the episode at which it breaks.")
+    fault_index: NonNegativeInt = Field(default=0, description="Only episodes with this index of initial state break.")
 
     def env_spec(self) -> EnvSpec:
         tasks = self.tasks or tuple(INSTRUCTIONS)

@@ -33,11 +33,11 @@ class RobosuiteConfig(SimConfig):
     """robosuite tasks with a Panda arm under OSC_POSE control, 20 Hz."""
 
     kind: Literal["robosuite"] = "robosuite"
-    image_size: int = Field(128, ge=32, le=1024, description="Height and width of the rendered images, pixels.")
+    image_size: int = Field(default=128, ge=32, le=1024, description="Height and width of the rendered images, pixels.")
     exact_rendering: bool = Field(
-        False, description="Reflections and shadows as robosuite draws them; three times slower on a CPU."
+        default=False, description="Reflections and shadows as robosuite draws them; three times slower on a CPU."
     )
-    horizons: dict[str, int] = Field({}, description="Control steps before truncation, for tasks that differ.")
+    horizons: dict[str, int] = Field(default={}, description="Control steps before truncation, for tasks that differ.")
 
     @field_validator("tasks")
     @classmethod

@@ -34,26 +34,32 @@ MAX_LOST = 3  # Tries of one episode whose worker dies, before it is given up.
 class CollectConfig(Config):
     """What to collect, and where to."""
 
-    source: Literal["expert", "policy"] = Field("expert", description="Who acts: the scripted expert or the policy.")
-    dataset: str = Field("data/demos", description="Folder of the LeRobotDataset v3 to write; must not exist yet.")
-    episodes_per_task: PositiveInt = Field(100, description="Episodes kept for each task.")
-    tasks: tuple[str, ...] = Field((), description="Tasks to collect; empty means all of the environment's.")
-    split: Split = Field("train", description="Which initial states: train, validation or eval.")
-    allow_eval: bool = Field(False, description="Allow split=eval; what is learned from it can prove nothing on it.")
-    start_index: NonNegativeInt = Field(0, description="First initial state of the split.")
-    keep: Literal["all", "successes"] = Field("all", description="Keep every episode, or those that succeed.")
+    source: Literal["expert", "policy"] = Field(
+        default="expert", description="Who acts: the scripted expert or the policy."
+    )
+    dataset: str = Field(
+        default="data/demos", description="Folder of the LeRobotDataset v3 to write; must not exist yet."
+    )
+    episodes_per_task: PositiveInt = Field(default=100, description="Episodes kept for each task.")
+    tasks: tuple[str, ...] = Field(default=(), description="Tasks to collect; empty means all of the environment's.")
+    split: Split = Field(default="train", description="Which initial states: train, validation or eval.")
+    allow_eval: bool = Field(
+        default=False, description="Allow split=eval; what is learned from it can prove nothing on it."
+    )
+    start_index: NonNegativeInt = Field(default=0, description="First initial state of the split.")
+    keep: Literal["all", "successes"] = Field(default="all", description="Keep every episode, or those that succeed.")
     max_attempts: PositiveInt = Field(
-        5, description="With keep=successes: give a task up after this many times episodes_per_task attempts."
+        default=5, description="With keep=successes: give a task up after this many times episodes_per_task attempts."
     )
     noise: NonNegativeFloat = Field(
-        0.0,
+        default=0.0,
         description="Standard deviation of Gaussian noise on the translation (first three dimensions) of the executed "
         "expert action, in action units; the recorded label is the clean action (DART, arXiv 1703.09327).",
     )
-    rotation_noise: NonNegativeFloat = Field(0.0, description="The same for the others, but for the gripper.")
-    noise_hold: PositiveInt = Field(1, description="Control steps for which each noise sample is held.")
-    temperature: NonNegativeFloat = Field(1.0, description="Of the policy's sampling; 0 is greedy.")
-    shard_episodes: PositiveInt = Field(64, description="Episodes per shard: what a kill can lose.")
+    rotation_noise: NonNegativeFloat = Field(default=0.0, description="The same for the others, but for the gripper.")
+    noise_hold: PositiveInt = Field(default=1, description="Control steps for which each noise sample is held.")
+    temperature: NonNegativeFloat = Field(default=1.0, description="Of the policy's sampling; 0 is greedy.")
+    shard_episodes: PositiveInt = Field(default=64, description="Episodes per shard: what a kill can lose.")
 
     @model_validator(mode="after")
     def _check(self) -> CollectConfig:

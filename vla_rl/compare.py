@@ -289,17 +289,22 @@ def _paired_result(
 class SequentialConfig(Config):
     """When to stop comparing two policies."""
 
-    split: Split = Field("validation", description="Initial states to use.")
-    tasks: tuple[str, ...] = Field((), description="Tasks; empty means all of the environment's.")
-    start_index: NonNegativeInt = Field(0, description="First initial state of the split.")
-    temperature: float = Field(1.0, ge=0, description="Of the action sampling; 0 is greedy.")
-    max_pairs: PositiveInt = Field(400, description="Give up undecided after this many pairs.")
-    alpha: float = Field(0.05, gt=0, lt=1, description="Chance of calling equal policies different, over all looks.")
-    min_gain: float | None = Field(
-        None, gt=0, lt=1, description="Stop with 'no_gain' once b's advantage is surely below this; null: never."
+    split: Split = Field(default="validation", description="Initial states to use.")
+    tasks: tuple[str, ...] = Field(default=(), description="Tasks; empty means all of the environment's.")
+    start_index: NonNegativeInt = Field(default=0, description="First initial state of the split.")
+    temperature: float = Field(default=1.0, ge=0, description="Of the action sampling; 0 is greedy.")
+    max_pairs: PositiveInt = Field(default=400, description="Give up undecided after this many pairs.")
+    alpha: float = Field(
+        default=0.05, gt=0, lt=1, description="Chance of calling equal policies different, over all looks."
     )
-    seed: int = Field(0, description="Of the action sampling.")
-    max_retries: NonNegativeInt = Field(2, description="Times an episode whose worker broke is run again.")
+    min_gain: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="Stop with 'no_gain' once b's advantage is surely below this; null: never.",
+    )
+    seed: int = Field(default=0, description="Of the action sampling.")
+    max_retries: NonNegativeInt = Field(default=2, description="Times an episode whose worker broke is run again.")
 
 
 class SequentialComparison(Config):

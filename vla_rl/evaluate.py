@@ -34,16 +34,20 @@ _MAX_BATCH_BYTES = 2**30
 class EvalConfig(Config):
     """Which initial states, how often each, how actions are drawn."""
 
-    split: Split = Field("eval", description="eval for the claim, validation to choose, train to debug.")
-    tasks: tuple[str, ...] = Field((), description="Tasks to evaluate; empty means all of the environment's.")
-    episodes_per_task: PositiveInt = Field(50, description="Initial states per task.")
-    start_index: NonNegativeInt = Field(0, description="First initial state of the split.")
-    temperatures: tuple[float, ...] = Field((0.0, 1.0), description="0 is greedy; others are sampled.")
-    samples_per_state: PositiveInt = Field(1, description="Episodes from each state when sampled; greedy runs once.")
-    num_envs: NonNegativeInt = Field(0, description="Environments stepped together; 0: as the env section says.")
-    videos: NonNegativeInt = Field(2, description="Successes, and failures, filmed per task.")
-    seed: int = Field(0, description="Of the action sampling; initial states do not depend on it.")
-    max_retries: NonNegativeInt = Field(2, description="Times an episode whose worker broke is run again.")
+    split: Split = Field(default="eval", description="eval for the claim, validation to choose, train to debug.")
+    tasks: tuple[str, ...] = Field(default=(), description="Tasks to evaluate; empty means all of the environment's.")
+    episodes_per_task: PositiveInt = Field(default=50, description="Initial states per task.")
+    start_index: NonNegativeInt = Field(default=0, description="First initial state of the split.")
+    temperatures: tuple[float, ...] = Field(default=(0.0, 1.0), description="0 is greedy; others are sampled.")
+    samples_per_state: PositiveInt = Field(
+        default=1, description="Episodes from each state when sampled; greedy runs once."
+    )
+    num_envs: NonNegativeInt = Field(
+        default=0, description="Environments stepped together; 0: as the env section says."
+    )
+    videos: NonNegativeInt = Field(default=2, description="Successes, and failures, filmed per task.")
+    seed: int = Field(default=0, description="Of the action sampling; initial states do not depend on it.")
+    max_retries: NonNegativeInt = Field(default=2, description="Times an episode whose worker broke is run again.")
 
     @field_validator("temperatures")
     @classmethod

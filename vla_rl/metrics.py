@@ -30,13 +30,13 @@ class LogConfig(Config):
     """Who is told the numbers, besides metrics.jsonl."""
 
     wandb: Literal["disabled", "offline", "online"] = Field(
-        "disabled", description="Weights & Biases; offline writes files for `wandb sync`."
+        default="disabled", description="Weights & Biases; offline writes files for `wandb sync`."
     )
-    project: str = Field("vla-rl", description="Weights & Biases project.")
-    tensorboard: bool = Field(True, description="Write TensorBoard files into the run's folder.")
-    console: bool = Field(True, description="Print a line per step.")
+    project: str = Field(default="vla-rl", description="Weights & Biases project.")
+    tensorboard: bool = Field(default=True, description="Write TensorBoard files into the run's folder.")
+    console: bool = Field(default=True, description="Print a line per step.")
     console_keys: tuple[str, ...] = Field(
-        (
+        default=(
             "train/success*",
             "validation/sampled",
             "validation/greedy",

@@ -29,10 +29,10 @@ class Recipe(Config):
     """One run. Commands read the sections they need: `train` env, policy, algo, sampling, train, eval, log."""
 
     name: str = Field(description="Names the run's folder.")
-    description: str = Field("", description="What the recipe is for, in a sentence.")
-    seed: int = Field(0, description="Of everything random.")
-    device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
-    num_threads: int = Field(0, ge=0, description="torch threads on a CPU; 0 leaves torch's choice.")
+    description: str = Field(default="", description="What the recipe is for, in a sentence.")
+    seed: int = Field(default=0, description="Of everything random.")
+    device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N.")
+    num_threads: int = Field(default=0, ge=0, description="torch threads on a CPU; 0 leaves torch's choice.")
     env: Annotated[SerializeAsAny[Config], _component("env")]
     policy: Annotated[SerializeAsAny[Config], _component("policy")]
     algo: Annotated[SerializeAsAny[Config] | None, _component("algo")] = None

@@ -25,38 +25,45 @@ class SFTConfig(Config):
     datasets: Annotated[
         tuple[DatasetConfig, ...], BeforeValidator(as_datasets, json_schema_input_type=str | list[str | DatasetConfig])
     ] = Field(description="LeRobotDataset v3 folders: a path, or a list of paths or of {path, weight, ...}.")
-    image_size: PositiveInt | None = Field(None, description="Resize images to this side; empty keeps the dataset's.")
-    cache_folder: str | None = Field(None, description="Where decoded images go; empty: `.cache` inside each dataset.")
+    image_size: PositiveInt | None = Field(
+        default=None, description="Resize images to this side; empty keeps the dataset's."
+    )
+    cache_folder: str | None = Field(
+        default=None, description="Where decoded images go; empty: `.cache` inside each dataset."
+    )
     action_scale: Literal["quantiles", "environment"] = Field(
-        "quantiles",
+        default="quantiles",
         description="Which actions the outermost bins stand for, in a fresh policy: the data's 1 % and 99 % quantiles "
         "(OpenVLA), or -1 and 1 of the environment, which keeps dimensions that hardly move from filling all bins.",
     )
-    steps: PositiveInt = Field(2000, description="Optimizer updates.")
-    batch_size: PositiveInt = Field(64, description="Examples per update.")
-    grad_accumulation: PositiveInt = Field(1, description="Parts into which a batch is cut to save memory.")
+    steps: PositiveInt = Field(default=2000, description="Optimizer updates.")
+    batch_size: PositiveInt = Field(default=64, description="Examples per update.")
+    grad_accumulation: PositiveInt = Field(default=1, description="Parts into which a batch is cut to save memory.")
     optimizer: Literal["adamw", "muon"] = Field(
-        "adamw", description="muon: for hidden matrices (scaled to AdamW's step size), with AdamW for the rest."
+        default="adamw", description="muon: for hidden matrices (scaled to AdamW's step size), with AdamW for the rest."
     )
-    lr: PositiveFloat = Field(3e-4, description="Peak learning rate.")
-    warmup_steps: NonNegativeInt = Field(100, description="Steps of linear warm-up.")
-    final_lr_fraction: float = Field(0.1, ge=0, le=1, description="Of lr, at the end of the cosine decay.")
-    betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW's.")
-    weight_decay: NonNegativeFloat = Field(0.01, description="Decoupled weight decay.")
-    grad_clip: PositiveFloat = Field(1.0, description="Largest gradient norm.")
+    lr: PositiveFloat = Field(default=3e-4, description="Peak learning rate.")
+    warmup_steps: NonNegativeInt = Field(default=100, description="Steps of linear warm-up.")
+    final_lr_fraction: float = Field(default=0.1, ge=0, le=1, description="Of lr, at the end of the cosine decay.")
+    betas: tuple[float, float] = Field(default=(0.9, 0.95), description="AdamW's.")
+    weight_decay: NonNegativeFloat = Field(default=0.01, description="Decoupled weight decay.")
+    grad_clip: PositiveFloat = Field(default=1.0, description="Largest gradient norm.")
     precision: Literal["policy", "bf16"] = Field(
-        "policy", description="accelerate's mixed precision; policy: none, the policy's own precision holds."
+        default="policy", description="accelerate's mixed precision; policy: none, the policy's own precision holds."
     )
-    ema_decay: float = Field(0.0, ge=0, lt=1, description="Average of the weights that is saved as the result; 0: off.")
+    ema_decay: float = Field(
+        default=0.0, ge=0, lt=1, description="Average of the weights that is saved as the result; 0: off."
+    )
     augment: AugmentConfig = Field(default_factory=AugmentConfig, description="Of the training images.")
-    validation_fraction: float = Field(0.0, ge=0, lt=1, description="Share of episodes held out for a loss.")
-    log_every: PositiveInt = Field(20, description="Steps between logged (averaged) metrics.")
-    save_every: PositiveInt = Field(500, description="Steps between checkpoints.")
-    keep_checkpoints: PositiveInt = Field(2, description="Checkpoints kept.")
+    validation_fraction: float = Field(default=0.0, ge=0, lt=1, description="Share of episodes held out for a loss.")
+    log_every: PositiveInt = Field(default=20, description="Steps between logged (averaged) metrics.")
+    save_every: PositiveInt = Field(default=500, description="Steps between checkpoints.")
+    keep_checkpoints: PositiveInt = Field(default=2, description="Checkpoints kept.")
     max_bad_steps: PositiveInt = Field(
-        10, description="Stop after this many steps in a row with NaN or infinite loss or gradients (each is skipped)."
+        default=10,
+        description="Stop after this many steps in a row with NaN or infinite loss or gradients (each is skipped).",
     )
-    num_threads: NonNegativeInt = Field(0, description="torch threads on a CPU; 0 leaves them as they are.")
+    num_threads: NonNegativeInt = Field(default=0, description="torch threads on a CPU; 0 leaves them as they are.")
 
 
 def train_bc(

@@ -22,18 +22,22 @@ class SamplingConfig(Config):
     """How initial states of the train split are chosen."""
 
     kind: Literal["uniform", "vade"] = Field(
-        "uniform", description="uniform: every task equally often; vade: most often those solved half of the time."
+        default="uniform",
+        description="uniform: every task equally often; vade: most often those solved half of the time.",
     )
     level: Literal["task", "state"] = Field(
-        "task", description="vade: estimate difficulty per task, or per initial state (needs train_states)."
+        default="task", description="vade: estimate difficulty per task, or per initial state (needs train_states)."
     )
     train_states: PositiveInt | None = Field(
-        None, description="Distinct initial states per task, revisited in shuffled order; null: a fresh one every time."
+        default=None,
+        description="Distinct initial states per task, revisited in shuffled order; null: a fresh one every time.",
     )
-    first_state: NonNegativeInt = Field(0, description="Index of the first initial state in the train split.")
-    prior: float = Field(1.0, gt=0, description="vade: both parameters of the Beta prior.")
-    decay: float = Field(0.8, gt=0, le=1, description="vade: what is kept of the evidence on what was just rolled out.")
-    idle_decay: float = Field(0.95, gt=0, le=1, description="vade: what is kept of the evidence on all else.")
+    first_state: NonNegativeInt = Field(default=0, description="Index of the first initial state in the train split.")
+    prior: float = Field(default=1.0, gt=0, description="vade: both parameters of the Beta prior.")
+    decay: float = Field(
+        default=0.8, gt=0, le=1, description="vade: what is kept of the evidence on what was just rolled out."
+    )
+    idle_decay: float = Field(default=0.95, gt=0, le=1, description="vade: what is kept of the evidence on all else.")
 
     @model_validator(mode="after")
     def _state_level_is_finite(self) -> SamplingConfig:

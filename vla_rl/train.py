@@ -18,24 +18,30 @@ Control = Literal["none", "shuffled_rewards", "continue_bc"]
 class TrainConfig(Config):
     """The RL run: how much, how often to look, which control."""
 
-    iterations: PositiveInt = Field(20, description="Rollout-and-update rounds.")
-    groups: PositiveInt = Field(32, description="Initial states per iteration.")
-    group_size: PositiveInt = Field(8, description="Episodes from each initial state.")
-    temperature: float = Field(1.0, gt=0, description="Of the rollouts' action sampling.")
+    iterations: PositiveInt = Field(default=20, description="Rollout-and-update rounds.")
+    groups: PositiveInt = Field(default=32, description="Initial states per iteration.")
+    group_size: PositiveInt = Field(default=8, description="Episodes from each initial state.")
+    temperature: float = Field(default=1.0, gt=0, description="Of the rollouts' action sampling.")
     resample_budget: NonNegativeInt = Field(
-        0, description="Dynamic sampling: up to this many more groups replace all-success and all-failure ones."
+        default=0, description="Dynamic sampling: up to this many more groups replace all-success and all-failure ones."
     )
-    control: Control = Field("none", description="Negative control: permuted advantages, or behaviour cloning instead.")
-    allow_no_success: bool = Field(False, description="Start RL although the policy never succeeds in its rollouts.")
-    validate_every: NonNegativeInt = Field(0, description="Iterations between validations; 0 for none.")
-    validation_episodes: PositiveInt = Field(20, description="Validation episodes per task, sampled and greedy.")
+    control: Control = Field(
+        default="none", description="Negative control: permuted advantages, or behaviour cloning instead."
+    )
+    allow_no_success: bool = Field(
+        default=False, description="Start RL although the policy never succeeds in its rollouts."
+    )
+    validate_every: NonNegativeInt = Field(default=0, description="Iterations between validations; 0 for none.")
+    validation_episodes: PositiveInt = Field(
+        default=20, description="Validation episodes per task, sampled and greedy."
+    )
     keep: Literal["best", "last"] = Field(
-        "last", description="The policy evaluated and kept: best by validation, or last."
+        default="last", description="The policy evaluated and kept: best by validation, or last."
     )
-    save_every: PositiveInt = Field(5, description="Iterations between checkpoints.")
-    keep_checkpoints: PositiveInt = Field(2, description="Checkpoints kept.")
+    save_every: PositiveInt = Field(default=5, description="Iterations between checkpoints.")
+    keep_checkpoints: PositiveInt = Field(default=2, description="Checkpoints kept.")
     evaluate: Literal["before_and_after", "after", "never"] = Field(
-        "before_and_after", description="When to run the `eval` section's evaluation."
+        default="before_and_after", description="When to run the `eval` section's evaluation."
     )
 
     @model_validator(mode="after")

@@ -31,55 +31,63 @@ class AlgoConfig(Config):
 
     kind: str
     # Optimizer.
-    lr: float = Field(5e-6, gt=0, description="Learning rate of the policy.")
+    lr: float = Field(default=5e-6, gt=0, description="Learning rate of the policy.")
     optimizer: Literal["adamw", "muon"] = Field(
-        "adamw", description="muon: Muon for hidden matrices, AdamW for embeddings, heads, vectors and convolutions."
+        default="adamw",
+        description="muon: Muon for hidden matrices, AdamW for embeddings, heads, vectors and convolutions.",
     )
-    betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's running-average factors.")
-    weight_decay: float = Field(0.0, ge=0)
+    betas: tuple[float, float] = Field(default=(0.9, 0.999), description="AdamW's running-average factors.")
+    weight_decay: float = Field(default=0.0, ge=0)
     grad_clip: float | None = Field(
-        1.0, gt=0, description="Largest gradient norm, of policy and critic each; null: no clipping."
+        default=1.0, gt=0, description="Largest gradient norm, of policy and critic each; null: no clipping."
     )
     max_bad_steps: PositiveInt = Field(
-        10, description="Steps in a row with NaN loss or gradients, each skipped, after which the run stops."
+        default=10, description="Steps in a row with NaN loss or gradients, each skipped, after which the run stops."
     )
     # Batching. A decision is one action chunk.
-    epochs: PositiveInt = Field(1, description="Passes over the rollout.")
+    epochs: PositiveInt = Field(default=1, description="Passes over the rollout.")
     minibatch_size: PositiveInt = Field(
-        512,
+        default=512,
         description="Decisions per optimizer step, about: the rollout is cut evenly into the nearest number of parts.",
     )
     micro_batch_size: PositiveInt = Field(
-        32, description="Decisions per forward/backward; gradients of a minibatch are accumulated over these."
+        default=32, description="Decisions per forward/backward; gradients of a minibatch are accumulated over these."
     )
     # Surrogate.
-    clip_low: float = Field(0.2, gt=0, lt=1, description="The ratio is clipped below at 1 - clip_low.")
+    clip_low: float = Field(default=0.2, gt=0, lt=1, description="The ratio is clipped below at 1 - clip_low.")
     clip_high: float = Field(
-        0.28, gt=0, description="The ratio is clipped above at 1 + clip_high (DAPO's clip-higher)."
+        default=0.28, gt=0, description="The ratio is clipped above at 1 + clip_high (DAPO's clip-higher)."
     )
     dual_clip: float | None = Field(
-        None, gt=1, description="Bound c on the ratio where the advantage is negative; null: off (RLinf uses 3)."
+        default=None,
+        gt=1,
+        description="Bound c on the ratio where the advantage is negative; null: off (RLinf uses 3).",
     )
-    ratio_level: RatioLevel = Field("token", description="What one probability ratio covers.")
+    ratio_level: RatioLevel = Field(default="token", description="What one probability ratio covers.")
     loss_reduction: LossReduction = Field(
-        "token_mean",
+        default="token_mean",
         description="token_mean: every token of the minibatch counts the same; trajectory_mean: every trajectory does.",
     )
     mask_after_success: bool = Field(
-        True, description="Leave out actions that were drawn but not executed, and any after the first success."
+        default=True, description="Leave out actions that were drawn but not executed, and any after the first success."
     )
     recompute_old_log_prob: bool = Field(
-        True, description="Take the old log-probabilities from the trainer's own forward pass, not from the rollout."
+        default=True,
+        description="Take the old log-probabilities from the trainer's own forward pass, not from the rollout.",
     )
     skip_zero_advantage: bool = Field(
-        True,
+        default=True,
         description="Spend no forward/backward on decisions whose advantage is exactly 0. Gradients stay the same; "
         "has no effect with a KL or entropy term or a critic, since these learn from every decision.",
     )
     # Regularisers.
-    kl_coef: float = Field(0.0, ge=0, description="Weight of the KL to the policy at the start of the run (k3).")
-    entropy_coef: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
-    bc_coef: float = Field(0.0, ge=0, description="Weight of the behaviour-cloning anchor (needs demonstrations).")
+    kl_coef: float = Field(
+        default=0.0, ge=0, description="Weight of the KL to the policy at the start of the run (k3)."
+    )
+    entropy_coef: float = Field(default=0.0, ge=0, description="Weight of the entropy bonus.")
+    bc_coef: float = Field(
+        default=0.0, ge=0, description="Weight of the behaviour-cloning anchor (needs demonstrations)."
+    )
 
     @property
     def uses_critic(self) -> bool:
@@ -116,7 +124,7 @@ class GroupConfig(AlgoConfig):
     """Algorithms whose baseline is the other episodes from the same initial state; no critic."""
 
     filter_groups: bool = Field(
-        True,
+        default=True,
         description="Leave groups whose episodes all got the same reward out of the batch and of its normalisation; "
         "false: they count with advantage 0.",
     )
@@ -135,8 +143,8 @@ class GRPOConfig(GroupConfig):
     """Group Relative Policy Optimization (Shao et al. 2024, DeepSeekMath, arXiv 2402.03300)."""
 
     kind: Literal["grpo"] = "grpo"
-    normalise_std: bool = Field(True, description="Divide by the group's standard deviation (false: Dr. GRPO).")
-    advantage_eps: float = Field(1e-6, gt=0, description="Added to the standard deviation.")
+    normalise_std: bool = Field(default=True, description="Divide by the group's standard deviation (false: Dr. GRPO).")
+    advantage_eps: float = Field(default=1e-6, gt=0, description="Added to the standard deviation.")
 
     def trajectory_advantages(self, rewards: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         advantage = advantages.group_relative(rewards, groups, self.normalise_std, self.advantage_eps)
@@ -148,9 +156,10 @@ class MCGRPOConfig(GroupConfig):
 
     kind: Literal["mc_grpo"] = "mc_grpo"
     normalise_mad: bool = Field(
-        True, description="Divide by the group's median absolute deviation; where that is 0, by its standard deviation."
+        default=True,
+        description="Divide by the group's median absolute deviation; where that is 0, by its standard deviation.",
     )
-    advantage_eps: float = Field(1e-6, gt=0, description="Added to the deviation.")
+    advantage_eps: float = Field(default=1e-6, gt=0, description="Added to the deviation.")
 
     def rollouts_per_group(self, group_size: int) -> int:
         """G + 1: one more, for the pivot."""
@@ -173,20 +182,28 @@ class PPOConfig(AlgoConfig):
     """Proximal Policy Optimization (Schulman et al. 2017) with GAE (Schulman et al. 2016) and a value head."""
 
     kind: Literal["ppo"] = "ppo"
-    clip_high: float = Field(0.2, gt=0, description="The ratio is clipped above at 1 + clip_high.")
-    gamma: float = Field(0.99, gt=0, le=1, description="Discount per decision (chunk) or per action: advantage_level.")
-    gae_lambda: float = Field(0.95, ge=0, le=1)
-    advantage_level: AdvantageLevel = Field(
-        "chunk", description="Whether GAE steps over chunks or over single actions."
+    clip_high: float = Field(default=0.2, gt=0, description="The ratio is clipped above at 1 + clip_high.")
+    gamma: float = Field(
+        default=0.99, gt=0, le=1, description="Discount per decision (chunk) or per action: advantage_level."
     )
-    normalise_std: bool = Field(True, description="Shift and scale the batch's advantages to mean 0, deviation 1.")
-    advantage_eps: float = Field(1e-6, gt=0, description="Added to the standard deviation.")
-    value_lr: float = Field(3e-3, gt=0, description="Learning rate of the value head.")
-    value_coef: float = Field(0.5, gt=0, description="Weight of the value loss.")
+    gae_lambda: float = Field(default=0.95, ge=0, le=1)
+    advantage_level: AdvantageLevel = Field(
+        default="chunk", description="Whether GAE steps over chunks or over single actions."
+    )
+    normalise_std: bool = Field(
+        default=True, description="Shift and scale the batch's advantages to mean 0, deviation 1."
+    )
+    advantage_eps: float = Field(default=1e-6, gt=0, description="Added to the standard deviation.")
+    value_lr: float = Field(default=3e-3, gt=0, description="Learning rate of the value head.")
+    value_coef: float = Field(default=0.5, gt=0, description="Weight of the value loss.")
     value_loss: Literal["huber", "mse"] = "huber"
-    huber_delta: float = Field(10.0, gt=0, description="Error above which the Huber loss grows linearly.")
-    value_clip: float | None = Field(0.2, gt=0, description="How far the value may move from the rollout's; null: off.")
-    critic_warmup: int = Field(0, ge=0, description="Iterations at the start in which only the value head learns.")
+    huber_delta: float = Field(default=10.0, gt=0, description="Error above which the Huber loss grows linearly.")
+    value_clip: float | None = Field(
+        default=0.2, gt=0, description="How far the value may move from the rollout's; null: off."
+    )
+    critic_warmup: int = Field(
+        default=0, ge=0, description="Iterations at the start in which only the value head learns."
+    )
 
     @property
     def uses_critic(self) -> bool:

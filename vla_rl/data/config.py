@@ -16,14 +16,18 @@ class DatasetConfig(Config):
     """One LeRobotDataset v3 on disk, and which part of it to learn from."""
 
     path: str = Field(description="The dataset's folder (it holds meta/info.json).")
-    weight: PositiveFloat = Field(1.0, description="Share of each batch, relative to the other datasets'.")
-    only_successes: bool = Field(False, description="Leave out episodes that failed.")
+    weight: PositiveFloat = Field(default=1.0, description="Share of each batch, relative to the other datasets'.")
+    only_successes: bool = Field(default=False, description="Leave out episodes that failed.")
     control_sources: tuple[ControlSource, ...] = Field(
-        (), description=f"Learn only from actions by these ({', '.join(CONTROL_SOURCES)}); empty means all."
+        default=(), description=f"Learn only from actions by these ({', '.join(CONTROL_SOURCES)}); empty means all."
     )
-    episodes_per_task: PositiveInt | None = Field(None, description="Use this many episodes of each instruction.")
-    subsample_seed: int = Field(0, description="Chooses those episodes.")
-    camera_map: dict[str, str] = Field({}, description="The dataset's camera name -> the policy's, where they differ.")
+    episodes_per_task: PositiveInt | None = Field(
+        default=None, description="Use this many episodes of each instruction."
+    )
+    subsample_seed: int = Field(default=0, description="Chooses those episodes.")
+    camera_map: dict[str, str] = Field(
+        default={}, description="The dataset's camera name -> the policy's, where they differ."
+    )
 
 
 class AugmentConfig(Config):

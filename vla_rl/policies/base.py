@@ -40,7 +40,8 @@ class PolicyConfig(Config):
 
     kind: str
     path: str | None = Field(
-        None, description="Start from this checkpoint folder; 'pretrained:NAME' is one that ships with the package."
+        default=None,
+        description="Start from this checkpoint folder; 'pretrained:NAME' is one that ships with the package.",
     )
 
     @model_serializer(mode="wrap")

@@ -82,11 +82,11 @@ class LoraOptions(Config):
     alpha: PositiveInt = 16
     dropout: NonNegativeFloat = 0.0
     targets: tuple[str, ...] = Field(
-        ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+        default=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
         min_length=1,
         description="Linear layers of the language model that get an adapter.",
     )
-    vision: bool = Field(False, description="Adapters on the vision towers' linear layers too.")
+    vision: bool = Field(default=False, description="Adapters on the vision towers' linear layers too.")
 
 
 class Preset(Config):
@@ -169,33 +169,44 @@ class OpenVLAConfig(PolicyConfig):
     """A policy of the OpenVLA architecture (arXiv:2406.09246) or OpenVLA-OFT's discrete one (arXiv:2502.19645)."""
 
     kind: Literal["openvla"] = "openvla"
-    preset: Literal["tiny", "small", "base", "7b"] = Field("tiny", description="Sizes of the network.")
+    preset: Literal["tiny", "small", "base", "7b"] = Field(default="tiny", description="Sizes of the network.")
     decoder: Decoder = Field(
-        "parallel",
+        default="parallel",
         description="'parallel': the whole chunk in one forward pass, bidirectional attention (OpenVLA-OFT). "
         "'autoregressive': token by token, causal (OpenVLA).",
     )
     placeholder: Placeholder | None = Field(
-        None,
+        default=None,
         description="Input at the action positions of the parallel decoder: learned, or zero as OFT; None: preset's.",
     )
-    chunk_size: PositiveInt = Field(8, description="Actions drawn at once.")
-    image_size: PositiveInt | None = Field(None, description="Side of the square input image, pixels; None: preset's.")
-    cameras: tuple[str, ...] = Field(("agentview",), min_length=1, description="Cameras the policy reads, in order.")
-    use_state: bool = Field(True, description="Give the policy the proprioceptive state as one token.")
-    action_bins: int = Field(256, ge=3, description="Bins of each action dimension.")
-    value_head: bool = Field(False, description="Add a critic on the first action token's hidden state (PPO).")
-    value_detach: bool = Field(False, description="Stop the critic's gradient at its head.")
+    chunk_size: PositiveInt = Field(default=8, description="Actions drawn at once.")
+    image_size: PositiveInt | None = Field(
+        default=None, description="Side of the square input image, pixels; None: preset's."
+    )
+    cameras: tuple[str, ...] = Field(
+        default=("agentview",), min_length=1, description="Cameras the policy reads, in order."
+    )
+    use_state: bool = Field(default=True, description="Give the policy the proprioceptive state as one token.")
+    action_bins: int = Field(default=256, ge=3, description="Bins of each action dimension.")
+    value_head: bool = Field(default=False, description="Add a critic on the first action token's hidden state (PPO).")
+    value_detach: bool = Field(default=False, description="Stop the critic's gradient at its head.")
     keyframe_loss_weight: NonNegativeFloat = Field(
-        0.0, description="Weight of the auxiliary loss that predicts where the gripper next opens or closes."
+        default=0.0, description="Weight of the auxiliary loss that predicts where the gripper next opens or closes."
     )
     precision: Literal["auto", "fp32", "bf16"] = Field(
-        "auto", description="bf16: matrix products in bfloat16. auto: bf16 where the hardware multiplies it natively."
+        default="auto",
+        description="bf16: matrix products in bfloat16. auto: bf16 where the hardware multiplies it natively.",
     )
-    attention: Literal["auto", "eager", "sdpa"] = Field("auto", description="auto: eager on CPU, sdpa elsewhere.")
-    gradient_checkpointing: bool = Field(False, description="Recompute the language model's layers in backward.")
-    lora: LoraOptions | None = Field(None, description="Low-rank adapters on the language model.")
-    trainable: Literal["full", "lora", "frozen_vision"] = Field("full", description="Which weights are trained.")
+    attention: Literal["auto", "eager", "sdpa"] = Field(
+        default="auto", description="auto: eager on CPU, sdpa elsewhere."
+    )
+    gradient_checkpointing: bool = Field(
+        default=False, description="Recompute the language model's layers in backward."
+    )
+    lora: LoraOptions | None = Field(default=None, description="Low-rank adapters on the language model.")
+    trainable: Literal["full", "lora", "frozen_vision"] = Field(
+        default="full", description="Which weights are trained."
+    )
 
     @model_validator(mode="after")
     def _check(self) -> OpenVLAConfig:
