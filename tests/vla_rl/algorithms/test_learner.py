@@ -174,7 +174,7 @@ def test_too_many_bad_steps_restore_the_last_good_weights():
 
 
 def test_a_bad_streak_lasts_over_updates_and_keeps_the_earlier_weights():
-    policy = PoisonedPolicy({1}, rot=True)
+    policy = PoisonedPolicy({1, 2, 3})
     learner = GRPOConfig(lr=0.01, minibatch_size=1000, micro_batch_size=1000, max_bad_steps=3).build(policy)
     batch = learner.prepare(roll_out(policy, 8, 4, seed=1))
     learner.update(batch)
@@ -182,6 +182,17 @@ def test_a_bad_streak_lasts_over_updates_and_keeps_the_earlier_weights():
     learner.update(batch)
     learner.update(batch)
     with pytest.raises(TrainingDivergedError):
+        learner.update(batch)
+    assert all(torch.equal(good[n], p) for n, p in policy.named_parameters())
+
+
+def test_weights_that_turn_nan_are_undone_at_once():
+    policy = PoisonedPolicy({1}, rot=True)
+    learner = GRPOConfig(lr=0.01, minibatch_size=1000, micro_batch_size=1000, max_bad_steps=3).build(policy)
+    batch = learner.prepare(roll_out(policy, 8, 4, seed=1))
+    learner.update(batch)
+    good = weights(policy)
+    with pytest.raises(TrainingDivergedError, match="weights NaN"):
         learner.update(batch)
     assert all(torch.equal(good[n], p) for n, p in policy.named_parameters())
 
