@@ -40,6 +40,7 @@ class Learner:
 
     Attributes:
         iteration: updates done.
+        num_good_steps: optimizer steps made.
         num_bad_steps: steps skipped for a NaN or infinite loss or gradient, in all.
         timing: seconds of the latest `prepare` and `update` by stage: "forward_backward", "optimizer".
     """
@@ -64,6 +65,7 @@ class Learner:
         self.stopwatch = stopwatch or Stopwatch()
         self.timing: dict[str, float] = {}
         self.iteration = 0
+        self.num_good_steps = 0
         self.num_bad_steps = 0
         self._bad_streak = 0
         self._parameters = {n: p for n, p in policy.named_parameters() if p.requires_grad}
@@ -76,6 +78,7 @@ class Learner:
         self._critic_parameters = [self._parameters[n] for n in self._parameters if n in critic]
         self._policy_parameters = [self._parameters[n] for n in self._parameters if n not in critic]
         self.optimizers = build_optimizers(config, self._parameters)
+        self._full_lr = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
         self._reference = self._copy_weights() if config.kl_coef > 0 else None
         self._last_good = self._copy_weights(device="cpu")
 
@@ -270,8 +273,10 @@ class Learner:
                 norms["grad_norm/critic"] = float(torch.nn.utils.clip_grad_norm_(self._critic_parameters, limit))
             if not all(math.isfinite(n) for n in norms.values()):
                 return self._skip_bad("gradient")
+            self._set_lr()
             for optimizer in self.optimizers:
                 optimizer.step()
+        self.num_good_steps += 1
         self._bad_streak = 0
         total = sums.pop("weight", 0.0)
         if total > 0:  # Averages over what was computed; losses stay sums over the minibatch.
@@ -280,6 +285,14 @@ class Learner:
                     sums[name] /= total
             sums["ratio_std"] = math.sqrt(max(sums.pop("ratio_squared") - sums["ratio"] ** 2, 0.0))
         return {name if "/" in name else f"update/{name}": value for name, value in (sums | norms).items()}
+
+    def _set_lr(self) -> None:
+        """Linear warm-up over the first `warmup_steps` steps."""
+        warmup = self.config.warmup_steps
+        factor = min(1.0, (self.num_good_steps + 1) / warmup) if warmup else 1.0
+        for optimizer, rates in zip(self.optimizers, self._full_lr, strict=True):
+            for group, lr in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = lr * factor
 
     def _skip_bad(self, what: str) -> dict[str, float]:
         """Drop a step with a NaN or infinite loss or gradient; give up after too many in a row."""
@@ -356,6 +369,7 @@ class Learner:
         tensors |= {f"reference.{n}": t for n, t in (self._reference or {}).items()}
         state = {
             "iteration": self.iteration,
+            "num_good_steps": self.num_good_steps,
             "num_bad_steps": self.num_bad_steps,
             "bad_streak": self._bad_streak,
             "optimizers": optimizers,
@@ -384,6 +398,7 @@ class Learner:
         for index, (optimizer, rest) in enumerate(zip(self.optimizers, state["optimizers"], strict=True)):
             restore_optimizer(optimizer, tensors, rest, f"optimizer.{index}")
         self.iteration = int(state["iteration"])
+        self.num_good_steps = int(state["num_good_steps"])
         self.num_bad_steps = int(state["num_bad_steps"])
         self._bad_streak = int(state["bad_streak"])
         self._last_good = self._copy_weights(device="cpu")

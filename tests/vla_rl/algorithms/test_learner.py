@@ -197,6 +197,19 @@ def test_weights_that_turn_nan_are_undone_at_once():
     assert all(torch.equal(good[n], p) for n, p in policy.named_parameters())
 
 
+def test_warm_up_makes_the_first_step_smaller_in_proportion():
+    # Adam's first step moves every weight by lr, whatever the gradient's size.
+    moved = {}
+    for warmup in (0, 4):
+        policy = ToyPolicy()
+        before = weights(policy)
+        learner = GRPOConfig(lr=0.01, minibatch_size=1000, warmup_steps=warmup).build(policy)
+        learner.update(learner.prepare(roll_out(policy, 8, 4, seed=1)))
+        moved[warmup] = max(float((p - before[n]).abs().max()) for n, p in policy.named_parameters())
+    assert moved[0] == pytest.approx(0.01, rel=1e-3)
+    assert moved[4] == pytest.approx(0.0025, rel=1e-3)
+
+
 def test_a_good_step_ends_the_streak():
     policy = PoisonedPolicy({0, 1, 3, 4, 6, 7})
     learner = GRPOConfig(lr=1e-3, minibatch_size=5, max_bad_steps=3).build(policy)
