@@ -39,7 +39,7 @@ class AlgoConfig(Config):
     betas: tuple[float, float] = Field(default=(0.9, 0.999), description="AdamW's running-average factors.")
     weight_decay: float = Field(default=0.0, ge=0)
     warmup_steps: int = Field(
-        default=0, ge=0, description="Optimizer steps over which the learning rates rise from 0; Adam's first are large."
+        default=0, ge=0, description="Optimizer steps over which the learning rates rise from 0; Adam's first are big."
     )
     grad_clip: float | None = Field(
         default=1.0, gt=0, description="Largest gradient norm, of policy and critic each; null: no clipping."
