@@ -45,7 +45,7 @@ def demo(overrides: Sequence[str] = (), output: Path | None = None, from_scratch
         raise
     evaluations = folder / "evaluations"
     comparison = compare(Evaluation.load(evaluations / "base.json"), Evaluation.load(evaluations / "final.json"))
-    rich.print(comparison.table())
+    rich.print(comparison.table() if rich.get_console().width >= 110 else comparison.text())
     minutes = (time.monotonic() - started) / 60
     result = comparison.result("sampled")
     rich.print(
