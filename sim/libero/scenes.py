@@ -58,6 +58,6 @@ def borrow(suite: str, task: str, max_scenes: int) -> TaskScene:
 
 
 def give_back(loaded: TaskScene, max_scenes: int) -> None:
-    """The scene is not used for now; the longest idle ones go when there are too many."""
+    """The scene is idle; the longest idle ones go when there are too many."""
     _idle.append(loaded)
     del _idle[:-max_scenes]
