@@ -1,0 +1,124 @@
+"""Options of the world model: its autoencoder, dynamics and success head, and how they are fitted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from vla_rl.config import Config, validate
+from vla_rl.data.config import DatasetConfig, as_datasets
+
+
+class AutoencoderConfig(Config):
+    """Images to latents: an autoencoder of diffusers from a folder, or an AutoencoderTiny trained on the run's frames."""
+
+    path: Path | None = Field(
+        default=None,
+        description="Folder of a diffusers AutoencoderTiny, AutoencoderKL, AutoencoderDC or AutoencoderKLWan. "
+        "None trains an AutoencoderTiny of the shape below.",
+    )
+    channels: tuple[PositiveInt, ...] = Field(
+        default=(16, 32, 64), description="Of each level, finest first; each level but the first halves the image."
+    )
+    blocks: tuple[PositiveInt, ...] = Field(default=(1, 1, 2), description="Residual blocks of each level.")
+    latent_channels: PositiveInt = Field(default=8, description="C.")
+
+
+class DynamicsConfig(Config):
+    """The factorised causal video transformer (see world_model/dynamics.py)."""
+
+    preset: Literal["tiny", "small", "base", "large"] = Field(
+        default="tiny", description="3 M, 20 M, 150 M or 600 M parameters; the sizes below override it."
+    )
+    width: PositiveInt | None = Field(default=None, description="Of a token.")
+    depth: PositiveInt | None = Field(default=None, description="Blocks of spatial attention, temporal attention, MLP.")
+    heads: PositiveInt | None = Field(default=None, description="Attention heads.")
+    patch: PositiveInt = Field(default=2, description="Side of the square of latent pixels that makes a token.")
+    memory: PositiveInt = Field(
+        default=4, description="Last frames that a frame attends to, besides the episode's first."
+    )
+    context_noise: float = Field(default=0.05, ge=0, lt=1, description="Noise level of remembered frames, 1 is all.")
+    sampling_steps: PositiveInt = Field(default=2, le=50, description="Of the flow, when imagining.")
+    kinematics: Literal["none", "delta_pose"] = Field(
+        default="none",
+        description="delta_pose: the first three action dimensions move the end effector, whose position is state[:3]; "
+        "the dynamics then also sees where each action leads (World-Env's action maps).",
+    )
+    metres_per_action: PositiveFloat = Field(default=0.05, description="With delta_pose: metres at action 1.")
+    projections: dict[str, tuple[tuple[float, float, float, float], ...]] = Field(
+        default={},
+        description="Camera -> 3 x 4 matrix from metres to homogeneous image coordinates in [0, 1] (x right, y down): "
+        "then the end effector's path is also drawn into that camera's tokens.",
+    )
+
+
+class SuccessConfig(Config):
+    """The success head on latents and the separate clip classifier."""
+
+    width: PositiveInt = Field(default=96, description="Of a token.")
+    depth: PositiveInt = Field(default=2, description="Attention blocks.")
+    num_frames: PositiveInt = Field(default=2, description="Last frames that it sees.")
+    dropout: float = Field(default=0.1, ge=0, lt=1, description="While training.")
+
+
+class WorldModelConfig(Config):
+    """What a world model is; saved beside its weights."""
+
+    autoencoder: AutoencoderConfig = Field(default_factory=AutoencoderConfig)
+    dynamics: DynamicsConfig = Field(default_factory=DynamicsConfig)
+    success: SuccessConfig = Field(default_factory=SuccessConfig)
+    frame_steps: PositiveInt = Field(default=8, description="G, control steps from one frame to the next.")
+
+
+class StageConfig(Config):
+    """How one part is fitted."""
+
+    steps: NonNegativeInt = Field(default=1000, description="Updates; 0 leaves the part as it is.")
+    batch_size: PositiveInt = Field(default=32, description="Images (autoencoder) or clips per update.")
+    lr: PositiveFloat = Field(default=1e-3, description="Peak learning rate.")
+    optimizer: Literal["adamw", "muon"] = Field(default="adamw", description="Muon: for the hidden matrices.")
+    warmup_steps: NonNegativeInt = Field(default=50, description="Updates over which the rate rises.")
+    final_lr_fraction: float = Field(default=0.05, ge=0, le=1, description="Of the peak, reached by a cosine.")
+    weight_decay: NonNegativeFloat = Field(default=0.01, description="Decoupled.")
+    ema: float = Field(default=0.0, ge=0, lt=1, description="Decay of averaged weights, which are kept; 0: none.")
+
+
+class FitConfig(Config):
+    """`vla-rl world-model fit`: data, start, and the three stages."""
+
+    datasets: Annotated[tuple[DatasetConfig, ...], BeforeValidator(as_datasets)] = Field(
+        default=(), description="LeRobotDatasets to learn from."
+    )
+    start_from: str | None = Field(
+        default=None, description="A world model to fine-tune: a folder, or pretrained:NAME; None starts from scratch."
+    )
+    holdout: float = Field(default=0.1, gt=0, lt=1, description="Share of the episodes held out for calibration.")
+    clip_frames: PositiveInt = Field(default=8, ge=2, description="T, frames of a clip, the reference included.")
+    autoencoder: StageConfig = Field(default_factory=StageConfig)
+    dynamics: StageConfig = Field(default_factory=StageConfig)
+    success: StageConfig = Field(default_factory=StageConfig)
+    max_false_success: float = Field(
+        default=0.1, gt=0, lt=1, description="The threshold keeps the false-success rate's upper 95 % limit below this."
+    )
+    min_failures: PositiveInt = Field(
+        default=40, description="Held-out failed episodes needed to calibrate the threshold."
+    )
+
+
+class ImaginationConfig(Config):
+    """How `WorldModelEnv` imagines."""
+
+    dual_noise: NonNegativeInt = Field(
+        default=1, description="Times that a predicted success is imagined again with new noise; one flip discards it."
+    )
+    ensemble: PositiveInt = Field(default=1, description="Futures imagined side by side, whose spread is disagreement.")
+    max_disagreement: PositiveFloat | None = Field(
+        default=None, description="Truncate an episode where the futures' latents spread by more; None never."
+    )
+
+
+def world_model_config(values: Any) -> WorldModelConfig:
+    """Validate a mapping, with errors that name the field."""
+    return validate(WorldModelConfig, dict(values), prefix="world_model")

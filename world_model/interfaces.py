@@ -1,0 +1,82 @@
+"""The contracts inside the world model: an autoencoder, a dynamics model, a success head."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+from world_model.types import Actions, Clip, Frames, NoiseStream
+
+
+class Autoencoder(Protocol):
+    """Images to latents and back. Also a `torch.nn.Module`."""
+
+    latent_shape: tuple[int, int, int]  # (C, h, w) of one image
+    image_size: tuple[int, int]  # (height, width), pixels
+
+    def encode(self, images: torch.Tensor) -> torch.Tensor:
+        """uint8 (N, height, width, 3) -> scaled latents float32 (N, C, h, w). No gradient."""
+        ...
+
+    def decode(self, latents: torch.Tensor) -> torch.Tensor:
+        """Scaled latents float32 (N, C, h, w) -> uint8 (N, height, width, 3). No gradient."""
+        ...
+
+
+class Context(Protocol):
+    """What a dynamics model remembers of B episodes: the reference frame and the last few, as keys and values.
+
+    A context is never changed in place: `extend` and `select` give new ones.
+    """
+
+    def select(self, rows: torch.Tensor) -> Context:
+        """Of the episodes at `rows`, int64, in that order (repeats allowed)."""
+        ...
+
+
+class Dynamics(Protocol):
+    """Action-conditioned video prediction in latent space. Also a `torch.nn.Module`.
+
+    A frame depends on earlier frames and on the actions up to it, never on later ones. Every random number of
+    imagination comes from the `NoiseStream` that is handed in.
+    """
+
+    frame_steps: int  # G
+
+    def loss(self, clip: Clip, generator: torch.Generator) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Training loss, and metrics as floats."""
+        ...
+
+    def begin(self, reference: Frames, noise: NoiseStream) -> Context:
+        """Start B episodes at their first frame (F = 1). No gradient."""
+        ...
+
+    def extend(self, context: Any, frames: Frames, actions: Actions, noise: NoiseStream) -> Context:
+        """Remember F more frames, real or imagined, with the actions that led to them. No gradient."""
+        ...
+
+    def imagine(self, context: Any, actions: Actions, noise: NoiseStream, num_steps: int | None = None) -> Frames:
+        """Predict the F frames that follow; does not remember them (call `extend`). No gradient.
+
+        Args:
+            num_steps: of the sampler; None takes the config's.
+        """
+        ...
+
+
+class SuccessHead(Protocol):
+    """Whether the instruction has been carried out, from the last few frames and the reference. Also a Module."""
+
+    num_frames: int  # R, how many last frames it sees
+
+    def loss(
+        self, frames: Frames, reference: Frames, instruction: list[str], success: torch.Tensor
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Binary cross-entropy. frames: B x R, the newest last, earliest repeated where fewer; reference: B x 1;
+        success: bool (B,)."""
+        ...
+
+    def score(self, frames: Frames, reference: Frames, instruction: list[str]) -> torch.Tensor:
+        """Logit of success, float32 (B,). No gradient."""
+        ...
