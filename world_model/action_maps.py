@@ -1,0 +1,122 @@
+"""What a frame's actions look like to the dynamics: an embedding for the frame, and maps for its image tokens.
+
+With `kinematics: delta_pose` the path of the end effector that the actions command is integrated from the state
+before them, and, where a camera's projection is known, drawn into that camera's tokens (the action maps of
+World-Env, arXiv 2509.24948, in token space): each token learns how far it is from each point of the path.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from world_model.config import DynamicsConfig
+from world_model.types import Actions
+
+# Widths of the bumps around a path's point, in token widths.
+_BUMPS = (0.7, 2.0)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Of B x T frames: `frame` (B, T, width) for modulation, `patches` (B, T, N - 1, width) added to image tokens."""
+
+    frame: torch.Tensor
+    patches: torch.Tensor
+
+    def at(self, frames: slice) -> Condition:
+        """The frames in a slice of time."""
+        return Condition(self.frame[:, frames], self.patches[:, frames])
+
+
+class ActionMaps(nn.Module):
+    """Actions (B, T, G, A) and the normalised state before them (B, T, S) -> `Condition`.
+
+    Raises:
+        ValueError: a projection for a camera that is not there, or without kinematics.
+    """
+
+    state_mean: torch.Tensor
+    state_std: torch.Tensor
+    centres: torch.Tensor
+
+    def __init__(
+        self,
+        config: DynamicsConfig,
+        cameras: tuple[str, ...],
+        grid: tuple[int, int],
+        width: int,
+        action_dim: int,
+        frame_steps: int,
+        state_mean: np.ndarray,
+        state_std: np.ndarray,
+    ) -> None:
+        super().__init__()
+        if unknown := sorted(set(config.projections) - set(cameras)):
+            raise ValueError(f"dynamics.projections: names {unknown}; the world model's cameras are {list(cameras)}")
+        if config.projections and config.kinematics == "none":
+            raise ValueError("dynamics.projections: needs dynamics.kinematics=delta_pose")
+        self.has_path = config.kinematics == "delta_pose"
+        self.action_dim, self.scale = action_dim, config.metres_per_action
+        self.num_patches = grid[0] * grid[1]
+        self.cameras, self.width = cameras, width
+        self.register_buffer("state_mean", torch.as_tensor(state_mean[:3].copy(), dtype=torch.float32))
+        self.register_buffer("state_std", torch.as_tensor(state_std[:3].copy(), dtype=torch.float32))
+        num_values = frame_steps * (action_dim + 1) + (3 * (frame_steps + 1) if self.has_path else 0)
+        self.embed = nn.Sequential(nn.Linear(num_values, width), nn.SiLU(), nn.Linear(width, width))
+        self.projections = [name for name in cameras if name in config.projections]
+        for name in self.projections:
+            self.register_buffer(f"projection_{name}", torch.tensor(config.projections[name], dtype=torch.float32))
+        if self.projections:
+            rows, columns = grid
+            y, x = torch.meshgrid(
+                (torch.arange(rows) + 0.5) / rows, (torch.arange(columns) + 0.5) / columns, indexing="ij"
+            )
+            self.register_buffer("centres", torch.stack([x, y], -1).reshape(-1, 2))
+            self.token_width = 1 / columns
+            num_features = (frame_steps + 1) * (2 + len(_BUMPS) + 1)
+            self.draw = nn.Linear(num_features, width)
+
+    def forward(self, actions: Actions, start: torch.Tensor) -> Condition:
+        """`start`: the normalised state that the actions set out from, (B, T, S)."""
+        executed = actions.executed[..., None].to(actions.values.dtype)
+        values = torch.cat([actions.values * executed, executed], -1).flatten(2)
+        batch, length = values.shape[:2]
+        patches = values.new_zeros(batch, length, len(self.cameras) * self.num_patches, self.width)
+        if self.has_path:
+            path = self.path(actions, start)
+            mean, std = self.state_mean, self.state_std
+            values = torch.cat([values, ((path - mean) / std).flatten(2)], -1)
+            if self.projections:
+                gripper = torch.cat([actions.values[:, :, :1, -1], actions.values[..., -1]], -1)
+                drawn = {name: self.draw(self._features(path, gripper, name)) for name in self.projections}
+                blank = patches[:, :, : self.num_patches]
+                patches = torch.cat([drawn.get(name, blank) for name in self.cameras], 2)
+        return Condition(self.embed(values), patches)
+
+    def path(self, actions: Actions, start: torch.Tensor) -> torch.Tensor:
+        """Where the end effector is sent, metres (B, T, G + 1, 3): the start, then after each action."""
+        position = start[..., :3] * self.state_std + self.state_mean
+        moves = self.scale * actions.values[..., :3] * actions.executed[..., None]
+        return position[:, :, None] + torch.cat([torch.zeros_like(moves[:, :, :1]), moves.cumsum(2)], 2)
+
+    def start_of(self, states: torch.Tensor, actions: Actions) -> torch.Tensor:
+        """The normalised state (B, T, S) from which the actions lead to `states`; beyond the position it is theirs."""
+        if not self.has_path:
+            return states
+        moves = self.scale * (actions.values[..., :3] * actions.executed[..., None]).sum(2)
+        return torch.cat([states[..., :3] - moves / self.state_std, states[..., 3:]], -1)
+
+    def _features(self, path: torch.Tensor, gripper: torch.Tensor, camera: str) -> torch.Tensor:
+        """(B, T, patches, features): offset to each point of the path, bumps around it, the gripper's command."""
+        projection: torch.Tensor = getattr(self, f"projection_{camera}")
+        points = path @ projection[:, :3].T + projection[:, 3]
+        image = points[..., :2] / points[..., 2:].clamp_min(1e-3)  # (B, T, G + 1, 2)
+        offset = (image[:, :, None] - self.centres[:, None]) / self.token_width
+        squared = offset.square().sum(-1, keepdim=True)
+        bumps = [torch.exp(-squared / (2 * width**2)) for width in _BUMPS]
+        command = gripper[:, :, None, :, None] * bumps[0]
+        return torch.cat([(offset / 4).tanh(), *bumps, command], -1).flatten(3)

@@ -1,0 +1,56 @@
+"""Rectified flow with a noise level for each frame, by a network that predicts the clean frame.
+
+A frame x and Gaussian noise e are joined by the straight path z = (1 - t) x + t e, t from 0 (clean) to 1 (Liu et al.,
+arXiv 2209.03003). The velocity along it is (z - x) / t, so whoever predicts x knows the velocity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from world_model.types import Frames
+
+
+@dataclass(frozen=True)
+class Noisy:
+    """Frames with noise, and how much: levels float32 (B, T) in [0, 1]."""
+
+    frames: Frames
+    levels: torch.Tensor
+
+
+def mix(frames: Frames, noise: Frames, levels: torch.Tensor) -> Noisy:
+    """`frames` brought to noise levels (B, T)."""
+    t = levels[:, :, None]
+    states = (1 - t) * frames.states + t * noise.states
+    t = t[..., None, None, None]
+    return Noisy(Frames((1 - t) * frames.latents + t * noise.latents, states), levels)
+
+
+def sampling_levels(num_steps: int, shift: float = 3.0) -> list[float]:
+    """Noise levels at which the network is asked, from 1 down; the last step goes from the last level to 0.
+
+    Spaced evenly, then shifted towards noise, where what happens is decided: t -> s t / (1 + (s - 1) t).
+    """
+    even = [1 - i / num_steps for i in range(num_steps)]
+    return [shift * t / (1 + (shift - 1) * t) for t in even]
+
+
+def sample(predict: Callable[[Frames, float], Frames], noise: Frames, num_steps: int) -> Frames:
+    """Euler's method along the flow, from noise to frames.
+
+    Args:
+        predict: noisy frames and their level -> the clean frames expected. With one step, that is the answer.
+    """
+    frame = noise
+    levels = sampling_levels(num_steps)
+    for level, next_level in zip(levels, [*levels[1:], 0.0], strict=True):
+        clean = predict(frame, level)
+        keep = next_level / level
+        frame = Frames(
+            keep * frame.latents + (1 - keep) * clean.latents, keep * frame.states + (1 - keep) * clean.states
+        )
+    return frame
