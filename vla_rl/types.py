@@ -202,6 +202,8 @@ class EnvSpec:
         control_hz: control steps per second of simulated time; a dataset's fps.
         num_eval_states: task name -> number of official initial states in `eval`;
             empty when `eval` is unlimited.
+        projections: camera that stands still -> 3 x 4 matrix from metres, in the frame of `state[:3]`, to
+            homogeneous image coordinates in [0, 1] (x right, y down); empty where not known.
     """
 
     kind: str
@@ -215,6 +217,7 @@ class EnvSpec:
     action_high: np.ndarray
     control_hz: float
     num_eval_states: dict[str, int] = field(default_factory=dict)
+    projections: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from pydantic import Field, field_validator
 
-from sim.base import SimConfig
+from sim.base import FixedCamera, SimConfig
 from vla_rl.config import Config
 from vla_rl.types import EnvSpec
 
@@ -27,6 +27,8 @@ INSTRUCTIONS: dict[str, str] = {
 HORIZONS: dict[str, int] = {"push_to_zone": 32, "pick_place": 32, "pick_colour": 32, "stack": 32, "bowl_push": 56}
 CAMERAS = ("agentview", "wrist")
 CONTROL_HZ = 20.0
+# agentview, without camera jitter: it looks from +x down on the table.
+VIEW = FixedCamera(position=(0.5, 0, 0.62), right=(0, 1, 0), up=(-0.7349, 0, 0.6782), fovy=32.5)
 
 
 def check_tasks(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -146,6 +148,7 @@ class TabletopConfig(SimConfig):
             action_low=-np.ones(7, np.float32),
             action_high=np.ones(7, np.float32),
             control_hz=CONTROL_HZ,
+            projections={"agentview": VIEW.projection()} if "agentview" in self.cameras else {},
         )
 
     def make(self, record_frames: bool = False) -> TabletopEnv:

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import mujoco
 import numpy as np
 
+from sim.tabletop.config import VIEW
+
 TIMESTEP = 0.005
 SUBSTEPS = 10  # 20 Hz control
 HALF = 0.03  # half edge of a block
@@ -71,6 +73,10 @@ _GRIPPER = 'contype="2" conaffinity="0"'
 _OBJECT = 'contype="4" conaffinity="7"'
 _INSIDE = 'contype="4" conaffinity="6"'  # touches the gripper and objects, not the table
 _VISUAL = 'contype="0" conaffinity="0" group="1"'
+
+
+def _numbers(values: tuple[float, ...]) -> str:
+    return " ".join(f"{value:g}" for value in values)
 
 
 def _rgba(colour: tuple[float, float, float]) -> str:
@@ -203,7 +209,8 @@ def mjcf(task: str) -> str:
   <worldbody>
     <light name="sun" pos="0.3 0.3 1.5" dir="-0.3 -0.35 -1" directional="true" diffuse="0.55 0.55 0.55"
       specular="0.05 0.05 0.05" castshadow="false"/>
-    <camera name="agentview" pos="0.50 0 0.62" xyaxes="0 1 0 -0.7349 0 0.6782" fovy="32.5"/>
+    <camera name="agentview" pos="{_numbers(VIEW.position)}" xyaxes="{_numbers((*VIEW.right, *VIEW.up))}"
+      fovy="{VIEW.fovy}"/>
     <geom name="table" type="plane" size="1 1 0.1" {_STATIC} material="table_0" {_rgba(TABLE_COLOUR)}/>
     {_gripper()}{bodies}
   </worldbody>

@@ -394,3 +394,21 @@ def test_appearance_changes_pixels_and_not_physics(env: TabletopEnv, looks: dict
         varied.run_chunk(actions)
         assert np.array_equal(env._now.qpos, varied._now.qpos)
     assert changed >= 2
+
+
+def test_the_projection_finds_the_gripper_in_the_image() -> None:
+    """Moving the gripper changes the picture around where the projection says its fingers are."""
+    config = TabletopConfig(tasks=("push_to_zone",))
+    projection = config.env_spec().projections["agentview"]
+    env = config.make()
+    before = env.reset(EpisodeSpec("push_to_zone", "train", 0))
+    for _ in range(4):
+        env.apply(np.array([0, 1, 0, 0, 0, 0, -1], np.float32))
+    after = env.observe()
+    env.close()
+    changed = np.abs(after.images["agentview"].astype(int) - before.images["agentview"].astype(int)).sum(-1) > 60
+    rows, columns = np.nonzero(changed)
+    for obs in (before, after):
+        x, y, depth = projection @ np.append(obs.state[:3], 1.0)
+        distance = np.hypot(columns / 64 - x / depth, rows / 64 - y / depth)
+        assert distance.min() < 0.12  # The fingers stand to either side of it.
