@@ -17,7 +17,7 @@ from vla_rl.train import train
 
 RECIPE = "tabletop_grpo"
 # How the shipped base policy was made: recipes to collect and clone, in order.
-BASE_RECIPES = ("tabletop_pretrain", "tabletop_colour", "tabletop_habit")
+BASE_RECIPES = ("tabletop_pretrain", "tabletop_colour", "tabletop_bowl", "tabletop_habit")
 
 
 def demo(overrides: Sequence[str] = (), output: Path | None = None, from_scratch: bool = False) -> Path:

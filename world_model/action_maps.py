@@ -85,17 +85,17 @@ class ActionMaps(nn.Module):
         executed = actions.executed[..., None].to(actions.values.dtype)
         values = torch.cat([actions.values * executed, executed], -1).flatten(2)
         batch, length = values.shape[:2]
-        patches = values.new_zeros(batch, length, len(self.cameras) * self.num_patches, self.width)
+        dtype = next(self.parameters()).dtype
+        blank = torch.zeros(batch, length, self.num_patches, self.width, dtype=dtype, device=values.device)
+        drawn: dict[str, torch.Tensor] = {}
         if self.has_path:
             path = self.path(actions, start)
             mean, std = self.state_mean, self.state_std
             values = torch.cat([values, ((path - mean) / std).flatten(2)], -1)
             if self.projections:
                 gripper = torch.cat([actions.values[:, :, :1, -1], actions.values[..., -1]], -1)
-                drawn = {name: self.draw(self._features(path, gripper, name)) for name in self.projections}
-                blank = patches[:, :, : self.num_patches]
-                patches = torch.cat([drawn.get(name, blank) for name in self.cameras], 2)
-        return Condition(self.embed(values), patches)
+                drawn = {n: self.draw(self._features(path, gripper, n).to(dtype)) for n in self.projections}
+        return Condition(self.embed(values.to(dtype)), torch.cat([drawn.get(n, blank) for n in self.cameras], 2))
 
     def path(self, actions: Actions, start: torch.Tensor) -> torch.Tensor:
         """Where the end effector is sent, metres (B, T, G + 1, 3): the start, then after each action."""

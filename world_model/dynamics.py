@@ -34,10 +34,11 @@ MIN_LEVEL = 0.1  # The loss weighs the error of a frame at noise level t by 1 / 
 
 @dataclass(frozen=True)
 class VideoContext:
-    """Keys and values of B episodes' remembered frames, W = 1 + memory slots: the reference, then the last ones.
+    """Keys and values of B episodes' remembered frames, W = 1 + memory slots: the reference, then the last ones
+    in turn (a ring; their order is in the keys' rotation).
 
     Attributes:
-        keys, values: float (B, depth, W, N, heads, D); the newest frame is in the last slot.
+        keys, values: float (B, depth, W, N, heads, D).
         filled: bool (B, W).
         num_frames: int64 (B,), frames seen; the number of the next one.
         latest: B x 1 frames, the last one remembered, as it was remembered (with its noise).
@@ -144,6 +145,11 @@ class VideoDynamics(nn.Module):
             nn.init.zeros_(layer.weight)
             nn.init.zeros_(layer.bias)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the parameters, in which it computes; latents and states go in and come out as float32."""
+        return self.place.dtype
+
     # --- training ---------------------------------------------------------------------------
 
     def loss(self, clip: Clip, generator: torch.Generator) -> tuple[torch.Tensor, dict[str, Any]]:
@@ -230,7 +236,9 @@ class VideoDynamics(nn.Module):
         batch, device = reference.latents.shape[0], reference.latents.device
         slots, depth = 1 + self.config.memory, len(self.blocks)
         tokens, width = self.place.shape
-        empty = torch.zeros(batch, depth, slots, tokens, self.heads, width // self.heads, device=device)
+        empty = torch.zeros(
+            batch, depth, slots, tokens, self.heads, width // self.heads, device=device, dtype=self.dtype
+        )
         start = VideoContext(
             empty,
             empty,
@@ -263,17 +271,16 @@ class VideoDynamics(nn.Module):
         tokens = self._tokens(noisy, None, condition, number)
         _, keys, values = self._run(context, tokens, self._modulation(levels, condition), number)
 
-        def shifted(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-            later = torch.cat([old[:, :, :1], old[:, :, 2:], new[:, :, None]], 2)
-            begun = torch.cat([new[:, :, None], old[:, :, 1:]], 2)
-            return torch.where(first.view(-1, *[1] * (old.ndim - 1)), begun, later)
-
-        full = torch.ones_like(context.filled[:, :1])
-        later = torch.cat([context.filled[:, :1], context.filled[:, 2:], full], 1)
-        begun = torch.cat([full, context.filled[:, 1:]], 1)
-        filled = torch.where(first[:, None], begun, later)
+        row = torch.arange(len(levels), device=levels.device)
+        slot = torch.where(first, 0, 1 + (context.num_frames - 1) % self.config.memory)
+        filled = context.filled.clone()
+        filled[row, slot] = True
         return VideoContext(
-            shifted(context.keys, keys), shifted(context.values, values), filled, context.num_frames + 1, noisy.frames
+            _written(context.keys, keys, row, slot),
+            _written(context.values, values, row, slot),
+            filled,
+            context.num_frames + 1,
+            noisy.frames,
         )
 
     @torch.no_grad()
@@ -328,9 +335,9 @@ class VideoDynamics(nn.Module):
         """Tokens (B, T, N, width). `before` is the frame that each one follows; None for the context stream."""
         frames = noisy.frames
         earlier = frames if before is None else before
-        patches = self.embed_patch(torch.cat([self._patches(frames.latents), self._patches(earlier.latents)], -1))
-        patches = patches + condition.patches
-        state = self.embed_state(torch.cat([frames.states, earlier.states], -1))
+        patches = torch.cat([self._patches(frames.latents), self._patches(earlier.latents)], -1)
+        patches = self.embed_patch(patches.to(self.dtype)) + condition.patches
+        state = self.embed_state(torch.cat([frames.states, earlier.states], -1).to(self.dtype))
         tokens = torch.cat([patches, state[:, :, None]], 2) + self.place
         if before is None:
             tokens = tokens + self.is_context
@@ -345,7 +352,7 @@ class VideoDynamics(nn.Module):
 
     def _modulation(self, levels: torch.Tensor, condition: Condition) -> torch.Tensor:
         """(B, T, 9, width): from each frame's noise level and actions."""
-        embedded = self.embed_level(_level_features(levels)) + condition.frame
+        embedded = self.embed_level(_level_features(levels).to(self.dtype)) + condition.frame
         return self.modulation(F.silu(embedded)).unflatten(-1, (NUM_MODULATIONS, -1))
 
     def _path_starts(self, frames: Frames, actions: Actions, number: torch.Tensor) -> torch.Tensor:
@@ -408,11 +415,10 @@ class _Block(nn.Module):
         m = self._modulators(modulation)
         x = self._within_frame(x, m)
         query, key, value = self._temporal(x, m, number)
-        keys = torch.cat([past[0].to(key.dtype), key], 1)
-        values = torch.cat([past[1].to(value.dtype), value], 1)
+        keys, values = torch.cat([past[0], key], 1), torch.cat([past[1], value], 1)
         seen = torch.cat([past[2], torch.ones_like(past[2][:, :1])], 1)[:, None]
         x = x + m[5] * self.temporal_out(_attend_in_time(query, keys, values, seen))
-        return self._mlp(x, m), key[:, 0].float(), value[:, 0].float()
+        return self._mlp(x, m), key[:, 0], value[:, 0]
 
     def _modulators(self, modulation: torch.Tensor) -> list[torch.Tensor]:
         return list((modulation + self.offset)[:, :, :, None].unbind(2))
@@ -420,8 +426,8 @@ class _Block(nn.Module):
     def _within_frame(self, x: torch.Tensor, m: list[torch.Tensor]) -> torch.Tensor:
         query, key, value = self._heads(self.spatial(self.norm(x) * (1 + m[1]) + m[0]))
         query, key, value = (part.transpose(2, 3) for part in (query, key, value))  # (B, T, heads, N, D)
-        weights = (query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5).softmax(-1)
-        return x + m[2] * self.spatial_out((weights.to(value.dtype) @ value).transpose(2, 3).flatten(3))
+        weights = (query * query.shape[-1] ** -0.5 @ key.transpose(-1, -2)).softmax(-1)
+        return x + m[2] * self.spatial_out((weights @ value).transpose(2, 3).flatten(3))
 
     def _temporal(
         self, x: torch.Tensor, m: list[torch.Tensor], number: torch.Tensor
@@ -431,7 +437,7 @@ class _Block(nn.Module):
         return _rotated(query, cosine, sine), _rotated(key, cosine, sine), value
 
     def _mlp(self, x: torch.Tensor, m: list[torch.Tensor]) -> torch.Tensor:
-        return x + m[8] * self.mlp_out(F.gelu(self.mlp_in(self.norm(x) * (1 + m[7]) + m[6]), approximate="tanh"))
+        return x + m[8] * self.mlp_out(F.relu(self.mlp_in(self.norm(x) * (1 + m[7]) + m[6])).square())
 
     def _heads(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return x.unflatten(-1, (3, self.heads, -1)).unbind(-3)
@@ -440,9 +446,16 @@ class _Block(nn.Module):
 def _attend_in_time(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
     """Attention at each token's own place: query (B, Tq, N, heads, D), key, value (B, Tk, ...); seen (B, Tq, Tk)."""
     query, key, value = (part.permute(0, 2, 3, 1, 4) for part in (query, key, value))  # (B, N, heads, T, D)
-    scores = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
+    scores = query * query.shape[-1] ** -0.5 @ key.transpose(-1, -2)
     weights = scores.masked_fill(~seen[:, None, None], float("-inf")).softmax(-1)
-    return (weights.to(value.dtype) @ value).permute(0, 3, 1, 2, 4).flatten(3)
+    return (weights @ value).permute(0, 3, 1, 2, 4).flatten(3)
+
+
+def _written(old: torch.Tensor, new: torch.Tensor, row: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
+    """`old` (B, depth, W, ...) with `new` (B, depth, ...) in each row's slot."""
+    result = old.clone()
+    result[row, :, slot] = new
+    return result
 
 
 def _level_features(levels: torch.Tensor) -> torch.Tensor:
@@ -460,5 +473,6 @@ def _rotation(number: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tenso
 
 
 def _rotated(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
-    first, second = x.float().chunk(2, -1)
-    return torch.cat([first * cosine - second * sine, first * sine + second * cosine], -1).to(x.dtype)
+    first, second = x.chunk(2, -1)
+    cosine, sine = cosine.to(x.dtype), sine.to(x.dtype)
+    return torch.cat([first * cosine - second * sine, first * sine + second * cosine], -1)
