@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, field_validator
 
 from vla_rl.config import Config
 from vla_rl.interfaces import VecEnv
@@ -151,6 +151,17 @@ class SimConfig(Config):
     step_timeout: float = Field(default=120.0, gt=0, description="Seconds after which a silent worker counts as hung.")
     on_gpu: Literal["auto", "never"] = Field(default="auto", description="Whether rendering may use a GPU.")
 
+    known_cameras: ClassVar[tuple[str, ...]] = ()  # Those that the simulator has; empty allows any.
+
+    @field_validator("cameras")
+    @classmethod
+    def _check_cameras(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        known = set(cls.known_cameras or value)
+        if not value or len(set(value)) < len(value) or not set(value) <= known:
+            names = ", ".join(cls.known_cameras) or "the simulator's"
+            raise ValueError(f"cameras are some of {names}, each once; got {', '.join(value) or 'none'}")
+        return value
+
     def make(self, record_frames: bool = False) -> SingleEnv:
         """One environment. Called in the worker's process."""
         raise NotImplementedError
@@ -158,6 +169,21 @@ class SimConfig(Config):
     def env_spec(self) -> EnvSpec:
         """Facts about the environment, without starting a renderer where possible."""
         raise NotImplementedError
+
+    def _arm_spec(self, kind: str, tasks: dict[str, str], horizon: dict[str, int], control_hz: float) -> EnvSpec:
+        """The spec of an arm with LIBERO's conventions: 8-D state, 7-D action in [-1, 1]."""
+        return EnvSpec(
+            kind=kind,
+            tasks=tasks,
+            horizon=horizon,
+            cameras=self.cameras,
+            image_size=(self.image_size, self.image_size),
+            state_dim=8,
+            action_dim=7,
+            action_low=-np.ones(7, np.float32),
+            action_high=np.ones(7, np.float32),
+            control_hz=control_hz,
+        )
 
     def build(self, num_envs: int | None = None, record_frames: bool = False) -> VecEnv:
         """The vector environment: `num_envs` of these, in `num_workers` processes."""

@@ -44,16 +44,10 @@ class DummyConfig(SimConfig):
 
     def env_spec(self) -> EnvSpec:
         tasks = self.tasks or tuple(INSTRUCTIONS)
-        return EnvSpec(
-            kind="dummy",
-            tasks={task: INSTRUCTIONS[task] for task in tasks},
-            horizon=dict.fromkeys(tasks, self.horizon),
-            cameras=self.cameras,
-            image_size=(self.image_size, self.image_size),
-            state_dim=8,
-            action_dim=7,
-            action_low=-np.ones(7, np.float32),
-            action_high=np.ones(7, np.float32),
+        return self._arm_spec(
+            "dummy",
+            {task: INSTRUCTIONS[task] for task in tasks},
+            dict.fromkeys(tasks, self.horizon),
             control_hz=10.0,
         )
 

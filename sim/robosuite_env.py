@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, field_validator
@@ -32,6 +32,7 @@ MAX_INDEX = 2**30  # initial states in each split: the seed is split * 2**30 + i
 class RobosuiteConfig(SimConfig):
     """robosuite tasks with a Panda arm under OSC_POSE control, 20 Hz."""
 
+    known_cameras: ClassVar[tuple[str, ...]] = tuple(CAMERAS)
     kind: Literal["robosuite"] = "robosuite"
     image_size: int = Field(default=128, ge=32, le=1024, description="Height and width of the rendered images, pixels.")
     exact_rendering: bool = Field(
@@ -55,27 +56,14 @@ class RobosuiteConfig(SimConfig):
                 raise ValueError(f"the horizon of {name!r} must be at least 1 control step, got {steps}")
         return value
 
-    @field_validator("cameras")
-    @classmethod
-    def _known_cameras(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if not value or len(set(value)) < len(value) or not set(value) <= set(CAMERAS):
-            raise ValueError(f"cameras are some of {', '.join(CAMERAS)}, each once; got {', '.join(value) or 'none'}")
-        return value
-
     def env_spec(self) -> EnvSpec:
         """Tasks, horizons, cameras and action bounds; does not import robosuite."""
         tasks = self.tasks or tuple(INSTRUCTIONS)
-        return EnvSpec(
-            kind="robosuite",
-            tasks={task: INSTRUCTIONS[task] for task in tasks},
-            horizon={task: self.horizons.get(task, HORIZONS[task]) for task in tasks},
-            cameras=self.cameras,
-            image_size=(self.image_size, self.image_size),
-            state_dim=8,
-            action_dim=7,
-            action_low=-np.ones(7, np.float32),
-            action_high=np.ones(7, np.float32),
-            control_hz=CONTROL_HZ,
+        return self._arm_spec(
+            "robosuite",
+            {task: INSTRUCTIONS[task] for task in tasks},
+            {task: self.horizons.get(task, HORIZONS[task]) for task in tasks},
+            CONTROL_HZ,
         )
 
     def make(self, record_frames: bool = False) -> RobosuiteEnv:

@@ -5,14 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
-from vla_rl.config import Config, validate
+from vla_rl.config import Config, ConfigError, validate
 from vla_rl.data.config import DatasetConfig, as_datasets
 
 
 class AutoencoderConfig(Config):
-    """Images to latents: an autoencoder of diffusers from a folder, or an AutoencoderTiny trained on the run's frames."""
+    """Images to latents: a folder with one of diffusers' autoencoders, or an AutoencoderTiny trained here."""
 
     path: Path | None = Field(
         default=None,
@@ -122,3 +130,36 @@ class ImaginationConfig(Config):
 def world_model_config(values: Any) -> WorldModelConfig:
     """Validate a mapping, with errors that name the field."""
     return validate(WorldModelConfig, dict(values), prefix="world_model")
+
+
+class WanConfig(Config):
+    """Wan's video transformer as the dynamics (see world_model/wan.py)."""
+
+    path: Path | None = Field(
+        default=None,
+        description="Folder of a diffusers pipeline with a WanTransformer3DModel in transformer/ (Wan-2.2-TI2V-5B), "
+        "or of the transformer itself.",
+    )
+    transformer: dict[str, Any] | None = Field(
+        default=None, description="In place of path: arguments of WanTransformer3DModel, for random weights."
+    )
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="bfloat16", description="Of the transformer's weights; what is added to it stays float32."
+    )
+    memory: PositiveInt = Field(default=4, description="Last frames that are remembered besides the episode's first.")
+    context_noise: float = Field(default=0.05, ge=0, lt=0.5, description="Noise level of remembered frames, 1 is all.")
+    sampling_steps: PositiveInt = Field(default=5, le=50, description="Of the flow, when imagining.")
+    gradient_checkpointing: bool = Field(
+        default=True, description="Compute each block again in the backward pass: slower, far less memory."
+    )
+    lora_rank: NonNegativeInt = Field(
+        default=0, description="Train adapters of this rank, not the transformer's weights; 0 trains the weights."
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> WanConfig:
+        if (self.path is None) == (self.transformer is None):
+            raise ConfigError("dynamics: give either path (pretrained weights) or transformer (sizes of a random one)")
+        if self.lora_rank and self.path is None:
+            raise ConfigError("dynamics.lora_rank: adapters need pretrained weights; give dynamics.path, or rank 0")
+        return self

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import numpy as np
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from sim.base import SimConfig
@@ -34,6 +34,7 @@ CONTROL_HZ = 20.0
 class LiberoConfig(SimConfig):
     """LIBERO's tasks under OpenVLA's evaluation protocol. Tasks are named, or numbered from 0 in LIBERO's order."""
 
+    known_cameras: ClassVar[tuple[str, ...]] = tuple(CAMERAS)
     kind: Literal["libero"] = "libero"
     suite: str = Field(default="libero_spatial", description=f"One of {', '.join(HORIZONS)}.")
     assets_path: Path | None = Field(
@@ -57,14 +58,6 @@ class LiberoConfig(SimConfig):
             raise ValueError(f"unknown LIBERO suite {value!r}.{hint} Suites: {', '.join(HORIZONS)}.")
         return value
 
-    @field_validator("cameras")
-    @classmethod
-    def _known_cameras(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        unknown = [name for name in value if name not in CAMERAS]
-        if unknown or not value or len(set(value)) < len(value):
-            raise ValueError(f"cameras are some of {', '.join(CAMERAS)}, each once; got {', '.join(value) or 'none'}")
-        return value
-
     @model_validator(mode="after")
     def _known_tasks(self) -> LiberoConfig:
         if self.tasks:
@@ -85,19 +78,10 @@ class LiberoConfig(SimConfig):
         """Tasks, horizons, cameras and action bounds; starts no simulator."""
         tasks = self.task_names()
         horizon = self.horizon or HORIZONS[self.suite]
-        return EnvSpec(
-            kind="libero",
-            tasks={task: instruction_of(task) for task in tasks},
-            horizon=dict.fromkeys(tasks, horizon),
-            cameras=self.cameras,
-            image_size=(self.image_size, self.image_size),
-            state_dim=8,
-            action_dim=7,
-            action_low=-np.ones(7, np.float32),
-            action_high=np.ones(7, np.float32),
-            control_hz=CONTROL_HZ,
-            num_eval_states=dict.fromkeys(tasks, NUM_OFFICIAL_STATES),
+        spec = self._arm_spec(
+            "libero", {task: instruction_of(task) for task in tasks}, dict.fromkeys(tasks, horizon), CONTROL_HZ
         )
+        return replace(spec, num_eval_states=dict.fromkeys(tasks, NUM_OFFICIAL_STATES))
 
     def make(self, record_frames: bool = False) -> LiberoEnv:
         """One environment. Loads the LIBERO library; each task's scene is built at its first reset (seconds)."""

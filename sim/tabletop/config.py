@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import numpy as np
 from pydantic import Field, field_validator
 
 from sim.base import FixedCamera, SimConfig
@@ -25,7 +25,6 @@ INSTRUCTIONS: dict[str, str] = {
 }
 # task -> control steps before truncation; multiples of 8, about twice what the expert needs on average.
 HORIZONS: dict[str, int] = {"push_to_zone": 32, "pick_place": 32, "pick_colour": 32, "stack": 32, "bowl_push": 56}
-CAMERAS = ("agentview", "wrist")
 CONTROL_HZ = 20.0
 # agentview, without camera jitter: it looks from +x down on the table.
 VIEW = FixedCamera(position=(0.5, 0, 0.62), right=(0, 1, 0), up=(-0.7349, 0, 0.6782), fovy=32.5)
@@ -104,6 +103,7 @@ class SuccessConfig(Config):
 class TabletopConfig(SimConfig):
     """The built-in tabletop: five language-conditioned tasks, a floating two-finger gripper, 20 Hz."""
 
+    known_cameras: ClassVar[tuple[str, ...]] = ("agentview", "wrist")
     kind: Literal["tabletop"] = "tabletop"
     image_size: int = Field(default=64, ge=32, le=256, description="Height and width of the rendered images, pixels.")
     horizons: dict[str, int] = Field(default={}, description="Control steps before truncation, for tasks that differ.")
@@ -126,30 +126,16 @@ class TabletopConfig(SimConfig):
                 raise ValueError(f"the horizon of {task!r} must be at least 1 control step, got {steps}")
         return value
 
-    @field_validator("cameras")
-    @classmethod
-    def _known_cameras(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        unknown = [name for name in value if name not in CAMERAS]
-        if unknown or not value or len(set(value)) < len(value):
-            raise ValueError(f"cameras are some of {', '.join(CAMERAS)}, each once; got {', '.join(value) or 'none'}")
-        return value
-
     def env_spec(self) -> EnvSpec:
         """Tasks, horizons, cameras and action bounds; starts nothing."""
         tasks = self.tasks or tuple(INSTRUCTIONS)
-        return EnvSpec(
-            kind="tabletop",
-            tasks={task: INSTRUCTIONS[task] for task in tasks},
-            horizon={task: self.horizons.get(task, HORIZONS[task]) for task in tasks},
-            cameras=self.cameras,
-            image_size=(self.image_size, self.image_size),
-            state_dim=8,
-            action_dim=7,
-            action_low=-np.ones(7, np.float32),
-            action_high=np.ones(7, np.float32),
-            control_hz=CONTROL_HZ,
-            projections={"agentview": VIEW.projection()} if "agentview" in self.cameras else {},
+        spec = self._arm_spec(
+            "tabletop",
+            {task: INSTRUCTIONS[task] for task in tasks},
+            {task: self.horizons.get(task, HORIZONS[task]) for task in tasks},
+            CONTROL_HZ,
         )
+        return replace(spec, projections={"agentview": VIEW.projection()} if "agentview" in self.cameras else {})
 
     def make(self, record_frames: bool = False) -> TabletopEnv:
         """One environment; loads MuJoCo. The first image rendered opens the process's GL context."""
