@@ -45,11 +45,14 @@ def demo(overrides: Sequence[str] = (), output: Path | None = None, from_scratch
         raise
     evaluations = folder / "evaluations"
     comparison = compare(Evaluation.load(evaluations / "base.json"), Evaluation.load(evaluations / "final.json"))
-    rich.print(comparison.table() if rich.get_console().width >= 110 else comparison.text())
+    if rich.get_console().width >= 110:
+        rich.print(comparison.table())
+        rich.print(f"[bold]{comparison.result('sampled').text()}[/]")
+    else:
+        rich.print(comparison.text())
     minutes = (time.monotonic() - started) / 60
-    result = comparison.result("sampled")
     rich.print(
-        f"[bold]{result.text()}[/]\nin {minutes:.1f} minutes. One run is no proof that RL did it: "
+        f"in {minutes:.1f} minutes. One run is no proof that RL did it: "
         f"`vla-rl ablate {RECIPE} --seeds 3` runs the negative controls; docs/results.md has ours."
     )
     return folder / "report.html"
