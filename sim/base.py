@@ -82,6 +82,9 @@ class SingleEnv(ABC):
     # The number of control steps taken and the horizon of the current episode; `run_chunk` keeps them.
     num_steps: int = 0
     horizon: int = 0
+    # See `SimConfig.steps_after_success`; and at which control step the current episode succeeded, None: not yet.
+    steps_after_success: int = 0
+    succeeded_at: int | None = None
 
     def run_chunk(self, actions: np.ndarray) -> ChunkResult:
         """Execute actions, float32 (H, A), until the chunk or the episode ends; render once, at the end."""
@@ -90,21 +93,25 @@ class SingleEnv(ABC):
         terminated = np.zeros(num_actions, bool)
         truncated = np.zeros(num_actions, bool)
         recorded: list[SingleObservation] = []
-        success = False
         executed = 0
         low, high = self.spec.action_low, self.spec.action_high
         for i in range(num_actions):
-            success = self.apply(np.clip(actions[i], low, high))
+            solved = self.apply(np.clip(actions[i], low, high))
             self.num_steps += 1
             executed += 1
-            if success:
-                reward[i], terminated[i] = 1.0, True
+            if solved and self.succeeded_at is None:
+                reward[i], self.succeeded_at = 1.0, self.num_steps
+            if self.succeeded_at is not None and self.num_steps - self.succeeded_at >= self.steps_after_success:
+                terminated[i] = True
             elif self.num_steps >= self.horizon:
                 truncated[i] = True
             if self.record_frames:
                 recorded.append(self.observe())
             if terminated[i] or truncated[i]:
                 break
+        success = self.succeeded_at is not None
+        if terminated.any() or truncated.any():
+            self.succeeded_at = None
         obs = recorded[-1] if recorded else self.observe()
         frames = {c: np.stack([o.images[c] for o in recorded]) for c in obs.images} if recorded else {}
         states = np.stack([o.state for o in recorded]) if recorded else None
@@ -150,6 +157,12 @@ class SimConfig(Config):
     )
     step_timeout: float = Field(default=120.0, gt=0, description="Seconds after which a silent worker counts as hung.")
     on_gpu: Literal["auto", "never"] = Field(default="auto", description="Whether rendering may use a GPU.")
+    steps_after_success: int = Field(
+        default=0,
+        ge=0,
+        description="Control steps for which an episode goes on after it has succeeded: a world model must have seen "
+        "what the rest of a chunk does.",
+    )
 
     known_cameras: ClassVar[tuple[str, ...]] = ()  # Those that the simulator has; empty allows any.
 
@@ -165,6 +178,12 @@ class SimConfig(Config):
     def make(self, record_frames: bool = False) -> SingleEnv:
         """One environment. Called in the worker's process."""
         raise NotImplementedError
+
+    def start(self, record_frames: bool = False) -> SingleEnv:
+        """`make`, with the options that every simulator shares."""
+        env = self.make(record_frames)
+        env.steps_after_success = self.steps_after_success
+        return env
 
     def env_spec(self) -> EnvSpec:
         """Facts about the environment, without starting a renderer where possible."""

@@ -239,7 +239,7 @@ class InlineVecEnv(BaseVecEnv):
     def __init__(self, config: SimConfig, num_envs: int, record_frames: bool = False) -> None:
         super().__init__(config.env_spec(), num_envs, record_frames)
         os.environ.update(rendering_variables(config, worker=0))
-        self._envs: list[SingleEnv] = [config.make(record_frames) for _ in range(num_envs)]
+        self._envs: list[SingleEnv] = [config.start(record_frames) for _ in range(num_envs)]
 
     def _call(self, command: Command, arguments: Mapping[int, Any]) -> dict[int, Any]:
         assert self._envs, "the environment is closed"
@@ -256,6 +256,7 @@ def run_command(env: SingleEnv, command: Command, argument: Any) -> Any:
     """One command of `BaseVecEnv._call` in one environment."""
     match command:
         case "reset":
+            env.succeeded_at = None
             return env.reset(argument)
         case "step":
             return env.run_chunk(argument)

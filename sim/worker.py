@@ -60,7 +60,7 @@ def _start(connection: Connection) -> _Worker | None:
         config_class = functools.reduce(getattr, name.split("."), importlib.import_module(module))
         config: SimConfig = config_class.model_validate_json(setup["config"])
         for env_id in setup["env_ids"]:
-            envs[env_id] = config.make(setup["record_frames"])
+            envs[env_id] = config.start(setup["record_frames"])
     except Exception:  # process edge: the parent raises it
         connection.send(("failed", traceback.format_exc()))
         return None

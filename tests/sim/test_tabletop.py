@@ -289,6 +289,22 @@ def test_run_chunk_ends_at_success_and_at_the_horizon(env: TabletopEnv) -> None:
     assert result.num_steps == 4 and result.truncated[3] and not result.success
 
 
+def test_an_episode_may_go_on_after_success_and_keeps_it() -> None:
+    env = TabletopConfig(steps_after_success=10).start()
+    env.reset(EpisodeSpec("stack", "eval", 1))
+    x, y, _ = env._view.position("base")
+    put(env, "block", x, y, 2 * sc.BASE_HALF[2] + sc.HALF)
+    result = env.run_chunk(np.tile(STAY, (8, 1)))
+    solved = int(result.reward.argmax())
+    assert result.success and result.num_steps == 8 and not result.terminated.any() and result.reward.sum() == 1
+    put(env, "block", 0.0, 0.0, sc.HALF)
+    result = env.run_chunk(np.tile(STAY, (8, 1)))
+    assert result.success and result.num_steps == solved + 3 and result.terminated[solved + 2]
+    assert result.reward.sum() == 0
+    env.reset(EpisodeSpec("stack", "eval", 1))
+    assert not env.run_chunk(np.tile(STAY, (8, 1))).success
+
+
 def test_frames_are_recorded_after_each_step() -> None:
     env = TabletopConfig().make(record_frames=True)
     env.reset(EpisodeSpec("stack"))

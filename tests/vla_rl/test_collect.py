@@ -76,6 +76,17 @@ def test_expert_frames_are_the_observations_before_each_action(tmp_path):
     assert np.array_equal(column(frames, "index"), np.arange(frames.num_rows))
 
 
+def test_what_follows_a_success_is_recorded_as_succeeded(tmp_path):
+    env = ENV.model_copy(update={"steps_after_success": 3})
+    config = CollectConfig(dataset=str(tmp_path / "data"), episodes_per_task=2)
+    collect_dataset(env, config)
+    frames = read_frames(tmp_path / "data")
+    for number in range(2):
+        rows = frames.filter(column(frames, "episode_index") == number)
+        assert column(rows, "next.success").sum() == 4
+        assert np.flatnonzero(column(rows, "next.reward")).tolist() == [rows.num_rows - 4]
+
+
 def test_noise_changes_what_is_executed_not_the_label_nor_the_gripper(tmp_path):
     collected(tmp_path, noise=0.3, noise_hold=2)
     frames = read_frames(tmp_path / "demos")

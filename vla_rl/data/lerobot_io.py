@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 IMAGE_PREFIX = "observation.images."
+FINAL_IMAGE_PREFIX = "final_image_"
+FINAL_STATE = "final_state"
 STATE = "observation.state"
 ACTION = "action"
 EXECUTED_ACTION = "executed_action"
@@ -47,7 +49,7 @@ class RecordedEpisode:
         state: float32 (T, S).
         actions: float32 (T, A), what a policy should learn (the clean expert action).
         executed_actions: float32 (T, A), what the environment was given (with noise, if any).
-        reward: float32 (T,), reward of each step.
+        reward: float32 (T,), reward of each step: positive at success, zero before.
         success: the task was solved.
         control_source: who acted, one of `vla_rl.types.CONTROL_SOURCES`, for each step (T).
         policy_version: which policy acted.
@@ -73,6 +75,13 @@ class RecordedEpisode:
     @property
     def length(self) -> int:
         return len(self.actions)
+
+    @property
+    def succeeded(self) -> np.ndarray:
+        """bool (T,): the task had been solved by the end of that step."""
+        solved = np.maximum.accumulate(self.reward > 0)
+        solved[-1] = True
+        return solved & self.success
 
     @property
     def num_bytes(self) -> int:
@@ -166,7 +175,7 @@ def _frame_table(episode: RecordedEpisode, features: Mapping[str, Any]) -> pa.Ta
     done[-1] = True
     values: dict[str, Any] = {
         "next.reward": pa.array(episode.reward.astype(np.float32)),
-        "next.success": pa.array(done & episode.success),
+        "next.success": pa.array(episode.succeeded),
         "next.done": pa.array(done),
         CONTROL_SOURCE: pa.array(episode.control_source, pa.string()),
         POLICY_VERSION: pa.array([episode.policy_version] * length, pa.string()),
@@ -194,8 +203,8 @@ def _episode_row(episode: RecordedEpisode, features: Mapping[str, Any]) -> dict[
         "length": episode.length,
         "success": episode.success,
         "stats": json.dumps(_episode_stats(episode, features)),
-        "final_state": episode.final_state.astype(np.float32).tolist(),
-        **{f"final_image_{camera}": data for camera, data in episode.final_png.items()},
+        FINAL_STATE: episode.final_state.astype(np.float32).tolist(),
+        **{FINAL_IMAGE_PREFIX + camera: data for camera, data in episode.final_png.items()},
     }
 
 
@@ -209,7 +218,7 @@ def _episode_stats(episode: RecordedEpisode, features: Mapping[str, Any]) -> dic
         ACTION: episode.actions,
         EXECUTED_ACTION: episode.executed_actions,
         "next.reward": episode.reward[:, None],
-        "next.success": done & episode.success,
+        "next.success": episode.succeeded[:, None],
         "next.done": done,
     }
     stats = {name: _describe(vectors[name]) for name in features if name in vectors}
@@ -312,7 +321,7 @@ class _DataWriter:
         table = pa.table({name: columns[name] for name in self._schema.names}).cast(self._schema)
         self._write(table)
         stats = {k: {s: np.asarray(v) for s, v in entry.items()} for k, entry in json.loads(row["stats"]).items()}
-        extra = {k: v for k, v in row.items() if k.startswith("final_image_")}
+        extra = {k: v for k, v in row.items() if k.startswith(FINAL_IMAGE_PREFIX)}
         meta.save_episode(
             episode_index,
             length,
@@ -327,7 +336,7 @@ class _DataWriter:
                 "env_task": row["task"],
                 "env_split": row["split"],
                 "env_index": row["index"],
-                "final_state": np.asarray(row["final_state"], np.float32),
+                FINAL_STATE: np.asarray(row[FINAL_STATE], np.float32),
                 **extra,
             },
         )
