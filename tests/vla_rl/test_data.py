@@ -19,7 +19,7 @@ from vla_rl.data import cache as cache_module
 from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.dataset import BCDataset, DataNeeds, hindsight_keyframes, open_dataset
 from vla_rl.data.lerobot_io import decode_image
-from vla_rl.data.source import LeRobotSource
+from vla_rl.data.source import LeRobotSource, resize
 from vla_rl.data.statistics import compute_statistics
 from vla_rl.sft import SFTConfig
 
@@ -140,6 +140,31 @@ def test_batches_hold_the_actions_that_followed(shared):
     assert batch.obs.images["wrist"].dtype == np.uint8 and list(batch.obs.images) == ["wrist", "agentview"]
     assert batch.obs.instruction[1] == part.instructions[part.task[0]]
     assert batch.keyframe is not None and batch.keyframe.shape == (2, 3)
+
+
+def test_the_observation_after_the_last_action(shared):
+    data = read(shared, DataNeeds(("wrist", "agentview"), 7, 8, image_size=16))
+    rows = pq.read_table(str(next((shared / "meta" / "episodes").rglob("*.parquet")))).to_pylist()
+    assert data.final_images is not None and data.final_state is not None
+    assert list(data.final_images) == ["wrist", "agentview"] and data.final_images["wrist"].shape == (10, 16, 16, 3)
+    for camera in ("wrist", "agentview"):
+        last = decode_image(rows[3][f"final_image_{camera}"])
+        assert np.array_equal(data.final_images[camera][3], resize(last, 16))
+    assert np.allclose(data.final_state, [row["final_state"] for row in rows])
+    assert data.initial_states[3] == f"{rows[3]['env_task']}/train/{rows[3]['env_index']}"
+
+
+def test_datasets_that_do_not_record_what_came_last(demos, tmp_path, no_home_cache):
+    make_with_lerobot(tmp_path / "theirs", use_videos=False)
+    theirs = read(tmp_path / "theirs", camera_map={"top": "agentview"})
+    assert theirs.final_images is None and theirs.final_state is None
+    assert theirs.initial_states == ["theirs/0", "theirs/1"]
+    file = next((demos / "meta" / "episodes").rglob("*.parquet"))
+    table = pq.read_table(str(file))
+    images = table.column("final_image_agentview").to_pylist()
+    pq.write_table(replace_column(table, "final_image_agentview", pa.array([None, *images[1:]])), str(file))
+    some = read(demos)
+    assert some.final_images is None and some.final_state is not None
 
 
 def test_what_a_step_draws_depends_on_seed_and_step_alone(shared):
@@ -291,6 +316,24 @@ def test_broken_image(demos):
     with pytest.raises(DatasetError, match=r"observation.images.agentview cannot be decoded: 12 bytes"):
         read(demos)
     assert not (demos / ".cache").exists() or not any((demos / ".cache").iterdir())
+
+
+def test_damaged_final_observation(demos):
+    file = next((demos / "meta" / "episodes").rglob("*.parquet"))
+    table = pq.read_table(str(file))
+    broken = replace_column(table, "final_image_agentview", pa.array([b"not an image"] * table.num_rows))
+    pq.write_table(broken, str(file))
+    with pytest.raises(DatasetError, match=r"final_image_agentview cannot be decoded: 12 bytes"):
+        read(demos)
+    states = np.array(table.column("final_state").to_pylist(), np.float32)
+    states[2, 0] = np.nan
+    pq.write_table(replace_column(table, "final_state", pa.array(states.tolist())), str(file))
+    with pytest.raises(DatasetError, match=r"final_state holds NaN or infinite values in 1 episodes.*episode 2"):
+        read(demos)
+    short = pa.array(states[:, :5].tolist())
+    pq.write_table(replace_column(table, "final_state", short), str(file))
+    with pytest.raises(DatasetError, match=r"final_state has 5 numbers, observation.state has 8"):
+        read(demos)
 
 
 @pytest.mark.parametrize("name", ["action", "observation.state"])

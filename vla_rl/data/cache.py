@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,32 @@ import numpy as np
 
 from vla_rl.atomic import atomic_folder, disk_full
 from vla_rl.data.config import DatasetError
-from vla_rl.data.lerobot_io import ACTION, CONTROL_SOURCE, EXECUTED_ACTION, STATE
+from vla_rl.data.lerobot_io import ACTION, CONTROL_SOURCE, EXECUTED_ACTION, FINAL_IMAGE_PREFIX, FINAL_STATE, STATE
 from vla_rl.data.source import LeRobotSource, vectors
 from vla_rl.types import CONTROL_SOURCES
 
-FORMAT = 1
+FORMAT = 2
 ARRAYS = ("state", "action", "executed_action", "source", "task")
+
+
+@dataclass(frozen=True)
+class DecodedDataset:
+    """What the cache holds of N frames, episode after episode, and of E episodes.
+
+    Attributes:
+        folder: of the cache; its name is a hash of the dataset's content, the cameras and the image size.
+        images: camera -> memory-mapped uint8 (N, height, width, 3).
+        arrays: state float32 (N, S), action and executed_action float32 (N, A), source int8 (N,) (index in
+            `CONTROL_SOURCES`), task int32 (N,) (index of the instruction).
+        final_images: camera -> memory-mapped uint8 (E, height, width, 3), after each episode's last action, and
+        final_state: float32 (E, S), likewise; None where the dataset does not record them.
+    """
+
+    folder: Path
+    images: dict[str, np.ndarray]
+    arrays: dict[str, np.ndarray]
+    final_images: dict[str, np.ndarray] | None
+    final_state: np.ndarray | None
 
 
 def cache_path(source: LeRobotSource, cameras: Sequence[str], size: int | None, folder: Path | None) -> Path:
@@ -35,17 +56,12 @@ def cache_path(source: LeRobotSource, cameras: Sequence[str], size: int | None, 
 
 def open_cache(
     source: LeRobotSource, cameras: Sequence[str], size: int | None, folder: Path | None = None
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+) -> DecodedDataset:
     """The dataset's arrays, decoded first if they are not cached yet.
 
     Args:
         cameras: the dataset's names of the cameras to decode.
         size: side of the square images, pixels; None keeps the dataset's own.
-
-    Returns:
-        camera -> memory-mapped uint8 (N, height, width, 3), and the arrays: state float32 (N, S),
-        action and executed_action float32 (N, A), source int8 (N,) (index in `CONTROL_SOURCES`),
-        task int32 (N,) (index of the instruction). N frames, episode after episode.
 
     Raises:
         DatasetError: damaged data, or NaN or infinity in actions or states.
@@ -54,8 +70,18 @@ def open_cache(
     path = cache_path(source, cameras, size, folder)
     if not path.is_dir():
         _build(source, list(cameras), size, path)
-    images = {camera: np.load(path / _image_file(camera), mmap_mode="r") for camera in cameras}
-    return images, {name: np.load(path / f"{name}.npy") for name in ARRAYS}
+
+    final = {camera: _image_file(path, camera, final=True) for camera in cameras}
+    state = path / f"{FINAL_STATE}.npy"
+    return DecodedDataset(
+        folder=path,
+        images={camera: np.load(_image_file(path, camera), mmap_mode="r") for camera in cameras},
+        arrays={name: np.load(path / f"{name}.npy") for name in ARRAYS},
+        final_images={camera: np.load(file, mmap_mode="r") for camera, file in final.items()}
+        if all(file.exists() for file in final.values())
+        else None,
+        final_state=np.load(state) if state.exists() else None,
+    )
 
 
 def _build(source: LeRobotSource, cameras: list[str], size: int | None, path: Path) -> None:
@@ -63,8 +89,14 @@ def _build(source: LeRobotSource, cameras: list[str], size: int | None, path: Pa
         arrays = _read_arrays(source)
         for name, array in arrays.items():
             np.save(partial / f"{name}.npy", array)
+        if (final_states := source.final_states()) is not None:
+            np.save(partial / f"{FINAL_STATE}.npy", final_states)
         for camera in cameras:
-            _write_images(source, camera, size, partial / _image_file(camera))
+            file = _image_file(partial, camera)
+            _write_images(source, camera, source.images(camera, size), source.num_frames, file)
+            if (final_images := source.final_images(camera, size)) is not None:
+                file = _image_file(partial, camera, final=True)
+                _write_images(source, camera, final_images, len(source.lengths), file)
         (partial / "cache.json").write_text(json.dumps({"dataset": str(source.root), "cameras": cameras, "size": size}))
 
 
@@ -115,18 +147,20 @@ def _source_codes(source: LeRobotSource, table: Any, rows: int) -> np.ndarray:
     return np.asarray([CONTROL_SOURCES.index(name) for name in names], np.int8)
 
 
-def _write_images(source: LeRobotSource, camera: str, size: int | None, file: Path) -> None:
-    """Stream decoded frames into an .npy file. Plain writes: a full disk then is an error, not a bus fault."""
+def _write_images(
+    source: LeRobotSource, camera: str, images: Iterator[np.ndarray], num_images: int, file: Path
+) -> None:
+    """Stream decoded images into an .npy file. Plain writes: a full disk then is an error, not a bus fault."""
     written = 0
     shape: tuple[int, ...] = ()
     with open(file, "wb") as stream:
-        for frames in source.images(camera, size):
+        for frames in images:
             if not written:
                 shape = frames.shape[1:]
-                needed = source.num_frames * int(np.prod(shape))
+                needed = num_images * int(np.prod(shape))
                 if shutil.disk_usage(file.parent).free < needed:
                     raise disk_full(file, f"decoded images of {camera!r} ({needed / 2**20:.0f} MiB needed)")
-                header = {"descr": "|u1", "fortran_order": False, "shape": (source.num_frames, *shape)}
+                header = {"descr": "|u1", "fortran_order": False, "shape": (num_images, *shape)}
                 np.lib.format.write_array_header_1_0(stream, header)
             if frames.shape[1:] != shape:
                 raise DatasetError(
@@ -134,9 +168,9 @@ def _write_images(source: LeRobotSource, camera: str, size: int | None, file: Pa
                 )
             stream.write(np.ascontiguousarray(frames).data)
             written += len(frames)
-    if written != source.num_frames:
-        raise DatasetError(f"{source.root}: {camera!r} has {written} images for {source.num_frames} frames")
+    if written != num_images:
+        raise DatasetError(f"{source.root}: {camera!r} has {written} images for {num_images} frames")
 
 
-def _image_file(camera: str) -> str:
-    return f"image_{camera}.npy"
+def _image_file(folder: Path, camera: str, final: bool = False) -> Path:
+    return folder / f"{FINAL_IMAGE_PREFIX if final else 'image_'}{camera}.npy"

@@ -82,9 +82,14 @@ class EpisodeDataset:
         task: int32 (N,), index in `instructions`.
         starts, lengths: int64 (E,). success: bool (E,).
         rows: int64, the frames to learn from (all, or those that the config selects).
+        final_images: the policy's camera name -> uint8 (E, height, width, 3), after each episode's last action, and
+        final_state: float32 (E, S), likewise; None where the dataset does not record them.
+        initial_states: E names, "task/split/index" where recorded. Episodes with the same name began alike.
+        cache: folder of the decoded arrays; its name stands for the content, the cameras and the image size.
     """
 
     path: Path
+    cache: Path
     fps: float
     images: dict[str, np.ndarray]
     state: np.ndarray
@@ -100,6 +105,9 @@ class EpisodeDataset:
     rows: np.ndarray
     ends: np.ndarray
     keyframes: np.ndarray | None
+    final_images: dict[str, np.ndarray] | None
+    final_state: np.ndarray | None
+    initial_states: list[str]
     weight: float = 1.0
 
     @property
@@ -135,7 +143,8 @@ def open_dataset(config: DatasetConfig, needs: DataNeeds, cache_folder: Path | N
     source = LeRobotSource(Path(config.path))
     names = _camera_names(source, config, needs.cameras)
     _check_sizes(source, needs)
-    images, arrays = open_cache(source, tuple(names.values()), needs.image_size, cache_folder)
+    decoded = open_cache(source, tuple(names.values()), needs.image_size, cache_folder)
+    arrays, final_images = decoded.arrays, decoded.final_images
     if needs.state_dim is None:
         arrays["state"] = arrays["state"][:, : source.state_dim]
     ends = np.cumsum(source.lengths)
@@ -153,8 +162,9 @@ def open_dataset(config: DatasetConfig, needs: DataNeeds, cache_folder: Path | N
     frame_ends = np.repeat(ends, source.lengths)
     return EpisodeDataset(
         path=source.root,
+        cache=decoded.folder,
         fps=source.fps,
-        images={camera: images[name] for camera, name in names.items()},
+        images={camera: decoded.images[name] for camera, name in names.items()},
         state=arrays["state"],
         actions=arrays["action"],
         executed_actions=arrays["executed_action"],
@@ -168,6 +178,9 @@ def open_dataset(config: DatasetConfig, needs: DataNeeds, cache_folder: Path | N
         rows=rows,
         ends=frame_ends,
         keyframes=hindsight_keyframes(arrays["state"], arrays["action"], frame_ends),
+        final_images=None if final_images is None else {c: final_images[name] for c, name in names.items()},
+        final_state=decoded.final_state,
+        initial_states=source.initial_states(),
         weight=config.weight,
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vla_rl.data.config import DatasetError
-from vla_rl.data.lerobot_io import ACTION, IMAGE_PREFIX, STATE, decode_image
+from vla_rl.data.lerobot_io import ACTION, FINAL_IMAGE_PREFIX, FINAL_STATE, IMAGE_PREFIX, STATE, decode_image
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -114,10 +114,65 @@ class LeRobotSource:
             data = item["bytes"] if item["bytes"] is not None else (self.root / item["path"]).read_bytes()
             return resize(decode_image(data), size)
 
+        yield from self._decoded(column, (t.column(column).to_pylist() for t in self.batches([column])), decode)
+
+    def final_images(self, camera: str, size: int | None) -> Iterator[np.ndarray] | None:
+        """A camera's image after each episode's last action, as `images` gives them; None where not all have one."""
+        column = FINAL_IMAGE_PREFIX + camera
+        encoded = self._episode_column(column)
+        if encoded is None:
+            return None
+        groups = (encoded[i : i + _BATCH_ROWS] for i in range(0, len(encoded), _BATCH_ROWS))
+        return self._decoded(column, groups, lambda data: resize(decode_image(data), size))
+
+    def final_states(self) -> np.ndarray | None:
+        """The state after each episode's last action, float32 (E, S); None where not all have one.
+
+        Raises:
+            DatasetError: of another size than the frames' states, or not finite.
+        """
+        values = self._episode_column(FINAL_STATE) if self.state_dim else None
+        if values is None:
+            return None
+        if sizes := {len(value) for value in values} - {self.state_dim}:
+            raise DatasetError(f"{self.root}: {FINAL_STATE} has {min(sizes)} numbers, {STATE} has {self.state_dim}")
+        states = np.asarray(values, np.float32)
+        if len(bad := np.flatnonzero(~np.isfinite(states).all(1))):
+            raise DatasetError(
+                f"{self.root}: {FINAL_STATE} holds NaN or infinite values in {len(bad)} episodes, first in episode "
+                f"{bad[0]}. Remove those episodes (lerobot-edit-dataset) or collect again."
+            )
+        return states
+
+    def initial_states(self) -> list[str]:
+        """The name of each episode's initial state: task/split/index, or the dataset and the episode's number."""
+        names = ("env_task", "env_split", "env_index")
+        if not set(names) <= set(self.episodes.column_names):
+            return [f"{self.root.name}/{number}" for number in range(len(self.lengths))]
+        columns = [self.episodes.column(name).to_pylist() for name in names]
+        return [f"{task}/{split}/{index}" for task, split, index in zip(*columns, strict=True)]
+
+    def _episode_column(self, name: str) -> list[Any] | None:
+        """A column of the episodes' metadata, in order; None where it is not there or has gaps."""
+        files = self._parquet_files(self.root / "meta" / "episodes")
+        tables = [self._read_columns(file, lambda n: n in (name, "episode_index")) for file in files]
+        if any(name not in table.column_names for table in tables):
+            return None
+        pairs = [
+            pair
+            for table in tables
+            for pair in zip(table.column("episode_index").to_pylist(), table.column(name).to_pylist(), strict=True)
+        ]
+        values = [value for _, value in sorted(pairs, key=lambda pair: pair[0])]
+        return None if any(value is None for value in values) else values
+
+    def _decoded(
+        self, column: str, groups: Iterable[list[Any]], decode: Callable[[Any], np.ndarray]
+    ) -> Iterator[np.ndarray]:
         with ThreadPoolExecutor() as pool:
-            for table in self.batches([column]):
+            for group in groups:
                 try:
-                    yield np.stack(list(pool.map(decode, table.column(column).to_pylist())))
+                    yield np.stack(list(pool.map(decode, group)))
                 except (OSError, ValueError) as error:
                     raise DatasetError(f"{self.root}: {column} cannot be decoded: {error}") from error
 
@@ -185,17 +240,22 @@ class LeRobotSource:
 
     def _read_table(self, folder: Path) -> pa.Table:
         import pyarrow as pa
+
+        tables = [
+            self._read_columns(file, lambda name: not name.startswith(("stats/", FINAL_IMAGE_PREFIX)))
+            for file in self._parquet_files(folder)
+        ]
+        return pa.concat_tables(tables, promote_options="permissive")
+
+    def _read_columns(self, file: Path, wanted: Callable[[str], bool]) -> pa.Table:
+        import pyarrow as pa
         import pyarrow.parquet as pq
 
-        tables = []
-        for file in self._parquet_files(folder):
-            try:
-                reader = pq.ParquetFile(str(file))
-                wanted = [n for n in reader.schema_arrow.names if not n.startswith(("stats/", "final_image_"))]
-                tables.append(reader.read(columns=wanted))
-            except (pa.ArrowException, OSError) as error:
-                raise self._damaged(file, error) from error
-        return pa.concat_tables(tables, promote_options="permissive")
+        try:
+            reader = pq.ParquetFile(str(file))
+            return reader.read(columns=[name for name in reader.schema_arrow.names if wanted(name)])
+        except (pa.ArrowException, OSError) as error:
+            raise self._damaged(file, error) from error
 
     def _parquet_files(self, folder: Path) -> list[Path]:
         files = sorted(folder.glob("*/*.parquet"))
