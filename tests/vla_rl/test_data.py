@@ -17,7 +17,7 @@ from vla_rl.collect import CollectConfig, collect_dataset
 from vla_rl.config import ConfigError, validate
 from vla_rl.data import cache as cache_module
 from vla_rl.data.config import DatasetConfig, DatasetError
-from vla_rl.data.dataset import BCDataset, DataNeeds, hindsight_keyframes, open_dataset
+from vla_rl.data.dataset import BCDataset, DataNeeds, hindsight_keyframes, latched_success, open_dataset
 from vla_rl.data.lerobot_io import decode_image
 from vla_rl.data.source import LeRobotSource, resize
 from vla_rl.data.statistics import compute_statistics
@@ -184,6 +184,21 @@ def test_hindsight_keyframes_by_hand():
     keyframes = hindsight_keyframes(state, actions, ends)
     assert keyframes is not None and keyframes[:, 0].tolist() == [2, 2, 4, 4, 5, 5, 7, 7]
     assert hindsight_keyframes(state[:, :2], actions, ends) is None
+
+
+def test_success_is_latched_by_hand():
+    # Three episodes: solved at its second step and undone; solved at its end; said to have failed.
+    recorded = np.array([0, 1, 0, 0, 0, 0, 1, 0, 1, 0], bool)
+    latched = latched_success(recorded, np.array([0, 4, 7]), np.array([True, True, False]))
+    assert latched.astype(int).tolist() == [0, 1, 1, 1, 0, 0, 1, 0, 0, 0]
+    unrecorded = latched_success(np.zeros(4, bool), np.array([0, 2]), np.array([True, False]))
+    assert unrecorded.tolist() == [False, True, False, False]
+
+
+def test_steps_record_success(shared):
+    data = read(shared)
+    last = data.starts + data.lengths - 1
+    assert data.succeeded[last].tolist() == data.success.tolist() and data.succeeded.sum() == data.success.sum()
 
 
 def test_filters(shared):

@@ -18,12 +18,20 @@ import numpy as np
 
 from vla_rl.atomic import atomic_folder, disk_full
 from vla_rl.data.config import DatasetError
-from vla_rl.data.lerobot_io import ACTION, CONTROL_SOURCE, EXECUTED_ACTION, FINAL_IMAGE_PREFIX, FINAL_STATE, STATE
+from vla_rl.data.lerobot_io import (
+    ACTION,
+    CONTROL_SOURCE,
+    EXECUTED_ACTION,
+    FINAL_IMAGE_PREFIX,
+    FINAL_STATE,
+    STATE,
+    SUCCESS,
+)
 from vla_rl.data.source import LeRobotSource, vectors
 from vla_rl.types import CONTROL_SOURCES
 
-FORMAT = 2
-ARRAYS = ("state", "action", "executed_action", "source", "task")
+FORMAT = 3
+ARRAYS = ("state", "action", "executed_action", "source", "task", "succeeded")
 
 
 @dataclass(frozen=True)
@@ -34,7 +42,8 @@ class DecodedDataset:
         folder: of the cache; its name is a hash of the dataset's content, the cameras and the image size.
         images: camera -> memory-mapped uint8 (N, height, width, 3).
         arrays: state float32 (N, S), action and executed_action float32 (N, A), source int8 (N,) (index in
-            `CONTROL_SOURCES`), task int32 (N,) (index of the instruction).
+            `CONTROL_SOURCES`), task int32 (N,) (index of the instruction), succeeded bool (N,) (as each step
+            recorded it; False where none did).
         final_images: camera -> memory-mapped uint8 (E, height, width, 3), after each episode's last action, and
         final_state: float32 (E, S), likewise; None where the dataset does not record them.
     """
@@ -103,7 +112,7 @@ def _build(source: LeRobotSource, cameras: list[str], size: int | None, path: Pa
 def _read_arrays(source: LeRobotSource) -> dict[str, np.ndarray]:
     """Everything but the images, checked."""
     columns = ["episode_index", "task_index", ACTION]
-    columns += [name for name in (STATE, EXECUTED_ACTION, CONTROL_SOURCE) if source.has(name)]
+    columns += [name for name in (STATE, EXECUTED_ACTION, CONTROL_SOURCE, SUCCESS) if source.has(name)]
     parts: dict[str, list[np.ndarray]] = {name: [] for name in (*ARRAYS, "episode")}
     for table in source.batches(columns):
         rows = table.num_rows
@@ -115,6 +124,7 @@ def _read_arrays(source: LeRobotSource) -> dict[str, np.ndarray]:
         except ValueError as error:
             raise DatasetError(f"{source.root}: actions or states of uneven length: {error}") from error
         parts["source"].append(_source_codes(source, table, rows))
+        parts["succeeded"].append(vectors(table, SUCCESS)[:, 0] > 0 if source.has(SUCCESS) else np.zeros(rows, bool))
         parts["task"].append(np.asarray(table.column("task_index")).astype(np.int32))
         parts["episode"].append(np.asarray(table.column("episode_index")).astype(np.int64))
     arrays = {name: np.concatenate(values) for name, values in parts.items()}

@@ -81,6 +81,7 @@ class EpisodeDataset:
         source: int8 (N,), who acted, index in `CONTROL_SOURCES`.
         task: int32 (N,), index in `instructions`.
         starts, lengths: int64 (E,). success: bool (E,).
+        succeeded: bool (N,), the task had been solved by the end of that frame's step (latched).
         rows: int64, the frames to learn from (all, or those that the config selects).
         final_images: the policy's camera name -> uint8 (E, height, width, 3), after each episode's last action, and
         final_state: float32 (E, S), likewise; None where the dataset does not record them.
@@ -101,6 +102,7 @@ class EpisodeDataset:
     starts: np.ndarray
     lengths: np.ndarray
     success: np.ndarray
+    succeeded: np.ndarray
     wanted: np.ndarray
     rows: np.ndarray
     ends: np.ndarray
@@ -111,13 +113,28 @@ class EpisodeDataset:
     weight: float = 1.0
 
     @property
+    def episodes(self) -> np.ndarray:
+        """Numbers of the episodes with at least one selected frame, int64, ascending."""
+        return np.unique(np.searchsorted(self.starts, self.rows, side="right") - 1)
+
+    @property
     def num_episodes(self) -> int:
         """Episodes with at least one selected frame."""
-        return len(np.unique(np.searchsorted(self.starts, self.rows, side="right")))
+        return len(self.episodes)
 
     def keep_episodes(self, keep: np.ndarray) -> EpisodeDataset:
         """The same with frames selected only in episodes where `keep`, bool (E,)."""
         return replace(self, rows=self.rows[np.repeat(keep, self.lengths)[self.rows]])
+
+    def hold_out(self, fraction: float, seed: Sequence[int]) -> tuple[EpisodeDataset, EpisodeDataset]:
+        """Split whole episodes at random: (to train on, held out), at least one episode in each."""
+        episodes = self.episodes
+        if len(episodes) < 2:
+            raise DatasetError(f"{self.path}: {len(episodes)} episode; holding some out needs at least 2")
+        count = min(max(round(fraction * len(episodes)), 1), len(episodes) - 1)
+        held = np.zeros(len(self.starts), bool)
+        held[np.random.default_rng(seed).permutation(episodes)[:count]] = True
+        return self.keep_episodes(~held), self.keep_episodes(held)
 
     def batch(self, rows: np.ndarray, chunk_size: int) -> BCBatch:
         """The examples that start at frames `rows`, int64 (B,)."""
@@ -160,6 +177,7 @@ def open_dataset(config: DatasetConfig, needs: DataNeeds, cache_folder: Path | N
             f"{sorted({CONTROL_SOURCES[i] for i in np.unique(arrays['source'])})}"
         )
     frame_ends = np.repeat(ends, source.lengths)
+    success = np.ones(len(starts), bool) if source.success is None else source.success
     return EpisodeDataset(
         path=source.root,
         cache=decoded.folder,
@@ -173,7 +191,8 @@ def open_dataset(config: DatasetConfig, needs: DataNeeds, cache_folder: Path | N
         instructions=source.instructions,
         starts=starts,
         lengths=source.lengths,
-        success=np.ones(len(starts), bool) if source.success is None else source.success,
+        success=success,
+        succeeded=latched_success(arrays["succeeded"], starts, success),
         wanted=wanted,
         rows=rows,
         ends=frame_ends,
@@ -183,6 +202,20 @@ def open_dataset(config: DatasetConfig, needs: DataNeeds, cache_folder: Path | N
         initial_states=source.initial_states(),
         weight=config.weight,
     )
+
+
+def latched_success(succeeded: np.ndarray, starts: np.ndarray, success: np.ndarray) -> np.ndarray:
+    """Whether an episode had succeeded by the end of each step: latched, and at the last step as the episode says.
+
+    Args:
+        succeeded: bool (N,), as each step recorded it. starts: int64 (E,). success: bool (E,), of the episodes.
+    """
+    lengths = np.diff(starts, append=len(succeeded))
+    count = np.cumsum(succeeded)
+    before = np.repeat(count[starts] - succeeded[starts], lengths)
+    latched = (count > before) & np.repeat(success, lengths)
+    latched[starts + lengths - 1] = success
+    return latched
 
 
 def hindsight_keyframes(state: np.ndarray, actions: np.ndarray, ends: np.ndarray) -> np.ndarray | None:
@@ -251,17 +284,7 @@ class BCDataset:
 
     def hold_out(self, fraction: float, seed: int) -> tuple[BCDataset, BCDataset]:
         """Split whole episodes at random: (to train on, held out), at least one episode in each of both."""
-        train, held = [], []
-        for number, part in enumerate(self.parts):
-            episodes = np.unique(np.searchsorted(part.starts, part.rows, side="right") - 1)
-            if len(episodes) < 2:
-                raise DatasetError(f"{part.path}: {len(episodes)} episode; holding some out needs at least 2")
-            count = min(max(round(fraction * len(episodes)), 1), len(episodes) - 1)
-            chosen = np.random.default_rng([seed, number]).permutation(episodes)[:count]
-            mask = np.zeros(len(part.starts), bool)
-            mask[chosen] = True
-            train.append(part.keep_episodes(~mask))
-            held.append(part.keep_episodes(mask))
+        train, held = zip(*(part.hold_out(fraction, [seed, i]) for i, part in enumerate(self.parts)), strict=True)
         return BCDataset(train, self.chunk_size), BCDataset(held, self.chunk_size)
 
 

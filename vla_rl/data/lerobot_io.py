@@ -30,6 +30,7 @@ FINAL_STATE = "final_state"
 STATE = "observation.state"
 ACTION = "action"
 EXECUTED_ACTION = "executed_action"
+SUCCESS = "next.success"
 CONTROL_SOURCE = "control_source"
 POLICY_VERSION = "policy_version"
 REPO_ID = "local/vla-rl"  # LeRobot wants a name; nothing is looked up under it.
@@ -129,7 +130,7 @@ def dataset_features(
         ACTION: vector(action_dim, "action"),
         EXECUTED_ACTION: vector(action_dim, "action"),
         "next.reward": scalar("float32"),
-        "next.success": scalar("bool"),
+        SUCCESS: scalar("bool"),
         "next.done": scalar("bool"),
         CONTROL_SOURCE: scalar("string"),
         POLICY_VERSION: scalar("string"),
@@ -175,7 +176,7 @@ def _frame_table(episode: RecordedEpisode, features: Mapping[str, Any]) -> pa.Ta
     done[-1] = True
     values: dict[str, Any] = {
         "next.reward": pa.array(episode.reward.astype(np.float32)),
-        "next.success": pa.array(episode.succeeded),
+        SUCCESS: pa.array(episode.succeeded),
         "next.done": pa.array(done),
         CONTROL_SOURCE: pa.array(episode.control_source, pa.string()),
         POLICY_VERSION: pa.array([episode.policy_version] * length, pa.string()),
@@ -218,7 +219,7 @@ def _episode_stats(episode: RecordedEpisode, features: Mapping[str, Any]) -> dic
         ACTION: episode.actions,
         EXECUTED_ACTION: episode.executed_actions,
         "next.reward": episode.reward[:, None],
-        "next.success": episode.succeeded[:, None],
+        SUCCESS: episode.succeeded[:, None],
         "next.done": done,
     }
     stats = {name: _describe(vectors[name]) for name in features if name in vectors}
