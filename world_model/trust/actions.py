@@ -1,0 +1,164 @@
+"""Does imagination follow the actions? Other actions to feed, and a network that reads actions off frames."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from world_model.trust.types import LoggedEpisode, WorldModel, collate
+from world_model.types import Frames
+
+# Latents are pooled to at most this side: where things are matters, fine texture does not.
+_MAX_SIDE = 16
+_ENCODE_EPISODES = 16
+
+
+def other_actions(episodes: Sequence[LoggedEpisode], kind: str, seed: int) -> list[np.ndarray]:
+    """For each episode other actions of the same scale, float32 (T_i, G, A); frame 0 keeps its zeros.
+
+    Args:
+        kind: "swapped": another episode's, from an other initial state where there is one; past that episode's end its
+            own. "zero": zeros. "random": each control step's drawn from all logged ones.
+    """
+    if kind == "zero":
+        return [np.zeros_like(e.actions) for e in episodes]
+    if kind == "swapped":
+        return [_replaced(e, episodes[i].actions) for e, i in zip(episodes, partners(episodes, seed), strict=True)]
+    assert kind == "random", f"unknown kind of other actions: {kind!r}"
+    rng = np.random.default_rng(seed)
+    pool = np.concatenate([e.actions[e.executed] for e in episodes])
+    return [_replaced(e, pool[rng.integers(len(pool), size=e.actions.shape[:2])]) for e in episodes]
+
+
+def partners(episodes: Sequence[LoggedEpisode], seed: int) -> list[int]:
+    """For each episode another one, drawn at random, with another initial state where there is one."""
+    order = np.random.default_rng(seed).permutation(len(episodes))
+    chosen = [0] * len(episodes)
+    for place, i in enumerate(order):
+        following = [int(j) for j in np.roll(order, -place - 1)]  # Ends with i itself.
+        chosen[i] = next((j for j in following if episodes[j].start != episodes[i].start), following[0])
+    return chosen
+
+
+def _replaced(episode: LoggedEpisode, actions: np.ndarray) -> np.ndarray:
+    length = min(len(episode.actions), len(actions))
+    result = episode.actions.copy()
+    result[1:length] = actions[1:length]
+    return result
+
+
+class InverseDynamics:
+    """Reads the mean action between two frames off their latents; a small convolutional network.
+
+    Trained on real frames alone; its error on imagined frames then shows whether their motion is the motion that the
+    actions ask for (as EVA, arXiv 2603.17808, and RLIR, arXiv 2509.23958, use such networks). It sees no
+    proprioception, from which the action would follow without looking at the images.
+
+    Args:
+        world_model: encodes the frames.
+        episodes: real ones to train on.
+        num_pairs: pairs of frames to train on, at most. num_updates: AdamW steps of 64 pairs.
+    """
+
+    def __init__(
+        self, world_model: WorldModel, episodes: Sequence[LoggedEpisode], num_pairs: int, num_updates: int, seed: int
+    ) -> None:
+        before, after, actions = _training_pairs(world_model, episodes, num_pairs, seed)
+        self.mean = actions.mean(0)
+        self.std = actions.std(0).clamp(min=1e-6)
+        self.varies = actions.std(0) > 1e-4  # Dimensions that never move would count as read.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            features = self._features(before[:1], after[:1])
+            self.network = _network(features.shape[1:], actions.shape[1])
+        self._fit(self._features(before, after), (actions - self.mean) / self.std, num_updates, seed)
+        self.num_pairs = len(actions)
+
+    def _fit(self, features: torch.Tensor, targets: torch.Tensor, num_updates: int, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        optimizer = torch.optim.AdamW(self.network.parameters(), lr=2e-3, weight_decay=0.05)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=max(num_updates, 2))
+        for _ in range(num_updates):
+            rows = torch.randint(len(features), (64,), generator=generator)
+            loss = F.mse_loss(self.network(features[rows]), targets[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+
+    @torch.no_grad()
+    def errors(self, frames: Frames, actions: torch.Tensor, executed: torch.Tensor) -> np.ndarray:
+        """Mean squared error of the actions read off each pair of frames, in variances of the action.
+
+        1 is what guessing the training episodes' mean action gives.
+
+        Args:
+            frames: B x T. actions: (B, T, G, A), executed: bool (B, T, G), those that led to each.
+
+        Returns:
+            float64 (B, T - 1) for frames 1 .. T - 1; NaN where nothing was executed.
+        """
+        latents = frames.latents.float().cpu()
+        batch, length = latents.shape[:2]
+        features = self._features(latents[:, :-1].flatten(0, 1), latents[:, 1:].flatten(0, 1))
+        guess = self.network(features).unflatten(0, (batch, length - 1))
+        wanted = (_mean_actions(actions[:, 1:], executed[:, 1:]) - self.mean) / self.std
+        error = (guess - wanted).square()[..., self.varies].mean(-1).double()
+        return torch.where(executed[:, 1:].any(-1), error, torch.nan).numpy()
+
+    def _features(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+        """(N, V, C, h, w) twice -> (N, 2 V C, h', w'): the earlier frame and what changed."""
+        both = torch.cat([before, after - before], 1).flatten(1, 2)
+        height, width = both.shape[-2:]
+        return F.adaptive_avg_pool2d(both, (min(height, _MAX_SIDE), min(width, _MAX_SIDE)))
+
+
+def _network(shape: Sequence[int], action_dim: int) -> nn.Sequential:
+    channels, height, width = shape
+    cells = -(-height // 2) * -(-width // 2)
+    return nn.Sequential(
+        nn.Conv2d(channels, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(32, 32, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(32 * cells, 128),
+        nn.ReLU(),
+        nn.Linear(128, action_dim),
+    )
+
+
+def _mean_actions(actions: torch.Tensor, executed: torch.Tensor) -> torch.Tensor:
+    """(..., G, A) -> (..., A), over the executed ones."""
+    return (actions * executed[..., None]).sum(-2) / executed.sum(-1, keepdim=True).clamp(min=1)
+
+
+def _training_pairs(
+    world_model: WorldModel, episodes: Sequence[LoggedEpisode], num_pairs: int, seed: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Latents before and after (N, V, C, h, w), and the mean action between (N, A), of pairs drawn at random."""
+    share = min(1.0, num_pairs / max(sum(e.num_frames - 1 for e in episodes), 1))
+    rng = np.random.default_rng(seed)
+    found: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+    for chunk in _chunks(episodes, _ENCODE_EPISODES):
+        batch = collate(chunk)
+        wanted = batch.executed[:, 1:].any(-1) & (rng.random(batch.executed[:, 1:].shape[:2]) < share)
+        if not wanted.any():
+            continue
+        latents = world_model.encode(batch.images, batch.states).latents.float().cpu()
+        keep = torch.from_numpy(wanted)
+        actions = _mean_actions(torch.from_numpy(batch.actions[:, 1:]), torch.from_numpy(batch.executed[:, 1:]))
+        found.append((latents[:, :-1][keep], latents[:, 1:][keep], actions[keep]))
+    if not found:
+        raise ValueError("no frame with an executed action to train the inverse dynamics on")
+    before, after, actions = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return before, after, actions
+
+
+def _chunks(episodes: Sequence[LoggedEpisode], size: int) -> Iterator[Sequence[LoggedEpisode]]:
+    for start in range(0, len(episodes), size):
+        yield [episodes[i] for i in range(start, min(start + size, len(episodes)))]

@@ -1,0 +1,145 @@
+"""Options of trust: how it is measured, and what must be reached before RL in imagination may start."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, model_validator
+
+from vla_rl.config import Config, ConfigError
+from world_model.trust.figures import Figure, figure_info
+
+
+class MeasureConfig(Config):
+    """How trust is measured."""
+
+    batch_size: PositiveInt = Field(default=16, description="Episodes imagined at a time; the figures do not change.")
+    seed: NonNegativeInt = Field(default=0, description="Of the world model's noise and of the actions swapped in.")
+    action_frames: PositiveInt = Field(
+        default=6, description="Frames imagined with other actions; later ones are off anyhow."
+    )
+    inverse_pairs: PositiveInt = Field(
+        default=2000, description="Pairs of frames that the inverse dynamics is trained on, at most."
+    )
+    inverse_updates: NonNegativeInt = Field(
+        default=300, description="Its updates, of 64 pairs; 0 leaves it out (its figures are then not measured)."
+    )
+    calibration_bins: PositiveInt = Field(default=10, description="Bins of the calibration curve.")
+    horizon_margin: float = Field(
+        default=0.1,
+        ge=0,
+        lt=1,
+        description="Images hold where imagination removes at least this share of the error of repeating the first "
+        "frame.",
+    )
+    horizon_episodes: PositiveInt = Field(
+        default=20, description="A frame that fewer episodes have is not judged: the trust horizon ends before it."
+    )
+    horizon_outcomes: PositiveInt = Field(
+        default=10, description="Successes and failures needed by a frame before outcomes must beat the majority guess."
+    )
+    num_clips: NonNegativeInt = Field(
+        default=3, description="Imagined-beside-real clips of each kind: success, failure, false and missed success."
+    )
+    alexnet_weights: Path | None = Field(
+        default=None, description="For LPIPS: torchvision's AlexNet (alexnet-owt-7be5be79.pth). Never downloaded."
+    )
+    lpips_weights: Path | None = Field(
+        default=None, description="For LPIPS: weights/v0.1/alex.pth of the lpips package."
+    )
+    r3d_weights: Path | None = Field(
+        default=None, description="For the Fréchet video distance: torchvision's R3D-18 (r3d_18-b3b3357e.pth)."
+    )
+
+
+class Requirement(Config):
+    """What one trust figure must reach. Its interval must reach it: the upper end `at_most`, the lower end `above`."""
+
+    at_most: float | None = Field(default=None, description="The figure's upper 95 % limit may be this at most.")
+    above: float | None = Field(default=None, description="The figure's lower 95 % limit must lie above this.")
+    limit: Literal["interval", "value"] = Field(
+        default="interval", description="value: judge the figure itself. Figures without an interval always are."
+    )
+    otherwise: Literal["refuse", "warn"] = Field(
+        default="refuse", description="What RL does where it is not reached, or was not measured."
+    )
+
+    @model_validator(mode="after")
+    def _one_bound(self) -> Requirement:
+        if (self.at_most is None) == (self.above is None):
+            raise ConfigError("trust.require: a requirement needs either at_most or above, and not both")
+        return self
+
+    def judged(self, name: str, measured: Figure | None) -> float:
+        """The number that is held against the bound; NaN where the figure or its interval was not measured."""
+        if measured is None:
+            return math.nan
+        if self.limit == "value" or not figure_info(name).interval:
+            return measured.value
+        return measured.low if self.at_most is None else measured.high
+
+    def reached(self, number: float) -> bool:
+        """Whether a judged number is good enough; NaN never is."""
+        return number > self.above if self.above is not None else number <= (self.at_most or 0.0)
+
+    def bound_text(self) -> str:
+        """For people: "at most 0.1" or "above 0"."""
+        return f"above {self.above:g}" if self.above is not None else f"at most {self.at_most:g}"
+
+
+DEFAULT_REQUIRE: dict[str, dict[str, Any]] = {
+    "false_success": {"at_most": 0.10},
+    "agreement_over_majority": {"above": 0.0},
+    "action_gain": {"above": 1.2},
+    "skill": {"above": 0.0},
+    "trust_horizon": {"above": 0.0},
+    "outcome_flips": {"at_most": 0.30, "otherwise": "warn"},
+    "pearson": {"above": 0.9, "limit": "value", "otherwise": "warn"},
+    "policy_gap": {"at_most": 0.10, "limit": "value", "otherwise": "warn"},
+}
+
+
+def _over_defaults(value: Any) -> Any:
+    """A recipe's requirements on top of the default ones: a bound replaces a bound, null removes the requirement."""
+    if not isinstance(value, dict):
+        return value
+    merged: dict[str, Any] = {name: dict(default) for name, default in DEFAULT_REQUIRE.items()}
+    for name, given in value.items():
+        if given is None:
+            merged.pop(name, None)
+        elif isinstance(given, dict):
+            kept = merged.get(name, {})
+            if {"at_most", "above"} & set(given):
+                kept = {key: bound for key, bound in kept.items() if key not in ("at_most", "above")}
+            merged[name] = {**kept, **given}
+        else:
+            merged[name] = given
+    return merged
+
+
+class TrustConfig(Config):
+    """What a world model must have shown before a policy is trained in it."""
+
+    report: Path | None = Field(
+        default=None, description="The trust.json to go by; None: the one in the world model's folder."
+    )
+    require: Annotated[dict[str, Requirement], BeforeValidator(_over_defaults)] = Field(
+        default={},
+        description="Figure -> bound. What is given is laid over the defaults: false_success at_most .10, "
+        "agreement_over_majority above 0, action_gain above 1.2, skill above 0, trust_horizon above 0 refuse; "
+        "outcome_flips at_most .30, pearson above .9, policy_gap at_most .10 warn. null removes one.",
+    )
+    ignore: bool = Field(
+        default=False, description="Train all the same where trust is missing or fails; the run's report then says so."
+    )
+
+    @model_validator(mode="after")
+    def _known_figures(self) -> TrustConfig:
+        for name in self.require:
+            try:
+                figure_info(name)
+            except ValueError as error:
+                raise ConfigError(f"trust.require: {error}") from None
+        return self

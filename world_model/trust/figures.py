@@ -1,0 +1,321 @@
+"""Every trust figure by name: what it is, its unit, and how to read it in plain words, as the page shows it."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from typing import Literal, NamedTuple
+
+from vla_rl.config import Config
+from vla_rl.statistics import Interval
+from world_model.trust.numbers import Number
+
+Unit = Literal["rate", "points", "dB", "times", "steps", "number"]
+
+
+class FigureInfo(NamedTuple):
+    """What a figure is.
+
+    Attributes:
+        group: part of the page. title: a few words. unit: see `as_text`.
+        meaning: one or two plain sentences, how to read it included.
+        interval: it comes with a 95 % interval.
+    """
+
+    group: str
+    title: str
+    unit: Unit
+    meaning: str
+    interval: bool = True
+
+
+class Figure(Config):
+    """A measured figure: value, 95 % interval (NaN where it has none), and from how many of what."""
+
+    value: Number
+    low: Number = math.nan
+    high: Number = math.nan
+    n: int
+    of: str = "episodes"
+
+
+def figure(value: float, interval: Interval, n: int, of: str = "episodes") -> Figure:
+    """A figure with its interval."""
+    return Figure(value=value, low=interval.low, high=interval.high, n=n, of=of)
+
+
+OUTCOMES, POLICIES, VIDEO, ACTIONS, HORIZON = (
+    "Success and failure",
+    "Several policies",
+    "Images",
+    "Following actions",
+    "How far",
+)
+GROUPS = (OUTCOMES, HORIZON, ACTIONS, VIDEO, POLICIES)
+
+FIGURES: dict[str, FigureInfo] = {
+    "agreement": FigureInfo(
+        OUTCOMES,
+        "Outcome agreement",
+        "rate",
+        "Share of episodes whose logged actions, imagined from the first frame on, end as they did in reality: success "
+        "or failure.",
+    ),
+    "majority": FigureInfo(
+        OUTCOMES,
+        "Majority guess",
+        "rate",
+        "What always guessing the commoner outcome would get right. Agreement below it is worth nothing.",
+    ),
+    "agreement_over_majority": FigureInfo(
+        OUTCOMES,
+        "Agreement above the majority guess",
+        "points",
+        "Agreement minus the majority guess, on the same episodes. Above zero, interval included, the world model "
+        "knows something about which episodes succeed.",
+    ),
+    "false_success": FigureInfo(
+        OUTCOMES,
+        "False successes",
+        "rate",
+        "Share of the episodes that really failed which the world model calls successes. RL learns to exploit these; "
+        "look at the upper end of the interval.",
+    ),
+    "missed_success": FigureInfo(
+        OUTCOMES,
+        "Missed successes",
+        "rate",
+        "Share of the episodes that really succeeded which the world model calls failures. It slows learning, but "
+        "misleads it less.",
+    ),
+    "precision": FigureInfo(
+        OUTCOMES, "Precision", "rate", "Share of the imagined successes that really were successes."
+    ),
+    "recall": FigureInfo(
+        OUTCOMES, "Recall", "rate", "Share of the real successes that were imagined as successes: 1 minus missed."
+    ),
+    "real_success": FigureInfo(OUTCOMES, "Real success", "rate", "Success rate of the logged episodes."),
+    "imagined_success": FigureInfo(
+        OUTCOMES, "Imagined success", "rate", "Success rate of the same actions in imagination."
+    ),
+    "imagined_minus_real": FigureInfo(
+        OUTCOMES,
+        "Imagined minus real success",
+        "points",
+        "Above zero the world model flatters. Rates can agree while every episode is wrong: read agreement first.",
+    ),
+    "outcome_flips": FigureInfo(
+        OUTCOMES,
+        "Outcomes that other noise flips",
+        "rate",
+        "Share of episodes that end otherwise when imagined again with other noise: outcomes the world model does not "
+        "know.",
+    ),
+    "calibration_error": FigureInfo(
+        OUTCOMES,
+        "Calibration error",
+        "points",
+        "How far probability and outcome lie apart on average (expected calibration error): an episode's highest "
+        "probability in imagination against what really happened. 0 is perfect.",
+        interval=False,
+    ),
+    "head_agreement": FigureInfo(
+        OUTCOMES,
+        "Agreement on real frames",
+        "rate",
+        "The success head's verdict on the real frames. Where it is much higher than the agreement in imagination, the "
+        "imagined frames are at fault, else the head.",
+    ),
+    "head_false_success": FigureInfo(
+        OUTCOMES,
+        "False successes on real frames",
+        "rate",
+        "Share of really failed episodes that the success head calls successes when it sees their real frames.",
+    ),
+    "head_calibration_error": FigureInfo(
+        OUTCOMES,
+        "Calibration error on real frames",
+        "points",
+        "The same when the success head sees the real frames.",
+        interval=False,
+    ),
+    "trust_horizon": FigureInfo(
+        HORIZON,
+        "Trust horizon",
+        "steps",
+        "Control steps up to which both the images and the outcomes below hold. Imagination should end there.",
+        interval=False,
+    ),
+    "image_horizon": FigureInfo(
+        HORIZON,
+        "Images hold up to",
+        "steps",
+        "Up to here, at every frame, imagination is nearer to the real frame than repeating the first one would be.",
+        interval=False,
+    ),
+    "outcome_horizon": FigureInfo(
+        HORIZON,
+        "Outcomes hold up to",
+        "steps",
+        "Up to here, at every frame, “has it succeeded by now?” is answered better in imagination than by the majority "
+        "guess (or, while too few have succeeded or failed to tell, not worse).",
+        interval=False,
+    ),
+    "action_gain": FigureInfo(
+        ACTIONS,
+        "Action gain",
+        "times",
+        "Error of the imagined frames with another episode's actions, relative to the error with the true ones. 1: the "
+        "actions make no difference, so RL has nothing to learn from.",
+    ),
+    "action_gain_zero": FigureInfo(
+        ACTIONS, "Action gain, zero actions", "times", "The same with all actions set to zero."
+    ),
+    "action_gain_random": FigureInfo(
+        ACTIONS,
+        "Action gain, random actions",
+        "times",
+        "The same with actions drawn at random from all logged ones, step by step.",
+    ),
+    "action_response": FigureInfo(
+        ACTIONS,
+        "Response to other actions",
+        "times",
+        "How far the imagined frames move when the actions are swapped and the noise is kept, relative to the error "
+        "with the true actions. 0: ignored.",
+    ),
+    "inverse_error_real": FigureInfo(
+        ACTIONS,
+        "Actions read off real frames, error",
+        "number",
+        "A small network guesses the mean action between two frames. Squared error on real frames it has not seen; 1 "
+        "is guessing the mean.",
+    ),
+    "inverse_error_imagined": FigureInfo(
+        ACTIONS,
+        "Actions read off imagined frames, error",
+        "number",
+        "The same network's error on imagined frames, against the actions that were fed.",
+    ),
+    "inverse_error_ratio": FigureInfo(
+        ACTIONS,
+        "Imagined over real",
+        "times",
+        "The second divided by the first. Near 1: imagined motion shows the actions as clearly as real motion.",
+    ),
+    "skill": FigureInfo(
+        VIDEO,
+        "Skill over copying",
+        "number",
+        "Share of the error (of latents) of repeating the first frame that imagination removes. 1 is perfect, 0 no "
+        "better than a still image, below 0 worse.",
+    ),
+    "latent_error": FigureInfo(
+        VIDEO,
+        "Latent error",
+        "number",
+        "Mean squared error of the imagined latents; their variance is about 1. What the policy's world is made of.",
+    ),
+    "state_error": FigureInfo(
+        VIDEO, "State error", "number", "Mean squared error of the normalised proprioception; its variance is about 1."
+    ),
+    "psnr": FigureInfo(VIDEO, "PSNR", "dB", "Pixel likeness of imagined and real images; 20 is rough, 30 is good."),
+    "psnr_reconstruction": FigureInfo(
+        VIDEO,
+        "PSNR of the autoencoder",
+        "dB",
+        "Real images encoded and decoded: the best that imagination could reach.",
+    ),
+    "psnr_copy": FigureInfo(
+        VIDEO, "PSNR of copying", "dB", "The first frame, encoded and decoded, held still: what imagination must beat."
+    ),
+    "ssim": FigureInfo(
+        VIDEO, "SSIM", "number", "Likeness of local structure, 1 is equal. Blur lowers it more than PSNR."
+    ),
+    "lpips": FigureInfo(
+        VIDEO,
+        "LPIPS",
+        "number",
+        "Distance of images in a network's features (AlexNet), nearer to how people judge; 0 is equal.",
+    ),
+    "fvd": FigureInfo(
+        VIDEO,
+        "Fréchet video distance",
+        "number",
+        "Distance between imagined and real videos as two crowds, in features of R3D-18; 0 is equal. Not comparable "
+        "with papers' I3D numbers, nor between numbers of episodes.",
+        interval=False,
+    ),
+    "pearson": FigureInfo(
+        POLICIES,
+        "Pearson correlation",
+        "number",
+        "Of real with imagined success rate over the policies. Near 1: what is better in imagination is better in "
+        "reality, in proportion.",
+    ),
+    "mmrv": FigureInfo(
+        POLICIES,
+        "Mean maximum rank violation",
+        "points",
+        "For each policy, the largest real gap to another one that imagination puts in the wrong order; averaged. 0: "
+        "no pair is swapped.",
+    ),
+    "policy_agreement": FigureInfo(
+        POLICIES,
+        "Agreement, policies acting",
+        "rate",
+        "Share of initial states from which a policy, acting in each of the two, ends the same way, over all policies.",
+    ),
+    "policy_gap": FigureInfo(
+        POLICIES,
+        "Imagined minus real, policies acting",
+        "points",
+        "Success in imagination minus success in reality, over all policies.",
+    ),
+}
+
+
+def figure_info(name: str) -> FigureInfo:
+    """What the figure `name` is; for `styles/<style>/<figure>` the figure's.
+
+    Raises:
+        ValueError: there is no such figure; the message gives the nearest name.
+    """
+    parts = name.split("/")
+    known = parts[-1] if len(parts) == 3 and parts[0] == "styles" else name
+    if known in FIGURES:
+        return FIGURES[known]
+    nearest = difflib.get_close_matches(known, FIGURES, n=1)
+    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+    raise ValueError(
+        f"no trust figure is called {name!r}.{hint} Allowed: {', '.join(sorted(FIGURES))}; "
+        "for another style: styles/<style>/<figure>"
+    )
+
+
+def as_text(value: float, unit: Unit) -> str:
+    """A figure's value for people: "12.3 %", "+4.5 points", "24.1 dB", "1.8 ×", "48", "0.93"."""
+    if math.isnan(value):
+        return "–"
+    match unit:
+        case "rate":
+            text = f"{100 * value:.1f} %"
+        case "points":
+            text = f"{100 * value:+.1f} points"
+        case "dB":
+            text = f"{value:.1f} dB"
+        case "times":
+            text = f"{value:.2f} ×" if value < 1000 else "over 1000 ×"
+        case "steps":
+            text = f"{value:.0f} steps"
+        case "number":
+            text = f"{value:.3f}"
+    return text.replace("-", "−")
+
+
+def with_interval(measured: Figure, unit: Unit) -> str:
+    """Value, interval and n for people: "12.3 % [8.1 %, 18.0 %], n = 120 failed episodes"."""
+    interval = ""
+    if math.isfinite(measured.low) and math.isfinite(measured.high):
+        interval = f" [{as_text(measured.low, unit)}, {as_text(measured.high, unit)}]"
+    return f"{as_text(measured.value, unit)}{interval}, n = {measured.n} {measured.of}"

@@ -1,0 +1,229 @@
+"""trust.json: every figure with n and interval, and whether it lets RL in imagination start."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from vla_rl.atomic import write_text_atomic
+from vla_rl.config import Config
+from world_model.trust.config import MeasureConfig, Requirement, TrustConfig
+from world_model.trust.figures import Figure, as_text, figure_info, with_interval
+from world_model.trust.metrics import Curve
+from world_model.trust.numbers import Number
+from world_model.trust.outcomes import Calibration, PolicyRates
+
+SCHEMA_VERSION = 1
+TRUST_FILE = "trust.json"
+EVAL_COMMAND = "vla-rl world-model eval"
+
+
+class TrustError(ValueError):
+    """Trust that is missing, unreadable or too low; the message says which figure and what to do."""
+
+
+class Verdict(Config):
+    """One requirement held against the report.
+
+    Attributes:
+        figure: its name. value: what was judged (a value or an end of its interval); NaN where not measured.
+        bound: "above 1.2", "at most 0.1".
+        passed: reached. refuses: not reached, and RL must not start.
+        text: for people.
+    """
+
+    figure: str
+    value: Number
+    bound: str
+    passed: bool
+    refuses: bool
+    text: str
+
+
+class Provenance(Config):
+    """What was measured.
+
+    Attributes:
+        model: the world model's folder. model_key: hash of its weights; "" where unknown.
+        datasets: of the held-out episodes. dataset_keys: their content keys.
+        command: that made the report.
+    """
+
+    model: str = ""
+    model_key: str = ""
+    datasets: tuple[str, ...] = ()
+    dataset_keys: tuple[str, ...] = ()
+    command: str = ""
+
+
+class ClipFile(Config):
+    """An imagined-beside-real clip: its file, relative to the report, and how both ended."""
+
+    file: str
+    start: str
+    instruction: str
+    real: bool
+    imagined: bool
+
+
+class TrustReport(Config):
+    """How far a world model can be trusted.
+
+    Attributes:
+        figures: by name; see `figures.FIGURES` for what each one is.
+        styles: style -> the same figures on episodes that look otherwise.
+        curves: by frame: "latent_error", "latent_error_copy", "psnr", "psnr_copy", "psnr_reconstruction", "ssim",
+            "real_success", "imagined_success", "outcome_agreement", "outcome_majority".
+        calibrations: "imagined" and "real" (frames that the success head saw).
+        policies: success of each policy, real and imagined.
+        not_measured: figure -> why not.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    created: str
+    provenance: Provenance
+    config: MeasureConfig
+    frame_steps: int
+    figures: dict[str, Figure]
+    styles: dict[str, dict[str, Figure]] = Field(default={})
+    curves: dict[str, Curve] = Field(default={})
+    calibrations: dict[str, Calibration] = Field(default={})
+    policies: tuple[PolicyRates, ...] = ()
+    clips: tuple[ClipFile, ...] = ()
+    not_measured: dict[str, str] = Field(default={})
+
+    def figure(self, name: str) -> Figure | None:
+        """A figure by its name, `styles/<style>/<figure>` included; None where it was not measured."""
+        if name.startswith("styles/"):
+            _, style, inner = name.split("/")
+            return self.styles.get(style, {}).get(inner)
+        return self.figures.get(name)
+
+    @property
+    def trust_horizon(self) -> int:
+        """Control steps after which imagination should end; 0 where nothing holds or it was not measured."""
+        measured = self.figure("trust_horizon")
+        return int(measured.value) if measured is not None and measured.value > 0 else 0
+
+    def check(self, require: Mapping[str, Requirement]) -> list[Verdict]:
+        """Hold the report against requirements, one verdict for each, those that refuse first."""
+        verdicts = [self._verdict(name, requirement) for name, requirement in require.items()]
+        return sorted(verdicts, key=lambda v: (not v.refuses, v.passed))
+
+    def _verdict(self, name: str, requirement: Requirement) -> Verdict:
+        info, measured = figure_info(name), self.figure(name)
+        number = requirement.judged(name, measured)
+        passed = requirement.reached(number)
+        refuses = not passed and requirement.otherwise == "refuse"
+        if measured is None:
+            found = f"not measured ({self.not_measured.get(name, 'the report lacks it')})"
+        elif math.isnan(number):
+            found = f"no interval ({self.not_measured.get(name, 'it needs at least two initial states')})"
+        else:
+            found = with_interval(measured, info.unit)
+        consequence = "reached" if passed else "RL refuses" if refuses else "a warning"
+        word, end, wanted = ("at most", "upper", requirement.at_most)
+        if requirement.above is not None:
+            word, end, wanted = ("above", "lower", requirement.above)
+        part = f"the interval's {end} end" if requirement.limit == "interval" and info.interval else "it"
+        text = f"{info.title}: {found}; {part} must be {word} {as_text(wanted or 0.0, info.unit)}: {consequence}."
+        return Verdict(
+            figure=name, value=number, bound=requirement.bound_text(), passed=passed, refuses=refuses, text=text
+        )
+
+    def save(self, path: Path) -> None:
+        """Write JSON, atomically; NaN becomes null."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        write_text_atomic(Path(path), self.model_dump_json(indent=1) + "\n")
+
+    @staticmethod
+    def load(path: Path) -> TrustReport:
+        """Read a report written by `save`.
+
+        Raises:
+            TrustError: missing, not JSON (truncated), of another schema, or with invalid fields.
+        """
+        path = Path(path)
+        again = f"Measure again: `{EVAL_COMMAND}`."
+        if not path.is_file():
+            raise TrustError(
+                f"no trust report at {path}. Measure how far the world model can be trusted first: `{EVAL_COMMAND}`; "
+                "or set trust.ignore=true to train without knowing (the run's report will say so)."
+            )
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise TrustError(f"{path}: not valid JSON, truncated or no trust report: {error}. {again}") from None
+        version = values.get("schema_version") if isinstance(values, dict) else None
+        if version != SCHEMA_VERSION:
+            raise TrustError(f"{path}: schema_version is {version!r}, this version reads {SCHEMA_VERSION}. {again}")
+        try:
+            return TrustReport.model_validate(values)
+        except ValidationError as error:
+            raise TrustError(f"{path}: no usable trust report: {_first_problem(error)}. {again}") from None
+
+
+class Admission(Config):
+    """Whether RL may start in a world model, and why; a run keeps it, and its report shows it.
+
+    Attributes:
+        report: the trust.json asked. verdicts: on every requirement; empty where there is no report.
+        problem: what refuses; "" where nothing does.
+        ignored: something refuses and `trust.ignore=true` overruled it. To be shown in red.
+        warnings: requirements that only warn and were not reached.
+    """
+
+    report: str
+    verdicts: tuple[Verdict, ...] = ()
+    problem: str = ""
+    ignored: bool = False
+    warnings: tuple[str, ...] = ()
+
+
+def admit(config: TrustConfig, default_path: Path, model_key: str = "") -> Admission:
+    """Decide whether RL may start in a world model.
+
+    Args:
+        config: what is required.
+        default_path: the report's place where `config.report` gives none.
+        model_key: hash of the weights that RL will run in; "" skips that check.
+
+    Raises:
+        TrustError: the report is missing, is about other weights, or fails a requirement, and is not to be ignored.
+    """
+    path = config.report or default_path
+    verdicts: list[Verdict] = []
+    problem = ""
+    try:
+        report = TrustReport.load(path)
+        if model_key and report.provenance.model_key not in ("", model_key):
+            raise TrustError(
+                f"{path} is about another world model (weights {report.provenance.model_key}, these are {model_key}): "
+                f"it was fitted again since. Measure again: `{EVAL_COMMAND}`."
+            )
+        verdicts = report.check(config.require)
+        if refusing := [v.text for v in verdicts if v.refuses]:
+            raise TrustError(
+                "the world model cannot be trusted enough for RL:\n"
+                + "\n".join(f"  - {text}" for text in refusing)
+                + f"\nReport: {path}. Fit it on more of the policy's own episodes (failures included), change "
+                "trust.require, or set trust.ignore=true to train all the same (the run's report will say so)."
+            )
+    except TrustError as error:
+        if not config.ignore:
+            raise
+        problem = str(error)
+    warnings = tuple(v.text for v in verdicts if not v.passed and not v.refuses)
+    return Admission(
+        report=str(path), verdicts=tuple(verdicts), problem=problem, ignored=bool(problem), warnings=warnings
+    )
+
+
+def _first_problem(error: ValidationError) -> Any:
+    first = error.errors()[0]
+    return f"{'.'.join(str(p) for p in first['loc'])}: {first['msg']} (found {first['input']!r:.60})"

@@ -1,0 +1,185 @@
+"""What trust is measured on: logged real episodes, and what a world model must answer about them.
+
+Shape legend, beside `world_model.types`': E episodes, B of them at a time; an episode has T frames, its first and one
+every G control steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from world_model.types import Actions, Frames
+
+
+@dataclass(frozen=True)
+class LoggedEpisode:
+    """One real episode of a policy, never used to fit the world model.
+
+    Attributes:
+        images: uint8 (T, V, height, width, 3), at least two frames.
+        states: float32 (T, S), in the robot's units.
+        actions: float32 (T, G, A), those that led to each frame; frame 0: zeros.
+        executed: bool (T, G), which of them were executed; frame 0: none.
+        success: bool (T,), the episode had succeeded when the frame was seen (latched).
+        instruction: what the policy was told.
+        start: name of the initial state ("pick_place/eval/12"). Episodes with the same name are resampled together.
+    """
+
+    images: np.ndarray
+    states: np.ndarray
+    actions: np.ndarray
+    executed: np.ndarray
+    success: np.ndarray
+    instruction: str
+    start: str
+
+    @property
+    def num_frames(self) -> int:
+        return len(self.states)
+
+    @property
+    def num_steps(self) -> int:
+        """Control steps executed."""
+        return int(self.executed.sum())
+
+    @property
+    def succeeded(self) -> bool:
+        return bool(self.success[-1])
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What the world model says about the success of B episodes, frame by frame.
+
+    Attributes:
+        probability: float32 (B, F), of the instruction being carried out, from the success head.
+        success: bool (B, F), the episode counts as a success: the decision that RL is rewarded by, latched.
+    """
+
+    probability: np.ndarray
+    success: np.ndarray
+
+
+class WorldModel(Protocol):
+    """A world model as the trust figures see it."""
+
+    frame_steps: int  # G
+
+    def encode(self, images: np.ndarray, states: np.ndarray) -> Frames:
+        """uint8 (B, F, V, height, width, 3), float32 (B, F, S) -> B x F frames."""
+        ...
+
+    def decode(self, frames: Frames) -> np.ndarray:
+        """B x F frames -> uint8 (B, F, V, height, width, 3)."""
+        ...
+
+    def begin(self, first: Frames, instruction: Sequence[str], seeds: Sequence[int]) -> Any:
+        """Start B episodes at their first frame (F = 1). `seeds`: of each episode's noise."""
+        ...
+
+    def imagine(self, context: Any, actions: Actions) -> tuple[Frames, Scores]:
+        """The F frames that follow `begin`, and what the environment that RL learns in would say of them.
+
+        Every frame but the first of the episode is imagined from imagined frames (open loop).
+        """
+        ...
+
+    def score(self, frames: Frames, instruction: Sequence[str]) -> Scores:
+        """The same success head on real frames: B x F, from the episode's first frame (the reference) on."""
+        ...
+
+
+@dataclass(frozen=True)
+class PolicyOutcomes:
+    """One policy acting from the same initial states in the real environment and in the world model.
+
+    Attributes:
+        name: for people.
+        starts: E names of initial states, each once, the same for every policy.
+        real, imagined: bool (E,), success.
+    """
+
+    name: str
+    starts: Sequence[str]
+    real: np.ndarray
+    imagined: np.ndarray
+
+
+@dataclass(frozen=True)
+class TrustData:
+    """Everything that trust is measured on.
+
+    Attributes:
+        held_out: real episodes of the policy that RL will start from, from the run's own style and camera.
+        train: real episodes to train the inverse dynamics on, such as those the world model was fitted on; where
+            empty, half of `held_out` is used for it.
+        styles: name -> held-out episodes with another look (lighting, colours, textures).
+        policies: closed-loop outcomes of several policies.
+    """
+
+    held_out: Sequence[LoggedEpisode]
+    train: Sequence[LoggedEpisode] = ()
+    styles: Mapping[str, Sequence[LoggedEpisode]] = field(default_factory=dict)
+    policies: Sequence[PolicyOutcomes] = ()
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B logged episodes, the shorter ones padded at the end by repeating their last frame, with no action executed.
+
+    Attributes:
+        images: uint8 (B, T, V, height, width, 3). states: float32 (B, T, S).
+        actions: float32 (B, T, G, A). executed: bool (B, T, G).
+        valid: bool (B, T), False for padding. success: bool (B, T), latched.
+        instruction: B strings.
+    """
+
+    images: np.ndarray
+    states: np.ndarray
+    actions: np.ndarray
+    executed: np.ndarray
+    valid: np.ndarray
+    success: np.ndarray
+    instruction: list[str]
+
+
+def collate(episodes: Sequence[LoggedEpisode], max_frames: int | None = None) -> Batch:
+    """A padded batch of episodes, cut to their first `max_frames` frames where given."""
+    length = max(e.num_frames for e in episodes)
+    length = min(length, max_frames or length)
+    rows = [np.minimum(np.arange(length), e.num_frames - 1) for e in episodes]
+    inside = [np.arange(length) < e.num_frames for e in episodes]
+    pairs = list(zip(episodes, rows, inside, strict=True))
+    return Batch(
+        images=np.stack([e.images[r] for e, r, _ in pairs]),
+        states=np.stack([e.states[r] for e, r, _ in pairs]).astype(np.float32),
+        actions=np.stack([e.actions[r] * i[:, None, None] for e, r, i in pairs]).astype(np.float32),
+        executed=np.stack([e.executed[r] & i[:, None] for e, r, i in pairs]),
+        valid=np.stack(inside),
+        success=np.stack([e.success[r] for e, r, _ in pairs]),
+        instruction=[e.instruction for e in episodes],
+    )
+
+
+def check_episodes(episodes: Sequence[LoggedEpisode], frame_steps: int, what: str) -> None:
+    """Every episode has what is measured, of the shapes that its fields promise.
+
+    Raises:
+        ValueError: no episode, an episode of one frame, another number of actions per frame, or arrays that disagree.
+    """
+    if not episodes:
+        raise ValueError(f"{what}: no episode; trust is measured on real episodes that the world model has not seen")
+    for i, episode in enumerate(episodes):
+        length = episode.num_frames
+        lengths = {name: len(getattr(episode, name)) for name in ("images", "states", "actions", "executed", "success")}
+        if length < 2 or set(lengths.values()) != {length}:
+            raise ValueError(f"{what}: episode {i} needs at least 2 frames, as many in each array; found {lengths}")
+        if episode.actions.shape[1] != frame_steps or episode.executed.shape[1] != frame_steps:
+            raise ValueError(
+                f"{what}: episode {i} has {episode.actions.shape[1]} actions per frame, the world model was fitted "
+                f"with frame_steps = {frame_steps}; cut the episodes with that"
+            )
