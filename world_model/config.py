@@ -118,6 +118,9 @@ class FitConfig(Config):
 class ImaginationConfig(Config):
     """How `WorldModelEnv` imagines."""
 
+    require_both: bool = Field(
+        default=True, description="A success counts where the success head and the clip classifier both say so."
+    )
     dual_noise: NonNegativeInt = Field(
         default=1, description="Times that a predicted success is imagined again with new noise; one flip discards it."
     )
@@ -125,6 +128,23 @@ class ImaginationConfig(Config):
     max_disagreement: PositiveFloat | None = Field(
         default=None, description="Truncate an episode where the futures' latents spread by more; None never."
     )
+    horizon: PositiveInt | None = Field(
+        default=None, description="Trust horizon: truncate after this many control steps, if the task does not before."
+    )
+    fresh_noise: bool = Field(
+        default=True,
+        description="Every episode has noise of its own. false: an initial state always has the same, which pairs "
+        "policies; the episodes of a GRPO group then differ by their actions alone.",
+    )
+
+    @model_validator(mode="after")
+    def _disagreement_needs_futures(self) -> ImaginationConfig:
+        if self.max_disagreement is not None and self.ensemble < 2:
+            raise ConfigError(
+                f"imagination.max_disagreement: got {self.max_disagreement:g} with ensemble 1, which has nothing to "
+                "disagree with; set imagination.ensemble to 2 or more"
+            )
+        return self
 
 
 def world_model_config(values: Any) -> WorldModelConfig:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 
@@ -27,11 +27,24 @@ class Autoencoder(Protocol):
 class Context(Protocol):
     """What a dynamics model remembers of B episodes: the reference frame and the last few, as keys and values.
 
-    A context is never changed in place: `extend` and `select` give new ones.
+    A context is never changed in place: `extend`, `select` and `put` give new ones.
     """
 
-    def select(self, rows: torch.Tensor) -> Context:
+    def select(self, rows: torch.Tensor) -> Self:
         """Of the episodes at `rows`, int64, in that order (repeats allowed)."""
+        ...
+
+    def put(self, rows: torch.Tensor, other: Any) -> Self:
+        """With the episodes at `rows`, int64, replaced by those of `other`, a context of the same dynamics."""
+        ...
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All of it, for a keyframe; the first dimension of each is B."""
+        ...
+
+    @staticmethod
+    def from_tensors(tensors: dict[str, torch.Tensor]) -> Any:
+        """What `tensors` gave."""
         ...
 
 

@@ -111,6 +111,13 @@ class NoiseStream:
         chosen._generators = [self._generators[i] for i in rows]
         return chosen
 
+    @staticmethod
+    def join(parts: Sequence[NoiseStream]) -> NoiseStream:
+        """The streams of several, in order; they go on where they are, for both."""
+        joined = NoiseStream([])
+        joined._generators = [g for part in parts for g in part._generators]
+        return joined
+
     def __len__(self) -> int:
         return len(self._generators)
 

@@ -1,0 +1,169 @@
+"""What a world model says about itself beside its weights: robot, cameras, tasks, thresholds. Imports no torch."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import Field, FiniteFloat, PositiveFloat, PositiveInt, model_validator
+
+from vla_rl.config import Config, ConfigError, validate
+from vla_rl.types import EnvSpec
+from world_model.config import WorldModelConfig
+
+FACTS_FILE = "world_model.json"
+FORMAT = 1
+
+Row = tuple[FiniteFloat, FiniteFloat, FiniteFloat, FiniteFloat]
+
+
+class WorldModelFacts(Config):
+    """What a world model was fitted on, and what it takes for a success. Sizes and units are those of `EnvSpec`."""
+
+    cameras: tuple[str, ...] = Field(min_length=1, description="Views, in order.")
+    image_size: tuple[PositiveInt, PositiveInt] = Field(description="(height, width), pixels.")
+    state_mean: tuple[FiniteFloat, ...] = Field(description="S numbers; states are normalised with these.")
+    state_std: tuple[PositiveFloat, ...] = Field(description="S numbers.")
+    action_low: tuple[FiniteFloat, ...] = Field(min_length=1, description="A numbers; actions are clipped to these.")
+    action_high: tuple[FiniteFloat, ...] = Field(description="A numbers.")
+    control_hz: PositiveFloat = Field(description="Control steps per second.")
+    tasks: dict[str, str] = Field(min_length=1, description="Task -> instruction.")
+    horizon: dict[str, PositiveInt] = Field(description="Task -> control steps before truncation.")
+    projections: dict[str, tuple[Row, Row, Row]] = Field(default={}, description="See `EnvSpec.projections`.")
+    success_threshold: FiniteFloat = Field(default=0.0, description="Logit of the success head above which it counts.")
+    clip_threshold: FiniteFloat = Field(default=0.0, description="Logit of the clip classifier, likewise.")
+    calibration: dict[str, Any] = Field(default={}, description="How the thresholds were found, and what they give.")
+    datasets: tuple[str, ...] = Field(default=(), description="Content keys of the datasets it was fitted on.")
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> WorldModelFacts:
+        if len(self.state_mean) != len(self.state_std):
+            raise ConfigError(f"state_std: {len(self.state_std)} numbers, state_mean has {len(self.state_mean)}")
+        if len(self.action_low) != len(self.action_high) or any(
+            low >= high for low, high in zip(self.action_low, self.action_high, strict=True)
+        ):
+            raise ConfigError(f"action_high: got {self.action_high}, must be above action_low {self.action_low}")
+        if set(self.horizon) != set(self.tasks):
+            raise ConfigError(f"horizon: of tasks {sorted(self.horizon)}, must be of {sorted(self.tasks)}")
+        return self
+
+    @property
+    def state_dim(self) -> int:
+        return len(self.state_mean)
+
+    @property
+    def action_dim(self) -> int:
+        return len(self.action_low)
+
+    @classmethod
+    def of(cls, spec: EnvSpec, state_mean: np.ndarray, state_std: np.ndarray, **more: Any) -> WorldModelFacts:
+        """Facts of a world model that imitates an environment. `more`: thresholds, calibration, datasets."""
+        return cls(
+            cameras=spec.cameras,
+            image_size=spec.image_size,
+            state_mean=tuple(map(float, state_mean)),
+            state_std=tuple(map(float, state_std)),
+            action_low=tuple(map(float, spec.action_low)),
+            action_high=tuple(map(float, spec.action_high)),
+            control_hz=spec.control_hz,
+            tasks=spec.tasks,
+            horizon=spec.horizon,
+            projections={name: _rows(matrix) for name, matrix in spec.projections.items() if name in spec.cameras},
+            **more,
+        )
+
+    def env_spec(self, tasks: Sequence[str] = (), max_steps: int | None = None) -> EnvSpec:
+        """The facts of an environment that imagines with it.
+
+        Args:
+            tasks: some of its tasks; empty means all.
+            max_steps: trust horizon, control steps; None leaves the tasks' own.
+
+        Raises:
+            ConfigError: an unknown task.
+        """
+        for task in tasks:
+            if task not in self.tasks:
+                nearest = difflib.get_close_matches(task, self.tasks, n=1)
+                hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+                raise ConfigError(
+                    f"env.tasks: the world model knows no {task!r}.{hint} It has: {', '.join(self.tasks)}."
+                )
+        chosen = tuple(tasks) or tuple(self.tasks)
+        return EnvSpec(
+            kind="world_model",
+            tasks={task: self.tasks[task] for task in chosen},
+            horizon={task: min(self.horizon[task], max_steps or self.horizon[task]) for task in chosen},
+            cameras=self.cameras,
+            image_size=self.image_size,
+            state_dim=self.state_dim,
+            action_dim=self.action_dim,
+            action_low=np.array(self.action_low, np.float32),
+            action_high=np.array(self.action_high, np.float32),
+            control_hz=self.control_hz,
+            projections={name: np.array(matrix) for name, matrix in self.projections.items()},
+        )
+
+
+def pretrained_folder() -> Path:
+    """Where the world models that ship with the package lie."""
+    return Path(__file__).resolve().parent / "pretrained"
+
+
+def resolve_path(path: str | Path) -> Path:
+    """A world model's folder from a path or 'pretrained:NAME'.
+
+    Raises:
+        ConfigError: no such pretrained world model (lists those there are), or no such folder.
+    """
+    text = str(path)
+    if text.startswith("pretrained:"):
+        root, name = pretrained_folder(), text.removeprefix("pretrained:")
+        known = sorted(p.parent.name for p in root.glob(f"*/{FACTS_FILE}"))
+        if name not in known:
+            available = ", ".join(known) or "none"
+            raise ConfigError(f"world model {text!r}: no such pretrained world model. Available: {available}.")
+        return root / name
+    folder = Path(text).expanduser()
+    if not folder.is_dir():
+        raise ConfigError(
+            f"world model {text!r}: no such folder. Give one written by `vla-rl world-model fit`, or 'pretrained:NAME'."
+        )
+    return folder
+
+
+def read_facts(folder: Path) -> tuple[WorldModelConfig, WorldModelFacts]:
+    """What is written in a world model's folder beside the weights.
+
+    Raises:
+        ValueError: the file is missing, is not JSON, is of another format, or names wrong values.
+    """
+    file = Path(folder) / FACTS_FILE
+    if not file.is_file():
+        raise ValueError(f"{file}: not found. Copy the world model's folder again, with all of its files.")
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file}: not valid JSON ({error}). Copy the world model's folder again.") from error
+    if not isinstance(values, dict) or not {"format", "config", "facts"} <= set(values):
+        raise ValueError(f"{file}: needs 'format', 'config' and 'facts', so it is no world model of this package.")
+    if values["format"] != FORMAT:
+        raise ValueError(
+            f"{file}: is of format {values['format']!r}, this version reads {FORMAT}. Use the version that wrote it."
+        )
+    config = validate(WorldModelConfig, values["config"], prefix=f"{file}: config")
+    return config, validate(WorldModelFacts, values["facts"], prefix=f"{file}: facts")
+
+
+def write_facts(folder: Path, config: WorldModelConfig, facts: WorldModelFacts) -> None:
+    """Write what `read_facts` reads, into a folder that exists."""
+    values = {"format": FORMAT, "config": config.model_dump(mode="json"), "facts": facts.model_dump(mode="json")}
+    (Path(folder) / FACTS_FILE).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+
+
+def _rows(matrix: np.ndarray) -> Any:
+    return tuple(tuple(map(float, row)) for row in matrix)
