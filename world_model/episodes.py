@@ -1,0 +1,226 @@
+"""The frames of recorded episodes: which rows of a dataset are frames, and what was done and reached at each.
+
+With G = `frame_steps`, frame f of an episode is what was seen after f G control steps, frame 0 at its start. The last
+frame is what was seen at the episode's end, so fewer than G actions may have led to it:
+
+    frame      0         1         2      3
+    step       0         8        16     19          an episode of 19 steps, G = 8
+
+A LeRobotDataset's rows are observations before an action. Ours keep the observation after the last one beside the rows;
+where a dataset does not, its last row is taken as the end, and its last action is not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from vla_rl.data.config import DatasetConfig, DatasetError
+from vla_rl.data.dataset import DataNeeds, EpisodeDataset, open_dataset
+from vla_rl.types import EnvSpec
+from world_model.trust.types import LoggedEpisode
+
+MIN_STD = 1e-3  # Of a state's dimension: 1 mm, 0.06 degrees. What varies less is noise, not to be blown up.
+MAX_SCORE = 10.0  # Standard deviations from the mean that half of the states may be away from it.
+
+
+@dataclass(frozen=True)
+class EpisodeFrames:
+    """The M frames of a dataset's E selected episodes, one episode after another. Make it with `of`.
+
+    Attributes:
+        frame_steps: G. low, high: float32 (A,), actions are clipped to these.
+        episodes: int64 (E,), their numbers in the dataset. steps: int64 (E,), control steps.
+        starts, counts: int64 (E,): episode i has the frames starts[i] .. starts[i] + counts[i] - 1, at least two.
+        owner, number: int64 (M,), which of the E episodes a frame belongs to, and its number there.
+        place: int64 (M,), the dataset's row with the observation; N + e for the final observation of its episode e.
+    """
+
+    dataset: EpisodeDataset
+    frame_steps: int
+    low: np.ndarray
+    high: np.ndarray
+    episodes: np.ndarray
+    steps: np.ndarray
+    starts: np.ndarray
+    counts: np.ndarray
+    owner: np.ndarray
+    number: np.ndarray
+    place: np.ndarray
+
+    @classmethod
+    def of(cls, dataset: EpisodeDataset, frame_steps: int, low: np.ndarray, high: np.ndarray) -> EpisodeFrames:
+        """The frames of the episodes of which the dataset has selected any row.
+
+        Args:
+            frame_steps: G. low, high: (A,), bounds of the actions, in their units.
+
+        Raises:
+            DatasetError: actions of another size or scale, or no episode with a second frame.
+        """
+        has_end = dataset.final_images is not None and dataset.final_state is not None
+        steps = dataset.lengths - (0 if has_end else 1)
+        episodes = dataset.episodes
+        episodes = episodes[steps[episodes] > 0]
+        if len(episodes) == 0:
+            raise DatasetError(f"{dataset.path}: no episode has a second frame; nothing to learn from")
+        steps = steps[episodes]
+        counts = 1 + -(-steps // frame_steps)
+        starts = np.cumsum(counts) - counts
+        owner = np.repeat(np.arange(len(episodes)), counts)
+        number = np.arange(len(owner)) - starts[owner]
+        place = dataset.starts[episodes][owner] + np.minimum(number * frame_steps, steps[owner])
+        if has_end:
+            place[starts + counts - 1] = len(dataset.actions) + episodes
+        low, high = np.asarray(low, np.float32), np.asarray(high, np.float32)
+        _check_actions(dataset, episodes, low, high)
+        return cls(dataset, frame_steps, low, high, episodes, steps, starts, counts, owner, number, place)
+
+    @property
+    def num_frames(self) -> int:
+        return len(self.place)
+
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        """The V views, in order."""
+        return tuple(self.dataset.images)
+
+    def images(self, frames: np.ndarray) -> np.ndarray:
+        """uint8 (n, V, height, width, 3) of `frames`, int64 (n,)."""
+        final = self.dataset.final_images or {}
+        views = [_gather(images, final.get(name), self.place[frames]) for name, images in self.dataset.images.items()]
+        return np.stack(views, 1)
+
+    def states(self, frames: np.ndarray) -> np.ndarray:
+        """float32 (n, S) of `frames`, int64 (n,), in the robot's units."""
+        return _gather(self.dataset.state, self.dataset.final_state, self.place[frames])
+
+    def actions(self, frames: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What led to `frames`, int64 (...): clipped actions float32 (..., G, A), executed bool (..., G)."""
+        owner, number = self.owner[frames], self.number[frames]
+        offset = ((number - 1) * self.frame_steps)[..., None] + np.arange(self.frame_steps)
+        executed = (offset >= 0) & (offset < self.steps[owner][..., None])
+        rows = self.dataset.starts[self.episodes[owner]][..., None] + np.where(executed, offset, 0)
+        values = np.clip(self.dataset.executed_actions[rows], self.low, self.high)
+        return values * executed[..., None], executed
+
+    def success(self, frames: np.ndarray) -> np.ndarray:
+        """Whether the episode had succeeded when each of `frames`, int64 (...), was seen: bool (...)."""
+        owner, number = self.owner[frames], self.number[frames]
+        episode, is_last = self.episodes[owner], number == self.counts[owner] - 1
+        last_step = np.maximum(number * self.frame_steps, 1) - 1
+        by_step = self.dataset.succeeded[self.dataset.starts[episode] + np.where(is_last, 0, last_step)] & (number > 0)
+        return np.where(is_last, self.dataset.success[episode], by_step)
+
+    def instruction(self, frames: np.ndarray) -> list[str]:
+        """What the policy was told, for each of `frames`, int64 (n,)."""
+        first_rows = self.dataset.starts[self.episodes[self.owner[frames]]]
+        return [self.dataset.instructions[task] for task in self.dataset.task[first_rows]]
+
+
+def open_episodes(config: DatasetConfig, spec: EnvSpec, cache_folder: Path | None = None) -> EpisodeDataset:
+    """Open a dataset of the robot that `spec` describes, with all its cameras.
+
+    Raises:
+        DatasetError: missing or damaged, other cameras, sizes or fps, NaN, or too few episodes.
+        DiskFullError: no room for the decoded images.
+    """
+    height, width = spec.image_size
+    side = height if height == width else None
+    needs = DataNeeds(spec.cameras, spec.action_dim, spec.state_dim, side, spec.control_hz)
+    dataset = open_dataset(config, needs, cache_folder)
+    sizes = {camera: images.shape[1:3] for camera, images in dataset.images.items()}
+    if wrong := {camera: size for camera, size in sizes.items() if size != (height, width)}:
+        raise DatasetError(
+            f"{config.path}: images (height, width) of {wrong}, the world model's are {(height, width)}; images that "
+            "are not square are not resized. Collect with that size."
+        )
+    return dataset
+
+
+def logged_episodes(frames: EpisodeFrames, chosen: Sequence[int] | None = None) -> list[LoggedEpisode]:
+    """Episodes as trust is measured on.
+
+    Args:
+        chosen: which of the E episodes, in that order; None takes all.
+    """
+    return [_logged(frames, i) for i in (range(len(frames.episodes)) if chosen is None else chosen)]
+
+
+def _logged(frames: EpisodeFrames, episode: int) -> LoggedEpisode:
+    start = frames.starts[episode]
+    index = np.arange(start, start + frames.counts[episode])
+    actions, executed = frames.actions(index)
+    return LoggedEpisode(
+        images=frames.images(index),
+        states=frames.states(index),
+        actions=actions,
+        executed=executed,
+        success=frames.success(index),
+        instruction=frames.instruction(index[:1])[0],
+        start=frames.dataset.initial_states[frames.episodes[episode]],
+    )
+
+
+def state_statistics(parts: Sequence[EpisodeFrames]) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation (at least 0.001) of all frames' states, float32 (S,) each."""
+    states = np.concatenate([part.states(np.arange(part.num_frames)) for part in parts]).astype(np.float64)
+    return states.mean(0).astype(np.float32), np.maximum(states.std(0), MIN_STD).astype(np.float32)
+
+
+def check_states(frames: EpisodeFrames, mean: np.ndarray, std: np.ndarray) -> None:
+    """States are of the size and the scale that a world model was fitted on.
+
+    Raises:
+        DatasetError: another number of dimensions, or one that is mostly more than ten standard deviations away.
+    """
+    states = frames.states(np.arange(frames.num_frames))
+    if states.shape[1] != len(mean):
+        raise DatasetError(
+            f"{frames.dataset.path}: states have {states.shape[1]} dimensions, the world model's have {len(mean)}; "
+            "the dataset is of another robot"
+        )
+    away = np.median(np.abs(states - mean) / std, axis=0)
+    if away.size and away.max() > MAX_SCORE:
+        worst = int(away.argmax())
+        raise DatasetError(
+            f"{frames.dataset.path}: state dimension {worst} is about {np.median(states[:, worst]):.3g}, the world "
+            f"model was fitted on {mean[worst]:.3g} +- {std[worst]:.3g}; the dataset is of another robot, frame or "
+            "unit. Convert it, or fit a world model from scratch."
+        )
+
+
+def _check_actions(dataset: EpisodeDataset, episodes: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
+    actions = dataset.executed_actions[np.isin(np.repeat(np.arange(len(dataset.starts)), dataset.lengths), episodes)]
+    if actions.shape[1] != len(low):
+        raise DatasetError(
+            f"{dataset.path}: actions have {actions.shape[1]} dimensions, the bounds {len(low)}; the dataset is of "
+            "another robot or another control mode"
+        )
+    span = high - low
+    outside = (np.maximum(low - actions, actions - high) > span / 2).any(1).mean()
+    if outside > 0.01:
+        raise DatasetError(
+            f"{dataset.path}: {outside:.0%} of the actions are far outside {low.tolist()} .. {high.tolist()} (they "
+            f"span {actions.min(0).tolist()} .. {actions.max(0).tolist()}); they are in other units. Convert them."
+        )
+    smallest, largest = np.quantile(actions, [0.001, 0.999], axis=0)
+    used = ((largest - smallest) / span)[: max(len(span) - 1, 1)].max()  # The last is the gripper, in any unit 0 or 1.
+    if used < 0.02:
+        raise DatasetError(
+            f"{dataset.path}: the actions use only {used:.2%} of {low.tolist()} .. {high.tolist()}; they are in other "
+            "units, such as metres in place of fractions of the largest step. Convert them."
+        )
+
+
+def _gather(rows: np.ndarray, final: np.ndarray | None, place: np.ndarray) -> np.ndarray:
+    """`rows` (N, ...) and `final` (E, ...) one after the other, at `place`, int64 (n,)."""
+    if final is None:
+        return rows[place]
+    is_final = place >= len(rows)
+    values = rows[np.where(is_final, 0, place)]
+    values[is_final] = final[place[is_final] - len(rows)]
+    return values
