@@ -25,7 +25,7 @@ class LiberoEnv(SingleEnv):
     Action (7,) in [-1, 1]: OSC_POSE deltas (0.05 m and 0.5 rad at 1), gripper -1 open, +1 closed.
     State (8,): end effector position (m), axis-angle (rad), two finger positions (m). Images are turned
     by 180 degrees from robosuite's, as OpenVLA does. `eval` is the 50 official initial states; `train`
-    and `validation` are placements freshly sampled from the task's BDDL regions.
+    and `validation` are placements freshly sampled from the task's BDDL regions, the arm's joints too.
     """
 
     def __init__(self, config: LiberoConfig, record_frames: bool = False) -> None:

@@ -25,6 +25,7 @@ NUM_SUBSTEPS = 25  # of 2 ms, in a control step of 50 ms
 # robosuite's observables show the state after this substep (from 0) of a control step, not after the last.
 SAMPLED_SUBSTEP = 23
 PHYSICS = int(mujoco.mjtState.mjSTATE_INTEGRATION)
+ARM_NOISE = 0.02  # rad, standard deviation of the arm's joints in the official states, as robosuite's default.
 NEAR = 1e-4  # metres and radians; a sampled placement as near as this to an official one is drawn again
 
 
@@ -112,15 +113,19 @@ class Scene:
         return InitialState(self.official[index], *self._fixtures[index])
 
     def sampled_state(self, seed: int) -> InitialState:
-        """A fresh placement from the task's own regions; never an official one."""
+        """A fresh placement from the task's own regions, never an official one; the arm a little off, as in those."""
         self.env.object_property_initializers = self._properties
+        arm = self.env.robots[0]._ref_joint_pos_indexes
+        placed = np.setdiff1d(np.arange(self.model.nq), arm)
         with _numpy_seed(seed):
             while True:
                 self._sample()
-                flat = np.concatenate([[0.0], self.data.qpos, self.data.qvel])
-                nearest = np.abs(self.official[:, 1 : 1 + self.model.nq] - self.data.qpos).max(1).min()
+                nearest = np.abs(self.official[:, 1 + placed] - self.data.qpos[placed]).max(1).min()
                 if nearest > NEAR:
-                    return InitialState(flat, self.model.body_pos.copy(), self.model.body_quat.copy())
+                    break
+            self.data.qpos[arm] += np.random.normal(0.0, ARM_NOISE, len(arm))
+        flat = np.concatenate([[0.0], self.data.qpos, self.data.qvel])
+        return InitialState(flat, self.model.body_pos.copy(), self.model.body_quat.copy())
 
     def _sample(self) -> None:
         """Draw from LIBERO's placement sampler into `data` and `model`, again until it fits."""
