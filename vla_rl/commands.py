@@ -72,7 +72,7 @@ def collect(recipe: Recipe, config: CollectConfig, show: Callable[[str], None]) 
         )
 
     return collect_dataset(
-        recipe.env, config, policy=policy, policy_version=version, seed=recipe.seed, on_progress=on_progress
+        recipe.acting_env, config, policy=policy, policy_version=version, seed=recipe.seed, on_progress=on_progress
     )
 
 
@@ -86,7 +86,7 @@ def evaluate(recipe: Recipe, folder: Path, name: str = "policy") -> Evaluation:
     with episode_progress(recipe.eval.num_episodes(_env_spec(recipe))) as on_episode:
         evaluation = run_evaluation(
             policy,
-            recipe.env,
+            recipe.acting_env,
             recipe.eval,
             name=name,
             policy_path=path,
@@ -127,14 +127,14 @@ def compare_policies(recipe: Recipe, a: str, b: str, config: SequentialConfig) -
 
     device = resolve_device(recipe.device)
     first, second = load_policy(a, device), load_policy(b, device)
-    with closing(build_env(recipe.env)) as env, Console(stderr=True).status("comparing") as status:
+    with closing(build_env(recipe.acting_env)) as env, Console(stderr=True).status("comparing") as status:
         return compare_sequential(
             first, second, env, config, lambda pairs, p: status.update(f"{pairs} pairs, anytime-valid p {p:.3g}")
         )
 
 
 def _env_spec(recipe: Recipe) -> EnvSpec:
-    env: Any = recipe.env
+    env: Any = recipe.acting_env
     return env.env_spec()
 
 
