@@ -16,6 +16,7 @@ from vla_rl.collect import CollectConfig
 from vla_rl.config import Config, ConfigError, apply_overrides, build_component, find_recipe, read_yaml, validate
 from vla_rl.evaluate import EvalConfig
 from vla_rl.gate import GateConfig
+from vla_rl.loop_config import LoopConfig
 from vla_rl.metrics import LogConfig
 from vla_rl.sft import SFTConfig
 from vla_rl.task_sampling import SamplingConfig
@@ -49,6 +50,11 @@ class Recipe(Config):
     train: TrainConfig = Field(default_factory=TrainConfig)
     gate: GateConfig = Field(default_factory=GateConfig)
     collect: CollectConfig | None = None
+    datasets: tuple[CollectConfig, ...] = Field(
+        default=(), description="Datasets that `world-model fit` collects first, where they are not there yet."
+    )
+    world_model: Annotated[SerializeAsAny[Config] | None, _component("world_model")] = None
+    loop: LoopConfig = Field(default_factory=LoopConfig)
     sft: SFTConfig | None = None
     eval: EvalConfig = Field(default_factory=EvalConfig)
     log: LogConfig = Field(default_factory=LogConfig)
