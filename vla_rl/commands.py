@@ -149,7 +149,7 @@ def fit_world_model(recipe: Recipe, folder: Path, datasets: Sequence[Path] = (),
     fit = _world_model_section(recipe)
     for config in recipe.datasets:
         if not Path(config.dataset).is_dir():
-            collect(recipe, config, lambda text: rich.print(text))
+            collect(recipe, config, rich.print)
     changes: dict[str, Any] = {"datasets": [{"path": str(path)} for path in datasets]} if datasets else {}
     changes |= {"start_from": start_from} if start_from else {}
     fit = type(fit).model_validate(fit.model_dump() | changes)
@@ -182,14 +182,16 @@ def _real_and_imagined(recipe: Recipe, world_model: Path, policy: str) -> tuple[
 
     fit = _world_model_section(recipe)
     loaded = load_policy(policy, resolve_device(recipe.device))
-    imagined_env: Any = recipe.env.model_copy(update={"path": world_model})
+    imagined_env = type(recipe.env).model_validate(
+        recipe.env.model_dump() | {"path": str(world_model), "trust": {"ignore": True}}
+    )
     wanted = recipe.eval.model_copy(
         update={"split": "validation", "temperatures": (1.0,), "samples_per_state": 1, "videos": 0}
         | {"episodes_per_task": fit.compare_episodes}
     )
     rates = []
-    for build in (lambda: build_env(recipe.acting_env), lambda: imagined_env.build(trusted=True)):
-        with closing(build()) as env:
+    for env_config in (recipe.acting_env, imagined_env):
+        with closing(build_env(env_config)) as env:
             rates.append(run_evaluation(loaded, env, wanted, name=policy))
     pairs = {(e.task, e.index): [e.success] for e in rates[0].episodes if not e.lost}
     for e in rates[1].episodes:
