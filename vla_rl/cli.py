@@ -70,6 +70,9 @@ app = typer.Typer(
 config_app = typer.Typer(no_args_is_help=True, help="Show a resolved recipe, or export the JSON schema of recipes.")
 app.add_typer(config_app, name="config")
 
+world_model_app = typer.Typer(no_args_is_help=True, help="Fit a world model, and measure how far it can be trusted.")
+app.add_typer(world_model_app, name="world-model")
+
 RecipeName = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a shipped recipe (`vla-rl list recipes`).")
 ]
@@ -267,6 +270,51 @@ def demo(
     from vla_rl.demo import demo as run_demo
 
     typer.echo(f"report: {run_demo(overrides or [], output, from_scratch)}")
+
+
+@app.command()
+def loop(recipe: RecipeName, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
+    """Real episodes, a world model fitted on them, its trust, RL in imagination, and the truth."""
+    from vla_rl.loop import loop as run_loop
+    from vla_rl.run import open_run
+
+    loaded = _load(recipe, overrides)
+    folder = open_run(loaded, output, resume)
+    with _resumable("loop", recipe, overrides, folder):
+        last = run_loop(loaded, folder, lambda text: typer.echo(text, err=True))
+    typer.echo(f"policy: {last.run / 'policy'}\nreport: {last.run / 'report.html'}")
+
+
+@world_model_app.command()
+def fit(recipe: RecipeName, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
+    """Fit a world model: autoencoder, dynamics, success head and classifier, and their threshold."""
+    from vla_rl.commands import fit_world_model
+    from vla_rl.run import open_run
+
+    loaded = _load(recipe, overrides)
+    folder = open_run(loaded, output, resume)
+    with _resumable("world-model fit", recipe, overrides, folder):
+        typer.echo(f"world model: {fit_world_model(loaded, folder)}")
+
+
+@world_model_app.command(name="eval")
+def evaluate_world_model(
+    recipe: RecipeName,
+    world_model: Annotated[str, typer.Argument(metavar="WORLD_MODEL", help="A world model's folder.")],
+    held_out: Annotated[
+        list[Path], typer.Option("--held-out", help="Dataset of real episodes of the policy, none of them fitted on.")
+    ],
+    policy: Annotated[
+        list[str] | None,
+        typer.Option("--policy", help="Compare real with imagined success; give six or more."),
+    ] = None,
+    override: Annotated[list[str] | None, typer.Option("--set", help="key=value on the recipe.")] = None,
+) -> None:
+    """Measure how far a world model can be trusted: trust.json and trust.html in its folder."""
+    from vla_rl.commands import measure_world_model
+
+    page = measure_world_model(_load(recipe, override), Path(world_model), held_out, policy or ())
+    typer.echo(f"written: {page.with_suffix('.json')}\npage: {page}")
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import rich
 
 from vla_rl.config import ConfigError
 from vla_rl.progress import episode_progress
@@ -72,7 +74,7 @@ def collect(recipe: Recipe, config: CollectConfig, show: Callable[[str], None]) 
         )
 
     return collect_dataset(
-        recipe.env, config, policy=policy, policy_version=version, seed=recipe.seed, on_progress=on_progress
+        recipe.acting_env, config, policy=policy, policy_version=version, seed=recipe.seed, on_progress=on_progress
     )
 
 
@@ -86,7 +88,7 @@ def evaluate(recipe: Recipe, folder: Path, name: str = "policy") -> Evaluation:
     with episode_progress(recipe.eval.num_episodes(_env_spec(recipe))) as on_episode:
         evaluation = run_evaluation(
             policy,
-            recipe.env,
+            recipe.acting_env,
             recipe.eval,
             name=name,
             policy_path=path,
@@ -127,14 +129,86 @@ def compare_policies(recipe: Recipe, a: str, b: str, config: SequentialConfig) -
 
     device = resolve_device(recipe.device)
     first, second = load_policy(a, device), load_policy(b, device)
-    with closing(build_env(recipe.env)) as env, Console(stderr=True).status("comparing") as status:
+    with closing(build_env(recipe.acting_env)) as env, Console(stderr=True).status("comparing") as status:
         return compare_sequential(
             first, second, env, config, lambda pairs, p: status.update(f"{pairs} pairs, anytime-valid p {p:.3g}")
         )
 
 
+def fit_world_model(recipe: Recipe, folder: Path, datasets: Sequence[Path] = (), start_from: str | None = None) -> Path:
+    """Fit the recipe's world model, first collecting what `datasets` lacks; goes on from what the folder holds.
+
+    Args:
+        datasets: to learn from in place of `world_model.datasets`. start_from: in place of `world_model.start_from`.
+
+    Returns:
+        the world model's folder, `folder`/world_model.
+    """
+    from vla_rl.metrics import METRICS_FILE, MetricLogger
+
+    fit = _world_model_section(recipe)
+    for config in recipe.datasets:
+        if not Path(config.dataset).is_dir():
+            collect(recipe, config, rich.print)
+    changes: dict[str, Any] = {"datasets": [{"path": str(path)} for path in datasets]} if datasets else {}
+    changes |= {"start_from": start_from} if start_from else {}
+    fit = type(fit).model_validate(fit.model_dump() | changes)
+    resume = 0 if (folder / METRICS_FILE).exists() else None
+    with MetricLogger(folder, recipe.log, resume_step=resume, run_config=recipe.model_dump(mode="json")) as logger:
+        return fit.fit(
+            _env_spec(recipe), folder, seed=recipe.seed, device=resolve_device(recipe.device), on_metrics=logger.log
+        )
+
+
+def measure_world_model(
+    recipe: Recipe, world_model: Path, held_out: Sequence[Path], policies: Sequence[str] = ()
+) -> Path:
+    """Measure how far a world model can be trusted; writes trust.json and trust.html into its folder.
+
+    Args:
+        held_out: datasets of real episodes that it was not fitted on.
+        policies: to compare real with imagined success; their real and imagined episodes are run here.
+    """
+    fit = _world_model_section(recipe)
+    outcomes = [_real_and_imagined(recipe, world_model, policy) for policy in policies]
+    return fit.measure(world_model, held_out, outcomes, seed=recipe.seed, device=resolve_device(recipe.device))
+
+
+def _real_and_imagined(recipe: Recipe, world_model: Path, policy: str) -> tuple[str, list[str], list[bool], list[bool]]:
+    """A policy's name, initial states, and success from each in the real environment and in imagination."""
+    from vla_rl.evaluate import build_env
+    from vla_rl.evaluate import evaluate as run_evaluation
+    from vla_rl.policies.base import load_policy
+
+    fit = _world_model_section(recipe)
+    loaded = load_policy(policy, resolve_device(recipe.device))
+    imagined_env = type(recipe.env).model_validate(
+        recipe.env.model_dump() | {"path": str(world_model), "trust": {"ignore": True}}
+    )
+    wanted = recipe.eval.model_copy(
+        update={"split": "validation", "temperatures": (1.0,), "samples_per_state": 1, "videos": 0}
+        | {"episodes_per_task": fit.compare_episodes}
+    )
+    rates = []
+    for env_config in (recipe.acting_env, imagined_env):
+        with closing(build_env(env_config)) as env:
+            rates.append(run_evaluation(loaded, env, wanted, name=policy))
+    pairs = {(e.task, e.index): [e.success] for e in rates[0].episodes if not e.lost}
+    for e in rates[1].episodes:
+        if (e.task, e.index) in pairs:
+            pairs[e.task, e.index].append(e.success)
+    starts = [f"{task}/validation/{index}" for task, index in pairs]
+    return policy, starts, [real for real, _ in pairs.values()], [imagined for _, imagined in pairs.values()]
+
+
+def _world_model_section(recipe: Recipe) -> Any:
+    if recipe.world_model is None:
+        raise ConfigError("world_model: the recipe has none; see configs/tabletop_world_model.yaml for one")
+    return recipe.world_model
+
+
 def _env_spec(recipe: Recipe) -> EnvSpec:
-    env: Any = recipe.env
+    env: Any = recipe.acting_env
     return env.env_spec()
 
 

@@ -28,6 +28,9 @@ KINDS: dict[str, dict[str, str]] = {
         "robosuite": "sim.robosuite_env:RobosuiteConfig",
         "dummy": "sim.dummy:DummyConfig",
     },
+    "world_model": {
+        "latent_video": "world_model.fit_config:FitConfig",
+    },
     "policy": {
         "openvla": "vla_rl.policies.openvla:OpenVLAConfig",
     },

@@ -318,7 +318,8 @@ def _curves(metrics: Sequence[Mapping[str, float]]) -> list[Markup]:
     success = [
         Line(name, series[key], color, marked)
         for key, name, color, marked in (
-            ("train/success", "train, sampled", ORANGE, False),
+            ("train/success", "imagined, sampled" if "gate/real" in series else "train, sampled", ORANGE, False),
+            ("gate/real", "real, sampled", PURPLE, True),
             ("validation/sampled", "validation, sampled", BLUE, True),
             ("validation/greedy", "validation, greedy", GREEN, True),
         )

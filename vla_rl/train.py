@@ -77,6 +77,8 @@ def train(recipe: Recipe, folder: Path, resume: bool = False) -> Path:
             run.finish_iteration(episodes, metrics)
             if run.is_due(cfg.validate_every):
                 run.validate()
+            if run.is_due(recipe.gate.every):
+                run.check_gain()
             if run.is_due(cfg.save_every):
                 run.save()
         policy = run.keep_policy()

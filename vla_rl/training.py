@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import signal
 import threading
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from vla_rl.algorithms.learner import TrainingDivergedError
+from vla_rl.atomic import write_text_atomic
 from vla_rl.checkpoint import (
     checkpoint_path,
     keep_last,
@@ -24,8 +26,10 @@ from vla_rl.checkpoint import (
 )
 from vla_rl.config import ConfigError
 from vla_rl.demonstrations import ContinueBC, Demonstrations
-from vla_rl.evaluate import derived_seed, evaluate
+from vla_rl.evaluate import build_env, derived_seed, evaluate
 from vla_rl.evaluation import Evaluation
+from vla_rl.gate import GATE_FILE, Gate
+from vla_rl.interfaces import VecEnv
 from vla_rl.metrics import MetricLogger
 from vla_rl.policies.base import load_policy, resolve_path
 from vla_rl.progress import episode_progress
@@ -37,7 +41,7 @@ from vla_rl.types import Episode, EpisodeSpec
 if TYPE_CHECKING:
     from vla_rl.recipe import Recipe
 
-_ROLLOUT, _RESAMPLE = 1, 2  # streams of the rollouts' seeds
+_ROLLOUT, _RESAMPLE, _GATE = 1, 2, 3  # streams of the rollouts' seeds
 
 
 class TrainingRun:
@@ -50,7 +54,7 @@ class TrainingRun:
     """
 
     def __init__(self, recipe: Recipe, folder: Path, resume: bool):
-        from vla_rl.recipe import resolve_device
+        from vla_rl.recipe import check_same_robot, resolve_device
 
         if recipe.algo is None:
             raise ConfigError("algo: this recipe has none, and `train` needs one; see docs/algorithms.md")
@@ -65,8 +69,12 @@ class TrainingRun:
         self._saved_at = -1
         self._interrupted = self._is_looping = False
         self._handlers: dict[int, Any] = {}
+        self._imagined = math.nan  # success in the last rollouts
+        if self.config.evaluate != "never" or self.config.validate_every or recipe.gate.every:
+            check_same_robot(recipe)
         env_config: Any = recipe.env
         self.env = env_config.build()
+        self._real_env: VecEnv | None = None
         try:
             policy_config: Any = recipe.policy
             algo: Any = recipe.algo
@@ -83,6 +91,7 @@ class TrainingRun:
             )
             if self.demonstrations is not None and control == "continue_bc":
                 self.learner = ContinueBC(self.learner, self.demonstrations)
+            self.gate = Gate(recipe.gate, self.folder / "confirmed", self.policy) if recipe.gate.every else None
             if resume:
                 self._restore()
             self.logger = MetricLogger(
@@ -140,6 +149,7 @@ class TrainingRun:
         """Log the iteration and where its time went."""
         self.iteration += 1
         played = [e for e in episodes if not e.lost]
+        self._imagined = float(np.mean([e.success for e in played]))
         logged: dict[str, Any] = {
             "train/success": float(np.mean([e.success for e in played])),
             "train/episodes": len(played),
@@ -175,13 +185,44 @@ class TrainingRun:
             update={"split": "validation", "episodes_per_task": cfg.validation_episodes, "temperatures": temperatures}
         )
         with self._progress(wanted.num_episodes(self.env.spec), "validation", transient=True) as on_episode:
-            result = evaluate(self.policy, self.env, wanted, name=f"iteration {self.iteration}", on_episode=on_episode)
+            result = evaluate(
+                self.policy, self.real_env, wanted, name=f"iteration {self.iteration}", on_episode=on_episode
+            )
         sampled, greedy = result.rate("sampled").rate, result.rate("greedy").rate
         self.logger.log(self.iteration, {"validation/sampled": sampled, "validation/greedy": greedy})
         if not math.isnan(sampled) and (self._best is None or sampled > self._best[0]):
             self._best = (sampled, self.iteration)
             if cfg.keep == "best":
                 self.policy.save(self.folder / "best")
+        self.stopwatch.report()
+
+    @property
+    def real_env(self) -> VecEnv:
+        """The environment of real episodes: the run's own, or beside a world model the recipe's `real_env`."""
+        if self.recipe.acting_env is self.recipe.env:
+            return self.env
+        if self._real_env is None:
+            self._real_env = build_env(self.recipe.acting_env)
+        return self._real_env
+
+    def check_gain(self) -> None:
+        """The gate: is the gain real? If not, the policy goes back to the last confirmed one and RL ends."""
+        assert self.gate is not None, "check_gain is due only with a gate"
+        check = self.gate.check(
+            self.policy,
+            self.real_env,
+            iteration=self.iteration,
+            imagined=self._imagined,
+            temperature=self.config.temperature,
+            seed=derived_seed(self.recipe.seed, self.iteration, _GATE),
+            is_last=self.iteration == self.config.iterations,
+        )
+        real = check.comparison
+        self.logger.log(self.iteration, {"gate/real": real.rate_b, "gate/real_confirmed": real.rate_a})
+        self.logger.print(check.text())
+        write_text_atomic(self.folder / GATE_FILE, json.dumps(self.gate.state(), indent=1) + "\n")
+        if self.gate.is_closed:
+            self.policy = load_policy(self.gate.confirmed, self.policy.device)
         self.stopwatch.report()
 
     def evaluate(self, name: str, policy_path: Path | None = None) -> Evaluation:
@@ -194,7 +235,7 @@ class TrainingRun:
         with self._progress(self.recipe.eval.num_episodes(self.env.spec), f"evaluation, {name}") as on_episode:
             result = evaluate(
                 self.policy,
-                self.recipe.env,
+                self.recipe.acting_env,
                 self.recipe.eval,
                 name=name,
                 policy_path=policy_path or (resolve_path(base) if base else None),
@@ -221,6 +262,7 @@ class TrainingRun:
             "learner": learner_state,
             "sampler": self.sampler.state(),
             "demonstrations_drawn": self.demonstrations.num_drawn if self.demonstrations else 0,
+            "gate": self.gate.state() if self.gate else None,
         }
         folder = self.folder / "checkpoints"
         save_checkpoint(checkpoint_path(folder, self.iteration), tensors | trained_weights(self.policy), state)
@@ -238,6 +280,8 @@ class TrainingRun:
         if self.demonstrations is not None:
             self.demonstrations.num_drawn = int(state["demonstrations_drawn"])
         self.iteration = self._saved_at = int(state["iteration"])
+        if self.gate is not None and state["gate"]:
+            self.gate.load_state(state["gate"])
         self._best = tuple(state["best"]) if state["best"] else None  # type: ignore[assignment]
 
     def keep_policy(self) -> Path:
@@ -279,11 +323,11 @@ class TrainingRun:
     # --- as a context -----------------------------------------------------------------------
 
     def goes_on(self) -> bool:
-        """Whether another iteration is due. After Ctrl-C: saves, and stops the run."""
+        """Whether another iteration is due: not after the gate has closed. After Ctrl-C: saves, and stops the run."""
         if self._interrupted:
             self.save()
             raise KeyboardInterrupt
-        return self.iteration < self.config.iterations
+        return self.iteration < self.config.iterations and not (self.gate and self.gate.is_closed)
 
     def _on_interrupt(self, signum: int, frame: Any) -> None:
         """First Ctrl-C (or SIGTERM): finish the iteration, save, stop. Second: stop at once, at the last checkpoint."""
@@ -308,6 +352,8 @@ class TrainingRun:
             self.logger.close()
         finally:
             self.env.close()
+            if self._real_env is not None:
+                self._real_env.close()
         if isinstance(error, TrainingDivergedError):
             raise TrainingDivergedError(f"{error} {self._keep_last_good()}") from None
 
