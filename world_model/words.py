@@ -1,0 +1,62 @@
+"""Instructions as vectors: every word is looked up by its hash, so no vocabulary is stored and any word can be learned.
+
+A word has two rows in the table and is their sum, so that two words are mixed up only where both rows are the same
+(hash embeddings, Svenstrup et al. 2017, arXiv 1709.03933). A word that was never trained on is about nothing: small
+noise around zero.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+NUM_ROWS = 1024
+MAX_WORDS = 32  # Of an instruction; what follows is left out.
+NUM_HASHES = 2
+
+
+def split_words(instruction: str) -> list[str]:
+    """Lower-case words and numbers in order, no punctuation, at most MAX_WORDS; one empty word where there is none."""
+    return re.findall(r"[^\W_]+", instruction.lower())[:MAX_WORDS] or [""]
+
+
+def word_pairs(words: Sequence[str]) -> list[str]:
+    """Words, then neighbouring words together, which tell "the red one on the blue one" from its reverse."""
+    return [*words, *(f"{first} {second}" for first, second in pairwise(words))]
+
+
+class WordEmbedding(nn.Module):
+    """Vectors of an instruction's words.
+
+    Args:
+        width: W, of a vector.
+        pairs: neighbouring words together are words as well.
+    """
+
+    def __init__(self, width: int, pairs: bool = False) -> None:
+        super().__init__()
+        self.pairs = pairs
+        self.embed_rows = nn.Embedding(NUM_ROWS, width)
+        nn.init.normal_(self.embed_rows.weight, std=0.1)
+
+    def forward(self, instruction: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
+        """B strings -> vectors (B, L, W), zero past an instruction's end, and bool (B, L), which of them are words."""
+        known = {text: self._rows(text) for text in dict.fromkeys(instruction)}
+        longest = max(map(len, known.values()))
+        table = torch.full((len(known), longest, NUM_HASHES), -1)
+        for i, rows in enumerate(known.values()):
+            table[i, : len(rows)] = torch.tensor(rows)
+        which = {text: i for i, text in enumerate(known)}
+        ids = table.to(self.embed_rows.weight.device)[[which[text] for text in instruction]]
+        is_word = ids[..., 0] >= 0
+        return self.embed_rows(ids.clamp_min(0)).sum(2) * is_word[..., None], is_word
+
+    def _rows(self, instruction: str) -> list[tuple[int, ...]]:
+        words = split_words(instruction)
+        pieces = word_pairs(words) if self.pairs else words
+        return [tuple(zlib.crc32(f"{i} {piece}".encode()) % NUM_ROWS for i in range(NUM_HASHES)) for piece in pieces]
