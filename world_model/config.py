@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -37,6 +38,7 @@ class AutoencoderConfig(Config):
 class DynamicsConfig(Config):
     """The factorised causal video transformer (see world_model/dynamics.py)."""
 
+    kind: Literal["transformer"] = Field(default="transformer", description="This dynamics.")
     preset: Literal["tiny", "small", "base", "large"] = Field(
         default="tiny", description="3 M, 20 M, 150 M or 600 M parameters; the sizes below override it."
     )
@@ -62,6 +64,52 @@ class DynamicsConfig(Config):
     )
 
 
+class WanConfig(Config):
+    """Wan's video transformer as the dynamics (see world_model/wan.py and docs/wan.md)."""
+
+    kind: Literal["wan"] = Field(default="wan", description="This dynamics.")
+    path: Path | None = Field(
+        default=None,
+        description="Folder of a diffusers pipeline with a WanTransformer3DModel in transformer/ (Wan-2.2-TI2V-5B), "
+        "or of the transformer itself.",
+    )
+    transformer: dict[str, Any] | None = Field(
+        default=None,
+        description="In place of path: arguments of WanTransformer3DModel, which starts from random weights. A fitted "
+        "world model names them, so that its folder holds all it needs.",
+    )
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="bfloat16", description="Of the transformer's weights; what is added to it starts in float32."
+    )
+    memory: PositiveInt = Field(default=4, description="Last frames that are remembered besides the episode's first.")
+    context_noise: float = Field(default=0.05, ge=0, lt=0.5, description="Noise level of remembered frames, 1 is all.")
+    sampling_steps: PositiveInt = Field(default=5, le=50, description="Of the flow, when imagining.")
+    gradient_checkpointing: bool = Field(
+        default=True, description="Compute each block again in the backward pass: slower, far less memory."
+    )
+    lora_rank: NonNegativeInt = Field(
+        default=0, description="Train adapters of this rank, not the pretrained weights; 0 trains the weights."
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> WanConfig:
+        if (self.path is None) == (self.transformer is None):
+            raise ConfigError("dynamics: give either path (pretrained weights) or transformer (sizes of a random one)")
+        return self
+
+
+def _as_dynamics(values: Any) -> Any:
+    """The config of a dynamics by its `kind`; a mapping without one is the factorised transformer's."""
+    if isinstance(values, Config):
+        return values
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"dynamics: got {values!r}, must be a mapping of options")
+    kind, known = values.get("kind", "transformer"), {"transformer": DynamicsConfig, "wan": WanConfig}
+    if not isinstance(kind, str) or kind not in known:
+        raise ConfigError(f"dynamics.kind: got {kind!r}, allowed: {', '.join(known)}")
+    return validate(known[kind], dict(values), prefix="dynamics")
+
+
 class SuccessConfig(Config):
     """The success head on latents and the separate clip classifier."""
 
@@ -75,7 +123,9 @@ class WorldModelConfig(Config):
     """What a world model is; saved beside its weights."""
 
     autoencoder: AutoencoderConfig = Field(default_factory=AutoencoderConfig)
-    dynamics: DynamicsConfig = Field(default_factory=DynamicsConfig)
+    dynamics: Annotated[DynamicsConfig | WanConfig, BeforeValidator(_as_dynamics)] = Field(
+        default_factory=DynamicsConfig, description="kind: transformer (what it is without a kind) or wan."
+    )
     success: SuccessConfig = Field(default_factory=SuccessConfig)
     frame_steps: PositiveInt = Field(default=8, description="G, control steps from one frame to the next.")
 
@@ -150,36 +200,3 @@ class ImaginationConfig(Config):
 def world_model_config(values: Any) -> WorldModelConfig:
     """Validate a mapping, with errors that name the field."""
     return validate(WorldModelConfig, dict(values), prefix="world_model")
-
-
-class WanConfig(Config):
-    """Wan's video transformer as the dynamics (see world_model/wan.py)."""
-
-    path: Path | None = Field(
-        default=None,
-        description="Folder of a diffusers pipeline with a WanTransformer3DModel in transformer/ (Wan-2.2-TI2V-5B), "
-        "or of the transformer itself.",
-    )
-    transformer: dict[str, Any] | None = Field(
-        default=None, description="In place of path: arguments of WanTransformer3DModel, for random weights."
-    )
-    dtype: Literal["float32", "bfloat16"] = Field(
-        default="bfloat16", description="Of the transformer's weights; what is added to it stays float32."
-    )
-    memory: PositiveInt = Field(default=4, description="Last frames that are remembered besides the episode's first.")
-    context_noise: float = Field(default=0.05, ge=0, lt=0.5, description="Noise level of remembered frames, 1 is all.")
-    sampling_steps: PositiveInt = Field(default=5, le=50, description="Of the flow, when imagining.")
-    gradient_checkpointing: bool = Field(
-        default=True, description="Compute each block again in the backward pass: slower, far less memory."
-    )
-    lora_rank: NonNegativeInt = Field(
-        default=0, description="Train adapters of this rank, not the transformer's weights; 0 trains the weights."
-    )
-
-    @model_validator(mode="after")
-    def _one_source(self) -> WanConfig:
-        if (self.path is None) == (self.transformer is None):
-            raise ConfigError("dynamics: give either path (pretrained weights) or transformer (sizes of a random one)")
-        if self.lora_rank and self.path is None:
-            raise ConfigError("dynamics.lora_rank: adapters need pretrained weights; give dynamics.path, or rank 0")
-        return self
