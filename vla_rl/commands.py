@@ -27,12 +27,17 @@ def build_policy(recipe: Recipe, spec: EnvSpec) -> Policy:
     Raises:
         ConfigError: the recipe's policy class builds nothing, or does not fit the environment.
     """
+    limit_threads(recipe)
+    policy: Any = recipe.policy
+    return policy.build(spec, device=resolve_device(recipe.device), seed=recipe.seed)
+
+
+def limit_threads(recipe: Recipe) -> None:
+    """torch's threads, as the recipe says."""
     if recipe.num_threads:
         import torch
 
         torch.set_num_threads(recipe.num_threads)
-    policy: Any = recipe.policy
-    return policy.build(spec, device=resolve_device(recipe.device), seed=recipe.seed)
 
 
 def sft(recipe: Recipe, folder: Path) -> dict[str, Any]:
@@ -146,6 +151,7 @@ def fit_world_model(recipe: Recipe, folder: Path, datasets: Sequence[Path] = (),
     """
     from vla_rl.metrics import METRICS_FILE, MetricLogger
 
+    limit_threads(recipe)
     fit = _world_model_section(recipe)
     for config in recipe.datasets:
         if not Path(config.dataset).is_dir():

@@ -78,10 +78,17 @@ class ClipDataset:
             last = part.frames.counts[owner][:, None] - 1
             valid[rows] = number <= last
             frame[rows] = part.frames.starts[owner][:, None] + np.minimum(number, last)
-        return self._clip(which, frame, valid, first)
+        return self.clip_of(which, frame, valid, first)
 
-    def _clip(self, which: np.ndarray, frame: np.ndarray, valid: np.ndarray, first: np.ndarray) -> Clip:
+    def clip_of(self, which: np.ndarray, frame: np.ndarray, valid: np.ndarray, first: np.ndarray | None = None) -> Clip:
+        """The clip of given frames.
+
+        Args:
+            which: int64 (B,), parts. frame: int64 (B, T), frames of them. valid: bool (B, T).
+            first: see `Clip`; None: 1.
+        """
         size, length = frame.shape
+        first = np.ones(size, np.int64) if first is None else first
         template = self.parts[0].frames
         values = np.zeros((size, length, template.frame_steps, len(template.low)), np.float32)
         executed = np.zeros((size, length, template.frame_steps), bool)
@@ -125,6 +132,25 @@ class SuccessBatch:
     reference: Frames
     instruction: list[str]
     success: torch.Tensor
+
+    @staticmethod
+    def concatenate(parts: Sequence[SuccessBatch]) -> SuccessBatch:
+        """One batch from several, in order."""
+
+        def join(frames: list[Frames]) -> Frames:
+            return Frames(torch.cat([f.latents for f in frames]), torch.cat([f.states for f in frames]))
+
+        return SuccessBatch(
+            join([part.frames for part in parts]),
+            join([part.reference for part in parts]),
+            [text for part in parts for text in part.instruction],
+            torch.cat([part.success for part in parts]),
+        )
+
+    def to(self, device: torch.device | str) -> SuccessBatch:
+        """The same on another device."""
+        frames, reference = (Frames(f.latents.to(device), f.states.to(device)) for f in (self.frames, self.reference))
+        return SuccessBatch(frames, reference, self.instruction, self.success.to(device))
 
 
 class SuccessSamples:

@@ -17,7 +17,6 @@ from pydantic import (
 )
 
 from vla_rl.config import Config, ConfigError, validate
-from vla_rl.data.config import DatasetConfig, as_datasets
 
 
 class AutoencoderConfig(Config):
@@ -141,28 +140,6 @@ class StageConfig(Config):
     final_lr_fraction: float = Field(default=0.05, ge=0, le=1, description="Of the peak, reached by a cosine.")
     weight_decay: NonNegativeFloat = Field(default=0.01, description="Decoupled.")
     ema: float = Field(default=0.0, ge=0, lt=1, description="Decay of averaged weights, which are kept; 0: none.")
-
-
-class FitConfig(Config):
-    """`vla-rl world-model fit`: data, start, and the three stages."""
-
-    datasets: Annotated[tuple[DatasetConfig, ...], BeforeValidator(as_datasets)] = Field(
-        default=(), description="LeRobotDatasets to learn from."
-    )
-    start_from: str | None = Field(
-        default=None, description="A world model to fine-tune: a folder, or pretrained:NAME; None starts from scratch."
-    )
-    holdout: float = Field(default=0.1, gt=0, lt=1, description="Share of the episodes held out for calibration.")
-    clip_frames: PositiveInt = Field(default=8, ge=2, description="T, frames of a clip, the reference included.")
-    autoencoder: StageConfig = Field(default_factory=StageConfig)
-    dynamics: StageConfig = Field(default_factory=StageConfig)
-    success: StageConfig = Field(default_factory=StageConfig)
-    max_false_success: float = Field(
-        default=0.1, gt=0, lt=1, description="The threshold keeps the false-success rate's upper 95 % limit below this."
-    )
-    min_failures: PositiveInt = Field(
-        default=40, description="Held-out failed episodes needed to calibrate the threshold."
-    )
 
 
 class ImaginationConfig(Config):

@@ -1,0 +1,318 @@
+"""`vla-rl world-model fit`: autoencoder, dynamics, success head and classifier, threshold. Each stage is resumable.
+
+folder/
+  stages/autoencoder/ ...        weights of finished stages, which are not fitted again
+  checkpoints/dynamics/ ...      the stage under way
+  world_model/                   the result
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from vla_rl.atomic import atomic_folder
+from vla_rl.checkpoint import checkpoint_path, keep_last, latest_checkpoint, load_checkpoint, save_checkpoint
+from vla_rl.config import ConfigError
+from vla_rl.data.dataset import EpisodeDataset
+from vla_rl.types import EnvSpec
+from world_model.autoencoder import TinyAutoencoder
+from world_model.calibration import SuccessCalibration, calibrate
+from world_model.clips import ClipDataset, SuccessBatch, SuccessSamples
+from world_model.config import StageConfig, WorldModelConfig
+from world_model.episodes import EpisodeFrames, logged_episodes, open_episodes, state_statistics
+from world_model.facts import WorldModelFacts
+from world_model.fit_config import FitConfig
+from world_model.fitting import Fitting
+from world_model.latents import ImageSamples, open_latents
+from world_model.model import WorldModel, build_parts, load_world_model
+from world_model.replay import ImaginedSamples, replay_logits
+
+OnMetrics = Callable[[int, Mapping[str, Any]], None]
+CALIBRATION_IMAGES = 1024
+LOG_EVERY = 50
+WEIGHTS = "weights.safetensors"
+
+
+def fit(
+    config: FitConfig,
+    spec: EnvSpec,
+    folder: Path,
+    *,
+    seed: int = 0,
+    device: str = "cpu",
+    on_metrics: OnMetrics | None = None,
+) -> Path:
+    """Fit a world model and return its folder, `folder`/world_model. Stopped anywhere, the same call goes on.
+
+    The same seed gives the same result on a CPU.
+
+    Args:
+        spec: the environment that it imitates.
+        on_metrics: called with (updates done over all stages, metrics).
+
+    Raises:
+        ConfigError: no dataset, or a start that does not fit the environment.
+        DatasetError: a dataset that is damaged or of another robot, or without successes or failures.
+        CalibrationError: too few failures to bound false successes, or no threshold that does.
+    """
+    result = Path(folder) / "world_model"
+    if result.is_dir():
+        return result
+    run = _Fit(config, spec, Path(folder), seed, device, on_metrics)
+    run.autoencoder()
+    run.dynamics()
+    run.success()
+    run.calibrate()
+    run.world_model.save(result)
+    shutil.rmtree(Path(folder) / "checkpoints", ignore_errors=True)
+    return result
+
+
+@dataclass
+class _Data:
+    """Episodes to fit on, and those the threshold is chosen on: of `fitted`, or datasets of their own."""
+
+    fitted: list[EpisodeFrames]
+    calibration: list[EpisodeFrames]
+
+
+class _Fit:
+    """The stages share the data and the world model under way."""
+
+    def __init__(
+        self, config: FitConfig, spec: EnvSpec, folder: Path, seed: int, device: str, on_metrics: OnMetrics | None
+    ) -> None:
+        if not config.datasets:
+            raise ConfigError("world_model.datasets: empty; name at least one LeRobotDataset (`vla-rl collect`)")
+        self.config, self.folder, self.seed, self.on_metrics = config, folder, seed, on_metrics
+        self.updates = 0
+        start = load_world_model(config.start_from, device) if config.start_from else None
+        if start is not None:
+            _check_start(start, spec, config)
+        self.model = start.config if start is not None else _with_projections(config.model or WorldModelConfig(), spec)
+        self.data = self._open(spec)
+        if start is not None:
+            facts = start.facts.model_copy(update={"datasets": self._content_keys()})
+        else:
+            mean, std = state_statistics(self.data.fitted)
+            facts = WorldModelFacts.of(spec, mean, std, datasets=self._content_keys())
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.world_model = start or WorldModel(self.model, facts, build_parts(self.model, facts)).to(device)
+        self.world_model.facts = facts
+
+    # --- data --------------------------------------------------------------------------------
+
+    def _open(self, spec: EnvSpec) -> _Data:
+        fitted, calibration = [], []
+        for number, one in enumerate(self.config.datasets):
+            dataset = open_episodes(one, spec)
+            if not self.config.calibrate_on:
+                dataset, held = dataset.hold_out(self.config.holdout, [self.seed, number])
+                calibration.append(self._frames(held, spec))
+            fitted.append(self._frames(dataset, spec))
+        calibration += [self._frames(open_episodes(one, spec), spec) for one in self.config.calibrate_on]
+        return _Data(fitted, calibration)
+
+    def _frames(self, dataset: EpisodeDataset, spec: EnvSpec) -> EpisodeFrames:
+        return EpisodeFrames.of(dataset, self.model.frame_steps, spec.action_low, spec.action_high)
+
+    def _content_keys(self) -> tuple[str, ...]:
+        return tuple(sorted({part.dataset.cache.name for part in self.data.fitted}))
+
+    def _clips(self) -> ClipDataset:
+        facts = self.world_model.facts
+        parts = [open_latents(part, self.world_model.autoencoder) for part in self.data.fitted]
+        return ClipDataset(parts, self.config.clip_frames, np.array(facts.state_mean), np.array(facts.state_std))
+
+    # --- stages ------------------------------------------------------------------------------
+
+    def autoencoder(self) -> None:
+        """Reconstruct the episodes' images; then measure the latents' scale."""
+        network = self.world_model.autoencoder
+        stage = self.config.autoencoder
+        if not stage.steps:
+            return
+        if not isinstance(network, TinyAutoencoder):
+            raise ConfigError("world_model.autoencoder.steps: a pretrained one is taken as it is; set steps to 0")
+        samples = ImageSamples([part.dataset for part in self.data.fitted])
+
+        def loss(step: int) -> tuple[torch.Tensor, dict[str, Any]]:
+            images, background = samples.batch(stage.batch_size, self.seed, step)
+            device = self.world_model.device
+            return network.loss(images.to(device), background.to(device), _generator(self.seed, step))
+
+        def calibrate_latents() -> None:
+            images, _ = samples.batch(CALIBRATION_IMAGES, self.seed, stage.steps)
+            network.calibrate(images.to(self.world_model.device))
+
+        self._stage("autoencoder", network, loss, stage, after=calibrate_latents)
+
+    def dynamics(self) -> None:
+        """Predict the next frames of clips."""
+        network: Any = self.world_model.dynamics
+        stage = self.config.dynamics
+        if not stage.steps:
+            return
+        clips = self._clips()
+
+        def loss(step: int) -> tuple[torch.Tensor, dict[str, Any]]:
+            clip = clips.batch(stage.batch_size, self.seed, step).to(self.world_model.device)
+            return network.loss(clip, _generator(self.seed, step))
+
+        self._stage("dynamics", network, loss, stage)
+
+    def success(self) -> None:
+        """Tell success from failure, on real frames and on those that the dynamics imagines from the same actions."""
+        stage = self.config.success
+        if not stage.steps:
+            return
+        clips = self._clips()
+        imagined: ImaginedSamples | None = None
+        for number, name in enumerate(("success", "clip")):
+            network: Any = getattr(self.world_model, name)
+            if self._load_finished(name, network):
+                continue
+            if imagined is None and self.config.imagined_share:
+                imagined = ImaginedSamples.of(self.world_model, clips, self.seed)
+            self._stage(name, network, self._success_loss(network, clips, imagined, number), stage)
+
+    def _success_loss(self, network: Any, clips: ClipDataset, imagined: ImaginedSamples | None, number: int) -> Any:
+        stage, device = self.config.success, self.world_model.device
+        num_imagined = round(stage.batch_size * self.config.imagined_share) if imagined is not None else 0
+        real = SuccessSamples(clips, network.num_frames)
+
+        def loss(step: int) -> tuple[torch.Tensor, dict[str, Any]]:
+            torch.manual_seed(np.random.SeedSequence([self.seed, number, step]).generate_state(1)[0])  # Dropout.
+            parts = []
+            if num_imagined < stage.batch_size:
+                parts.append(real.batch(stage.batch_size - num_imagined, self.seed + number, step))
+            if imagined is not None and num_imagined:
+                parts.append(imagined.batch(num_imagined, network.num_frames, self.seed + number, step))
+            batch = SuccessBatch.concatenate(parts).to(device)
+            return network.loss(batch.frames, batch.reference, batch.instruction, batch.success)
+
+        return loss
+
+    def calibrate(self) -> None:
+        """Choose the threshold on held-out episodes, imagined with their logged actions."""
+        episodes = [episode for part in self.data.calibration for episode in logged_episodes(part)]
+        success, clip = replay_logits(self.world_model, episodes, self.seed)
+        found: SuccessCalibration = calibrate(
+            success,
+            clip,
+            [episode.succeeded for episode in episodes],
+            [episode.start for episode in episodes],
+            max_false_success=self.config.max_false_success,
+            min_failures=self.config.min_failures,
+        )
+        self.world_model.facts = self.world_model.facts.model_copy(
+            update={
+                "success_threshold": found.success_threshold,
+                "clip_threshold": found.clip_threshold,
+                "calibration": found.model_dump(mode="json"),
+            }
+        )
+        figures = {f"calibration/{name}": figure.value for name, figure in found.figures.items()}
+        self._log(self.updates, figures)
+
+    # --- one stage ---------------------------------------------------------------------------
+
+    def _stage(
+        self,
+        name: str,
+        network: Any,
+        loss: Callable[[int], tuple[torch.Tensor, dict[str, Any]]],
+        stage: StageConfig,
+        after: Callable[[], None] | None = None,
+    ) -> None:
+        before, self.updates = self.updates, self.updates + stage.steps
+        if self._load_finished(name, network):
+            return
+        folder = self.folder / "checkpoints" / name
+        fitting = Fitting(cast(nn.Module, network).train(), loss, stage, self._is_low_precision())
+        if (checkpoint := latest_checkpoint(folder)) is not None:
+            fitting.load_state(*load_checkpoint(checkpoint))
+
+        def on_step(step: int, metrics: dict[str, float]) -> None:
+            if step % LOG_EVERY == 0 or step == stage.steps:
+                self._log(before + step, {f"{name}/{key}": value for key, value in metrics.items()})
+            if step % self.config.save_every == 0 and step < stage.steps:
+                save_checkpoint(checkpoint_path(folder, step), *fitting.state())
+                keep_last(folder, 1)
+
+        fitting.run(on_step)
+        network.eval()
+        if after is not None:
+            after()
+        tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in network.state_dict().items()}
+        with atomic_folder(self._finished(name).parent, f"{name} stage", replace=True) as partial:
+            save_file(tensors, partial / WEIGHTS)
+
+    def _finished(self, name: str) -> Path:
+        return self.folder / "stages" / name / WEIGHTS
+
+    def _load_finished(self, name: str, network: nn.Module) -> bool:
+        file = self._finished(name)
+        if not file.is_file():
+            return False
+        network.load_state_dict(load_file(file))
+        network.eval()
+        return True
+
+    def _is_low_precision(self) -> bool:
+        if self.config.precision != "auto":
+            return self.config.precision == "bf16"
+        if self.world_model.device.type == "cuda":
+            return torch.cuda.is_bf16_supported()
+        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+    def _log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        if self.on_metrics is not None:
+            self.on_metrics(step, metrics)
+
+
+def _with_projections(model: WorldModelConfig, spec: EnvSpec) -> WorldModelConfig:
+    """With the environment's projections, where the dynamics has kinematics and names none of its own."""
+    dynamics = model.dynamics
+    if dynamics.kinematics == "none" or dynamics.projections:
+        return model
+    projections = {name: matrix.tolist() for name, matrix in spec.projections.items() if name in spec.cameras}
+    dynamics = type(dynamics).model_validate(dynamics.model_dump() | {"projections": projections})
+    return model.model_copy(update={"dynamics": dynamics})
+
+
+def _check_start(start: WorldModel, spec: EnvSpec, config: FitConfig) -> None:
+    if config.model is not None and _with_projections(config.model, spec) != start.config:
+        raise ConfigError(
+            "world_model.model: differs from that of start_from, whose weights then do not fit; leave model out, or "
+            "start from scratch"
+        )
+    facts = start.facts
+    pairs: Sequence[tuple[str, Any, Any]] = (
+        ("cameras", facts.cameras, spec.cameras),
+        ("image_size", facts.image_size, spec.image_size),
+        ("state_dim", facts.state_dim, spec.state_dim),
+        ("action_dim", facts.action_dim, spec.action_dim),
+        ("control_hz", facts.control_hz, spec.control_hz),
+    )
+    for name, found, wanted in pairs:
+        if found != wanted:
+            raise ConfigError(
+                f"world_model.start_from: {config.start_from} has {name} {found}, the environment {wanted}; start from "
+                "one of the same robot and cameras, or from scratch"
+            )
+
+
+def _generator(seed: int, step: int) -> torch.Generator:
+    state = int(np.random.SeedSequence([seed, step]).generate_state(1)[0])
+    return torch.Generator().manual_seed(state)

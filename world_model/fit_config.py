@@ -1,0 +1,73 @@
+"""Options of `vla-rl world-model fit` and `eval`: a recipe's `world_model` section."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PositiveInt
+
+from vla_rl.config import Config
+from vla_rl.data.config import DatasetConfig, as_datasets
+from vla_rl.types import EnvSpec
+from world_model.config import StageConfig, WorldModelConfig
+from world_model.trust.config import MeasureConfig
+
+
+def _maybe_datasets(value: object) -> object:
+    return as_datasets(value) if value else ()
+
+
+class FitConfig(Config):
+    """Data, start, and the stages, one after another."""
+
+    kind: Literal["latent_video"] = "latent_video"
+    model: WorldModelConfig | None = Field(
+        default=None, description="What it is made of; null takes it from start_from, or the defaults."
+    )
+    datasets: Annotated[tuple[DatasetConfig, ...], BeforeValidator(_maybe_datasets)] = Field(
+        default=(), description="LeRobotDatasets to learn from."
+    )
+    start_from: str | None = Field(
+        default=None, description="A world model to fine-tune: a folder, or pretrained:NAME; null starts from scratch."
+    )
+    calibrate_on: Annotated[tuple[DatasetConfig, ...], BeforeValidator(_maybe_datasets)] = Field(
+        default=(), description="The policy's own episodes, for the threshold; empty holds some of `datasets` out."
+    )
+    holdout: float = Field(default=0.15, gt=0, lt=1, description="Share of the episodes held out for the threshold.")
+    clip_frames: PositiveInt = Field(default=8, ge=2, description="T, frames of a clip, the reference included.")
+    autoencoder: StageConfig = Field(default_factory=StageConfig)
+    dynamics: StageConfig = Field(default_factory=StageConfig)
+    success: StageConfig = Field(default_factory=StageConfig)
+    imagined_share: float = Field(
+        default=0.5, ge=0, le=1, description="Of the success heads' examples, those on frames that the model imagined."
+    )
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        default="auto", description="Of computing while fitting; auto: bf16 where the processor has it."
+    )
+    max_false_success: float = Field(
+        default=0.1, gt=0, lt=1, description="The threshold keeps the false-success rate's upper 95 % limit below this."
+    )
+    min_failures: PositiveInt = Field(
+        default=40, description="Held-out failed episodes needed to calibrate the threshold."
+    )
+    save_every: PositiveInt = Field(default=200, description="Updates between checkpoints of a stage.")
+    measure: MeasureConfig = Field(default_factory=MeasureConfig)
+    compare_episodes: PositiveInt = Field(
+        default=20, description="Real and imagined episodes per task for each policy that `eval` compares."
+    )
+
+    def fit(
+        self,
+        spec: EnvSpec,
+        folder: Path,
+        *,
+        seed: int = 0,
+        device: str = "cpu",
+        on_metrics: Callable[[int, Mapping[str, Any]], None] | None = None,
+    ) -> Path:
+        """Fit a world model of the environment that `spec` describes; returns its folder. See `world_model.fit`."""
+        from world_model.fit import fit
+
+        return fit(self, spec, folder, seed=seed, device=device, on_metrics=on_metrics)
