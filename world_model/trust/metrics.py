@@ -11,6 +11,7 @@ from world_model.trust.numbers import Number
 # An error below one grey level: what is equal to the eye must not rule a mean.
 MAX_PSNR = 50.0
 _SSIM_SIGMA, _SSIM_RADIUS = 1.5, 5
+MIN_SSIM_SIDE = 2 * _SSIM_RADIUS + 1  # Pixels; SSIM's window must lie inside the image.
 
 
 def psnr(imagined: np.ndarray, real: np.ndarray) -> np.ndarray:
@@ -47,7 +48,7 @@ def ssim(imagined: np.ndarray, real: np.ndarray) -> np.ndarray:
 
     _check_pair(imagined, real)
     height, width = real.shape[-3:-1]
-    side = 2 * _SSIM_RADIUS + 1
+    side = MIN_SSIM_SIDE
     if min(height, width) < side:
         raise ValueError(f"SSIM needs images of at least {side} x {side} pixels, got {height} x {width}")
     inside = slice(_SSIM_RADIUS, -_SSIM_RADIUS)

@@ -1,0 +1,264 @@
+"""Measure how far a world model can be trusted: every figure, curve and clip of the trust report.
+
+measured = measure(world_model, TrustData(held_out=episodes), MeasureConfig())
+measured.report.check(TrustConfig().require)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import numpy as np
+
+from vla_rl.statistics import Interval
+from world_model.trust.actions import InverseDynamics
+from world_model.trust.config import MeasureConfig
+from world_model.trust.figures import Figure, figure
+from world_model.trust.horizon import horizon_figures
+from world_model.trust.intervals import ratio_interval
+from world_model.trust.metrics import MIN_SSIM_SIDE, Curve, drift_curve
+from world_model.trust.open_loop import OTHER_ACTIONS, Noise, Replay, action_errors, imagine, imagined_outcomes, replay
+from world_model.trust.outcomes import (
+    NO_INTERVAL,
+    Calibration,
+    calibration,
+    majority_guess,
+    outcome_figures,
+    policy_figures,
+    policy_rates,
+    rate_figure,
+)
+from world_model.trust.perceptual import Lpips, VideoFeatures, frechet_distance
+from world_model.trust.report import Provenance, TrustReport
+from world_model.trust.types import LoggedEpisode, TrustData, WorldModel, check_episodes, collate
+
+POLICY_FIGURES = ("pearson", "mmrv", "policy_agreement", "policy_gap")
+_INVERSE_FIGURES = ("inverse_error_real", "inverse_error_imagined", "inverse_error_ratio")
+_SIMPLE_MEANS = ("state_error", "latent_error", "psnr", "psnr_reconstruction", "psnr_copy", "ssim", "lpips")
+
+
+@dataclass(frozen=True)
+class Clip:
+    """One episode, real and imagined.
+
+    Attributes:
+        kind: "success", "failure", "false success" or "missed success".
+        real, imagined: uint8 (T, V, height, width, 3); frame 0 is real in both.
+    """
+
+    kind: str
+    start: str
+    instruction: str
+    real: np.ndarray
+    imagined: np.ndarray
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The report, without its clips' files, and the clips."""
+
+    report: TrustReport
+    clips: tuple[Clip, ...]
+
+
+def measure(
+    world_model: WorldModel,
+    data: TrustData,
+    config: MeasureConfig,
+    provenance: Provenance | None = None,
+    on_stage: Callable[[str], None] | None = None,
+) -> Measured:
+    """Measure everything that the data and the weights at hand allow; the report says what was not, and why.
+
+    The same data, config and world model give the same figures.
+
+    Args:
+        provenance: of the world model and the data, kept in the report.
+        on_stage: called with a few words before each stage.
+
+    Raises:
+        ValueError: no held-out episodes, episodes of another shape than promised or cut for another world model,
+            policies on different initial states, weights that cannot be read, or a world model that imagines NaN.
+    """
+    say = on_stage or (lambda _: None)
+    check_episodes(data.held_out, world_model.frame_steps, "trust: held-out episodes")
+    if data.train:
+        check_episodes(data.train, world_model.frame_steps, "trust: training episodes")
+    for style, episodes in data.styles.items():
+        check_episodes(episodes, world_model.frame_steps, f"trust: style {style!r}")
+    not_measured: dict[str, str] = {}
+    lpips, video = _perceptual(config, not_measured)
+
+    say(f"imagining {len(data.held_out)} held-out episodes")
+    groups = _groups(data.held_out)
+    done = replay(world_model, data.held_out, config.batch_size, Noise(config.seed), lpips, video)
+    figures = replay_figures(done, groups)
+    calibrations = _calibrations(done, config)
+    figures |= _calibration_figures(calibrations, len(groups))
+    say("the same with other noise")
+    other = imagined_outcomes(world_model, data.held_out, config.batch_size, Noise(config.seed, 1))
+    figures["outcome_flips"] = rate_figure(other != done.imagined[:, -1], groups)
+    say("the same with other actions")
+    figures |= _action_figures(world_model, data, config, not_measured)
+    if len(groups) >= config.horizon_episodes:
+        figures |= horizon_figures(done, groups, config, world_model.frame_steps)
+    else:
+        why = f"{len(groups)} held-out episodes, it needs {config.horizon_episodes} (trust.measure.horizon_episodes)"
+        not_measured |= dict.fromkeys(("trust_horizon", "image_horizon", "outcome_horizon"), why)
+    if len(data.policies) > 1:
+        figures |= policy_figures(data.policies)
+    else:
+        not_measured |= dict.fromkeys(POLICY_FIGURES, f"it needs at least two policies, got {len(data.policies)}")
+    if "ssim" not in figures:
+        not_measured["ssim"] = f"the images are smaller than {MIN_SSIM_SIDE} x {MIN_SSIM_SIDE} pixels"
+
+    styles: dict[str, dict[str, Figure]] = {}
+    for style, episodes in data.styles.items():
+        say(f"style {style}: imagining {len(episodes)} episodes")
+        seen = replay(world_model, episodes, config.batch_size, Noise(config.seed), lpips, video)
+        found = replay_figures(seen, _groups(episodes))
+        styles[style] = found | _calibration_figures(_calibrations(seen, config), len(episodes))
+    report = TrustReport(
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        provenance=provenance or Provenance(),
+        config=config,
+        frame_steps=world_model.frame_steps,
+        figures=figures,
+        styles=styles,
+        curves=_curves(done, groups, world_model.frame_steps),
+        calibrations=calibrations,
+        policies=tuple(policy_rates(policy) for policy in data.policies),
+        not_measured=not_measured,
+    )
+    return Measured(report, _clips(world_model, data.held_out, done, config))
+
+
+def replay_figures(done: Replay, groups: np.ndarray) -> dict[str, Figure]:
+    """Outcomes and images of replayed episodes.
+
+    Args:
+        groups: (E,), initial states.
+    """
+    real, figures = done.real[:, -1], outcome_figures(done.real[:, -1], done.imagined[:, -1], groups)
+    figures["head_agreement"] = rate_figure(done.head == real, groups)
+    figures["head_false_success"] = rate_figure(done.head[~real], groups[~real], "failed episodes")
+    total = {name: np.nansum(values, axis=1) for name, values in done.frames.items()}
+    count = np.isfinite(done.frames["latent_error"]).sum(1).astype(np.float64)
+    for name in _SIMPLE_MEANS:
+        if name in total:
+            figures[name] = figure(*ratio_interval(total[name], count, groups), len(groups))
+    left, interval = ratio_interval(total["latent_error"], total["latent_error_copy"], groups)
+    figures["skill"] = figure(1 - left, Interval(1 - interval.high, 1 - interval.low), len(groups))
+    if done.features is not None and len(done.features[0]) > 1:
+        figures["fvd"] = figure(frechet_distance(*done.features), NO_INTERVAL, len(done.features[0]), "clips")
+    return figures
+
+
+def _action_figures(
+    world_model: WorldModel, data: TrustData, config: MeasureConfig, not_measured: dict[str, str]
+) -> dict[str, Figure]:
+    """Figures of `figures.ACTIONS`. The inverse dynamics is judged on episodes that it was not trained on."""
+    inverse, judged = _inverse_dynamics(world_model, data, config, not_measured)
+    groups = _groups(data.held_out)
+    errors = action_errors(world_model, data.held_out, config.batch_size, config.action_frames, config.seed, inverse)
+
+    def ratio(above: str, below: str, rows: np.ndarray) -> Figure:
+        return figure(*ratio_interval(errors[above][rows], errors[below][rows], groups[rows]), int(rows.sum()))
+
+    everywhere = np.ones(len(groups), bool)
+    names = dict(zip(OTHER_ACTIONS, ("action_gain", "action_gain_zero", "action_gain_random"), strict=True))
+    figures = {name: ratio(kind, "true", everywhere) for kind, name in names.items()}
+    figures["action_response"] = ratio("response", "true", everywhere)
+    if inverse is not None:
+        frames = [(e.executed[1 : config.action_frames + 1].any(1)).sum() for e in data.held_out]
+        errors["count"] = np.array(frames, np.float64)
+        figures["inverse_error_real"] = ratio("inverse_real", "count", judged)
+        figures["inverse_error_imagined"] = ratio("inverse_imagined", "count", judged)
+        figures["inverse_error_ratio"] = ratio("inverse_imagined", "inverse_real", judged)
+    return figures
+
+
+def _inverse_dynamics(
+    world_model: WorldModel, data: TrustData, config: MeasureConfig, not_measured: dict[str, str]
+) -> tuple[InverseDynamics | None, np.ndarray]:
+    """The network, trained on `data.train` or on half of the initial states; and which held-out episodes judge it."""
+    judged = np.ones(len(data.held_out), bool)
+    train: Sequence[LoggedEpisode] = data.train
+    if not train:
+        states = np.unique(_groups(data.held_out), return_inverse=True)[1]
+        judged = states % 2 == 0
+        train = [e for e, kept in zip(data.held_out, judged, strict=True) if not kept]
+    if not config.inverse_updates or not train:
+        why = "trust.measure.inverse_updates is 0" if train else "it needs episodes of at least two initial states"
+        not_measured |= dict.fromkeys(_INVERSE_FIGURES, why)
+        return None, judged
+    return InverseDynamics(world_model, train, config.inverse_pairs, config.inverse_updates, config.seed), judged
+
+
+def _perceptual(config: MeasureConfig, not_measured: dict[str, str]) -> tuple[Lpips | None, VideoFeatures | None]:
+    lpips = video = None
+    if config.alexnet_weights and config.lpips_weights:
+        lpips = Lpips(config.alexnet_weights, config.lpips_weights)
+    else:
+        not_measured["lpips"] = "no weights given (trust.measure.alexnet_weights and lpips_weights)"
+    if config.r3d_weights:
+        video = VideoFeatures(config.r3d_weights)
+    else:
+        not_measured["fvd"] = "no weights given (trust.measure.r3d_weights)"
+    return lpips, video
+
+
+def _calibrations(done: Replay, config: MeasureConfig) -> dict[str, Calibration]:
+    real, bins = done.real[:, -1], config.calibration_bins
+    return {
+        "imagined": calibration(done.probability, real, bins),
+        "real": calibration(done.head_probability, real, bins),
+    }
+
+
+def _calibration_figures(calibrations: dict[str, Calibration], count: int) -> dict[str, Figure]:
+    return {
+        "calibration_error": figure(calibrations["imagined"].error, NO_INTERVAL, count),
+        "head_calibration_error": figure(calibrations["real"].error, NO_INTERVAL, count),
+    }
+
+
+def _curves(done: Replay, groups: np.ndarray, frame_steps: int) -> dict[str, Curve]:
+    """Means by frame; see `TrustReport.curves`."""
+    guess = np.stack([majority_guess(frame) for frame in done.real.T], 1)
+    outcomes = {
+        "real_success": done.real,
+        "imagined_success": done.imagined,
+        "outcome_agreement": done.real == done.imagined,
+        "outcome_majority": guess,
+    }
+    tables = done.frames | {name: values.astype(np.float64) for name, values in outcomes.items()}
+    return {name: drift_curve(values, groups, frame_steps) for name, values in tables.items()}
+
+
+def _clips(
+    world_model: WorldModel, episodes: Sequence[LoggedEpisode], done: Replay, config: MeasureConfig
+) -> tuple[Clip, ...]:
+    """The first episodes of each kind, imagined once more with the same noise, to be looked at."""
+    real, imagined = done.real[:, -1], done.imagined[:, -1]
+    kinds = {
+        "success": real & imagined,
+        "failure": ~real & ~imagined,
+        "false success": ~real & imagined,
+        "missed success": real & ~imagined,
+    }
+    clips = []
+    for kind, found in kinds.items():
+        for row in np.flatnonzero(found)[: config.num_clips].tolist():
+            batch = collate([episodes[row]])
+            first = world_model.encode(batch.images[:, :1], batch.states[:, :1])
+            shown, _ = imagine(world_model, batch, first, Noise(config.seed).of([row]))
+            frames = np.concatenate([batch.images[0, :1], world_model.decode(shown)[0]])
+            clips.append(Clip(kind, episodes[row].start, episodes[row].instruction, batch.images[0], frames))
+    return tuple(clips)
+
+
+def _groups(episodes: Sequence[LoggedEpisode]) -> np.ndarray:
+    return np.array([e.start for e in episodes])
