@@ -1,0 +1,142 @@
+"""Fitting a world model of the dummy environment, a few updates a stage: results, resuming, fine-tuning, bad input."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.dummy import DummyConfig
+from vla_rl.collect import CollectConfig, collect_dataset
+from vla_rl.config import ConfigError
+from vla_rl.data.config import DatasetError
+from world_model import fit as fit_module
+from world_model.calibration import CalibrationError
+from world_model.fit_config import FitConfig
+from world_model.fitting import Fitting
+from world_model.model import load_world_model
+
+ENV = DummyConfig(num_envs=8, tasks=("reach_red",), horizon=12, steps_after_success=4)
+MODEL = {
+    "autoencoder": {"channels": [4, 8], "blocks": [1, 1], "latent_channels": 4},
+    "dynamics": {"width": 32, "depth": 1, "heads": 2, "patch": 4, "memory": 2},
+    "success": {"width": 32, "depth": 1},
+    "frame_steps": 4,
+}
+STAGE = {"steps": 3, "batch_size": 4, "warmup_steps": 1}
+
+
+def collect(folder: Path, **options: Any) -> Path:
+    collect_dataset(ENV, CollectConfig.model_validate({"dataset": str(folder), "episodes_per_task": 24, **options}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def episodes(tmp_path_factory) -> Path:
+    """Of a noisy expert, which fails now and then."""
+    return collect(tmp_path_factory.mktemp("fit") / "episodes", noise=1.5, noise_hold=4)
+
+
+def config(episodes: Path, **options: Any) -> FitConfig:
+    values = {"model": MODEL, "datasets": str(episodes), "clip_frames": 3, "holdout": 0.5, "save_every": 2}
+    values |= {"autoencoder": STAGE, "dynamics": STAGE, "success": STAGE, "precision": "fp32"}
+    values |= {"max_false_success": 0.99, "min_failures": 1}
+    return FitConfig.model_validate(values | options)
+
+
+@pytest.fixture(scope="module")
+def fitted(episodes, tmp_path_factory) -> Path:
+    return config(episodes).fit(ENV.env_spec(), tmp_path_factory.mktemp("fit") / "run", seed=1)
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.safetensors"))}
+
+
+def test_a_fit_leaves_a_world_model_that_knows_its_data_and_thresholds(fitted):
+    world_model = load_world_model(fitted)
+    facts = world_model.facts
+    assert facts.cameras == ENV.cameras and facts.tasks == ENV.env_spec().tasks and len(facts.datasets) == 1
+    assert facts.calibration["num_episodes"] == 12 and 0 < facts.calibration["num_failures"] < 12
+    assert facts.success_threshold == facts.calibration["success_threshold"]
+    assert not (fitted.parent / "checkpoints").exists()
+
+
+def test_a_stopped_fit_goes_on_to_the_same_result(episodes, fitted, tmp_path, monkeypatch):
+    """Stopped in the middle of each stage in turn."""
+    run = tmp_path / "run"
+    advance, budget = Fitting.advance, [0]
+
+    def stopping(self: Fitting) -> dict[str, float]:
+        if budget[0] == 0:
+            raise KeyboardInterrupt
+        budget[0] -= 1
+        return advance(self)
+
+    monkeypatch.setattr(Fitting, "advance", stopping)
+    for tries in range(10):
+        budget[0] = 2 if tries % 2 == 0 else 1
+        try:
+            result = config(episodes).fit(ENV.env_spec(), run, seed=1)
+        except KeyboardInterrupt:
+            continue
+        break
+    assert tries == 7, "four stages of three updates, each stopped after two of them"
+    assert weights(result) == weights(fitted)
+
+
+def test_fine_tuning_starts_from_the_weights_and_keeps_what_is_not_fitted(episodes, fitted, tmp_path):
+    tuned = config(episodes, model=None, start_from=str(fitted), autoencoder={"steps": 0}).fit(
+        ENV.env_spec(), tmp_path / "run"
+    )
+    before, after = weights(fitted), weights(tuned)
+    assert before["autoencoder.safetensors"] == after["autoencoder.safetensors"]
+    assert before["dynamics.safetensors"] != after["dynamics.safetensors"]
+    assert load_world_model(tuned).facts.state_mean == load_world_model(fitted).facts.state_mean
+
+
+def test_episodes_of_their_own_can_choose_the_threshold(episodes, tmp_path):
+    chosen = config(episodes, calibrate_on=str(episodes)).fit(ENV.env_spec(), tmp_path / "run")
+    assert load_world_model(chosen).facts.calibration["num_episodes"] == 24
+
+
+def test_a_finished_fit_is_not_repeated(episodes, fitted, monkeypatch):
+    monkeypatch.setattr(fit_module, "_Fit", None)
+    assert config(episodes).fit(ENV.env_spec(), fitted.parent) == fitted
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"datasets": []}, ConfigError, "world_model.datasets: empty"),
+        ({"min_failures": 40}, CalibrationError, "40 are needed"),
+        ({"start_from": "nowhere"}, ConfigError, "no such folder"),
+        ({"start_from": "FITTED", "model": MODEL | {"frame_steps": 2}}, ConfigError, "differs from that of start_from"),
+    ],
+)
+def test_what_cannot_be_fitted_is_refused(episodes, fitted, tmp_path, options, error, message):
+    options = {key: str(fitted) if value == "FITTED" else value for key, value in options.items()}
+    with pytest.raises(error, match=message):
+        config(episodes, **options).fit(ENV.env_spec(), tmp_path / "run")
+
+
+def test_a_start_of_another_robot_is_refused(episodes, fitted, tmp_path):
+    spec = DummyConfig(cameras=("wrist",)).env_spec()
+    with pytest.raises(ConfigError, match=r"has cameras \('agentview',\), the environment \('wrist',\)"):
+        config(episodes, model=None, start_from=str(fitted)).fit(spec, tmp_path / "run")
+
+
+def test_episodes_without_failures_are_refused(tmp_path):
+    perfect = collect(tmp_path / "perfect", keep="successes", episodes_per_task=12)
+    with pytest.raises(CalibrationError, match="0 failed episodes"):
+        config(perfect).fit(ENV.env_spec(), tmp_path / "run")
+
+
+def test_actions_in_other_units_are_refused(episodes, tmp_path):
+    spec = ENV.env_spec()
+    small = type(spec)(**{**spec.__dict__, "action_low": spec.action_low / 100, "action_high": spec.action_high / 100})
+    shutil.copytree(episodes, tmp_path / "episodes")
+    with pytest.raises(DatasetError, match="other units"):
+        config(tmp_path / "episodes").fit(small, tmp_path / "run")
