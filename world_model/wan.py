@@ -14,25 +14,19 @@ are kept, as the F frames of a call share one pass for each of a few sampling st
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import nn
 
-from vla_rl.atomic import atomic_folder
-from vla_rl.config import validate
 from world_model.config import WanConfig
 from world_model.flow import mix, sample
 from world_model.types import Actions, Clip, Frames, NoiseStream
-from world_model.wan_model import ActionWan, build_transformer, is_lora
+from world_model.wan_model import ActionWan, build_transformer, transformer_sizes
 
 STATE_WEIGHT = 0.1  # In the loss, of the clean state's squared error beside the velocity's.
 LEVEL_SHIFT = 3.0  # Noise levels of training are spread as those of sampling (world_model.flow.sampling_levels).
-FACTS, ADDED, TRANSFORMER = "wan.json", "added.safetensors", "transformer"
 
 
 @dataclass(frozen=True)
@@ -84,12 +78,15 @@ class WanDynamics(nn.Module):
     The state is predicted beside the image: its noisy value is an input, and a small head predicts the clean one from
     the mean of its frame's tokens, so that it runs through the same flow.
 
+    `config` becomes one that names sizes where it named a folder: with the state dict, which holds all weights (LoRA's
+    adapters too), that is all it takes to make the same again.
+
     Args:
         latent_shape: (C, h, w) of one view.
         num_views: V. state_dim: S. action_dim: A. frame_steps: G.
 
     Raises:
-        ValueError: no transformer at `config.path`, or one for latents of another shape.
+        ValueError: no transformer at `config.path`, a damaged one, or one for latents of another shape.
     """
 
     def __init__(
@@ -102,16 +99,12 @@ class WanDynamics(nn.Module):
         frame_steps: int,
     ) -> None:
         super().__init__()
-        self.config, self.frame_steps = config, frame_steps
-        self.sizes: dict[str, Any] = {
-            "latent_shape": list(latent_shape),
-            "num_views": num_views,
-            "state_dim": state_dim,
-            "action_dim": action_dim,
-            "frame_steps": frame_steps,
-        }
+        transformer = build_transformer(config)
+        if config.path is not None:
+            config = config.model_copy(update={"path": None, "transformer": transformer_sizes(transformer)})
+        self.config, self.frame_steps, self.action_dim = config, frame_steps, action_dim
         self.network = ActionWan(
-            build_transformer(config),
+            transformer,
             latent_shape,
             num_views,
             state_dim,
@@ -119,17 +112,6 @@ class WanDynamics(nn.Module):
             frame_steps,
             config.gradient_checkpointing,
         )
-
-    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        """What is trained: `added`, which starts from nothing, and `transformer`, pretrained (or its LoRA adapters).
-
-        The added ones bear a learning rate ten or more times higher.
-        """
-        groups: dict[str, list[nn.Parameter]] = {"added": [], "transformer": []}
-        for name, parameter in self.network.named_parameters():
-            if parameter.requires_grad:
-                groups["transformer" if name.startswith("transformer.") else "added"].append(parameter)
-        return groups
 
     # --- training ---------------------------------------------------------------------------
 
@@ -182,7 +164,7 @@ class WanDynamics(nn.Module):
     def begin(self, reference: Frames, noise: NoiseStream) -> WanContext:
         """See `Dynamics.begin`. Draws nothing: the noise of remembered frames is drawn by `imagine`."""
         batch, device = reference.states.shape[0], reference.states.device
-        slots, steps = 1 + self.config.memory, (self.frame_steps, self.sizes["action_dim"])
+        slots, steps = 1 + self.config.memory, (self.frame_steps, self.action_dim)
 
         def in_last_slot(x: torch.Tensor) -> torch.Tensor:
             return torch.cat([x.new_zeros(batch, slots - 1, *x.shape[2:]), x], 1)
@@ -247,57 +229,3 @@ class WanDynamics(nn.Module):
             for _ in range(num_frames)
         ]
         return Frames(torch.stack([x for x, _ in drawn], 1), torch.stack([x for _, x in drawn], 1))
-
-    # --- files ------------------------------------------------------------------------------
-
-    def save(self, folder: Path) -> None:
-        """Write `transformer/`, as diffusers does, `added.safetensors` and `wan.json`; replaces the folder.
-
-        With LoRA the transformer is as it was, and is not written again: `wan.json` names its folder.
-
-        Raises:
-            DiskFullError: the disk is full.
-        """
-        lora = bool(self.config.lora_rank)
-        added = {
-            name: tensor.contiguous()
-            for name, tensor in self.network.state_dict().items()
-            if not name.startswith("transformer.") or is_lora(name)
-        }
-        config = self.config.model_dump(mode="json") | {"transformer": None, "path": "."}
-        if lora and self.config.path is not None:
-            config["path"] = str(self.config.path.resolve())
-        with atomic_folder(folder, "world model's dynamics", replace=True) as partial:
-            if not lora:
-                self.network.transformer.save_pretrained(partial / TRANSFORMER)
-            save_file(added, partial / ADDED)
-            facts = json.dumps({"config": config, "sizes": self.sizes}, indent=2)
-            (partial / FACTS).write_text(facts + "\n", encoding="utf-8")
-
-    @classmethod
-    def load(cls, folder: Path, base: Path | None = None) -> WanDynamics:
-        """What `save` wrote.
-
-        Args:
-            base: with LoRA: where the transformer that was adapted lies now, if it has moved.
-
-        Raises:
-            ValueError: a file is missing, or does not fit the others.
-        """
-        folder = Path(folder)
-        if missing := [name for name in (FACTS, ADDED) if not (folder / name).is_file()]:
-            raise ValueError(
-                f"{folder}: no {' and no '.join(missing)}; it must be a folder that WanDynamics.save wrote"
-            )
-        facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
-        config = validate(WanConfig, facts["config"], prefix=f"{folder / FACTS}: config")
-        path = base if base is not None else folder / (config.path or ".")
-        sizes = facts["sizes"] | {"latent_shape": tuple(facts["sizes"]["latent_shape"])}
-        dynamics = cls(config.model_copy(update={"path": path}), **sizes)
-        found = dynamics.network.load_state_dict(load_file(folder / ADDED), strict=False)
-        absent = [name for name in found.missing_keys if not name.startswith("transformer.") or is_lora(name)]
-        if absent or found.unexpected_keys:
-            raise ValueError(
-                f"{folder / ADDED}: does not fit {FACTS}; missing {absent[:3]}, unknown {found.unexpected_keys[:3]}"
-            )
-        return dynamics

@@ -8,43 +8,34 @@ How latents, images and control steps go together, P = images_per_frame (4), k c
 So frame 0, the reference, is the episode's first image; the last image of each group is what the policy sees after the
 frame's G control steps. An episode whose end does not fill its last group repeats its last image. Both directions are
 causal: a latent depends on the images of its group and earlier ones, an image on its latent and earlier ones.
+
+For use from Python: a world model's recipe encodes each frame as a still image instead (see docs/wan.md), which needs
+no images between the frames and no memory.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from world_model.wan_model import model_folder
+from world_model.wan_model import load_model, model_folder
 
 NUM_ROWS = 4  # Videos at a time through the network, which bounds its memory.
 
 
-class VideoAutoencoder(Protocol):
-    """Images of an episode to latent frames and back. Also a `torch.nn.Module`."""
-
-    latent_shape: tuple[int, int, int]  # (C, h, w) of a frame
-    image_size: tuple[int, int]  # (height, width), pixels
-    images_per_frame: int  # P, of every frame but the first, which is one image
-
-    def encode(self, images: torch.Tensor) -> torch.Tensor:
-        """uint8 (N, 1 + P F, height, width, 3) -> scaled latents float32 (N, 1 + F, C, h, w). No gradient."""
-        ...
-
-    def decode(self, latents: torch.Tensor) -> torch.Tensor:
-        """Scaled latents float32 (N, 1 + F, C, h, w) -> uint8 (N, 1 + P F, height, width, 3). No gradient."""
-        ...
-
-
 class WanAutoencoder(nn.Module):
-    """diffusers' `AutoencoderKLWan` as a `VideoAutoencoder`. Frozen.
+    """diffusers' `AutoencoderKLWan`: images of an episode to latent frames and back. Frozen.
 
     Encode an episode from its first image on, as long as it is: that keeps two images a layer in memory. To decode the
     F frames that were imagined, put the reference and the last remembered frames before them (`WanContext.frames`
     where filled) and take the last P F images: earlier frames reach the images through the decoder's causal layers.
+
+    Attributes:
+        latent_shape: (C, h, w) of a frame.
+        images_per_frame: P, of every frame but the first, which is one image.
 
     Args:
         vae: an `AutoencoderKLWan`. image_size: (height, width), pixels.
@@ -84,18 +75,12 @@ class WanAutoencoder(nn.Module):
         from diffusers.models.autoencoders.autoencoder_kl_wan import AutoencoderKLWan
 
         folder = model_folder(Path(path), "vae", "AutoencoderKLWan")
-        vae = AutoencoderKLWan.from_pretrained(
-            folder,
-            torch_dtype=getattr(torch, dtype),
-            low_cpu_mem_usage=True,
-            use_safetensors=True,
-            local_files_only=True,
-        )
+        vae = load_model(AutoencoderKLWan, folder, getattr(torch, dtype))
         return cls(vae, image_size)
 
     @torch.no_grad()
     def encode(self, images: torch.Tensor) -> torch.Tensor:
-        """See `VideoAutoencoder.encode`; gives the most likely latents.
+        """uint8 (N, 1 + P F, height, width, 3) -> the most likely scaled latents, float32 (N, 1 + F, C, h, w).
 
         Raises:
             ValueError: another image size, or a number of images that leaves a group unfilled.
@@ -116,7 +101,7 @@ class WanAutoencoder(nn.Module):
 
     @torch.no_grad()
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
-        """See `VideoAutoencoder.decode`."""
+        """Scaled latents float32 (N, 1 + F, C, h, w) -> uint8 (N, 1 + P F, height, width, 3)."""
         decoded = []
         for rows in latents.split(NUM_ROWS):
             raw = (rows.transpose(1, 2) * self.std + self.mean).to(self.vae.dtype)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -60,7 +61,7 @@ class ActionWan(nn.Module):
         _check_shapes(sizes, latent_shape)
         width = sizes.num_attention_heads * sizes.attention_head_dim
         num_values = frame_steps * (action_dim + 1)
-        self.transformer, self.checkpointing = transformer, checkpointing
+        self.transformer, self.checkpointing, self.num_views = transformer, checkpointing, num_views
         self.grid = (latent_shape[1] // sizes.patch_size[1], num_views * latent_shape[2] // sizes.patch_size[2])
         self.embed_actions = _perceptron(num_values, width, width)
         self.embed_word = _perceptron(action_dim + 1, width, sizes.text_dim)
@@ -92,16 +93,17 @@ class ActionWan(nn.Module):
         dtype = wan.patch_embedding.weight.dtype
         executed = actions.executed[..., None].to(states.dtype)
         taken = torch.cat([actions.values * executed, executed], -1)  # (B, T, G, A + 1)
+        added = self.embed_state.weight.dtype
         image = latents.permute(0, 3, 1, 4, 2, 5).flatten(4)  # (B, C, T, h, V w)
         tokens = wan.patch_embedding(image.to(dtype)).flatten(3).permute(0, 2, 3, 1)  # (B, T, N, width)
-        tokens = (tokens + self.embed_state(states).to(dtype)[:, :, None]).flatten(1, 2)
+        tokens = (tokens + self.embed_state(states.to(added)).to(dtype)[:, :, None]).flatten(1, 2)
 
-        time = self._time(levels, taken, dtype)
+        time = self._time(levels, taken.to(added), dtype)
         modulation = wan.condition_embedder.time_proj(F.silu(time)).unflatten(-1, (6, -1))
         modulation = modulation.repeat_interleave(self.grid[0] * self.grid[1], 1)  # (B, T N, 6, width)
-        words = wan.condition_embedder.text_embedder((self.embed_word(taken) + self.word_place).to(dtype))
+        words = wan.condition_embedder.text_embedder((self.embed_word(taken.to(added)) + self.word_place).to(dtype))
         cosine, sine = wan.rope(image)  # Each value stands there twice.
-        layout = (cosine[..., ::2], sine[..., ::2], _seen(filled))
+        layout = (cosine[..., ::2], sine[..., ::2], _seen(filled, self.grid[0] * self.grid[1]))
         for block in wan.blocks:
             # The layout takes the place of the rotary embedding, which a block hands on to its self-attention as it is.
             if self.checkpointing and torch.is_grad_enabled():
@@ -136,13 +138,14 @@ class ActionWan(nn.Module):
         """Clean states (B, T, S), from the frame's features, its noisy state, the one before it, and its actions."""
         known = torch.cat([states, levels[..., None]], -1)
         before = torch.cat([known[:, :1], known[:, :-1]], 1)
-        return self.head_state(torch.cat([self.norm_state(features), known, before, taken], -1))
+        known = torch.cat([self.norm_state(features), known, before, taken], -1)
+        return self.head_state(known.to(self.embed_state.weight.dtype)).float()
 
 
 class FrameCausalAttention:
     """Processor of `WanAttention` for self-attention among the tokens that the layout lets each frame see.
 
-    `rotary_emb` is the layout: cosine and sine (1, T N, 1, D / 2), and bool (B, T, T), which frame sees which.
+    `rotary_emb` is the layout: cosine and sine (1, T N, 1, D / 2), and bool (B, 1, T N, T N), which token sees which.
     """
 
     def __call__(
@@ -155,9 +158,7 @@ class FrameCausalAttention:
     ) -> torch.Tensor:
         cosine, sine, seen = rotary_emb
         query, key, value = _heads(attn, hidden_states, hidden_states)
-        per_frame = hidden_states.shape[1] // seen.shape[1]
-        mask = seen.repeat_interleave(per_frame, 1).repeat_interleave(per_frame, 2)[:, None]
-        attended = _attend(_rotated(query, cosine, sine), _rotated(key, cosine, sine), value, mask)
+        attended = _attend(_rotated(query, cosine, sine), _rotated(key, cosine, sine), value, seen)
         return attn.to_out[1](attn.to_out[0](attended))
 
 
@@ -185,46 +186,91 @@ def build_transformer(config: WanConfig) -> Any:
     """The `WanTransformer3DModel` that a config names: pretrained weights, or random ones; with LoRA where asked.
 
     Raises:
-        ValueError: no such model in the folder, or unknown sizes.
+        ValueError: no such model in the folder, or a damaged one; unknown sizes; LoRA without peft.
     """
-    from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
-
     dtype = getattr(torch, config.dtype)
-    if config.path is not None:
-        # Some conversions of text-and-image models declare projections of a CLIP image, which they have no use for.
-        transformer = WanTransformer3DModel.from_pretrained(
-            model_folder(config.path, "transformer", "WanTransformer3DModel"),
-            torch_dtype=dtype,
-            low_cpu_mem_usage=True,
-            use_safetensors=True,
-            local_files_only=True,
-            image_dim=None,
-            added_kv_proj_dim=None,
-        )
-    else:
-        sizes = config.transformer or {}
-        allowed = set(inspect.signature(WanTransformer3DModel.__init__).parameters) - {"self"}
-        if unknown := sorted(set(sizes) - allowed):
-            raise ValueError(f"dynamics.transformer: unknown {unknown}; allowed: {', '.join(sorted(allowed))}")
-        transformer = WanTransformer3DModel(**sizes)
-        for name, parameter in transformer.named_parameters():
-            if not any(kept in name for kept in WanTransformer3DModel._keep_in_fp32_modules):
-                parameter.data = parameter.data.to(dtype)
+    transformer = _random(config.transformer or {}, dtype) if config.path is None else _pretrained(config.path, dtype)
     if config.lora_rank:
-        from peft import LoraConfig
-
+        try:
+            from peft import LoraConfig
+        except ImportError as error:
+            raise ValueError(
+                f"dynamics.lora_rank: got {config.lora_rank}, which needs peft ({error}); pip install peft, or set it "
+                "to 0"
+            ) from error
         transformer.add_adapter(LoraConfig(r=config.lora_rank, lora_alpha=config.lora_rank, target_modules=LORA_LAYERS))
         for name, parameter in transformer.named_parameters():
-            if is_lora(name):
+            if ".lora_" in name:
                 parameter.data = parameter.data.float()
             else:
                 parameter.requires_grad_(False)
     return transformer
 
 
-def is_lora(name: str) -> bool:
-    """Whether a parameter's name is one that LoRA added."""
-    return ".lora_" in name
+def transformer_sizes(transformer: Any) -> dict[str, Any]:
+    """The arguments with which a `WanTransformer3DModel` like this one is made, as JSON holds them."""
+    sizes = {name: transformer.config[name] for name in _known_sizes()}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in sizes.items()}
+
+
+def _known_sizes() -> list[str]:
+    from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
+
+    return [name for name in inspect.signature(WanTransformer3DModel.__init__).parameters if name != "self"]
+
+
+def _random(sizes: dict[str, Any], dtype: torch.dtype) -> Any:
+    from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
+
+    allowed = _known_sizes()
+    if unknown := sorted(set(sizes) - set(allowed)):
+        raise ValueError(f"dynamics.transformer: unknown {unknown}; allowed: {', '.join(sorted(allowed))}")
+    transformer = WanTransformer3DModel(**sizes)
+    for name, parameter in transformer.named_parameters():
+        if not any(kept in name for kept in WanTransformer3DModel._keep_in_fp32_modules):
+            parameter.data = parameter.data.to(dtype)
+    return transformer
+
+
+def _pretrained(path: Path, dtype: torch.dtype) -> Any:
+    from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
+
+    # Some conversions of text-and-image models declare projections of a CLIP image, which they have no use for.
+    options = {"image_dim": None, "added_kv_proj_dim": None}
+    return load_model(WanTransformer3DModel, model_folder(path, "transformer", "WanTransformer3DModel"), dtype, options)
+
+
+def load_model(model_class: Any, folder: Path, dtype: torch.dtype, options: dict[str, Any] | None = None) -> Any:
+    """A diffusers model from a folder, all of its weights there and fitting.
+
+    Args:
+        options: override the folder's config.
+
+    Raises:
+        ValueError: files are missing or damaged, or the weights are not those of the config.
+    """
+    try:
+        model, loading = model_class.from_pretrained(
+            folder,
+            torch_dtype=dtype,
+            low_cpu_mem_usage=True,
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
+            **(options or {}),
+        )
+    except (OSError, SafetensorError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{folder}: cannot be loaded as {model_class.__name__} ({str(error).splitlines()[0]}). Copy the folder "
+            "again, with config.json and all of its *.safetensors."
+        ) from error
+    # diffusers only warns of these, and leaves what is missing without memory.
+    if loading["missing_keys"] or loading["unexpected_keys"]:
+        raise ValueError(
+            f"{folder}: its weights are not those of its config.json: missing {loading['missing_keys'][:3]}, unknown "
+            f"{loading['unexpected_keys'][:3]}. Copy both again from one place."
+        )
+    return model
 
 
 def model_folder(path: Path, part: str, class_name: str) -> Path:
@@ -240,9 +286,12 @@ def model_folder(path: Path, part: str, class_name: str) -> Path:
             f"{path}: no {part}/config.json and no config.json; give the folder of a diffusers pipeline "
             "(for example a download of Wan2.2-TI2V-5B-Diffusers)"
         )
-    found = json.loads(file.read_text(encoding="utf-8")).get("_class_name")
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))["_class_name"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file}: not the config of a diffusers model ({type(error).__name__}: {error})") from error
     if found != class_name:
-        raise ValueError(f"{file}: is the config of a {found}; it must be of a {class_name}")
+        raise ValueError(f"{file}: is the config of {found!r}; it must be of {class_name!r}")
     return folder
 
 
@@ -272,11 +321,12 @@ def _perceptron(num_in: int, hidden: int, num_out: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(num_in, hidden), nn.SiLU(), last)
 
 
-def _seen(filled: torch.Tensor) -> torch.Tensor:
-    """Which frame sees which, bool (B, T, T): itself, and the filled ones before it."""
+def _seen(filled: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    """Which token sees which, bool (B, 1, T N, T N): those of its own frame, and of the filled ones before it."""
     length = filled.shape[1]
     every = torch.ones(length, length, dtype=torch.bool, device=filled.device)
-    return (every.tril() & filled[:, None]) | torch.eye(length, dtype=torch.bool, device=filled.device)
+    seen = (every.tril() & filled[:, None]) | torch.eye(length, dtype=torch.bool, device=filled.device)
+    return seen.repeat_interleave(num_tokens, 1).repeat_interleave(num_tokens, 2)[:, None]
 
 
 def _heads(attn: Any, tokens: torch.Tensor, words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

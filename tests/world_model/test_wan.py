@@ -1,21 +1,24 @@
-"""Wan as dynamics and autoencoder, on tiny random weights: causality, conditioning, learning, files."""
+"""Wan as the dynamics, on tiny random weights: causality, conditioning, learning, files."""
 
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from vla_rl.config import ConfigError, validate
-from world_model.config import WanConfig
+from world_model.config import DynamicsConfig, StageConfig, WanConfig, WorldModelConfig
+from world_model.fitting import Fitting
 from world_model.flow import mix
 from world_model.types import Actions, Clip, Frames, NoiseStream
 from world_model.wan import WanContext, WanDynamics
-from world_model.wan_autoencoder import WanAutoencoder
 
 diffusers = pytest.importorskip("diffusers")
 
@@ -277,8 +280,7 @@ def taught_clip(batch: int, generator: torch.Generator) -> Clip:
 def test_it_learns_to_follow_actions() -> None:
     dynamics = make_dynamics(trained=False)
     generator = torch.Generator().manual_seed(0)
-    groups = dynamics.parameter_groups()
-    optimizer = torch.optim.AdamW([{"params": g, "lr": 5e-3} for g in groups.values()])
+    optimizer = torch.optim.AdamW(dynamics.parameters(), lr=5e-3)
     errors = []
     for _ in range(50):
         loss, metrics = dynamics.loss(taught_clip(8, generator), generator)
@@ -337,23 +339,33 @@ def test_loads_sharded_weights_in_the_published_layout(tmp_path: Path) -> None:
     torch.testing.assert_close(velocity, exact, atol=0.05, rtol=0.05)
 
 
+def reloaded(dynamics: WanDynamics, file: Path) -> WanDynamics:
+    """As a world model's folder keeps it: the config as JSON, the state dict as safetensors."""
+    save_file({name: tensor.clone().contiguous() for name, tensor in dynamics.state_dict().items()}, file)
+    values = json.loads(json.dumps(dynamics.config.model_dump(mode="json")))
+    again = WanDynamics(
+        validate(WanConfig, values), SHAPE, dynamics.network.num_views, STATE_DIM, ACTION_DIM, FRAME_STEPS
+    )
+    again.load_state_dict(load_file(file))
+    return again
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_save_and_load(tmp_path: Path, dtype: str) -> None:
-    dynamics, clip = make_dynamics(views=2, dtype=dtype), make_clip(2, 3, views=2)
-    dynamics.save(tmp_path / "saved")
-    dynamics.save(tmp_path / "saved")  # Replaces.
-    (tmp_path / "saved").rename(tmp_path / "moved")
-    loaded = WanDynamics.load(tmp_path / "moved")
-    assert loaded.frame_steps == FRAME_STEPS and loaded.config.memory == dynamics.config.memory
+@pytest.mark.parametrize(
+    "options", [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"dtype": "bfloat16", "lora_rank": 2}]
+)
+def test_config_and_state_dict_are_all_it_takes(tmp_path: Path, options: dict[str, Any]) -> None:
+    folder = publish(tmp_path / "base")
+    dynamics, clip = make_dynamics(views=2, path=folder, **options), make_clip(2, 3, views=2)
+    folder.rename(tmp_path / "gone")
+    assert dynamics.config.path is None
+    loaded = reloaded(dynamics, tmp_path / "dynamics.safetensors")
+    assert loaded.config == dynamics.config and loaded.frame_steps == FRAME_STEPS
     for mine, theirs in zip(predict(loaded, clip), predict(dynamics, clip), strict=True):
         assert torch.equal(mine, theirs)
-    (tmp_path / "moved" / "added.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"no added\.safetensors"):
-        WanDynamics.load(tmp_path / "moved")
 
 
-def test_lora_trains_adapters_and_saves_only_them(tmp_path: Path) -> None:
+def test_lora_trains_adapters_and_what_is_added(tmp_path: Path) -> None:
     base, clip = publish(tmp_path / "base"), make_clip(2, 4)
     plain, dynamics = (
         make_dynamics(path=base, trained=False, lora_rank=rank, dtype="bfloat16", gradient_checkpointing=True)
@@ -361,31 +373,50 @@ def test_lora_trains_adapters_and_saves_only_them(tmp_path: Path) -> None:
     )
     for mine, theirs in zip(predict(dynamics, clip), predict(plain, clip), strict=True):
         torch.testing.assert_close(mine, theirs)
-    groups = dynamics.parameter_groups()
-    assert len(groups["transformer"]) == SIZES["num_layers"] * 10 * 2  # 4 + 4 + 2 layers, each with A and B
-    frozen = {n: p.clone() for n, p in dynamics.named_parameters() if not p.requires_grad}
-    optimizer = torch.optim.AdamW([p for group in groups.values() for p in group], lr=1e-2)
+    before = {name: p.detach().clone() for name, p in dynamics.named_parameters()}
+    adapters = {name for name in before if ".lora_" in name}
+    assert len(adapters) == SIZES["num_layers"] * 10 * 2  # 4 + 4 + 2 layers, each with A and B
     generator = torch.Generator().manual_seed(0)
-    for _ in range(3):
-        optimizer.zero_grad()
-        dynamics.loss(clip, generator)[0].backward()
-        optimizer.step()
-    assert all(torch.equal(p, frozen[n]) for n, p in dynamics.named_parameters() if n in frozen)
-    dynamics.save(tmp_path / "saved")
-    assert not (tmp_path / "saved" / "transformer").exists()
-    for mine, theirs in zip(predict(WanDynamics.load(tmp_path / "saved"), clip), predict(dynamics, clip), strict=True):
-        assert torch.equal(mine, theirs)
-    base.rename(tmp_path / "elsewhere")
-    with pytest.raises(ValueError, match=r"base: no transformer/config\.json"):
-        WanDynamics.load(tmp_path / "saved")
-    WanDynamics.load(tmp_path / "saved", base=tmp_path / "elsewhere")
+    stage = StageConfig(steps=3, lr=1e-2, warmup_steps=0)
+    Fitting(dynamics, lambda _: dynamics.loss(clip, generator), stage, low_precision=True).run()
+    changed = {name for name, p in dynamics.named_parameters() if not torch.equal(p.float(), before[name].float())}
+    assert adapters <= changed
+    assert {name for name in changed - adapters if name.startswith("network.transformer.")} == set()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_fits_in_low_precision(dtype: str) -> None:
+    dynamics, clip = make_dynamics(dtype=dtype), make_clip(2, 4)
+    generator = torch.Generator().manual_seed(0)
+    stage = StageConfig(steps=4, lr=3e-3, warmup_steps=0)
+    losses = []
+    fitting = Fitting(dynamics, lambda _: dynamics.loss(clip, generator), stage, low_precision=True)
+    assert {p.dtype for p in dynamics.parameters()} == {torch.bfloat16}
+    fitting.run(lambda _, metrics: losses.append(metrics["loss"]))
+    assert all(np.isfinite(losses))
+    context, noise = begun(dynamics, clip, 1)
+    frames = dynamics.imagine(context, clip.actions.at(slice(2, 4)), noise)
+    assert frames.latents.dtype == frames.states.dtype == torch.float32 and frames.latents.isfinite().all()
+
+
+def test_dynamics_is_chosen_by_kind() -> None:
+    wan = {"kind": "wan", "transformer": {}, "memory": 3}
+    config = validate(WorldModelConfig, {"dynamics": wan})
+    assert isinstance(config.dynamics, WanConfig) and config.dynamics.memory == 3
+    assert validate(WorldModelConfig, config.model_dump(mode="json")) == config
+    for values in ({}, {"dynamics": {"memory": 3}}, {"dynamics": {"kind": "transformer"}}):
+        assert isinstance(validate(WorldModelConfig, values).dynamics, DynamicsConfig)
+    with pytest.raises(ConfigError, match=r"dynamics\.kind: got 'wam', allowed: transformer, wan"):
+        validate(WorldModelConfig, {"dynamics": {"kind": "wam"}})
+    with pytest.raises(ConfigError, match=r"dynamics\.preset: unknown key .* Allowed: .*lora_rank"):
+        validate(WorldModelConfig, {"dynamics": wan | {"preset": "tiny"}})
+    with pytest.raises(ConfigError, match="dynamics: got 4, must be a mapping"):
+        validate(WorldModelConfig, {"dynamics": 4})
+    with pytest.raises(ConfigError, match="either path"):
+        validate(WorldModelConfig, {"dynamics": {"kind": "wan"}})
 
 
 def test_wrong_models_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="either path"):
-        validate(WanConfig, {})
-    with pytest.raises(ConfigError, match="adapters need pretrained"):
-        validate(WanConfig, {"transformer": {}, "lora_rank": 4})
     with pytest.raises(ValueError, match=r"no transformer/config\.json"):
         make_dynamics(path=tmp_path)
     with pytest.raises(ValueError, match=r"unknown \['num_layer'\]"):
@@ -396,93 +427,37 @@ def test_wrong_models_are_refused(tmp_path: Path) -> None:
         make_dynamics(sizes={"patch_size": (2, 2, 2)})
     with pytest.raises(ValueError, match="cannot be cut into patches of 1 x 3"):
         make_dynamics(sizes={"patch_size": (1, 1, 3)})
-    save_vae(tmp_path / "transformer")
-    with pytest.raises(ValueError, match="config of a AutoencoderKLWan"):
+    (tmp_path / "config.json").write_text('{"_class_name": "AutoencoderKLWan"}')
+    with pytest.raises(ValueError, match="config of 'AutoencoderKLWan'; it must be of 'WanTransformer3DModel'"):
         make_dynamics(path=tmp_path)
 
 
-def save_vae(folder: Path) -> None:
-    """A tiny autoencoder of Wan 2.2's kind: 16 x in space, 4 x in time."""
-    torch.manual_seed(0)
-    diffusers.AutoencoderKLWan(
-        base_dim=4,
-        decoder_base_dim=8,
-        z_dim=4,
-        dim_mult=[1, 1, 1, 1],
-        num_res_blocks=1,
-        is_residual=True,
-        in_channels=12,
-        out_channels=12,
-        patch_size=2,
-        scale_factor_spatial=16,
-        latents_mean=[0.1, -0.2, 0.3, 0.0],
-        latents_std=[0.5, 1.0, 2.0, 4.0],
-    ).save_pretrained(folder)
+def test_damaged_folders_are_refused(tmp_path: Path) -> None:
+    folder = publish(tmp_path) / "transformer"
+    config, shard = folder / "config.json", sorted(folder.glob("*.safetensors"))[0]
+    whole, weights = config.read_text(), shard.read_bytes()
+    more = json.loads(whole) | {"num_layers": 3}
+    for text, message in (
+        ("{", r"config\.json: not the config of a diffusers model \(JSONDecodeError"),
+        ("{}", r"config\.json: not the config of a diffusers model \(KeyError"),
+        (json.dumps(more), r"transformer: its weights are not those of its config\.json: missing \['blocks\.2"),
+        (json.dumps(more | {"num_layers": 1}), r"not those of its config\.json: missing \[\], unknown \['blocks\.1"),
+        (json.dumps(more | {"num_layers": "x"}), "cannot be loaded as WanTransformer3DModel"),
+        (json.dumps(more | {"num_layers": 2, "ffn_dim": 50}), r"cannot be loaded .* shape"),
+    ):
+        config.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            make_dynamics(path=tmp_path)
+    config.write_text(whole)
+    shard.write_bytes(weights[:100])
+    with pytest.raises(ValueError, match=r"transformer: cannot be loaded .* Copy the folder again"):
+        make_dynamics(path=tmp_path)
+    shard.unlink()
+    with pytest.raises(ValueError, match=rf"cannot be loaded .*{shard.name}"):
+        make_dynamics(path=tmp_path)
 
 
-@pytest.fixture(scope="module")
-def autoencoder(tmp_path_factory: pytest.TempPathFactory) -> WanAutoencoder:
-    folder = tmp_path_factory.mktemp("pipeline")
-    save_vae(folder / "vae")
-    return WanAutoencoder.load(folder, (32, 48))
-
-
-def random_images(length: int, rows: int = 1) -> torch.Tensor:
-    g = torch.Generator().manual_seed(0)
-    return torch.randint(256, (rows, length, 32, 48, 3), generator=g, dtype=torch.uint8)
-
-
-def test_autoencoder_makes_one_frame_of_the_first_image_and_of_each_group(autoencoder: WanAutoencoder) -> None:
-    images = random_images(9, rows=5)  # More than go through at a time.
-    latents = autoencoder.encode(images)
-    assert latents.shape == (5, 3, *autoencoder.latent_shape) and autoencoder.latent_shape == (4, 2, 3)
-    assert latents.dtype == torch.float32
-    decoded = autoencoder.decode(latents)
-    assert decoded.shape == images.shape and decoded.dtype == torch.uint8
-    torch.testing.assert_close(autoencoder.encode(images[4:])[0], latents[4], atol=1e-4, rtol=1e-4)
-    # Scaled by the model's own mean and deviation of each channel.
-    video = images[:1].permute(0, 4, 1, 2, 3) / 127.5 - 1
-    raw = autoencoder.vae.encode(video).latent_dist.mode()[0, :, 1]  # channels of frame 1
-    mean, std = torch.tensor([0.1, -0.2, 0.3, 0.0]), torch.tensor([0.5, 1.0, 2.0, 4.0])
-    torch.testing.assert_close(latents[0, 1], (raw - mean[:, None, None]) / std[:, None, None], atol=1e-4, rtol=1e-4)
-    shown = autoencoder.vae.decode(autoencoder.vae.encode(video).latent_dist.mode()).sample
-    expected = ((shown + 1) * 127.5).permute(0, 2, 3, 4, 1)
-    assert (decoded[:1].float() - expected).abs().max() <= 0.51
-
-
-def test_autoencoder_is_causal_by_groups(autoencoder: WanAutoencoder) -> None:
-    images = random_images(9)
-    latents, changed = autoencoder.encode(images), images.clone()
-    changed[:, 5] = 255 - changed[:, 5]
-    after = autoencoder.encode(changed)
-    assert torch.equal(after[:, :2], latents[:, :2]) and not torch.equal(after[:, 2], latents[:, 2])
-    torch.testing.assert_close(autoencoder.encode(images[:, :5]), latents[:, :2])
-    other = latents.clone()
-    other[:, 2] = -other[:, 2]
-    first, second = autoencoder.decode(latents), autoencoder.decode(other)
-    assert torch.equal(first[:, :5], second[:, :5]) and not torch.equal(first[:, 5:], second[:, 5:])
-
-
-def test_autoencoder_refuses_images_it_cannot_take(autoencoder: WanAutoencoder) -> None:
-    with pytest.raises(ValueError, match="got 8 in a video; must be 1 \\+ a multiple of 4"):
-        autoencoder.encode(random_images(8))
-    with pytest.raises(ValueError, match="got 32 x 32 pixels"):
-        autoencoder.encode(random_images(5)[:, :, :, :32])
-    with pytest.raises(ValueError, match="multiples of 16"):
-        WanAutoencoder(autoencoder.vae, (32, 40))
-
-
-def test_imagined_frames_become_images(autoencoder: WanAutoencoder) -> None:
-    """The way an environment goes: encode the first image, imagine, decode with what is remembered before it."""
-    config = WanConfig.model_validate({"dtype": "float32", "transformer": SIZES | {"patch_size": (1, 1, 1)}})
-    dynamics = WanDynamics(config, autoencoder.latent_shape, 1, STATE_DIM, ACTION_DIM, FRAME_STEPS)
-    reference = Frames(autoencoder.encode(random_images(1))[:, :, None], torch.zeros(1, 1, STATE_DIM))
-    noise, actions = NoiseStream([0]), make_clip(1, 3).actions.at(slice(1, 3))
-    context = dynamics.begin(reference, noise)
-    for _ in range(2):
-        imagined = dynamics.imagine(context, actions, noise, num_steps=1)
-        remembered = context.frames.latents[:, context.filled[0]]
-        images = autoencoder.decode(torch.cat([remembered, imagined.latents], 1)[:, :, 0])[:, -8:]
-        assert images.shape == (1, 8, 32, 48, 3)
-        context = dynamics.extend(context, imagined, actions, noise)
-    assert context.filled.sum() == 5
+def test_lora_without_peft_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ValueError, match=r"dynamics\.lora_rank: got 2, which needs peft .*pip install peft"):
+        make_dynamics(lora_rank=2)
