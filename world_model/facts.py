@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -163,6 +164,16 @@ def write_facts(folder: Path, config: WorldModelConfig, facts: WorldModelFacts) 
     """Write what `read_facts` reads, into a folder that exists."""
     values = {"format": FORMAT, "config": config.model_dump(mode="json"), "facts": facts.model_dump(mode="json")}
     (Path(folder) / FACTS_FILE).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+
+
+def content_key(folder: Path) -> str:
+    """A hash of a world model's facts and weights; a trust report says with it what it is about."""
+    digest = hashlib.blake2b(digest_size=12)
+    for file in (folder / FACTS_FILE, *sorted(folder.glob("*.safetensors"))):
+        digest.update(file.name.encode())
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).digest())
+    return digest.hexdigest()
 
 
 def _rows(matrix: np.ndarray) -> Any:

@@ -104,4 +104,4 @@ def _disagreement(
     others, _ = _again(world_model, memory, actions, rows, count)
     futures = torch.cat([frames.latents[:, None], others.latents.unflatten(0, (-1, count))], 1)
     spread = futures.std(1).flatten(2).mean(2)
-    return (spread * executed).sum(1) / executed.sum(1)
+    return (spread * executed).sum(1) / executed.sum(1).clamp_min(1)

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from vla_rl.atomic import atomic_folder
-from world_model.config import WorldModelConfig
+from world_model.config import WanConfig, WorldModelConfig
 from world_model.facts import FACTS_FILE, WorldModelFacts, read_facts, resolve_path, write_facts
 from world_model.interfaces import Autoencoder, Context, Dynamics, SuccessHead
 from world_model.types import Actions, Frames, NoiseStream
@@ -192,13 +192,14 @@ class WorldModel(nn.Module):
 
         Args:
             actions: float32 (B, H, A), environment units. num_steps: int64 (B,), how many of H are executed.
+
+        Returns:
+            F = H / G frames, rounded up, whatever is executed: an episode draws the same noise beside any others.
         """
-        num_frames = -(-int(num_steps.max()) // self.frame_steps)
+        num_frames = -(-actions.shape[1] // self.frame_steps)
         padded = np.zeros((len(actions), num_frames * self.frame_steps, actions.shape[2]), np.float32)
         low, high = (np.array(bound, np.float32) for bound in (self.facts.action_low, self.facts.action_high))
-        chunk = np.clip(actions, low, high)
-        chunk = chunk[:, : padded.shape[1]]
-        padded[:, : chunk.shape[1]] = chunk
+        padded[:, : actions.shape[1]] = np.clip(actions, low, high)
         executed = np.arange(padded.shape[1]) < num_steps[:, None]
         padded *= executed[..., None]
         into_frames = (num_frames, self.frame_steps)
@@ -300,8 +301,27 @@ def load_world_model(
 
 
 def build_parts(config: WorldModelConfig, facts: WorldModelFacts) -> Parts:
-    """Fresh networks of a config."""
-    raise NotImplementedError
+    """Fresh networks of a config, for the robot and the cameras that the facts name; seed torch before.
+
+    Raises:
+        ValueError: sizes that do not fit each other, or an autoencoder folder that cannot be read.
+    """
+    from world_model.autoencoder import build_autoencoder
+    from world_model.dynamics import VideoDynamics
+    from world_model.success import ClipSuccessClassifier, LatentSuccessHead
+
+    autoencoder = build_autoencoder(config.autoencoder, facts.image_size)
+    shape, num_views = autoencoder.latent_shape, len(facts.cameras)
+    sizes = (facts.state_dim, facts.action_dim, config.frame_steps)
+    if isinstance(config.dynamics, WanConfig):
+        from world_model.wan import WanDynamics
+
+        dynamics = WanDynamics(config.dynamics, shape, num_views, *sizes)
+    else:
+        mean, std = (np.array(values, np.float32) for values in (facts.state_mean, facts.state_std))
+        dynamics = VideoDynamics(config.dynamics, shape, facts.cameras, *sizes, mean, std)
+    success = LatentSuccessHead(config.success, shape, num_views, facts.state_dim)
+    return Parts(autoencoder, dynamics, success, ClipSuccessClassifier(config.success, shape, num_views))
 
 
 def _read_weights(file: Path, module: nn.Module) -> None:
