@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from world_model.config import AutoencoderConfig
 from world_model.interfaces import Autoencoder
@@ -41,10 +42,11 @@ class TinyAutoencoder(nn.Module):
     """diffusers' AutoencoderTiny (TAESD) with levels of their own widths, to be trained from scratch.
 
     The blocks are diffusers'. AutoencoderTiny itself takes only levels of one width; here the fine levels, where most
-    pixels are, are the narrow ones, and the decoder narrows before it enlarges: about six times fewer operations.
+    pixels are, are the narrow ones, and the decoder narrows before it enlarges. A linear map of squares of pixels is
+    added on both sides: begun as principal components, it saves most of the training.
 
-    Call `calibrate` after training. It computes in the precision of its parameters; images and latents stay uint8 and
-    float32.
+    Call `start` before training and `calibrate` after it. It computes in the precision of its parameters; images and
+    latents stay uint8 and float32.
 
     Args:
         image_size: (height, width), pixels; multiples of 2^(levels - 1).
@@ -82,6 +84,10 @@ class TinyAutoencoder(nn.Module):
             decoder += [*level(i), conv(channels[i], channels[i - 1]), nn.Upsample(scale_factor=2)]
         self.encoder = nn.Sequential(*encoder, conv(channels[-1], config.latent_channels))
         self.decoder = nn.Sequential(*decoder, *level(0), conv(channels[0], 3))
+        # The linear part, from a square of pixels to a latent pixel and back, to which the above add.
+        side = 2 ** (len(channels) - 1)
+        self.embed = nn.Conv2d(3, config.latent_channels, side, side)
+        self.draw = nn.ConvTranspose2d(config.latent_channels, 3, side, side)
         self.register_buffer("shift", torch.zeros(config.latent_channels, 1, 1))
         self.register_buffer("scale", torch.ones(config.latent_channels, 1, 1))
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # A third faster on a CPU.
@@ -98,7 +104,33 @@ class TinyAutoencoder(nn.Module):
     @torch.no_grad()
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
         """See `Autoencoder.decode`."""
-        return _in_parts(lambda part: _pixels(self._decoded(part)), latents, self.image_size)
+        return _in_parts(lambda part: _pixels(self._decoded(part * self.scale + self.shift)), latents, self.image_size)
+
+    @torch.no_grad()
+    def start(self, images: torch.Tensor) -> None:
+        """Begin as the principal components of squares of pixels, before any training.
+
+        The best linear autoencoder of such latents; training goes on from there with what is not linear.
+
+        Args:
+            images: uint8 (N, height, width, 3), some hundred or more.
+        """
+        side, num_channels = self.embed.kernel_size[0], self.embed.out_channels
+        squares = F.unfold(_signed(_checked(images, self.image_size), torch.float32), side, stride=side)
+        squares = squares.transpose(1, 2).flatten(0, 1)
+        colour = squares.unflatten(1, (3, -1)).mean((0, 2))  # One a channel, all that `draw` can add.
+        mean = colour.repeat_interleave(side**2)
+        centred = squares - mean
+        variance, directions = torch.linalg.eigh(centred.T @ centred / len(centred))  # Ascending, a column each.
+        count = min(num_channels, len(mean))
+        std, directions = variance[-count:].clamp_min(1e-8).sqrt()[:, None], directions[:, -count:].T
+        for last in (self.encoder[-1], self.decoder[-1], self.embed, self.draw):
+            for parameter in last.parameters():
+                parameter.zero_()
+        self.embed.weight[:count] = (directions / std).unflatten(1, (3, side, side))
+        cast(torch.Tensor, self.embed.bias)[:count] = -(directions / std) @ mean
+        self.draw.weight[:count] = (directions * std).unflatten(1, (3, side, side))
+        cast(torch.Tensor, self.draw.bias).copy_(colour)
 
     @torch.no_grad()
     def calibrate(self, images: torch.Tensor) -> None:
@@ -116,8 +148,7 @@ class TinyAutoencoder(nn.Module):
         mean image, which is what moves where the camera stands still, weighs up to ten times as much; the weights'
         mean is 1.
 
-        Latents are normalised, here by the batch's statistics, so that every channel counts; noise is added, so that
-        near latents look alike.
+        Noise is added to the latents, in proportion to each channel's standard deviation, so that near ones look alike.
 
         Args:
             images: uint8 (N, height, width, 3). background: float32, likewise or (1, ...), 0 .. 255: the mean image.
@@ -125,9 +156,8 @@ class TinyAutoencoder(nn.Module):
         """
         images = _checked(images, self.image_size)
         raw = self._raw(images)
-        std, mean = torch.std_mean(raw, (0, 2, 3), keepdim=True)
         noise = LATENT_NOISE * torch.randn(raw.shape, generator=generator).to(raw.device)
-        error = self._decoded((raw - mean) / (std + 1e-4) + noise) - _signed(images, torch.float32)
+        error = self._decoded(raw + raw.std((0, 2, 3), keepdim=True) * noise) - _signed(images, torch.float32)
         change = (images.float() - background).abs().amax(-1)[:, None] / (255 * FULL_CHANGE)
         weight = 1 + EMPHASIS * change.clamp(max=1)
         loss = (weight * (error.abs() + error.square())).mean() / weight.mean()
@@ -140,12 +170,13 @@ class TinyAutoencoder(nn.Module):
 
     def _raw(self, images: torch.Tensor) -> torch.Tensor:
         """uint8 (N, height, width, 3) -> latents before scaling, float32."""
-        return self.encoder(_signed(images, next(self.parameters()).dtype)).float()
+        signed = _signed(images, next(self.parameters()).dtype)
+        return (self.encoder(signed) + self.embed(signed)).float()
 
-    def _decoded(self, latents: torch.Tensor) -> torch.Tensor:
-        """Scaled latents -> images float32 (N, 3, height, width), -1 .. 1 and a little beyond."""
-        latents = latents.to(next(self.parameters()).dtype, memory_format=torch.channels_last)
-        return self.decoder(latents).float()
+    def _decoded(self, raw: torch.Tensor) -> torch.Tensor:
+        """Latents before scaling -> images float32 (N, 3, height, width), -1 .. 1 and a little beyond."""
+        raw = raw.to(next(self.parameters()).dtype, memory_format=torch.channels_last)
+        return (self.decoder(raw) + self.draw(raw)).float()
 
 
 class PretrainedAutoencoder(nn.Module):
