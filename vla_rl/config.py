@@ -27,6 +27,8 @@ KINDS: dict[str, dict[str, str]] = {
         "libero": "sim.libero:LiberoConfig",
         "robosuite": "sim.robosuite_env:RobosuiteConfig",
         "dummy": "sim.dummy:DummyConfig",
+        "world_model": "world_model.env_config:WorldModelEnvConfig",
+        "world_model": "world_model.env_config:WorldModelEnvConfig",
     },
     "world_model": {
         "latent_video": "world_model.fit_config:FitConfig",

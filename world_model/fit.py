@@ -151,11 +151,13 @@ class _Fit:
             device = self.world_model.device
             return network.loss(images.to(device), background.to(device), _generator(self.seed, step))
 
-        def calibrate_latents() -> None:
-            images, _ = samples.batch(CALIBRATION_IMAGES, self.seed, stage.steps)
-            network.calibrate(images.to(self.world_model.device))
+        images = samples.batch(CALIBRATION_IMAGES, self.seed, stage.steps)[0].to(self.world_model.device)
 
-        self._stage("autoencoder", network, loss, stage, after=calibrate_latents)
+        def begin() -> None:
+            if self.config.start_from is None:
+                network.start(images)
+
+        self._stage("autoencoder", network, loss, stage, before=begin, after=lambda: network.calibrate(images))
 
     def dynamics(self) -> None:
         """Predict the next frames of clips."""
@@ -233,27 +235,28 @@ class _Fit:
         network: Any,
         loss: Callable[[int], tuple[torch.Tensor, dict[str, Any]]],
         stage: StageConfig,
-        after: Callable[[], None] | None = None,
+        before: Callable[[], None] = lambda: None,
+        after: Callable[[], None] = lambda: None,
     ) -> None:
-        before, self.updates = self.updates, self.updates + stage.steps
+        earlier, self.updates = self.updates, self.updates + stage.steps
         if self._load_finished(name, network):
             return
         folder = self.folder / "checkpoints" / name
+        before()
         fitting = Fitting(cast(nn.Module, network).train(), loss, stage, self._is_low_precision())
         if (checkpoint := latest_checkpoint(folder)) is not None:
             fitting.load_state(*load_checkpoint(checkpoint))
 
         def on_step(step: int, metrics: dict[str, float]) -> None:
             if step % LOG_EVERY == 0 or step == stage.steps:
-                self._log(before + step, {f"{name}/{key}": value for key, value in metrics.items()})
+                self._log(earlier + step, {f"{name}/{key}": value for key, value in metrics.items()})
             if step % self.config.save_every == 0 and step < stage.steps:
                 save_checkpoint(checkpoint_path(folder, step), *fitting.state())
                 keep_last(folder, 1)
 
         fitting.run(on_step)
         network.eval()
-        if after is not None:
-            after()
+        after()
         tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in network.state_dict().items()}
         with atomic_folder(self._finished(name).parent, f"{name} stage", replace=True) as partial:
             save_file(tensors, partial / WEIGHTS)
