@@ -10,7 +10,7 @@ from vla_rl.config import Config
 from vla_rl.statistics import Interval
 from world_model.trust.numbers import Number
 
-Unit = Literal["rate", "points", "dB", "times", "steps", "number"]
+Unit = Literal["rate", "points", "gap", "dB", "times", "steps", "number"]
 
 
 class FigureInfo(NamedTuple):
@@ -114,7 +114,7 @@ FIGURES: dict[str, FigureInfo] = {
     "calibration_error": FigureInfo(
         OUTCOMES,
         "Calibration error",
-        "points",
+        "gap",
         "How far probability and outcome lie apart on average (expected calibration error): an episode's highest "
         "probability in imagination against what really happened. 0 is perfect.",
         interval=False,
@@ -135,7 +135,7 @@ FIGURES: dict[str, FigureInfo] = {
     "head_calibration_error": FigureInfo(
         OUTCOMES,
         "Calibration error on real frames",
-        "points",
+        "gap",
         "The same when the success head sees the real frames.",
         interval=False,
     ),
@@ -256,7 +256,7 @@ FIGURES: dict[str, FigureInfo] = {
     "mmrv": FigureInfo(
         POLICIES,
         "Mean maximum rank violation",
-        "points",
+        "gap",
         "For each policy, the largest real gap to another one that imagination puts in the wrong order; averaged. 0: "
         "no pair is swapped.",
     ),
@@ -293,29 +293,45 @@ def figure_info(name: str) -> FigureInfo:
     )
 
 
+# How a unit is shown: what the number is multiplied with, its format, and what follows it.
+_SHOWN: dict[Unit, tuple[float, str, str]] = {
+    "rate": (100, ".1f", " %"),
+    "points": (100, "+.1f", " points"),
+    "gap": (100, ".1f", " points"),
+    "dB": (1, ".1f", " dB"),
+    "times": (1, ".2f", " ×"),
+    "steps": (1, ".0f", " steps"),
+    "number": (1, ".3f", ""),
+}
+
+
 def as_text(value: float, unit: Unit) -> str:
-    """A figure's value for people: "12.3 %", "+4.5 points", "24.1 dB", "1.8 ×", "48", "0.93"."""
-    if math.isnan(value):
-        return "–"
-    match unit:
-        case "rate":
-            text = f"{100 * value:.1f} %"
-        case "points":
-            text = f"{100 * value:+.1f} points"
-        case "dB":
-            text = f"{value:.1f} dB"
-        case "times":
-            text = f"{value:.2f} ×" if value < 1000 else "over 1000 ×"
-        case "steps":
-            text = f"{value:.0f} steps"
-        case "number":
-            text = f"{value:.3f}"
-    return text.replace("-", "−")
+    """A figure's value for people: "12.3 %", "+4.5 points", "24.1 dB", "1.80 ×", "48 steps", "0.930"."""
+    return f"{_number(value, unit)}{_SHOWN[unit][2]}" if not math.isnan(value) else "–"
 
 
-def with_interval(measured: Figure, unit: Unit) -> str:
-    """Value, interval and n for people: "12.3 % [8.1 %, 18.0 %], n = 120 failed episodes"."""
-    interval = ""
-    if math.isfinite(measured.low) and math.isfinite(measured.high):
-        interval = f" [{as_text(measured.low, unit)}, {as_text(measured.high, unit)}]"
-    return f"{as_text(measured.value, unit)}{interval}, n = {measured.n} {measured.of}"
+def bound_as_text(bound: float, unit: Unit) -> str:
+    """A bound for people, with no more digits than it needs: "10 %", "0 points", "1.2 ×"."""
+    scale, _, suffix = _SHOWN[unit]
+    return f"{scale * bound:g}{suffix}".replace("-", "−")
+
+
+def evidence(measured: Figure, unit: Unit) -> str:
+    """Interval and n for people: "[8.1, 18.0], n = 120 failed episodes"."""
+    count = f"n = {measured.n} {measured.of}"
+    if math.isnan(measured.low) or math.isnan(measured.high):
+        return count
+    return f"[{_number(measured.low, unit)}, {_number(measured.high, unit)}], {count}"
+
+
+def with_evidence(measured: Figure, unit: Unit) -> str:
+    """Value, interval and n for people: "12.3 % [8.1, 18.0], n = 120 failed episodes"."""
+    text = evidence(measured, unit)
+    return f"{as_text(measured.value, unit)}{' ' if text.startswith('[') else ', '}{text}"
+
+
+def _number(value: float, unit: Unit) -> str:
+    scale, form, _ = _SHOWN[unit]
+    if unit == "times" and value >= 1000:
+        return "over 1000"
+    return format(scale * value, form).replace("-", "−")

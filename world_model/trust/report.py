@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -12,8 +13,9 @@ from pydantic import Field, ValidationError
 
 from vla_rl.atomic import write_text_atomic
 from vla_rl.config import Config
+from world_model.facts import FACTS_FILE
 from world_model.trust.config import MeasureConfig, Requirement, TrustConfig
-from world_model.trust.figures import Figure, as_text, figure_info, with_interval
+from world_model.trust.figures import Figure, bound_as_text, figure_info, with_evidence
 from world_model.trust.metrics import Curve
 from world_model.trust.numbers import Number
 from world_model.trust.outcomes import Calibration, PolicyRates
@@ -49,7 +51,7 @@ class Provenance(Config):
     """What was measured.
 
     Attributes:
-        model: the world model's folder. model_key: hash of its weights; "" where unknown.
+        model: the world model's folder. model_key: its `world_model_key`; "" where unknown.
         datasets: of the held-out episodes. dataset_keys: their content keys.
         command: that made the report.
     """
@@ -125,13 +127,13 @@ class TrustReport(Config):
         elif math.isnan(number):
             found = f"no interval ({self.not_measured.get(name, 'it needs at least two initial states')})"
         else:
-            found = with_interval(measured, info.unit)
+            found = with_evidence(measured, info.unit)
         consequence = "reached" if passed else "RL refuses" if refuses else "a warning"
         word, end, wanted = ("at most", "upper", requirement.at_most)
         if requirement.above is not None:
             word, end, wanted = ("above", "lower", requirement.above)
         part = f"the interval's {end} end" if requirement.limit == "interval" and info.interval else "it"
-        text = f"{info.title}: {found}; {part} must be {word} {as_text(wanted or 0.0, info.unit)}: {consequence}."
+        text = f"{info.title}: {found}; {part} must be {word} {bound_as_text(wanted or 0.0, info.unit)}: {consequence}."
         return Verdict(
             figure=name, value=number, bound=requirement.bound_text(), passed=passed, refuses=refuses, text=text
         )
@@ -185,13 +187,23 @@ class Admission(Config):
     warnings: tuple[str, ...] = ()
 
 
+def world_model_key(folder: Path) -> str:
+    """Hash of what decides how a world model in a folder imagines and judges: its weights, facts and thresholds."""
+    digest = hashlib.sha256()
+    for file in [*sorted(Path(folder).glob("*.safetensors")), Path(folder) / FACTS_FILE]:
+        digest.update(file.name.encode())
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()[:16]
+
+
 def admit(config: TrustConfig, default_path: Path, model_key: str = "") -> Admission:
     """Decide whether RL may start in a world model.
 
     Args:
         config: what is required.
         default_path: the report's place where `config.report` gives none.
-        model_key: hash of the weights that RL will run in; "" skips that check.
+        model_key: `world_model_key` of the folder that RL will run in; "" skips that check.
 
     Raises:
         TrustError: the report is missing, is about other weights, or fails a requirement, and is not to be ignored.
@@ -201,10 +213,10 @@ def admit(config: TrustConfig, default_path: Path, model_key: str = "") -> Admis
     problem = ""
     try:
         report = TrustReport.load(path)
-        if model_key and report.provenance.model_key not in ("", model_key):
+        if model_key and report.provenance.model_key != model_key:
             raise TrustError(
-                f"{path} is about another world model (weights {report.provenance.model_key}, these are {model_key}): "
-                f"it was fitted again since. Measure again: `{EVAL_COMMAND}`."
+                f"{path} is about another world model (key {report.provenance.model_key or 'unknown'}, this one's is "
+                f"{model_key}): it was fitted or changed since. Measure again: `{EVAL_COMMAND}`."
             )
         verdicts = report.check(config.require)
         if refusing := [v.text for v in verdicts if v.refuses]:
