@@ -169,15 +169,24 @@ def fit_world_model(recipe: Recipe, folder: Path, datasets: Sequence[Path] = (),
 def measure_world_model(
     recipe: Recipe, world_model: Path, held_out: Sequence[Path], policies: Sequence[str] = ()
 ) -> Path:
-    """Measure how far a world model can be trusted; writes trust.json and trust.html into its folder.
+    """Measure how far a world model can be trusted; writes trust.json and trust.html into its folder, returns the page.
 
     Args:
         held_out: datasets of real episodes that it was not fitted on.
         policies: to compare real with imagined success; their real and imagined episodes are run here.
     """
+    limit_threads(recipe)
     fit = _world_model_section(recipe)
     outcomes = [_real_and_imagined(recipe, world_model, policy) for policy in policies]
-    return fit.measure(world_model, held_out, outcomes, seed=recipe.seed, device=resolve_device(recipe.device))
+    return fit.measure_trust(
+        world_model,
+        held_out,
+        outcomes,
+        imagination=getattr(recipe.env, "imagination", None),
+        trust=getattr(recipe.env, "trust", None),
+        device=resolve_device(recipe.device),
+        show=rich.print,
+    )
 
 
 def _real_and_imagined(recipe: Recipe, world_model: Path, policy: str) -> tuple[str, list[str], list[bool], list[bool]]:

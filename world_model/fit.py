@@ -27,7 +27,7 @@ from vla_rl.types import EnvSpec
 from world_model.autoencoder import TinyAutoencoder
 from world_model.calibration import SuccessCalibration, calibrate
 from world_model.clips import ClipDataset, SuccessBatch, SuccessSamples
-from world_model.config import StageConfig, WorldModelConfig
+from world_model.config import DynamicsConfig, StageConfig, WorldModelConfig
 from world_model.episodes import EpisodeFrames, logged_episodes, open_episodes, state_statistics
 from world_model.facts import WorldModelFacts
 from world_model.fit_config import FitConfig
@@ -101,7 +101,8 @@ class _Fit:
         self.model = start.config if start is not None else _with_projections(config.model or WorldModelConfig(), spec)
         self.data = self._open(spec)
         if start is not None:
-            facts = start.facts.model_copy(update={"datasets": self._content_keys()})
+            seen = tuple(sorted({*start.facts.datasets, *self._content_keys()}))
+            facts = start.facts.model_copy(update={"datasets": seen})
         else:
             mean, std = state_statistics(self.data.fitted)
             facts = WorldModelFacts.of(spec, mean, std, datasets=self._content_keys())
@@ -287,7 +288,7 @@ class _Fit:
 def _with_projections(model: WorldModelConfig, spec: EnvSpec) -> WorldModelConfig:
     """With the environment's projections, where the dynamics has kinematics and names none of its own."""
     dynamics = model.dynamics
-    if dynamics.kinematics == "none" or dynamics.projections:
+    if not isinstance(dynamics, DynamicsConfig) or dynamics.kinematics == "none" or dynamics.projections:
         return model
     projections = {name: matrix.tolist() for name, matrix in spec.projections.items() if name in spec.cameras}
     dynamics = type(dynamics).model_validate(dynamics.model_dump() | {"projections": projections})

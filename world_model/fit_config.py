@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,8 +11,8 @@ from pydantic import BeforeValidator, Field, PositiveInt
 from vla_rl.config import Config
 from vla_rl.data.config import DatasetConfig, as_datasets
 from vla_rl.types import EnvSpec
-from world_model.config import StageConfig, WorldModelConfig
-from world_model.trust.config import MeasureConfig
+from world_model.config import ImaginationConfig, StageConfig, WorldModelConfig
+from world_model.trust.config import MeasureConfig, TrustConfig
 
 
 def _maybe_datasets(value: object) -> object:
@@ -71,3 +71,34 @@ class FitConfig(Config):
         from world_model.fit import fit
 
         return fit(self, spec, folder, seed=seed, device=device, on_metrics=on_metrics)
+
+    def measure_trust(
+        self,
+        world_model: Path,
+        held_out: Sequence[Path],
+        policies: Sequence[tuple[str, Sequence[str], Sequence[bool], Sequence[bool]]] = (),
+        *,
+        imagination: ImaginationConfig | None = None,
+        trust: TrustConfig | None = None,
+        device: str = "cpu",
+        show: Callable[[str], None] | None = None,
+    ) -> Path:
+        """Write trust.json and trust.html into the world model's folder; returns the page.
+
+        Args:
+            held_out: datasets of real episodes of the policy, none of which it was fitted on.
+            policies: name, names of initial states, real and imagined success from each.
+            imagination: how the environment imagines. trust: what is required of it.
+        """
+        from world_model.measuring import measure_trust
+
+        return measure_trust(
+            self.measure,
+            world_model,
+            held_out,
+            policies,
+            imagination=imagination or ImaginationConfig(),
+            require=(trust or TrustConfig()).require,
+            device=device,
+            show=show,
+        )

@@ -1,0 +1,71 @@
+"""`vla-rl world-model eval`: from a world model's folder and held-out datasets to trust.json and the trust page."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from vla_rl.data.config import DatasetConfig, DatasetError
+from world_model.config import ImaginationConfig
+from world_model.episodes import EpisodeFrames, logged_episodes, open_episodes
+from world_model.facts import content_key
+from world_model.model import load_world_model
+from world_model.open_loop import OpenLoop
+from world_model.trust.config import MeasureConfig, Requirement
+from world_model.trust.measure import measure
+from world_model.trust.page import PAGE_FILE, save_trust
+from world_model.trust.report import Provenance
+from world_model.trust.types import PolicyOutcomes, TrustData
+
+PolicySuccess = tuple[str, Sequence[str], Sequence[bool], Sequence[bool]]
+
+
+def measure_trust(
+    config: MeasureConfig,
+    world_model: Path,
+    held_out: Sequence[Path],
+    policies: Sequence[PolicySuccess] = (),
+    *,
+    imagination: ImaginationConfig,
+    require: Mapping[str, Requirement],
+    device: str = "cpu",
+    show: Callable[[str], None] | None = None,
+) -> Path:
+    """Measure a world model on held-out datasets; see `FitConfig.measure_trust`.
+
+    Raises:
+        DatasetError: a dataset that the world model was fitted on, or that is of another robot.
+    """
+    folder = Path(world_model)
+    loaded = load_world_model(folder, device)
+    spec = loaded.facts.env_spec()
+    datasets = [open_episodes(DatasetConfig(path=str(path)), spec) for path in held_out]
+    for dataset in datasets:
+        if dataset.cache.name in loaded.facts.datasets:
+            raise DatasetError(
+                f"{dataset.path}: the world model was fitted on it; trust needs episodes it has not seen"
+            )
+    low, high = spec.action_low, spec.action_high
+    episodes = [e for d in datasets for e in logged_episodes(EpisodeFrames.of(d, loaded.frame_steps, low, high))]
+    outcomes = [
+        PolicyOutcomes(name, starts, np.array(real), np.array(imagined)) for name, starts, real, imagined in policies
+    ]
+    measured = measure(
+        OpenLoop(loaded, imagination),
+        TrustData(held_out=episodes, policies=outcomes),
+        config,
+        Provenance(
+            model=str(folder),
+            model_key=content_key(folder),
+            datasets=tuple(str(path) for path in held_out),
+            dataset_keys=tuple(dataset.cache.name for dataset in datasets),
+            command=shlex.join(["vla-rl", *sys.argv[1:]]),
+        ),
+        show,
+    )
+    save_trust(measured, folder, control_hz=spec.control_hz, require=require)
+    return folder / PAGE_FILE
