@@ -28,7 +28,6 @@ KINDS: dict[str, dict[str, str]] = {
         "robosuite": "sim.robosuite_env:RobosuiteConfig",
         "dummy": "sim.dummy:DummyConfig",
         "world_model": "world_model.env_config:WorldModelEnvConfig",
-        "world_model": "world_model.env_config:WorldModelEnvConfig",
     },
     "world_model": {
         "latent_video": "world_model.fit_config:FitConfig",
