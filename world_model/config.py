@@ -20,12 +20,12 @@ from vla_rl.config import Config, ConfigError, validate
 
 
 class AutoencoderConfig(Config):
-    """Images to latents: a folder with one of diffusers' autoencoders, or an AutoencoderTiny trained here."""
+    """Images to latents: a folder with one of diffusers' autoencoders, or a small one trained here."""
 
     path: Path | None = Field(
         default=None,
         description="Folder of a diffusers AutoencoderTiny, AutoencoderKL, AutoencoderDC or AutoencoderKLWan. "
-        "None trains an AutoencoderTiny of the shape below.",
+        "None trains one from scratch, of AutoencoderTiny's blocks in the shape below.",
     )
     channels: tuple[PositiveInt, ...] = Field(
         default=(16, 32, 64), description="Of each level, finest first; each level but the first halves the image."

@@ -22,6 +22,7 @@ import torch
 from vla_rl.types import EnvSpec, EpisodeSpec, Keyframe, Observation, StepResult
 from world_model.config import ImaginationConfig
 from world_model.env_checks import check_episode, checked_actions, checked_ids
+from world_model.facts import shortened
 from world_model.first_frames import FirstFrames
 from world_model.imagination import ImaginedChunk, imagine_chunk
 from world_model.model import Memory, WorldModel
@@ -49,7 +50,8 @@ class WorldModelEnv:
 
     Args:
         first_frames: of episodes; closed with the environment.
-        spec: facts; None takes those of the world model, with the trust horizon.
+        spec: the tasks, with how long they take; None takes those of the world model. The environment's own `spec` is
+            this with the trust horizon.
         seed: an episode's noise is drawn from it, its spec, and how many have begun there before (with `fresh_noise`).
         admission: what trust said of the world model, for the run's report.
 
@@ -72,7 +74,8 @@ class WorldModelEnv:
         if num_envs < 1:
             raise ValueError(f"num_envs: got {num_envs}, must be at least 1")
         self.world_model, self.config, self.num_envs = world_model, config, num_envs
-        self.spec = spec or world_model.facts.env_spec(max_steps=config.horizon)
+        spec = spec or world_model.facts.env_spec()
+        self.spec, self._horizon = shortened(spec, config.horizon), spec.horizon
         self.record_frames, self.admission = record_frames, admission
         self._first_frames, self._seed = first_frames, seed
         self._begun: Counter[str] = Counter()
@@ -226,7 +229,7 @@ class WorldModelEnv:
 
     def _steps_left(self, ids: Sequence[int]) -> np.ndarray:
         """Control steps until an episode is truncated, int64 (B,), at least 1."""
-        horizon = np.array([self.spec.horizon[self._task[i]] for i in ids])
+        horizon = np.array([self._horizon[self._task[i]] for i in ids])
         left = horizon - self._steps[ids]
         if self.config.horizon is not None:
             left = np.minimum(left, self.config.horizon - self._imagined[ids])

@@ -12,7 +12,7 @@ from vla_rl.config import Config, ConfigError, build_component
 from vla_rl.data.config import DatasetConfig, as_datasets
 from vla_rl.types import EnvSpec
 from world_model.config import ImaginationConfig
-from world_model.facts import WorldModelFacts, content_key, read_facts, resolve_path
+from world_model.facts import WorldModelFacts, content_key, read_facts, resolve_path, shortened
 from world_model.first_frames import FirstFrames, SimulatedFirstFrames, check_alike, open_recorded
 from world_model.trust.config import TrustConfig
 
@@ -65,7 +65,8 @@ class WorldModelEnvConfig(Config):
         """
         _, facts = read_facts(resolve_path(self.path))
         section: Any = self.first_frames
-        return self._checked_spec(facts, section.env_spec() if hasattr(section, "env_spec") else None)
+        spec = self._task_spec(facts, section.env_spec() if hasattr(section, "env_spec") else None)
+        return shortened(spec, self.imagination.horizon)
 
     def build(self, num_envs: int | None = None, record_frames: bool = False) -> WorldModelEnv:
         """The environment, with its `admission`: what trust says of the world model.
@@ -100,25 +101,24 @@ class WorldModelEnvConfig(Config):
     def _first_frames(self, facts: WorldModelFacts) -> tuple[FirstFrames, EnvSpec]:
         section: Any = self.first_frames
         if section is None:
-            spec = self._checked_spec(facts, None)
+            spec = self._task_spec(facts, None)
             return open_recorded(self.datasets, facts, spec.tasks), spec
         env = section.build()
         try:
-            return SimulatedFirstFrames(env), self._checked_spec(facts, env.spec)
+            return SimulatedFirstFrames(env), self._task_spec(facts, env.spec)
         except ConfigError:
             env.close()
             raise
 
-    def _checked_spec(self, facts: WorldModelFacts, real: EnvSpec | None) -> EnvSpec:
-        """The tasks' horizons are those of the real environment where there is one."""
-        spec = facts.env_spec(self.tasks, self.imagination.horizon)
+    def _task_spec(self, facts: WorldModelFacts, real: EnvSpec | None) -> EnvSpec:
+        """Of the tasks, without the trust horizon; how long they take is as in the real environment if there is one."""
+        spec = facts.env_spec(self.tasks)
         if real is None:
             return spec
         check_alike(facts, real, list(spec.tasks))
-        most = self.imagination.horizon or max(real.horizon.values())
         return replace(
             spec,
-            horizon={task: min(real.horizon[task], most) for task in spec.tasks},
+            horizon={task: real.horizon[task] for task in spec.tasks},
             num_eval_states={task: n for task, n in real.num_eval_states.items() if task in spec.tasks},
         )
 

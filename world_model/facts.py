@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +78,11 @@ class WorldModelFacts(Config):
             **more,
         )
 
-    def env_spec(self, tasks: Sequence[str] = (), max_steps: int | None = None) -> EnvSpec:
+    def env_spec(self, tasks: Sequence[str] = ()) -> EnvSpec:
         """The facts of an environment that imagines with it.
 
         Args:
             tasks: some of its tasks; empty means all.
-            max_steps: trust horizon, control steps; None leaves the tasks' own.
 
         Raises:
             ConfigError: an unknown task.
@@ -98,7 +98,7 @@ class WorldModelFacts(Config):
         return EnvSpec(
             kind="world_model",
             tasks={task: self.tasks[task] for task in chosen},
-            horizon={task: min(self.horizon[task], max_steps or self.horizon[task]) for task in chosen},
+            horizon={task: self.horizon[task] for task in chosen},
             cameras=self.cameras,
             image_size=self.image_size,
             state_dim=self.state_dim,
@@ -108,6 +108,12 @@ class WorldModelFacts(Config):
             control_hz=self.control_hz,
             projections={name: np.array(matrix) for name, matrix in self.projections.items()},
         )
+
+
+def shortened(spec: EnvSpec, max_steps: int | None) -> EnvSpec:
+    """The same environment with episodes of at most `max_steps` control steps; None leaves them."""
+    most = max_steps or max(spec.horizon.values())
+    return replace(spec, horizon={task: min(steps, most) for task, steps in spec.horizon.items()})
 
 
 def pretrained_folder() -> Path:

@@ -36,12 +36,19 @@ class ImaginedChunk:
 
 @torch.no_grad()
 def imagine_chunk(
-    world_model: WorldModel, memory: Memory, actions: Actions, config: ImaginationConfig
+    world_model: WorldModel,
+    memory: Memory,
+    actions: Actions,
+    config: ImaginationConfig,
+    judged: torch.Tensor | None = None,
 ) -> ImaginedChunk:
     """Imagine the F frames that a chunk of actions leads to. `memory` is not extended.
 
+    Args:
+        judged: bool (B, F), frames of the episode, which may succeed and disagree; None: those with an executed action.
+
     Ensemble: `ensemble` - 1 more futures are imagined with other noise. Disagreement is the standard deviation over
-    the futures (n - 1) of each latent, averaged over the latents of the executed frames. A chunk with more than
+    the futures (n - 1) of each latent, averaged over the latents of the judged frames. A chunk with more than
     `max_disagreement` has no success.
 
     Dual noise (RAW-Dream): where a success is predicted, the chunk is imagined again from the same memory, `dual_noise`
@@ -50,8 +57,9 @@ def imagine_chunk(
     """
     frames = world_model.dynamics.imagine(memory.context, actions, memory.noise)
     success_score, clip_score = world_model.scores(memory, frames)
-    success = _predicted(world_model, success_score, clip_score, actions, config)
-    disagreement = _disagreement(world_model, memory, actions, frames, config.ensemble - 1)
+    judged = actions.executed.any(2) if judged is None else judged
+    success = _predicted(world_model, success_score, clip_score, judged, config)
+    disagreement = _disagreement(world_model, memory, actions, frames, judged, config.ensemble - 1)
     untrusted = disagreement > (float("inf") if config.max_disagreement is None else config.max_disagreement)
     success = success & ~untrusted[:, None]
     discarded = torch.zeros_like(untrusted)
@@ -59,7 +67,7 @@ def imagine_chunk(
     if config.dual_noise and len(rows):
         again, again_memory = _again(world_model, memory, actions, rows, config.dual_noise)
         scores = world_model.scores(again_memory, again)
-        repeated = actions.select(rows.repeat_interleave(config.dual_noise))
+        repeated = judged[rows.repeat_interleave(config.dual_noise)]
         held = _predicted(world_model, *scores, repeated, config).any(1).unflatten(0, (-1, config.dual_noise))
         flipped = ~held.all(1)
         first_flip = (~held[flipped]).int().argmax(1)
@@ -77,12 +85,12 @@ def _predicted(
     world_model: WorldModel,
     success_score: torch.Tensor,
     clip_score: torch.Tensor,
-    actions: Actions,
+    judged: torch.Tensor,
     config: ImaginationConfig,
 ) -> torch.Tensor:
-    """bool (B, F): a success is predicted at that executed frame or an earlier one of the chunk."""
+    """bool (B, F): a success is predicted at that frame or an earlier one of the chunk, if judged."""
     counted = world_model.counts(success_score, clip_score, config.require_both)
-    return (counted & actions.executed.any(2)).cummax(1).values
+    return (counted & judged).cummax(1).values
 
 
 def _again(
@@ -95,13 +103,12 @@ def _again(
 
 
 def _disagreement(
-    world_model: WorldModel, memory: Memory, actions: Actions, frames: Frames, count: int
+    world_model: WorldModel, memory: Memory, actions: Actions, frames: Frames, judged: torch.Tensor, count: int
 ) -> torch.Tensor:
-    executed = actions.executed.any(2)
     if not count:
-        return torch.zeros(memory.size, device=executed.device)
-    rows = torch.arange(memory.size, device=executed.device)
+        return torch.zeros(memory.size, device=judged.device)
+    rows = torch.arange(memory.size, device=judged.device)
     others, _ = _again(world_model, memory, actions, rows, count)
     futures = torch.cat([frames.latents[:, None], others.latents.unflatten(0, (-1, count))], 1)
     spread = futures.std(1).flatten(2).mean(2)
-    return (spread * executed).sum(1) / executed.sum(1).clamp_min(1)
+    return (spread * judged).sum(1) / judged.sum(1).clamp_min(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -53,14 +54,13 @@ class OpenLoop:
         for start in range(0, actions.executed.shape[1], self.chunk_frames):
             part = actions.at(slice(start, start + self.chunk_frames))
             part = Actions(part.values.to(device), part.executed.to(device))
-            chunk = imagine_chunk(self.world_model, context, part, self.config)
+            executed = part.executed.sum(2)
+            before = steps[:, None] + executed.cumsum(1) - executed
+            steps = steps + executed.sum(1)
+            judged = (executed > 0) & (before < (self.config.horizon or math.inf))
+            chunk = imagine_chunk(self.world_model, context, part, self.config, judged)
             context = self.world_model.extend(context, chunk.frames, part)
-            done = steps[:, None] + part.executed.sum(2).cumsum(1)
-            steps = done[:, -1]
-            counted = chunk.success & ~ended[:, None]
-            if self.config.horizon is not None:
-                counted &= done <= self.config.horizon
-            success.append(succeeded[:, None] | counted.cummax(1).values)
+            success.append(succeeded[:, None] | (chunk.success & ~ended[:, None]))
             succeeded, ended = success[-1][:, -1], ended | chunk.untrusted
             frames.append(_to(chunk.frames, "cpu"))
             probability.append(chunk.success_score.sigmoid())

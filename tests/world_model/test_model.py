@@ -15,7 +15,7 @@ from toy import CONFIG, FACTS, push, toy_parts, toy_world_model
 
 from vla_rl.config import ConfigError
 from world_model.config import WorldModelConfig
-from world_model.facts import FACTS_FILE, WorldModelFacts, content_key, read_facts, resolve_path
+from world_model.facts import FACTS_FILE, WorldModelFacts, content_key, read_facts, resolve_path, shortened
 from world_model.model import WorldModel, build_parts, load_world_model
 from world_model.types import Actions, Frames, NoiseStream
 
@@ -277,8 +277,8 @@ def test_unknown_places_are_refused(tmp_path: Path) -> None:
 def test_facts_come_back_from_the_environment_they_describe() -> None:
     spec = FACTS.env_spec()
     assert WorldModelFacts.of(spec, np.zeros(2), np.ones(2)) == FACTS
-    assert FACTS.env_spec(["reach"], max_steps=20).horizon == {"reach": 20}
-    assert FACTS.env_spec(max_steps=20).horizon == {"reach": 20, "reach_back": 16}
+    assert FACTS.env_spec(["reach"]).horizon == {"reach": 24}
+    assert shortened(spec, 20).horizon == {"reach": 20, "reach_back": 16} and shortened(spec, None) == spec
     with pytest.raises(ConfigError, match="Did you mean 'reach'"):
         FACTS.env_spec(["reech"])
 

@@ -198,6 +198,10 @@ def test_context_keeps_the_reference_and_the_last_frames() -> None:
     assert mixed.filled.sum(1).tolist() == [3, 2]
     assert torch.equal(mixed.frames.latents[0], context.frames.latents[0])
     assert torch.equal(mixed.frames.latents[1], short.frames.latents[0])
+    newest = clip.frames.at(slice(5, 6)).states[:, 0]
+    more = dynamics.extend(mixed, clip.frames.at(slice(5, 6)), clip.actions.at(slice(5, 6)), NoiseStream([0, 1]))
+    assert torch.equal(more.frames.states[0], torch.stack([clip.frames.states[0, 0], newest[0], newest[0]]))
+    assert torch.equal(more.frames.states[1], torch.cat([clip.frames.states[0, :2], newest[1:]]))
     again = WanContext.from_tensors(mixed.tensors())
     assert all(torch.equal(a, b) for a, b in zip(again.tensors().values(), mixed.tensors().values(), strict=True))
 

@@ -9,6 +9,7 @@ head's logit is position - `GOAL`, the classifier's position - `GOAL` + 1.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,7 +144,7 @@ class ToyFirstFrames:
     def __init__(self) -> None:
         self.num_closed = 0
 
-    def observe(self, specs: list[EpisodeSpec]) -> Observation:
+    def observe(self, specs: Sequence[EpisodeSpec]) -> Observation:
         """See `FirstFrames`."""
         position = torch.tensor([start_position(spec) for spec in specs])
         images = ToyAutoencoder().decode(position[:, None, None, None]).numpy()
