@@ -33,6 +33,7 @@ from vla_rl.interfaces import VecEnv
 from vla_rl.metrics import MetricLogger
 from vla_rl.policies.base import load_policy, resolve_path
 from vla_rl.progress import episode_progress
+from vla_rl.report_imagination import ADMISSION_FILE
 from vla_rl.rollout import collect
 from vla_rl.task_sampling import groups_to_resample
 from vla_rl.timing import Stopwatch
@@ -92,6 +93,7 @@ class TrainingRun:
             if self.demonstrations is not None and control == "continue_bc":
                 self.learner = ContinueBC(self.learner, self.demonstrations)
             self.gate = Gate(recipe.gate, self.folder / "confirmed", self.policy) if recipe.gate.every else None
+            self._keep_admission()
             if resume:
                 self._restore()
             self.logger = MetricLogger(
@@ -103,6 +105,12 @@ class TrainingRun:
         except BaseException:
             self.env.close()
             raise
+
+    def _keep_admission(self) -> None:
+        """What trust said of the world model that the run is in, for its report."""
+        admission = getattr(self.env, "admission", None)
+        if admission is not None:
+            write_text_atomic(self.folder / ADMISSION_FILE, admission.model_dump_json(indent=1) + "\n")
 
     # --- one iteration ----------------------------------------------------------------------
 
