@@ -67,7 +67,10 @@ class Scores:
 class WorldModel(Protocol):
     """A world model as the trust figures see it."""
 
-    frame_steps: int  # G
+    @property
+    def frame_steps(self) -> int:
+        """G, control steps from one frame to the next."""
+        ...
 
     def encode(self, images: np.ndarray, states: np.ndarray) -> Frames:
         """uint8 (B, F, V, height, width, 3), float32 (B, F, S) -> B x F frames."""

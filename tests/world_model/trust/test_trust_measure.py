@@ -1,0 +1,200 @@
+"""Measuring trust in a toy world: a right world model is admitted, planted faults are not, and a figure says why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from block_toy import BLUE, BlockWorldModel, episodes
+
+from world_model.trust.config import MeasureConfig, TrustConfig
+from world_model.trust.measure import Measured, measure
+from world_model.trust.report import TrustError, TrustReport, admit
+from world_model.trust.types import LoggedEpisode, PolicyOutcomes, Scores, TrustData
+from world_model.types import Actions, Frames
+
+QUICK = MeasureConfig(inverse_updates=0)
+HELD_OUT = episodes(80)
+
+
+def judge(world_model: BlockWorldModel, held_out: list[LoggedEpisode], folder: Path) -> tuple[TrustReport, set[str]]:
+    """The report, and the figures for which RL refuses; the exception and the verdicts must name the same."""
+    report = measure(world_model, TrustData(held_out=held_out), QUICK).report
+    report.save(folder / "trust.json")
+    refusing = {v.figure for v in report.check(TrustConfig().require) if v.refuses}
+    if not refusing:
+        assert not admit(TrustConfig(), folder / "trust.json").ignored
+        return report, refusing
+    with pytest.raises(TrustError) as refusal:
+        admit(TrustConfig(), folder / "trust.json")
+    for verdict in report.check(TrustConfig().require):
+        assert (verdict.text in str(refusal.value)) == verdict.refuses
+    ignored = admit(TrustConfig(ignore=True), folder / "trust.json")
+    assert ignored.ignored
+    assert ignored.problem == str(refusal.value)
+    return report, refusing
+
+
+@pytest.fixture(scope="module")
+def good() -> Measured:
+    starts = [f"s{i}" for i in range(50)]
+    outcomes = [np.arange(50) < k for k in (10, 20, 40)]
+    policies = [PolicyOutcomes(f"policy {i}", starts, o, o) for i, o in enumerate(outcomes)]
+    data = TrustData(HELD_OUT, episodes(60, seed=9), {"blue block": episodes(30, color=BLUE)}, policies)
+    return measure(BlockWorldModel(), data, MeasureConfig(inverse_updates=150, num_clips=1))
+
+
+def test_a_right_world_model_is_admitted(good: Measured, tmp_path: Path) -> None:
+    good.report.save(tmp_path / "trust.json")
+    admission = admit(TrustConfig(), tmp_path / "trust.json")
+    assert (admission.problem, admission.ignored, admission.warnings) == ("", False, ())
+    assert all(v.passed for v in admission.verdicts)
+
+
+def test_its_figures(good: Measured) -> None:
+    figures = {name: figure.value for name, figure in good.report.figures.items()}
+    real = np.mean([e.succeeded for e in HELD_OUT])
+    assert figures["agreement"] == 1
+    assert figures["agreement_over_majority"] == pytest.approx(min(real, 1 - real))
+    # Latents are pixels / 127.5 - 1 with noise of deviation .02; copying errs where the block was or is.
+    assert figures["latent_error"] == pytest.approx(0.02**2, rel=0.02)
+    assert figures["skill"] == pytest.approx(1 - 0.02**2 / 0.058, abs=0.003)
+    assert figures["state_error"] == 0
+    assert figures["psnr_reconstruction"] == 50
+    assert figures["psnr_copy"] < 20
+    assert 35 < figures["psnr"] < 50
+    assert figures["trust_horizon"] == good.report.trust_horizon == 12
+    assert figures["action_gain"] > 50
+    assert figures["action_gain"] - figures["action_response"] == pytest.approx(1, abs=0.1)
+    assert figures["inverse_error_real"] < 0.4
+    assert figures["inverse_error_ratio"] == pytest.approx(1, abs=0.1)
+    assert figures["outcome_flips"] == 0
+    assert figures["calibration_error"] == pytest.approx(0.05, abs=1e-6)
+    assert (figures["pearson"], figures["mmrv"]) == (pytest.approx(1), 0)
+    assert good.report.curves["real_success"].mean[-1] == pytest.approx(real)
+    assert good.report.curves["latent_error"].n == (80,) * 6
+
+
+def test_what_was_not_measured_says_why(good: Measured) -> None:
+    assert set(good.report.not_measured) == {"lpips", "fvd"}
+    bare = measure(BlockWorldModel(), TrustData(HELD_OUT[:6]), QUICK).report
+    assert "it needs 20" in bare.not_measured["trust_horizon"]
+    assert "got 0" in bare.not_measured["pearson"]
+    assert "inverse_updates is 0" in bare.not_measured["inverse_error_ratio"]
+    text = next(v.text for v in bare.check(TrustConfig().require) if v.figure == "trust_horizon")
+    assert text.startswith("Trust horizon: not measured (6 held-out episodes, it needs 20")
+    assert text.endswith("RL refuses.")
+
+
+def test_another_style_is_told_apart(good: Measured) -> None:
+    seen = good.report.styles["blue block"]
+    assert seen["skill"].value < 0
+    require = TrustConfig.model_validate({"require": {"styles/blue block/skill": {"above": 0}}}).require
+    assert [v.figure for v in good.report.check(require) if v.refuses] == ["styles/blue block/skill"]
+
+
+def test_one_clip_of_each_kind_that_there_is(good: Measured) -> None:
+    assert [clip.kind for clip in good.clips] == ["success", "failure"]
+    clip = good.clips[0]
+    assert clip.real.shape == clip.imagined.shape == (7, 1, 16, 16, 3)
+    assert np.abs(clip.real.astype(int) - clip.imagined).mean() < 5, "it shows the same episode"
+
+
+def test_an_optimistic_success_head_is_refused(tmp_path: Path) -> None:
+    report, refusing = judge(BlockWorldModel(reach=4), HELD_OUT, tmp_path)
+    assert "false_success" in refusing
+    assert report.figures["false_success"].low > 0.3
+    assert report.figures["head_false_success"].low > 0.3, "the head is at fault, not the dynamics"
+    assert refusing.isdisjoint({"skill", "action_gain"}), "the dynamics is right"
+
+
+def test_a_pessimistic_success_head_is_refused(tmp_path: Path) -> None:
+    report, refusing = judge(BlockWorldModel(reach=-1), HELD_OUT, tmp_path)
+    assert "agreement_over_majority" in refusing
+    assert "false_success" not in refusing
+    assert report.figures["agreement"].value == report.figures["majority"].value
+
+
+def test_dynamics_that_ignores_actions_is_refused(tmp_path: Path) -> None:
+    report, refusing = judge(BlockWorldModel(follows=False), HELD_OUT, tmp_path)
+    assert "action_gain" in refusing
+    assert report.figures["action_gain"].value == pytest.approx(1)
+    assert report.figures["action_response"].value == 0
+    assert "skill" not in refusing, "it looks right on average"
+    assert report.figures["head_agreement"].value == 1, "the head is right"
+
+
+def test_a_world_model_fitted_on_another_style_is_refused(tmp_path: Path) -> None:
+    report, refusing = judge(BlockWorldModel(), episodes(80, color=BLUE), tmp_path)
+    assert {"skill", "trust_horizon", "action_gain", "agreement_over_majority"} <= refusing
+    assert report.figures["skill"].high < 0
+    assert report.figures["image_horizon"].value == 0
+
+
+def test_outcomes_that_depend_on_the_noise_show_as_flips() -> None:
+    report = measure(BlockWorldModel(slip=0.4), TrustData(HELD_OUT), QUICK).report
+    assert report.figures["outcome_flips"].low > 0
+    assert report.figures["agreement"].value < 1
+
+
+def test_the_figures_do_not_depend_on_the_batch() -> None:
+    data = TrustData(episodes(10, past_success=False), episodes(10, seed=3))
+    assert len({e.num_frames for e in data.held_out}) > 2, "episodes of several lengths"
+    reports = [
+        measure(BlockWorldModel(slip=0.3), data, QUICK.model_copy(update={"batch_size": size})).report
+        for size in (3, 10, 3)
+    ]
+    dumped = [r.model_dump_json(exclude={"created", "config"}) for r in reports]
+    assert dumped[0] == dumped[1] == dumped[2]
+    other = measure(BlockWorldModel(slip=0.3), data, QUICK.model_copy(update={"seed": 1})).report
+    assert other.figures["latent_error"] != reports[0].figures["latent_error"]
+
+
+def test_bad_episodes_say_what_is_wrong() -> None:
+    with pytest.raises(ValueError, match="held-out episodes: no episode"):
+        measure(BlockWorldModel(), TrustData([]), QUICK)
+    with pytest.raises(ValueError, match=r"2 actions per frame.*frame_steps = 4"):
+        measure(BlockWorldModel(frame_steps=4), TrustData(HELD_OUT), QUICK)
+    broken = replace(HELD_OUT[0], states=HELD_OUT[0].states[:-1])
+    with pytest.raises(ValueError, match="episode 0 needs at least 2 frames, as many in each array"):
+        measure(BlockWorldModel(), TrustData([broken]), QUICK)
+
+
+class Broken(BlockWorldModel):
+    """Imagines NaN in one pixel of the third frame."""
+
+    def imagine(self, context: tuple[np.ndarray, list], actions: Actions) -> tuple[Frames, Scores]:
+        frames, scores = super().imagine(context, actions)
+        frames.latents[0, 2, 0, 0, 0, 0] = torch.nan
+        return frames, scores
+
+
+def test_nan_is_not_averaged_away() -> None:
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        measure(Broken(), TrustData(HELD_OUT[:4]), QUICK)
+
+
+@pytest.mark.slow
+def test_lpips_and_video_distance_where_their_weights_are_given(tmp_path: Path) -> None:
+    from torchvision.models import alexnet
+    from torchvision.models.video import r3d_18
+
+    torch.manual_seed(0)
+    paths = {name: tmp_path / f"{name}.pth" for name in ("alexnet_weights", "lpips_weights", "r3d_weights")}
+    torch.save(alexnet(weights=None).state_dict(), paths["alexnet_weights"])
+    torch.save(r3d_18(weights=None).state_dict(), paths["r3d_weights"])
+    channels = (64, 192, 384, 256, 256)
+    torch.save(
+        {f"lin{i}.model.1.weight": torch.ones(1, c, 1, 1) for i, c in enumerate(channels)}, paths["lpips_weights"]
+    )
+    config = QUICK.model_copy(update={**paths, "batch_size": 4})
+    data = TrustData([replace(e, images=e.images.repeat(4, 2).repeat(4, 3)) for e in HELD_OUT[:4]])
+    exact, off = (measure(BlockWorldModel(wobble=w, enlarge=4), data, config).report.figures for w in (0.0, 0.3))
+    assert (exact["lpips"].value, exact["fvd"].value) == (pytest.approx(0, abs=1e-6), pytest.approx(0, abs=1e-6))
+    assert min(off["lpips"].value, off["fvd"].value) > 1e-4
+    wrong = config.model_copy(update={"lpips_weights": paths["r3d_weights"]})
+    with pytest.raises(ValueError, match=r"needs lin0\.model\.1\.weight with 64 numbers"):
+        measure(BlockWorldModel(enlarge=4), data, wrong)
