@@ -8,16 +8,17 @@ head's logit is position - `GOAL`, the classifier's position - `GOAL` + 1.
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import nn
 
-from vla_rl.types import EnvSpec, EpisodeSpec, Observation
+from vla_rl.types import EnvSpec, EpisodeSpec, Keyframe, Observation
 from world_model.config import ImaginationConfig, WorldModelConfig
 from world_model.env import WorldModelEnv
 from world_model.facts import WorldModelFacts
@@ -177,3 +178,12 @@ def push(size: float, num_envs: int, length: int) -> np.ndarray:
     actions = np.zeros((num_envs, length, 3), np.float32)
     actions[..., 0] = size
     return actions
+
+
+def through_a_file(keyframe: Keyframe) -> Keyframe:
+    """Written and read back without pickle."""
+    buffer = io.BytesIO()
+    np.savez(buffer, **cast(Any, keyframe.arrays))
+    buffer.seek(0)
+    with np.load(buffer, allow_pickle=False) as stored:
+        return replace(keyframe, arrays={name: stored[name] for name in stored.files})
