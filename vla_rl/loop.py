@@ -7,7 +7,6 @@ Each stage leaves a folder that appears whole; stopped anywhere, the same comman
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -68,7 +67,8 @@ def loop(recipe: Recipe, folder: Path, show: Callable[[str], None] = print) -> R
     config = recipe.loop
     if recipe.world_model is None or recipe.real_env is None or recipe.algo is None:
         raise ConfigError(
-            "loop: the recipe needs an env of kind world_model, and real_env, world_model and algo sections"
+            "loop: the recipe needs an env of kind world_model, and sections real_env, world_model and algo; "
+            "configs/tabletop_imagination.yaml has them"
         )
     policy, world_model = str(recipe.policy.path), str(recipe.env.path)  # type: ignore[attr-defined]
     done = Round(folder)
@@ -141,8 +141,10 @@ def collect(recipe: Recipe, folder: Path, episodes: int, first_state: int, show:
         start_index=first_state,
         temperature=recipe.train.temperature,
     )
-    summary = commands.collect(recipe, config, show)
-    show(json.dumps(summary["success_rate"]))
+    real: Any = recipe.acting_env
+    if "steps_after_success" in type(real).model_fields:
+        real = real.model_copy(update={"steps_after_success": recipe.loop.steps_after_success})
+    commands.collect(recipe.model_copy(update={"real_env": real}), config, show)
 
 
 def with_parts(recipe: Recipe, policy: str, world_model: str | None = None) -> Recipe:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.atomic import write_text_atomic
-from vla_rl.config import Config, ConfigError, dump_yaml, read_yaml
+from vla_rl.config import Config, ConfigError, dump_yaml, read_yaml, validate
 
 PACKAGES = ("vla-rl", "torch", "transformers", "timm", "peft", "accelerate", "lerobot", "mujoco", "robosuite",
             "hf-libero", "numpy")  # fmt: skip
@@ -43,7 +43,9 @@ def open_run(recipe: Config, folder: Path | None, resume: bool, root: Path = Pat
     if resume:
         if folder is None or not (folder / "config.yaml").is_file():
             raise ConfigError(f"--resume needs --output with an earlier run's folder; got {folder}")
-        if difference := _difference(read_yaml(folder / "config.yaml"), recipe.model_dump(mode="json")):
+        # Validated, so that options which are newer than the run are there with their defaults.
+        saved = validate(type(recipe), read_yaml(folder / "config.yaml"), prefix=str(folder / "config.yaml"))
+        if difference := _difference(saved.model_dump(mode="json"), recipe.model_dump(mode="json")):
             raise ConfigError(
                 f"{folder} was made by another recipe: {difference}. "
                 "Resume with the recipe and overrides it was started with, or choose another --output."

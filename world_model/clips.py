@@ -115,7 +115,7 @@ class ClipDataset:
         for i, part in enumerate(self.parts):
             rows = which == i
             latents[rows] = part.latents[frame[rows]]
-            raw = part.frames.states(frame[rows].reshape(-1)).reshape(*frame[rows].shape, -1)
+            raw = part.frames.states(frame[rows].reshape(-1)).reshape(*frame[rows].shape, states.shape[-1])
             states[rows] = (raw - self.state_mean) / self.state_std
         return Frames(torch.from_numpy(latents), torch.from_numpy(states))
 

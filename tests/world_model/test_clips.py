@@ -284,6 +284,12 @@ def test_several_datasets_mix_by_weight(frames: EpisodeFrames, tmp_path: Path) -
     assert 0.68 < others.mean() < 0.82 and abs(others[:200].mean() - others[200:].mean()) < 0.15
 
 
+def test_a_batch_may_draw_nothing_from_a_dataset(frames: EpisodeFrames, tmp_path: Path) -> None:
+    part = clips_of(frames, tmp_path).parts[0]
+    clips = ClipDataset([part, part], 4, np.zeros(STATE_DIM), np.ones(STATE_DIM))
+    assert all(clips.batch(1, seed=0, step=step).size == 1 for step in range(4))
+
+
 def test_hold_out_splits_whole_episodes(frames: EpisodeFrames, tmp_path: Path) -> None:
     clips = clips_of(frames, tmp_path)
     train, held = clips.hold_out(0.34, seed=0)
