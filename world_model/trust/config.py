@@ -120,7 +120,7 @@ def _over_defaults(value: Any) -> Any:
 
 
 class TrustConfig(Config):
-    """How trust is measured, and what a world model must have shown before a policy is trained in it."""
+    """What a world model must have shown before a policy is trained in it."""
 
     report: Path | None = Field(
         default=None, description="The trust.json to go by; None: the one in the world model's folder."
@@ -131,7 +131,6 @@ class TrustConfig(Config):
         "agreement_over_majority above 0, action_gain above 1.2, skill above 0, trust_horizon above 0 refuse; "
         "outcome_flips at_most .30, pearson above .9, policy_gap at_most .10 warn. null removes one.",
     )
-    measure: MeasureConfig = Field(default_factory=MeasureConfig)
     ignore: bool = Field(
         default=False, description="Train all the same where trust is missing or fails; the run's report then says so."
     )

@@ -105,7 +105,8 @@ def measure(
     if len(groups) >= config.horizon_episodes:
         figures |= horizon_figures(done, groups, config, world_model.frame_steps)
     else:
-        why = f"{len(groups)} held-out episodes, it needs {config.horizon_episodes} (trust.measure.horizon_episodes)"
+        needed = f"{config.horizon_episodes} (world_model.measure.horizon_episodes)"
+        why = f"{len(groups)} held-out episodes, it needs {needed}"
         not_measured |= dict.fromkeys(("trust_horizon", "image_horizon", "outcome_horizon"), why)
     if len(data.policies) > 1:
         figures |= policy_figures(data.policies)
@@ -191,7 +192,9 @@ def _inverse_dynamics(
         judged = states % 2 == 0
         train = [e for e, kept in zip(data.held_out, judged, strict=True) if not kept]
     if not config.inverse_updates or not train:
-        why = "trust.measure.inverse_updates is 0" if train else "it needs episodes of at least two initial states"
+        why = (
+            "world_model.measure.inverse_updates is 0" if train else "it needs episodes of at least two initial states"
+        )
         not_measured |= dict.fromkeys(_INVERSE_FIGURES, why)
         return None, judged
     return InverseDynamics(world_model, train, config.inverse_pairs, config.inverse_updates, config.seed), judged
@@ -202,11 +205,11 @@ def _perceptual(config: MeasureConfig, not_measured: dict[str, str]) -> tuple[Lp
     if config.alexnet_weights and config.lpips_weights:
         lpips = Lpips(config.alexnet_weights, config.lpips_weights)
     else:
-        not_measured["lpips"] = "no weights given (trust.measure.alexnet_weights and lpips_weights)"
+        not_measured["lpips"] = "no weights given (world_model.measure.alexnet_weights and lpips_weights)"
     if config.r3d_weights:
         video = VideoFeatures(config.r3d_weights)
     else:
-        not_measured["fvd"] = "no weights given (trust.measure.r3d_weights)"
+        not_measured["fvd"] = "no weights given (world_model.measure.r3d_weights)"
     return lpips, video
 
 

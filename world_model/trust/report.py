@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -13,7 +12,6 @@ from pydantic import Field, ValidationError
 
 from vla_rl.atomic import write_text_atomic
 from vla_rl.config import Config
-from world_model.facts import FACTS_FILE
 from world_model.trust.config import MeasureConfig, Requirement, TrustConfig
 from world_model.trust.figures import Figure, bound_as_text, figure_info, with_evidence
 from world_model.trust.metrics import Curve
@@ -51,7 +49,7 @@ class Provenance(Config):
     """What was measured.
 
     Attributes:
-        model: the world model's folder. model_key: its `world_model_key`; "" where unknown.
+        model: the world model's folder. model_key: its `facts.content_key`; "" where unknown.
         datasets: of the held-out episodes. dataset_keys: their content keys.
         command: that made the report.
     """
@@ -187,23 +185,13 @@ class Admission(Config):
     warnings: tuple[str, ...] = ()
 
 
-def world_model_key(folder: Path) -> str:
-    """Hash of what decides how a world model in a folder imagines and judges: its weights, facts and thresholds."""
-    digest = hashlib.sha256()
-    for file in [*sorted(Path(folder).glob("*.safetensors")), Path(folder) / FACTS_FILE]:
-        digest.update(file.name.encode())
-        with file.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
-    return digest.hexdigest()[:16]
-
-
 def admit(config: TrustConfig, default_path: Path, model_key: str = "") -> Admission:
     """Decide whether RL may start in a world model.
 
     Args:
         config: what is required.
         default_path: the report's place where `config.report` gives none.
-        model_key: `world_model_key` of the folder that RL will run in; "" skips that check.
+        model_key: `facts.content_key` of the folder that RL will run in; "" skips that check.
 
     Raises:
         TrustError: the report is missing, is about other weights, or fails a requirement, and is not to be ignored.

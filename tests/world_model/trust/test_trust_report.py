@@ -16,7 +16,7 @@ from world_model.trust.config import DEFAULT_REQUIRE, MeasureConfig, TrustConfig
 from world_model.trust.figures import Figure
 from world_model.trust.measure import Measured, measure
 from world_model.trust.page import PAGE_FILE, save_trust, write_page
-from world_model.trust.report import Provenance, TrustError, TrustReport, admit, world_model_key
+from world_model.trust.report import Provenance, TrustError, TrustReport, admit
 from world_model.trust.types import PolicyOutcomes, TrustData
 
 
@@ -79,20 +79,6 @@ def test_a_report_about_other_weights_refuses(tmp_path: Path) -> None:
     with pytest.raises(TrustError, match=r"another world model.*key abc, this one's is xyz"):
         admit(NOTHING, path, model_key="xyz")
     assert not admit(NOTHING, path, model_key="abc").ignored
-
-
-def test_the_key_depends_on_weights_and_thresholds(tmp_path: Path) -> None:
-    weights, facts = tmp_path / "dynamics.safetensors", tmp_path / "world_model.json"
-    weights.write_bytes(b"1")
-    facts.write_text("{}")
-    keys = [world_model_key(tmp_path)]
-    (tmp_path / "trust.json").write_text("{}")
-    assert world_model_key(tmp_path) == keys[0], "the report itself does not count"
-    weights.write_bytes(b"2")
-    keys.append(world_model_key(tmp_path))
-    facts.write_text('{"success_threshold": 1}')
-    keys.append(world_model_key(tmp_path))
-    assert len(set(keys)) == 3
 
 
 def test_the_end_of_the_interval_counts() -> None:
