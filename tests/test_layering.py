@@ -14,7 +14,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("vla_rl", "sim", "world_model", "real_robot")
 # What the other packages may use of vla_rl: the contracts, and leaf helpers that themselves import nothing else.
 CONTRACTS = {"vla_rl.types", "vla_rl.interfaces", "vla_rl.config"}
-LEAF_HELPERS = {f"vla_rl.{name}" for name in ("timing", "atomic", "progress", "statistics", "checkpoint", "video")}
+LEAF_HELPERS = {
+    f"vla_rl.{name}" for name in ("timing", "atomic", "progress", "statistics", "checkpoint", "video", "precision")
+}
 DATASETS = "vla_rl.data"  # Recorded episodes, which every package reads or writes.
 
 PICKLES = ("pickle", "dill", "cloudpickle")

@@ -112,7 +112,7 @@ def _row(result: StepResult, row: int) -> StepResult:
         num_steps=result.num_steps[rows],
         success=result.success[rows],
         lost=result.lost[rows],
-        info={key: [result.info[key][row]] for key in ("frames", "states") if key in result.info},
+        info={key: [values[row]] for key, values in result.info.items()},
     )
 
 
@@ -138,4 +138,5 @@ def _assemble(spec: EpisodeSpec, running: _Running, group: int) -> Episode:
         lost=lost,
         frames=frames,
         states=states,
+        info={k: np.array([r.info[k][0] for r in results]) for k in results[0].info if k not in ("frames", "states")},
     )

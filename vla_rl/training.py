@@ -168,6 +168,8 @@ class TrainingRun:
             outcomes = [e.success for e in played if e.spec.task == task]
             if outcomes:
                 logged[f"train/success/{task}"] = float(np.mean(outcomes))
+        for name in played[0].info:
+            logged[f"env/{name}"] = float(np.mean([e.info[name].mean() for e in played]))
         times = self.stopwatch.report()
         logged |= metrics | {f"time/{stage}": seconds for stage, seconds in times.items()}
         logged["time/episodes_per_second"] = len(episodes) / (times["simulation"] + times["inference"])
@@ -271,6 +273,7 @@ class TrainingRun:
             "sampler": self.sampler.state(),
             "demonstrations_drawn": self.demonstrations.num_drawn if self.demonstrations else 0,
             "gate": self.gate.state() if self.gate else None,
+            "env": self._env_state(),
         }
         folder = self.folder / "checkpoints"
         save_checkpoint(checkpoint_path(folder, self.iteration), tensors | trained_weights(self.policy), state)
@@ -288,9 +291,15 @@ class TrainingRun:
         if self.demonstrations is not None:
             self.demonstrations.num_drawn = int(state["demonstrations_drawn"])
         self.iteration = self._saved_at = int(state["iteration"])
+        if state["env"] is not None:
+            self.env.load_state(state["env"])  # type: ignore[attr-defined]
         if self.gate is not None and state["gate"]:
             self.gate.load_state(state["gate"])
         self._best = tuple(state["best"]) if state["best"] else None  # type: ignore[assignment]
+
+    def _env_state(self) -> Any:
+        """What a world model's noise depends on besides seeds; None of a simulator, whose episodes depend on none."""
+        return self.env.state() if hasattr(self.env, "state") else None  # type: ignore[attr-defined]
 
     def keep_policy(self) -> Path:
         """Write the run's result to policy/: the best by validation or the last, as train.keep says."""

@@ -168,7 +168,7 @@ class StepResult:
         lost: bool (B,), the episode broke (its worker died or hung) and must not be counted.
         info: extras. With frame recording on: "frames" is a list of B dicts
             camera -> uint8 (num_steps, height, width, 3) and "states" a list of B arrays
-            float32 (num_steps, S), both *after* each executed step.
+            float32 (num_steps, S), both *after* each executed step. Others are arrays (B,) of numbers.
     """
 
     obs: Observation
@@ -235,6 +235,7 @@ class Episode:
         lost: broken by its worker; carries no usable outcome.
         frames: camera -> uint8 (length, height, width, 3), after each executed control step, and
         states: float32 (length, S) likewise; None unless the environment records frames.
+        info: what else the environment said of each chunk, name -> (K,).
     """
 
     spec: EpisodeSpec
@@ -250,6 +251,7 @@ class Episode:
     lost: bool = False
     frames: dict[str, np.ndarray] | None = None
     states: np.ndarray | None = None
+    info: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def num_chunks(self) -> int:

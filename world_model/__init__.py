@@ -1,1 +1,1 @@
-"""The learned, action-conditioned video world model. Not implemented yet."""
+"""The learned, action-conditioned video world model."""

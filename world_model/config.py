@@ -145,6 +145,9 @@ class StageConfig(Config):
 class ImaginationConfig(Config):
     """How `WorldModelEnv` imagines."""
 
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        default="auto", description="Of the networks; auto: bf16 where the hardware multiplies it natively."
+    )
     require_both: bool = Field(
         default=True, description="A success counts where the success head and the clip classifier both say so."
     )
@@ -156,7 +159,9 @@ class ImaginationConfig(Config):
         default=None, description="Truncate an episode where the futures' latents spread by more; None never."
     )
     horizon: PositiveInt | None = Field(
-        default=None, description="Trust horizon: truncate after this many control steps, if the task does not before."
+        default=None,
+        description="Truncate after this many imagined control steps, if the task does not before; null: after the "
+        "trust horizon that was measured.",
     )
     fresh_noise: bool = Field(
         default=True,

@@ -82,12 +82,13 @@ class WorldModelEnvConfig(Config):
         folder = resolve_path(self.path)
         _, facts = read_facts(folder)
         admission = admit(self.trust, folder / TRUST_FILE, content_key(folder))
+        horizon = self.imagination.horizon or admission.trust_horizon or None
         first_frames, spec = self._first_frames(facts)
         try:
             return WorldModelEnv(
-                load_world_model(folder, self._torch_device()),
+                load_world_model(folder, self._torch_device()).compute_in(self.imagination.precision),
                 first_frames,
-                self.imagination,
+                self.imagination.model_copy(update={"horizon": horizon}),
                 num_envs or self.num_envs,
                 spec=spec,
                 seed=self.seed,

@@ -23,6 +23,7 @@ from vla_rl.atomic import atomic_folder
 from vla_rl.checkpoint import checkpoint_path, keep_last, latest_checkpoint, load_checkpoint, save_checkpoint
 from vla_rl.config import ConfigError
 from vla_rl.data.dataset import EpisodeDataset
+from vla_rl.precision import wants_bf16
 from vla_rl.types import EnvSpec
 from world_model.autoencoder import TinyAutoencoder
 from world_model.calibration import SuccessCalibration, calibrate
@@ -244,7 +245,8 @@ class _Fit:
             return
         folder = self.folder / "checkpoints" / name
         before()
-        fitting = Fitting(cast(nn.Module, network).train(), loss, stage, self._is_low_precision())
+        low_precision = wants_bf16(self.config.precision, self.world_model.device.type)
+        fitting = Fitting(cast(nn.Module, network).train(), loss, stage, low_precision)
         if (checkpoint := latest_checkpoint(folder)) is not None:
             fitting.load_state(*load_checkpoint(checkpoint))
 
@@ -272,13 +274,6 @@ class _Fit:
         network.load_state_dict(load_file(file))
         network.eval()
         return True
-
-    def _is_low_precision(self) -> bool:
-        if self.config.precision != "auto":
-            return self.config.precision == "bf16"
-        if self.world_model.device.type == "cuda":
-            return torch.cuda.is_bf16_supported()
-        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
     def _log(self, step: int, metrics: Mapping[str, Any]) -> None:
         if self.on_metrics is not None:

@@ -44,7 +44,7 @@ class FitConfig(Config):
         default=0.5, ge=0, le=1, description="Of the success heads' examples, those on frames that the model imagined."
     )
     precision: Literal["auto", "fp32", "bf16"] = Field(
-        default="auto", description="Of computing while fitting; auto: bf16 where the processor has it."
+        default="auto", description="Of computing while fitting; auto: bf16 where the hardware multiplies it natively."
     )
     max_false_success: float = Field(
         default=0.1, gt=0, lt=1, description="The threshold keeps the false-success rate's upper 95 % limit below this."

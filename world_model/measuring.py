@@ -41,7 +41,7 @@ def measure_trust(
         DatasetError: a dataset that the world model was fitted on, or that is of another robot.
     """
     folder = Path(world_model)
-    loaded = load_world_model(folder, device)
+    loaded = load_world_model(folder, device).compute_in(imagination.precision)
     spec = loaded.facts.env_spec()
     datasets = [open_episodes(DatasetConfig(path=str(path)), spec) for path in held_out]
     for dataset in datasets:

@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from vla_rl.atomic import atomic_folder
+from vla_rl.precision import Precision, wants_bf16
 from world_model.config import WanConfig, WorldModelConfig
 from world_model.facts import FACTS_FILE, WorldModelFacts, read_facts, resolve_path, write_facts
 from world_model.interfaces import Autoencoder, Context, Dynamics, SuccessHead
@@ -254,6 +255,14 @@ class WorldModel(nn.Module):
         """Whether logits count as a success: above the head's threshold, and the classifier's if both are required."""
         counted = success > self.facts.success_threshold
         return counted & (clip > self.facts.clip_threshold) if require_both else counted
+
+    def compute_in(self, precision: Precision) -> WorldModel:
+        """Keep the networks' parameters in bfloat16 from here on, where `precision` says so; images, latents and states
+        stay what they are. Returns itself."""
+        if wants_bf16(precision, self.device.type):
+            for parameter in self.parameters():
+                parameter.data = parameter.data.bfloat16()
+        return self
 
     # --- files -------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from vla_rl.policies.normalization import NormStats, QuantileStats
 from vla_rl.policies.openvla import Architecture, OpenVLAConfig
 from vla_rl.policies.openvla_network import OpenVLANetwork
 from vla_rl.policies.tokenizer import WordTokenizer
+from vla_rl.precision import wants_bf16
 from vla_rl.types import ActionChunk, EnvSpec, Observation
 
 _NEW_HEADS = ("value_head.", "keyframe_head.")
@@ -105,7 +106,7 @@ class OpenVLAPolicy(nn.Module):
         kind = self.device.type
         kernel = self.config.attention
         self.network.set_kernel(("eager" if kind == "cpu" else "sdpa") if kernel == "auto" else kernel)
-        bf16 = self.config.precision == "bf16" or (self.config.precision == "auto" and _native_bf16(kind))
+        bf16 = wants_bf16(self.config.precision, kind)
         self.network.compute_dtype = torch.bfloat16 if bf16 else torch.float32
         trained = {id(p) for p in self.trainable_parameters()}
         for parameter in self.network.parameters():
@@ -433,11 +434,3 @@ def _log_prob(logits: Tensor, tokens: Tensor) -> Tensor:
 def _check_temperature(temperature: float, lowest: float) -> None:
     if not temperature >= lowest:
         raise ValueError(f"temperature: got {temperature}, must be at least {lowest:g}")
-
-
-def _native_bf16(device_type: str) -> bool:
-    """Whether the device multiplies bfloat16 faster than float32."""
-    if device_type != "cpu":
-        return device_type == "cuda"
-    cpu = torch.cpu
-    return cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported()  # pyright: ignore[reportAttributeAccessIssue]

@@ -176,6 +176,7 @@ class Admission(Config):
         problem: what refuses; "" where nothing does.
         ignored: something refuses and `trust.ignore=true` overruled it. To be shown in red.
         warnings: requirements that only warn and were not reached.
+        trust_horizon: control steps after which imagination should end; 0 where there is no report.
     """
 
     report: str
@@ -183,6 +184,7 @@ class Admission(Config):
     problem: str = ""
     ignored: bool = False
     warnings: tuple[str, ...] = ()
+    trust_horizon: int = 0
 
 
 def admit(config: TrustConfig, default_path: Path, model_key: str = "") -> Admission:
@@ -198,7 +200,7 @@ def admit(config: TrustConfig, default_path: Path, model_key: str = "") -> Admis
     """
     path = config.report or default_path
     verdicts: list[Verdict] = []
-    problem = ""
+    problem, horizon = "", 0
     try:
         report = TrustReport.load(path)
         if model_key and report.provenance.model_key != model_key:
@@ -206,7 +208,7 @@ def admit(config: TrustConfig, default_path: Path, model_key: str = "") -> Admis
                 f"{path} is about another world model (key {report.provenance.model_key or 'unknown'}, this one's is "
                 f"{model_key}): it was fitted or changed since. Measure again: `{EVAL_COMMAND}`."
             )
-        verdicts = report.check(config.require)
+        verdicts, horizon = report.check(config.require), report.trust_horizon
         if refusing := [v.text for v in verdicts if v.refuses]:
             raise TrustError(
                 "the world model cannot be trusted enough for RL:\n"
@@ -220,7 +222,12 @@ def admit(config: TrustConfig, default_path: Path, model_key: str = "") -> Admis
         problem = str(error)
     warnings = tuple(v.text for v in verdicts if not v.passed and not v.refuses)
     return Admission(
-        report=str(path), verdicts=tuple(verdicts), problem=problem, ignored=bool(problem), warnings=warnings
+        report=str(path),
+        verdicts=tuple(verdicts),
+        problem=problem,
+        ignored=bool(problem),
+        warnings=warnings,
+        trust_horizon=horizon,
     )
 
 
