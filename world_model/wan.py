@@ -1,7 +1,7 @@
 """Wan as the dynamics: predicts the next frames of Wan's latents from actions, by rectified flow, frame after frame.
 
-A frame is one latent of Wan's video autoencoder (see world_model/wan_autoencoder.py), which covers four images; with an
-image at each control step that is G = 4. The network (world_model/wan_model.py) is causal from frame to frame, so all
+A frame is one image in the latents of Wan's autoencoder, every G = 4 control steps as Wan's own latents cover four
+images. The network (world_model/wan_model.py) is causal from frame to frame, so all
 F frames of a call are denoised together, and none depends on a later one or its actions.
 
 Training takes clips apart at a place drawn for each: the frames before it are the context, lightly noised; those from
