@@ -308,12 +308,20 @@ def evaluate_world_model(
         list[str] | None,
         typer.Option("--policy", help="Compare real with imagined success; give six or more."),
     ] = None,
+    train: Annotated[
+        list[Path] | None,
+        typer.Option("--train", help="Dataset for the inverse dynamics, such as one it was fitted on."),
+    ] = None,
+    style: Annotated[
+        list[str] | None, typer.Option("--style", help="NAME=DATASET of real episodes with another look.")
+    ] = None,
     override: Annotated[list[str] | None, typer.Option("--set", help="key=value on the recipe.")] = None,
 ) -> None:
     """Measure how far a world model can be trusted: trust.json and trust.html in its folder."""
     from vla_rl.commands import measure_world_model
 
-    page = measure_world_model(_load(recipe, override), Path(world_model), held_out, policy or ())
+    styles = {name: Path(path) for name, _, path in (text.partition("=") for text in style or ())}
+    page = measure_world_model(_load(recipe, override), Path(world_model), held_out, policy or (), train or (), styles)
     typer.echo(f"written: {page.with_suffix('.json')}\npage: {page}")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -167,13 +167,20 @@ def fit_world_model(recipe: Recipe, folder: Path, datasets: Sequence[Path] = (),
 
 
 def measure_world_model(
-    recipe: Recipe, world_model: Path, held_out: Sequence[Path], policies: Sequence[str] = ()
+    recipe: Recipe,
+    world_model: Path,
+    held_out: Sequence[Path],
+    policies: Sequence[str] = (),
+    train: Sequence[Path] = (),
+    styles: Mapping[str, Path] | None = None,
 ) -> Path:
     """Measure how far a world model can be trusted; writes trust.json and trust.html into its folder, returns the page.
 
     Args:
         held_out: datasets of real episodes that it was not fitted on.
         policies: to compare real with imagined success; their real and imagined episodes are run here.
+        train: datasets of the same robot for the inverse dynamics, such as those that it was fitted on.
+        styles: name -> dataset of episodes with another look (lighting, colours, textures).
     """
     limit_threads(recipe)
     fit = _world_model_section(recipe)
@@ -182,6 +189,8 @@ def measure_world_model(
         world_model,
         held_out,
         outcomes,
+        train=train,
+        styles=styles,
         imagination=getattr(recipe.env, "imagination", None),
         trust=getattr(recipe.env, "trust", None),
         device=resolve_device(recipe.device),

@@ -20,6 +20,7 @@ from vla_rl.policies.base import load_policy
 from vla_rl.types import Split
 
 GATE_FILE = "gate.json"
+REJECTED = "rejected"  # Folder of the policy that the gate sent back.
 Outcome = Literal["confirmed", "open", "rolled back"]
 
 

@@ -20,6 +20,7 @@ from vla_rl.collect import CollectConfig
 from vla_rl.compare import Comparison, compare
 from vla_rl.config import ConfigError, dump_yaml
 from vla_rl.evaluation import Evaluation
+from vla_rl.gate import REJECTED
 from vla_rl.recipe import Recipe
 from vla_rl.run import open_run
 from vla_rl.train import train
@@ -42,6 +43,12 @@ class Round:
     def held_out(self) -> Path:
         """Real episodes of the same policy, which only trust sees."""
         return self.folder / "held_out"
+
+    @property
+    def explorer(self) -> Path:
+        """Whose real episodes the next world model is fitted on: RL's last policy, even if the gate refused it."""
+        rejected = self.run / REJECTED
+        return rejected if rejected.is_dir() else self.run / "policy"
 
     @property
     def world_model(self) -> Path:
@@ -71,23 +78,24 @@ def loop(recipe: Recipe, folder: Path, show: Callable[[str], None] = print) -> R
             "configs/tabletop_imagination.yaml has them"
         )
     policy, world_model = str(recipe.policy.path), str(recipe.env.path)  # type: ignore[attr-defined]
-    done = Round(folder)
+    done, explorer, rollouts = Round(folder), policy, []
     for number in range(1, config.rounds + 1):
         done = Round(folder / f"round_{number}")
         title = f"round {number} of {config.rounds}: " if config.rounds > 1 else ""
         acting = with_parts(recipe, policy=policy)
-        show(f"{title}real episodes of {policy}")
-        start = (number - 1) * config.episodes
-        collect(acting, done.rollouts, config.episodes, config.first_state + start, show)
+        show(f"{title}real episodes of {explorer}")
+        first = config.first_state + (number - 1) * config.episodes
+        collect(with_parts(recipe, policy=explorer), done.rollouts, config.episodes, first, show)
+        rollouts.append(done.rollouts)
         collect(acting, done.held_out, config.held_out, HELD_OUT_START + (number - 1) * config.held_out, show)
         show(f"{title}fitting the world model from {world_model}")
-        commands.fit_world_model(acting, done.folder / "fit", [done.rollouts], start_from=world_model)
+        commands.fit_world_model(acting, done.folder / "fit", rollouts, start_from=world_model)
         show(f"{title}how far it can be trusted")
-        commands.measure_world_model(acting, done.world_model, [done.held_out])
+        commands.measure_world_model(acting, done.world_model, [done.held_out], train=rollouts)
         imagining = with_parts(recipe, policy=policy, world_model=str(done.world_model))
         show(f"{title}RL in imagination")
         run_beside_controls(imagining, done, show)
-        policy, world_model = str(done.run / "policy"), str(done.world_model)
+        policy, world_model, explorer = str(done.run / "policy"), str(done.world_model), str(done.explorer)
     return done
 
 

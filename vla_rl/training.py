@@ -28,7 +28,7 @@ from vla_rl.config import ConfigError
 from vla_rl.demonstrations import ContinueBC, Demonstrations
 from vla_rl.evaluate import build_env, derived_seed, evaluate
 from vla_rl.evaluation import Evaluation
-from vla_rl.gate import GATE_FILE, Gate
+from vla_rl.gate import GATE_FILE, REJECTED, Gate
 from vla_rl.interfaces import VecEnv
 from vla_rl.metrics import MetricLogger
 from vla_rl.policies.base import load_policy, resolve_path
@@ -216,7 +216,10 @@ class TrainingRun:
         return self._real_env
 
     def check_gain(self) -> None:
-        """The gate: is the gain real? If not, the policy goes back to the last confirmed one and RL ends."""
+        """The gate: is the gain real? If not, the policy goes back to the last confirmed one and RL ends.
+
+        The rejected one is kept beside it: its real episodes are what the world model got wrong.
+        """
         assert self.gate is not None, "check_gain is due only with a gate"
         check = self.gate.check(
             self.policy,
@@ -232,6 +235,7 @@ class TrainingRun:
         self.logger.print(check.text())
         write_text_atomic(self.folder / GATE_FILE, json.dumps(self.gate.state(), indent=1) + "\n")
         if self.gate.is_closed:
+            self.policy.save(self.folder / REJECTED)
             self.policy = load_policy(self.gate.confirmed, self.policy.device)
         self.stopwatch.report()
 

@@ -78,6 +78,8 @@ class FitConfig(Config):
         held_out: Sequence[Path],
         policies: Sequence[tuple[str, Sequence[str], Sequence[bool], Sequence[bool]]] = (),
         *,
+        train: Sequence[Path] = (),
+        styles: Mapping[str, Path] | None = None,
         imagination: ImaginationConfig | None = None,
         trust: TrustConfig | None = None,
         device: str = "cpu",
@@ -88,6 +90,8 @@ class FitConfig(Config):
         Args:
             held_out: datasets of real episodes of the policy, none of which it was fitted on.
             policies: name, names of initial states, real and imagined success from each.
+            train: datasets that the inverse dynamics learns from; empty takes half of the held-out episodes.
+            styles: name -> dataset of episodes with another look.
             imagination: how the environment imagines. trust: what is required of it.
         """
         from world_model.measuring import measure_trust
@@ -97,6 +101,8 @@ class FitConfig(Config):
             world_model,
             held_out,
             policies,
+            train=train,
+            styles=styles,
             imagination=imagination or ImaginationConfig(),
             require=(trust or TrustConfig()).require,
             device=device,

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from vla_rl.data.config import DatasetConfig, DatasetError
+from vla_rl.data.dataset import EpisodeDataset
 from world_model.config import ImaginationConfig
 from world_model.episodes import EpisodeFrames, logged_episodes, open_episodes
 from world_model.facts import content_key
@@ -19,7 +20,7 @@ from world_model.trust.config import MeasureConfig, Requirement
 from world_model.trust.measure import measure
 from world_model.trust.page import PAGE_FILE, save_trust
 from world_model.trust.report import Provenance
-from world_model.trust.types import PolicyOutcomes, TrustData
+from world_model.trust.types import LoggedEpisode, PolicyOutcomes, TrustData
 
 PolicySuccess = tuple[str, Sequence[str], Sequence[bool], Sequence[bool]]
 
@@ -30,6 +31,8 @@ def measure_trust(
     held_out: Sequence[Path],
     policies: Sequence[PolicySuccess] = (),
     *,
+    train: Sequence[Path] = (),
+    styles: Mapping[str, Path] | None = None,
     imagination: ImaginationConfig,
     require: Mapping[str, Requirement],
     device: str = "cpu",
@@ -43,20 +46,30 @@ def measure_trust(
     folder = Path(world_model)
     loaded = load_world_model(folder, device).compute_in(imagination.precision)
     spec = loaded.facts.env_spec()
-    datasets = [open_episodes(DatasetConfig(path=str(path)), spec) for path in held_out]
+
+    def opened(path: Path) -> EpisodeDataset:
+        return open_episodes(DatasetConfig(path=str(path)), spec)
+
+    def episodes(dataset: EpisodeDataset) -> list[LoggedEpisode]:
+        return logged_episodes(EpisodeFrames.of(dataset, loaded.frame_steps, spec.action_low, spec.action_high))
+
+    datasets = [opened(path) for path in held_out]
     for dataset in datasets:
         if dataset.cache.name in loaded.facts.datasets:
             raise DatasetError(
                 f"{dataset.path}: the world model was fitted on it; trust needs episodes it has not seen"
             )
-    low, high = spec.action_low, spec.action_high
-    episodes = [e for d in datasets for e in logged_episodes(EpisodeFrames.of(d, loaded.frame_steps, low, high))]
     outcomes = [
         PolicyOutcomes(name, starts, np.array(real), np.array(imagined)) for name, starts, real, imagined in policies
     ]
     measured = measure(
         OpenLoop(loaded, imagination),
-        TrustData(held_out=episodes, policies=outcomes),
+        TrustData(
+            held_out=[episode for dataset in datasets for episode in episodes(dataset)],
+            train=[episode for path in train for episode in episodes(opened(path))],
+            styles={name: episodes(opened(path)) for name, path in (styles or {}).items()},
+            policies=outcomes,
+        ),
         config,
         Provenance(
             model=str(folder),

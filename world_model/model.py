@@ -148,7 +148,9 @@ class WorldModel(nn.Module):
                 f"dynamics: has frames of {parts.dynamics.frame_steps} control steps, the config says "
                 f"frame_steps = {config.frame_steps}"
             )
-        self.config, self.facts = config, facts
+        # Wan's is complete only once built: saved, it needs its pretrained folder no more.
+        dynamics = getattr(parts.dynamics, "config", config.dynamics)
+        self.config, self.facts = config.model_copy(update={"dynamics": dynamics}), facts
         for part in fields(parts):
             setattr(self, part.name, getattr(parts, part.name))
         self.register_buffer("state_mean", torch.tensor(facts.state_mean), persistent=False)

@@ -107,7 +107,7 @@ def test_a_run_without_a_real_gain_goes_back_to_its_base_policy(tmp_path, wander
     train(recipe, open_run(recipe, folder, resume=False))
     gate = json.loads((folder / "gate.json").read_text())
     assert gate["checks"][-1]["outcome"] == "rolled back" and gate["mark"] == 0
-    assert same_weights(folder / "policy", wanderer)
+    assert same_weights(folder / "policy", wanderer) and not same_weights(folder / "rejected", wanderer)
     last = gate["checks"][-1]
     logged: dict[str, float] = {}
     for row in metrics(folder):
