@@ -24,7 +24,8 @@ def recipe_schema() -> dict[str, Any]:
         field = schema["properties"][section]
         kept = {key: field[key] for key in ("description", "title") if key in field}
         schema["properties"][section] = {**kept, "oneOf": _branches(section, definitions)}
-    definitions.pop("Config", None)
+    schema["properties"]["real_env"]["anyOf"] = [*_branches("env", definitions), {"type": "null"}]
+    definitions["Config"] = {"type": "object", "description": "An env section.", "required": ["kind"]}
     schema["properties"]["base"] = {"type": "string", "description": "A recipe that this one extends, relative to it."}
     required = schema.pop("required", [])
     schema["anyOf"] = [{"required": ["base"]}, {"required": required}]
@@ -53,6 +54,6 @@ def _branches(section: str, definitions: dict[str, Any]) -> list[dict[str, Any]]
         }
     )
     branches.append({"title": "More for the base's section", "type": "object", "not": {"required": ["kind"]}})
-    if section == "algo":
+    if section in ("algo", "world_model"):
         branches.append({"type": "null"})
     return branches

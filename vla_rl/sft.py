@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from vla_rl.config import Config
-from vla_rl.data.config import AugmentConfig, DatasetConfig, as_datasets
+from vla_rl.data.config import AugmentConfig, Datasets
 
 if TYPE_CHECKING:
     from vla_rl.interfaces import Policy
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 class SFTConfig(Config):
     """Behaviour cloning of a policy on demonstrations."""
 
-    datasets: Annotated[
-        tuple[DatasetConfig, ...], BeforeValidator(as_datasets, json_schema_input_type=str | list[str | DatasetConfig])
-    ] = Field(description="LeRobotDataset v3 folders: a path, or a list of paths or of {path, weight, ...}.")
+    datasets: Datasets = Field(
+        description="LeRobotDataset v3 folders: a path, or a list of paths or of {path, weight, ...}."
+    )
     image_size: PositiveInt | None = Field(
         default=None, description="Resize images to this side; empty keeps the dataset's."
     )

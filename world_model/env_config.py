@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, SerializeAsAny, model_validator
 
 from vla_rl.config import Config, ConfigError, build_component
-from vla_rl.data.config import DatasetConfig, as_datasets
+from vla_rl.data.config import MaybeDatasets
 from vla_rl.types import EnvSpec
 from world_model.config import ImaginationConfig
 from world_model.facts import WorldModelFacts, content_key, read_facts, resolve_path, shortened
@@ -37,7 +37,7 @@ class WorldModelEnvConfig(Config):
         description="A real environment in which episodes begin: an env section. It is reset, but never stepped, so "
         "any initial state can be had.",
     )
-    datasets: Annotated[tuple[DatasetConfig, ...], BeforeValidator(lambda v: as_datasets(v) if v else ())] = Field(
+    datasets: MaybeDatasets = Field(
         default=(), description="In place of first_frames: episodes begin as those of these LeRobotDatasets did."
     )
     imagination: ImaginationConfig = Field(default_factory=ImaginationConfig)

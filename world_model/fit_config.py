@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BeforeValidator, Field, PositiveInt
+from pydantic import Field, PositiveInt
 
 from vla_rl.config import Config
-from vla_rl.data.config import DatasetConfig, as_datasets
+from vla_rl.data.config import MaybeDatasets
 from vla_rl.types import EnvSpec
 from world_model.config import ImaginationConfig, StageConfig, WorldModelConfig
 from world_model.trust.config import MeasureConfig, TrustConfig
-
-
-def _maybe_datasets(value: object) -> object:
-    return as_datasets(value) if value else ()
 
 
 class FitConfig(Config):
@@ -26,13 +22,11 @@ class FitConfig(Config):
     model: WorldModelConfig | None = Field(
         default=None, description="What it is made of; null takes it from start_from, or the defaults."
     )
-    datasets: Annotated[tuple[DatasetConfig, ...], BeforeValidator(_maybe_datasets)] = Field(
-        default=(), description="LeRobotDatasets to learn from."
-    )
+    datasets: MaybeDatasets = Field(default=(), description="LeRobotDatasets to learn from.")
     start_from: str | None = Field(
         default=None, description="A world model to fine-tune: a folder, or pretrained:NAME; null starts from scratch."
     )
-    calibrate_on: Annotated[tuple[DatasetConfig, ...], BeforeValidator(_maybe_datasets)] = Field(
+    calibrate_on: MaybeDatasets = Field(
         default=(), description="The policy's own episodes, for the threshold; empty holds some of `datasets` out."
     )
     holdout: float = Field(default=0.15, gt=0, lt=1, description="Share of the episodes held out for the threshold.")

@@ -45,5 +45,5 @@ def test_collecting_shows_the_success_of_what_was_played(monkeypatch):
 
     monkeypatch.setattr("vla_rl.collect.collect_dataset", collect_dataset)
     shown: list[str] = []
-    commands.collect(SimpleNamespace(env=None, seed=0), CollectConfig(), shown.append)  # type: ignore[arg-type]
+    commands.collect(SimpleNamespace(acting_env=None, seed=0), CollectConfig(), shown.append)  # type: ignore[arg-type]
     assert shown == ["20 of 100 episodes, 90 % success, 30 frames/s"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from vla_rl.config import Config
 from vla_rl.types import CONTROL_SOURCES, ControlSource
@@ -65,3 +67,14 @@ def as_datasets(value: object) -> object:
             raise ValueError("needs at least one dataset")
         return [{"path": item} if isinstance(item, str) else item for item in value]
     return value
+
+
+def _as_datasets_or_none(value: object) -> object:
+    return as_datasets(value) if value else ()
+
+
+_Input = str | list[str | DatasetConfig]
+Datasets = Annotated[tuple[DatasetConfig, ...], BeforeValidator(as_datasets, json_schema_input_type=_Input)]
+MaybeDatasets = Annotated[  # The same, where there may be none.
+    tuple[DatasetConfig, ...], BeforeValidator(_as_datasets_or_none, json_schema_input_type=_Input)
+]
