@@ -123,19 +123,22 @@ class FixedCamera:
     """A camera that stands still, with square images.
 
     Attributes:
-        position: metres. right, up: the image's axes in the world, any length. fovy: field of view, degrees.
+        position: metres. right, up: the camera's axes in the world, any length. fovy: field of view, degrees.
+        mirrored: the image's left is the camera's right.
     """
 
     position: tuple[float, float, float]
     right: tuple[float, float, float]
     up: tuple[float, float, float]
     fovy: float
+    mirrored: bool = False
 
     def projection(self) -> np.ndarray:
         """The matrix of `EnvSpec.projections`, float64 (3, 4)."""
         x, y = (np.asarray(axis) / np.linalg.norm(axis) for axis in (self.right, self.up))
         forward = np.cross(y, x)
         focal = 0.5 / np.tan(np.radians(self.fovy) / 2)
+        x = -x if self.mirrored else x
         rows = np.stack([focal * x + 0.5 * forward, -focal * y + 0.5 * forward, forward])
         return np.concatenate([rows, -rows @ np.asarray(self.position)[:, None]], 1)
 

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl import commands
+from vla_rl.ablate import Ablation, summarize
 from vla_rl.atomic import write_text_atomic
 from vla_rl.collect import CollectConfig
-from vla_rl.compare import Comparison, compare
 from vla_rl.config import ConfigError, dump_yaml
 from vla_rl.evaluation import Evaluation
 from vla_rl.gate import REJECTED
 from vla_rl.recipe import Recipe
+from vla_rl.report import write_report
 from vla_rl.run import open_run
 from vla_rl.train import train
 
@@ -113,6 +114,8 @@ def run_beside_controls(recipe: Recipe, done: Round, show: Callable[[str], None]
         show(f"waiting for the control {name}")
         if process.wait() != 0:
             raise RuntimeError(f"the control {name} failed; its output is in {done.control(name)}.log")
+    if recipe.loop.controls:
+        summarize_controls(recipe, done)
 
 
 def _start_control(done: Round, name: str) -> subprocess.Popen[bytes]:
@@ -131,11 +134,20 @@ def _start_control(done: Round, name: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-m", "vla_rl.cli", *arguments], stdout=out, stderr=out)
 
 
-def comparisons(recipe: Recipe, done: Round) -> dict[str, Comparison]:
-    """Real success before and after, of the RL run ("none") and of each control, on the same initial states."""
+def summarize_controls(recipe: Recipe, done: Round) -> Ablation:
+    """Real success before and after, of the RL run and of its controls, on the same initial states; in the report."""
     base = Evaluation.load(done.run / "evaluations" / "base.json")
+    after = {name: [evaluation] for name, evaluation in evaluations(recipe, done).items()}
+    result = summarize(recipe.name, base, after, (recipe.seed,))
+    write_text_atomic(done.run / "ablation.json", result.model_dump_json(indent=1) + "\n")
+    write_report(done.run)
+    return result
+
+
+def evaluations(recipe: Recipe, done: Round) -> dict[str, Evaluation]:
+    """Real success after the RL run ("none") and each of its controls."""
     runs = {"none": done.run} | {name: done.control(name) for name in recipe.loop.controls}
-    return {name: compare(base, Evaluation.load(run / "evaluations" / "final.json")) for name, run in runs.items()}
+    return {name: Evaluation.load(run / "evaluations" / "final.json") for name, run in runs.items()}
 
 
 def collect(recipe: Recipe, folder: Path, episodes: int, first_state: int, show: Callable[[str], None]) -> None:

@@ -201,8 +201,14 @@ def _headline(run: Run) -> list[tuple[str, str]]:
             lines.append((f"{_capitalised(mode)} success of {run.after.meta.name} is {rate.text()}.", ""))
     if run.ablation:
         gains = [g for g in run.ablation["gains"] if g["of"] == "RL" and g["mode"].startswith("sampled")]
-        against = "; ".join(f"{_points(g['mean'])} over {g['over']} {_interval_text(g['interval'])}" for g in gains)
-        lines.append((f"Over {len(run.ablation['seeds'])} seeds", f"RL's sampled success, in points: {against}."))
+        num_seeds = len(run.ablation["seeds"])
+        against = "; ".join(
+            f"{_points(g['mean'])} over {g['over']} "
+            + (_interval_text(g["interval"]) if num_seeds > 1 else f"(p = {format_p(g['p_values'][0])})")
+            for g in gains
+        )
+        over = f"Over {num_seeds} seeds" if num_seeds > 1 else "Beside its control"
+        lines.append((over, f"RL's sampled success, in points: {against}."))
     return lines or [("This run has no evaluation yet,", "so there is no success rate to report.")]
 
 
@@ -224,10 +230,11 @@ def _change(result: PairedResult) -> tuple[str, str]:
 
 def _warnings(run: Run) -> list[str]:
     warnings = list(run.comparison.warnings) if run.comparison else []
-    if run.comparison and run.ablation is None:
+    if run.comparison and (run.ablation is None or len(run.ablation["seeds"]) == 1):
+        what = "without its controls" if run.ablation is None else "with one seed"
         warnings.append(
-            "This is one run without its controls. Runs with shuffled rewards can gain too: `vla-rl ablate` repeats it "
-            "with several seeds and both controls."
+            f"This is one run {what}. Runs with shuffled rewards can gain too: `vla-rl ablate` repeats it with several "
+            "seeds and both controls."
         )
     if run.after and run.after.meta.split != "eval":
         warnings.append(f"Measured on the {run.after.meta.split} split, not on eval; no claim should rest on it.")

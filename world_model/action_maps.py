@@ -7,6 +7,7 @@ World-Env, arXiv 2509.24948, in token space): each token learns how far it is fr
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,8 @@ from world_model.types import Actions
 
 # Widths of the bumps around a path's point, in token widths.
 _BUMPS = (0.7, 2.0)
+# Waves under the wider bump, per token width: where in a token a point lies, to a fraction of its pixels.
+_WAVES = (0.25, 0.5, 1.0)
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ class ActionMaps(nn.Module):
             )
             self.register_buffer("centres", torch.stack([x, y], -1).reshape(-1, 2))
             self.token_width = 1 / columns
-            num_features = (frame_steps + 1) * (2 + len(_BUMPS) + 1)
+            num_features = (frame_steps + 1) * (2 + len(_BUMPS) + 4 * len(_WAVES) + 1)
             self.draw = nn.Linear(num_features, width)
 
     def forward(self, actions: Actions, start: torch.Tensor) -> Condition:
@@ -111,12 +114,14 @@ class ActionMaps(nn.Module):
         return torch.cat([states[..., :3] - moves / self.state_std, states[..., 3:]], -1)
 
     def _features(self, path: torch.Tensor, gripper: torch.Tensor, camera: str) -> torch.Tensor:
-        """(B, T, patches, features): offset to each point of the path, bumps around it, the gripper's command."""
+        """(B, T, patches, features): offset to each point of the path, bumps and waves there, the gripper's command."""
         projection: torch.Tensor = getattr(self, f"projection_{camera}")
         points = path @ projection[:, :3].T + projection[:, 3]
         image = points[..., :2] / points[..., 2:].clamp_min(1e-3)  # (B, T, G + 1, 2)
         offset = (image[:, :, None] - self.centres[:, None]) / self.token_width
         squared = offset.square().sum(-1, keepdim=True)
         bumps = [torch.exp(-squared / (2 * width**2)) for width in _BUMPS]
+        angle = (2 * math.pi * offset[..., None] * offset.new_tensor(_WAVES)).flatten(4)
+        waves = torch.cat([angle.sin(), angle.cos()], -1) * bumps[-1]
         command = gripper[:, :, None, :, None] * bumps[0]
-        return torch.cat([(offset / 4).tanh(), *bumps, command], -1).flatten(3)
+        return torch.cat([(offset / 4).tanh(), *bumps, waves, command], -1).flatten(3)

@@ -23,13 +23,14 @@ from torch.nn import functional as F
 
 from world_model.action_maps import ActionMaps, Condition
 from world_model.config import DynamicsConfig
-from world_model.flow import Noisy, mix, sample
+from world_model.flow import Noisy, mix, sample, shifted
 from world_model.types import Actions, Clip, Frames, NoiseStream
 
 # preset -> (width, depth, heads)
 PRESETS = {"tiny": (160, 6, 5), "small": (384, 8, 6), "base": (768, 16, 12), "large": (1280, 23, 20)}
 NUM_MODULATIONS = 9  # shift, scale and gate for each of a block's three parts
-MIN_LEVEL = 0.1  # The loss weighs the error of a frame at noise level t by 1 / max(t, this)^2.
+MIN_LEVEL = 0.1  # The loss weighs the error of a frame at noise level t by 1 / max(t, this).
+PURE_NOISE = 0.25  # Share of frames that are predicted from noise alone, as imagining begins with them.
 
 
 @dataclass(frozen=True)
@@ -155,29 +156,31 @@ class VideoDynamics(nn.Module):
     def loss(self, clip: Clip, generator: torch.Generator) -> tuple[torch.Tensor, dict[str, Any]]:
         """Rectified-flow loss of every frame that follows a frame of the clip.
 
-        The network predicts the clean frame; its squared error at noise level t is weighed by 1 / t^2, which is the
-        error of the velocity (t at least 0.1). `latent_error` is the mean squared error of the prediction from pure
-        noise's level downwards; `copy_error` that of repeating the frame before.
+        The network predicts the clean frame; its squared error at noise level t is weighed by 1 / t (t at least 0.1).
+        The error of the velocity would be weighed by 1 / t^2, and levels are often drawn around the middle: then most
+        of the loss is what little noise hides, and where a block went is learned slowly. `latent_error` is the mean
+        squared error of the frames predicted from noise alone, `copy_error` that of repeating the frame before.
         """
         clean, batch, length = clip.frames, clip.size, clip.valid.shape[1]
         context = self._with_noise(clean, self._context_levels(batch, length, generator), generator)
         number = clip.first[:, None] - 1 + torch.arange(length, device=clip.first.device)
         number[:, 0] = 0
-        levels = torch.sigmoid(torch.randn(batch, length - 1, generator=generator) + 0.5).to(clip.valid.device)
+        levels = self._target_levels(batch, length - 1, generator).to(clip.valid.device)
         target = clean.at(slice(1, None))
         noisy = self._with_noise(target, levels, generator)
         before = context.frames.at(slice(0, -1))
         # Frame 1 of a clip from an episode's middle has no frame before it in the clip.
         counted = clip.valid[:, 1:] & (number[:, 1:] == number[:, :-1] + 1)
         predicted = self._two_streams(context, noisy, before, clip.actions, number, clip.valid)
-        weight = counted / levels.clamp_min(MIN_LEVEL).square()
+        weight = counted / levels.clamp_min(MIN_LEVEL)
         weight = weight / counted.sum().clamp_min(1)
         latent_error = (predicted.latents - target.latents).square().mean((2, 3, 4, 5))
         state_error = (predicted.states - target.states).square().mean(2)
         loss = (weight * (latent_error + 0.1 * state_error)).sum()
         with torch.no_grad():
             copied = (clean.latents[:, :-1] - target.latents).square().mean((2, 3, 4, 5))
-            share = counted / counted.sum().clamp_min(1)
+            share = counted & (levels == 1)
+            share = share / share.sum().clamp_min(1)
             metrics = {
                 "latent_error": float((share * latent_error).sum()),
                 "copy_error": float((share * copied).sum()),
@@ -188,6 +191,11 @@ class VideoDynamics(nn.Module):
     def _context_levels(self, batch: int, length: int, generator: torch.Generator) -> torch.Tensor:
         """Noise of remembered frames, float32 (B, T): uniform up to twice what imagination uses."""
         return 2 * self.config.context_noise * torch.rand(batch, length, generator=generator)
+
+    def _target_levels(self, batch: int, length: int, generator: torch.Generator) -> torch.Tensor:
+        """Noise of frames to be predicted, float32 (B, T): spread as imagining asks for them, and all noise."""
+        levels = shifted(torch.rand(batch, length, generator=generator))
+        return torch.where(torch.rand(batch, length, generator=generator) < PURE_NOISE, 1.0, levels)
 
     def _with_noise(self, frames: Frames, levels: torch.Tensor, generator: torch.Generator) -> Noisy:
         device = frames.latents.device

@@ -23,7 +23,7 @@ from vla_rl.data.dataset import DataNeeds, EpisodeDataset, open_dataset
 from vla_rl.types import EnvSpec
 from world_model.trust.types import LoggedEpisode
 
-MIN_STD = 1e-3  # Of a state's dimension: 1 mm, 0.06 degrees. What varies less is noise, not to be blown up.
+MIN_STD = 0.01  # Of a state's dimension: 1 cm, 0.6 degrees. What varies less is noise, not to be blown up.
 MAX_SCORE = 10.0  # Standard deviations from the mean that half of the states may be away from it.
 
 
@@ -166,7 +166,7 @@ def _logged(frames: EpisodeFrames, episode: int) -> LoggedEpisode:
 
 
 def state_statistics(parts: Sequence[EpisodeFrames]) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation (at least 0.001) of all frames' states, float32 (S,) each."""
+    """Mean and standard deviation (at least 0.01) of all frames' states, float32 (S,) each."""
     states = np.concatenate([part.states(np.arange(part.num_frames)) for part in parts]).astype(np.float64)
     return states.mean(0).astype(np.float32), np.maximum(states.std(0), MIN_STD).astype(np.float32)
 

@@ -73,7 +73,7 @@ def fit(
     run.dynamics()
     run.success()
     run.calibrate()
-    run.world_model.save(result)
+    run.world_model.save(result, torch.float16 if config.weights == "float16" else None)
     shutil.rmtree(Path(folder) / "checkpoints", ignore_errors=True)
     return result
 

@@ -46,6 +46,9 @@ class FitConfig(Config):
     min_failures: PositiveInt = Field(
         default=40, description="Held-out failed episodes needed to calibrate the threshold."
     )
+    weights: Literal["float32", "float16"] = Field(
+        default="float32", description="How the fitted world model is stored; float16 takes half the room."
+    )
     save_every: PositiveInt = Field(default=200, description="Updates between checkpoints of a stage.")
     measure: MeasureConfig = Field(default_factory=MeasureConfig)
     compare_episodes: PositiveInt = Field(

@@ -13,6 +13,8 @@ import torch
 
 from world_model.types import Frames
 
+LEVEL_SHIFT = 3.0  # s, for training and sampling alike (Esser et al., arXiv 2403.03206)
+
 
 @dataclass(frozen=True)
 class Noisy:
@@ -30,13 +32,14 @@ def mix(frames: Frames, noise: Frames, levels: torch.Tensor) -> Noisy:
     return Noisy(Frames((1 - t) * frames.latents + t * noise.latents, states), levels)
 
 
-def sampling_levels(num_steps: int, shift: float = 3.0) -> list[float]:
-    """Noise levels at which the network is asked, from 1 down; the last step goes from the last level to 0.
+def sampling_levels(num_steps: int) -> list[float]:
+    """Noise levels at which the network is asked, from 1 down; the last step goes from the last level to 0."""
+    return [float(shifted(torch.tensor(1 - i / num_steps))) for i in range(num_steps)]
 
-    Spaced evenly, then shifted towards noise, where what happens is decided: t -> s t / (1 + (s - 1) t).
-    """
-    even = [1 - i / num_steps for i in range(num_steps)]
-    return [shift * t / (1 + (shift - 1) * t) for t in even]
+
+def shifted(levels: torch.Tensor) -> torch.Tensor:
+    """Levels spaced evenly in [0, 1], moved towards noise, where what happens is decided: s t / (1 + (s - 1) t)."""
+    return LEVEL_SHIFT * levels / (1 + (LEVEL_SHIFT - 1) * levels)
 
 
 def sample(predict: Callable[[Frames, float], Frames], noise: Frames, num_steps: int) -> Frames:

@@ -21,12 +21,11 @@ import torch
 from torch import nn
 
 from world_model.config import WanConfig
-from world_model.flow import mix, sample
+from world_model.flow import mix, sample, shifted
 from world_model.types import Actions, Clip, Frames, NoiseStream
 from world_model.wan_model import ActionWan, build_transformer, transformer_sizes
 
 STATE_WEIGHT = 0.1  # In the loss, of the clean state's squared error beside the velocity's.
-LEVEL_SHIFT = 3.0  # Noise levels of training are spread as those of sampling (world_model.flow.sampling_levels).
 
 
 @dataclass(frozen=True)
@@ -152,8 +151,7 @@ class WanDynamics(nn.Module):
         choices = (highest - lowest + 1).clamp_min(1)
         start = lowest + (torch.rand(batch, generator=generator) * choices).long()
         remembered = 2 * self.config.context_noise * torch.rand(batch, length, generator=generator)
-        even = torch.rand(batch, length, generator=generator)
-        wanted = LEVEL_SHIFT * even / (1 + (LEVEL_SHIFT - 1) * even)
+        wanted = shifted(torch.rand(batch, length, generator=generator))
         is_new = torch.arange(length) >= start[:, None]
         levels = torch.where(is_new, wanted, remembered).to(clip.valid.device)
         return levels, is_new.to(clip.valid.device) & clip.valid

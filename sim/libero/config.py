@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
-from sim.base import SimConfig
+from sim.base import FixedCamera, SimConfig
 from sim.libero.library import instruction_of, suite_tasks
 from vla_rl.types import EnvSpec
 
@@ -27,6 +27,15 @@ HORIZONS: dict[str, int] = {
 }
 # our camera name -> LIBERO's
 CAMERAS: dict[str, str] = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
+# suite -> its agentview, where all its tasks have the same; OpenVLA's images are mirrored.
+VIEWS: dict[str, FixedCamera] = {
+    suite: FixedCamera(position, right=(0, 1, 0), up=up, fovy=45, mirrored=True)
+    for suite, position, up in (
+        ("libero_spatial", (0.65861, 0, 1.61035), (-0.62827, 0, 0.77800)),
+        ("libero_object", (0.89658, 0, 0.65), (-0.52877, 0, 0.84877)),
+        ("libero_goal", (0.65861, 0, 1.61035), (-0.62827, 0, 0.77800)),
+    )
+}
 NUM_OFFICIAL_STATES = 50
 CONTROL_HZ = 20.0
 
@@ -81,7 +90,12 @@ class LiberoConfig(SimConfig):
         spec = self._arm_spec(
             "libero", {task: instruction_of(task) for task in tasks}, dict.fromkeys(tasks, horizon), CONTROL_HZ
         )
-        return replace(spec, num_eval_states=dict.fromkeys(tasks, NUM_OFFICIAL_STATES))
+        known = "agentview" in self.cameras and self.suite in VIEWS
+        return replace(
+            spec,
+            num_eval_states=dict.fromkeys(tasks, NUM_OFFICIAL_STATES),
+            projections={"agentview": VIEWS[self.suite].projection()} if known else {},
+        )
 
     def make(self, record_frames: bool = False) -> LiberoEnv:
         """One environment. Loads the LIBERO library; each task's scene is built at its first reset (seconds)."""

@@ -8,6 +8,7 @@ from libero_setup import ASSETS, needs_assets
 
 from sim.base import SingleObservation
 from sim.libero import LiberoConfig
+from sim.libero.config import VIEWS
 from sim.libero.library import bddl_path, init_states_path, load_init_states, suite_tasks
 from vla_rl.types import EpisodeSpec, Keyframe
 
@@ -219,6 +220,28 @@ def test_an_episode_ends_at_its_horizon_and_images_are_upright() -> None:
     assert image[:20].mean() < image[-20:].mean(), "the dark robot is at the top, the light table at the bottom"
     result = env.run_chunk(np.tile(np.float32(WAIT), (8, 1)))
     assert result.num_steps == 5 and result.truncated[4] and not result.success
+    env.close()
+
+
+@pytest.mark.parametrize("suite", VIEWS)
+def test_the_known_camera_is_the_one_that_renders(suite: str) -> None:
+    env = make(suite, "0", horizon=20, image_size=64)
+    (task,) = env.spec.tasks
+    first = env.reset(EpisodeSpec(task, "eval", 0))
+    data, camera = env._loaded.scene.data, env._loaded.scene.model.camera("agentview")
+    axes = data.cam_xmat[camera.id].reshape(3, 3)
+    np.testing.assert_allclose(VIEWS[suite].position, data.cam_xpos[camera.id], atol=1e-4)
+    np.testing.assert_allclose([VIEWS[suite].right, VIEWS[suite].up], axes.T[:2], atol=1e-4)
+    assert camera.fovy[0] == VIEWS[suite].fovy
+
+    moved = env.run_chunk(np.tile(np.float32([0, 1, 0, 0, 0, 0, -1]), (20, 1))).obs
+    columns = []
+    for state in (first.state, moved.state):
+        x, _, depth = env.spec.projections["agentview"] @ [*state[:3], 1]
+        columns.append(x / depth)
+    change = np.abs(moved.images["agentview"].astype(float) - first.images["agentview"]).sum((0, 2))
+    middle = (change * (np.arange(64) + 0.5) / 64).sum() / change.sum()
+    assert abs(columns[1] - columns[0]) > 0.1 and abs(middle - np.mean(columns)) < 0.1
     env.close()
 
 

@@ -85,9 +85,9 @@ def test_a_round_goes_from_real_episodes_to_a_real_evaluation(recipe, tmp_path, 
     assert Path(admission["report"]) == done.world_model / "trust.json" and admission["ignored"]
     base = Evaluation.load(done.run / "evaluations" / "base.json")
     assert base.meta.env == "dummy", "evaluated in the real environment"
-    found = loop.comparisons(recipe, done)
-    assert set(found) == {"none", "shuffled_rewards"}
-    assert "Not trusted" in (done.run / "report.html").read_text()
+    assert set(loop.evaluations(recipe, done)) == {"none", "shuffled_rewards"}
+    report = (done.run / "report.html").read_text()
+    assert "Not trusted" in report and "over shuffled rewards" in report
 
 
 def test_an_untrusted_world_model_stops_the_loop(recipe, tmp_path):

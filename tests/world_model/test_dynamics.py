@@ -253,7 +253,7 @@ def test_it_learns_where_an_action_moves_a_blob() -> None:
         torch.nn.utils.clip_grad_norm_(dynamics.parameters(), 1.0)
         optimizer.step()
         errors.append(metrics["latent_error"] / metrics["copy_error"])
-    assert np.mean(errors[-10:]) < 0.3
+    assert np.mean(errors[-10:]) < 0.4
 
 
 def moving_blobs(batch: int, length: int, g: torch.Generator) -> Clip:
