@@ -7,6 +7,7 @@ Each stage leaves a folder that appears whole; stopped anywhere, the same comman
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from vla_rl.report import write_report
 from vla_rl.run import open_run
 from vla_rl.train import train
 
+TRUST_PAGE = "trust.html"  # the last file that measuring writes into a world model's folder
 HELD_OUT_START = 500_000  # Initial states of the held-out episodes: none that RL or the fit could draw.
 
 
@@ -91,8 +93,9 @@ def loop(recipe: Recipe, folder: Path, show: Callable[[str], None] = print) -> R
         collect(acting, done.held_out, config.held_out, HELD_OUT_START + (number - 1) * config.held_out, show)
         show(f"{title}fitting the world model from {world_model}")
         commands.fit_world_model(acting, done.folder / "fit", rollouts, start_from=world_model)
-        show(f"{title}how far it can be trusted")
-        commands.measure_world_model(acting, done.world_model, [done.held_out], train=rollouts)
+        if not (done.world_model / TRUST_PAGE).is_file():
+            show(f"{title}how far it can be trusted")
+            commands.measure_world_model(acting, done.world_model, [done.held_out], train=rollouts)
         imagining = with_parts(recipe, policy=policy, world_model=str(done.world_model))
         show(f"{title}RL in imagination")
         run_beside_controls(imagining, done, show)
@@ -101,12 +104,15 @@ def loop(recipe: Recipe, folder: Path, show: Callable[[str], None] = print) -> R
 
 
 def run_beside_controls(recipe: Recipe, done: Round, show: Callable[[str], None]) -> None:
-    """RL, and each negative control in a process of its own, at the same time."""
+    """RL, and each negative control in a process of its own, at the same time, each with its share of the cores."""
+    if recipe.loop.controls and not recipe.num_threads:
+        share = max(1, (os.cpu_count() or 1) // (1 + len(recipe.loop.controls)))
+        recipe = recipe.model_copy(update={"num_threads": share})
     write_text_atomic(done.folder / "train.yaml", dump_yaml(recipe))
     controls = []
     for name in recipe.loop.controls:
         if not (done.control(name) / "evaluations" / "final.json").is_file():
-            controls.append((name, _start_control(done, name)))
+            controls.append((name, _start_control(recipe, done, name)))
     if not (done.run / "evaluations" / "final.json").is_file():
         resume = (done.run / "config.yaml").is_file()
         train(recipe, open_run(recipe, done.run, resume), resume)
@@ -118,7 +124,7 @@ def run_beside_controls(recipe: Recipe, done: Round, show: Callable[[str], None]
         summarize_controls(recipe, done)
 
 
-def _start_control(done: Round, name: str) -> subprocess.Popen[bytes]:
+def _start_control(recipe: Recipe, done: Round, name: str) -> subprocess.Popen[bytes]:
     folder = done.control(name)
     arguments = [
         "train",
@@ -130,8 +136,11 @@ def _start_control(done: Round, name: str) -> subprocess.Popen[bytes]:
     arguments += ["--output", str(folder)]
     if (folder / "config.yaml").is_file():
         arguments.append("--resume")
+    environment = os.environ | {"OMP_NUM_THREADS": str(recipe.num_threads or os.cpu_count())}
     with open(folder.with_suffix(".log"), "a") as out:
-        return subprocess.Popen([sys.executable, "-m", "vla_rl.cli", *arguments], stdout=out, stderr=out)
+        return subprocess.Popen(
+            [sys.executable, "-m", "vla_rl.cli", *arguments], stdout=out, stderr=out, env=environment
+        )
 
 
 def summarize_controls(recipe: Recipe, done: Round) -> Ablation:

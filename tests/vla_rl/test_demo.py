@@ -10,6 +10,7 @@ from tiny_run import make_recipe
 
 from vla_rl import commands, demo
 from vla_rl.config import dump_yaml
+from vla_rl.loop import Round
 
 
 @pytest.fixture
@@ -20,28 +21,37 @@ def recipe_file(tmp_path: Path, monkeypatch) -> Path:
     return path
 
 
-def test_it_says_what_was_gained_and_what_that_does_not_prove(recipe_file, tmp_path, monkeypatch, capsys):
-    def train(recipe, folder):
+def test_it_says_what_was_gained_beside_the_control_and_what_that_does_not_prove(
+    recipe_file, tmp_path, monkeypatch, capsys
+):
+    def loop(recipe, folder, show):
         assert recipe.algo.lr == 0.5
-        for name, outcomes in (("base", "10000000"), ("final", "11111110")):
-            evaluation(name, outcomes).save(folder / "evaluations" / f"{name}.json")
+        done = Round(folder / "round_1")
+        for run, name, outcomes in (
+            (done.run, "base", "10000000"),
+            (done.run, "final", "11111110"),
+            (done.control("shuffled_rewards"), "final", "11000000"),
+        ):
+            evaluation(name, outcomes).save(run / "evaluations" / f"{name}.json")
+        return done
 
-    monkeypatch.setattr(demo, "train", train)
-    report = demo.demo(["algo.lr=0.5"], tmp_path / "run")
-    assert report == tmp_path / "run" / "report.html"
+    monkeypatch.setattr(demo, "loop", loop)
+    report = demo.demo(["algo.lr=0.5", "loop.controls=[shuffled_rewards]"], tmp_path / "run")
+    assert report == tmp_path / "run" / "round_1" / "train" / "report.html"
     shown = " ".join(capsys.readouterr().out.split())
-    assert "75.0" in shown and "vla-rl ablate" in shown and "no proof" in shown
+    assert "RL: sampled, all tasks: 12.5 % -> 87.5 %, +75.0" in shown
+    assert "shuffled rewards: sampled, all tasks: 12.5 % -> 25.0 %" in shown and "no proof" in shown
 
 
 def test_ctrl_c_says_how_to_go_on(recipe_file, tmp_path, monkeypatch, capsys):
-    def train(recipe, folder):
+    def loop(recipe, folder, show):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(demo, "train", train)
+    monkeypatch.setattr(demo, "loop", loop)
     with pytest.raises(KeyboardInterrupt):
         demo.demo(["seed=4"], tmp_path / "run")
     shown = capsys.readouterr().out.replace("\n", "")
-    assert f"vla-rl train {recipe_file} seed=4 --output {tmp_path / 'run'} --resume".replace(" ", "") in shown.replace(
+    assert f"vla-rl loop {recipe_file} seed=4 --output {tmp_path / 'run'} --resume".replace(" ", "") in shown.replace(
         " ", ""
     )
 
