@@ -1,6 +1,6 @@
 # The two commands a newcomer needs are `make demo` and `make test`; `make help` lists the rest.
 #
-# Variables: PYTHON=/path/to/python3.12   VENV=.venv   FROM_SCRATCH=1 (demo: make the base policy anew)
+# Variables: PYTHON=/path/to/python3.12   VENV=.venv   FROM_SCRATCH=1 (demo: make base policy and world model anew)
 #            ARGS="..." (more arguments for the command that the target runs)
 
 VENV ?= .venv
@@ -25,7 +25,7 @@ setup: ## install what the demo needs into $(VENV)
 setup-dev: ## install also LIBERO and the test tools
 	@scripts/setup.sh dev
 
-demo: setup ## the whole loop on the built-in tabletop: base policy, GRPO, before and after, report.html
+demo: setup ## the whole loop on the built-in tabletop: world model, RL in imagination, before and after, report.html
 	$(GL) $(BIN)/vla-rl demo $(if $(filter-out 0,$(FROM_SCRATCH)),--from-scratch) $(ARGS)
 
 lint: setup-dev ## ruff and the type checker

@@ -264,9 +264,9 @@ def ablate(
 def demo(
     overrides: Overrides = None,
     output: Output = None,
-    from_scratch: Annotated[bool, typer.Option("--from-scratch", help="Also make the base policy anew.")] = False,
+    from_scratch: Annotated[bool, typer.Option("--from-scratch", help="Also make the base policy and world model anew.")] = False,
 ) -> None:
-    """The whole loop on the built-in tabletop: base policy, GRPO, success before and after, a report."""
+    """The whole loop on the built-in tabletop: real episodes, world model, RL in imagination, the truth, a report."""
     from vla_rl.demo import demo as run_demo
 
     typer.echo(f"report: {run_demo(overrides or [], output, from_scratch)}")

@@ -244,7 +244,7 @@ def _curves(done: Replay, groups: np.ndarray, frame_steps: int) -> dict[str, Cur
 def _clips(
     world_model: WorldModel, episodes: Sequence[LoggedEpisode], done: Replay, config: MeasureConfig
 ) -> tuple[Clip, ...]:
-    """The first episodes of each kind, imagined once more with the same noise, to be looked at."""
+    """Some episodes of each kind, of several tasks, imagined once more with the same noise, to be looked at."""
     real, imagined = done.real[:, -1], done.imagined[:, -1]
     kinds = {
         "success": real & imagined,
@@ -254,7 +254,9 @@ def _clips(
     }
     clips = []
     for kind, found in kinds.items():
-        for row in np.flatnonzero(found)[: config.num_clips].tolist():
+        rows = np.flatnonzero(found)  # The episodes lie task by task: take some at equal distances.
+        distance = max(1, len(rows) // max(1, config.num_clips))
+        for row in rows[::distance][: config.num_clips].tolist():
             batch = collate([episodes[row]])
             first = world_model.encode(batch.images[:, :1], batch.states[:, :1])
             shown, _ = imagine(world_model, batch, first, Noise(config.seed).of([row]))
