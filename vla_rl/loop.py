@@ -109,17 +109,22 @@ def run_beside_controls(recipe: Recipe, done: Round, show: Callable[[str], None]
         share = max(1, (os.cpu_count() or 1) // (1 + len(recipe.loop.controls)))
         recipe = recipe.model_copy(update={"num_threads": share})
     write_text_atomic(done.folder / "train.yaml", dump_yaml(recipe))
-    controls = []
-    for name in recipe.loop.controls:
-        if not (done.control(name) / "evaluations" / "final.json").is_file():
-            controls.append((name, _start_control(recipe, done, name)))
-    if not (done.run / "evaluations" / "final.json").is_file():
-        resume = (done.run / "config.yaml").is_file()
-        train(recipe, open_run(recipe, done.run, resume), resume)
-    for name, process in controls:
-        show(f"waiting for the control {name}")
-        if process.wait() != 0:
-            raise RuntimeError(f"the control {name} failed; its output is in {done.control(name)}.log")
+    controls: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        for name in recipe.loop.controls:
+            if not (done.control(name) / "evaluations" / "final.json").is_file():
+                controls[name] = _start_control(recipe, done, name)
+        if not (done.run / "evaluations" / "final.json").is_file():
+            resume = (done.run / "config.yaml").is_file()
+            train(recipe, open_run(recipe, done.run, resume), resume)
+        for name, process in controls.items():
+            show(f"waiting for the control {name}")
+            if process.wait() != 0:
+                raise RuntimeError(f"the control {name} failed; its output is in {done.control(name)}.log")
+    finally:  # Stopped half-way, a control would go on and meet the one that the next start begins.
+        for process in controls.values():
+            process.terminate()
+            process.wait()
     if recipe.loop.controls:
         summarize_controls(recipe, done)
 
