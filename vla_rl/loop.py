@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl import commands
-from vla_rl.ablate import Ablation, summarize
+from vla_rl.ablate import summarize
 from vla_rl.atomic import write_text_atomic
 from vla_rl.collect import CollectConfig
 from vla_rl.config import ConfigError, dump_yaml
@@ -148,14 +148,13 @@ def _start_control(recipe: Recipe, done: Round, name: str) -> subprocess.Popen[b
         )
 
 
-def summarize_controls(recipe: Recipe, done: Round) -> Ablation:
-    """Real success before and after, of the RL run and of its controls, on the same initial states; in the report."""
+def summarize_controls(recipe: Recipe, done: Round) -> None:
+    """Put into the report: real success before and after, of the RL run and of its controls, on the same states."""
     base = Evaluation.load(done.run / "evaluations" / "base.json")
     after = {name: [evaluation] for name, evaluation in evaluations(recipe, done).items()}
     result = summarize(recipe.name, base, after, (recipe.seed,))
     write_text_atomic(done.run / "ablation.json", result.model_dump_json(indent=1) + "\n")
     write_report(done.run)
-    return result
 
 
 def evaluations(recipe: Recipe, done: Round) -> dict[str, Evaluation]:
