@@ -55,6 +55,13 @@ class DynamicsConfig(Config):
         default=0.02, ge=0, lt=0.2, description="Noise level of remembered pictures, 1 is all; more while fitting."
     )
     sampling_steps: PositiveInt = Field(default=2, le=50, description="Of the flow, when imagining.")
+    temperature: float = Field(
+        default=1.0,
+        ge=0,
+        le=1,
+        description="Strength of the noise that imagining begins with: 1 draws futures as they were learned, lower ones "
+        "lie nearer to the expected one, 0 is the same every time.",
+    )
     kinematics: Literal["none", "delta_pose"] = Field(
         default="none",
         description="delta_pose: the first three action dimensions move the end effector, whose position is state[:3]; "
@@ -88,6 +95,13 @@ class WanConfig(Config):
     memory: PositiveInt = Field(default=4, description="Last frames that are remembered besides the episode's first.")
     context_noise: float = Field(default=0.05, ge=0, lt=0.5, description="Noise level of remembered frames, 1 is all.")
     sampling_steps: PositiveInt = Field(default=5, le=50, description="Of the flow, when imagining.")
+    temperature: float = Field(
+        default=1.0,
+        ge=0,
+        le=1,
+        description="Strength of the noise that imagining begins with: 1 draws futures as they were learned, lower ones "
+        "lie nearer to the expected one, 0 is the same every time.",
+    )
     gradient_checkpointing: bool = Field(
         default=True, description="Compute each block again in the backward pass: slower, far less memory."
     )

@@ -323,7 +323,8 @@ class VideoDynamics(nn.Module):
             tokens, _, _ = self._run(context, tokens, self._modulation(levels, condition), number)
             return self._predict(tokens, before, actions)
 
-        return sample(predict, self._draw(noise, before), num_steps or self.config.sampling_steps)
+        start = self._draw(noise, before)
+        return sample(predict, start, num_steps or self.config.sampling_steps, self.config.temperature)
 
     def _run(
         self, context: VideoContext, tokens: torch.Tensor, modulation: torch.Tensor, number: torch.Tensor

@@ -46,13 +46,16 @@ def shifted(levels: torch.Tensor) -> torch.Tensor:
     return LEVEL_SHIFT * levels / (1 + (LEVEL_SHIFT - 1) * levels)
 
 
-def sample(predict: Callable[[Frames, float], Frames], noise: Frames, num_steps: int) -> Frames:
+def sample(
+    predict: Callable[[Frames, float], Frames], noise: Frames, num_steps: int, temperature: float = 1.0
+) -> Frames:
     """Euler's method along the flow, from noise to frames.
 
     Args:
         predict: noisy frames and their level -> the clean frames expected. With one step, that is the answer.
+        temperature: the noise is scaled by it; below 1 the frames lie nearer to what is expected.
     """
-    frame = noise
+    frame = Frames(temperature * noise.latents, temperature * noise.states)
     levels = sampling_levels(num_steps)
     for level, next_level in zip(levels, [*levels[1:], 0.0], strict=True):
         clean = predict(frame, level)

@@ -217,7 +217,7 @@ class WanDynamics(nn.Module):
             )
             return Frames(noisy.latents - level * velocity[:, slots:], states[:, slots:])
 
-        return sample(predict, start, num_steps or self.config.sampling_steps)
+        return sample(predict, start, num_steps or self.config.sampling_steps, self.config.temperature)
 
     def _draw(self, noise: NoiseStream, like: Frames, num_frames: int) -> Frames:
         """Frame after frame, so that the first ones do not depend on how many there are."""

@@ -199,6 +199,15 @@ def test_futures_differ_by_noise_and_repeat_by_seed() -> None:
     assert not torch.allclose(one, two)
 
 
+@torch.no_grad()
+def test_at_temperature_zero_there_is_one_future() -> None:
+    dynamics, clip = make_dynamics(context_noise=0.0, temperature=0.0), make_clip(1, 2)
+    context = dynamics.begin(clip.frames.at(slice(0, 1)), NoiseStream([0]))
+    one, two = (dynamics.imagine(context, clip.actions.at(slice(1, 2)), NoiseStream([seed])) for seed in (1, 2))
+    assert torch.equal(one.latents, two.latents)
+    assert torch.equal(one.states, two.states)
+
+
 def test_the_path_is_integrated_from_the_state_before() -> None:
     dynamics = make_dynamics(metres_per_action=0.05)
     values = torch.zeros(1, 1, FRAME_STEPS, ACTION_DIM)
@@ -238,9 +247,12 @@ def test_frame_one_from_the_middle_of_an_episode_is_context_only() -> None:
     assert middle == 0
 
 
-@pytest.mark.parametrize("num_steps", [1, 200])
-def test_the_sampler_draws_from_an_analytic_gaussian(num_steps: int) -> None:
-    """Data N(m, s^2) has E[x | z] in closed form: many steps give its mean and spread, one step its mean alone."""
+@pytest.mark.parametrize(("num_steps", "temperature", "spread"), [(1, 1.0, 0.0), (200, 1.0, 1.0), (200, 0.5, 0.5)])
+def test_the_sampler_draws_from_an_analytic_gaussian(num_steps: int, temperature: float, spread: float) -> None:
+    """Data N(m, s^2) has E[x | z] in closed form: many steps give its mean and spread, one step its mean alone.
+
+    The temperature scales the spread.
+    """
     mean, std, n = 1.5, 0.4, 20_000
 
     def expected(z: Frames, t: float) -> Frames:
@@ -249,9 +261,9 @@ def test_the_sampler_draws_from_an_analytic_gaussian(num_steps: int) -> None:
 
     g = torch.Generator().manual_seed(0)
     noise = Frames(torch.randn(n, 1, 1, 1, 1, 1, generator=g), torch.randn(n, 1, 1, generator=g))
-    drawn = sample(expected, noise, num_steps).latents.flatten()
+    drawn = sample(expected, noise, num_steps, temperature).latents.flatten()
     assert drawn.mean().item() == pytest.approx(mean, abs=0.01)
-    assert drawn.std().item() == pytest.approx(std if num_steps > 1 else 0, abs=0.02)
+    assert drawn.std().item() == pytest.approx(spread * std, abs=0.02)
 
 
 def test_sampling_levels_start_at_noise_and_fall() -> None:
