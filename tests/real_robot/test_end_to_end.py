@@ -100,7 +100,7 @@ def test_in_real_time_with_jpeg_the_success_rate_is_that_of_the_simulator(
     stood = sum(t["source"] != "policy" for t in driven)
     both = [(a, b) for (a, _), (b, _) in zip(found, direct, strict=True)]
     print(
-        f"the robot stood at {stood} of {len(driven)} ticks; episodes solved over ROS alone {both.count((True, False))}, "
-        f"directly alone {both.count((False, True))}"
+        f"the robot stood at {stood} of {len(driven)} ticks; "
+        f"episodes solved over ROS alone {both.count((True, False))}, directly alone {both.count((False, True))}"
     )
     check_overlap(found, direct)

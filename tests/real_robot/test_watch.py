@@ -166,12 +166,15 @@ def test_another_checkpoint_behind_the_same_address_is_an_alarm(fitted: Path) ->
 def test_a_server_that_the_detector_does_not_fit_is_refused(
     fitted: Path, options: dict[str, Any], words: list[str]
 ) -> None:
-    with served(Walker(), **options) as port, PolicyClient(f"127.0.0.1:{port}") as client:
-        with pytest.raises(DetectorError) as refusal:
-            load_detector(fitted, client.address, client.metadata)
+    with (
+        served(Walker(), **options) as port,
+        PolicyClient(f"127.0.0.1:{port}") as client,
+        pytest.raises(DetectorError) as refusal,
+    ):
+        load_detector(fitted, client.address, client.metadata)
     assert all(word in str(refusal.value) for word in words), refusal.value
 
 
 def test_a_folder_of_several_detectors_is_told(fitted: Path) -> None:
-    with pytest.raises(DetectorError, match="several detectors; choose one: .*float_ot"):
+    with pytest.raises(DetectorError, match=r"several detectors; choose one: .*float_ot"):
         FailureDetector.load(fitted.parent.parent, HASH)

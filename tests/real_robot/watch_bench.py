@@ -1,7 +1,7 @@
 """A robot that a failure detector watches: real server, client, loop, intervention and detector, ticked by hand.
 
-The robot is a point (`console_robot.PointRobot`). Its policy goes forward, or sideways when `astray`; embeddings are where
-the robot is. The detector is FLOAT, fitted on episodes that go forward.
+The robot is a point (`console_robot.PointRobot`). Its policy goes forward, or sideways when `astray`; embeddings are
+where the robot is. The detector is FLOAT, fitted on episodes that go forward.
 """
 
 from __future__ import annotations
