@@ -29,7 +29,7 @@ from real_robot.protocol import read_token
 from real_robot.recorder import Recorder, Recording
 from real_robot.robot import TopicRobot
 from real_robot.robot_loop import ActionSource, ClockPacer, ControlLoop, Operator, ReferencePacer, Tick
-from real_robot.safety import SafetyEvent, Supervisor
+from real_robot.safety import ASKED_TO_HOLD, HOLDING, RUNNING, SafetyEvent, Supervisor
 from real_robot.teleop import Teleoperation
 from real_robot.transports.base import Transport
 from real_robot.types import RobotObservation
@@ -94,11 +94,7 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
         safety = contract.safety.model_copy(update={"dry_run": True}) if options.dry_run else contract.safety
         board = Board(contract, detector.kind if detector else "")
 
-        def on_event(event: SafetyEvent) -> None:
-            say(f"safety: {event.text}")
-            board.notice(event.text)
-
-        supervisor = Supervisor(safety, on_event=on_event)
+        supervisor = Supervisor(safety, on_event=_Events(say, board))
         episodes = _episodes(options, transport, robot) if options.episodes else None
         intervention: Intervention | None = None
         persons: list[Operator]
@@ -142,6 +138,25 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
             return []
         _report(episodes, options, say)
         return episodes.results
+
+
+class _Events:
+    """Tells what the supervisor did, in the terminal and on the console.
+
+    Not that the robot held because it was asked to, as between two chunks: several times a second, it would drown the
+    rest; the page shows the mode all the time, and the episode's events are told apart from these.
+    """
+
+    def __init__(self, say: Say, board: Board) -> None:
+        self._say, self._board = say, board
+        self._told = ""
+
+    def __call__(self, event: SafetyEvent) -> None:
+        if event.text == f"{HOLDING}: {ASKED_TO_HOLD}" or event.text == self._told == RUNNING:
+            return
+        self._told = event.text
+        self._say(f"safety: {event.text}")
+        self._board.notice(event.text)
 
 
 def _await_server(client: PolicyClient, seconds: float, say: Say) -> None:

@@ -75,6 +75,7 @@ def test_with_keys_an_alarm_makes_the_robot_hold_and_is_in_the_log(
     scores = [line["failure"] for line in json_lines(tmp_path / "ticks.jsonl")]
     assert scores[0] is None and scores[-1][0] > scores[-1][1] > 0
     assert any("failure detector: float_ot, fitted on walker" in text for text in said)
+    assert not any("asked to hold" in text for text in said), "the pauses between chunks do not drown the rest"
 
 
 def test_a_detector_of_another_checkpoint_is_refused_with_both_hashes(detector: Path) -> None:
