@@ -121,30 +121,17 @@ over_ros = pytest.mark.skipif(bool(missing_ros()), reason=missing_ros() or "ROS 
 
 @pytest.fixture(scope="module")
 def tabletop_detector(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the shipped policy, fitted on a few episodes of the tabletop."""
+    """Of the shipped policy, fitted on a few episodes of the tabletop. Its score rises over every episode, and its alpha is
+    so large that nearly every one has an alarm."""
+    pytest.importorskip("ot", reason="POT is not installed: pip install vla-rl[robot]")
     folder = tmp_path_factory.mktemp("run") / "failure"
-    few = ["failure.fit_on.episodes_per_task=30", "failure.calibrate_on.episodes_per_task=20"]
-    quick = [
-        "env.num_envs=10",
-        "failure.alpha=0.2",
-        "failure.detectors=[safe_mlp]",
-        "failure.safe_mlp.network.steps=300",
-    ]
-    command = [
-        sys.executable,
-        "-m",
-        "vla_rl.cli",
-        "failure",
-        "fit",
-        "tabletop_failure",
-        *few,
-        *quick,
-        "-o",
-        str(folder),
-    ]
+    few = ["failure.fit_on.episodes_per_task=16", "failure.calibrate_on.episodes_per_task=12", "env.num_envs=10"]
+    quick = ["failure.alpha=0.9", "failure.detectors=[float_ot]", "failure.float_ot.band=constant"]
+    fit = ["failure", "fit", "tabletop_failure", *few, *quick, "-o", str(folder)]
+    command = [sys.executable, "-m", "vla_rl.cli", *fit]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     subprocess.run(command, check=True, cwd=ROOT, env=environment)
-    return folder / "detectors" / "safe_mlp"
+    return folder / "detectors" / "float_ot"
 
 
 @pytest.fixture
@@ -170,10 +157,8 @@ def start(graph: RosGraph, detector: Path, sim: list[str], *options: str) -> Chi
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_person_is_asked_rewinds_and_labels_over_ros(graph: RosGraph, tabletop_detector: Path) -> None:
-    """An initial state that the policy fails in, without an end by itself."""
+    """An episode without an end by itself."""
     scene = [
-        "split=eval",
-        "index=10",
         "env.horizons.push_to_zone=1000000",
         "env.success.hold_steps=1000000",
         "speed=0.25",
