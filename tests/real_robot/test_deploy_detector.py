@@ -121,8 +121,8 @@ over_ros = pytest.mark.skipif(bool(missing_ros()), reason=missing_ros() or "ROS 
 
 @pytest.fixture(scope="module")
 def tabletop_detector(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the shipped policy, fitted on a few episodes of the tabletop. Its score rises over every episode, and its alpha is
-    so large that nearly every one has an alarm."""
+    """Of the shipped policy, fitted on a few episodes of the tabletop. Its score rises over every episode, and its alpha
+    is so large that nearly every one has an alarm."""
     pytest.importorskip("ot", reason="POT is not installed: pip install vla-rl[robot]")
     folder = tmp_path_factory.mktemp("run") / "failure"
     few = ["failure.fit_on.episodes_per_task=16", "failure.calibrate_on.episodes_per_task=12", "env.num_envs=10"]
@@ -158,11 +158,7 @@ def start(graph: RosGraph, detector: Path, sim: list[str], *options: str) -> Chi
 @pytest.mark.timeout(900)
 def test_a_person_is_asked_rewinds_and_labels_over_ros(graph: RosGraph, tabletop_detector: Path) -> None:
     """An episode without an end by itself."""
-    scene = [
-        "env.horizons.push_to_zone=1000000",
-        "env.success.hold_steps=1000000",
-        "speed=0.25",
-    ]
+    scene = ["env.horizons.push_to_zone=1000000", "env.success.hold_steps=1000000", "speed=0.25"]
     port, dataset = free_port(), graph.folder / "dataset"
     child = start(graph, tabletop_detector, scene, "--console", str(port), "--record", str(dataset), "--round", "1")
     until(lambda: child.says("console: http://"), "the console", 300)
