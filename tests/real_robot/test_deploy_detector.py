@@ -121,7 +121,7 @@ over_ros = pytest.mark.skipif(bool(missing_ros()), reason=missing_ros() or "ROS 
 
 @pytest.fixture(scope="module")
 def tabletop_detector(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the shipped policy, fitted on a few episodes of the tabletop. Its score rises over every episode, and its alpha
+    """Of the shipped policy, fitted on a few episodes of the tabletop. Its score rises over every episode, its alpha
     is so large that nearly every one has an alarm."""
     pytest.importorskip("ot", reason="POT is not installed: pip install vla-rl[robot]")
     folder = tmp_path_factory.mktemp("run") / "failure"
