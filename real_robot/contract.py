@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from real_robot.execution import ExecutionConfig
+from real_robot.failure.watch_config import WatchConfig
 from real_robot.messages import MESSAGES, Message
 from real_robot.safety_config import SafetyConfig
 from real_robot.teleop import TeleopConfig
@@ -221,6 +222,7 @@ class RobotContract(Config):
     safety: SafetyConfig = Field(description="Limits of each number of the action, in the action's own units.")
     execution: ExecutionConfig = Field(description="How chunks of actions become a stream.")
     teleop: TeleopConfig = Field(default=TeleopConfig(), description="How a person's keys or gamepad drive it.")
+    failure: WatchConfig = Field(default=WatchConfig(), description="How it heeds its failure detector, if it has one.")
     silence: float = Field(
         default=2.0,
         gt=0,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from real_robot.console.operator import ConsoleOperator
 from real_robot.console.server import ConsoleConfig, ConsoleServer
 from real_robot.contract import RobotContract, load_contract
 from real_robot.execution import ChunkExecutor
+from real_robot.failure.runner import DetectorThread
+from real_robot.failure.watch import FailureWatch, Overseer, load_detector
 from real_robot.intervention import Intervention, Kind, Transition
 from real_robot.operators import KEYS, EpisodeResult, KeyOperator, Operators, SimEpisodes, TopicOperator
 from real_robot.playback import SynchronousActions
@@ -27,7 +29,7 @@ from real_robot.protocol import read_token
 from real_robot.recorder import Recorder, Recording
 from real_robot.robot import TopicRobot
 from real_robot.robot_loop import ActionSource, ClockPacer, ControlLoop, Operator, ReferencePacer, Tick
-from real_robot.safety import SafetyEvent, Supervisor
+from real_robot.safety import ASKED_TO_HOLD, HOLDING, RUNNING, SafetyEvent, Supervisor
 from real_robot.teleop import Teleoperation
 from real_robot.transports.base import Transport
 from real_robot.types import RobotObservation
@@ -35,6 +37,9 @@ from vla_rl.atomic import write_text_atomic
 from vla_rl.config import ConfigError
 from vla_rl.statistics import wilson_interval
 from vla_rl.types import EpisodeSpec, Split
+
+if TYPE_CHECKING:
+    from real_robot.failure.detector import FailureDetector
 
 _log = logging.getLogger(__name__)
 Say = Callable[[str], None]
@@ -61,6 +66,7 @@ class DeployOptions:
     console: ConsoleConfig | None = None
     record: Path | None = None
     round: int = 0
+    detector: Path | None = None
 
 
 def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
@@ -69,6 +75,7 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
     Raises:
         ConfigError: a bad contract. TransportError: the robot's graph cannot be reached.
         PolicyClientError: the policy server is not there, or serves a policy that does not fit the robot.
+        DetectorError: the failure detector is missing, or was fitted on another policy.
     """
     if options.record is not None and options.console is None:
         raise ConfigError("--record: begin, end and outcome of an episode come from the console; give --console PORT")
@@ -80,33 +87,36 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
         stack.callback(client.close)
         _await_server(client, options.wait, say)
         check_fit(contract, client.metadata)
+        detector = load_detector(options.detector, options.server, client.metadata) if options.detector else None
         transport = contract.transport.open()
         stack.callback(transport.close)
         robot = TopicRobot(contract, transport, options.instruction)
         safety = contract.safety.model_copy(update={"dry_run": True}) if options.dry_run else contract.safety
-        board = Board(contract)
+        board = Board(contract, detector.kind if detector else "")
 
-        def on_event(event: SafetyEvent) -> None:
-            say(f"safety: {event.text}")
-            board.notice(event.text)
-
-        supervisor = Supervisor(safety, on_event=on_event)
-        actions = _actions(options, contract, client)
-        stack.callback(actions.close)
+        supervisor = Supervisor(safety, on_event=_Events(say, board))
         episodes = _episodes(options, transport, robot) if options.episodes else None
-        observers: list[Callable[[Tick], None]] = [stack.enter_context(TickLog(options.log))] if options.log else []
-        persons: list[Operator] = [episodes] if episodes else []
+        intervention: Intervention | None = None
+        persons: list[Operator]
         if options.console is not None:
             console, intervention = _console(contract, board, say, options.console.link_timeout)
             port = stack.enter_context(ConsoleServer(options.console, console, supervisor).running())
             say(f"console: http://{options.console.host}:{port}")
-            persons = [console, intervention]
-            observers += [intervention, board]
-            if options.record is not None:
-                observers.append(_recorder(options, contract, intervention, client, stack, board.notice))
-            if options.start:
-                intervention.begin("deploy --start")
-        operator = Operators([TopicOperator(contract.operator, transport), *(persons or [_keys(options, say)])])
+            overseer, persons = intervention, [console, intervention]
+        else:
+            overseer = episodes or _keys(options, say)
+            persons = [overseer]
+        watch = _watch(detector, contract, client, overseer, board, say, stack) if detector else None
+        actions = _actions(options, contract, client, watch)
+        stack.callback(actions.close)
+        observers: list[Callable[[Tick], None]] = [o for o in (intervention, watch, board) if o is not None]
+        if options.log is not None:
+            observers.append(stack.enter_context(TickLog(options.log, watch)))
+        if options.record is not None and intervention is not None:
+            observers.append(_recorder(options, contract, intervention, client, watch, stack, board.notice))
+        if options.start and intervention is not None:
+            intervention.begin("deploy --start")
+        operator = Operators([TopicOperator(contract.operator, transport), *persons])
         loop = ControlLoop(
             robot,
             actions,
@@ -128,6 +138,25 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
             return []
         _report(episodes, options, say)
         return episodes.results
+
+
+class _Events:
+    """Tells what the supervisor did, in the terminal and on the console.
+
+    Not that the robot held because it was asked to, as between two chunks: several times a second, it would drown the
+    rest; the page shows the mode all the time, and the episode's events are told apart from these.
+    """
+
+    def __init__(self, say: Say, board: Board) -> None:
+        self._say, self._board = say, board
+        self._told = ""
+
+    def __call__(self, event: SafetyEvent) -> None:
+        if event.text == f"{HOLDING}: {ASKED_TO_HOLD}" or event.text == self._told == RUNNING:
+            return
+        self._told = event.text
+        self._say(f"safety: {event.text}")
+        self._board.notice(event.text)
 
 
 def _await_server(client: PolicyClient, seconds: float, say: Say) -> None:
@@ -166,9 +195,42 @@ def check_fit(contract: RobotContract, metadata: dict) -> None:
             raise PolicyClientError(f"the policy's {name} has {theirs} numbers, {contract.name}'s contract has {ours}")
 
 
-def _actions(options: DeployOptions, contract: RobotContract, client: PolicyClient) -> ActionSource:
+def _watch(
+    detector: FailureDetector,
+    contract: RobotContract,
+    client: PolicyClient,
+    overseer: Overseer,
+    board: Board,
+    say: Say,
+    stack: ExitStack,
+) -> FailureWatch:
+    """The detector in its thread, which ends when `stack` closes."""
+
+    def tell(text: str) -> None:
+        say(text)
+        board.notice(text)
+
+    identity = detector.identity
+    thread = stack.enter_context(DetectorThread(detector))
+    say(f"failure detector: {detector.kind}, fitted on {identity.policy_name} {identity.policy_hash[:12]}")
+    return FailureWatch(
+        thread,
+        identity.every,
+        identity.policy_hash,
+        client.act,
+        lambda: client.metadata,
+        overseer,
+        contract.failure,
+        board.score,
+        tell,
+    )
+
+
+def _actions(
+    options: DeployOptions, contract: RobotContract, client: PolicyClient, watch: FailureWatch | None
+) -> ActionSource:
     def infer(observation: RobotObservation, **continuation: Any) -> np.ndarray:
-        return client.act(observation, **continuation)["actions"]
+        return (watch.infer if watch else client.actions)(observation, **continuation)
 
     def infer_now(observation: RobotObservation) -> np.ndarray | None:
         try:
@@ -177,7 +239,8 @@ def _actions(options: DeployOptions, contract: RobotContract, client: PolicyClie
             _log.warning("no actions: %s", error)
             return None
 
-    return SynchronousActions(infer_now) if options.synchronous else ChunkExecutor(infer, contract.execution)
+    actions = SynchronousActions(infer_now) if options.synchronous else ChunkExecutor(infer, contract.execution)
+    return watch.around(actions) if watch else actions
 
 
 def _pacer(contract: RobotContract, robot: TopicRobot) -> ClockPacer | ReferencePacer:
@@ -208,6 +271,7 @@ def _recorder(
     contract: RobotContract,
     intervention: Intervention,
     client: PolicyClient,
+    watch: FailureWatch | None,
     stack: ExitStack,
     tell: Say,
 ) -> Recorder:
@@ -215,14 +279,15 @@ def _recorder(
     assert options.record is not None, "checked by the caller"
     recording = stack.enter_context(Recording(options.record, contract.rate, contract.name, tell))
     version = str(client.metadata.get("policy_version", ""))
-    recorder = Recorder(recording, intervention, version, options.round)
+    scores = (lambda: watch.score) if watch else None
+    recorder = Recorder(recording, intervention, version, options.round, failure_score=scores)
     stack.callback(recorder.close)
     return recorder
 
 
-def _keys(options: DeployOptions, say: Say) -> Operator:
+def _keys(options: DeployOptions, say: Say) -> KeyOperator:
     say(KEYS)
-    return KeyOperator(active=options.start)
+    return KeyOperator(active=options.start, say=say)
 
 
 def _episodes(options: DeployOptions, transport: Transport, robot: TopicRobot) -> SimEpisodes:
@@ -238,6 +303,12 @@ def _report(episodes: SimEpisodes, options: DeployOptions, say: Say) -> None:
         low, high = wilson_interval(successes, len(counted))
         rate = 100 * successes / max(1, len(counted))
         say(f"{task}: {rate:.1f} % [{100 * low:.1f}, {100 * high:.1f}], n = {len(counted)}")
+        if options.detector is not None:
+            alarms = [sum(r.alarm is not None for r in counted if r.success == s) for s in (True, False)]
+            say(
+                f"{task}: alarms in {alarms[0]} of {successes} successes, "
+                f"{alarms[1]} of {len(counted) - successes} failures"
+            )
     if options.results:
         write_text_atomic(options.results, json.dumps(episodes.as_json(), indent=1) + "\n")
 
@@ -245,8 +316,8 @@ def _report(episodes: SimEpisodes, options: DeployOptions, say: Say) -> None:
 class TickLog:
     """Every tick as a JSON line: what was asked, what was sent, why. Written line by line, whole after a crash."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, watch: FailureWatch | None = None) -> None:
+        self._path, self._watch = path, watch
         self._file: TextIO | None = None
         self.modes: Counter[str] = Counter()
 
@@ -274,6 +345,8 @@ class TickLog:
             "late": round(tick.late, 6),
             "latency": round(tick.latency, 6),
         }
+        if self._watch is not None:
+            line["failure"] = self._watch.score
         self._file.write(json.dumps(line) + "\n")
 
 

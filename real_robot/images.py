@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import warnings
 
 import numpy as np
 
@@ -66,8 +65,8 @@ def _decode_file(data: bytes) -> np.ndarray:
     if data.startswith(_JPEG_START) and not data.rstrip(b"\0").endswith(_JPEG_END):
         raise MessageError("JPEG cut off: it has no end marker")
     try:
-        with warnings.catch_warnings(), Pillow.open(io.BytesIO(data), formats=("JPEG", "PNG")) as file:
-            warnings.simplefilter("error")
+        # No filter of warnings here: they are the whole process's, and cameras decode in several threads at once.
+        with Pillow.open(io.BytesIO(data), formats=("JPEG", "PNG")) as file:
             _check_size(file.height, file.width)  # As the header says, before anything is decoded.
             if file.mode not in ("RGB", "RGBA", "L"):
                 raise MessageError(f"compressed image of mode {file.mode}; RGB, RGBA and L are read")
@@ -82,7 +81,6 @@ def _decode_file(data: bytes) -> np.ndarray:
         IndexError,
         TypeError,
         EOFError,
-        Warning,
         Pillow.DecompressionBombError,
     ) as e:
         raise MessageError(f"compressed image not readable: {e}") from None

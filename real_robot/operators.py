@@ -80,11 +80,24 @@ class KeyOperator:
     The robot starts inactive. The end of a pipe changes nothing.
     """
 
-    def __init__(self, stream: TextIO | None = None, active: bool = False) -> None:
-        self._stream = stream or sys.stdin
+    def __init__(
+        self, stream: TextIO | None = None, active: bool = False, say: Callable[[str], None] = lambda text: None
+    ) -> None:
+        self._stream, self._say = stream or sys.stdin, say
         self._pending: list[str] = []
         self._active = active
         threading.Thread(target=self._read, daemon=True).start()
+
+    def alarm(self, reason: str) -> bool:
+        """A failure detector's: the robot holds as after Enter. False where it was not active."""
+        was_active, self._active = self._active, False
+        if was_active:
+            self._say(f"alarm: {reason}. The robot holds; Enter begins anew")
+        return was_active
+
+    def all_clear(self) -> bool:
+        """There is nothing that this would end."""
+        return False
 
     def _read(self) -> None:
         with _single_keys(self._stream):
@@ -125,7 +138,12 @@ def _single_keys(stream: TextIO) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class EpisodeResult:
-    """How a simulated episode ended. `lost`: the simulator fell silent or started anew meanwhile."""
+    """How a simulated episode ended.
+
+    Attributes:
+        lost: the simulator fell silent or started anew meanwhile.
+        alarm: the simulator's step at the failure detector's first alarm; None without one.
+    """
 
     task: str
     split: str
@@ -133,10 +151,13 @@ class EpisodeResult:
     success: bool
     steps: int
     lost: bool = False
+    alarm: int | None = None
 
 
 class SimEpisodes:
     """Runs given episodes on `vla-rl sim-robot`, one after the other, and keeps their results.
+
+    Nobody is there to ask: alarms are written down, and the policy goes on.
 
     Args:
         silence: seconds without word from the simulator after which an episode counts as lost.
@@ -151,6 +172,7 @@ class SimEpisodes:
         self._state: dict[str, Any] = {}
         self._heard = self._asked = time.monotonic()
         self._running = False
+        self._alarm: int | None = None
         self._publish = transport.advertise("/episode/start", String, QosConfig(depth=10))
         transport.subscribe("/episode/state", String, LATCHED, self._on_state)
 
@@ -158,6 +180,16 @@ class SimEpisodes:
         assert isinstance(message, String)
         state = json.loads(message.data)
         self._heard, self._state = time.monotonic(), state
+
+    def alarm(self, reason: str) -> bool:
+        """Write a failure detector's alarm down. False between episodes."""
+        if self._running and self._alarm is None:
+            self._alarm = int(self._state["step"])
+        return self._running
+
+    def all_clear(self) -> bool:
+        """There is nothing that this would end."""
+        return False
 
     def poll(self, observation: RobotObservation | None) -> Wish:
         if len(self.results) == len(self._specs):
@@ -185,8 +217,8 @@ class SimEpisodes:
     def _finish(self, state: dict[str, Any], lost: bool) -> None:
         spec = self._specs[len(self.results)]
         success, steps = bool(state["success"]) and not lost, int(state["step"])
-        self.results.append(EpisodeResult(spec.task, spec.split, spec.index, success, steps, lost))
-        self._running = False
+        self.results.append(EpisodeResult(spec.task, spec.split, spec.index, success, steps, lost, self._alarm))
+        self._running, self._alarm = False, None
         self._id += 1
         self._asked = 0.0
 

@@ -18,7 +18,7 @@ import queue
 import shutil
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,20 @@ from real_robot.robot_loop import Tick
 from real_robot.safety import RUNNING
 from real_robot.types import RobotObservation
 from vla_rl.atomic import write_text_atomic
-from vla_rl.data.lerobot_io import RecordedEpisode, assemble, dataset_features, encode_png, read_shards, write_shard
+from vla_rl.data.lerobot_io import (
+    FAILURE_FEATURES,
+    RecordedEpisode,
+    assemble,
+    dataset_features,
+    encode_png,
+    read_shards,
+    write_shard,
+)
 from vla_rl.types import CONTROL_SOURCES, EpisodeSpec, Split
 
 _log = logging.getLogger(__name__)
 SETTINGS = "settings.json"
+NO_SCORE = (float("nan"), float("nan"))
 
 
 class RecordingError(ValueError):
@@ -46,6 +55,7 @@ class _Frame:
     requested: np.ndarray
     sent: np.ndarray
     source: str
+    failure: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -129,13 +139,16 @@ class Recording:
             )
         size = next(iter(image_sizes.values()), (0, 0))
         features = dataset_features(tuple(episode.png), size, episode.state.shape[1], episode.actions.shape[1])
+        if episode.failure_score is not None:
+            features |= FAILURE_FEATURES
         with self._lock:
             if self._features is None:
                 self._features = json.loads(json.dumps(features))
                 write_text_atomic(self.staging / SETTINGS, json.dumps({**self._settings, "features": features}))
             elif self._features != json.loads(json.dumps(features)):
                 raise RecordingError(
-                    "an episode has other cameras, image sizes, states or actions than those before it"
+                    "an episode has other cameras, image sizes, states or actions than those before it, or a failure "
+                    "detector where they have none"
                 )
             number, self._next = self._next, self._next + 1
         write_shard(self.staging / f"shard_{number:05d}", [episode], [], features)
@@ -198,6 +211,7 @@ class Recorder:
         policy_version, round: written with each episode; may be changed between episodes.
         capacity: frames that may wait for the writer. max_frames: longest episode.
         wait: wait for the writer in place of cutting: for simulators, whose time stands still.
+        failure_score: a failure detector's (score, threshold) now, None where it has none; recorded with each frame.
     """
 
     def __init__(
@@ -209,7 +223,9 @@ class Recorder:
         capacity: int = 256,
         max_frames: int = 36_000,
         wait: bool = False,
+        failure_score: Callable[[], tuple[float, float] | None] | None = None,
     ) -> None:
+        self._failure_score = failure_score
         self.recording, self.intervention = recording, intervention
         self.policy_version, self.round = policy_version, round
         self.spec: EpisodeSpec | None = None  # of the next episode, where it has one (simulators)
@@ -243,7 +259,8 @@ class Recorder:
         assert sent is not None and sent.allowed is not None, "checked by the caller"
         if tick.observation is None or requested is None or requested.source not in CONTROL_SOURCES or self._cut:
             return
-        frame = _Frame(tick.observation, requested.values, sent.allowed, requested.source)
+        failure = self._failure_score() or NO_SCORE if self._failure_score else None
+        frame = _Frame(tick.observation, requested.values, sent.allowed, requested.source, failure)
         if self._num_frames >= self._max_frames or not self._put(frame):
             self._cut = True
             self.recording.on_problem(f"recording: episode cut after {self._num_frames} frames; the writer is too slow")
@@ -311,7 +328,7 @@ class Recorder:
                 for camera, image in images.items():
                     episode.png.setdefault(camera, []).append(encode_png(image))
                 bare = RobotObservation({}, item.observation.state, item.observation.instruction, 0.0)
-                episode.frames.append(_Frame(bare, item.requested, item.sent, item.source))
+                episode.frames.append(replace(item, observation=bare))
                 continue
             if not item.keep:
                 episode = _Open()
@@ -329,6 +346,7 @@ def _episode(episode: _Open, end: _End, number: int) -> RecordedEpisode:
     success = summary.outcome == "success" and not end.cut
     instruction = frames[0].observation.instruction
     split: Split = "train" if end.spec is None else end.spec.split
+    scores = [f.failure for f in frames]
     reward = np.zeros(len(frames), np.float32)
     reward[-1] = float(success)
     return RecordedEpisode(
@@ -349,4 +367,5 @@ def _episode(episode: _Open, end: _End, number: int) -> RecordedEpisode:
         interventions=summary.interventions,
         recoveries=summary.recoveries,
         round=end.round,
+        failure_score=None if scores[0] is None else np.asarray(scores, np.float32),
     )

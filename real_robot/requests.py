@@ -30,12 +30,14 @@ class PolicyFacts:
     """What a client must know of the policy that is served; sent first, as metadata.
 
     Attributes:
-        checkpoint: the folder's name or 'pretrained:NAME'. version: fingerprint of its files.
+        checkpoint: the folder's name or 'pretrained:NAME'. version: what recordings say of who acted, with the first
+            digits of its hash.
         cameras: names, in the policy's order. image_size: (height, width) that it works at; others are resized.
         state_dim: S, None where the policy does not say. uses_state: whether it reads the state.
         chunk_size: H. action_dim: A. action_names: A names, or None where not told.
         control_hz: steps a second that a chunk is meant for, None where not told.
         can_embed: `embedding` may be asked for. can_continue: `prefix` may be given (real-time chunking).
+        policy_hash: SHA-256 of the checkpoint, the one that evaluations and failure detectors record; "": not known.
     """
 
     checkpoint: str
@@ -50,6 +52,7 @@ class PolicyFacts:
     control_hz: float | None = None
     can_embed: bool = True
     can_continue: bool = False
+    policy_hash: str = ""
 
     def metadata(self, limits: WireLimits) -> dict[str, Any]:
         """The first message to a client: plain strings, numbers, lists."""
@@ -58,6 +61,7 @@ class PolicyFacts:
             "protocol": 1,
             "checkpoint": self.checkpoint,
             "policy_version": self.version,
+            "policy_hash": self.policy_hash,
             "cameras": list(self.cameras),
             "image_size": None if self.image_size is None else list(self.image_size),
             "state_dim": self.state_dim,

@@ -28,6 +28,7 @@ __all__ = [
 SOURCES = ("policy", "recovery", "correction", "demo", "rewind", "hold")
 MAX_FROZEN_TICKS = 5
 RUNNING, HOLDING, STOPPED = "running", "holding", "stopped"
+ASKED_TO_HOLD = "asked to hold"  # why it holds where a command said so
 
 
 class State(NamedTuple):
@@ -275,7 +276,7 @@ class Supervisor:
             hold = ("command_timeout", "no command")
             self._target = None
         elif self._target.source == "hold":
-            hold = ("hold", "asked to hold")
+            hold = ("hold", ASKED_TO_HOLD)
         rule, reason = hold if hold is not None else (None, "")
         self._enter(State(HOLDING if hold else RUNNING, reason), now)
         return hold is None, rule

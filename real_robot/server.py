@@ -7,7 +7,6 @@ when the policy is loaded and warm. An error is a text frame, then the connectio
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import hmac
 import http
 import importlib
@@ -243,14 +242,18 @@ def load_for_serving(checkpoint: str, config: ServeConfig) -> tuple[Policy, Poli
     device = config.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    folder = base.resolve_path(checkpoint)
+    folder: Path = base.resolve_path(checkpoint)
     policy = base.load_policy(checkpoint, device)
     policy.eval()
-    return policy, policy_facts(policy, checkpoint, fingerprint(folder), config)
+    policy_hash = importlib.import_module("vla_rl.evaluate").policy_hash(folder)
+    return policy, policy_facts(policy, checkpoint, folder.name, policy_hash, config)
 
 
-def policy_facts(policy: Any, checkpoint: str, version: str, config: ServeConfig) -> PolicyFacts:
-    """What clients must know, from a policy's attributes; sizes that are not part of `Policy` where it has them."""
+def policy_facts(policy: Any, checkpoint: str, name: str, policy_hash: str, config: ServeConfig) -> PolicyFacts:
+    """What clients must know, from a policy's attributes; sizes that are not part of `Policy` where it has them.
+
+    The version is "NAME HASH", as `vla-rl collect` records it, so that detectors are fitted on recordings of it.
+    """
     architecture = getattr(policy, "architecture", None)
     side = getattr(policy, "image_size", getattr(architecture, "image_size", None))
     if config.action_names is not None and len(config.action_names) != policy.action_dim:
@@ -259,7 +262,7 @@ def policy_facts(policy: Any, checkpoint: str, version: str, config: ServeConfig
         )
     return PolicyFacts(
         checkpoint=checkpoint,
-        version=version,
+        version=f"{name} {policy_hash[:12]}",
         cameras=tuple(policy.cameras),
         image_size=(side, side) if isinstance(side, int) else side,
         state_dim=getattr(policy, "state_dim", getattr(architecture, "state_dim", None)),
@@ -270,20 +273,8 @@ def policy_facts(policy: Any, checkpoint: str, version: str, config: ServeConfig
         control_hz=config.control_hz,
         can_embed=hasattr(policy, "embed"),
         can_continue=hasattr(policy, "act_with_prefix"),
+        policy_hash=policy_hash,
     )
-
-
-def fingerprint(folder: Path) -> str:
-    """12 hex digits that change when the checkpoint does: names, sizes, first and last MiB of each file."""
-    digest = hashlib.sha256()
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        size = path.stat().st_size
-        digest.update(f"{path.relative_to(folder).as_posix()}:{size}\n".encode())
-        with path.open("rb") as file:
-            digest.update(file.read(MiB))
-            file.seek(max(0, size - MiB))
-            digest.update(file.read(MiB))
-    return digest.hexdigest()[:12]
 
 
 # --- the program ----------------------------------------------------------------------------
@@ -307,7 +298,7 @@ async def run(
         if ready.done():
             facts = ready.result()
             say(
-                f"ready: {facts.checkpoint} (version {facts.version}), cameras {', '.join(facts.cameras)}, "
+                f"ready: {facts.checkpoint} ({facts.version}), cameras {', '.join(facts.cameras)}, "
                 f"chunks of {facts.chunk_size} actions of {facts.action_dim} numbers"
             )
             await waiting

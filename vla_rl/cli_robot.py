@@ -56,6 +56,12 @@ def deploy(
         Path | None, typer.Option(help="Record the console's episodes here, a LeRobotDataset. Must not exist.")
     ] = None,
     round: Annotated[int, typer.Option(min=0, help="Round of post-training, written with --record's episodes.")] = 0,
+    detector: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="A failure detector of this policy: FOLDER/detectors/NAME of `failure fit`."
+        ),
+    ] = None,
 ) -> None:
     """Drive a robot with a policy server's actions, behind the safety supervisor."""
     module: Any = importlib.import_module("real_robot.deploy")
@@ -88,6 +94,7 @@ def deploy(
         console=console_config,
         record=record,
         round=round,
+        detector=detector,
     )
     module.deploy(options, lambda text: typer.echo(text, err=True))
 

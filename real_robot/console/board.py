@@ -31,10 +31,14 @@ class Notice:
 
 
 class Board:
-    """See the module. An observer of ticks: call it with each. `score` takes a failure detector's."""
+    """See the module. An observer of ticks: call it with each. `score` takes a failure detector's.
 
-    def __init__(self, contract: RobotContract) -> None:
-        self.contract = contract
+    Args:
+        detector: the failure detector's name; empty: there is none.
+    """
+
+    def __init__(self, contract: RobotContract, detector: str = "") -> None:
+        self.contract, self.detector = contract, detector
         self._lock = threading.Lock()
         self._tick: Tick | None = None
         self._observed: Tick | None = None  # the newest tick with an observation
@@ -109,6 +113,7 @@ class Board:
             "robot": contract.name,
             "rate": contract.rate,
             "dry_run": contract.safety.dry_run,
+            "detector": self.detector,
             "cameras": list(contract.observation.images),
             "command": [
                 {"name": d.name, "low": d.low, "high": d.high, "kind": d.kind} for d in contract.safety.dimensions

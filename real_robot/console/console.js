@@ -241,7 +241,7 @@ class Tile {
     const source = this.part(".source");
     source.textContent = `${status.source || "none"}${status.limited && status.limited.length ? ", limited: " + status.limited.join(", ") : ""}`;
     source.className = `source ${status.source}`;
-    drawScore(this.part(".chart"), this.scores, performance.now() / 1000);
+    drawScore(this.part(".chart"), this.scores, performance.now() / 1000, this.hello && this.hello.detector);
     const last = this.scores[this.scores.length - 1];
     this.part(".score-now").textContent = last ? `${short(last[1])} of ${short(last[2])}${last[1] > last[2] ? ": alarm" : ""}` : "";
     const rate = this.hello ? this.hello.rate : 0;

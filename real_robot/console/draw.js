@@ -2,8 +2,8 @@
 
 const SECONDS = 60;
 
-/** The failure score of the last minute against its threshold. `points`: [time in seconds, score, threshold]. */
-export function drawScore(canvas, points, now) {
+/** The failure score of the last minute against its threshold. `points`: [time in seconds, score, threshold]; `detector`: its name. */
+export function drawScore(canvas, points, now, detector) {
   const ratio = window.devicePixelRatio || 1;
   const width = canvas.clientWidth, height = canvas.clientHeight;
   if (!width) return;
@@ -26,7 +26,7 @@ export function drawScore(canvas, points, now) {
   }
   if (!shown.length) {
     ink.textAlign = "center";
-    ink.fillText("no failure detector is running", right / 2, bottom / 2);
+    ink.fillText(detector ? `${detector}: no score in the last minute` : "no failure detector is running", right / 2, bottom / 2);
     return;
   }
   const values = shown.flatMap((p) => [p[1], p[2]]);

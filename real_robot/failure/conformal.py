@@ -162,8 +162,12 @@ class Band:
         """(s_t - mu_t) / S_t of a curve from its episode's start on; above q it is an alarm."""
         return self.shape(instruction).standing(curve)
 
+    def centre(self, number: int, instruction: str) -> float:
+        """mu_t at chunk `number`, from 0."""
+        centre = self.shape(instruction).centre
+        return float(centre[min(number, len(centre) - 1)])
+
     def threshold(self, number: int, instruction: str) -> float:
         """mu_t + q S_t at chunk `number`, from 0."""
-        shape = self.shape(instruction)
-        t = min(number, len(shape.centre) - 1)
-        return float(shape.centre[t] + self.q * shape.modulation[t])
+        modulation = self.shape(instruction).modulation
+        return self.centre(number, instruction) + self.q * float(modulation[min(number, len(modulation) - 1)])

@@ -40,6 +40,7 @@ class Score:
         alarm: value above threshold, or no trustworthy value at all (see `reason`).
         number: of the chunk in the episode, from 0.
         reason: why there is an alarm without a value; empty otherwise.
+        centre: of the band at this chunk: where successes are on average, 0 for a constant band.
     """
 
     value: float
@@ -47,6 +48,11 @@ class Score:
     alarm: bool
     number: int
     reason: str = ""
+    centre: float = 0.0
+
+    def is_quiet(self, share: float) -> bool:
+        """No alarm, and at most that share of the way from the band's centre to the threshold."""
+        return not self.alarm and self.value <= self.centre + share * (self.threshold - self.centre)
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,11 @@ class FailureDetector:
         """The score's name."""
         return self.scorer.kind
 
+    @property
+    def num_chunks(self) -> int:
+        """Chunks of the present episode so far."""
+        return len(self._embeddings)
+
     def reset(self, instruction: str) -> None:
         """A new episode begins."""
         self._instruction = instruction
@@ -116,13 +127,14 @@ class FailureDetector:
         if number < following:
             raise ValueError(f"chunk number {number} is over; the next is {following}. Call reset for a new episode")
         threshold = self.band.threshold(number, self._instruction)
+        centre = self.band.centre(number, self._instruction)
         if not np.isfinite(embedding).all():
-            return Score(math.inf, threshold, True, number, "the policy's embedding holds NaN or infinity")
+            return Score(math.inf, threshold, True, number, "the policy's embedding holds NaN or infinity", centre)
         value = math.nan
         for _ in range(following, number + 1):
             value = self.scorer.step(embedding)
             self._embeddings.append(embedding)
-        return Score(value, threshold, not value <= threshold, number)
+        return Score(value, threshold, not value <= threshold, number, centre=centre)
 
     def rewind(self, num_chunks: int) -> Score | None:
         """Forget the last chunks, as when the robot goes back along its path; the score there, None at the start.
@@ -171,11 +183,14 @@ class FailureDetector:
 
         Raises:
             DetectorError: missing, damaged, or fitted for another checkpoint.
+            ConfigError: it needs a package that is not installed.
         """
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
 
         folder = Path(folder)
+        if several := sorted(str(path.parent) for path in folder.glob(f"detectors/*/{CONFIG_FILE}")):
+            raise DetectorError(f"{folder} holds several detectors; choose one: {', '.join(several)}")
         try:
             config = json.loads((folder / CONFIG_FILE).read_text())
             tensors = load_file(folder / TENSORS_FILE)
@@ -197,7 +212,8 @@ class FailureDetector:
         if identity.policy_hash != policy_hash:
             raise DetectorError(
                 f"{folder}: this detector was calibrated for policy {identity.policy_name!r} "
-                f"({identity.policy_hash[:12]}), the policy now is {policy_hash[:12]}. Its alarms would mean nothing: "
-                "fit one for this checkpoint (`vla-rl failure fit`)"
+                f"({identity.policy_hash[:12]}), the policy now is {policy_hash[:12] or 'unknown'}. Its alarms would "
+                "mean nothing: use that checkpoint, or fit a detector for this one (`vla-rl failure fit`)"
             )
+        scorer.check_installed()
         return cls(scorer, band, identity)

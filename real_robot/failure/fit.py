@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from real_robot.failure import float_ot
 from real_robot.failure.config import FailureConfig
 from real_robot.failure.conformal import MIN_SHAPE, Band, CalibrationError, successes_needed
 from real_robot.failure.detector import FailureDetector, Identity, scorer_classes
@@ -51,8 +50,8 @@ def fit(
             f"{needed}. Record more episodes, or accept more false alarms (failure.alpha); a policy that never "
             "succeeds has no detector."
         )
-    if "float_ot" in config.detectors:
-        float_ot.check_installed()
+    for kind in config.detectors:
+        scorer_classes()[kind].check_installed()
     identity = Identity(train.policy_hash, policy_name, train.dim, train.every)
     states = {"fit_on": sorted(set(train.initial_states)), "calibrate_on": sorted(set(calibration.initial_states))}
     folder.mkdir(parents=True, exist_ok=True)

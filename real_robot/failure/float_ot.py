@@ -12,6 +12,8 @@ anew. Embeddings are standardised first and joined with the previous one (the tw
 
 from __future__ import annotations
 
+import importlib
+import os
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -58,6 +60,16 @@ class FloatOT(Scorer):
         horizon = int(episodes.counts.max())
         return cls(config, standardizer, np.concatenate(parts), np.asarray([len(p) for p in parts], np.int64), horizon)
 
+    @classmethod
+    def check_installed(cls) -> None:
+        try:
+            _pot()
+        except ImportError as error:
+            raise ConfigError(
+                "the failure detector float_ot needs POT 0.9.6 or newer; install it with `pip install vla-rl[robot]`, "
+                "or use another detector"
+            ) from error
+
     def start(self) -> None:
         self._previous = WithPrevious()
         self._costs: list[np.ndarray] = []  # Of each candidate: (n, chunks so far).
@@ -82,19 +94,21 @@ class FloatOT(Scorer):
 
     def _prefix_costs(self, costs: np.ndarray) -> np.ndarray:
         """F_j of each of B candidates of n embeddings, float64 (B,), of their costs (B, n, j + 1)."""
-        from ot.batch import solve_batch
-
         batch, _, seen = costs.shape
         horizon = max(self.horizon, seen)
         padded = np.concatenate([costs, np.zeros((batch, costs.shape[1], horizon - seen))], axis=2)
-        plan: Any = solve_batch(
-            padded,
-            reg=self.config.regularization,
-            max_iter=self.config.max_iterations,
-            tol=_TOLERANCE,
-            # The same plan; logarithms are slower and needed where exp(-C / regularization), C <= 2, would be 0.
-            method="sinkhorn" if 2 / self.config.regularization < _LARGEST_EXPONENT else "log_sinkhorn",
-        ).plan
+        plan: Any = (
+            _pot()
+            .solve_batch(
+                padded,
+                reg=self.config.regularization,
+                max_iter=self.config.max_iterations,
+                tol=_TOLERANCE,
+                # The same plan; logarithms are slower and needed where exp(-C / regularization), C <= 2, would be 0.
+                method="sinkhorn" if 2 / self.config.regularization < _LARGEST_EXPONENT else "log_sinkhorn",
+            )
+            .plan
+        )
         return (plan[:, :, :seen] * costs).sum((1, 2))
 
     def tensors(self) -> Tensors:
@@ -114,15 +128,11 @@ class FloatOT(Scorer):
         )
 
 
-def check_installed() -> None:
-    """Raise ConfigError unless POT can be imported."""
-    try:
-        import ot.batch  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            "failure.detectors: float_ot needs POT 0.9.6 or newer; install it with `pip install vla-rl[robot]`, or "
-            "leave float_ot out"
-        ) from error
+def _pot() -> Any:
+    """POT's batched solvers. POT imports every framework that it finds, torch among them, unless told not to."""
+    for framework in ("PYTORCH", "JAX", "CUPY", "TENSORFLOW"):
+        os.environ.setdefault(f"POT_BACKEND_DISABLE_{framework}", "1")
+    return importlib.import_module("ot.batch")
 
 
 def _unit(rows: np.ndarray) -> np.ndarray:

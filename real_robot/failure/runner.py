@@ -3,42 +3,39 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from real_robot.failure.detector import FailureDetector, Score
+if TYPE_CHECKING:
+    from real_robot.failure.detector import FailureDetector, Score
 
 
-@dataclass(frozen=True)
 class _Task:
-    """Work for the thread: an embedding of an episode, or (embedding None) that episode's start."""
+    """Work for the thread: chunk `number`'s embedding, or (embedding None) to forget that chunk and all after it."""
 
-    episode: int
-    number: int
-    instruction: str
-    embedding: np.ndarray
-    action_chunk: np.ndarray | None
+    def __init__(self, episode: int, instruction: str, number: int, embedding: np.ndarray | None) -> None:
+        self.episode, self.instruction, self.number, self.embedding = episode, instruction, number, embedding
+        self.asked = time.monotonic()
 
 
 class DetectorThread:
     """One thread, one place in its queue: a newer embedding takes the place of one that was not yet looked at.
 
-    A detector that raises is an alarm: `latest` says so from then on, until the next `reset`.
+    A detector that raises, and an embedding with NaN, are alarms: `latest` says so until the next `reset`.
 
     Args:
         detector: used by the thread alone from now on.
-        on_score: called in the thread with each score of the current episode; must return quickly.
     """
 
-    def __init__(self, detector: FailureDetector, on_score: Callable[[Score], None] | None = None) -> None:
-        self._detector, self._on_score = detector, on_score
+    def __init__(self, detector: FailureDetector) -> None:
+        self._detector = detector
         self._changed = threading.Condition()
         self._waiting: _Task | None = None
-        self._busy = self._closed = False
+        self._running: _Task | None = None
+        self._closed = False
         self._episode, self._number, self._instruction = 0, 0, ""
         self._latest: Score | None = None
         self._num_dropped = 0
@@ -51,18 +48,25 @@ class DetectorThread:
             self._episode, self._number, self._instruction = self._episode + 1, 0, instruction
             self._waiting, self._latest, self._num_dropped = None, None, 0
 
-    def submit(self, embedding: np.ndarray, action_chunk: np.ndarray | None = None) -> int:
-        """Hand over the next chunk's embedding, float (D,); returns its number. Does not wait."""
+    def submit(self, embedding: np.ndarray, number: int | None = None) -> int:
+        """Hand over a chunk's embedding, float (D,); returns its number in the episode. Does not wait.
+
+        Args:
+            number: None: the next. Those left out, and those that a newer one replaced, it stands for too.
+        """
+        copied = np.array(embedding, np.float32)
         with self._changed:
-            if self._closed:
-                raise RuntimeError("the detector's thread was closed")
-            number = self._number
-            self._number += 1
+            number = self._number if number is None else number
             self._num_dropped += self._waiting is not None
-            copied = np.array(embedding, np.float32)
-            self._waiting = _Task(self._episode, number, self._instruction, copied, action_chunk)
-            self._changed.notify_all()
+            self._put(number, copied)
+            self._number = number + 1
             return number
+
+    def rewind(self, num_kept: int) -> None:
+        """Forget all chunks of the episode but the first `num_kept`; `latest` will be the last one's. Does not wait."""
+        with self._changed:
+            self._put(num_kept, None)
+            self._number = num_kept
 
     def latest(self) -> Score | None:
         """The newest score of the current episode; None before the first."""
@@ -75,10 +79,16 @@ class DetectorThread:
         with self._changed:
             return self._num_dropped
 
+    def seconds_behind(self) -> float:
+        """How long the oldest work of this episode has waited; 0 where there is none. Large: the detector hangs."""
+        with self._changed:
+            asked = [t.asked for t in (self._running, self._waiting) if t is not None and t.episode == self._episode]
+            return time.monotonic() - min(asked) if asked else 0.0
+
     def wait(self, timeout: float) -> bool:
         """Wait until nothing is left to do; False after `timeout` seconds. Not for a control loop."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._waiting is None and not self._busy, timeout)
+            return self._changed.wait_for(lambda: self._waiting is None and self._running is None, timeout)
 
     def close(self, timeout: float = 5.0) -> None:
         """End the thread. May be called twice."""
@@ -95,27 +105,49 @@ class DetectorThread:
     ) -> None:
         self.close()
 
+    def _put(self, number: int, embedding: np.ndarray | None) -> None:
+        if self._closed:
+            raise RuntimeError("the detector's thread was closed")
+        self._waiting = _Task(self._episode, self._instruction, number, embedding)
+        self._changed.notify_all()
+
+    # --- the thread ---------------------------------------------------------------------------
+
     def _run(self) -> None:
-        episode = -1
+        from real_robot.failure.detector import Score
+
+        episode, broken = -1, ""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or self._waiting is not None)
                 if self._closed:
                     return
-                task, self._waiting, self._busy = self._waiting, None, True
+                task, self._waiting = self._waiting, None
+                self._running = task
             assert task is not None, "woken with work"
+            score = None
             try:
                 if task.episode != episode:
                     self._detector.reset(task.instruction)
-                    episode = task.episode
-                score = self._detector.update(task.embedding, task.action_chunk, task.number)
-                if self._on_score is not None and task.episode == self._episode:
-                    self._on_score(score)
+                    episode, broken = task.episode, ""
+                if not broken:
+                    score = self._score(task)
+                    broken = score.reason if score is not None else ""
             except Exception as error:  # The thread's edge: a person must hear of it, and the robot must not go on.
-                score = Score(float("nan"), float("nan"), True, task.number, f"{type(error).__name__}: {error}")
+                broken = f"{type(error).__name__}: {error}"
+            if broken:
+                score = Score(float("nan"), float("nan"), True, task.number, broken)
             with self._changed:
-                broken = self._latest is not None and self._latest.reason
-                if task.episode == self._episode and not broken:
+                if task.episode == self._episode:
                     self._latest = score
-                self._busy = False
+                self._running = None
                 self._changed.notify_all()
+
+    def _score(self, task: _Task) -> Score | None:
+        if (surplus := self._detector.num_chunks - task.number) > 0:
+            score = self._detector.rewind(surplus)
+            if task.embedding is None:
+                return score
+        if task.embedding is None:
+            return self.latest()
+        return self._detector.update(task.embedding, number=task.number)

@@ -29,6 +29,10 @@ class Scorer(ABC):
     def fit(cls, config: Any, episodes: EmbeddedEpisodes, seed: int) -> Self:
         """Learn from embedded episodes: from the successes, and with `needs_failures` from the failures."""
 
+    @classmethod  # noqa: B027 (most need nothing)
+    def check_installed(cls) -> None:
+        """Raise ConfigError unless the packages that it needs can be imported."""
+
     @abstractmethod
     def start(self) -> None:
         """A new episode begins."""

@@ -93,7 +93,8 @@ class _Transport(xmlrpc.client.Transport):
 def master_pid(uri: str, timeout: float = 1.0) -> int | None:
     """Process id of the master at `uri`, or None where none answers in time."""
     try:
-        code, _, pid = xmlrpc.client.ServerProxy(uri, transport=_Transport(timeout)).getPid("/vla_rl")  # type: ignore[misc]
+        with xmlrpc.client.ServerProxy(uri, transport=_Transport(timeout)) as master:
+            code, _, pid = master.getPid("/vla_rl")  # type: ignore[misc]
     except (OSError, xmlrpc.client.Error, ValueError):
         return None
     return int(pid) if code == 1 else None  # type: ignore[arg-type]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import threading
+import warnings
 import zlib
 
 import numpy as np
@@ -132,6 +134,18 @@ JPEG, PNG = encode_image(PICTURE, "jpeg"), encode_image(PICTURE, "png")
 def test_damaged_files_are_refused(data: bytes, reason: str) -> None:
     with pytest.raises(MessageError, match=reason):
         decode_image(CompressedImage(format="jpeg", data=data))
+
+
+def test_decoding_in_one_thread_makes_no_errors_of_warnings_in_another() -> None:
+    threads = [
+        threading.Thread(target=lambda: [decode_image(CompressedImage(format="png", data=PNG)) for _ in range(200)])
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        assert warnings.filters[0][0] != "error"
+    assert warnings.filters[0][0] != "error"
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ def test_a_token_file_is_its_owners_alone(tmp_path: Path) -> None:
             read_token(path)
 
 
-@pytest.mark.parametrize("module", ["types", "protocol", "client", "safety", "execution"])
+@pytest.mark.parametrize("module", ["types", "protocol", "client", "safety", "execution", "failure.watch"])
 def test_the_robots_side_needs_no_torch(module: str) -> None:
     heavy = "('torch', 'transformers', 'lerobot', 'mujoco', 'matplotlib', 'pandas', 'cv2', 'scipy')"
     code = f"import sys, real_robot.{module}; print([m for m in {heavy} if m in sys.modules])"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,11 +25,11 @@ NEEDS = DataNeeds(cameras=("top",), action_dim=2, state_dim=3, fps=10)
 class Bench:
     """An intervention and its recorder, ticked by hand. The state's first number counts the ticks."""
 
-    def __init__(self, folder: Path, **options: int | bool | str) -> None:
+    def __init__(self, folder: Path, **options: Any) -> None:
         self.now, self.problems = 0.0, list[str]()
         self.recording = Recording(folder, 10, "toy", self.problems.append)
         self.it = Intervention(("velocity", "position"), clock=lambda: self.now)
-        self.recorder = Recorder(self.recording, self.it, **options)  # type: ignore[arg-type]
+        self.recorder = Recorder(self.recording, self.it, **options)
 
     def tick(self, action: float = 0.0, size: int = 8) -> None:
         image = np.full((size, size, 3), int(self.now) % 256, np.uint8)
@@ -60,7 +61,7 @@ ALONE = ("begin", "3", "success", "1")
 FAILED = ("begin", "2", "failure", "1")
 
 
-def record(folder: Path, *episodes: tuple[str, ...], **options: int | bool | str) -> Bench:
+def record(folder: Path, *episodes: tuple[str, ...], **options: Any) -> Bench:
     bench = Bench(folder, **options)
     for episode in episodes:
         bench.episode(*episode)
@@ -96,6 +97,25 @@ def test_frames_say_who_was_in_control_and_training_takes_the_right_ones(tmp_pat
     assert [(r["interventions"], r["recoveries"], r["round"]) for r in rows] == [(1, 1, 3), (0, 0, 3), (0, 0, 3)]
     frames = pq.read_table(str(tmp_path / "set" / "data")).column("policy_version").to_pylist()
     assert set(frames) == {"v1"}
+
+
+def test_a_detectors_scores_are_recorded_and_training_does_not_mind(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    scores = iter([None, None, (0.5, 2.0), (0.75, 2.0), (1.0, 2.5)])
+    bench = record(tmp_path / "set", ALONE, FAILED, failure_score=lambda: next(scores))
+    assert bench.recording.close() == {"episodes": 2, "frames": 5} and not bench.problems
+    frames = pq.read_table(str(tmp_path / "set" / "data")).to_pandas()
+    np.testing.assert_array_equal(frames["failure_score"], [np.nan, np.nan, 0.5, 0.75, 1.0])
+    np.testing.assert_array_equal(frames["failure_threshold"], [np.nan, np.nan, 2, 2, 2.5])
+    assert len(open_dataset(DatasetConfig(path=str(tmp_path / "set")), NEEDS).rows) == 5
+    stats = (tmp_path / "set" / "meta" / "stats.json").read_text()
+    assert "failure_score" not in stats and "NaN" not in stats
+
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+
+    item = LeRobotDataset("local/set", root=tmp_path / "set")[4]
+    assert item["failure_score"] == 1.0 and item["failure_threshold"] == 2.5
 
 
 def test_a_crash_loses_the_episode_under_way_alone(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 from real_robot.client import PolicyClient
 from real_robot.types import RobotObservation
 from vla_rl.cli import app
-from vla_rl.policies.base import load_policy
+from vla_rl.evaluate import policy_hash
+from vla_rl.policies.base import load_policy, resolve_path
 from vla_rl.types import Observation
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,6 +39,9 @@ def test_a_served_policy_answers_as_it_does_at_home() -> None:
         text = "push the red block to the zone"
         with PolicyClient(f"127.0.0.1:{port}", infer_timeout=60) as client:
             assert client.metadata["control_hz"] == 20 and client.metadata["state_dim"] == 8
+            expected = policy_hash(resolve_path("pretrained:tabletop_base"))
+            assert client.metadata["policy_hash"] == expected
+            assert client.metadata["policy_version"] == f"tabletop_base {expected[:12]}", "as `vla-rl collect` has it"
             reply = client.act(RobotObservation({"agentview": image}, state, text, 0.0), embedding=True)
         policy = load_policy("pretrained:tabletop_base", "cpu")
         obs = Observation({"agentview": image[None]}, state[None], [text])

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -21,7 +20,7 @@ from websockets.sync.client import ClientConnection, connect
 from real_robot.client import NotAuthorised, PolicyClient, ServerError, ServerUnavailable
 from real_robot.protocol import pack, unpack
 from real_robot.requests import openpi_keys
-from real_robot.server import PolicyServer, ServeConfig, fingerprint, is_loopback
+from real_robot.server import PolicyServer, ServeConfig, is_loopback
 from real_robot.types import RobotObservation
 from vla_rl.config import ConfigError
 
@@ -297,14 +296,6 @@ def test_openpis_keys_of_the_cameras() -> None:
         "side": "observation/side",
     }
     assert openpi_keys(("front", "side"))["side"] == "observation/wrist_image"
-
-
-def test_the_fingerprint_changes_with_the_checkpoint(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes(b"0" * 3_000_000)
-    first = fingerprint(tmp_path)
-    assert first == fingerprint(tmp_path) and len(first) == 12
-    (tmp_path / "model.safetensors").write_bytes(b"0" * 2_999_999 + b"1")
-    assert fingerprint(tmp_path) != first
 
 
 def test_answers_are_openpis(server: ToyServer) -> None:

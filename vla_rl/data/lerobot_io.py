@@ -36,6 +36,10 @@ EXECUTED_ACTION = "executed_action"
 SUCCESS = "next.success"
 CONTROL_SOURCE = "control_source"
 POLICY_VERSION = "policy_version"
+FAILURE_SCORE, FAILURE_THRESHOLD = "failure_score", "failure_threshold"
+FAILURE_FEATURES: dict[str, dict[str, Any]] = {
+    name: {"dtype": "float32", "shape": (1,), "names": None} for name in (FAILURE_SCORE, FAILURE_THRESHOLD)
+}
 REPO_ID = "local/vla-rl"  # LeRobot wants a name; nothing is looked up under it.
 SHARD_FRAMES, SHARD_EPISODES, SHARD_STATES = "frames.parquet", "episodes.parquet", "states.safetensors"
 MAX_STAT_IMAGES = 8
@@ -60,6 +64,9 @@ class RecordedEpisode:
         policy_version: which policy acted.
         interventions: times that a person took over from the policy. recoveries: segments of recovery.
         round: of collecting and training again, that the episode belongs to; 0 where there are none.
+        failure_score: float32 (T, 2), a failure detector's score and threshold as known at each step, NaN where there
+            were none yet; None without a detector. Stored where the features hold `FAILURE_FEATURES`, and not described
+            in the statistics.
         final_png, final_state: the observation after the last action. Stored with the episode's
             metadata, since a LeRobot frame always has an action.
         simulator_states: the simulator's states along the episode, for keyframes; empty where none were saved.
@@ -83,6 +90,7 @@ class RecordedEpisode:
     interventions: int = 0
     recoveries: int = 0
     round: int = 0
+    failure_score: np.ndarray | None = None
 
     @property
     def length(self) -> int:
@@ -203,6 +211,9 @@ def _frame_table(episode: RecordedEpisode, features: Mapping[str, Any]) -> pa.Ta
         flat = pa.array(np.ascontiguousarray(array, np.float32).reshape(-1))
         # LeRobot stores vectors of length 1 as scalars.
         values[name] = flat if array.shape[1] == 1 else pa.FixedSizeListArray.from_arrays(flat, array.shape[1])
+    if episode.failure_score is not None:
+        for column, name in enumerate(FAILURE_FEATURES):
+            values[name] = pa.array(episode.failure_score[:, column].astype(np.float32))
     image_type = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     for camera, frames in episode.png.items():
         values[IMAGE_PREFIX + camera] = pa.array([{"bytes": frame, "path": None} for frame in frames], image_type)

@@ -123,13 +123,41 @@ def test_an_error_is_an_alarm_until_the_next_episode(thread: DetectorThread) -> 
     assert thread.latest() == Score(1.0, 3.5, False, 0)
 
 
-def test_a_callback_gets_every_score(scorer: Summed) -> None:
-    band = Band({ALL: Shape(np.zeros(1), np.ones(1))}, 3.5, 0.1, 19)
-    heard: list[Score] = []
-    with DetectorThread(FailureDetector(scorer, band, Identity("h", "toy", 1, 8)), heard.append) as running:
-        running.submit(one(1))
-        assert running.wait(PATIENCE)
-    assert [score.value for score in heard] == [1.0]
-    running.close()
+def test_chunks_that_are_rewound_are_forgotten(thread: DetectorThread, scorer: Summed) -> None:
+    for _ in range(5):
+        thread.submit(one(1))
+        assert thread.wait(PATIENCE)
+    thread.rewind(2)
+    assert thread.wait(PATIENCE)
+    assert thread.latest() == Score(2.0, 3.5, False, 1)
+    scorer.gate.clear()
+    scorer.entered.clear()
+    thread.submit(one(0.25))
+    assert scorer.entered.wait(PATIENCE)
+    thread.rewind(1)
+    assert thread.submit(one(0.5)) == 1  # Takes the rewind's place, and does what it asked for.
+    scorer.gate.set()
+    assert thread.wait(PATIENCE)
+    assert thread.latest() == Score(1.5, 3.5, False, 1)
+
+
+def test_how_long_it_has_been_silent(thread: DetectorThread, scorer: Summed) -> None:
+    assert thread.seconds_behind() == 0
+    scorer.gate.clear()
+    thread.submit(one(1))
+    assert scorer.entered.wait(PATIENCE)
+    assert thread.seconds_behind() > 0
+    thread.reset("next")
+    assert thread.seconds_behind() == 0, "the old episode's work is not the new one's delay"
+    thread.submit(one(1))
+    assert thread.seconds_behind() > 0
+    scorer.gate.set()
+    assert thread.wait(PATIENCE)
+    assert thread.seconds_behind() == 0
+
+
+def test_a_closed_thread_takes_nothing(thread: DetectorThread) -> None:
+    thread.close()
+    thread.close()
     with pytest.raises(RuntimeError, match="was closed"):
-        running.submit(one(1))
+        thread.submit(one(1))

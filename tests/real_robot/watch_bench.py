@@ -1,0 +1,214 @@
+"""A robot that a failure detector watches: real server, client, loop, intervention and detector, ticked by hand.
+
+The robot is a point (`console_robot.PointRobot`). Its policy goes forward, or sideways when `astray`; embeddings are
+where the robot is. The detector is FLOAT, fitted on episodes that go forward.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from console_robot import PATIENT, RATE, PointRobot
+from memory_transport import MemoryTransport
+
+from real_robot.client import PolicyClient
+from real_robot.console.board import Board
+from real_robot.contract import load_contract
+from real_robot.execution import ChunkExecutor
+from real_robot.failure.config import FailureConfig
+from real_robot.failure.detector import FailureDetector
+from real_robot.failure.fit import fit
+from real_robot.failure.runner import DetectorThread
+from real_robot.failure.watch import FailureWatch, load_detector
+from real_robot.intervention import Intervention
+from real_robot.operators import Operators
+from real_robot.playback import SynchronousActions
+from real_robot.requests import PolicyFacts
+from real_robot.robot import TopicRobot
+from real_robot.robot_loop import ControlLoop, Tick
+from real_robot.safety import Supervisor
+from real_robot.server import PolicyServer, ServeConfig
+from vla_rl.data.embeddings import EmbeddedEpisodes
+from vla_rl.types import ActionChunk, Observation
+
+PATIENCE = 30.0  # Seconds; far beyond what any of this takes.
+CHUNK = 4  # Actions; also the control steps from one embedding to the next.
+SPEED = 0.1  # m/s
+HASH = "5" * 64
+
+
+class Walker:
+    """A policy of numpy alone."""
+
+    def __init__(self) -> None:
+        self.astray = False
+        self.num_embedded = 0
+
+    def act(self, obs: Observation, generator: Any = None, temperature: float = 0.0) -> ActionChunk:
+        actions = np.zeros((obs.batch_size, CHUNK, 7), np.float32)
+        actions[..., 1 if self.astray else 0] = SPEED
+        actions[..., 6] = -1
+        return ActionChunk(actions)
+
+    def embed(self, obs: Observation) -> Any:
+        self.num_embedded += obs.batch_size
+        return embedding(obs.state[:, :2])
+
+
+def embedding(position: np.ndarray) -> np.ndarray:
+    """float32 (..., 4) of a position (..., 2), metres."""
+    return np.concatenate([position, np.ones((*position.shape[:-1], 2))], axis=-1).astype(np.float32)
+
+
+def walks(num: int, seed: int) -> EmbeddedEpisodes:
+    """Episodes that go forward, each a little beside the line; all succeed."""
+    rng = np.random.default_rng(seed)
+    counts = np.full(num, 12, np.int64)
+    x = np.arange(12) * CHUNK * SPEED / RATE
+    path = np.stack([np.broadcast_to(x, (num, 12)), np.zeros((num, 12))], axis=-1)
+    path = path + rng.normal(0, 0.004, (num, 12, 2))
+    return EmbeddedEpisodes(
+        embeddings=embedding(path).reshape(-1, 4),
+        actions=np.zeros((12 * num, CHUNK, 7), np.float32),
+        counts=counts,
+        num_steps=CHUNK * counts,
+        success=np.ones(num, bool),
+        instructions=tuple("go forward" for _ in range(num)),
+        tasks=tuple("go" for _ in range(num)),
+        initial_states=tuple(f"go/train/{1000 * seed + i}" for i in range(num)),
+        every=CHUNK,
+        policy_hash=HASH,
+    )
+
+
+def fitted(folder: Path) -> Path:
+    """The folder of the detector."""
+    config = FailureConfig.model_validate(
+        {"alpha": 0.02, "detectors": ["float_ot"], "float_ot": {"band": "centred", "num_candidates": 3}}
+    )
+    return fit(config, walks(20, 1), walks(80, 2), folder, policy_name="walker")[0]
+
+
+@contextmanager
+def served(policy: Walker, policy_hash: str = HASH, can_embed: bool = True, port: int = 0) -> Iterator[int]:
+    """The policy behind a real server, in a thread; gives the port."""
+    facts = PolicyFacts(
+        *("walker", "walker 1", ("agentview",), (32, 32), 8, True, CHUNK, 7),
+        can_embed=can_embed,
+        policy_hash=policy_hash,
+    )
+    loop, started, ended = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
+    ports: list[int] = []
+
+    async def main() -> None:
+        server = PolicyServer(lambda: (policy, facts), ServeConfig(port=port, max_batch=1))  # type: ignore[arg-type, return-value]
+        await server.start()
+        await server.ready()
+        ports.append(server.port)
+        policy.num_embedded = 0  # The warm-up's.
+        started.set()
+        await ended.wait()
+        await server.stop()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(main()), daemon=True)
+    thread.start()
+    assert started.wait(PATIENCE)
+    try:
+        yield ports[0]
+    finally:
+        loop.call_soon_threadsafe(ended.set)
+        thread.join(PATIENCE)
+        loop.close()
+
+
+class WatchBench:
+    """See the module."""
+
+    def __init__(
+        self, folder: Path, port: int, stack: ExitStack, *overrides: str, scorer: Any = None, asynchronous: bool = False
+    ) -> None:
+        contract = load_contract("sim_robot", [*PATIENT, *overrides])
+        transport = MemoryTransport()
+        self.robot = PointRobot(transport)
+        robot = TopicRobot(contract, transport, "go forward")
+        self.client = PolicyClient(f"127.0.0.1:{port}", infer_timeout=PATIENCE, retry_after=0).connect()
+        stack.callback(self.client.close)
+        self.detector: FailureDetector = load_detector(folder, self.client.address, self.client.metadata)
+        if scorer is not None:
+            self.detector.scorer = scorer
+        self.thread = stack.enter_context(DetectorThread(self.detector))
+        self.told: list[str] = []
+        self.board = Board(contract, self.detector.kind)
+        self.intervention = Intervention([d.kind for d in contract.safety.dimensions])
+        self.watch = FailureWatch(
+            self.thread,
+            self.detector.identity.every,
+            self.detector.identity.policy_hash,
+            self.client.act,
+            lambda: self.client.metadata,
+            self.intervention,
+            contract.failure,
+            self.board.score,
+            self.told.append,
+        )
+        inner = (
+            ChunkExecutor(self.watch.infer, contract.execution)
+            if asynchronous
+            else SynchronousActions(self.watch.infer)
+        )
+        actions = self.watch.around(inner)
+        stack.callback(actions.close)
+        self.ticks: list[Tick] = []
+        self.loop = ControlLoop(
+            robot,
+            actions,
+            Supervisor(contract.safety),
+            Operators([self.intervention]),
+            pacer=None,  # type: ignore[arg-type]
+            needs_new=True,
+            silence=contract.silence,
+            observers=[self.intervention, self.watch, self.board],
+        )
+
+    def tick(self, count: int = 1, wait: bool = True) -> Tick:
+        """The robot moves and shows itself, the loop ticks; then the detector is waited for, or not."""
+        for _ in range(count):
+            self.robot.position += self.robot.twist / RATE
+            self.robot.publish()
+            self.ticks.append(self.loop.tick())
+            if wait:
+                assert self.thread.wait(PATIENCE)
+        return self.ticks[-1]
+
+    def walk(self, steps: int) -> None:
+        """Until the policy has driven so many steps more."""
+        until = self.loop.step + steps
+        while self.loop.step < until:
+            assert self.intervention.state == "autonomous", self.told
+            self.tick()
+
+    def run_until(self, state: str, limit: int = 100) -> None:
+        for _ in range(limit):
+            if self.intervention.state == state:
+                return
+            self.tick()
+        raise AssertionError(f"{self.intervention.state} after {limit} ticks; scores {self.scores()}; {self.told}")
+
+    def scores(self) -> list[tuple[float, float]]:
+        """(score, threshold) of all that the console was shown."""
+        return [(value, limit) for _, _, value, limit in self.board.scores(0)]
+
+
+@contextmanager
+def watch_bench(folder: Path, policy: Walker, *overrides: str, **options: Any) -> Iterator[WatchBench]:
+    """Everything, begun."""
+    with served(policy) as port, ExitStack() as stack:
+        bench = WatchBench(folder, port, stack, *overrides, **options)
+        bench.intervention.begin("anna")
+        yield bench
