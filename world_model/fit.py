@@ -113,6 +113,8 @@ class _Fit:
             torch.manual_seed(seed)
             self.world_model = start or WorldModel(self.model, facts, build_parts(self.model, facts)).to(device)
         self.world_model.facts = facts
+        if config.temperature is not None:
+            self.world_model.set_temperature(config.temperature)
 
     # --- data --------------------------------------------------------------------------------
 
@@ -201,7 +203,7 @@ class _Fit:
             if self._load_finished(name, network):
                 continue
             if imagined is None and self.config.imagined_share:
-                imagined = ImaginedSamples.of(self.world_model, clips, self.seed)
+                imagined = ImaginedSamples.of(self.world_model, clips, self.config.imagined_episodes, self.seed)
             self._stage(name, network, self._success_loss(network, clips, imagined, number), stage)
 
     def _success_loss(self, network: Any, clips: ClipDataset, imagined: ImaginedSamples | None, number: int) -> Any:

@@ -33,6 +33,9 @@ class FitConfig(Config):
         default=(), description="The policy's own episodes, for the threshold; empty holds some of `datasets` out."
     )
     holdout: float = Field(default=0.15, gt=0, lt=1, description="Share of the episodes held out for the threshold.")
+    temperature: float | None = Field(
+        default=None, ge=0, le=1, description="Of imagining, see model.dynamics; null takes what that says, or start_from's."
+    )
     clip_frames: PositiveInt = Field(default=8, ge=2, description="T, frames of a clip, the reference included.")
     cuts: PositiveInt = Field(
         default=1,
@@ -46,6 +49,9 @@ class FitConfig(Config):
     )
     imagined_share: float = Field(
         default=0.5, ge=0, le=1, description="Of the success heads' examples, those on frames that the model imagined."
+    )
+    imagined_episodes: PositiveInt = Field(
+        default=2000, description="Imagined for the success heads, drawn in proportion to the datasets' weights."
     )
     precision: Literal["auto", "fp32", "bf16"] = Field(
         default="auto", description="Of computing while fitting; auto: bf16 where the hardware multiplies it natively."

@@ -169,6 +169,15 @@ class WorldModel(nn.Module):
     def device(self) -> torch.device:
         return self.state_mean.device
 
+    def set_temperature(self, temperature: float) -> None:
+        """Imagine with noise of another strength from now on; see `DynamicsConfig.temperature`.
+
+        Thresholds of success hold for the temperature at which they were chosen.
+        """
+        dynamics = self.config.dynamics.model_copy(update={"temperature": temperature})
+        self.config = self.config.model_copy(update={"dynamics": dynamics})
+        cast(Any, self.dynamics).config = dynamics
+
     # --- the robot's units and the model's ---------------------------------------------------
 
     @torch.no_grad()

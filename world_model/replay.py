@@ -14,7 +14,6 @@ from world_model.trust.types import LoggedEpisode, collate
 from world_model.types import Actions, Frames
 
 EPISODES_AT_ONCE = 64
-MOST_EPISODES = 2000  # Imagined for the success heads to learn from.
 
 
 @torch.no_grad()
@@ -75,9 +74,9 @@ class ImaginedSamples:
     pools: list[np.ndarray]
 
     @classmethod
-    def of(cls, world_model: WorldModel, clips: ClipDataset, seed: int) -> ImaginedSamples:
-        """Imagine the episodes of `clips`, at most 2,000, drawn in proportion to the datasets' weights."""
-        chosen = _choose(clips, seed)
+    def of(cls, world_model: WorldModel, clips: ClipDataset, most: int, seed: int) -> ImaginedSamples:
+        """Imagine the episodes of `clips`, about `most` of them, drawn in proportion to the datasets' weights."""
+        chosen = _choose(clips, most, seed)
         longest = max(int(part.frames.counts[part.chosen].max()) for part in clips.parts)
         latents, states, successes, counts, instruction = [], [], [], [], []
         for start in range(0, len(chosen), EPISODES_AT_ONCE):
@@ -119,14 +118,14 @@ class ImaginedSamples:
         )
 
 
-def _choose(clips: ClipDataset, seed: int) -> np.ndarray:
+def _choose(clips: ClipDataset, most: int, seed: int) -> np.ndarray:
     """int64 (E, 2): part, and episode in it."""
     rng = np.random.default_rng([seed, 2])
     weights = np.array([part.frames.dataset.weight for part in clips.parts])
     chosen = []
     for number, part in enumerate(clips.parts):
-        most = int(np.ceil(MOST_EPISODES * weights[number] / weights.sum()))
-        episodes = rng.permutation(part.chosen)[:most]
+        share = int(np.ceil(most * weights[number] / weights.sum()))
+        episodes = rng.permutation(part.chosen)[:share]
         chosen.append(np.stack([np.full(len(episodes), number), episodes], 1))
     return np.concatenate(chosen)
 
