@@ -59,8 +59,8 @@ class DynamicsConfig(Config):
         default=1.0,
         ge=0,
         le=1,
-        description="Strength of the noise that imagining begins with: 1 draws futures as they were learned, lower ones "
-        "lie nearer to the expected one, 0 is the same every time.",
+        description="Strength of the noise that imagining begins with: 1 draws futures as they were learned, weaker "
+        "noise stays nearer to the expected one, 0 is always the same.",
     )
     kinematics: Literal["none", "delta_pose"] = Field(
         default="none",
@@ -99,8 +99,8 @@ class WanConfig(Config):
         default=1.0,
         ge=0,
         le=1,
-        description="Strength of the noise that imagining begins with: 1 draws futures as they were learned, lower ones "
-        "lie nearer to the expected one, 0 is the same every time.",
+        description="Strength of the noise that imagining begins with: 1 draws futures as they were learned, weaker "
+        "noise stays nearer to the expected one, 0 is always the same.",
     )
     gradient_checkpointing: bool = Field(
         default=True, description="Compute each block again in the backward pass: slower, far less memory."

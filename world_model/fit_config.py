@@ -34,7 +34,7 @@ class FitConfig(Config):
     )
     holdout: float = Field(default=0.15, gt=0, lt=1, description="Share of the episodes held out for the threshold.")
     temperature: float | None = Field(
-        default=None, ge=0, le=1, description="Of imagining, see model.dynamics; null takes what that says, or start_from's."
+        default=None, ge=0, le=1, description="Of imagining, see model.dynamics; null takes the model's."
     )
     clip_frames: PositiveInt = Field(default=8, ge=2, description="T, frames of a clip, the reference included.")
     cuts: PositiveInt = Field(
