@@ -11,7 +11,14 @@ from pydantic import Field, PositiveInt, model_validator
 from vla_rl.config import Config, ConfigError
 from vla_rl.data.config import MaybeDatasets
 from vla_rl.types import EnvSpec, Episode
-from world_model.config import BootstrapConfig, ImaginationConfig, KeyframeConfig, StageConfig, WorldModelConfig
+from world_model.config import (
+    BootstrapConfig,
+    ImaginationConfig,
+    KeyframeConfig,
+    StageConfig,
+    StyleConfig,
+    WorldModelConfig,
+)
 from world_model.trust.config import MeasureConfig, TrustConfig
 
 if TYPE_CHECKING:
@@ -43,6 +50,9 @@ class FitConfig(Config):
     success: StageConfig = Field(default_factory=StageConfig)
     bootstrap: BootstrapConfig = Field(
         default_factory=BootstrapConfig, description="The dynamics' own frames as context while it is fitted."
+    )
+    style: StyleConfig = Field(
+        default_factory=StyleConfig, description="Images and clips in other styles, for every stage."
     )
     imagined_share: float = Field(
         default=0.5, ge=0, le=1, description="Of the success heads' examples, those on frames that the model imagined."
