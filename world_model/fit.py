@@ -144,7 +144,7 @@ class _Fit:
         return tuple(sorted({part.dataset.cache.name for part in self.data.fitted}))
 
     def _clips(self, cuts: int = 1) -> ClipDataset:
-        """Clips of the fitted episodes and their styled copies, each cut in `cuts` ways, evenly over the steps of a frame."""
+        """Clips of the fitted episodes and their styled copies, cut in `cuts` ways, evenly over a frame's steps."""
         facts, steps = self.world_model.facts, self.model.frame_steps
         first_steps = sorted({max(steps * (i + 1) // cuts, 1) for i in range(cuts)})
         parts = [

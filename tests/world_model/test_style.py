@@ -136,7 +136,7 @@ def test_a_style_that_changes_nothing_changes_nothing(episode):
 
 def test_boundaries_stay_visible_and_inside_them_nothing_new_appears(episode):
     """Where two segments differed clearly they still do; without patterns a segment has no edges of its own."""
-    instruction, images, segments, depth = episode
+    instruction, images, segments, _ = episode
     palette = palette_of(images, segments)
     for style in styles(instruction, palette, 12):
         seen = [i for i in palette.ids if inside(segments["agentview"])[segments["agentview"] == i].any()]

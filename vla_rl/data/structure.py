@@ -116,7 +116,7 @@ def open_structure(dataset: EpisodeDataset, camera_map: Mapping[str, str], depth
     files = [structure_file(dataset.path, number) for number in range(len(dataset.lengths))]
     for file in files:
         if not file.is_file():
-            raise DatasetError(f"{file}: missing; without segmentation nothing guides a change of style. {_HELP}")
+            raise DatasetError(f"{file}: missing; a change of style is guided by segmentation. {_HELP}")
     key = hashlib.blake2b(
         json.dumps([_FORMAT, dataset.cache.name, sorted(cameras.items()), depth, _fingerprint(files)]).encode(),
         digest_size=12,
