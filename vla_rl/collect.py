@@ -152,10 +152,11 @@ def collect_dataset(
     version = policy_version if policy is not None else "expert"
     if (finished := finished_dataset(env_config, config, version, seed)) is not None:
         return finished
-    settings, target = _settings(env_config, config, version, seed), Path(config.dataset)
+    seen, target = _seen(env_config, config), Path(config.dataset)
+    settings = _settings(env_config, config, version, seed)
     staging = target.parent / f".{target.name}.collecting"
     _open_staging(staging, settings)
-    env: VecEnv = _seen(env_config, config).build(record_frames=policy is not None)
+    env: VecEnv = seen.build(record_frames=policy is not None)
     try:
         tasks = list(config.tasks or env.spec.tasks)
         if unknown := sorted(set(tasks) - set(env.spec.tasks)):
