@@ -25,6 +25,12 @@ def draw_structure(
     flags, depth_map = scene.flags.copy(), context.readDepthMap
     scene.flags[mujoco.mjtRndFlag.mjRND_SEGMENT] = scene.flags[mujoco.mjtRndFlag.mjRND_IDCOLOR] = 1
     context.readDepthMap = mujoco.mjtDepthMap.mjDEPTH_ZEROFAR
+    drawn = np.full(scene.ngeom + 1, BACKGROUND, np.uint8)
+    for geom in scene.geoms[: scene.ngeom]:
+        if geom.objtype != mujoco.mjtObj.mjOBJ_GEOM or geom.rgba[3] == 0:
+            geom.segid = -1  # Not in the picture, but a segmentation would show it: sites, for one.
+        elif geom.segid >= 0:
+            drawn[geom.segid + 1] = ids[geom.objid]
     colours = np.empty((viewport.height, viewport.width, 3), np.uint8)
     nearness = np.empty((viewport.height, viewport.width), np.float32)
     try:
@@ -33,10 +39,6 @@ def draw_structure(
     finally:
         scene.flags[:] = flags
         context.readDepthMap = depth_map
-    drawn = np.full(scene.ngeom + 1, BACKGROUND, np.uint8)
-    for geom in scene.geoms[: scene.ngeom]:
-        if geom.segid >= 0 and geom.objtype == mujoco.mjtObj.mjOBJ_GEOM:
-            drawn[geom.segid + 1] = ids[geom.objid]
     numbers = colours.astype(np.int64) @ np.array([1, 256, 65536])
     near, far = (plane * model.stat.extent for plane in (model.vis.map.znear, model.vis.map.zfar))
     depth = near * far / (nearness.astype(np.float64) * (far - near) + near)

@@ -9,7 +9,7 @@ What an instruction calls by its colour keeps that colour's name, and nothing el
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -112,18 +112,28 @@ def draw_style(config: StyleConfig, palette: Palette, named: frozenset[int], rng
     spread = float(np.abs(gradient).sum() + np.abs(side).sum())
     lights = np.array([gain * (1 - min(spread, 0.9)), gain, gain * (1 + spread)])
     rules = {i: _rule(palette, i, named) for i in palette.ids}
-    pattern = tuple((0.0, *p[1:]) if rules.get(i) else p for i, p in zip(SURFACES, pattern, strict=True))
-    order = sorted(palette.ids, key=lambda i: (-rules[i], i))  # Those with the least freedom first.
-    new = palette.colour.copy()
+
+    def stays_true(i: int, colour: np.ndarray, strength: float = 0.0) -> bool:
+        """Whether instructions name a segment in this colour, light and pattern as before."""
+        under = np.concatenate([lights * (1 - strength), lights * (1 + strength)])
+        called = colour_name(np.minimum(colour * under[:, None], 1))
+        if rules[i] == _FREE:
+            return not named.intersection(called.tolist())
+        return bool((called == colour_name(palette.colour[i])).all())
+
+    new = palette.colour
     for _ in range(_TRIES):
-        drawn = _draw_colours(config, palette, rules, named, order, pattern, lights, rng)
+        drawn = _draw_colours(config, palette, rules, stays_true, lights.max(), rng)
         if drawn is not None:
             new = drawn
             break
     lit = np.ones(MAX_ID + 1, bool)
     for i in palette.ids:
-        if rules[i] != _FREE:
-            lit[i] = bool((colour_name(new[i] * lights[:, None]) == colour_name(palette.colour[i])).all())
+        lit[i] = stays_true(i, new[i])
+    pattern = tuple(
+        p if i in rules and stays_true(i, new[i], p[0]) else (0.0, *p[1:])
+        for i, p in zip(SURFACES, pattern, strict=True)
+    )
     return Style(
         palette.colour.astype(np.float32),
         new.astype(np.float32),
@@ -147,26 +157,28 @@ def _draw_colours(
     config: StyleConfig,
     palette: Palette,
     rules: dict[int, int],
-    named: frozenset[int],
-    order: list[int],
-    pattern: tuple[tuple[float, str, int], ...],
-    lights: np.ndarray,
+    stays_true: Callable[[int, np.ndarray], bool],
+    brightest: float,
     rng: np.random.Generator,
 ) -> np.ndarray | None:
-    """New colours (256, 3); None where some segment found none."""
+    """New colours (256, 3); None where some segment found none.
+
+    Args:
+        brightest: light that falls on them.
+    """
     new, done = palette.colour.copy(), []
-    for i in order:
-        old, strength = palette.colour[i], pattern[SURFACES.index(i)][0] if i in SURFACES else 0.0
-        under = lights if not strength else np.concatenate([lights * (1 - strength), lights * (1 + strength)])
-        for tried in range(_TRIES):
-            stays = rules[i] == _KEPT or (rules[i] == _FREE and not tried and rng.random() >= config.recolour)
-            colour = old if stays else _propose(rules[i], old, i in SURFACES, rng)
-            if _fits(colour, old, rules[i], named, under) and _clear(colour, i, new, palette.colour, done):
+    for i in sorted(palette.ids, key=lambda i: (-rules[i], i)):  # Those with the least freedom first.
+        old = palette.colour[i]
+        stays = rules[i] == _KEPT or (rules[i] == _FREE and rng.random() >= config.recolour)
+        for _ in range(0 if stays else _TRIES):
+            colour = _propose(rules[i], old, i in SURFACES, rng)
+            bright = (colour * brightest).max() > max(BRIGHTEST, old.max())
+            if not bright and stays_true(i, colour) and _clear(colour, i, new, palette.colour, done):
                 new[i] = colour
-                done.append(i)
                 break
-        else:
+        if not _clear(new[i], i, new, palette.colour, done):
             return None
+        done.append(i)
     return new
 
 
@@ -179,19 +191,6 @@ def _propose(rule: int, old: np.ndarray, surface: bool, rng: np.random.Generator
     if surface:
         return from_hsv(rng.random(), rng.uniform(0, 0.6), rng.uniform(0.2, 0.85))
     return from_hsv(rng.random(), rng.uniform(0, 1), rng.uniform(0.1, 0.95))
-
-
-def _fits(colour: np.ndarray, old: np.ndarray, rule: int, named: frozenset[int], lights: np.ndarray) -> bool:
-    """Whether a segment may get a colour, under all these lights."""
-    if rule == _KEPT:
-        return True
-    if (colour * lights.max()).max() > max(BRIGHTEST, old.max()):
-        return False
-    called = colour_name(np.minimum(colour * lights[:, None], 1))
-    if rule == _SAME_NAME:
-        same = called == colour_name(old)
-        return bool(same.all()) or bool(np.array_equal(colour, old))
-    return not named.intersection(called.tolist())
 
 
 def _clear(colour: np.ndarray, i: int, new: np.ndarray, old: np.ndarray, done: list[int]) -> bool:

@@ -1,5 +1,8 @@
 """What each pixel shows and how far away it is, as the simulators draw it, against rays cast into the scene."""
 
+# pyright: reportAttributeAccessIssue=false
+# (MuJoCo's names come from compiled modules without type stubs.)
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -88,7 +91,7 @@ def test_segments_and_depth_are_what_rays_hit(kind, options, camera):
             checked += 1
             agree += thing == shown.ids[row, column]
             near += abs(distance - shown.millimetres[row, column] / 1000) < 0.02
-    assert agree >= 0.95 * checked and near >= 0.95 * checked, (agree, near, checked)
+    assert agree >= 0.99 * checked and near >= 0.99 * checked, (agree, near, checked)
     found = set(np.unique(shown.ids).tolist())
     assert TABLE in found and found & {ARM, GRIPPER} and any(i > GRIPPER for i in found)
 

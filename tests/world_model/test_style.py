@@ -40,7 +40,8 @@ def episode(request, env) -> tuple[str, dict[str, np.ndarray], dict[str, np.ndar
     shown = play(env, request.param)
     images = {camera: np.stack([moment[camera] for moment in shown]) for camera in CAMERAS}
     packed = {camera: unpack(np.stack([moment[CAMERA_PREFIX + camera] for moment in shown])) for camera in CAMERAS}
-    return env.observe().instruction, images, *({c: p[k] for c, p in packed.items()} for k in range(2))
+    segments, depth = ({c: p[k] for c, p in packed.items()} for k in range(2))
+    return env.observe().instruction, images, segments, depth
 
 
 def palette_of(images: dict[str, np.ndarray], segments: dict[str, np.ndarray]) -> Palette:
