@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from vla_rl.config import Config, ConfigError
-from vla_rl.data.config import MaybeDatasets
+from vla_rl.data.config import DatasetConfig, MaybeDatasets
 from vla_rl.types import EnvSpec, Episode
 from world_model.config import (
     BootstrapConfig,
@@ -151,6 +151,23 @@ class FitConfig(Config):
 
         mine_keyframes(world_model, datasets, self.keyframes, device).save(file)
         return file
+
+    @property
+    def needs_structure(self) -> bool:
+        """Whether episodes to fit on must be recorded with `collect.structure`."""
+        return self.style.share > 0
+
+    def write_style_sheet(
+        self, dataset: Path, spec: EnvSpec, file: Path, *, seed: int = 0, num_episodes: int = 4, num_styles: int = 6
+    ) -> list[str]:
+        """Show a dataset's episodes in styles as fitting draws them; see `world_model.style_sheet`."""
+        from world_model.style_sheet import write_style_sheet
+
+        known = [one for one in self.datasets if Path(one.path) == Path(dataset)]
+        config = known[0] if known else DatasetConfig(path=str(dataset))
+        return write_style_sheet(
+            self.style, config, spec, file, seed=seed, num_episodes=num_episodes, num_styles=num_styles
+        )
 
     def judge_episodes(
         self, world_model: Path, episodes: Sequence[Episode], *, imagination: ImaginationConfig, device: str = "cpu"

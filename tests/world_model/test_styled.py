@@ -242,4 +242,16 @@ def test_depth_of_the_dataset_reaches_the_light(episodes, tmp_path, frames):
     assert not np.array_equal(*shown)
 
 
+def test_a_sheet_shows_episodes_in_styles(episodes, tmp_path):
+    import cv2
+
+    fit = config(episodes, style=STYLE)
+    shown = fit.write_style_sheet(episodes, SPEC, tmp_path / "sheet.png", num_episodes=2, num_styles=3)
+    assert shown == ["move to the red square"] * 2
+    sheet = cv2.imread(str(tmp_path / "sheet.png"))
+    assert sheet is not None and sheet.shape == (4 * 96, 5 * 96, 3)
+    cells = sheet[:96].reshape(96, 5, 96, 3).swapaxes(0, 1).astype(int)
+    assert all(np.abs(cells[0] - cells[i]).mean() > 5 for i in (2, 3, 4))
+
+
 assert STAGE["steps"] == 3, "the stops above are for stages of three updates"
