@@ -14,13 +14,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vla_rl.data.structure import BACKGROUND, MAX_ID, TABLE
+from vla_rl.data.structure import BACKGROUND, FIRST_THING, MAX_ID, TABLE
 from world_model.colours import NAMES, colour_name, from_hsv, to_hsv
 from world_model.config import StyleConfig
 
 SURFACES = (BACKGROUND, TABLE)
 CLEAR = 0.25  # Colours (0 .. 1, Euclidean) that are this far apart stay so; nearer ones do not come nearer.
 BRIGHTEST = 1.1  # Of a new colour under the brightest light: hardly over-exposed.
+AT_ONCE = 8  # Images, which bounds the memory that edges take.
 _LUMINANCE = np.array([0.299, 0.587, 0.114], np.float32)
 _DARK = 0.04  # Added to luminances that are divided: black has noise in place of shading.
 _WINDOW = 2  # Pixels around an edge's pixel where its two colours are looked up.
@@ -215,15 +216,17 @@ def restyle(
         still: the camera does not move. Only then do patterns, and light that differs from place to place, stay where
             they are; in other cameras they are left out.
     """
+    if len(images) > AT_ONCE:
+        parts = [slice(i, i + AT_ONCE) for i in range(0, len(images), AT_ONCE)]
+        return np.concatenate(
+            [restyle(images[p], segments[p], style, None if depth is None else depth[p], still) for p in parts]
+        )
     pixels = images.astype(np.float32) / 255
-    pattern = np.ones((MAX_ID + 1, *images.shape[1:3]), np.float32) if still else None
-    if pattern is not None:
-        for surface, (strength, kind, seed) in zip(SURFACES, style.pattern, strict=True):
-            if strength:
-                pattern[surface] += strength * _pattern(kind, seed, images.shape[1:3])
+    pattern = _patterns(style, images.shape[1:3]) if still else None
     result = _painted(pixels, segments, style)
     if pattern is not None:
-        result *= _at_surfaces(pattern, segments)
+        rows, columns = np.indices(segments.shape[1:], sparse=True)
+        result *= pattern[np.minimum(segments, FIRST_THING), rows, columns][..., None]
     _repaint_edges(result, pixels, segments, style, pattern)
     light = np.full(segments.shape, style.gain, np.float32)
     if still:
@@ -283,17 +286,21 @@ def _repaint_edges(
     share = np.where(apart > 0.003, np.clip(share, 0, 1), 1)[:, None]
     new_a, new_b = _painted(a, own, style), _painted(b, other, style)
     if pattern is not None:
-        new_a, new_b = (new * pattern[ids, row, column][:, None] for new, ids in ((new_a, own), (new_b, other)))
+        new_a, new_b = (
+            new * pattern[np.minimum(ids, FIRST_THING), row, column][:, None]
+            for new, ids in ((new_a, own), (new_b, other))
+        )
     rest = mixed - share * a - (1 - share) * b
     result[place] = share * new_a + (1 - share) * new_b + rest
 
 
-def _at_surfaces(pattern: np.ndarray, segments: np.ndarray) -> np.ndarray:
-    """The pattern of each pixel's segment, float32 (n, h, w, 1)."""
-    factor = np.ones(segments.shape, np.float32)
-    for surface in SURFACES:
-        factor = np.where(segments == surface, pattern[surface], factor)
-    return factor[..., None]
+def _patterns(style: Style, size: tuple[int, int]) -> np.ndarray:
+    """What background, table, and (1 everywhere) things are multiplied with, float32 (3, h, w)."""
+    patterns = np.ones((len(SURFACES) + 1, *size), np.float32)
+    for surface, (strength, kind, seed) in zip(SURFACES, style.pattern, strict=True):
+        if strength:
+            patterns[surface] += strength * _pattern(kind, seed, size)
+    return patterns
 
 
 def _pattern(kind: str, seed: int, size: tuple[int, int]) -> np.ndarray:

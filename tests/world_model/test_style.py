@@ -13,7 +13,7 @@ from vla_rl.data.structure import CAMERA_PREFIX, TABLE, unpack
 from vla_rl.types import EpisodeSpec
 from world_model.colours import NAMES, colour_name, from_hsv, named_colours, to_hsv
 from world_model.config import StyleConfig
-from world_model.style import CLEAR, Palette, Style, draw_style, neighbour, restyle
+from world_model.style import AT_ONCE, CLEAR, Palette, Style, draw_style, neighbour, restyle
 
 CAMERAS = ("agentview", "wrist")
 RED, GREY = NAMES.index("red"), NAMES.index("grey")
@@ -220,6 +220,16 @@ def test_styles_differ_and_follow_their_seed(episode):
         assert np.array_equal(show(a), show(b))
     shown = [show(style).astype(int) for style in first]
     assert all(np.abs(a - b).mean() > 4 for i, a in enumerate(shown) for b in shown[:i])
+
+
+def test_many_images_at_once_are_as_one_by_one(episode):
+    instruction, images, segments, depth = episode
+    style = styles(instruction, palette_of(images, segments), 1, depth=True)[0]
+    many = [np.concatenate([values["agentview"]] * 3) for values in (images, segments, depth)]
+    assert len(many[0]) > AT_ONCE
+    together = restyle(many[0], many[1], style, many[2], still=True)
+    alone = [restyle(*(v[i : i + 1] for v in many[:2]), style, many[2][i : i + 1], still=True) for i in range(12)]
+    assert np.array_equal(together, np.concatenate(alone))
 
 
 def test_side_light_follows_the_depth():
