@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
-from vla_rl.config import Config
+from vla_rl.config import Config, ConfigError
+from vla_rl.data.structure import CAMERA_PREFIX
 from vla_rl.interfaces import VecEnv
 from vla_rl.types import EnvSpec, EpisodeSpec, Keyframe
 
@@ -181,7 +182,13 @@ class SimConfig(Config):
         "what the rest of a chunk does.",
     )
 
+    structure: bool = Field(
+        default=False,
+        description="Show what each pixel is part of, and its depth, as further cameras; collect.structure sets it.",
+    )
+
     known_cameras: ClassVar[tuple[str, ...]] = ()  # Those that the simulator has; empty allows any.
+    shows_structure: ClassVar[bool] = False  # Whether `structure` can be on.
 
     @field_validator("cameras")
     @classmethod
@@ -191,6 +198,12 @@ class SimConfig(Config):
             names = ", ".join(cls.known_cameras) or "the simulator's"
             raise ValueError(f"cameras are some of {names}, each once; got {', '.join(value) or 'none'}")
         return value
+
+    @model_validator(mode="after")
+    def _check_structure(self) -> SimConfig:
+        if self.structure and not self.shows_structure:
+            raise ConfigError(f"env.structure: {type(self).__name__} draws no segmentation; leave it off")
+        return self
 
     def make(self, record_frames: bool = False) -> SingleEnv:
         """One environment. Called in the worker's process."""
@@ -212,7 +225,7 @@ class SimConfig(Config):
             kind=kind,
             tasks=tasks,
             horizon=horizon,
-            cameras=self.cameras,
+            cameras=(*self.cameras, *(CAMERA_PREFIX + name for name in self.cameras if self.structure)),
             image_size=(self.image_size, self.image_size),
             state_dim=8,
             action_dim=7,

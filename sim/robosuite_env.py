@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import Field, field_validator
 
 from sim.base import SimConfig, SingleEnv, SingleObservation, check_known
+from vla_rl.data.structure import CAMERA_PREFIX
 from vla_rl.types import SPLITS, EnvSpec, EpisodeSpec, Keyframe
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class RobosuiteConfig(SimConfig):
     """robosuite tasks with a Panda arm under OSC_POSE control, 20 Hz."""
 
     known_cameras: ClassVar[tuple[str, ...]] = tuple(CAMERAS)
+    shows_structure: ClassVar[bool] = True
     kind: Literal["robosuite"] = "robosuite"
     image_size: int = Field(default=128, ge=32, le=1024, description="Height and width of the rendered images, pixels.")
     exact_rendering: bool = Field(
@@ -126,7 +128,10 @@ class RobosuiteEnv(SingleEnv):
     def observe(self) -> SingleObservation:
         """Render the configured cameras and read the state."""
         self._scene.refresh()
-        images = {name: self._scene.image(CAMERAS[name], self.config.image_size) for name in self.spec.cameras}
+        images = {name: self._scene.image(CAMERAS[name], self.config.image_size) for name in self.config.cameras}
+        if self.config.structure:
+            for name in self.config.cameras:
+                images[CAMERA_PREFIX + name] = self._scene.structure(CAMERAS[name], self.config.image_size)
         return SingleObservation(images, self._scene.proprioception(), self._instruction)
 
     def save_state(self) -> Keyframe:

@@ -103,6 +103,11 @@ class Scene:
         rotated = self.renderer.render(self.data, self.model.camera(camera).id, size)  # LIBERO's images are mirrored
         return np.ascontiguousarray(rotated[:, ::-1])
 
+    def structure(self, camera: str, size: int) -> np.ndarray:
+        """What `image` shows; see `vla_rl.data.structure.pack`."""
+        rotated = self.renderer.structure(self.data, self.model.camera(camera).id, size)
+        return np.ascontiguousarray(rotated[:, ::-1])
+
     def proprioception(self) -> np.ndarray:
         """float32 (8,): end-effector position (m), axis-angle (rad), the two finger positions (m)."""
         w, x, y, z = self.data.xquat[self._hand_body]

@@ -1,4 +1,4 @@
-"""Commands of `vla-rl world-model` about what a world model is used for: where RL starts, which policy is best."""
+"""Commands of `vla-rl world-model` beside fitting and trust: where RL starts, which policy is best, how styles look."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands to `vla-rl world-model`."""
     app.command()(keyframes)
     app.command()(rank)
+    app.command()(styles)
 
 
 def keyframes(
@@ -51,3 +52,19 @@ def rank(
     loaded = load_recipe(recipe, override or ())
     found = rank_policies(loaded, Path(world_model), policy, output, lambda text: typer.echo(text, err=True))
     typer.echo(f"{found.text()}\nwritten: {output}")
+
+
+def styles(
+    recipe: RecipeName,
+    dataset: Annotated[Path, typer.Option("--dataset", help="Episodes with segmentation (collect.structure=true).")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The PNG to write.")] = Path("styles.png"),
+    episodes: Annotated[int, typer.Option("--episodes", min=1, max=32, help="How many to show.")] = 4,
+    columns: Annotated[int, typer.Option("--styles", min=1, max=32, help="Styles of each.")] = 6,
+    override: Setting = None,
+) -> None:
+    """Show recorded episodes in other styles, as `world_model.style` has them fitted on."""
+    from vla_rl.commands import show_styles
+    from vla_rl.recipe import load_recipe
+
+    shown = show_styles(load_recipe(recipe, override or ()), dataset, output, episodes, columns)
+    typer.echo("\n".join([*shown, f"written: {output}  (each row: as recorded, segments, styles)"]))

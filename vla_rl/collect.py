@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from vla_rl.collect_config import CollectConfig
 from vla_rl.config import ConfigError
 from vla_rl.data.dataset import OBSERVED_EVERY
 from vla_rl.data.lerobot_io import RecordedEpisode, assemble, dataset_features, encode_png, read_shards, write_shard
+from vla_rl.data.structure import CAMERA_PREFIX, split_cameras
 from vla_rl.interfaces import Policy, VecEnv
 from vla_rl.types import ControlSource, EpisodeSpec, Keyframe, Observation, StepResult
 
@@ -46,6 +47,7 @@ class _Running:
     reward: list[float] = field(default_factory=list)
     noise: np.ndarray | None = None
     states: list[Keyframe] = field(default_factory=list)
+    structure: dict[str, list[np.ndarray]] = field(default_factory=dict)
 
 
 class _Plan:
@@ -150,10 +152,11 @@ def collect_dataset(
     version = policy_version if policy is not None else "expert"
     if (finished := finished_dataset(env_config, config, version, seed)) is not None:
         return finished
-    settings, target = _settings(env_config, config, version, seed), Path(config.dataset)
+    seen, target = _seen(env_config, config), Path(config.dataset)
+    settings = _settings(env_config, config, version, seed)
     staging = target.parent / f".{target.name}.collecting"
     _open_staging(staging, settings)
-    env: VecEnv = env_config.build(record_frames=policy is not None)
+    env: VecEnv = seen.build(record_frames=policy is not None)
     try:
         tasks = list(config.tasks or env.spec.tasks)
         if unknown := sorted(set(tasks) - set(env.spec.tasks)):
@@ -184,6 +187,19 @@ def collect_dataset(
     )
     shutil.rmtree(staging)
     return {**summary, **totals}
+
+
+def _seen(env_config: Any, config: CollectConfig) -> Any:
+    """The environment's config, with the structure to see where it is to be recorded."""
+    if not config.structure:
+        return env_config
+    if not getattr(env_config, "shows_structure", False):
+        kind = getattr(env_config, "kind", type(env_config).__name__)
+        raise ConfigError(
+            f"collect.structure: {kind} draws no segmentation; tabletop, libero and robosuite do. Leave it off, or add "
+            "files of a segmentation model to the dataset (docs/style_robust.md)."
+        )
+    return env_config.model_copy(update={"structure": True})
 
 
 def _settings(env_config: Any, config: CollectConfig, policy_version: str, seed: int) -> dict[str, Any]:
@@ -275,7 +291,8 @@ class _Collector:
         self.on_progress = on_progress
         self.source: ControlSource = "expert" if policy is None else "imagined" if config.imagined else "policy"
         spec = env.spec
-        self.features = dataset_features(spec.cameras, spec.image_size, spec.state_dim, spec.action_dim)
+        cameras = [name for name in spec.cameras if not name.startswith(CAMERA_PREFIX)]
+        self.features = dataset_features(cameras, spec.image_size, spec.state_dim, spec.action_dim)
         self.plan = _Plan(config, tasks)
         self.num_shards = self.frames = self.new_frames = 0
         for rows, rejected, _ in read_shards(staging):
@@ -345,7 +362,10 @@ class _Collector:
         obs = self.env.reset(list(started.values()), list(started))
         for row, (env_id, spec) in enumerate(started.items()):
             rng = np.random.default_rng([self.seed, spec.index, *spec.task.encode()])
-            self.running[env_id] = _Running(spec, rng, obs.select([row]), {camera: [] for camera in obs.images})
+            first = obs.select([row])
+            pictures, structure = split_cameras(first.images)
+            self.running[env_id] = _Running(spec, rng, replace(first, images=pictures), {c: [] for c in pictures})
+            self.running[env_id].structure = {camera: [image[0]] for camera, image in structure.items()}
 
     def _keep_states(self, env_ids: Sequence[int]) -> None:
         """Save the simulator's state of each environment, where it is asked for."""
@@ -400,7 +420,12 @@ class _Collector:
             if frames is not None:
                 images = {camera: frames[camera][i] for camera in images}
                 state = result.info["states"][row][i]
-        running.obs = result.obs.select([row])
+        latest = result.obs.select([row])
+        pictures, structure = split_cameras(latest.images)
+        running.obs = replace(latest, images=pictures)
+        for camera, image in structure.items():
+            seen = image if frames is None else frames[CAMERA_PREFIX + camera]
+            running.structure[camera] += list(seen[:num_steps])
 
     def _end(self, env_id: int, row: int, result: StepResult) -> None:
         running = self.running.pop(env_id)
@@ -437,6 +462,7 @@ class _Collector:
             final_png={camera: encode_png(image[0]) for camera, image in running.obs.images.items()},
             final_state=running.obs.state[0],
             simulator_states=running.states,
+            structure={camera: np.stack(images) for camera, images in running.structure.items()},
         )
 
     def _write_shard(self) -> None:

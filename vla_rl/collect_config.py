@@ -47,6 +47,11 @@ class CollectConfig(Config):
         default=False,
         description="Keep the simulator's state before each action chunk, so that episodes can start there exactly.",
     )
+    structure: bool = Field(
+        default=False,
+        description="Record what each pixel shows and how far away it is, which changes of style are guided by. Only "
+        "for simulators that draw it: tabletop, libero, robosuite.",
+    )
     shard_episodes: PositiveInt = Field(default=64, description="Episodes per shard: what a kill can lose.")
 
     @model_validator(mode="after")
@@ -56,8 +61,10 @@ class CollectConfig(Config):
                 "collect.split: 'eval' is for the final claim; data for learning comes from 'train'. "
                 "Set collect.allow_eval=true if you really want it."
             )
-        if self.imagined and (self.source != "policy" or self.keyframes):
-            raise ConfigError("collect.imagined: only for collect.source=policy, and without collect.keyframes")
+        if self.imagined and (self.source != "policy" or self.keyframes or self.structure):
+            raise ConfigError(
+                "collect.imagined: only for collect.source=policy, and without collect.keyframes and collect.structure"
+            )
         if self.source == "policy" and (self.noise or self.rotation_noise):
             raise ConfigError("collect.noise: only for collect.source=expert; use collect.temperature for a policy")
         return self

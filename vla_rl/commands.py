@@ -225,6 +225,13 @@ def mine_keyframes(recipe: Recipe, world_model: Path, datasets: Sequence[Path], 
     return section.mine_keyframes(world_model, datasets, file, device=resolve_device(recipe.device))
 
 
+def show_styles(recipe: Recipe, dataset: Path, file: Path, num_episodes: int, num_styles: int) -> list[str]:
+    """Write a picture of a dataset's episodes in the recipe's styles; returns the instructions of those shown."""
+    section = _world_model_section(recipe)
+    options = {"seed": recipe.seed, "num_episodes": num_episodes, "num_styles": num_styles}
+    return section.write_style_sheet(dataset, _env_spec(recipe), file, **options)
+
+
 def _real_and_imagined(recipe: Recipe, world_model: Path, policy: str) -> tuple[str, list[str], list[bool], list[bool]]:
     """A policy's name, initial states, and success from each in the real environment and in imagination."""
     from vla_rl.evaluate import build_env

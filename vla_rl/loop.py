@@ -62,7 +62,8 @@ def loop(recipe: Recipe, folder: Path, show: Callable[[str], None] = print) -> R
         show(f"{title}real episodes of {explorer}")
         keeps = bool(recipe.sampling.keyframe_share) and config.save_states
         first = config.first_state + number * config.episodes
-        collect(with_parts(recipe, policy=explorer), done.rollouts, config.episodes, first, show, keeps)
+        structure = bool(getattr(recipe.world_model, "needs_structure", False))
+        collect(with_parts(recipe, policy=explorer), done.rollouts, config.episodes, first, show, keeps, structure)
         collect(acting, done.held_out, config.held_out, HELD_OUT_START + number * config.held_out, show)
         if before and not (done.trust_before / TRUST_PAGE).is_file():
             show(f"{title}how far the world model can be trusted where the new policy goes")
@@ -151,7 +152,13 @@ def _metrics(recipe: Recipe, rounds: Sequence[Round]) -> str:
 
 
 def collect(
-    recipe: Recipe, folder: Path, episodes: int, first_state: int, show: Callable[[str], None], keyframes: bool = False
+    recipe: Recipe,
+    folder: Path,
+    episodes: int,
+    first_state: int,
+    show: Callable[[str], None],
+    keyframes: bool = False,
+    structure: bool = False,
 ) -> None:
     """Real episodes of the recipe's policy, sampled, from `train` states; nothing where they are there already.
 
@@ -165,6 +172,7 @@ def collect(
         start_index=first_state,
         temperature=recipe.train.temperature,
         keyframes=keyframes,
+        structure=structure,
     )
     real: Any = recipe.acting_env
     if "steps_after_success" in type(real).model_fields:

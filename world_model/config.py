@@ -172,6 +172,32 @@ class BootstrapConfig(Config):
     max_frames: PositiveInt = Field(default=4096, description="Kept in the cache, at most.")
 
 
+class StyleConfig(Config):
+    """Training clips in other styles, guided by segmentation (see world_model/style.py and docs/style_robust.md)."""
+
+    share: float = Field(
+        default=0.0, ge=0, lt=1, description="Of the images and clips that are in another style; 0: none."
+    )
+    copies: PositiveInt = Field(
+        default=2, le=64, description="Styles of each episode that clips are drawn from; latents of each are kept."
+    )
+    recolour: float = Field(default=0.8, ge=0, le=1, description="Share of the segments that get another colour.")
+    texture: float = Field(
+        default=0.25, ge=0, le=0.5, description="Strongest pattern on table and background, of their brightness."
+    )
+    light: float = Field(
+        default=0.3, ge=0, le=0.6, description="Largest relative change of brightness, and from place to place."
+    )
+    depth: bool = Field(
+        default=False, description="Also light from another side, for which the datasets must have recorded depth."
+    )
+    still_cameras: tuple[str, ...] | None = Field(
+        default=None,
+        description="Cameras that do not move; only these get patterns and uneven light. null: those whose projection "
+        "the environment knows.",
+    )
+
+
 class ImaginationConfig(Config):
     """How `WorldModelEnv` imagines."""
 

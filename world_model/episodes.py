@@ -101,6 +101,11 @@ class EpisodeFrames:
         return EpisodeFrames.of(self.dataset, self.frame_steps, self.low, self.high, first_steps)
 
     @property
+    def look(self) -> str:
+        """Names the style that the images are shown in; empty: as recorded."""
+        return ""
+
+    @property
     def num_frames(self) -> int:
         return len(self.place)
 

@@ -37,6 +37,7 @@ from world_model.fitting import Fitting
 from world_model.latents import ImageSamples, open_latents
 from world_model.model import WorldModel, build_parts, load_world_model
 from world_model.replay import ImaginedSamples, replay_logits
+from world_model.styled import Restyler, StyledImages, restylers, with_styles
 from world_model.types import Frames
 
 OnMetrics = Callable[[int, Mapping[str, Any]], None]
@@ -82,10 +83,15 @@ def fit(
 
 @dataclass
 class _Data:
-    """Episodes to fit on, and those the threshold is chosen on: of `fitted`, or datasets of their own."""
+    """Episodes to fit on, and those the threshold is chosen on: of `fitted`, or datasets of their own.
+
+    `shown` is `fitted`, and its copies in other styles where they are asked for; `restylers` makes those.
+    """
 
     fitted: list[EpisodeFrames]
     calibration: list[EpisodeFrames]
+    shown: list[EpisodeFrames]
+    restylers: list[Restyler]
 
 
 class _Fit:
@@ -127,7 +133,11 @@ class _Fit:
                 calibration.append(self._frames(held, spec))
             fitted.append(self._frames(dataset, spec))
         calibration += [self._frames(open_episodes(one, spec), spec) for one in self.config.calibrate_on]
-        return _Data(fitted, calibration)
+        style = self.config.style
+        if not style.share:
+            return _Data(fitted, calibration, fitted, [])
+        makers = restylers(style, fitted, [one.camera_map for one in self.config.datasets], tuple(spec.projections))
+        return _Data(fitted, calibration, with_styles(style, fitted, makers, self.seed), makers)
 
     def _frames(self, dataset: EpisodeDataset, spec: EnvSpec) -> EpisodeFrames:
         return EpisodeFrames.of(dataset, self.model.frame_steps, spec.action_low, spec.action_high)
@@ -136,12 +146,12 @@ class _Fit:
         return tuple(sorted({part.dataset.cache.name for part in self.data.fitted}))
 
     def _clips(self, cuts: int = 1) -> ClipDataset:
-        """Clips of the fitted episodes, each cut in `cuts` ways, spread evenly over the steps of a frame."""
+        """Clips of the fitted episodes and their styled copies, cut in `cuts` ways, evenly over a frame's steps."""
         facts, steps = self.world_model.facts, self.model.frame_steps
         first_steps = sorted({max(steps * (i + 1) // cuts, 1) for i in range(cuts)})
         parts = [
             open_latents(part.cut_after(first), self.world_model.autoencoder)
-            for part in self.data.fitted
+            for part in self.data.shown
             for first in first_steps
         ]
         return ClipDataset(parts, self.config.clip_frames, np.array(facts.state_mean), np.array(facts.state_std))
@@ -156,7 +166,10 @@ class _Fit:
             return
         if not isinstance(network, TinyAutoencoder):
             raise ConfigError("world_model.autoencoder.steps: a pretrained one is taken as it is; set steps to 0")
-        samples = ImageSamples([part.dataset for part in self.data.fitted])
+        datasets = [part.dataset for part in self.data.fitted]
+        samples = ImageSamples(datasets)
+        if self.data.restylers:
+            samples = StyledImages(datasets, self.data.restylers, self.config.style.share)
 
         def loss(step: int) -> tuple[torch.Tensor, dict[str, Any]]:
             images, background = samples.batch(stage.batch_size, self.seed, step)

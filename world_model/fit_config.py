@@ -9,9 +9,16 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from vla_rl.config import Config, ConfigError
-from vla_rl.data.config import MaybeDatasets
+from vla_rl.data.config import DatasetConfig, MaybeDatasets
 from vla_rl.types import EnvSpec, Episode
-from world_model.config import BootstrapConfig, ImaginationConfig, KeyframeConfig, StageConfig, WorldModelConfig
+from world_model.config import (
+    BootstrapConfig,
+    ImaginationConfig,
+    KeyframeConfig,
+    StageConfig,
+    StyleConfig,
+    WorldModelConfig,
+)
 from world_model.trust.config import MeasureConfig, TrustConfig
 
 if TYPE_CHECKING:
@@ -46,6 +53,9 @@ class FitConfig(Config):
     success: StageConfig = Field(default_factory=StageConfig)
     bootstrap: BootstrapConfig = Field(
         default_factory=BootstrapConfig, description="The dynamics' own frames as context while it is fitted."
+    )
+    style: StyleConfig = Field(
+        default_factory=StyleConfig, description="Images and clips in other styles, for every stage."
     )
     imagined_share: float = Field(
         default=0.5, ge=0, le=1, description="Of the success heads' examples, those on frames that the model imagined."
@@ -147,6 +157,23 @@ class FitConfig(Config):
 
         mine_keyframes(world_model, datasets, self.keyframes, device).save(file)
         return file
+
+    @property
+    def needs_structure(self) -> bool:
+        """Whether episodes to fit on must be recorded with `collect.structure`."""
+        return self.style.share > 0
+
+    def write_style_sheet(
+        self, dataset: Path, spec: EnvSpec, file: Path, *, seed: int = 0, num_episodes: int = 4, num_styles: int = 6
+    ) -> list[str]:
+        """Show a dataset's episodes in styles as fitting draws them; see `world_model.style_sheet`."""
+        from world_model.style_sheet import write_style_sheet
+
+        known = [one for one in self.datasets if Path(one.path) == Path(dataset)]
+        config = known[0] if known else DatasetConfig(path=str(dataset))
+        return write_style_sheet(
+            self.style, config, spec, file, seed=seed, num_episodes=num_episodes, num_styles=num_styles
+        )
 
     def judge_episodes(
         self, world_model: Path, episodes: Sequence[Episode], *, imagination: ImaginationConfig, device: str = "cpu"

@@ -98,6 +98,7 @@ def _key(frames: EpisodeFrames, autoencoder: Autoencoder) -> str:
         type(autoencoder).__name__,
         autoencoder.image_size,
         weights_hash(cast(nn.Module, autoencoder)),
+        *([frames.look] if frames.look else []),
     ]
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=12).hexdigest()
 
@@ -145,14 +146,20 @@ class ImageSamples:
 
         The mean image is what stands still where the camera does.
         """
-        rng = np.random.default_rng([seed, step])
-        images, means = [], []
-        for part in rng.choice(len(self._parts), size, p=self._share):
-            view = rng.integers(len(self._views[part]))
-            row = self._parts[part].rows[rng.integers(len(self._parts[part].rows))]
-            images.append(self._views[part][view][row])
-            means.append(self._means[part][view])
+        drawn = self.draw(size, seed, step)
+        images = [self._views[part][view][row] for part, view, row in drawn]
+        means = [self._means[part][view] for part, view, _ in drawn]
         return torch.from_numpy(np.stack(images)), torch.from_numpy(np.stack(means))
+
+    def draw(self, size: int, seed: int, step: int) -> list[tuple[int, int, int]]:
+        """Part, view and row of the images of a batch."""
+        rng = np.random.default_rng([seed, step])
+        drawn = []
+        for part in rng.choice(len(self._parts), size, p=self._share).tolist():
+            view = int(rng.integers(len(self._views[part])))
+            rows = self._parts[part].rows
+            drawn.append((part, view, int(rows[rng.integers(len(rows))])))
+        return drawn
 
 
 def _mean_image(images: np.ndarray, rows: np.ndarray) -> np.ndarray:

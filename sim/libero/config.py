@@ -44,6 +44,7 @@ class LiberoConfig(SimConfig):
     """LIBERO's tasks under OpenVLA's evaluation protocol. Tasks are named, or numbered from 0 in LIBERO's order."""
 
     known_cameras: ClassVar[tuple[str, ...]] = tuple(CAMERAS)
+    shows_structure: ClassVar[bool] = True
     kind: Literal["libero"] = "libero"
     suite: str = Field(default="libero_spatial", description=f"One of {', '.join(HORIZONS)}.")
     assets_path: Path | None = Field(

@@ -10,6 +10,7 @@ import numpy as np
 from sim.base import SingleEnv, SingleObservation
 from sim.libero.config import CAMERAS, NUM_OFFICIAL_STATES, LiberoConfig, nearest_tasks
 from sim.libero.library import import_library
+from vla_rl.data.structure import CAMERA_PREFIX
 from vla_rl.types import SPLITS, EpisodeSpec, Keyframe
 
 if TYPE_CHECKING:
@@ -110,8 +111,12 @@ class LiberoEnv(SingleEnv):
         shown = loaded.scene.shown()
         images = {
             name: loaded.renderer.render(shown, loaded.scene.model.camera(CAMERAS[name]).id, self.config.image_size)
-            for name in self.spec.cameras
+            for name in self.config.cameras
         }
+        if self.config.structure:
+            for name in self.config.cameras:
+                camera = loaded.scene.model.camera(CAMERAS[name]).id
+                images[CAMERA_PREFIX + name] = loaded.renderer.structure(shown, camera, self.config.image_size)
         return SingleObservation(images, loaded.scene.proprioception(shown), self._instruction)
 
     def expert_action(self) -> np.ndarray:

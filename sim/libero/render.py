@@ -5,12 +5,14 @@
 from __future__ import annotations
 
 import atexit
+import functools
 from collections import OrderedDict
 
 import mujoco
 import numpy as np
 
 from sim import gl
+from sim.structure import draw_structure, things
 
 MAX_GEOMS = 1000  # as robosuite
 
@@ -57,11 +59,25 @@ class Renderer:
         Raises:
             RenderError: no GL context can be opened.
         """
-        context = _drawing_context(self.key, self.model, size, self.max_contexts)
-        self._view.fixedcamid = camera
-        mujoco.mjv_updateScene(self.model, data, _option, _perturb, self._view, mujoco.mjtCatBit.mjCAT_ALL, self._scene)
-        viewport = mujoco.MjrRect(0, 0, size, size)
+        context, viewport = self._updated(data, camera, size)
         mujoco.mjr_render(viewport, self._scene, context)
         image = np.empty((size, size, 3), np.uint8)
         mujoco.mjr_readPixels(image, None, viewport, context)
         return np.ascontiguousarray(image[::-1, ::-1])
+
+    def structure(self, data: mujoco.MjData, camera: int, size: int) -> np.ndarray:
+        """What `render` shows, uint8 (size, size, 3), rotated likewise; see `vla_rl.data.structure.pack`."""
+        context, viewport = self._updated(data, camera, size)
+        image = draw_structure(self.model, self._scene, viewport, context, self._things)
+        return np.ascontiguousarray(image[::-1, ::-1])
+
+    @functools.cached_property
+    def _things(self) -> np.ndarray:
+        return things(self.model)
+
+    def _updated(self, data: mujoco.MjData, camera: int, size: int) -> tuple[mujoco.MjrContext, mujoco.MjrRect]:
+        """The scene as the camera sees it, ready to be drawn."""
+        context = _drawing_context(self.key, self.model, size, self.max_contexts)
+        self._view.fixedcamid = camera
+        mujoco.mjv_updateScene(self.model, data, _option, _perturb, self._view, mujoco.mjtCatBit.mjCAT_ALL, self._scene)
+        return context, mujoco.MjrRect(0, 0, size, size)

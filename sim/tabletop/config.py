@@ -100,6 +100,7 @@ class TabletopConfig(SimConfig):
     """The built-in tabletop: five language-conditioned tasks, a floating two-finger gripper, 20 Hz."""
 
     known_cameras: ClassVar[tuple[str, ...]] = ("agentview", "wrist")
+    shows_structure: ClassVar[bool] = True
     kind: Literal["tabletop"] = "tabletop"
     image_size: int = Field(default=64, ge=32, le=256, description="Height and width of the rendered images, pixels.")
     horizons: dict[str, int] = Field(default={}, description="Control steps before truncation, for tasks that differ.")

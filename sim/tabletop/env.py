@@ -18,6 +18,7 @@ from sim.tabletop.config import TabletopConfig, check_tasks
 from sim.tabletop.expert import Expert
 from sim.tabletop.render import render
 from sim.tabletop.tasks import View, draw_layout, episode_rng, is_solved_now
+from vla_rl.data.structure import CAMERA_PREFIX
 from vla_rl.types import SPLITS, EpisodeSpec, Keyframe
 
 POSITION_SCALE = 0.05  # metres of travel for an action of 1
@@ -135,8 +136,12 @@ class TabletopEnv(SingleEnv):
         self._look.write(model)
         mujoco.mj_camlight(model, data)
         images = {
-            name: render(model, data, model.camera(name).id, self.config.image_size) for name in self.spec.cameras
+            name: render(model, data, model.camera(name).id, self.config.image_size) for name in self.config.cameras
         }
+        if self.config.structure:
+            for name in self.config.cameras:
+                camera, ids = model.camera(name).id, self._scene.things
+                images[CAMERA_PREFIX + name] = render(model, data, camera, self.config.image_size, ids)
         return SingleObservation(images, self._state(), self._instruction)
 
     def _state(self) -> np.ndarray:

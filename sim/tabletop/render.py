@@ -11,6 +11,7 @@ import mujoco
 import numpy as np
 
 from sim import gl
+from sim.structure import draw_structure
 
 _MAX_GEOMS = 100
 _OFF = ("SHADOW", "REFLECTION", "SKYBOX", "FOG", "HAZE")
@@ -40,8 +41,14 @@ class _Drawing:
 _drawings: dict[int, _Drawing] = {}  # by image size
 
 
-def render(model: mujoco.MjModel, data: mujoco.MjData, camera: int, size: int) -> np.ndarray:
+def render(
+    model: mujoco.MjModel, data: mujoco.MjData, camera: int, size: int, things: np.ndarray | None = None
+) -> np.ndarray:
     """The camera's view, uint8 (size, size, 3), upright RGB. Positions in `data` must be up to date.
+
+    Args:
+        things: uint8 (ngeom,), what each geom is part of: shows the structure in place of the picture
+            (`vla_rl.data.structure.pack`).
 
     All models rendered in one process must have the same textures (`scene.mjcf` sees to that).
 
@@ -58,6 +65,9 @@ def render(model: mujoco.MjModel, data: mujoco.MjData, camera: int, size: int) -
     everything = mujoco.mjtCatBit.mjCAT_ALL
     mujoco.mjv_updateScene(model, data, _option, _perturb, drawing.view, everything, drawing.scene)
     mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, drawing.context)  # another size's may be bound
+    if things is not None:
+        packed = draw_structure(model, drawing.scene, drawing.viewport, drawing.context, things)
+        return np.ascontiguousarray(packed[::-1])
     mujoco.mjr_render(drawing.viewport, drawing.scene, drawing.context)
     image = np.empty((size, size, 3), np.uint8)
     mujoco.mjr_readPixels(image, None, drawing.viewport, drawing.context)

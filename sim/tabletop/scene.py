@@ -17,7 +17,9 @@ from dataclasses import dataclass
 import mujoco
 import numpy as np
 
+from sim.structure import ARM, GRIPPER
 from sim.tabletop.config import VIEW
+from vla_rl.data.structure import TABLE
 
 TIMESTEP = 0.005
 SUBSTEPS = 10  # 20 Hz control
@@ -229,6 +231,7 @@ class Scene:
         qvel: movable body -> address of its 6 numbers in qvel (linear first).
         mocap: fixed body -> row in mocap_pos.
         gripper_geom: bool (ngeom,), geoms of the hand and fingers.
+        things: uint8 (ngeom,), what each geom is part of (see vla_rl.data.structure).
     """
 
     model: mujoco.MjModel
@@ -236,6 +239,7 @@ class Scene:
     qvel: dict[str, int]
     mocap: dict[str, int]
     gripper_geom: np.ndarray
+    things: np.ndarray
 
 
 @functools.cache
@@ -253,4 +257,14 @@ def load_scene(task: str) -> Scene:
         qvel={name: int(model.joint(name).dofadr[0]) for name in movable},
         mocap={name: int(model.body(name).mocapid[0]) for name in fixed},
         gripper_geom=roots == model.body("gripper").id,
+        things=_things(model, (*movable, *fixed)),
     )
+
+
+def _things(model: mujoco.MjModel, bodies: tuple[str, ...]) -> np.ndarray:
+    """The table, the hand, the two fingers as one, and each body of the task."""
+    of_body = np.full(model.nbody, TABLE, np.uint8)
+    of_body[model.body("gripper").id] = ARM
+    for number, name in enumerate(("finger_left", "finger_right", *bodies)):
+        of_body[model.body(name).id] = GRIPPER + max(number - 1, 0)
+    return of_body[model.geom_bodyid]

@@ -30,6 +30,7 @@ COMMANDS = (
     "loop",
     "world-model keyframes",
     "world-model rank",
+    "world-model styles",
 )
 HEAVY = ("torch", "numpy", "mujoco", "transformers", "lerobot", "matplotlib", "pandas", "wandb", "sim")
 

@@ -130,6 +130,13 @@ def test_a_recipe_without_its_sections_is_refused(recipe, tmp_path):
         loop.loop(recipe.model_copy(update={"world_model": None}), tmp_path, lambda _: None)
 
 
+def test_a_loop_with_styles_records_what_guides_them(recipe, tmp_path):
+    """Which the dummy environment cannot: the loop stops before any episode."""
+    styled = validate(Recipe, apply_overrides(recipe.model_dump(mode="json"), ["world_model.style.share=0.5"]))
+    with pytest.raises(ConfigError, match=r"collect\.structure: dummy draws no segmentation"):
+        loop.loop(styled, tmp_path, lambda _: None)
+
+
 # --- rounds ----------------------------------------------------------------------------------------
 
 TWO = (

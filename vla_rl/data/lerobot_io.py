@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ import numpy as np
 
 from vla_rl.atomic import atomic_folder
 from vla_rl.data.keyframes import STATES_FOLDER, write_states
+from vla_rl.data.structure import structure_file, write_structure
 from vla_rl.types import Keyframe
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class RecordedEpisode:
         final_png, final_state: the observation after the last action. Stored with the episode's
             metadata, since a LeRobot frame always has an action.
         simulator_states: the simulator's states along the episode, for keyframes; empty where none were saved.
+        structure: camera -> packed structure of T + 1 images (see `vla_rl.data.structure`); empty where not recorded.
     """
 
     task: str
@@ -87,6 +89,7 @@ class RecordedEpisode:
     final_png: dict[str, bytes]
     final_state: np.ndarray
     simulator_states: Sequence[Keyframe] = ()
+    structure: Mapping[str, np.ndarray] = field(default_factory=dict)
     interventions: int = 0
     recoveries: int = 0
     round: int = 0
@@ -178,6 +181,9 @@ def write_shard(
         states = {f"{e.task}/{e.split}/{e.index}": e.simulator_states for e in episodes if e.simulator_states}
         if states:
             write_states(partial / SHARD_STATES, states)
+        for number, episode in enumerate(episodes):
+            if episode.structure:
+                write_structure(structure_file(partial, number), episode.structure)
 
 
 def read_shards(folder: Path) -> Iterator[tuple[list[dict[str, Any]], list[tuple[str, int]], Path]]:
@@ -330,12 +336,16 @@ class _DataWriter:
             return
         frames = pq.ParquetFile(str(shard / SHARD_FRAMES))
         for number, row in enumerate(rows):
-            self._add_episode(row, frames.read_row_group(number))
+            self._add_episode(row, frames.read_row_group(number), structure_file(shard, number))
 
-    def _add_episode(self, row: Mapping[str, Any], frames: pa.Table) -> None:
+    def _add_episode(self, row: Mapping[str, Any], frames: pa.Table, structure: Path) -> None:
         import pyarrow as pa
 
         meta, length = self._meta, row["length"]
+        if structure.is_file():
+            target = structure_file(self._root, meta.total_episodes)
+            target.parent.mkdir(exist_ok=True)
+            shutil.copy2(structure, target)
         assert frames.num_rows == length, f"a staged episode has {frames.num_rows} frames, its row says {length}"
         first, episode_index = meta.total_frames, meta.total_episodes
         meta.save_episode_tasks([row["instruction"]])
