@@ -103,6 +103,8 @@ class _Rounds:
         recorder: Any = importlib.import_module("real_robot.recorder")
         config = self.config
         options = runner.OperatorOptions(
+            alarm=config.alarm,
+            patience=config.patience,
             alarm_fraction=config.alarm_fraction,
             rewind_steps=config.rewind_steps,
             demonstrate=demonstrate,
