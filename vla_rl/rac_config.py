@@ -42,6 +42,6 @@ class RacConfig(Config):
     )
     control: bool = Field(
         default=True,
-        description="Also train a control: cloning of full demonstrations from the same initial states, as many as "
-        "there were interventions.",
+        description="After the last round, also train a control: cloning of full demonstrations from the same initial "
+        "states, as many as there were interventions in all rounds.",
     )

@@ -39,6 +39,7 @@ class Stage(IntEnum):
     PUSH = 6
     BACK_OFF = 7
     DONE = 8
+    OPEN = 9
 
 
 class Expert:
@@ -86,8 +87,10 @@ class Expert:
     def take_over(self, view: View, command: np.ndarray) -> None:
         """Begin at the stage that fits what another driver has left, rather than at the first one.
 
-        A block that is held is carried on; whatever else the fingers hold or have closed on is let go where it is, from
-        above; what is placed already is left alone.
+        A block that is held is carried on; fingers that hold something else, or are closed on nothing, open where they
+        are; what is placed already is left alone. What is done can be told from the state alone, as far as possible: a
+        policy without memory cannot learn to rise from a block between its open fingers in one case (it was let go)
+        and to close on it in the other.
         """
         self.timer = 0
         self.stage = self._fitting(view, command)
@@ -97,7 +100,7 @@ class Expert:
             if view.opening < CLOSED and self._holds(view):
                 return Stage.CARRY
             if self.sloppy or not self._let_go_well(view):
-                return Stage.RELEASE if self._closed_low(view) else Stage.APPROACH
+                return Stage.OPEN if self._closed_low(view) else Stage.APPROACH
             if math.dist(view.position("block"), view.eef) < 0.06:
                 return Stage.RELEASE
             if self.task != "bowl_push":
@@ -198,6 +201,8 @@ class Expert:
                 return Stage.RELEASE if there else Stage.CARRY
             case Stage.RELEASE:
                 return Stage.RELEASE if view.opening < 0.08 and self.timer < 4 else Stage.RETREAT
+            case Stage.OPEN:
+                return Stage.OPEN if view.opening < 0.08 and self.timer < 4 else Stage.APPROACH
             case Stage.RETREAT:
                 if self.timer < 2:
                     return Stage.RETREAT
@@ -266,7 +271,7 @@ class Expert:
                 return np.array([*command[:2], block[2] + GRASP_ABOVE]), CLOSE, self.speed
             case Stage.CARRY:
                 return self._carry_goal(view, command), CLOSE, self.speed
-            case Stage.RELEASE:
+            case Stage.RELEASE | Stage.OPEN:
                 return command.copy(), OPEN, self.speed
             case Stage.RETREAT:
                 return command + np.array([0, 0, STEP]), OPEN, self.speed

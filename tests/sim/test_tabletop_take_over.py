@@ -78,9 +78,18 @@ def test_what_else_is_held_is_let_go(env: TabletopEnv) -> None:
     put(env, "block_b", x, y, z)
     env.apply(NEUTRAL)
     first = env.expert_action()
-    assert env._expert.stage == Stage.RELEASE and first[6] < 0 and np.abs(first[:3]).max() < 0.01
+    assert env._expert.stage == Stage.OPEN and first[6] < 0 and np.abs(first[:3]).max() < 0.01
     env.apply(first)
     assert len(solve(env)) < 32
+
+
+def test_a_block_between_open_fingers_is_grasped_and_not_left(env: TabletopEnv) -> None:
+    """Somebody let the block go where it was grasped: the same picture as before the first grasp, the same action."""
+    drive_until(env, "pick_place", lambda: env._expert.stage == Stage.CARRY)
+    wait(env, np.array([0, 0, 0, 0, 0, 0, -1], np.float32), 5)
+    actions = solve(env)
+    closes = next(i for i, action in enumerate(actions) if action[6] > 0)
+    assert closes <= 3 and all(action[2] < 0.3 for action in actions[:closes])
 
 
 def test_fingers_closed_on_nothing_open_before_they_go_down(env: TabletopEnv) -> None:
