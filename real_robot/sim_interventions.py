@@ -160,7 +160,7 @@ def run_interventions(
     if (policy is None) != options.demonstrate:
         raise ValueError("a policy is needed, except with demonstrate, which takes none")
     if options.alarm == "progress" and not options.demonstrate and not isinstance(env, WatchedEnv):
-        raise ValueError(f"{env.spec.kind} does not say how far its tasks are from being solved; use alarm=clock")
+        raise ValueError(f"{env.spec.kind} does not say how far its tasks are from being solved; use rac.alarm=clock")
     for task in {spec.task for spec in specs}:
         if not options.demonstrate and env.spec.horizon[task] <= horizons[task]:
             raise ValueError(f"{task}: the environment's horizon {env.spec.horizon[task]} leaves the person no step")

@@ -95,7 +95,9 @@ class SingleEnv(ABC):
 
     def expert_remaining(self) -> float:
         """About how many control steps the scripted expert would need from here, whoever has driven so far."""
-        raise NotImplementedError(f"{self.spec.kind} does not say how far its tasks are from being solved")
+        raise NotImplementedError(
+            f"{self.spec.kind} does not say how far its tasks are from being solved; rac.alarm=clock does without"
+        )
 
     # The number of control steps taken and the horizon of the current episode; `run_chunk` keeps them.
     num_steps: int = 0
