@@ -4,8 +4,9 @@ Works on a `VecEnv` directly, fast and without ROS, through the same `Interventi
 environment's scripted expert plays the person; its actions come from privileged state, so this says how well data
 from a good operator works, not how well people operate.
 
-- Alarm: the policy has not solved the task by a given share of its horizon (`alarm_fraction`), or it lets its horizon
-  pass. This trigger knows nothing of the failure itself and is not a failure detector.
+- Alarm `progress`: what the expert would still have to do (`VecEnv.expert_remaining`, privileged) has not become less
+  for `patience` control steps, or the policy's horizon has passed. Alarm `clock`: a share of the horizon has passed
+  (`alarm_fraction`); it knows nothing of the failure, so it also interrupts episodes that were going well.
 - Recovery: the expert drives until its first action that lowers the hand where it is, above or behind what it wants
   to handle. It is empty where the policy has left the hand there.
 - Correction: from there until the task is solved, or the episode runs out of steps.
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 LOWERING = -0.1  # third action component below which the hand goes down
 SIDEWAYS = 0.5  # first two components up to which it goes down where it is
 WHO = "scripted expert"
+PROGRESS = 1.0  # control steps by which what remains must have become less to count as progress
+SETBACK = 4.0  # by which it must have become more for something to be lost: a block dropped or pushed aside
 
 
 @dataclass(frozen=True)
@@ -40,12 +43,16 @@ class OperatorOptions:
     """How the scripted person works.
 
     Attributes:
-        alarm_fraction: of the policy's horizon, after which an episode that is not solved is interrupted.
+        alarm: what interrupts the policy, `progress` or `clock`; see the module.
+        patience: control steps without progress that are an alarm.
+        alarm_fraction: of the policy's horizon, after which `clock` interrupts an episode that is not solved.
         rewind_steps: steps driven back along the executed path before the person takes over.
         demonstrate: the person drives whole episodes, and the policy none.
         temperature: of the policy's sampling; 0 is greedy.
     """
 
+    alarm: Literal["progress", "clock"] = "progress"
+    patience: int = 10
     alarm_fraction: float = 0.8
     rewind_steps: int = 0
     demonstrate: bool = False
@@ -54,6 +61,42 @@ class OperatorOptions:
     def __post_init__(self) -> None:
         if not 0 < self.alarm_fraction <= 1:
             raise ValueError(f"alarm_fraction: got {self.alarm_fraction}; allowed: above 0, to 1")
+        if self.patience < 1:
+            raise ValueError(f"patience: got {self.patience}; allowed: 1 control step or more")
+
+
+@runtime_checkable
+class WatchedEnv(VecEnv, Protocol):
+    """A `VecEnv` that says how far its tasks are from being solved; the alarm `progress` needs one."""
+
+    def expert_remaining(self, env_ids: Sequence[int] | None = None) -> np.ndarray:
+        """About how many control steps the scripted expert would need from here, float64 (B,)."""
+        ...
+
+
+@dataclass
+class ProgressAlarm:
+    """Whether what remains to be done has stopped becoming less.
+
+    After a setback it is measured from there: a policy that tries again at once is left to it.
+
+    Attributes:
+        patience: control steps without progress that are an alarm.
+        least: what remained at best since the last setback, control steps. stalled: control steps without progress.
+    """
+
+    patience: int
+    least: float = np.inf
+    stalled: int = 0
+
+    def update(self, remaining: float) -> bool:
+        """Call once per control step, with what remains before it."""
+        self.stalled += 1
+        if remaining > self.least + SETBACK:
+            self.least = remaining
+        elif remaining <= self.least - PROGRESS:
+            self.least, self.stalled = remaining, 0
+        return self.stalled >= self.patience
 
 
 @dataclass(frozen=True)
@@ -81,6 +124,7 @@ class _Seat:
     spec: EpisodeSpec | None = None
     number: int = 0
     obs: RobotObservation | None = None
+    progress: ProgressAlarm | None = None
     chunk: list[np.ndarray] = field(default_factory=list)
     steps: int = 0
     frames: dict[str, int] = field(default_factory=dict)
@@ -110,10 +154,13 @@ def run_interventions(
         outcomes in the order of `specs`.
 
     Raises:
-        ValueError: a policy is missing, or the environment's horizons leave no room.
+        ValueError: a policy is missing, the environment's horizons leave no room, or it has nothing for the alarm
+            `progress` to watch.
     """
     if (policy is None) != options.demonstrate:
         raise ValueError("a policy is needed, except with demonstrate, which takes none")
+    if options.alarm == "progress" and not options.demonstrate and not isinstance(env, WatchedEnv):
+        raise ValueError(f"{env.spec.kind} does not say how far its tasks are from being solved; use rac.alarm=clock")
     for task in {spec.task for spec in specs}:
         if not options.demonstrate and env.spec.horizon[task] <= horizons[task]:
             raise ValueError(f"{task}: the environment's horizon {env.spec.horizon[task]} leaves the person no step")
@@ -182,13 +229,14 @@ class _Runner:
             seat = self.seats[env_id]
             seat.spec, seat.number, seat.chunk, seat.steps, seat.frames = spec, number, [], 0, {}
             seat.recorder.spec = spec
-            seat.obs = _of_robot(obs, row, seat.now)
+            seat.obs, seat.progress = _of_robot(obs, row, seat.now), ProgressAlarm(self.options.patience)
             (seat.intervention.demonstrate if self.options.demonstrate else seat.intervention.begin)(WHO)
 
     def _step(self, env_ids: list[int]) -> list[int]:
         """One control step in each environment. Returns those whose episode has ended."""
+        alarms = self._alarms([i for i in env_ids if self.seats[i].intervention.state == "autonomous"])
         for env_id in env_ids:
-            self._decide(self.seats[env_id])
+            self._decide(self.seats[env_id], alarms.get(env_id, ""))
         driven = [i for i in env_ids if self.seats[i].intervention.state in ("recovery", "correction", "demo")]
         if driven:
             for env_id, action in zip(driven, self.env.expert_action(driven), strict=True):
@@ -208,12 +256,30 @@ class _Runner:
                 ended.append(env_id)
         return ended
 
-    def _decide(self, seat: _Seat) -> None:
-        """What the person does before this step: sees the alarm, rewinds, takes over."""
-        assert seat.spec is not None, "started"
-        it, horizon = seat.intervention, self.horizons[seat.spec.task]
-        if it.state == "autonomous" and seat.steps >= round(self.options.alarm_fraction * horizon):
-            it.alarm(f"not solved after {seat.steps} of {horizon} steps", "time")
+    def _alarms(self, env_ids: list[int]) -> dict[int, str]:
+        """Which of these, where the policy drives, are alarming, and why."""
+        if not env_ids:
+            return {}
+        options, reasons = self.options, {}
+        remaining = np.zeros(len(env_ids))
+        if options.alarm == "progress" and isinstance(self.env, WatchedEnv):
+            remaining = self.env.expert_remaining(env_ids)
+        for env_id, left in zip(env_ids, remaining, strict=True):
+            seat = self.seats[env_id]
+            assert seat.spec is not None and seat.progress is not None, "started"
+            horizon = self.horizons[seat.spec.task]
+            limit = horizon if options.alarm == "progress" else round(options.alarm_fraction * horizon)
+            if options.alarm == "progress" and seat.progress.update(float(left)):
+                reasons[env_id] = f"no progress in {options.patience} steps; about {left:.0f} remain"
+            elif seat.steps >= limit:
+                reasons[env_id] = f"not solved after {seat.steps} of {horizon} steps"
+        return reasons
+
+    def _decide(self, seat: _Seat, alarm: str) -> None:
+        """What the person does before this step: hears the alarm, rewinds, takes over."""
+        it = seat.intervention
+        if alarm:
+            it.alarm(alarm, self.options.alarm)
             if self.options.rewind_steps and it.path_length:
                 it.rewind(WHO)
         if it.state == "paused":

@@ -94,6 +94,12 @@ class SingleEnv(ABC):
         """The scripted expert's next action, float32 (A,), from privileged state."""
         raise NotImplementedError(f"{self.spec.kind} has no scripted expert for the current task")
 
+    def expert_remaining(self) -> float:
+        """About how many control steps the scripted expert would need from here, whoever has driven so far."""
+        raise NotImplementedError(
+            f"{self.spec.kind} does not say how far its tasks are from being solved; rac.alarm=clock does without"
+        )
+
     # The number of control steps taken and the horizon of the current episode; `run_chunk` keeps them.
     num_steps: int = 0
     horizon: int = 0

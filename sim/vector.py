@@ -21,7 +21,7 @@ from vla_rl.types import SPLITS, EnvSpec, EpisodeSpec, Keyframe, Observation, St
 
 log = logging.getLogger(__name__)
 
-Command = Literal["reset", "step", "save_state", "expert_action"]
+Command = Literal["reset", "step", "save_state", "expert_action", "expert_remaining"]
 Status = Literal["never started", "running", "ended", "broken"]
 
 _MESA_VENDOR = Path("/usr/share/glvnd/egl_vendor.d/50_mesa.json")
@@ -150,6 +150,17 @@ class BaseVecEnv(ABC):
         zeros = np.zeros(self.spec.action_dim, np.float32)
         return np.stack([answers.get(i, zeros) for i in ids]).astype(np.float32, copy=False)
 
+    def expert_remaining(self, env_ids: Sequence[int] | None = None) -> np.ndarray:
+        """About how many control steps the scripted expert would need from here, float64 (B,); 0 where a worker broke.
+
+        Raises:
+            NotImplementedError: the simulator does not say.
+        """
+        ids = self._check_ids(env_ids)
+        self._check_running(ids, "expert_remaining")
+        answers = self._call("expert_remaining", dict.fromkeys(i for i in ids if self._status[i] != "broken"))
+        return np.array([answers.get(i, 0.0) for i in ids], np.float64)
+
     def _mark_broken(self, env_ids: Sequence[int]) -> None:
         """Episodes under way in these environments are lost; their next `step` says so."""
         self._set_status([i for i in env_ids if self._status[i] == "running"], "broken")
@@ -264,3 +275,5 @@ def run_command(env: SingleEnv, command: Command, argument: Any) -> Any:
             return env.save_state()
         case "expert_action":
             return env.expert_action()
+        case "expert_remaining":
+            return env.expert_remaining()

@@ -2,8 +2,8 @@
 
 Each round runs the newest policy with a scripted person beside it, trains the first policy on its own demonstrations
 and on all rounds so far, and evaluates it. The control gets full demonstrations in place of interventions: as many,
-from the same initial states, with the same share of each batch and as many updates. Killed at any moment, the same
-command goes on with the first step that is not finished.
+from the same initial states, with the same share of each batch and as many updates; it is trained once, after the last
+round. Killed at any moment, the same command goes on with the first step that is not finished.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ class _Rounds:
             helped = [EpisodeSpec(o["task"], "train", o["index"]) for o in outcomes if o["intervened"]]
             if helped:
                 self.collect(place / "demonstrations", helped, number, demonstrate=True)
-            arms.append(("control", "demonstrations", "all"))
+            if number == config.rounds:  # Before that nothing hangs on it.
+                arms.append(("control", "demonstrations", "all"))
         for arm, dataset, frames in arms:
             recordings = [self.folder / f"round_{n}" / dataset for n in range(1, number + 1)]
             path = self.train(place / arm, [r for r in recordings if r.exists()], frames)
@@ -103,6 +104,8 @@ class _Rounds:
         recorder: Any = importlib.import_module("real_robot.recorder")
         config = self.config
         options = runner.OperatorOptions(
+            alarm=config.alarm,
+            patience=config.patience,
             alarm_fraction=config.alarm_fraction,
             rewind_steps=config.rewind_steps,
             demonstrate=demonstrate,

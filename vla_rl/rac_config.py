@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from vla_rl.config import Config
@@ -16,11 +18,18 @@ class RacConfig(Config):
     start_index: NonNegativeInt = Field(
         default=500_000, description="First initial state of the train split; each round takes the next ones."
     )
+    alarm: Literal["progress", "clock"] = Field(
+        default="progress",
+        description="What interrupts the policy. progress: for `patience` steps what the scripted expert would still "
+        "have to do has not become less, or the horizon has passed; the simulator must say what remains (the tabletop "
+        "does). clock: a share of the horizon has passed.",
+    )
+    patience: PositiveInt = Field(default=10, description="Control steps without progress that are an alarm.")
     alarm_fraction: PositiveFloat = Field(
         default=0.8,
         le=1,
-        description="Share of the horizon after which an episode that is not solved is interrupted. Earlier, and more "
-        "episodes that were going well are interrupted.",
+        description="With alarm=clock: share of the horizon after which an episode that is not solved is interrupted. "
+        "Earlier, and more episodes that were going well are interrupted.",
     )
     rewind_steps: NonNegativeInt = Field(
         default=0, description="Steps driven back along the executed path before the person takes over."
@@ -33,6 +42,6 @@ class RacConfig(Config):
     )
     control: bool = Field(
         default=True,
-        description="Also train a control: cloning of full demonstrations from the same initial states, as many as "
-        "there were interventions.",
+        description="After the last round, also train a control: cloning of full demonstrations from the same initial "
+        "states, as many as there were interventions in all rounds.",
     )

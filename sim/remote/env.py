@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,12 @@ class RemoteVecEnv(PoolVecEnv):
         super().close()
         if self._shared is not None:
             self._shared.close()
+
+    def expert_remaining(self, env_ids: Sequence[int] | None = None) -> np.ndarray:
+        """Not part of what a host answers."""
+        raise NotImplementedError(
+            f"{self.spec.kind} does not say how far its tasks are from being solved; rac.alarm=clock does without"
+        )
 
     def _reserve_frames(self, num_steps: int) -> None:
         if self._shared is not None:

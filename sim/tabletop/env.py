@@ -89,6 +89,7 @@ class TabletopEnv(SingleEnv):
             self._put(name, x, y, yaw)
         self._target_rotation = np.zeros(3)
         self._expert = Expert(spec.task, self.config.expert, episode_rng(spec, "habit"))
+        self._steps_since_expert = 1  # As if it had been asked one step ago.
         self._instruction = spec.instruction or layout.instruction(spec.task)
         rng = episode_rng(spec, "appearance")
         self._look = draw_look(spec.task, layout.colours, self.config.appearance, rng)
@@ -110,6 +111,7 @@ class TabletopEnv(SingleEnv):
         """
         assert self._task, "reset() must come before apply()"
         data, model = self._now, self._scene.model
+        self._steps_since_expert += 1
         command = data.act[:3]
         target = np.clip(command + POSITION_SCALE * np.asarray(action[:3], np.float64), LOW, HIGH)
         target = np.clip(target, data.qpos[:3] - LEASH - POSITION_SCALE, data.qpos[:3] + LEASH + POSITION_SCALE)
@@ -149,8 +151,18 @@ class TabletopEnv(SingleEnv):
         return np.array([*qpos[:3], *_axis_angle(qpos[3:6]), qpos[6], -qpos[7]], np.float32)
 
     def expert_action(self) -> np.ndarray:
-        """The scripted expert's next action, float32 (7,). Call once per control step: the expert has memory."""
+        """The scripted expert's next action, float32 (7,). Call once per control step: the expert has memory.
+
+        Where others have driven since it was last asked, it takes over from the state that they have left.
+        """
+        if self._steps_since_expert > 1:
+            self._expert.take_over(self._view, self._now.act[:3])
+        self._steps_since_expert = 0
         return self._expert.act(self._view, self._now.act[:3], self._target_rotation)
+
+    def expert_remaining(self) -> float:
+        """About how many control steps the expert would need from here; 0 where it has nothing left to do."""
+        return self._expert.remaining(self._view, self._now.act[:3])
 
     def save_state(self) -> Keyframe:
         """Everything that the rest of the episode depends on; there is no other random state."""
@@ -163,6 +175,7 @@ class TabletopEnv(SingleEnv):
             "held": np.array([self._held]),
             "contact": np.array([self._view.gripper_touches()]),  # Not restored: it says what happens here.
             "expert": self._expert.memory(),
+            "steps_since_expert": np.array([self._steps_since_expert]),
             "instruction": np.frombuffer(self._instruction.encode(), np.uint8),
             **self._look.to_arrays(),
         }
@@ -184,6 +197,7 @@ class TabletopEnv(SingleEnv):
         self._target_rotation = np.array(arrays["rotation"])
         self._held = int(arrays["held"][0])
         self._expert.restore(arrays["expert"])
+        self._steps_since_expert = int(arrays.get("steps_since_expert", [1])[0])
         self._instruction = instruction or bytes(arrays["instruction"]).decode()
         self._look = Look.from_arrays(arrays)
         self.num_steps = keyframe.step

@@ -22,6 +22,8 @@ TURN = 0.5  # radians for an action of 1
 GRASP_ABOVE = 0.004  # the pads' centre above the block's centre when grasping, metres
 HOVER = 0.075  # above a block's centre, fingers clear of it, metres
 CLOSE_ENOUGH = np.array([0.015, 0.015, 0.012])  # of the hand to the block before grasping, metres
+CLOSED = 0.072  # between fingers that hold a block or nothing, metres
+GRASP_STEPS, RELEASE_STEPS = 3, 5  # control steps that these take the expert
 OPEN, CLOSE = -1.0, 1.0
 
 
@@ -37,6 +39,7 @@ class Stage(IntEnum):
     PUSH = 6
     BACK_OFF = 7
     DONE = 8
+    OPEN = 9
 
 
 class Expert:
@@ -78,6 +81,57 @@ class Expert:
         action[3:6] = np.clip(-rotation[[2, 1, 0]] / TURN, -1, 1)
         action[6] = grip
         return action.astype(np.float32)
+
+    # --- an episode that somebody else has begun ------------------------------------------------
+
+    def take_over(self, view: View, command: np.ndarray) -> None:
+        """Begin at the stage that fits what another driver has left, rather than at the first one.
+
+        A block that is held is carried on; fingers that hold something else, or are closed on nothing, open where they
+        are; what is placed already is left alone. What is done can be told from the state alone, as far as possible: a
+        policy without memory cannot learn to rise from a block between its open fingers in one case (it was let go)
+        and to close on it in the other.
+        """
+        self.timer = 0
+        self.stage = self._fitting(view, command)
+
+    def _fitting(self, view: View, command: np.ndarray) -> Stage:
+        if self.task != "push_to_zone":
+            if view.opening < CLOSED and self._holds(view):
+                return Stage.CARRY
+            if self.sloppy or not self._let_go_well(view):
+                return Stage.OPEN if self._closed_low(view) else Stage.APPROACH
+            if math.dist(view.position("block"), view.eef) < 0.06:
+                return Stage.RELEASE
+            if self.task != "bowl_push":
+                return Stage.DONE
+        if not self.sloppy and self._pushed_well(view):
+            return Stage.BACK_OFF
+        return Stage.BEHIND
+
+    @staticmethod
+    def _closed_low(view: View) -> bool:
+        """Whether the fingers must open before they go anywhere: closed, and on something or low over the table."""
+        return view.opening < 0.08 and (view.opening > 0.01 or view.eef[2] < 2 * sc.HALF)
+
+    def remaining(self, view: View, command: np.ndarray) -> float:
+        """About how many control steps the expert would need from here: privileged progress, whoever drives."""
+        steps, hand, above = 0.0, command, np.array([0, 0, GRASP_ABOVE])
+        if self.task != "push_to_zone" and not self._let_go_well(view):
+            block = view.position("block")
+            grasp = block + above
+            if not (view.opening < CLOSED and self._holds(view)):
+                steps += _travel(hand, grasp, block[2] + HOVER) + GRASP_STEPS
+            hand = np.array(self._destination(view)) + above
+            steps += _travel(grasp, hand, max(grasp[2], self._carry_height())) + RELEASE_STEPS
+        if "zone" in sc.FIXED[self.task] and not self._pushed_well(view):
+            body, radius, tx, ty = self._pushed(view)
+            far = math.hypot(tx - body[0], ty - body[1])
+            back = (radius + 0.034) / max(far, 1e-6)
+            behind = np.array([body[0] - (tx - body[0]) * back, body[1] - (ty - body[1]) * back, 0.022])
+            low = math.dist(hand[:2], behind[:2]) < 0.03
+            steps += _travel(hand, behind, 0.022 if low else 0.1) + far / (0.7 * STEP)
+        return steps
 
     # --- what is wanted -----------------------------------------------------------------------
 
@@ -147,6 +201,8 @@ class Expert:
                 return Stage.RELEASE if there else Stage.CARRY
             case Stage.RELEASE:
                 return Stage.RELEASE if view.opening < 0.08 and self.timer < 4 else Stage.RETREAT
+            case Stage.OPEN:
+                return Stage.OPEN if view.opening < 0.08 and self.timer < 4 else Stage.APPROACH
             case Stage.RETREAT:
                 if self.timer < 2:
                     return Stage.RETREAT
@@ -215,7 +271,7 @@ class Expert:
                 return np.array([*command[:2], block[2] + GRASP_ABOVE]), CLOSE, self.speed
             case Stage.CARRY:
                 return self._carry_goal(view, command), CLOSE, self.speed
-            case Stage.RELEASE:
+            case Stage.RELEASE | Stage.OPEN:
                 return command.copy(), OPEN, self.speed
             case Stage.RETREAT:
                 return command + np.array([0, 0, STEP]), OPEN, self.speed
@@ -263,3 +319,10 @@ class Expert:
         return np.array(
             [command[0] + forward * ux - 0.8 * sideways * uy, command[1] + forward * uy + 0.8 * sideways * ux, 0.022]
         )
+
+
+def _travel(start: np.ndarray, end: np.ndarray, height: float) -> float:
+    """Control steps at full speed from start to end, (3,) in metres: up to `height` if it is far, across, down."""
+    across = float(np.abs(end[:2] - start[:2]).max())
+    top = max(float(start[2]), float(end[2]), height if across > STEP else 0.0)
+    return (2 * top - float(start[2]) - float(end[2]) + across) / STEP

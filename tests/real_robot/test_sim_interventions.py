@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from real_robot.recorder import Recording
-from real_robot.sim_interventions import InterventionOutcome, OperatorOptions, run_interventions
+from real_robot.sim_interventions import InterventionOutcome, OperatorOptions, ProgressAlarm, run_interventions
 from sim.tabletop.config import TabletopConfig
 from vla_rl.data.config import DatasetConfig
 from vla_rl.data.dataset import DataNeeds, EpisodeDataset, open_dataset
@@ -42,7 +42,7 @@ def env() -> Iterator[VecEnv]:
 
 
 def run(env: VecEnv, folder: Path, **options: object) -> tuple[list[InterventionOutcome], EpisodeDataset]:
-    chosen = OperatorOptions(alarm_fraction=0.5, **options)  # type: ignore[arg-type]
+    chosen = OperatorOptions(**({"alarm": "clock", "alarm_fraction": 0.5} | options))  # type: ignore[arg-type]
     with Recording(folder, env.spec.control_hz, env.spec.kind) as recording:
         policy = None if chosen.demonstrate else Lazy()
         outcomes = run_interventions(
@@ -98,6 +98,69 @@ def test_rewinding_goes_back_where_the_policy_came_from(env: VecEnv, tmp_path: P
         # Eight steps there, five back: where it was after three. (The servo follows within some millimetres.)
         np.testing.assert_allclose(data.state[start + 13, :3], data.state[start + 3, :3], atol=0.01)
         assert abs(data.state[start + 8, 1] - data.state[start + 3, 1]) > 0.04
+
+
+def after(remaining: list[float], patience: int = 3) -> int | None:
+    """The step before which the alarm comes."""
+    alarm = ProgressAlarm(patience)
+    return next((step for step, left in enumerate(remaining) if alarm.update(left)), None)
+
+
+@pytest.mark.parametrize(
+    ("remaining", "step"),
+    [
+        ([9, 8, 7, 6, 5, 4, 3, 2, 1, 0], None),
+        ([9, 8, 8, 8, 8], 4),  # The third step in a row without progress.
+        ([9, 8, 7.8, 7.6, 7.4, 7.2], 4),  # Too little to be progress.
+        ([9, 8, 10, 9, 10], 4),
+        ([9, 8, 15, 14, 13, 12, 11, 10], None),  # Dropped, but at once it tries again.
+        ([9, 8, 15, 15, 15], 4),
+    ],
+)
+def test_no_progress_is_an_alarm(remaining: list[float], step: int | None) -> None:
+    assert after(remaining) == step
+
+
+def test_the_person_leaves_alone_what_goes_well(tmp_path: Path) -> None:
+    """A policy that is the expert is never interrupted, one that does nothing after `patience` steps."""
+    config = TabletopConfig(
+        tasks=(TASK,), cameras=("agentview",), image_size=32, num_envs=1, num_workers=0, horizons={TASK: 80}
+    )
+    with closing(config.build()) as env:
+
+        class Able(Lazy):
+            def act(self, obs: Observation, generator: object = None, temperature: float = 1.0) -> ActionChunk:
+                return ActionChunk(np.clip(env.expert_action(), -1, 1)[:, None])
+
+        class Idle(Lazy):
+            def act(self, obs: Observation, generator: object = None, temperature: float = 1.0) -> ActionChunk:
+                return ActionChunk(np.zeros((1, 8, 7), np.float32))
+
+        results = []
+        for name, policy in (("able", Able()), ("idle", Idle())):
+            with Recording(tmp_path / name, env.spec.control_hz, env.spec.kind) as recording:
+                options = OperatorOptions(patience=10)
+                args = {"horizons": {TASK: 32}, "options": options}
+                results += run_interventions(policy, env, SPECS[:1], recording, **args)  # type: ignore[arg-type]
+    able, idle = results
+    assert able.success and not able.intervened
+    assert idle.success and idle.intervened and idle.policy_frames == 10
+
+
+def test_progress_must_be_known(env: VecEnv, tmp_path: Path) -> None:
+    class Silent:
+        num_envs, spec = env.num_envs, env.spec
+
+    recording = Recording(tmp_path / "set", 20, "tabletop")
+    with pytest.raises(ValueError, match=r"use rac\.alarm=clock"):
+        run_interventions(
+            Lazy(),  # type: ignore[arg-type]
+            Silent(),  # type: ignore[arg-type]
+            SPECS,
+            recording,
+            horizons={TASK: HORIZON},
+            options=OperatorOptions(),
+        )
 
 
 def test_a_whole_demonstration(env: VecEnv, tmp_path: Path) -> None:

@@ -70,6 +70,17 @@ def wait_until_dead(pids: list[int], seconds: float = 20.0) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_what_remains_is_refused_where_the_simulator_does_not_say(num_workers: int) -> None:
+    env = DummyConfig(num_workers=num_workers).build(1)
+    try:
+        env.reset(specs(1))
+        with pytest.raises(NotImplementedError, match=r"rac\.alarm=clock"):
+            env.expert_remaining()  # type: ignore[attr-defined]
+    finally:
+        env.close()
+
+
 def test_workers_give_exactly_what_one_process_gives() -> None:
     rng = np.random.default_rng(0)
     config = DummyConfig(cameras=("agentview", "wrist"), horizon=6)

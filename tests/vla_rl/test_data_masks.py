@@ -26,6 +26,7 @@ def text(mask: np.ndarray) -> str:
         ("all", "111 11 11111 111 11 1111 11"),
         ("rac", "111 00 00111 001 11 0000 11"),
         ("hg_dagger", "000 00 00111 001 11 0000 11"),
+        ("corrections", "000 00 00001 000 11 0000 11"),
     ],
 )
 def test_masks(frames: str, expected: str) -> None:

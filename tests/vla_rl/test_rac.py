@@ -63,6 +63,7 @@ def test_a_whole_run_and_going_on_with_it(tmp_path: Path) -> None:
             "sft.batch_size=8",
             "rac.episodes_per_task=4",
             "rac.rounds=1",
+            "rac.alarm=clock",
             "rac.alarm_fraction=0.2",  # Nothing is solved by then: every episode gets an intervention.
             "eval.episodes_per_task=2",
             "log.console=false",

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, P
 from vla_rl.config import Config
 from vla_rl.types import CONTROL_SOURCES, ControlSource
 
-Frames = Literal["all", "rac", "hg_dagger"]
+Frames = Literal["all", "rac", "hg_dagger", "corrections"]
 
 
 class DatasetError(ValueError):
@@ -28,7 +28,8 @@ class DatasetConfig(Config):
     frames: Frames = Field(
         default="all",
         description="Which frames of episodes with interventions. rac: a person's, and the policy's in episodes that "
-        "it solved alone; hg_dagger: a person's; all: every one, failures and rewinding included.",
+        "it solved alone; hg_dagger: a person's; corrections: a person's without the recoveries; all: every one, "
+        "failures and rewinding included.",
     )
     episodes_per_task: PositiveInt | None = Field(
         default=None, description="Use this many episodes of each instruction."

@@ -24,6 +24,7 @@ def training_mask(
     - rac (arXiv 2509.07953): human OR (success AND never intervened). What the policy did before a person had to help
       is what led there, so it is left out, whatever came of the episode.
     - hg_dagger (arXiv 1810.02890): human.
+    - corrections: human, without the recoveries.
     - all: every frame.
 
     Args:
@@ -41,6 +42,8 @@ def training_mask(
     if frames == "all":
         return np.ones(len(source), bool)
     human = np.isin(source, _codes(HUMAN_SOURCES))
+    if frames == "corrections":
+        return human & (source != CONTROL_SOURCES.index("recovery"))
     if frames == "hg_dagger" or human.all():
         return human
     if success is None:
