@@ -105,6 +105,12 @@ class TabletopConfig(SimConfig):
     image_size: int = Field(default=64, ge=32, le=256, description="Height and width of the rendered images, pixels.")
     horizons: dict[str, int] = Field(default={}, description="Control steps before truncation, for tasks that differ.")
     block_yaw: float = Field(default=0.15, ge=0, le=0.79, description="Largest turn of a block at the start, radians.")
+    start_spread: float = Field(
+        default=1.0,
+        ge=0,
+        le=1,
+        description="Share of the starting positions' spread that is used, about one typical layout; small is easy.",
+    )
     appearance: AppearanceConfig = AppearanceConfig()
     expert: ExpertConfig = ExpertConfig()
     success: SuccessConfig = SuccessConfig()

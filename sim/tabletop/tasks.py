@@ -65,6 +65,15 @@ _REGIONS: dict[str, dict[str, tuple[float, float, float, float]]] = {
         "block": (-0.15, 0.15, -0.16, 0.16),
     },
 }
+# Where `start_spread` draws the starts together: a layout of each task that is apart and straight, metres.
+_TYPICAL: dict[str, dict[str, tuple[float, float]]] = {
+    "push_to_zone": {"block": (-0.07, 0.0), "zone": (0.12, 0.0)},
+    "pick_place": {"block": (-0.06, -0.08), "plate": (0.03, 0.07)},
+    "pick_colour": {"plate": (0.02, 0.0), "block": (-0.09, -0.1), "block_b": (-0.09, 0.1), "block_c": (0.1, -0.13)},
+    "stack": {"block": (-0.06, -0.08), "base": (0.03, 0.07)},
+    "bowl_push": {"bowl": (-0.04, 0.0), "zone": (0.112, 0.0), "block": (0.05, -0.14)},
+}
+_TYPICAL_GRIPPER = (-0.165, 0.0, 0.135)
 _MAX_SIDEWAYS = {"push_to_zone": 0.08, "bowl_push": 0.03}  # of the zone from what is pushed there, metres
 _GAP = 0.12  # smallest distance between two centres, metres: the open gripper fits between
 _BOWL_GAP = 0.15  # of the block from the bowl
@@ -74,9 +83,11 @@ def draw_layout(spec: EpisodeSpec, config: TabletopConfig) -> Layout:
     """The initial state that (task, split, index) names: reachable, apart, and never already solved."""
     rng = episode_rng(spec, "layout")
     regions, gap = _REGIONS[spec.task], _BOWL_GAP if spec.task == "bowl_push" else _GAP
+    typical, spread = _TYPICAL[spec.task], config.start_spread
     points: dict[str, tuple[float, float]] = {}
     while not points:
-        drawn = {n: (rng.uniform(x0, x1), rng.uniform(y0, y1)) for n, (x0, x1, y0, y1) in regions.items()}
+        uniform = {n: (rng.uniform(x0, x1), rng.uniform(y0, y1)) for n, (x0, x1, y0, y1) in regions.items()}
+        drawn = {n: (_near(typical[n][0], x, spread), _near(typical[n][1], y, spread)) for n, (x, y) in uniform.items()}
         names = [name for name in drawn if name != "zone"]  # flat: the block may start on it
         apart = all(math.dist(drawn[a], drawn[b]) >= gap for i, a in enumerate(names) for b in names[:i])
         pushed = "bowl" if "bowl" in drawn else "block"
@@ -88,7 +99,13 @@ def draw_layout(spec: EpisodeSpec, config: TabletopConfig) -> Layout:
         for n, (x, y) in points.items()
     }
     gripper = (rng.uniform(-0.18, -0.15), rng.uniform(-0.04, 0.04), rng.uniform(0.12, 0.15))
-    return Layout(places, gripper, _draw_colours(spec.task, rng))
+    x, y, z = (_near(centre, value, spread) for centre, value in zip(_TYPICAL_GRIPPER, gripper, strict=True))
+    return Layout(places, (x, y, z), _draw_colours(spec.task, rng))
+
+
+def _near(centre: float, value: float, spread: float) -> float:
+    """`value` drawn towards `centre`; itself, to the bit, at a spread of 1."""
+    return (1 - spread) * centre + spread * value
 
 
 def _turns(name: str) -> bool:

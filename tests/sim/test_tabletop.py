@@ -164,6 +164,24 @@ def test_splits_and_indices_share_no_state(task: str) -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
+def test_a_smaller_spread_draws_all_starts_together(task: str) -> None:
+    def starts(spread: float) -> np.ndarray:
+        config = TabletopConfig(start_spread=spread)
+        layouts = [draw_layout(EpisodeSpec(task, "train", i), config) for i in range(40)]
+        return np.array([[*np.ravel([p[:2] for p in d.places.values()]), *d.gripper] for d in layouts])
+
+    extent = {spread: np.ptp(starts(spread), axis=0) for spread in (1.0, 0.25, 0.0)}
+    assert np.all(extent[0.0] == 0) and np.all(extent[0.25] > 0)
+    # Layouts that overlap are drawn again, and fewer of them do when all are near a typical one.
+    assert np.all(extent[0.25] < 0.4 * extent[1.0])
+    for spread in (0.25, 0.0):
+        env = TabletopConfig(tasks=(task,), start_spread=spread).make()
+        env._start(EpisodeSpec(task, "train", 0))
+        assert not env.apply(STAY) and not is_solved_now(task, env._view, env.config.success)
+        env.close()
+
+
+@pytest.mark.parametrize("task", TASKS)
 def test_initial_states_are_unsolved_calm_and_apart(env: TabletopEnv, task: str) -> None:
     for index in range(25):
         env._start(EpisodeSpec(task, "train", index))

@@ -190,6 +190,11 @@ class PPOConfig(AlgoConfig):
         default=0.99, gt=0, le=1, description="Discount per decision (chunk) or per action: advantage_level."
     )
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
+    bootstrap_truncated: bool = Field(
+        default=True,
+        description="After an episode that its horizon cut off, count V of its last observation, as if it went on. "
+        "false: count 0, so that not having succeeded by then is failure, as an evaluation has it.",
+    )
     advantage_level: AdvantageLevel = Field(
         default="chunk", description="Whether GAE steps over chunks or over single actions."
     )

@@ -69,6 +69,7 @@ class Learner:
         self.iteration = 0
         self.num_good_steps = 0
         self.num_bad_steps = 0
+        self._num_critic_steps = 0  # Of the good ones, those in which only the critic learned.
         self._bad_streak = 0
         self._parameters = {n: p for n, p in policy.named_parameters() if p.requires_grad}
         critic = {n for n in self._parameters if is_critic(n)}
@@ -279,6 +280,7 @@ class Learner:
             for optimizer in self.optimizers:
                 optimizer.step()
         self.num_good_steps += 1
+        self._num_critic_steps += self._is_warming_up
         self._bad_streak = 0
         total = sums.pop("weight", 0.0)
         if total > 0:  # Averages over what was computed; losses stay sums over the minibatch.
@@ -289,12 +291,13 @@ class Learner:
         return {name if "/" in name else f"update/{name}": value for name, value in (sums | norms).items()}
 
     def _set_lr(self) -> None:
-        """Linear warm-up over the first `warmup_steps` steps."""
+        """Linear warm-up over the first `warmup_steps` steps, the policy's counted from when it begins to learn."""
         warmup = self.config.warmup_steps
-        factor = min(1.0, (self.num_good_steps + 1) / warmup) if warmup else 1.0
         for optimizer, rates in zip(self.optimizers, self._full_lr, strict=True):
             for group, lr in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = lr * factor
+                of_critic = any(group["params"][0] is p for p in self._critic_parameters)
+                steps = self.num_good_steps - (0 if of_critic else self._num_critic_steps)
+                group["lr"] = lr * (min(1.0, (steps + 1) / warmup) if warmup else 1.0)
 
     def _skip_bad(self, what: str) -> dict[str, float]:
         """Drop a step with a NaN or infinite loss or gradient; give up after too many in a row."""
@@ -373,6 +376,7 @@ class Learner:
             "iteration": self.iteration,
             "num_good_steps": self.num_good_steps,
             "num_bad_steps": self.num_bad_steps,
+            "num_critic_steps": self._num_critic_steps,
             "bad_streak": self._bad_streak,
             "optimizers": optimizers,
         }
@@ -402,6 +406,7 @@ class Learner:
         self.iteration = int(state["iteration"])
         self.num_good_steps = int(state["num_good_steps"])
         self.num_bad_steps = int(state["num_bad_steps"])
+        self._num_critic_steps = int(state.get("num_critic_steps", 0))  # Older checkpoints have none.
         self._bad_streak = int(state["bad_streak"])
         self._last_good = self._copy_weights(device="cpu")
 

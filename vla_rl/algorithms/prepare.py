@@ -80,7 +80,7 @@ def critic_batch(
     chunks = ActionChunk.concatenate([e.chunks for e in episodes])
     log_prob, value = evaluate(episodes, episode, chunk, chunks)
     assert value is not None, "a policy with a value head gives values"
-    bootstrap = bootstrap_values(episodes, evaluate)
+    bootstrap = bootstrap_values(episodes, evaluate) if config.bootstrap_truncated else np.zeros(len(episodes))
     estimates = [
         _gae(config, e, value[episode == number], float(bootstrap[number])) for number, e in enumerate(episodes)
     ]

@@ -313,7 +313,7 @@ class OpenVLAPolicy(nn.Module):
         keyframe: np.ndarray | None = None,
     ) -> tuple[Tensor, dict[str, Any]]:
         """Cross-entropy of the demonstrated action tokens; of the l1 decoder, mean absolute error of the normalised
-        actions, or their negative log-density where there is a scale head. See `Policy.bc_loss`.
+        actions. Where there is a scale head, also their negative log-density, for the scale. See `Policy.bc_loss`.
 
         Args:
             obs: B observations.
@@ -356,7 +356,11 @@ class OpenVLAPolicy(nn.Module):
             hidden = self._hidden(obs, None)
             location, log_scale = self._density(hidden)
             wanted = torch.from_numpy(targets).to(self.device)
-            losses = (location - wanted).abs() if log_scale is None else -laplace_log_prob(wanted, location, log_scale)
+            losses = (location - wanted).abs()
+            if log_scale is not None:
+                # The location's gradient through the density is 1 / b: a dimension that hardly moves, whose b is
+                # small, would leave none for the others. Both have the median as their optimum, so it learns by L1.
+                losses = losses - laplace_log_prob(wanted, location.detach(), log_scale)
             return hidden, losses, location.detach().cpu().numpy(), None
         tokens = torch.from_numpy(self.action_tokenizer.encode(targets)).to(self.device).flatten(1)
         hidden, logits = self._read(obs, tokens)

@@ -210,6 +210,19 @@ def test_warm_up_makes_the_first_step_smaller_in_proportion():
     assert moved[4] == pytest.approx(0.0025, rel=1e-3)
 
 
+def test_the_policys_warm_up_begins_after_the_critics():
+    policy = ToyPolicy(critic=True)
+    before = weights(policy)
+    config = PPOConfig(lr=0.01, minibatch_size=1000, epochs=4, critic_warmup=1, warmup_steps=4)
+    learner = config.build(policy)
+    learner.update(learner.prepare(roll_out(policy, 8, 4, seed=1)))  # Four steps: a warm-up's worth.
+    assert learner.optimizers[0].param_groups[-1]["lr"] == config.value_lr
+    learner.config = config.model_copy(update={"epochs": 1})
+    learner.update(learner.prepare(roll_out(policy, 8, 4, seed=2)))
+    policy_moved = {n: float((p - before[n]).abs().max()) for n, p in policy.named_parameters() if "value" not in n}
+    assert max(policy_moved.values()) == pytest.approx(0.0025, rel=1e-3)
+
+
 def test_a_good_step_ends_the_streak():
     policy = PoisonedPolicy({0, 1, 3, 4, 6, 7})
     learner = GRPOConfig(lr=1e-3, minibatch_size=5, max_bad_steps=3).build(policy)

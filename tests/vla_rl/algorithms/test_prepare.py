@@ -102,6 +102,8 @@ def test_ppo_bootstraps_truncated_but_not_terminated():
     difference = batch.returns - batch.old_value
     np.testing.assert_allclose(batch.advantage[:, 0], difference, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(batch.advantage[1], [difference[1], 0], rtol=1e-4, atol=1e-6)
+    ended = config.model_copy(update={"bootstrap_truncated": False}).build(policy).prepare(episodes)
+    np.testing.assert_allclose(ended.returns, [0.9, 1.0, 0.0, 0.0], rtol=1e-5, atol=1e-7)
 
 
 def test_ppo_whitens_over_actions_that_count():

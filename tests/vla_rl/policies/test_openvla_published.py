@@ -327,6 +327,23 @@ def test_no_tokenizer(broken):
 # --- refusals and choices -----------------------------------------------------------------------
 
 
+def test_cloning_with_a_scale_head_moves_the_actions_as_cloning_without(folders):
+    """However small the scale: a dimension that hardly moves must not take the gradient of the others."""
+    obs, target = fake_observation(SPEC, 2), np.zeros((2, 8, 7), np.float32)
+    gradients = {}
+    for scale in (None, 0.01, 0.5):
+        policy = load(folders["l1"], **({} if scale is None else {"laplace": {"initial_scale": scale}}))
+        policy.bc_loss(obs, target)[0].backward()
+        head = policy.network.action_head
+        assert head is not None
+        gradients[scale] = torch.cat([p.grad.flatten() for p in head.parameters() if p.grad is not None])
+        if policy.network.scale_head is not None:
+            assert policy.network.scale_head.log_b_head.bias.grad.abs().sum() > 0
+    assert gradients[None].abs().sum() > 0
+    for scale in (0.01, 0.5):
+        torch.testing.assert_close(gradients[scale], gradients[None])
+
+
 def test_an_l1_checkpoint_is_refused_for_rl_on_tokens(folders, tmp_path):
     for chosen, message in (({"decoder": "parallel"}, "lm_head never was"), ({}, r"policy.laplace=\{\}")):
         with pytest.raises(ValueError, match=message):
