@@ -26,7 +26,7 @@ from vla_rl.policies.fake_checkpoint import Variant, write_checkpoint
 from vla_rl.recipe import Recipe
 from vla_rl.train import train
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 ENV: dict[str, Any] = {
     "kind": "tabletop",
@@ -41,7 +41,7 @@ ENV: dict[str, Any] = {
 EVAL = EvalConfig(split="eval", episodes_per_task=200, temperatures=(1.0,), videos=0)
 SFT = {"optimizer": "muon", "lr": 1.5e-3, "batch_size": 48, "warmup_steps": 20, "final_lr_fraction": 0.05}
 GRPO = {"kind": "grpo", "lr": 2e-4, "warmup_steps": 5, "epochs": 2, "minibatch_size": 256, "micro_batch_size": 64}
-PPO = {**GRPO, "kind": "ppo", "value_lr": 1e-3, "gamma": 1.0, "critic_warmup": 1}
+PPO = {**GRPO, "kind": "ppo", "value_lr": 1e-3, "gamma": 1.0, "critic_warmup": 1, "bootstrap_truncated": False}
 
 
 @dataclass(frozen=True)
@@ -59,21 +59,24 @@ class Family:
     algo: dict[str, Any]
 
 
-def _openvla(variant: Variant, steps: int, **policy: Any) -> Family:
+def _openvla(variant: Variant, steps: int, algo: dict[str, Any] | None = None, **policy: Any) -> Family:
     # The simulator's own images and gripper; statistics from the demonstrations.
     given = {"kind": "openvla", "norm_key": "from_data", "gripper": "environment", "images": {}, "precision": "fp32"}
-    return Family(variant, given | policy, {"steps": steps, "action_scale": "environment"}, {})
+    return Family(variant, given | policy, {"steps": steps, "action_scale": "environment"}, algo or {})
 
 
 def _flow(policy_type: str, steps: int, **policy: Any) -> Family:
     given = {"kind": "lerobot", "type": policy_type, "preset": "tiny", "image_size": 32, "chunk_size": 4}
-    return Family(None, given | policy, {"steps": steps}, {"ratio_level": "action"})
+    return Family(None, given | policy, {"steps": steps}, {"ratio_level": "action", "lr": 1e-4})
 
 
 FAMILIES: dict[str, Family] = {
     "openvla": _openvla("base", 400),
     "oft_discrete": _openvla("discrete", 500, chunk_size=4),
-    "oft_l1_laplace": _openvla("l1", 400, chunk_size=4, cameras=["agentview"], laplace={}),
+    # A floor below which scales would make small changes of the actions large ones of the ratio.
+    "oft_l1_laplace": _openvla(
+        "l1", 400, {"lr": 1e-4}, chunk_size=4, cameras=["agentview"], laplace={"min_scale": 0.03}
+    ),
     "smolvla": _flow("smolvla", 500),
     "pi0": _flow("pi0", 450),
 }
