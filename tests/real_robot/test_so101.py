@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from feetech_bus import GOAL, FeetechBus
-from processes import until
+from processes import ROOT, Child, json_lines, until
 
-from real_robot.contract import RobotContract, load_contract
+from real_robot.contract import RobotContract, load_contract, shipped_contracts
 from real_robot.robot import TopicRobot
 from real_robot.transports.base import TransportError
 
@@ -93,3 +97,47 @@ def test_an_arm_that_is_not_there_is_told(bus: FeetechBus, tmp_path: Path) -> No
     values = contract.transport.model_copy(update={"port": str(tmp_path / "ttyACM0")})
     with pytest.raises(TransportError, match="so101_follower: cannot connect: Could not connect on port"):
         values.open()
+
+
+def test_deploy_drives_the_arm_within_its_limits_and_leaves_it_off(bus: FeetechBus, tmp_path: Path) -> None:
+    """`vla-rl deploy` and a policy server in processes of their own; the servos are here."""
+    calibrate(tmp_path, "my_follower")
+    values = yaml.safe_load(shipped_contracts()["so101"].read_text())
+    values["transport"] |= {"port": bus.port, "cameras": {}}
+    values["transport"]["settings"]["calibration_dir"] = str(tmp_path)
+    values["observation"].pop("images")
+    robot = tmp_path / "arm.yaml"
+    robot.write_text(yaml.safe_dump(values))
+    log = tmp_path / "ticks.jsonl"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    server = [sys.executable, str(Path(__file__).with_name("light_server.py")), str(port), "joints"]
+    command = [sys.executable, "-m", "vla_rl.cli", "deploy", str(robot), "--server", f"127.0.0.1:{port}"]
+    children = [Child(server, tmp_path / "server.log", env)]
+    try:
+        children.append(Child([*command, "--log", str(log)], tmp_path / "deploy.log", env))
+        deploy = children[-1]
+        until(lambda: deploy.says("waiting for"), "deploy")
+        assert bus.torque == [1] * 6
+        deploy.type("\n")
+        until(lambda: len(bus.goals) > 60, "motion")
+        bus.answers = False
+        until(lambda: deploy.says("no status packet"), "the stop")
+        quiet = len(bus.goals)
+        bus.answers = True
+        until(lambda: len(bus.goals) > quiet, "the hold is sent again")
+        deploy.type("r\n")
+        until(lambda: deploy.says("keyboard resets after"), "the reset")
+        deploy.type("q")
+        assert deploy.process.wait(60) == 0
+    finally:
+        for child in children:
+            child.kill()
+    pans = np.array([goals[1] for goals in bus.goals])
+    assert np.abs(np.diff(pans)).max() <= 60 / 30 * STEPS + 1.5, "60 degrees a second, and what rounding adds"
+    assert pans.max() <= 2048 + 110 * STEPS + 1 and np.ptp(pans) > 20
+    modes = {line["mode"] for line in json_lines(log)}
+    assert {"running", "stopped"} <= modes
+    assert bus.torque == [0] * 6
