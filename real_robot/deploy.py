@@ -88,6 +88,8 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
     if options.teleop and options.console is None:
         raise ConfigError("--teleop: the console's buttons say when the person takes over; give --console PORT")
     contract = load_contract(options.robot, (*device_overrides(options.teleop), *options.overrides))
+    if not options.instruction and not contract.observation.instruction_topic:
+        raise ConfigError("--instruction: what shall the robot do? The contract has no observation.instruction_topic")
     with ExitStack() as stack:
         client = PolicyClient(options.server, read_token(options.token_file) if options.token_file else None)
         stack.callback(client.close)

@@ -6,7 +6,8 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from feetech_bus import GOAL, FeetechBus
 from processes import ROOT, Child, json_lines, until
 
 from real_robot.contract import RobotContract, load_contract, shipped_contracts
+from real_robot.devices import LeaderArm, device_overrides, open_device
+from real_robot.lerobot_devices import DeviceError
 from real_robot.robot import TopicRobot
 from real_robot.transports.base import TransportError
 
@@ -43,6 +46,18 @@ def calibrate(folder: Path, name: str, low: int = LOW) -> None:
     (folder / f"{name}.json").write_text(json.dumps(joints))
 
 
+def patiently[T](connect: Callable[[], T]) -> T:
+    """Connect. Feetech's SDK gives a servo 50 ms to answer, more than a busy machine may leave simulated ones."""
+    for _ in range(20):
+        try:
+            return connect()
+        except (TransportError, DeviceError) as error:
+            if "motor check failed" not in str(error) and "status packet" not in str(error):
+                raise
+            time.sleep(0.5)
+    return connect()
+
+
 def so101(bus: FeetechBus, folder: Path) -> RobotContract:
     overrides = (f"transport.port={bus.port}", f"transport.settings.calibration_dir={folder}")
     values = load_contract("so101", overrides).model_dump()
@@ -55,7 +70,7 @@ def test_positions_and_goals_in_degrees_and_percent(bus: FeetechBus, tmp_path: P
     contract = so101(bus, tmp_path)
     bus.place(1, 2048 + round(30 * STEPS))
     bus.place(6, LOW + (HIGH - LOW) // 4)
-    with closing(contract.transport.open()) as transport:
+    with closing(patiently(contract.transport.open)) as transport:
         robot = TopicRobot(contract, transport)
         seen = until(robot.read, "an observation", 20)
         assert seen.state == pytest.approx([30, 0, 0, 0, 0, 25], abs=0.1)
@@ -73,7 +88,7 @@ def test_positions_and_goals_in_degrees_and_percent(bus: FeetechBus, tmp_path: P
 def test_servos_that_fall_silent_are_a_fault(bus: FeetechBus, tmp_path: Path) -> None:
     calibrate(tmp_path, "my_follower")
     contract = so101(bus, tmp_path)
-    with closing(contract.transport.open()) as transport:
+    with closing(patiently(contract.transport.open)) as transport:
         robot = TopicRobot(contract, transport)
         until(robot.read, "an observation", 20)
         bus.answers = False
@@ -88,7 +103,7 @@ def test_an_arm_that_is_not_calibrated_is_refused(bus: FeetechBus, tmp_path: Pat
     if calibrated == "otherwise":
         calibrate(tmp_path, "my_follower", low=LOW + 1)
     with pytest.raises(TransportError, match=r"not calibrated.*lerobot-calibrate --robot.type=so101_follower"):
-        so101(bus, tmp_path).transport.open()
+        patiently(so101(bus, tmp_path).transport.open)
     assert bus.torque == [0] * 6
 
 
@@ -99,6 +114,8 @@ def test_an_arm_that_is_not_there_is_told(bus: FeetechBus, tmp_path: Path) -> No
         values.open()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_deploy_drives_the_arm_within_its_limits_and_leaves_it_off(bus: FeetechBus, tmp_path: Path) -> None:
     """`vla-rl deploy` and a policy server in processes of their own; the servos are here."""
     calibrate(tmp_path, "my_follower")
@@ -106,6 +123,10 @@ def test_deploy_drives_the_arm_within_its_limits_and_leaves_it_off(bus: FeetechB
     values["transport"] |= {"port": bus.port, "cameras": {}}
     values["transport"]["settings"]["calibration_dir"] = str(tmp_path)
     values["observation"].pop("images")
+    # Patient, for a busy machine.
+    values |= {"rate": 10, "silence": 60}
+    values["transport"] |= {"read_hz": 10, "patience": 4, "max_command_age": 4}
+    values["observation"]["max_age"] = values["safety"]["observation_timeout"] = values["safety"]["command_timeout"] = 3
     robot = tmp_path / "arm.yaml"
     robot.write_text(yaml.safe_dump(values))
     log = tmp_path / "ticks.jsonl"
@@ -114,15 +135,26 @@ def test_deploy_drives_the_arm_within_its_limits_and_leaves_it_off(bus: FeetechB
         port = free.getsockname()[1]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     server = [sys.executable, str(Path(__file__).with_name("light_server.py")), str(port), "joints"]
-    command = [sys.executable, "-m", "vla_rl.cli", "deploy", str(robot), "--server", f"127.0.0.1:{port}"]
+    command = [
+        sys.executable,
+        "-m",
+        "vla_rl.cli",
+        "deploy",
+        str(robot),
+        "--server",
+        f"127.0.0.1:{port}",
+        "--instruction",
+        "sway",
+    ]
     children = [Child(server, tmp_path / "server.log", env)]
     try:
         children.append(Child([*command, "--log", str(log)], tmp_path / "deploy.log", env))
         deploy = children[-1]
-        until(lambda: deploy.says("waiting for"), "deploy")
+        until(lambda: deploy.says("waiting for"), "deploy", 300)
         assert bus.torque == [1] * 6
         deploy.type("\n")
-        until(lambda: len(bus.goals) > 60, "motion")
+        until(lambda: log.exists() and any(line["mode"] == "running" for line in json_lines(log)[-5:]), "motion")
+        until(lambda: np.ptp([goals[1] for goals in bus.goals]) > 10 * STEPS, "the sway")
         bus.answers = False
         until(lambda: deploy.says("no status packet"), "the stop")
         quiet = len(bus.goals)
@@ -135,9 +167,34 @@ def test_deploy_drives_the_arm_within_its_limits_and_leaves_it_off(bus: FeetechB
     finally:
         for child in children:
             child.kill()
+    lines = json_lines(log)
+    assert {"running", "holding", "stopped"} <= {line["mode"] for line in lines}
+    sent = np.array([line["sent"] for line in lines if line["sent"]])
+    assert np.abs(np.diff(sent[:, 0])).max() <= 60 / 10 + 1e-3 and np.ptp(sent[:, 0]) > 10, "60 degrees a second"
     pans = np.array([goals[1] for goals in bus.goals])
-    assert np.abs(np.diff(pans)).max() <= 60 / 30 * STEPS + 1.5, "60 degrees a second, and what rounding adds"
-    assert pans.max() <= 2048 + 110 * STEPS + 1 and np.ptp(pans) > 20
-    modes = {line["mode"] for line in json_lines(log)}
-    assert {"running", "stopped"} <= modes
+    assert np.abs(np.diff(pans)).max() <= 15 * STEPS + 2, "LeRobot's own limit, whatever the bus left out"
+    assert pans.max() <= 2048 + 110 * STEPS + 1
     assert bus.torque == [0] * 6
+
+
+def test_lerobots_leader_gives_targets_in_the_contracts_units(bus: FeetechBus, tmp_path: Path) -> None:
+    calibrate(tmp_path, "my_leader")
+    overrides = (
+        *device_overrides("lerobot:so101_leader"),
+        f"teleop.device.port={bus.port}",
+        "teleop.device.id=my_leader",
+        f"teleop.device.settings.calibration_dir={tmp_path}",
+    )
+    contract = load_contract("so101", overrides)
+    bus.place(3, 2048 - round(40 * STEPS))
+    assert contract.teleop.device is not None
+    device = contract.teleop.device
+    leader = patiently(lambda: open_device(device, contract, ()))
+    assert isinstance(leader, LeaderArm)
+    with closing(leader):
+        target, _ = until(leader.target, "a target", 20)
+        assert target == pytest.approx([0, 0, -40, 0, 0, 50], abs=0.1)
+        assert bus.torque == [0] * 6, "a hand moves it"
+        bus.answers = False
+        until(lambda: "no status packet" in leader.error, "the silence", 20)
+        bus.answers = True
