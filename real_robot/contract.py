@@ -17,7 +17,7 @@ from real_robot.failure.watch_config import WatchConfig
 from real_robot.messages import MESSAGES, Message
 from real_robot.safety_config import SafetyConfig
 from real_robot.teleop import TeleopConfig
-from real_robot.transports.base import QosConfig, Ros1Config, Ros2Config, RosbridgeConfig
+from real_robot.transports.base import LeRobotConfig, QosConfig, Ros1Config, Ros2Config, RosbridgeConfig
 from vla_rl.config import Config, ConfigError, apply_overrides, read_yaml, validate
 
 POSE_PARTS = {"position": 3, "quaternion": 4, "axis_angle": 3}
@@ -213,7 +213,7 @@ class RobotContract(Config):
     pace_timeout: float = Field(
         default=0.0, ge=0, description="pace reference: seconds after which a tick comes anyway; 0: two periods."
     )
-    transport: Ros1Config | Ros2Config | RosbridgeConfig = Field(
+    transport: Ros1Config | Ros2Config | RosbridgeConfig | LeRobotConfig = Field(
         default=Ros1Config(), discriminator="kind", description="How its topics are reached."
     )
     observation: ObservationConfig = Field(description="What is read.")

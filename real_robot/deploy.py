@@ -19,10 +19,12 @@ from real_robot.console.board import Board
 from real_robot.console.operator import ConsoleOperator
 from real_robot.console.server import ConsoleConfig, ConsoleServer
 from real_robot.contract import RobotContract, load_contract
+from real_robot.devices import LeaderArm, device_overrides, open_device
 from real_robot.execution import ChunkExecutor
 from real_robot.failure.runner import DetectorThread
 from real_robot.failure.watch import FailureWatch, Overseer, load_detector
 from real_robot.intervention import Intervention, Kind, Transition
+from real_robot.leader import LeaderFollowing
 from real_robot.operators import KEYS, EpisodeResult, KeyOperator, Operators, SimEpisodes, TopicOperator
 from real_robot.playback import SynchronousActions
 from real_robot.protocol import read_token
@@ -67,6 +69,7 @@ class DeployOptions:
     record: Path | None = None
     round: int = 0
     detector: Path | None = None
+    teleop: str = ""
 
 
 def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
@@ -75,13 +78,18 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
     Raises:
         ConfigError: a bad contract. TransportError: the robot's graph cannot be reached.
         PolicyClientError: the policy server is not there, or serves a policy that does not fit the robot.
+        DeviceError: the person's device is missing, or does not fit the robot's commands.
         DetectorError: the failure detector is missing, or was fitted on another policy.
     """
     if options.record is not None and options.console is None:
         raise ConfigError("--record: begin, end and outcome of an episode come from the console; give --console PORT")
     if options.console is not None and options.episodes:
         raise ConfigError("--console and --episodes: one says a person runs the episodes, the other a script; give one")
-    contract = load_contract(options.robot, options.overrides)
+    if options.teleop and options.console is None:
+        raise ConfigError("--teleop: the console's buttons say when the person takes over; give --console PORT")
+    contract = load_contract(options.robot, (*device_overrides(options.teleop), *options.overrides))
+    if not options.instruction and not contract.observation.instruction_topic:
+        raise ConfigError("--instruction: what shall the robot do? The contract has no observation.instruction_topic")
     with ExitStack() as stack:
         client = PolicyClient(options.server, read_token(options.token_file) if options.token_file else None)
         stack.callback(client.close)
@@ -99,7 +107,7 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
         intervention: Intervention | None = None
         persons: list[Operator]
         if options.console is not None:
-            console, intervention = _console(contract, board, say, options.console.link_timeout)
+            console, intervention = _console(contract, board, say, options.console.link_timeout, stack)
             port = stack.enter_context(ConsoleServer(options.console, console, supervisor).running())
             say(f"console: http://{options.console.host}:{port}")
             overseer, persons = intervention, [console, intervention]
@@ -250,7 +258,7 @@ def _pacer(contract: RobotContract, robot: TopicRobot) -> ClockPacer | Reference
 
 
 def _console(
-    contract: RobotContract, board: Board, say: Say, link_timeout: float
+    contract: RobotContract, board: Board, say: Say, link_timeout: float, stack: ExitStack
 ) -> tuple[ConsoleOperator, Intervention]:
     """What a console commands, and the board that it shows."""
 
@@ -263,7 +271,20 @@ def _console(
     timeout = min(contract.teleop.timeout, contract.safety.command_timeout)
     intervention = Intervention(kinds, command_timeout=timeout, on_transition=on_transition)
     teleoperation = Teleoperation(contract.teleop, contract.safety)
-    return ConsoleOperator(intervention, teleoperation, board, link_timeout), intervention
+    device, leader = None, None
+    if contract.teleop.device is not None:
+
+        def tell(text: str) -> None:
+            say(text)
+            board.notice(text)
+
+        opened = open_device(contract.teleop.device, contract, teleoperation.moves)
+        stack.callback(opened.close)
+        if isinstance(opened, LeaderArm):
+            leader = LeaderFollowing(opened, contract.safety, contract.teleop.device.align_within, timeout, tell)
+        else:
+            device = opened
+    return ConsoleOperator(intervention, teleoperation, board, link_timeout, device, leader), intervention
 
 
 def _recorder(

@@ -11,9 +11,9 @@ import numpy as np
 
 from real_robot.alignment import HeaderClock, Sample, Track
 from real_robot.codec import check_frame, read_image, read_state, write_action
-from real_robot.contract import ImageSource, RobotContract, StateSource
+from real_robot.contract import ActionSink, ImageSource, RobotContract, StateSource
 from real_robot.messages import Message, MessageError, String
-from real_robot.transports.base import QosConfig, Transport
+from real_robot.transports.base import QosConfig, Transport, TransportError
 from real_robot.types import RobotObservation
 
 LATCHED = QosConfig(durability="transient_local")
@@ -47,7 +47,11 @@ class Robot(Protocol):
 
 
 class TopicRobot:
-    """A robot behind ROS topics, by its contract. Messages arrive, and are decoded, on the transport's threads."""
+    """A robot behind topics, by its contract. Messages arrive, and are decoded, on the transport's threads.
+
+    Raises:
+        TransportError: the contract names a topic or joint that the robot, as far as the transport knows it, lacks.
+    """
 
     def __init__(
         self,
@@ -71,6 +75,9 @@ class TopicRobot:
         if config.instruction_topic:
             transport.subscribe(config.instruction_topic, String, LATCHED, self._receive_instruction)
         self._publish = [transport.advertise(s.topic, s.message_type, s.qos) for s in contract.action]
+        for part in (*config.state, *contract.action):
+            if (known := transport.joints_of(part.topic)) is not None:
+                _check_joints(part, known)
 
     def _receiver(self, source: ImageSource | StateSource, track: Track) -> Callable[[Message], None]:
         def receive(message: Message) -> None:
@@ -177,3 +184,17 @@ class TopicRobot:
 
     def close(self) -> None:
         self.transport.close()
+
+
+def _check_joints(part: StateSource | ActionSink, known: tuple[str, ...]) -> None:
+    """
+    Raises:
+        TransportError: a name that the robot does not have, or an action that leaves one of the robot's out.
+    """
+    if wrong := [name for name in part.joints if name not in known]:
+        raise TransportError(f"{part.topic}: joints: the robot has no {wrong[0]!r}; it has: {', '.join(known)}")
+    left_out = [name for name in known if name not in part.joints]
+    if left_out and isinstance(part, ActionSink):
+        raise TransportError(
+            f"{part.topic}: joints: {left_out[0]!r} is left out; the robot takes all of: {', '.join(known)}"
+        )

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from real_robot.safety_config import DimensionLimits, SafetyConfig
 from vla_rl.config import Config, ConfigError
@@ -21,6 +21,33 @@ GripperWish = Literal["open", "close"]
 _TRANSLATION_NAMES = (("x", "y", "z"), ("vx", "vy", "vz"))
 _ROTATION_NAMES = (("turn_x", "turn_y", "turn_z"), ("wx", "wy", "wz"), ("roll", "pitch", "yaw"))
 _GRIPPER_NAMES = ("gripper", "gripper.pos")
+
+
+class DeviceConfig(Config):
+    """A person's device at the robot's own computer, in place of the console's keys. Used with a console alone."""
+
+    kind: Literal["lerobot", "spacemouse"] = Field(description="LeRobot's teleoperators, or a 3Dconnexion SpaceMouse.")
+    teleoperator: str = Field(default="", description="LeRobot's name of it, such as so101_leader or gamepad.")
+    id: str = Field(default="", description="LeRobot: the name that it was calibrated under.")
+    port: str = Field(default="", description="LeRobot: serial port, such as /dev/ttyACM1; empty: it has none.")
+    settings: dict[str, Any] = Field(default={}, description="Other fields of the teleoperator's LeRobot config.")
+    modules: tuple[str, ...] = Field(default=(), description="Python modules to import first, as for the transport.")
+    names: dict[str, str] = Field(
+        default={}, description="The leader's name of a joint -> the contract's, where they differ."
+    )
+    align_within: float = Field(
+        default=0.03,
+        gt=0,
+        le=0.25,
+        description="A leader arm drives once each joint is this near the robot's set-point, as a share of low..high.",
+    )
+    read_hz: float = Field(default=60.0, gt=0, le=1000, description="Reads a second.")
+
+    @model_validator(mode="after")
+    def _check(self) -> DeviceConfig:
+        if (self.kind == "lerobot") != bool(self.teleoperator):
+            raise ConfigError("teleop.device: `teleoperator` belongs to kind lerobot, and is required there")
+        return self
 
 
 class TeleopConfig(Config):
@@ -44,6 +71,7 @@ class TeleopConfig(Config):
         default=(1, 1, 1, 1, 1, 1),
         description="Factor of each axis, x, y, z, turn_x, turn_y, turn_z: -1 turns one round, so that 'left' is left.",
     )
+    device: DeviceConfig | None = Field(default=None, description="A leader arm, gamepad or SpaceMouse.")
     speed: float = Field(
         default=0.5, gt=0, le=1, description="Full deflection, as a share of the speed that the safety limits allow."
     )

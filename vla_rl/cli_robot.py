@@ -52,6 +52,10 @@ def deploy(
         list[str] | None,
         typer.Option("--console-origin", help="A console page that may show this robot too: http://HOST:PORT."),
     ] = None,
+    teleop: Annotated[
+        str,
+        typer.Option(metavar="DEVICE", help="The person's device: lerobot:so101_leader, lerobot:gamepad, spacemouse."),
+    ] = "",
     record: Annotated[
         Path | None, typer.Option(help="Record the console's episodes here, a LeRobotDataset. Must not exist.")
     ] = None,
@@ -95,6 +99,7 @@ def deploy(
         record=record,
         round=round,
         detector=detector,
+        teleop=teleop,
     )
     module.deploy(options, lambda text: typer.echo(text, err=True))
 

@@ -84,6 +84,12 @@ class Board:
         return self._last_sent
 
     @property
+    def mode(self) -> str:
+        """What the supervisor did at the newest tick: running, holding or stopped; "" while it was not asked."""
+        tick = self._tick
+        return "" if tick is None or tick.sent is None else tick.sent.mode
+
+    @property
     def tick_age(self) -> float:
         """Seconds since the control loop was last seen; infinite before its first tick."""
         tick = self._tick

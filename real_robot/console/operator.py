@@ -15,10 +15,12 @@ import numpy as np
 from real_robot.console.board import Board
 from real_robot.console.messages import Drive
 from real_robot.intervention import Intervention
+from real_robot.leader import LeaderFollowing
 from real_robot.robot_loop import Wish
 from real_robot.teleop import Axes, Teleoperation
 from real_robot.types import RobotObservation
 
+_DRIVEN = ("recovery", "correction", "demo")
 _NO_MOTION = np.zeros(6, np.float32)
 
 
@@ -26,7 +28,7 @@ class Device(Protocol):
     """A person's device at the robot's own computer, such as a SpaceMouse."""
 
     def read(self) -> Axes | None:
-        """Where it is now; None while nobody touches it. Does not block."""
+        """Where it is now; None while nobody touches it, or without word from it. Does not block."""
         ...
 
 
@@ -38,6 +40,7 @@ class ConsoleOperator:
 
     Args:
         link_timeout: seconds.
+        device, leader: a person's device at the robot's computer; heeded only while a console is in control.
     """
 
     def __init__(
@@ -47,10 +50,12 @@ class ConsoleOperator:
         board: Board,
         link_timeout: float = 1.0,
         device: Device | None = None,
+        leader: LeaderFollowing | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.intervention, self.teleoperation, self.board = intervention, teleoperation, board
         self._link_timeout, self._device, self._clock = link_timeout, device, clock
+        self._leader = leader
         self._lock = threading.Lock()
         self._stop: str | None = None
         self._reset: str | None = None
@@ -134,8 +139,13 @@ class ConsoleOperator:
         now = self._clock()
         with self._lock:
             held = self._axes
-        if held is None and self._device is not None and (axes := self._device.read()) is not None:
+        watched = self._seen is not None  # Without a console in control, nobody could press stop.
+        if held is None and watched and self._device is not None and (axes := self._device.read()) is not None:
             held = (axes, now)
+        if self._leader is not None:
+            drives = watched and held is None and self.intervention.control_source in _DRIVEN
+            if (target := self._leader.step(drives, self.board.last_sent, self.board.mode)) is not None:
+                self.intervention.give(*target)
         if held is not None and now - held[1] <= self.teleoperation.config.timeout:
             self.intervention.give(self.teleoperation.command(held[0], self.board.last_sent), held[1])
         stop, self._stop = self._stop, None
@@ -144,7 +154,7 @@ class ConsoleOperator:
 
     def _rest(self) -> None:
         """A command that moves nothing, in place of the last one, which would be followed until its time-out."""
-        if self.intervention.control_source in ("recovery", "correction", "demo") and self.board.last_sent is not None:
+        if self.intervention.control_source in _DRIVEN and self.board.last_sent is not None:
             rest = Axes(_NO_MOTION.copy())
             self.intervention.give(self.teleoperation.command(rest, self.board.last_sent))
 

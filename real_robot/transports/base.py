@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import Field
 
@@ -46,6 +46,10 @@ class Transport(Protocol):
         """Whether somebody hears what is published there; True where the transport cannot know."""
         ...
 
+    def joints_of(self, topic: str) -> tuple[str, ...] | None:
+        """The joint names of that topic; None where the transport cannot know."""
+        ...
+
     @property
     def fault(self) -> str | None:
         """Why the graph cannot be relied on now (its master or bridge is gone), or None."""
@@ -65,6 +69,7 @@ class TransportConfig(Config):
     """Base of the transports' configs; `kind` chooses."""
 
     kind: str
+    EXTRA: ClassVar[str] = "ros"
 
     def open(self) -> Transport:
         """Connect.
@@ -77,7 +82,7 @@ class TransportConfig(Config):
             opener: Any = getattr(importlib.import_module(module), name)
         except ImportError as error:
             raise TransportError(
-                f"transport {self.kind}: {error}. Install what it needs: pip install 'vla-rl[ros]'"
+                f"transport {self.kind}: {error}. Install what it needs: pip install 'vla-rl[{self.EXTRA}]'"
             ) from error
         return opener(self)
 
@@ -111,7 +116,36 @@ class RosbridgeConfig(TransportConfig):
     timeout: int = Field(default=10, gt=0, description="Seconds to wait for the first connection.")
 
 
+class LeRobotConfig(TransportConfig):
+    """A robot of LeRobot's, on this machine: `robot` and the settings of its LeRobot config class."""
+
+    kind: Literal["lerobot"] = "lerobot"
+    EXTRA: ClassVar[str] = "lerobot"
+    robot: str = Field(description="LeRobot's name of it, such as so101_follower.")
+    id: str = Field(default="", description="Which one: the name that it was calibrated under.")
+    port: str = Field(default="", description="Serial port, such as /dev/ttyACM0; empty for robots without one.")
+    cameras: dict[str, dict[str, Any]] = Field(
+        default={},
+        description="Camera name -> `type` (opencv, intelrealsense) and settings of LeRobot's camera config.",
+    )
+    settings: dict[str, Any] = Field(default={}, description="Other fields of the robot's LeRobot config.")
+    modules: tuple[str, ...] = Field(
+        default=(), description="Python modules to import first: they may register robots and cameras with LeRobot."
+    )
+    read_hz: float = Field(default=30.0, gt=0, le=1000, description="Reads a second of joints and cameras.")
+    max_command_age: float = Field(
+        default=0.25, gt=0, description="Seconds: a command that waited longer for the bus is dropped."
+    )
+    patience: float = Field(
+        default=1.0,
+        gt=0,
+        description="Seconds that the bus may fail or not answer before the robot is stopped until a person resets it; "
+        "it holds earlier, when its observation is too old.",
+    )
+
+
 _CLASSES = {
+    "lerobot": "real_robot.transports.lerobot:LeRobotTransport",
     "ros1": "real_robot.transports.ros1:Ros1Transport",
     "ros2": "real_robot.transports.ros2:Ros2Transport",
     "rosbridge": "real_robot.transports.rosbridge:RosbridgeTransport",

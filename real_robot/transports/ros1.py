@@ -111,6 +111,10 @@ class Ros1Transport:
     def has_listener(self, topic: str) -> bool:
         return self._open_publishers[topic].get_num_connections() > 0
 
+    def joints_of(self, topic: str) -> tuple[str, ...] | None:
+        """Not known: messages name their joints."""
+        return None
+
     def _open_publisher(self, topic: str, message_type: type[Message], qos: QosConfig) -> Any:
         return self._rospy.Publisher(
             topic,

@@ -105,6 +105,10 @@ class Ros2Transport:
     def _topic(self, topic: str, message_type: type[Message]) -> Topic:
         return Topic(self._participant, f"rt/{topic.lstrip('/')}", dds_type(ros2_name(message_type), self._distro))
 
+    def joints_of(self, topic: str) -> tuple[str, ...] | None:
+        """Not known: messages name their joints."""
+        return None
+
     def close(self) -> None:
         self._closing.set()
         for thread in self._threads:

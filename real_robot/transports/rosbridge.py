@@ -55,6 +55,10 @@ class RosbridgeTransport:
         """Not known: the bridge listens on the robot's behalf."""
         return True
 
+    def joints_of(self, topic: str) -> tuple[str, ...] | None:
+        """Not known: messages name their joints."""
+        return None
+
     def subscribe(self, topic: str, message_type: type[Message], qos: QosConfig, handler: Handler) -> None:
         def receive(tree: dict[str, Any]) -> None:
             try:

@@ -1,6 +1,6 @@
 """The policy server with a policy of numpy alone, which starts at once and misbehaves on demand.
 
-python light_server.py PORT BEHAVIOUR, where BEHAVIOUR is normal, slow, wild or nan.
+python light_server.py PORT BEHAVIOUR, where BEHAVIOUR is normal, slow, wild, nan, or joints (of an SO-101).
 """
 
 from __future__ import annotations
@@ -44,9 +44,26 @@ class Circles:
         return ActionChunk(actions)
 
 
+class Sways:
+    """Six joints in degrees: the first sways further and faster than is allowed, the others stay at zero."""
+
+    def __init__(self) -> None:
+        self.angle = 0.0
+
+    def act(self, obs: Observation, generator: Any = None, temperature: float = 0.0) -> ActionChunk:
+        actions = np.zeros((obs.batch_size, CHUNK, 6), np.float32)
+        for i in range(CHUNK):
+            self.angle += 0.1
+            actions[:, i, 0] = 170 * np.sin(self.angle)
+        return ActionChunk(actions)
+
+
 def main() -> None:
-    policy = Circles(sys.argv[2])
-    facts = PolicyFacts("circles", "1", ("agentview",), (64, 64), 8, True, CHUNK, 7, can_embed=False)
+    if sys.argv[2] == "joints":
+        policy, facts = Sways(), PolicyFacts("sways", "1", (), (64, 64), 6, True, CHUNK, 6, can_embed=False)
+    else:
+        policy = Circles(sys.argv[2])
+        facts = PolicyFacts("circles", "1", ("agentview",), (64, 64), 8, True, CHUNK, 7, can_embed=False)
     config = ServeConfig(port=int(sys.argv[1]), max_batch=1)
     asyncio.run(run(lambda: (policy, facts), config, print))  # type: ignore[arg-type, return-value]
 

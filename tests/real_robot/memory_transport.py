@@ -36,5 +36,8 @@ class MemoryTransport:
     def has_listener(self, topic: str) -> bool:
         return True
 
+    def joints_of(self, topic: str) -> tuple[str, ...] | None:
+        return None
+
     def close(self) -> None:
         self.closed = True
