@@ -311,9 +311,7 @@ class VideoDynamics(nn.Module):
                 context = self._remember(context, imagined[-1], actions.at(here), noise)
         return Frames(torch.cat([f.latents for f in imagined], 1), torch.cat([f.states for f in imagined], 1))
 
-    def _imagine_one(
-        self, context: VideoContext, actions: Actions, noise: NoiseStream, num_steps: int | None
-    ) -> Frames:
+    def _imagine_one(self, context: VideoContext, actions: Actions, noise: NoiseStream, steps: int | None) -> Frames:
         before, number = context.latest, context.num_frames[:, None]
         condition = self.action_maps(actions, before.states)
 
@@ -324,7 +322,7 @@ class VideoDynamics(nn.Module):
             return self._predict(tokens, before, actions)
 
         start = self._draw(noise, before)
-        return sample(predict, start, num_steps or self.config.sampling_steps, self.config.temperature)
+        return sample(predict, start, steps or self.config.sampling_steps, self.config.temperature)
 
     def _run(
         self, context: VideoContext, tokens: torch.Tensor, modulation: torch.Tensor, number: torch.Tensor
