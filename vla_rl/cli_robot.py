@@ -62,9 +62,7 @@ def deploy(
     round: Annotated[int, typer.Option(min=0, help="Round of post-training, written with --record's episodes.")] = 0,
     detector: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER", help="A failure detector of this policy: FOLDER/detectors/NAME of `failure fit`."
-        ),
+        typer.Option(metavar="FOLDER", help="A failure detector of this policy: detectors/NAME of `failure fit`."),
     ] = None,
 ) -> None:
     """Drive a robot with a policy server's actions, behind the safety supervisor."""
