@@ -136,6 +136,12 @@ class LeRobotConfig(TransportConfig):
     max_command_age: float = Field(
         default=0.25, gt=0, description="Seconds: a command that waited longer for the bus is dropped."
     )
+    resume_within: float = Field(
+        default=3.0,
+        gt=0,
+        description="After an outage longer than max_command_age, commands are withheld until one lies within this of "
+        "where every joint is, in the robot's units.",
+    )
     patience: float = Field(
         default=1.0,
         gt=0,

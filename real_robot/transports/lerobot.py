@@ -3,7 +3,8 @@
 Its topics: `observation` (JointState, LeRobot's names: shoulder_pan.pos), `action` (the same, complete), and one for
 each camera (Image). One thread does everything on the robot's bus, which LeRobot does not guard against two: it reads
 `read_hz` times a second, and sends the newest command. So a bus that hangs delays nothing but itself: no new
-observation comes, and the supervisor holds.
+observation comes, and the supervisor holds. Meanwhile its set-point may have run ahead of the arm: after an outage no
+command is sent that would make the arm jump.
 """
 
 from __future__ import annotations
@@ -63,6 +64,9 @@ class LeRobotTransport:
         self._closing = False
         self._busy_since: float | None = None
         self._failing: dict[str, tuple[float, str]] = {}  # since when, and the last error
+        self._after_outage = False  # until a command is near where the joints are
+        self._withheld: float | None = None  # when the first command since then was
+        self._measured: dict[str, float] = {}  # since the last outage
         self._thread = threading.Thread(target=self._run, name=f"lerobot {config.robot}", daemon=True)
         self._thread.start()
 
@@ -70,7 +74,10 @@ class LeRobotTransport:
 
     @property
     def fault(self) -> str | None:
-        """What has gone on for longer than `patience`: a call that does not return, or reads or writes that fail."""
+        """What has gone on for longer than `patience`: a call that does not return, or reads or writes that fail.
+
+        Also, for as long as that, that commands are withheld after an outage.
+        """
         now, limit, name = time.monotonic(), self._config.patience, self._config.robot
         busy = self._busy_since
         if busy is not None and now - busy > limit:
@@ -78,11 +85,13 @@ class LeRobotTransport:
         for what, (since, error) in dict(self._failing).items():
             if now - since > limit:
                 return f"{name}: {what}: {error}"
+        if self._withheld is not None and now - self._withheld < limit:  # then a person can reset
+            return f"{name} did not answer for a while, and is not where it was told to be"
         return None
 
     @property
     def unreadable(self) -> dict[str, int]:
-        """Reads ("observation") and commands ("action") that failed; commands that waited too long ("old action")."""
+        """Reads ("observation") and commands ("action") that failed; others not sent ("old", "withheld")."""
         return dict(self._unreadable)
 
     def subscribe(self, topic: str, message_type: type[Message], qos: QosConfig, handler: Handler) -> None:
@@ -171,15 +180,28 @@ class LeRobotTransport:
             return None
         finally:
             self._busy_since = None
-        self._failing.pop(what, None)
+        begun, _ = self._failing.pop(what, (begun, ""))
+        if time.monotonic() - begun > self._config.max_command_age:
+            self._after_outage, self._withheld, self._measured = True, None, {}
         return result
 
     def _send(self, message: JointState, asked: float) -> None:
         if time.monotonic() - asked > self._config.max_command_age:
-            self._unreadable["old action"] += 1
+            self._unreadable["old"] += 1
             return
         values = {name: float(v) for name, v in zip(message.name, message.position, strict=True)}
+        if self._after_outage and not self._is_near(values):
+            self._unreadable["withheld"] += 1
+            self._withheld = self._withheld or time.monotonic()
+            return
+        self._after_outage, self._withheld = False, None
         self._guarded(ACTION, lambda: self._robot.send_action(values))
+
+    def _is_near(self, values: dict[str, float]) -> bool:
+        """Whether joints that are measured are measured near there, since the outage."""
+        common = [name for name in values if name in self._state_names]
+        near = self._config.resume_within
+        return all(name in self._measured and abs(values[name] - self._measured[name]) <= near for name in common)
 
     def _read(self) -> None:
         stamp = time.time_ns()  # Before the reading, so that one that takes long is as old as it is.
@@ -194,6 +216,7 @@ class LeRobotTransport:
         if found is None:
             return
         observation, values = found
+        self._measured = dict(zip(self._state_names, values.tolist(), strict=True))
         joints = JointState(stamp=stamp, name=self._state_names, position=values, velocity=_NONE, effort=_NONE)
         self._deliver(OBSERVATION, joints)
         for name, taken in frames.items():
