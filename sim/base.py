@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -31,6 +31,18 @@ def check_known(what: str, value: str, known: Iterable[str], list_name: str = "T
         nearest = difflib.get_close_matches(value, names, n=1)
         hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
         raise ValueError(f"unknown {what} {value!r}.{hint} {list_name}: {', '.join(names)}.")
+
+
+def check_horizons(what: str, horizons: Mapping[str, int], known: Iterable[str]) -> None:
+    """Refuse horizons, task -> control steps, of tasks that are not known, or without a step.
+
+    Raises:
+        ValueError: naming the task.
+    """
+    for task, steps in horizons.items():
+        check_known(what, task, known)
+        if steps < 1:
+            raise ValueError(f"the horizon of {task!r} must be at least 1 control step, got {steps}")
 
 
 @dataclass

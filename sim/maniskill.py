@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field, field_validator
 
-from sim.base import SimConfig, SingleEnv, SingleObservation, check_known
+from sim.base import SimConfig, SingleEnv, SingleObservation, check_horizons, check_known
 from vla_rl.types import SPLITS, EnvSpec, EpisodeSpec, Keyframe
 
 INSTRUCTIONS = {
@@ -49,10 +49,7 @@ class ManiSkillConfig(SimConfig):
     @field_validator("horizons")
     @classmethod
     def _known_horizons(cls, value: dict[str, int]) -> dict[str, int]:
-        for name, steps in value.items():
-            check_known("ManiSkill task", name, INSTRUCTIONS)
-            if steps < 1:
-                raise ValueError(f"the horizon of {name!r} must be at least 1 control step, got {steps}")
+        check_horizons("ManiSkill task", value, INSTRUCTIONS)
         return value
 
     def env_spec(self) -> EnvSpec:

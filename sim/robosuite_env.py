@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from pydantic import Field, field_validator
 
-from sim.base import SimConfig, SingleEnv, SingleObservation, check_known
+from sim.base import SimConfig, SingleEnv, SingleObservation, check_horizons, check_known
 from vla_rl.data.structure import CAMERA_PREFIX
 from vla_rl.types import SPLITS, EnvSpec, EpisodeSpec, Keyframe
 
@@ -51,10 +51,7 @@ class RobosuiteConfig(SimConfig):
     @field_validator("horizons")
     @classmethod
     def _known_horizons(cls, value: dict[str, int]) -> dict[str, int]:
-        for name, steps in value.items():
-            check_known("robosuite task", name, INSTRUCTIONS)
-            if steps < 1:
-                raise ValueError(f"the horizon of {name!r} must be at least 1 control step, got {steps}")
+        check_horizons("robosuite task", value, INSTRUCTIONS)
         return value
 
     def env_spec(self) -> EnvSpec:

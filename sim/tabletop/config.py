@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from sim.base import FixedCamera, SimConfig, check_known
+from sim.base import FixedCamera, SimConfig, check_horizons, check_known
 from vla_rl.config import Config
 from vla_rl.types import EnvSpec
 
@@ -123,10 +123,7 @@ class TabletopConfig(SimConfig):
     @field_validator("horizons")
     @classmethod
     def _known_horizons(cls, value: dict[str, int]) -> dict[str, int]:
-        check_tasks(tuple(value))
-        for task, steps in value.items():
-            if steps < 1:
-                raise ValueError(f"the horizon of {task!r} must be at least 1 control step, got {steps}")
+        check_horizons("tabletop task", value, INSTRUCTIONS)
         return value
 
     def env_spec(self) -> EnvSpec:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_fit import ENV, MODEL, collect, config, weights
+from test_fit import ENV, MODEL, collect, config, stop_fitting, weights
 
 from vla_rl.config import ConfigError, validate
 from vla_rl.data.config import DatasetConfig
@@ -17,7 +17,6 @@ from world_model.config import BootstrapConfig, WorldModelConfig
 from world_model.episodes import EpisodeFrames, open_episodes
 from world_model.facts import WorldModelFacts
 from world_model.fit_config import FitConfig
-from world_model.fitting import Fitting
 from world_model.latents import open_latents
 from world_model.model import WorldModel, build_parts
 
@@ -118,15 +117,7 @@ def test_a_stopped_fit_goes_on_to_the_same_result(episodes, tmp_path, monkeypatc
     whole = fit.fit(ENV.env_spec(), tmp_path / "whole", seed=1)
     plain = config(episodes, dynamics=stage).fit(ENV.env_spec(), tmp_path / "plain", seed=1)
     assert weights(whole)["dynamics.safetensors"] != weights(plain)["dynamics.safetensors"]
-    advance, budget = Fitting.advance, [3 + 3]  # The autoencoder's three updates, and three of the dynamics'.
-
-    def stopping(self: Fitting) -> dict[str, float]:
-        if budget[0] == 0:
-            raise KeyboardInterrupt
-        budget[0] -= 1
-        return advance(self)
-
-    monkeypatch.setattr(Fitting, "advance", stopping)
+    stop_fitting(monkeypatch, 3 + 3)  # The autoencoder's three updates, and three of the dynamics'.
     with pytest.raises(KeyboardInterrupt):
         fit.fit(ENV.env_spec(), tmp_path / "run", seed=1)
     monkeypatch.undo()

@@ -64,10 +64,9 @@ def test_a_fit_leaves_a_world_model_that_knows_its_data_and_thresholds(fitted):
     assert not (fitted.parent / "checkpoints").exists()
 
 
-def test_a_stopped_fit_goes_on_to_the_same_result(episodes, fitted, tmp_path, monkeypatch):
-    """Stopped in the middle of each stage in turn."""
-    run = tmp_path / "run"
-    advance, budget = Fitting.advance, [0]
+def stop_fitting(monkeypatch: pytest.MonkeyPatch, updates: int) -> list[int]:
+    """Fits stop after so many updates; the list's only entry is how many are left, and may be set."""
+    advance, budget = Fitting.advance, [updates]
 
     def stopping(self: Fitting) -> dict[str, float]:
         if budget[0] == 0:
@@ -76,15 +75,25 @@ def test_a_stopped_fit_goes_on_to_the_same_result(episodes, fitted, tmp_path, mo
         return advance(self)
 
     monkeypatch.setattr(Fitting, "advance", stopping)
+    return budget
+
+
+def fit_with_stops(fit: FitConfig, run: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stopped in the middle of each stage in turn."""
+    budget = stop_fitting(monkeypatch, 0)
     for tries in range(10):
         budget[0] = 2 if tries % 2 == 0 else 1
         try:
-            result = config(episodes).fit(ENV.env_spec(), run, seed=1)
+            result = fit.fit(ENV.env_spec(), run, seed=1)
         except KeyboardInterrupt:
             continue
-        break
-    assert tries == 7, "four stages of three updates, each stopped after two of them"
-    assert weights(result) == weights(fitted)
+        assert tries == 7, "four stages of three updates, each stopped after two of them"
+        return result
+    raise AssertionError("never finished")
+
+
+def test_a_stopped_fit_goes_on_to_the_same_result(episodes, fitted, tmp_path, monkeypatch):
+    assert weights(fit_with_stops(config(episodes), tmp_path / "run", monkeypatch)) == weights(fitted)
 
 
 def test_fine_tuning_starts_from_the_weights_and_keeps_what_is_not_fitted(episodes, fitted, tmp_path):

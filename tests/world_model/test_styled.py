@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_fit import ENV, STAGE, collect, config, weights
+from test_fit import ENV, STAGE, collect, config, fit_with_stops, weights
 
 from vla_rl.config import ConfigError, validate
 from vla_rl.data.config import DatasetConfig, DatasetError
@@ -19,7 +19,6 @@ from world_model.clips import ClipDataset
 from world_model.config import StyleConfig
 from world_model.episodes import EpisodeFrames, open_episodes
 from world_model.fit_config import FitConfig
-from world_model.fitting import Fitting
 from world_model.latents import ImageSamples, open_latents
 from world_model.model import load_world_model
 from world_model.styled import Restyler, StyledFrames, StyledImages, restylers, with_styles
@@ -161,23 +160,8 @@ def test_the_autoencoder_sees_styles_and_the_weights_of_pixels_stay(frames, make
 
 
 def test_a_stopped_fit_with_styles_goes_on_to_the_same_result(episodes, fitted, tmp_path, monkeypatch):
-    run, advance, budget = tmp_path / "run", Fitting.advance, [0]
-
-    def stopping(self: Fitting) -> dict[str, float]:
-        if budget[0] == 0:
-            raise KeyboardInterrupt
-        budget[0] -= 1
-        return advance(self)
-
-    monkeypatch.setattr(Fitting, "advance", stopping)
-    for tries in range(10):
-        budget[0] = 2 if tries % 2 == 0 else 1
-        try:
-            result = config(episodes, style=STYLE, cuts=2).fit(SPEC, run, seed=1)
-        except KeyboardInterrupt:
-            continue
-        break
-    assert tries == 7 and weights(result) == weights(fitted)
+    fit = config(episodes, style=STYLE, cuts=2)
+    assert weights(fit_with_stops(fit, tmp_path / "run", monkeypatch)) == weights(fitted)
 
 
 def test_every_stage_sees_the_styles_and_no_share_is_as_before(episodes, fitted, tmp_path):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vla_rl.data.config import DatasetError
+from vla_rl.data.fingerprint import add_file
 from vla_rl.data.lerobot_io import ACTION, FINAL_IMAGE_PREFIX, FINAL_STATE, IMAGE_PREFIX, STATE, decode_image
 
 if TYPE_CHECKING:
@@ -85,12 +86,7 @@ class LeRobotSource:
         digest = hashlib.blake2b((self.root / "meta" / "info.json").read_bytes(), digest_size=16)
         files = [p for folder in ("data", "meta", "videos", "images") for p in (self.root / folder).rglob("*")]
         for file in sorted(p for p in files if p.is_file()):
-            size = file.stat().st_size
-            digest.update(f"{file.relative_to(self.root)}:{size}".encode())
-            with open(file, "rb") as stream:
-                digest.update(stream.read(1 << 16))
-                stream.seek(max(size - (1 << 16), 0))
-                digest.update(stream.read())
+            add_file(digest, str(file.relative_to(self.root)), file)
         return digest.hexdigest()
 
     def has(self, column: str) -> bool:

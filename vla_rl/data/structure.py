@@ -26,6 +26,7 @@ import numpy as np
 
 from vla_rl.atomic import atomic_folder, disk_full
 from vla_rl.data.config import DatasetError
+from vla_rl.data.fingerprint import add_file
 
 if TYPE_CHECKING:
     from vla_rl.data.dataset import EpisodeDataset
@@ -208,10 +209,5 @@ def _fingerprint(files: Sequence[Path]) -> str:
     """A hash of each file's size, beginning and end."""
     digest = hashlib.blake2b(digest_size=16)
     for file in files:
-        size = file.stat().st_size
-        digest.update(f"{file.name}:{size}".encode())
-        with open(file, "rb") as stream:
-            digest.update(stream.read(1 << 16))
-            stream.seek(max(size - (1 << 16), 0))
-            digest.update(stream.read())
+        add_file(digest, file.name, file)
     return digest.hexdigest()
