@@ -83,7 +83,8 @@ def fit(
 
 @dataclass
 class _Data:
-    """Episodes to fit on, and those the threshold is chosen on: of `fitted`, or datasets of their own.
+    """Episodes to fit on, those the threshold is chosen on (of `fitted`, or datasets of their own), and `judged`, which
+    the success networks learn from.
 
     `shown` is `fitted`, and its copies in other styles where they are asked for; `restylers` makes those.
     """
@@ -91,6 +92,7 @@ class _Data:
     fitted: list[EpisodeFrames]
     calibration: list[EpisodeFrames]
     shown: list[EpisodeFrames]
+    judged: list[EpisodeFrames]
     restylers: list[Restyler]
 
 
@@ -118,6 +120,10 @@ class _Fit:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.world_model = start or WorldModel(self.model, facts, build_parts(self.model, facts)).to(device)
+            if start is not None and config.fresh_success:
+                fresh = build_parts(self.model, facts)
+                start.success, start.clip = fresh.success, fresh.clip
+                start.to(device)
         self.world_model.facts = facts
         if config.temperature is not None:
             self.world_model.set_temperature(config.temperature)
@@ -133,25 +139,27 @@ class _Fit:
                 calibration.append(self._frames(held, spec))
             fitted.append(self._frames(dataset, spec))
         calibration += [self._frames(open_episodes(one, spec), spec) for one in self.config.calibrate_on]
+        judged = [self._frames(open_episodes(one, spec), spec) for one in self.config.success_datasets]
         style = self.config.style
         if not style.share:
-            return _Data(fitted, calibration, fitted, [])
+            return _Data(fitted, calibration, fitted, judged or fitted, [])
         makers = restylers(style, fitted, [one.camera_map for one in self.config.datasets], tuple(spec.projections))
-        return _Data(fitted, calibration, with_styles(style, fitted, makers, self.seed), makers)
+        shown = with_styles(style, fitted, makers, self.seed)
+        return _Data(fitted, calibration, shown, judged or shown, makers)
 
     def _frames(self, dataset: EpisodeDataset, spec: EnvSpec) -> EpisodeFrames:
         return EpisodeFrames.of(dataset, self.model.frame_steps, spec.action_low, spec.action_high)
 
     def _content_keys(self) -> tuple[str, ...]:
-        return tuple(sorted({part.dataset.cache.name for part in self.data.fitted}))
+        return tuple(sorted({part.dataset.cache.name for part in (*self.data.fitted, *self.data.judged)}))
 
-    def _clips(self, cuts: int = 1) -> ClipDataset:
-        """Clips of the fitted episodes and their styled copies, cut in `cuts` ways, evenly over a frame's steps."""
+    def _clips(self, episodes: Sequence[EpisodeFrames], cuts: int = 1) -> ClipDataset:
+        """Clips of episodes, cut in `cuts` ways, evenly over a frame's steps."""
         facts, steps = self.world_model.facts, self.model.frame_steps
         first_steps = sorted({max(steps * (i + 1) // cuts, 1) for i in range(cuts)})
         parts = [
             open_latents(part.cut_after(first), self.world_model.autoencoder)
-            for part in self.data.shown
+            for part in episodes
             for first in first_steps
         ]
         return ClipDataset(parts, self.config.clip_frames, np.array(facts.state_mean), np.array(facts.state_std))
@@ -192,7 +200,7 @@ class _Fit:
             return
         if self.config.bootstrap.share and not isinstance(self.model.dynamics, DynamicsConfig):
             raise ConfigError("world_model.bootstrap.share: only for dynamics of kind transformer; set it to 0")
-        clips, device = self._clips(self.config.cuts), self.world_model.device
+        clips, device = self._clips(self.data.shown, self.config.cuts), self.world_model.device
         bootstrap = Bootstrap(self.config.bootstrap, clips, network, stage.steps, self.seed, device)
 
         def loss(step: int) -> tuple[torch.Tensor, dict[str, Any]]:
@@ -209,7 +217,7 @@ class _Fit:
         stage = self.config.success
         if not stage.steps:
             return
-        clips = self._clips()
+        clips = self._clips(self.data.judged)
         imagined: ImaginedSamples | None = None
         for number, name in enumerate(("success", "clip")):
             network: Any = getattr(self.world_model, name)

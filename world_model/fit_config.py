@@ -33,8 +33,16 @@ class FitConfig(Config):
         default=None, description="What it is made of; null takes it from start_from, or the defaults."
     )
     datasets: MaybeDatasets = Field(default=(), description="LeRobotDatasets to learn from.")
+    success_datasets: MaybeDatasets = Field(
+        default=(),
+        description="What the success networks learn from; empty: `datasets`. Give them episodes that the dynamics has "
+        "not learned from, since it imagines those that it has too well.",
+    )
     start_from: str | None = Field(
         default=None, description="A world model to fine-tune: a folder, or pretrained:NAME; null starts from scratch."
+    )
+    fresh_success: bool = Field(
+        default=False, description="Start the success networks from random weights, whatever start_from has."
     )
     calibrate_on: MaybeDatasets = Field(
         default=(), description="The policy's own episodes, for the threshold; empty holds some of `datasets` out."

@@ -111,6 +111,22 @@ def test_episodes_of_their_own_can_choose_the_threshold(episodes, tmp_path):
     assert load_world_model(chosen).facts.calibration["num_episodes"] == 24
 
 
+def test_success_networks_can_start_afresh_and_learn_from_episodes_of_their_own(episodes, fitted, tmp_path):
+    others = collect(tmp_path / "others", noise=1.5, noise_hold=4, start_index=500)
+    kept = {"model": None, "start_from": str(fitted), "autoencoder": {"steps": 0}, "dynamics": {"steps": 0}}
+    found = {}
+    for name, options in {
+        "continued": {},
+        "fresh": {"fresh_success": True},
+        "others": {"success_datasets": str(others)},
+    }.items():
+        result = config(episodes, **kept, **options).fit(ENV.env_spec(), tmp_path / name)
+        assert weights(result)["dynamics.safetensors"] == weights(fitted)["dynamics.safetensors"]
+        found[name] = weights(result)["success.safetensors"]
+        assert len(load_world_model(result).facts.datasets) == (2 if name == "others" else 1)
+    assert len(set(found.values())) == 3
+
+
 def test_a_finished_fit_is_not_repeated(episodes, fitted, monkeypatch):
     monkeypatch.setattr(fit_module, "_Fit", None)
     assert config(episodes).fit(ENV.env_spec(), fitted.parent) == fitted
