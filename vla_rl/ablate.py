@@ -10,12 +10,7 @@ runs, for each seed, the recipe as it is, with advantages permuted over all traj
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +22,8 @@ from vla_rl.atomic import write_text_atomic
 from vla_rl.compare import compare
 from vla_rl.config import Config, ConfigError
 from vla_rl.evaluation import Evaluation
-from vla_rl.recipe import Recipe, load_recipe
-from vla_rl.run import open_run
+from vla_rl.jobs import job, run_jobs
+from vla_rl.recipe import Recipe
 from vla_rl.statistics import Interval, summarize_seeds
 
 if TYPE_CHECKING:
@@ -137,56 +132,21 @@ def ablate(
             "name them in sft.datasets"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    threads = max(1, (os.cpu_count() or 1) // jobs)
-    base = folder / "base"
-    commands = {base: _command("eval", recipe_name, [*overrides, "num_threads=0"], base)}
+    base = job("eval", recipe_name, [*overrides, "num_threads=0"], folder / "base")
+    all_jobs = [base]
     for seed in seeds:
         for arm in arms:
-            run = folder / f"{arm}-seed{seed}"
             own = [f"seed={seed}", f"train.control={arm}", "train.evaluate=after", "num_threads=0"]
-            commands[run] = _command("train", recipe_name, [*overrides, *own], run)
-    rich.print(f"{len(commands)} runs, {jobs} side by side; each writes its output to a .log in {folder}")
-    with ThreadPoolExecutor(jobs) as pool:
-        results = pool.map(lambda item: _run(*item, threads=threads), commands.items())
-        for number, text in enumerate(results, start=1):
-            rich.print(f"{number} of {len(commands)}: {text}")
+            all_jobs.append(job("train", recipe_name, [*overrides, *own], folder / f"{arm}-seed{seed}"))
+    rich.print(f"{len(all_jobs)} runs, {jobs} side by side; each writes its output to a .log in {folder}")
+    run_jobs(all_jobs, jobs, rich.print)
     evaluations = {
         arm: [Evaluation.load(folder / f"{arm}-seed{seed}" / "evaluations" / "final.json") for seed in seeds]
         for arm in arms
     }
-    result = summarize(recipe.name, Evaluation.load(base / "evaluations" / "base.json"), evaluations, tuple(seeds))
+    result = summarize(recipe.name, Evaluation.load(base.result), evaluations, tuple(seeds))
     write_text_atomic(folder / "ablation.json", result.model_dump_json(indent=1) + "\n")
     return result
-
-
-def _command(command: str, recipe_name: str, overrides: Sequence[str], folder: Path) -> list[str]:
-    """Arguments of `vla-rl` for one run; what is in its folder already must be of the same recipe."""
-    recipe = load_recipe(recipe_name, overrides)
-    arguments = [command, recipe_name, *overrides, "--output", str(folder)]
-    if command == "eval":
-        arguments += ["--name", "base"]
-    if (folder / "config.yaml").is_file():
-        open_run(recipe, folder, resume=True)
-        if command == "train":
-            arguments.append("--resume")
-    return arguments
-
-
-def _run(folder: Path, arguments: list[str], threads: int) -> str:
-    """One `vla-rl` command in a process of its own, unless its evaluation is there already. Says what came of it."""
-    result = folder / "evaluations" / ("base.json" if arguments[0] == "eval" else "final.json")
-    if result.is_file():
-        return f"{folder.name}, found finished"
-    started = time.monotonic()
-    log = folder.with_suffix(".log")
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
-    with open(log, "a") as out:
-        code = subprocess.run(
-            [sys.executable, "-m", "vla_rl.cli", *arguments], stdout=out, stderr=out, env=environment, check=False
-        ).returncode
-    if code != 0:
-        raise RuntimeError(f"`vla-rl {' '.join(arguments)}` failed with exit code {code}; its output is in {log}")
-    return f"{folder.name}, {(time.monotonic() - started) / 60:.1f} minutes"
 
 
 def summarize(

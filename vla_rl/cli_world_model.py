@@ -1,4 +1,4 @@
-"""Commands of `vla-rl world-model` beside fitting and trust: where RL starts, which policy is best, how styles look."""
+"""Commands of `vla-rl world-model` beside fitting and trust: where RL starts, whom to believe, how styles look."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands to `vla-rl world-model`."""
     app.command()(keyframes)
     app.command()(rank)
+    app.command()(study)
     app.command()(styles)
 
 
@@ -52,6 +53,22 @@ def rank(
     loaded = load_recipe(recipe, override or ())
     found = rank_policies(loaded, Path(world_model), policy, output, lambda text: typer.echo(text, err=True))
     typer.echo(f"{found.text()}\nwritten: {output}")
+
+
+def study(
+    recipe: RecipeName,
+    world_model: Annotated[list[str], typer.Option("--world-model", help="Its folder; 12 or more, good and bad.")],
+    task: Annotated[list[str], typer.Option("--task", help="Studied by itself; two or more.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of all runs; goes on.")] = Path("runs/study"),
+    jobs: Annotated[int, typer.Option(min=1, help="RL runs side by side.")] = 2,
+    override: Setting = None,
+) -> None:
+    """Which trust figure predicts what RL gains? RL in many world models, evaluated in the simulator."""
+    from vla_rl.study import TABLE
+    from vla_rl.study import study as run_study
+
+    found = run_study(recipe, override or (), world_model, task, output, jobs=jobs, show=typer.echo)
+    typer.echo(f"{found.markdown()}\nwritten: {output / TABLE}")
 
 
 def styles(

@@ -284,6 +284,20 @@ def summarize_seeds(
     return SeedSummary(mean, tuple(map(float, per_seed)), interval, t_interval, num_seeds, num_states)
 
 
+def pearson(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Pearson correlation along the last axis, float (..., P); NaN where either is constant."""
+    a, b = a - a.mean(-1, keepdims=True), b - b.mean(-1, keepdims=True)
+    scale = np.sqrt((a * a).sum(-1) * (b * b).sum(-1))
+    return np.where(scale > 1e-12, (a * b).sum(-1) / np.maximum(scale, 1e-12), np.nan)
+
+
+def spearman(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Spearman's rank correlation along the last axis, float (..., P): Pearson's of the ranks, ties sharing theirs."""
+    from scipy.stats import rankdata
+
+    return pearson(rankdata(a, axis=-1), rankdata(b, axis=-1))
+
+
 def discordance(rate_a: float, rate_b: float, correlation: float = 0.0) -> float:
     """Share of pairs whose outcomes differ, for two success rates and the correlation of the outcomes."""
     covariance = correlation * math.sqrt(rate_a * (1 - rate_a) * rate_b * (1 - rate_b))

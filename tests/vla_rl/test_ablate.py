@@ -12,8 +12,8 @@ from rich.console import Console
 from tiny_run import make_recipe, save_policy
 
 from sim.dummy import DummyConfig
-from vla_rl import ablate as module
-from vla_rl.ablate import Ablation, ablate, summarize
+from vla_rl import jobs as module
+from vla_rl.ablate import LABELS, Ablation, ablate, summarize
 from vla_rl.collect import CollectConfig, collect_dataset
 from vla_rl.config import ConfigError, dump_yaml
 from vla_rl.evaluation import EpisodeRecord, Evaluation, EvaluationMeta
@@ -204,7 +204,7 @@ def test_an_ablation_end_to_end(tmp_path):
     sft = f"sft={{datasets: {tmp_path}/demos, batch_size: 4}}"
     recipe_file.write_text(dump_yaml(make_recipe(policy, sft, "train.iterations=2")))
     result = call(recipe_file, tmp_path / "ablation", seeds=(3,))
-    assert result.num_episodes == 4 and set(result.rates) == {"base", *module.LABELS.values()}
+    assert result.num_episodes == 4 and set(result.rates) == {"base", *LABELS.values()}
     for g in result.gains:
         of, over = (result.rates[label][g.mode][0] for label in (g.of, g.over))
         assert g.per_seed == pytest.approx((of - over,))

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import binom
 
 from vla_rl import statistics
-from vla_rl.statistics import Interval
+from vla_rl.statistics import Interval, pearson, spearman
 
 
 def close(interval: Interval, low: float, high: float, tolerance: float = 5e-5) -> bool:
@@ -208,6 +208,15 @@ def test_summarize_seeds_interval_reflects_variation_between_seeds():
         states_only += abs(mean.mean() - 0.1) < 1.96 * mean.std(ddof=1) / math.sqrt(50)
     assert covered / 200 >= 0.9 and t_covered / 200 >= 0.9
     assert states_only / 200 < covered / 200, "leaving the seeds out claims too much"
+
+
+def test_correlations_by_hand():
+    assert pearson(np.array([0.0, 1.0, 2.0]), np.array([0.0, 1.0, 0.0])) == pytest.approx(0)
+    assert pearson(np.array([0.0, 1.0]), np.array([0.3, 0.5])) == pytest.approx(1)
+    assert spearman(np.array([0.1, 0.1, 0.4]), np.array([1.0, 2.0, 3.0])) == pytest.approx(3**0.5 / 2), "ties share"
+    assert spearman(np.array([1.0, 2.0, 9.0]), np.array([0.3, 0.2, 0.1])) == pytest.approx(-1)
+    for correlation in (pearson, spearman):
+        assert math.isnan(correlation(np.array([0.0, 1.0]), np.array([0.3, 0.3])))
 
 
 def test_episodes_needed_by_hand():

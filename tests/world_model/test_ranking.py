@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import pytest
 from toy import GOAL, push, toy_env, toy_world_model
 
@@ -15,7 +14,6 @@ from vla_rl.types import ActionChunk, EpisodeSpec, Observation
 from world_model import ranking
 from world_model.config import ImaginationConfig
 from world_model.ranking import judge_episodes, rank
-from world_model.trust.outcomes import spearman
 
 STARTS = [f"reach/validation/{i}" for i in range(20)]
 
@@ -49,11 +47,6 @@ def test_only_states_that_all_have_finished_count(tmp_path: Path) -> None:
         rank([outcomes("a", 1, 1, 1), outcomes("b", 1, 1, 1, ["x", "y"])])
     with pytest.raises(ValueError, match="at least two"):
         rank([outcomes("a", 1, 1, 1)])
-
-
-def test_ties_share_their_rank() -> None:
-    assert spearman(np.array([0.1, 0.1, 0.4]), np.array([1.0, 2.0, 3.0])) == pytest.approx(3**0.5 / 2)
-    assert np.isnan(spearman(np.array([0.1, 0.1]), np.array([1.0, 2.0])))
 
 
 class Steady:

@@ -10,10 +10,16 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.stats import rankdata
 
 from vla_rl.config import Config
-from vla_rl.statistics import Interval, clustered_wilson_interval, paired_bootstrap_interval, wilson_interval
+from vla_rl.statistics import (
+    Interval,
+    clustered_wilson_interval,
+    paired_bootstrap_interval,
+    pearson,
+    spearman,
+    wilson_interval,
+)
 from world_model.trust.figures import Figure, figure
 from world_model.trust.intervals import mean_bands, resampled_counts
 from world_model.trust.numbers import Number
@@ -124,18 +130,6 @@ def policy_rates(outcomes: PolicyOutcomes) -> PolicyRates:
         gap=difference_figure(real, imagined, starts),
         agreement=rate_figure(real == imagined, starts),
     )
-
-
-def pearson(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Pearson correlation along the last axis, float (..., P); NaN where either is constant."""
-    a, b = a - a.mean(-1, keepdims=True), b - b.mean(-1, keepdims=True)
-    scale = np.sqrt((a * a).sum(-1) * (b * b).sum(-1))
-    return np.where(scale > 1e-12, (a * b).sum(-1) / np.maximum(scale, 1e-12), np.nan)
-
-
-def spearman(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Spearman's rank correlation along the last axis, float (..., P): Pearson's of the ranks, ties sharing theirs."""
-    return pearson(rankdata(a, axis=-1), rankdata(b, axis=-1))
 
 
 def mean_maximum_rank_violation(real: np.ndarray, imagined: np.ndarray) -> np.ndarray:

@@ -19,7 +19,6 @@ from world_model.trust.outcomes import (
     calibration,
     mean_maximum_rank_violation,
     outcome_figures,
-    pearson,
     policy_figures,
 )
 from world_model.trust.perceptual import frechet_distance, read_state
@@ -134,12 +133,6 @@ def test_rank_violation_by_hand() -> None:
     assert mean_maximum_rank_violation(real, imagined) == pytest.approx((0 + 0.4 + 0.4) / 3)
     assert mean_maximum_rank_violation(real, real**2) == 0
     assert mean_maximum_rank_violation(real, -real) == pytest.approx((0.8 + 0.4 + 0.8) / 3)
-
-
-def test_pearson_by_hand() -> None:
-    assert pearson(np.array([0.0, 1.0, 2.0]), np.array([0.0, 1.0, 0.0])) == pytest.approx(0)
-    assert pearson(np.array([0.0, 1.0]), np.array([0.3, 0.5])) == pytest.approx(1)
-    assert math.isnan(pearson(np.array([0.0, 1.0]), np.array([0.3, 0.3])))
 
 
 def test_policies_are_compared_on_the_same_initial_states() -> None:
