@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from vla_rl.algorithms.learner import Learner
+    from vla_rl.distributed import World
     from vla_rl.timing import Stopwatch
 
 Control = Literal["none", "shuffled_rewards"]
@@ -109,6 +110,7 @@ class AlgoConfig(Config):
         temperature: float = 1.0,
         control: Control = "none",
         stopwatch: Stopwatch | None = None,
+        world: World | None = None,
     ) -> Learner:
         """The learner of `policy`.
 
@@ -117,10 +119,13 @@ class AlgoConfig(Config):
             temperature: that rollouts are drawn with; log-probabilities are taken at it.
             control: "shuffled_rewards" permutes advantages over all trajectories (negative control).
             stopwatch: counts "forward_backward" and "optimizer" seconds; by default the learner's own.
+            world: the processes that learn together, which hold `policy` already; None: this one alone.
         """
         from vla_rl.algorithms.learner import Learner
 
-        return Learner(self, policy, seed=seed, temperature=temperature, control=control, stopwatch=stopwatch)
+        return Learner(
+            self, policy, seed=seed, temperature=temperature, control=control, stopwatch=stopwatch, world=world
+        )
 
 
 class GroupConfig(AlgoConfig):

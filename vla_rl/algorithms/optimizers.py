@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 
 from vla_rl.algorithms.configs import PPOConfig
+from vla_rl.sharding import is_sharded
 
 CRITIC_NAME = "value_head"
 # Matrices that are not hidden layers: rows are looked up, or are classes. Muon is not meant for these.
@@ -61,3 +62,12 @@ def build_optimizers(
 
 def _is_hidden_matrix(name: str, parameter: torch.nn.Parameter) -> bool:
     return parameter.ndim == 2 and not any(word in name for word in _NOT_HIDDEN)
+
+
+def clip_gradients(parameters: Sequence[torch.nn.Parameter], limit: float) -> float:
+    """Scale gradients to a norm of at most `limit`; the norm before. Sharded ones: by the norm of the whole.
+
+    All processes call it together.
+    """
+    norm: Any = torch.nn.utils.clip_grad_norm_(parameters, limit)
+    return float(norm.full_tensor() if is_sharded(norm) else norm)
