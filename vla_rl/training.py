@@ -353,11 +353,8 @@ class TrainingRun:
         self._is_looping = False
         target = self.folder / "policy"
         if self.config.keep == "best" and self._best is not None:
-            if self.world.is_main:
-                self.policy = load_policy(self.folder / "best", self.policy.device)
-                self.policy.save(target)
-        else:
-            self._save_policy(target)
+            self.policy = load_policy(self.folder / "best", self.policy.device)
+        self._save_policy(target)
         return target
 
     def _keep_last_good(self) -> str:

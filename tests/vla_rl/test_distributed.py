@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,31 +15,37 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_run import save_policy
+from tiny_run import make_recipe, metrics, save_policy
 from together import ALGOS, ENV, run
 
-from vla_rl.checkpoint import trained_weights
+from vla_rl.checkpoint import load_checkpoint, trained_weights
 from vla_rl.collect import CollectConfig, collect_dataset
+from vla_rl.config import dump_yaml
 from vla_rl.distributed import ALONE
 from vla_rl.policies.base import load_policy
+from vla_rl.recipe import load_recipe
+from vla_rl.train import train
 
 HERE = Path(__file__).resolve().parent
-TIME_LIMIT = 280
+TIME_LIMIT = 900
+pytestmark = pytest.mark.timeout(4 * TIME_LIMIT)  # A backstop: `launch` ends what hangs.
 
 
 def launch(*arguments: str, module: bool = False, processes: int = 2) -> subprocess.CompletedProcess[str]:
-    """Run a script (or a module) in several processes; they are killed after the time limit."""
+    """Run a script (or a module) in several processes; after the time limit the launcher is asked to end them."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     paths = os.pathsep.join([str(HERE.parent.parent), str(HERE)])
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run(
-        [*launcher, *(["-m"] if module else []), *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=TIME_LIMIT,
-        check=False,
-    )
+    command = [*launcher, *(["-m"] if module else []), *arguments]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=TIME_LIMIT)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # A killed launcher would leave its processes behind.
+            raise
+        return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
 @pytest.fixture(scope="module")
@@ -79,3 +86,77 @@ def test_two_processes_make_the_update_of_one(together, policy, dataset, strateg
     assert metrics.keys() == expected_metrics.keys()
     for key, value in expected_metrics.items():
         assert metrics[key] == pytest.approx(value, rel=2e-3, abs=2e-5), key
+
+
+RUN = ("parallel=fsdp", "train.iterations=3", "train.keep_checkpoints=5", "train.evaluate=after", "algo.kl_coef=0.01")
+
+
+def train_together(recipe: Path, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return launch("vla_rl.cli", "train", str(recipe), "--output", str(folder), *options, module=True)
+
+
+@pytest.fixture(scope="module")
+def recipe(policy, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("distributed") / "recipe.yaml"
+    path.write_text(dump_yaml(make_recipe(policy, *RUN)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(recipe, tmp_path_factory) -> Path:
+    """The folder of a run of two processes with fsdp."""
+    folder = tmp_path_factory.mktemp("distributed") / "run"
+    result = train_together(recipe, folder)
+    assert result.returncode == 0, result.stderr[-4000:]
+    assert result.stdout.count("report: ") == 1, "one process speaks"
+    return folder
+
+
+def cut_back(folder: Path, target: Path) -> Path:
+    """A copy of a run without its last checkpoint and its result."""
+    shutil.copytree(folder, target)
+    shutil.rmtree(target / "checkpoints" / "step_00000003")
+    shutil.rmtree(target / "policy")
+    return target
+
+
+def result_of(folder: Path) -> bytes:
+    return (folder / "policy" / "model.safetensors").read_bytes()
+
+
+@pytest.mark.slow
+def test_a_run_of_two_processes_is_resumed_by_two_to_the_bit(finished, recipe, tmp_path):
+    again = cut_back(finished, tmp_path / "run")
+    result = train_together(recipe, again, "--resume")
+    assert result.returncode == 0, result.stderr[-4000:]
+    assert result_of(again) == result_of(finished)
+    assert metrics(again) == metrics(finished)
+
+
+@pytest.mark.slow
+def test_one_process_goes_on_with_a_run_of_two_and_two_with_its(finished, recipe, tmp_path):
+    assert (finished / "evaluations" / "final.json").is_file() and (finished / "report.html").is_file()
+    assert [row["step"] for row in metrics(finished)] == [1, 2, 3]
+    assert metrics(finished)[0]["train/episodes"] == 16, "the episodes of both processes"
+    alone = cut_back(finished, tmp_path / "run")
+    train(load_recipe(recipe), alone, resume=True)
+    assert [row["step"] for row in metrics(alone)] == [1, 2, 3]
+    assert metrics(alone)[:2] == metrics(finished)[:2]
+    files = [load_checkpoint(folder / "checkpoints" / "step_00000003")[0] for folder in (finished, alone)]
+    layouts = [{name: (t.shape, t.dtype) for name, t in tensors.items()} for tensors in files]
+    assert layouts[0] == layouts[1]
+    expected = result_of(alone)
+    shutil.rmtree(alone / "policy")
+    result = train_together(recipe, alone, "--resume")  # Nothing is left to do but to write the policy.
+    assert result.returncode == 0, result.stderr[-4000:]
+    assert result_of(alone) == expected
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_ends_the_run(recipe, tmp_path):
+    # The state with this index comes to the second process, in the second iteration.
+    options = ("sampling.train_states=null", "sampling.first_state=7", "env.fault=die", "env.fault_index=14")
+    result = train_together(recipe, tmp_path / "run", *options)
+    assert result.returncode != 0
+    assert [row["step"] for row in metrics(tmp_path / "run")] == [1]
+    assert not (tmp_path / "run" / "policy").exists()

@@ -33,9 +33,10 @@ class AlgoConfig(Config):
     kind: str
     # Optimizer.
     lr: float = Field(default=5e-6, gt=0, description="Learning rate of the policy.")
-    optimizer: Literal["adamw", "muon"] = Field(
+    optimizer: Literal["adamw", "adamw_8bit", "muon"] = Field(
         default="adamw",
-        description="muon: Muon for hidden matrices, AdamW for embeddings, heads, vectors and convolutions.",
+        description="adamw_8bit: AdamW with its moments in 8 bits (needs torchao); muon: Muon for hidden matrices, "
+        "AdamW for embeddings, heads, vectors and convolutions.",
     )
     betas: tuple[float, float] = Field(default=(0.9, 0.999), description="AdamW's running-average factors.")
     weight_decay: float = Field(default=0.0, ge=0)
