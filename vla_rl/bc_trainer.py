@@ -40,7 +40,7 @@ from vla_rl.checkpoint import (
 from vla_rl.data.augment import augment
 from vla_rl.data.dataset import BCBatch, BCDataset, DataNeeds, open_dataset
 from vla_rl.data.statistics import compute_statistics
-from vla_rl.distributed import ALONE, World, current
+from vla_rl.distributed import ALONE, World, add_up, current
 from vla_rl.interfaces import Policy
 from vla_rl.sft import SFTConfig
 from vla_rl.sharding import exchange, full, like, local
@@ -115,8 +115,7 @@ class BCTrainer:
             metrics = self._forward_backward(own, batch.share_of(own))
         finally:
             self.policy.eval()
-        reports = self.world.gather(metrics)
-        metrics = {name: sum(report[name] for report in reports) for name in reports[0]}
+        metrics = add_up(self.world.gather(metrics))
         if not math.isfinite(metrics["loss"]):
             return self._skip()
         parameters = list(self.parameters.values())
@@ -267,11 +266,8 @@ def run_training(
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
     world = current()
-    if not world.is_main:
-        world.wait()  # The first process decodes the datasets into their caches.
-    data = open_bc_dataset(config, policy, env_spec)
-    if world.is_main:
-        world.wait()
+    with world.main_first():  # It decodes the datasets into their caches.
+        data = open_bc_dataset(config, policy, env_spec)
     held_out = None
     if config.validation_fraction:
         data, held_out = data.hold_out(config.validation_fraction, seed)

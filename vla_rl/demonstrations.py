@@ -29,7 +29,8 @@ class Demonstrations:
 
     def __init__(self, policy: Any, config: SFTConfig, env_spec: EnvSpec, seed: int, world: World = ALONE):
         self.policy, self.config, self.seed, self.world = policy, config, seed, world
-        self.data = open_bc_dataset(config, policy, env_spec)
+        with world.main_first():  # It decodes the datasets into their caches.
+            self.data = open_bc_dataset(config, policy, env_spec)
         self.num_drawn = 0
 
     def batch(self) -> BCBatch:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -94,6 +94,15 @@ class World:
         """Until every process is here."""
         self.gather(None)
 
+    @contextmanager
+    def main_first(self) -> Iterator[None]:
+        """Process 0 runs the block, then the others: it makes files that they find there."""
+        if not self.is_main:
+            self.wait()
+        yield
+        if self.is_main:
+            self.wait()
+
     def _gather_bytes(self, data: str | bytes) -> list[bytes]:
         import torch
         import torch.distributed as dist
@@ -158,6 +167,15 @@ class World:
 
 ALONE = World()
 _joined: World = ALONE
+
+
+def add_up(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Sums by name of all processes' sums; of what is named a maximum, the largest."""
+    result: dict[str, float] = {}
+    for name in dict.fromkeys(name for part in parts for name in part):
+        values = [part[name] for part in parts if name in part]
+        result[name] = max(values) if name.endswith("_max") else sum(values)
+    return result
 
 
 def current() -> World:

@@ -7,24 +7,33 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_run import make_recipe, metrics, save_policy
-from together import ALGOS, ENV, run
+from together import ALGOS, ENV, MEMORY_BATCH, MEMORY_OPTIONS, SPEC, run
+from typer.testing import CliRunner
 
+from vla_rl import cli, outlines
+from vla_rl.algorithms.batch import rollout_metrics
 from vla_rl.checkpoint import load_checkpoint, trained_weights
 from vla_rl.collect import CollectConfig, collect_dataset
-from vla_rl.config import dump_yaml
-from vla_rl.distributed import ALONE
+from vla_rl.config import ConfigError, dump_yaml
+from vla_rl.distributed import ALONE, World, check
+from vla_rl.memory import measure, per_process, skeleton, without_values
 from vla_rl.policies.base import load_policy
+from vla_rl.policies.openvla import OpenVLAConfig
 from vla_rl.recipe import load_recipe
 from vla_rl.train import train
+from vla_rl.types import ActionChunk, Episode, EpisodeSpec, Keyframe, Observation
 
 HERE = Path(__file__).resolve().parent
 TIME_LIMIT = 900
@@ -86,6 +95,24 @@ def test_two_processes_make_the_update_of_one(together, policy, dataset, strateg
     assert metrics.keys() == expected_metrics.keys()
     for key, value in expected_metrics.items():
         assert metrics[key] == pytest.approx(value, rel=2e-3, abs=2e-5), key
+
+
+@pytest.mark.slow
+def test_the_memory_of_each_process_is_as_estimated(together):
+    found = json.loads((together / "memory.json").read_text())
+    mean = {name: sum(each[name] for each in found) / len(found) for name in found[0]}
+    fake = skeleton(OpenVLAConfig(**MEMORY_OPTIONS), SPEC, "cpu")
+    with without_values(fake):
+        whole = measure(fake, SPEC, batch_size=MEMORY_BATCH, rollout_batch=MEMORY_BATCH)
+    estimate = per_process(whole, fake, len(found))
+    for part in ("weights", "gradients", "optimizer"):
+        assert getattr(estimate, part) == pytest.approx(mean[part], rel=0.01), part
+    step = estimate.activations + estimate.logits + estimate.working + estimate.gathered
+    assert step == pytest.approx(mean["step"], rel=0.15), (
+        f"estimated {step / 1e6:.1f} MB, {mean['step'] / 1e6:.1f} seen"
+    )
+    seen = f"estimated {estimate.rollout / 1e6:.1f} MB, {mean['rollout'] / 1e6:.1f} seen"
+    assert estimate.rollout == pytest.approx(mean["rollout"], rel=0.15), seen
 
 
 RUN = ("parallel=fsdp", "train.iterations=3", "train.keep_checkpoints=5", "train.evaluate=after", "algo.kl_coef=0.01")
@@ -160,3 +187,78 @@ def test_a_process_that_dies_ends_the_run(recipe, tmp_path):
     assert result.returncode != 0
     assert [row["step"] for row in metrics(tmp_path / "run")] == [1]
     assert not (tmp_path / "run" / "policy").exists()
+
+
+# --- without other processes ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("num", "size"), [(5, 2), (4, 4), (7, 3), (2, 5)])
+def test_shares_are_even_and_cover_everything(num, size):
+    shares = [range(num)[World(rank, size).share(num)] for rank in range(size)]
+    assert [i for share in shares for i in share] == list(range(num))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def make_episode(spec: EpisodeSpec) -> Episode:
+    obs = Observation({}, np.zeros((2, 8), np.float32), ["reach"] * 2)
+    terminated = np.array([[False, False], [True, False]])
+    return Episode(
+        spec=spec,
+        obs=obs,
+        chunks=ActionChunk(np.zeros((2, 2, 7), np.float32)),
+        reward=terminated.astype(np.float32),
+        terminated=terminated,
+        truncated=np.zeros((2, 2), bool),
+        num_steps=np.array([2, 1]),
+        success=True,
+        final_obs=obs.select([1]),
+        group=3,
+        info={"imagined": np.array([0.5, 1.0])},
+    )
+
+
+def test_outlines_keep_what_statistics_need():
+    specs = [
+        EpisodeSpec("reach_red", "train", 7),
+        EpisodeSpec("reach_red", keyframe=Keyframe("dummy", "reach_red", 1, {})),
+    ]
+    for spec in specs:
+        whole = make_episode(spec)
+        copy = outlines._episode(json.loads(json.dumps(outlines._outline(whole))))
+        assert copy.spec == whole.spec and (copy.spec.keyframe is None) == (whole.spec.keyframe is None)
+        for name in ("num_chunks", "length", "total_reward", "success", "group", "lost"):
+            assert getattr(copy, name) == getattr(whole, name), name
+        assert (copy.info["imagined"] == whole.info["imagined"]).all()
+        lone = rollout_metrics([whole], [whole])
+        assert rollout_metrics([copy], [copy]) == lone
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["train.groups=2"], "train.groups: got 2 for 4 processes"),
+        (["parallel=fsdp", "algo.optimizer=muon"], "algo.optimizer: got 'muon', but with parallel=fsdp"),
+        (["parallel=fsdp", "algo.optimizer=adamw_8bit"], "algo.optimizer: got 'adamw_8bit', but with parallel=fsdp"),
+        (["device=cuda:1"], "device: got 'cuda:1', but each of 4 processes"),
+        (["sft={datasets: nowhere, batch_size: 3}"], "sft.batch_size: got 3 for 4 processes"),
+        (["sft={datasets: nowhere, optimizer: muon}", "parallel=fsdp"], "sft.optimizer: got 'muon'"),
+    ],
+)
+def test_what_several_processes_cannot_do_is_refused(policy, options, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        check(make_recipe(policy, *options), 4)
+
+
+def test_a_world_model_is_refused(policy):
+    recipe = make_recipe(policy)
+    imagined = SimpleNamespace(is_imagined=True)
+    with pytest.raises(ConfigError, match=r"env\.kind: a world model"):
+        check(recipe.model_copy(update={"env": imagined}), 2)
+
+
+def test_other_commands_are_refused_under_a_launcher(monkeypatch):
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost"}.items():
+        monkeypatch.setenv(name, value)
+    result = CliRunner().invoke(cli.app, ["list", "recipes"])
+    assert result.exit_code == cli.EXIT_USER_ERROR
+    assert "list: runs in one process, and a launcher started 2" in result.output

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from test_memory import peak_by_the_allocator
 from tiny_run import make_recipe
 
 from sim.dummy import DummyConfig
@@ -21,13 +23,20 @@ from vla_rl.bc_trainer import BCTrainer, open_bc_dataset
 from vla_rl.checkpoint import trained_weights
 from vla_rl.distributed import ALONE, World, joined
 from vla_rl.interfaces import VecEnv
+from vla_rl.memory import _chunk, _observation, _unit_statistics
+from vla_rl.policies.fake_input import fake_env_spec
+from vla_rl.policies.openvla import OpenVLAConfig
 from vla_rl.rollout import collect
 from vla_rl.sft import SFTConfig
+from vla_rl.sharding import local
 from vla_rl.types import Episode, EpisodeSpec
 
 ENV = DummyConfig(num_envs=4, tasks=("reach_red",), horizon=8)
 GROUPS, GROUP_SIZE = 5, 4  # Five groups in two processes: three and two.
 SMALL = {"minibatch_size": 14, "micro_batch_size": 3, "epochs": 2, "lr": 1e-3}
+MEMORY_OPTIONS = {"precision": "fp32"}
+MEMORY_BATCH = 2
+SPEC = fake_env_spec()
 ALGOS: dict[str, AlgoConfig] = {
     "grpo": GRPOConfig(**SMALL, kl_coef=0.1, loss_reduction="trajectory_mean", filter_groups=False),
     "grpo_filtered": GRPOConfig(**SMALL),
@@ -37,7 +46,8 @@ ALGOS: dict[str, AlgoConfig] = {
 
 
 def make_policy(folder: Path, has_critic: bool) -> Any:
-    recipe = make_recipe(folder, *(["policy.value_head=true"] if has_critic else []))
+    critic = ["policy.value_head=true", "policy.gradient_checkpointing=true"]
+    recipe = make_recipe(folder, *(critic if has_critic else []))
     config: Any = recipe.policy
     return config.build(ENV.env_spec(), "cpu", 0)
 
@@ -88,6 +98,37 @@ def clone(dataset: Path, folder: Path, world: World) -> tuple[dict[str, torch.Te
         return trained_weights(policy) | trainer.state()[0], metrics
 
 
+def memory(world: World) -> dict[str, int]:
+    """Bytes that this process holds of a policy and its optimizer, and the most that a step and acting take beside."""
+    policy = OpenVLAConfig(**MEMORY_OPTIONS).build(SPEC)
+    policy.norm_stats = _unit_statistics(policy, SPEC)
+    world.distribute(policy)
+    obs, chunk = _observation(policy, SPEC, MEMORY_BATCH), _chunk(policy, MEMORY_BATCH)
+    trained = [p for p in policy.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained)
+
+    def step() -> None:
+        out = policy.evaluate(obs, chunk)
+        (out.log_prob.sum() + out.entropy.sum()).backward()
+
+    def act() -> None:
+        with world.unsharded(policy):
+            policy.act(obs)
+
+    def held(tensors: Iterable[torch.Tensor]) -> int:
+        return sum(local(t).numel() * t.element_size() for t in tensors)
+
+    step()
+    optimizer.step()
+    return {
+        "weights": held(policy.parameters()),
+        "gradients": held(p.grad for p in trained if p.grad is not None),
+        "optimizer": held(t for entries in optimizer.state.values() for t in entries.values() if t.ndim),
+        "step": peak_by_the_allocator(step),
+        "rollout": peak_by_the_allocator(act),
+    }
+
+
 def run(name: str, folder: Path, dataset: Path, world: World) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     return clone(dataset, folder, world) if name == "sft" else reinforce(name, folder, world)
 
@@ -103,6 +144,9 @@ def main(folder: Path, dataset: Path, output: Path) -> None:
                     target.mkdir(parents=True)
                     save_file({n: t.detach().clone() for n, t in tensors.items()}, target / "tensors.safetensors")
                     (target / "metrics.json").write_text(json.dumps(metrics))
+        found = world.gather(memory(replace(world, strategy="fsdp")))
+        if world.is_main:
+            (output / "memory.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from vla_rl.algorithms.configs import AlgoConfig, Control, GroupConfig, PPOConfi
 from vla_rl.algorithms.optimizers import build_optimizers, clip_gradients, is_critic
 from vla_rl.algorithms.prepare import critic_batch, group_batch, skips_zero_advantage
 from vla_rl.checkpoint import flatten_optimizer, restore_optimizer
-from vla_rl.distributed import ALONE, World
+from vla_rl.distributed import ALONE, World, add_up
 from vla_rl.outlines import everyones
 from vla_rl.sharding import exchange, full, like, local
 from vla_rl.timing import Stopwatch
@@ -228,7 +228,7 @@ class Learner:
         if not all(report["is_finite"] for report in reports):
             return self._skip_bad("loss")
         self.world.add_up_gradients([*self._policy_parameters, *self._critic_parameters])
-        return self._apply(_add_up([report["sums"] for report in reports]))
+        return self._apply(add_up([report["sums"] for report in reports]))
 
     def _keep_step(self, batch: Batch, times: int) -> None:
         """Forward and backward passes that add nothing: where others have more, since all gather weights together."""
@@ -445,15 +445,6 @@ class Learner:
         self._num_critic_steps = int(state.get("num_critic_steps", 0))  # Older checkpoints have none.
         self._bad_streak = int(state["bad_streak"])
         self._last_good = self._copy_weights()
-
-
-def _add_up(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Sums by name of all processes' sums; of maxima, the largest."""
-    result: dict[str, float] = {}
-    for name in dict.fromkeys(name for part in parts for name in part):
-        values = [part[name] for part in parts if name in part]
-        result[name] = max(values) if name.endswith("_max") else sum(values)
-    return result
 
 
 def _micro_batches(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:
