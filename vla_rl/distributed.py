@@ -35,7 +35,7 @@ _LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")
 
 
 def num_launched() -> int:
-    """Processes that a launcher (torchrun, `accelerate launch`) started together with this one; 1 without one."""
+    """Processes that a launcher, such as torchrun, started together with this one; 1 without one."""
     return int(os.environ["WORLD_SIZE"]) if all(os.environ.get(name) for name in _LAUNCHED) else 1
 
 

@@ -21,7 +21,7 @@ from sim.dummy import DummyConfig
 from vla_rl.algorithms.configs import AlgoConfig, GRPOConfig, PPOConfig
 from vla_rl.bc_trainer import BCTrainer, open_bc_dataset
 from vla_rl.checkpoint import trained_weights
-from vla_rl.distributed import ALONE, World, joined
+from vla_rl.distributed import World, joined
 from vla_rl.interfaces import VecEnv
 from vla_rl.memory import _chunk, _observation, _unit_statistics
 from vla_rl.policies.fake_input import fake_env_spec
@@ -63,6 +63,9 @@ def roll_out(policy: Any) -> list[Episode]:
         # The last process's groups: none informative, so that under GRPO it has nothing of its own to learn from.
         wins = episode.group < 3 and number % GROUP_SIZE < 1 + episode.group % 2
         episode.success = wins
+        if episode.group >= 3:  # Ended by themselves: this process has no last value to estimate under PPO.
+            last = int(episode.num_steps[-1]) - 1
+            episode.terminated[-1, last], episode.truncated[-1, last] = True, False
         episode.reward[:] = 0
         episode.reward[-1, 0] = float(wins)
     return episodes
@@ -150,5 +153,4 @@ def main(folder: Path, dataset: Path, output: Path) -> None:
 
 
 if __name__ == "__main__":
-    assert ALONE.size == 1
     main(*(Path(argument) for argument in sys.argv[1:4]))

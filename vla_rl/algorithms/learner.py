@@ -104,13 +104,14 @@ class Learner:
         self.timing = {}
         usable = usable_episodes(episodes)
         shuffle = self._generator(_CONTROL) if self.control == "shuffled_rewards" else None
-        if isinstance(self.config, PPOConfig):
-            batch = critic_batch(self.config, usable, self._evaluate, shuffle, self.world)
-        else:
-            assert isinstance(self.config, GroupConfig), f"{type(self.config).__name__}: neither groups nor a critic"
-            batch = group_batch(self.config, usable, self._evaluate, shuffle, self.world)
+        with self.world.unsharded(self.policy):
+            if isinstance(self.config, PPOConfig):
+                batch = critic_batch(self.config, usable, self._evaluate, shuffle, self.world)
+            else:
+                assert isinstance(self.config, GroupConfig), f"{type(self.config).__name__}: no groups and no critic"
+                batch = group_batch(self.config, usable, self._evaluate, shuffle, self.world)
         if self._reference is not None:
-            with self._swapped_with_reference():
+            with self._swapped_with_reference(), self.world.unsharded(self.policy):
                 batch.reference_log_prob, _ = self._evaluate(batch.episodes, batch.episode, batch.chunk, batch.chunks)
         all_episodes = everyones(self.world, episodes)
         batch.metrics |= rollout_metrics(all_episodes, usable_episodes(all_episodes))
@@ -125,12 +126,6 @@ class Learner:
         self, episodes: Sequence[Episode], episode: np.ndarray, chunk: np.ndarray, chunks: ActionChunk
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """log_prob float32 (N, H, A) and value float32 (N,) or None, without gradient."""
-        with self.world.unsharded(self.policy):
-            return self._evaluate_in_parts(episodes, episode, chunk, chunks)
-
-    def _evaluate_in_parts(
-        self, episodes: Sequence[Episode], episode: np.ndarray, chunk: np.ndarray, chunks: ActionChunk
-    ) -> tuple[np.ndarray, np.ndarray | None]:
         self.policy.eval()
         log_probs, values = [np.zeros((0, *chunks.actions.shape[1:]), np.float32)], []
         for rows in _micro_batches(np.arange(len(episode)), self.config.micro_batch_size):
