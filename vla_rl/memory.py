@@ -161,19 +161,22 @@ def estimate(recipe: Recipe, processes: int = 1) -> MemoryEstimate:
 def per_process(whole: MemoryEstimate, policy: nn.Module, processes: int) -> MemoryEstimate:
     """What is left to each of several processes with fsdp, from the estimate for one.
 
-    Whole at the peak: all that is in no unit, with its gradients; of units, the one at work and the next one, which
-    is gathered meanwhile, with the buffer that it arrives in; and a unit's gradients, with the buffer they leave in.
+    When most activations are there, what is in no unit is whole, and so are two units: the one at work, and the next,
+    which is gathered meanwhile. When the backward pass ends and they are gone, there are instead the whole gradients
+    of what is in no unit, twice: the others' are added up in a second buffer.
     """
     parts = [_bytes(unit.parameters()) for unit in units(policy)]
     largest, in_units = max(parts, default=(0, 0)), tuple(map(sum, zip(*parts, strict=True))) or (0, 0)
     rest = [all_ - part for all_, part in zip(_bytes(policy.parameters()), in_units, strict=True)]
+    beside = whole.activations + whole.logits + whole.working
+    gathered = max(rest[0] + 2 * largest[0], rest[0] + 2 * rest[1] - beside)
     return replace(
         whole,
         weights=whole.weights // processes,
         gradients=whole.gradients // processes,
         optimizer=whole.optimizer // processes,
         reference=whole.reference // processes,
-        gathered=sum(rest) + 3 * largest[0] + 2 * largest[1],
+        gathered=gathered,
         rollout=whole.rollout + whole.weights if whole.rollout else 0,
         description=f"{whole.description}; each of {processes} processes",
     )

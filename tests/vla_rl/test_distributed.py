@@ -108,11 +108,9 @@ def test_the_memory_of_each_process_is_as_estimated(together):
     for part in ("weights", "gradients", "optimizer"):
         assert getattr(estimate, part) == pytest.approx(mean[part], rel=0.01), part
     step = estimate.activations + estimate.logits + estimate.working + estimate.gathered
-    assert step == pytest.approx(mean["step"], rel=0.15), (
-        f"estimated {step / 1e6:.1f} MB, {mean['step'] / 1e6:.1f} seen"
-    )
-    seen = f"estimated {estimate.rollout / 1e6:.1f} MB, {mean['rollout'] / 1e6:.1f} seen"
-    assert estimate.rollout == pytest.approx(mean["rollout"], rel=0.15), seen
+    for name, value in (("step", step), ("rollout", estimate.rollout)):
+        seen = min(each[name] for each in found)  # Over gloo some keep a buffer longer than others.
+        assert value == pytest.approx(seen, rel=0.15), f"{name}: estimated {value / 1e6:.2f} MB, {seen / 1e6:.2f} seen"
 
 
 RUN = ("parallel=fsdp", "train.iterations=3", "train.keep_checkpoints=5", "train.evaluate=after", "algo.kl_coef=0.01")
