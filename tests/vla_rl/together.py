@@ -40,14 +40,20 @@ SPEC = fake_env_spec()
 ALGOS: dict[str, AlgoConfig] = {
     "grpo": GRPOConfig(**SMALL, kl_coef=0.1, loss_reduction="trajectory_mean", filter_groups=False),
     "grpo_filtered": GRPOConfig(**SMALL),
+    "grpo_lora": GRPOConfig(**SMALL, kl_coef=0.1),
     "ppo": PPOConfig(**SMALL, entropy_coef=0.01),
     "ppo_shuffled": PPOConfig(**SMALL, critic_warmup=1),
 }
 
+OPTIONS = {
+    "grpo_lora": ("policy.lora={rank: 4}", "policy.trainable=lora"),
+    "ppo": ("policy.value_head=true", "policy.gradient_checkpointing=true"),
+    "ppo_shuffled": ("policy.value_head=true",),
+}
 
-def make_policy(folder: Path, has_critic: bool) -> Any:
-    critic = ["policy.value_head=true", "policy.gradient_checkpointing=true"]
-    recipe = make_recipe(folder, *(critic if has_critic else []))
+
+def make_policy(folder: Path, *options: str) -> Any:
+    recipe = make_recipe(folder, *options)
     config: Any = recipe.policy
     return config.build(ENV.env_spec(), "cpu", 0)
 
@@ -74,7 +80,7 @@ def roll_out(policy: Any) -> list[Episode]:
 def reinforce(name: str, folder: Path, world: World) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     """Weights, optimizer state and metrics after two updates."""
     config = ALGOS[name]
-    policy = make_policy(folder, config.uses_critic)
+    policy = make_policy(folder, *OPTIONS.get(name, ()))
     episodes = roll_out(policy)
     world.distribute(policy)
     learner = config.build(policy, 0, control="shuffled_rewards" if "shuffled" in name else "none", world=world)
@@ -89,7 +95,7 @@ def reinforce(name: str, folder: Path, world: World) -> tuple[dict[str, torch.Te
 
 def clone(dataset: Path, folder: Path, world: World) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     """Weights, optimizer state, average and metrics after two steps of behaviour cloning."""
-    policy = make_policy(folder, has_critic=False)
+    policy = make_policy(folder)
     config = SFTConfig(datasets=[str(dataset)], batch_size=7, grad_accumulation=2, ema_decay=0.5, warmup_steps=0)
     world.distribute(policy)
     trainer = BCTrainer(policy, config, world=world)
