@@ -15,7 +15,8 @@ PACKAGES = ("vla_rl", "sim", "world_model", "real_robot")
 # What the other packages may use of vla_rl: the contracts, and leaf helpers that themselves import nothing else.
 CONTRACTS = {"vla_rl.types", "vla_rl.interfaces", "vla_rl.config"}
 LEAF_HELPERS = {
-    f"vla_rl.{name}" for name in ("timing", "atomic", "progress", "statistics", "checkpoint", "video", "precision")
+    f"vla_rl.{name}"
+    for name in ("timing", "atomic", "progress", "statistics", "checkpoint", "sharding", "video", "precision")
 }
 DATASETS = "vla_rl.data"  # Recorded episodes, which every package reads or writes.
 

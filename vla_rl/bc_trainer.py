@@ -12,7 +12,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from accelerate.state import AcceleratorState
 from torch import nn
 
 from vla_rl.algorithms.learner import TrainingDivergedError
-from vla_rl.algorithms.optimizers import build_optimizers
+from vla_rl.algorithms.optimizers import build_optimizers, clip_gradients
 from vla_rl.checkpoint import (
     CheckpointError,
     checkpoint_path,
@@ -40,8 +40,10 @@ from vla_rl.checkpoint import (
 from vla_rl.data.augment import augment
 from vla_rl.data.dataset import BCBatch, BCDataset, DataNeeds, open_dataset
 from vla_rl.data.statistics import compute_statistics
+from vla_rl.distributed import ALONE, World, add_up, current
 from vla_rl.interfaces import Policy
 from vla_rl.sft import SFTConfig
+from vla_rl.sharding import exchange, full, like, local
 from vla_rl.types import EnvSpec
 
 # Streams of the random generators, so that they share no numbers.
@@ -78,8 +80,11 @@ class BCTrainer:
         ema: averaged weights by name, empty when `config.ema_decay` is 0.
     """
 
-    def __init__(self, policy: Any, config: SFTConfig, seed: int = 0, total_steps: int | None = None) -> None:
+    def __init__(
+        self, policy: Any, config: SFTConfig, seed: int = 0, total_steps: int | None = None, world: World = ALONE
+    ) -> None:
         """`total_steps`: length of the learning-rate schedule; None: `config.steps`."""
+        self.world = world
         self.policy, self.config, self.seed = policy, config, seed
         self.total_steps = total_steps or config.steps
         self.num_steps = self.num_bad_steps = self._bad_streak = 0
@@ -89,33 +94,37 @@ class BCTrainer:
         device = next(iter(self.parameters.values())).device
         self.accelerator = _accelerator("bf16" if config.precision == "bf16" else "no", device)
         self.optimizers = build_optimizers(config, self.parameters)
-        self._loss, *self._steppers = self.accelerator.prepare(_BCLoss(policy), *self.optimizers)
         self.ema = {n: p.detach().clone() for n, p in self.parameters.items()} if config.ema_decay else {}
 
     def step(self, batch: BCBatch) -> dict[str, float]:
         """One update on a batch; {"bad_step": 1.0} when it was skipped for a NaN or infinite loss or gradient.
+
+        With several processes each gives the same whole batch, and learns from its share of it.
 
         Raises:
             TrainingDivergedError: `config.max_bad_steps` skipped in a row. The weights are those of the last
                 good step.
         """
         config = self.config
-        generator = torch.Generator().manual_seed(_derive(self.seed, _AUGMENT, self.num_steps))
-        batch = replace(batch, obs=replace(batch.obs, images=augment(batch.obs.images, config.augment, generator)))
+        own = batch.select(np.arange(batch.size)[self.world.share(batch.size)]) if self.world.size > 1 else batch
+        generator = torch.Generator().manual_seed(_derive(self.seed, _AUGMENT, self.num_steps, *self._stream))
+        own = replace(own, obs=replace(own.obs, images=augment(own.obs.images, config.augment, generator)))
         self._set_lr()
         self.policy.train()
         try:
-            metrics = self._forward_backward(batch)
+            metrics = self._forward_backward(own, batch.share_of(own))
         finally:
             self.policy.eval()
-        if metrics is None:
+        metrics = add_up(self.world.gather(metrics))
+        if not math.isfinite(metrics["loss"]):
             return self._skip()
-        norm = self.accelerator.clip_grad_norm_(list(self.parameters.values()), config.grad_clip)
-        metrics["grad_norm"] = float(norm) if norm is not None else 0.0
+        parameters = list(self.parameters.values())
+        self.world.add_up_gradients(parameters)
+        metrics["grad_norm"] = clip_gradients(parameters, config.grad_clip)
         if not math.isfinite(metrics["grad_norm"]):
             return self._skip()
-        for stepper in self._steppers:
-            stepper.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
         self._zero_grad()
         self._bad_streak = 0
         self.num_steps += 1
@@ -123,19 +132,27 @@ class BCTrainer:
         metrics["lr"] = config.lr * self._lr_factor(self.num_steps - 1)
         return metrics
 
-    def _forward_backward(self, batch: BCBatch) -> dict[str, float] | None:
-        """Gradients of the batch, a part at a time; None for a loss that is not finite."""
-        parts = np.array_split(np.arange(batch.size), min(self.config.grad_accumulation, batch.size))
+    @property
+    def _stream(self) -> tuple[int, ...]:
+        """What tells this process's random numbers from the others'."""
+        return (self.world.rank,) if self.world.size > 1 else ()
+
+    def _loss(self, batch: BCBatch) -> tuple[torch.Tensor, dict[str, Any]]:
+        with self.accelerator.autocast():
+            return self.policy.bc_loss(batch.obs, batch.actions, batch.valid, keyframe=batch.keyframe)
+
+    def _forward_backward(self, batch: BCBatch, weight: float) -> dict[str, float]:
+        """Gradients of the batch's loss, a part at a time, and its metrics, all times `weight`."""
+        # As many parts in each process, which have to keep step: none has fewer examples than the last one.
+        smallest = self.config.batch_size // self.world.size if self.world.size > 1 else batch.size
+        parts = np.array_split(np.arange(batch.size), min(self.config.grad_accumulation, smallest))
         metrics: defaultdict[str, float] = defaultdict(float)
         for number, rows in enumerate(parts):
             part = batch if len(parts) == 1 else batch.select(rows)
-            share = len(rows) / batch.size
-            is_last = number == len(parts) - 1
-            with nullcontext() if is_last else self.accelerator.no_sync(self._loss), self._dropout_seed(number):
+            share = weight * batch.share_of(part)
+            with self._dropout_seed(number):
                 loss, values = self._loss(part)
-                if not bool(torch.isfinite(loss)):
-                    return None
-                self.accelerator.backward(loss * share)
+                (loss * share).backward()
             metrics["loss"] += share * float(loss.detach())
             for name, value in values.items():
                 metrics[name] += share * float(value)
@@ -164,18 +181,18 @@ class BCTrainer:
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:
         """Inside the block the policy has its averaged weights (its own without averaging)."""
-        own = {name: self.parameters[name].data for name in self.ema}
-        for name, value in self.ema.items():
-            self.parameters[name].data = value
+        exchange(self.parameters, self.ema)
         try:
             yield
         finally:
-            for name, value in own.items():
-                self.parameters[name].data = value
+            exchange(self.parameters, self.ema)
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """What a checkpoint needs besides the policy's weights: flat tensors, and a JSON-able rest."""
-        tensors = {f"ema.{name}": value for name, value in self.ema.items()}
+        """What a checkpoint needs besides the policy's weights: flat tensors, and a JSON-able rest.
+
+        Called by all processes together; where the policy is sharded, process 0 alone has the whole tensors.
+        """
+        tensors = {f"ema.{name}": full(value) for name, value in self.ema.items()}
         rests = []
         for number, optimizer in enumerate(self.optimizers):
             flat, rest = flatten_optimizer(optimizer, f"optimizer.{number}")
@@ -197,7 +214,7 @@ class BCTrainer:
             )
         for number, (optimizer, rest) in enumerate(zip(self.optimizers, state["optimizers"], strict=True)):
             restore_optimizer(optimizer, tensors, rest, f"optimizer.{number}")
-        self.ema = {name: tensors[f"ema.{name}"].to(value.device) for name, value in self.ema.items()}
+        self.ema = {n: like(tensors[f"ema.{n}"].to(value.device), value) for n, value in self.ema.items()}
         for name, value in state["counters"].items():
             setattr(self, name, value)
 
@@ -225,25 +242,14 @@ class BCTrainer:
         if self.ema:
             decay = min(self.config.ema_decay, (1 + self.num_steps) / (10 + self.num_steps))  # Short memory at first.
             for name, value in self.ema.items():
-                value.lerp_(self.parameters[name], 1 - decay)
+                local(value).lerp_(local(self.parameters[name]), 1 - decay)
 
     @contextmanager
     def _dropout_seed(self, part: int) -> Iterator[None]:
         device = self.accelerator.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(_derive(self.seed, _DROPOUT, self.num_steps, part))
+            torch.manual_seed(_derive(self.seed, _DROPOUT, self.num_steps, part, *self._stream))
             yield
-
-
-class _BCLoss(nn.Module):
-    """The policy's loss as a module's `forward`, which is what accelerate can wrap (autocast, DDP, FSDP)."""
-
-    def __init__(self, policy: Any) -> None:
-        super().__init__()
-        self.policy = policy
-
-    def forward(self, batch: BCBatch) -> tuple[torch.Tensor, dict[str, Any]]:
-        return self.policy.bc_loss(batch.obs, batch.actions, batch.valid, keyframe=batch.keyframe)
 
 
 def run_training(
@@ -259,7 +265,9 @@ def run_training(
     """See `vla_rl.sft.train_bc`."""
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
-    data = open_bc_dataset(config, policy, env_spec)
+    world = current()
+    with world.main_first():  # It decodes the datasets into their caches.
+        data = open_bc_dataset(config, policy, env_spec)
     held_out = None
     if config.validation_fraction:
         data, held_out = data.hold_out(config.validation_fraction, seed)
@@ -268,14 +276,15 @@ def run_training(
         if config.action_scale == "environment":
             statistics["action"]["mask"] = [False] * policy.action_dim
         policy.set_norm_stats(statistics["action"], statistics.get("proprio"), name=data.parts[0].path.resolve().name)
-    trainer = BCTrainer(policy, config, seed)
+    world.distribute(policy)
+    trainer = BCTrainer(policy, config, seed, world=world)
     checkpoints = folder / "checkpoints"
     _restore(trainer, checkpoints)
     data_seed = _derive(seed, _DATA)
     window: defaultdict[str, list[float]] = defaultdict(list)
     metrics: dict[str, float] = {}
     started, first = time.monotonic(), trainer.num_steps
-    with _progress_bar(config.steps, progress) as advance, _interrupt_flag() as interrupted:
+    with _progress_bar(config.steps, progress and world.is_main) as advance, _interrupt_flag() as interrupted:
         advance(trainer.num_steps, "")
         while trainer.num_steps < config.steps:
             try:
@@ -286,7 +295,8 @@ def run_training(
             for name, value in values.items():
                 window[name].append(value)
             step = trainer.num_steps
-            saving = step % config.save_every == 0 or step == config.steps or interrupted.is_set()
+            stopping = any(world.gather(interrupted.is_set()))
+            saving = step % config.save_every == 0 or step == config.steps or stopping
             if held_out is not None and (step % config.save_every == 0 or step == config.steps):
                 window |= {f"validation/{n}": [v] for n, v in _validate(trainer, held_out).items()}
             if step % config.log_every == 0 or step == config.steps:
@@ -294,17 +304,18 @@ def run_training(
                 metrics["num_bad_steps"] = float(trainer.num_bad_steps)
                 metrics["samples_per_second"] = (step - first) * config.batch_size / (time.monotonic() - started)
                 window.clear()
-                log(step, metrics)
+                if world.is_main:
+                    log(step, metrics)
             advance(step, f"loss {metrics.get('loss', math.nan):.4f}")
             if saving:
                 _save(trainer, checkpoints)
-            if interrupted.is_set():
+            if stopping:
                 raise KeyboardInterrupt(f"stopped at step {step}; saved, the same command goes on from there")
-    with trainer.averaged_weights():
-        policy.save(folder / "policy")
-    if trainer.ema:
-        for name, value in trainer.ema.items():
-            trainer.parameters[name].data.copy_(value)
+    with trainer.averaged_weights(), world.whole_weights(policy):
+        if world.is_main:
+            policy.save(folder / "policy")
+    for name, value in trainer.ema.items():
+        local(trainer.parameters[name]).data.copy_(local(value))
     totals = {"policy": str(folder / "policy"), "steps": config.steps, "num_bad_steps": trainer.num_bad_steps}
     return {**metrics, **totals, "episodes": data.num_episodes, "frames": data.num_frames}
 
@@ -312,18 +323,20 @@ def run_training(
 def _validate(trainer: BCTrainer, held_out: BCDataset) -> dict[str, float]:
     """Mean metrics on the same few batches of held-out episodes each time, with the averaged weights if any."""
     seed, size = _derive(trainer.seed, _VALIDATION), trainer.config.batch_size
-    with trainer.averaged_weights():
+    with trainer.averaged_weights(), trainer.world.unsharded(trainer.policy):
         results = [trainer.evaluate(held_out.batch(size, seed, i)) for i in range(_VALIDATION_BATCHES)]
     return {name: float(np.mean([result[name] for result in results])) for name in results[0]}
 
 
 def _save(trainer: BCTrainer, folder: Path) -> Path:
-    tensors, state = trainer.state()
     path = checkpoint_path(folder, trainer.num_steps)
-    weights = trained_weights(trainer.policy)
-    config = trainer.config.model_dump(mode="json")
-    save_checkpoint(path, {**weights, **tensors}, {**state, "config": config, "seed": trainer.seed})
-    keep_last(folder, trainer.config.keep_checkpoints)
+    with trainer.world.whole_weights(trainer.policy):
+        tensors, state = trainer.state()
+        if trainer.world.is_main:
+            weights = trained_weights(trainer.policy)
+            config = trainer.config.model_dump(mode="json")
+            save_checkpoint(path, {**weights, **tensors}, {**state, "config": config, "seed": trainer.seed})
+            keep_last(folder, trainer.config.keep_checkpoints)
     return path
 
 
@@ -349,15 +362,16 @@ def _restore(trainer: BCTrainer, folder: Path) -> None:
 
 
 def _accelerator(precision: str, device: torch.device) -> Accelerator:
-    """An `Accelerator` with this precision. Its state is one per process, and refuses to change unless reset."""
+    """An `Accelerator` with this precision. Its state is one per process, and refuses to change unless reset.
+
+    The policy is not `prepare`d by it: that would wrap a model's `forward`, which policies have none of.
+    """
     on_cpu = device.type == "cpu"
     if AcceleratorState._shared_state:
         state = AcceleratorState()
         if state.mixed_precision != precision or (state.device.type == "cpu") != on_cpu:
-            AcceleratorState._reset_state(reset_partial_state=True)
-    accelerator = Accelerator(mixed_precision=precision, cpu=on_cpu)
-    accelerator.device_placement = accelerator.num_processes > 1  # Alone, the policy stays where it was built.
-    return accelerator
+            AcceleratorState._reset_state(reset_partial_state=current().size == 1)
+    return Accelerator(mixed_precision=precision, cpu=on_cpu)
 
 
 def _derive(*numbers: int) -> int:

@@ -29,6 +29,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from vla_rl.atomic import atomic_folder
+from vla_rl.sharding import full, like
 
 TENSORS_FILE = "tensors.safetensors"
 STATE_FILE = "state.json"
@@ -160,14 +161,17 @@ def keep_last(folder: Path, num: int, also: tuple[Path, ...] = ()) -> None:
 def flatten_optimizer(
     optimizer: torch.optim.Optimizer, prefix: str = "optimizer"
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """An optimizer's state as flat tensors (`prefix.<parameter>.<name>`) and a JSON-able rest."""
+    """An optimizer's state as flat tensors (`prefix.<parameter>.<name>`) and a JSON-able rest.
+
+    State that is sharded is made whole, so all processes call this together.
+    """
     state_dict = optimizer.state_dict()
     tensors: dict[str, torch.Tensor] = {}
     scalars: dict[str, dict[str, Any]] = {}
     for index, entry in state_dict["state"].items():
         for name, value in entry.items():
             if isinstance(value, torch.Tensor):
-                tensors[f"{prefix}.{index}.{name}"] = value
+                tensors[f"{prefix}.{index}.{name}"] = full(value)
             else:
                 scalars.setdefault(str(index), {})[name] = value
     return tensors, {"param_groups": state_dict["param_groups"], "scalars": scalars}
@@ -191,6 +195,10 @@ def restore_optimizer(
             index, _, key = name[len(start) :].partition(".")
             entries.setdefault(int(index), {})[key] = tensor
     groups = [{**g, **({"betas": tuple(g["betas"])} if "betas" in g else {})} for g in state["param_groups"]]
+    for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+        for key, value in entries.get(number, {}).items():
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                entries[number][key] = like(value, parameter)
     try:
         optimizer.load_state_dict({"state": entries, "param_groups": groups})
     except ValueError as error:
@@ -226,7 +234,7 @@ def load_weights(
                 "Was it made with another policy config?"
             )
     check_finite(given, source)
-    module.load_state_dict(given, strict=False)
+    module.load_state_dict({name: like(tensor, wanted[name]) for name, tensor in given.items()}, strict=False)
 
 
 def check_finite(tensors: Mapping[str, torch.Tensor], source: str) -> None:

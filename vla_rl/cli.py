@@ -89,9 +89,13 @@ Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --
 
 @app.callback()
 def _global_options(
+    context: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Options of every command; `_Group.invoke` reads them."""
+    from vla_rl.distributed import check_command
+
+    check_command(context.invoked_subcommand)
 
 
 def _load(recipe: str, overrides: list[str] | None) -> Recipe:
@@ -114,26 +118,33 @@ def _resumable(command: str, recipe: str, overrides: list[str] | None, folder: P
 @app.command()
 def train(recipe: RecipeName, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
     """Post-train a policy by reinforcement learning."""
+    from vla_rl.distributed import joined
     from vla_rl.run import open_run
     from vla_rl.train import train as run_training
 
     loaded = _load(recipe, overrides)
-    folder = open_run(loaded, output, resume)
-    with _resumable("train", recipe, overrides, folder):
-        policy = run_training(loaded, folder, resume)
-    typer.echo(f"policy: {policy}\nreport: {folder / 'report.html'}")
+    with joined(loaded) as world:
+        folder = Path(world.from_main(lambda: str(open_run(loaded, output, resume))))
+        with _resumable("train", recipe, overrides, folder):
+            policy = run_training(loaded, folder, resume)
+        if world.is_main:
+            typer.echo(f"policy: {policy}\nreport: {folder / 'report.html'}")
 
 
 @app.command()
 def sft(recipe: RecipeName, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
     """Train a policy by behaviour cloning on demonstrations."""
     from vla_rl.commands import sft as run_sft
+    from vla_rl.distributed import joined
     from vla_rl.run import open_run
 
     loaded = _load(recipe, overrides)
-    folder = open_run(loaded, output, resume)
-    with _resumable("sft", recipe, overrides, folder):
-        summary = run_sft(loaded, folder)
+    with joined(loaded) as world:
+        folder = Path(world.from_main(lambda: str(open_run(loaded, output, resume))))
+        with _resumable("sft", recipe, overrides, folder):
+            summary = run_sft(loaded, folder)
+    if not world.is_main:
+        return
     loss = f", loss {summary['loss']:.4f}" if "loss" in summary else ""
     typer.echo(f"policy: {summary['policy']}  ({summary['steps']} steps{loss})")
 

@@ -56,12 +56,15 @@ def memory(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, for example algo.lr=1e-5")
     ] = None,
+    processes: Annotated[
+        int, typer.Option("--processes", min=1, help="GPUs that train together; parallel=fsdp shares the weights out.")
+    ] = 1,
 ) -> None:
-    """Print the memory that a training run will need, by part, before anything is loaded."""
+    """Print the memory that a training run will need on each GPU, by part, before anything is loaded."""
     from vla_rl.memory import estimate
     from vla_rl.recipe import load_recipe
 
-    typer.echo(estimate(load_recipe(recipe, overrides or ())).text())
+    typer.echo(estimate(load_recipe(recipe, overrides or ()), processes).text())
 
 
 def register(app: typer.Typer) -> None:

@@ -47,7 +47,8 @@ def sft(recipe: Recipe, folder: Path) -> dict[str, Any]:
         ConfigError: the recipe has no sft section.
     """
     from vla_rl.checkpoint import checkpoint_step, latest_checkpoint
-    from vla_rl.metrics import METRICS_FILE, MetricLogger
+    from vla_rl.distributed import current
+    from vla_rl.metrics import METRICS_FILE, MetricLogger, SilentLogger
     from vla_rl.sft import train_bc
 
     if recipe.sft is None:
@@ -56,7 +57,12 @@ def sft(recipe: Recipe, folder: Path) -> dict[str, Any]:
     policy = build_policy(recipe, spec)
     checkpoint = latest_checkpoint(folder / "checkpoints")
     done = checkpoint_step(checkpoint) if checkpoint else 0 if (folder / METRICS_FILE).exists() else None
-    with MetricLogger(folder, recipe.log, resume_step=done, run_config=recipe.model_dump(mode="json")) as logger:
+    run_config = recipe.model_dump(mode="json")
+    if current().is_main:
+        logger = MetricLogger(folder, recipe.log, resume_step=done, run_config=run_config)
+    else:
+        logger = SilentLogger()
+    with logger:
         return train_bc(policy, recipe.sft, folder, logger.log, recipe.seed, env_spec=spec)
 
 

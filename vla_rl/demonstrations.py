@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from vla_rl.bc_trainer import BCTrainer, open_bc_dataset
+from vla_rl.distributed import ALONE, World
 from vla_rl.sft import SFTConfig
 from vla_rl.types import EnvSpec, Episode
 
@@ -24,9 +27,10 @@ class Demonstrations:
         num_drawn: batches drawn so far; set it to go on where a checkpoint left off.
     """
 
-    def __init__(self, policy: Any, config: SFTConfig, env_spec: EnvSpec, seed: int):
-        self.policy, self.config, self.seed = policy, config, seed
-        self.data = open_bc_dataset(config, policy, env_spec)
+    def __init__(self, policy: Any, config: SFTConfig, env_spec: EnvSpec, seed: int, world: World = ALONE):
+        self.policy, self.config, self.seed, self.world = policy, config, seed, world
+        with world.main_first():  # It decodes the datasets into their caches.
+            self.data = open_bc_dataset(config, policy, env_spec)
         self.num_drawn = 0
 
     def batch(self) -> BCBatch:
@@ -36,9 +40,14 @@ class Demonstrations:
         return batch
 
     def loss(self) -> tuple[torch.Tensor, Mapping[str, Any]]:
-        """Behaviour-cloning loss of the next batch and its metrics: `Learner.update`'s extra loss."""
+        """Behaviour-cloning loss of the next batch and its metrics: `Learner.update`'s extra loss.
+
+        With several processes: this one's share of it, so that the shares add up.
+        """
         batch = self.batch()
-        return self.policy.bc_loss(batch.obs, batch.actions, batch.valid)
+        part = batch.select(np.arange(batch.size)[self.world.share(batch.size)])
+        loss, metrics = self.policy.bc_loss(part.obs, part.actions, part.valid)
+        return batch.share_of(part) * loss, metrics
 
 
 class ContinueBC:
@@ -51,7 +60,7 @@ class ContinueBC:
         self.learner = learner
         self.demonstrations = demonstrations
         constant_lr = demonstrations.config.model_copy(update={"warmup_steps": 0, "final_lr_fraction": 1.0})
-        self.trainer = BCTrainer(demonstrations.policy, constant_lr, demonstrations.seed)
+        self.trainer = BCTrainer(demonstrations.policy, constant_lr, demonstrations.seed, world=demonstrations.world)
 
     def prepare(self, episodes: Sequence[Episode]) -> Batch:
         """The batch RL would learn from; it only decides how many steps are made."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,10 +20,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from vla_rl.algorithms.optimizers import OptimizerName, optimizer_bytes
 from vla_rl.config import ConfigError
 from vla_rl.policies.base import CONFIG_FILE, OWN_FILE, resolve_path
 from vla_rl.policies.openvla import OpenVLAConfig
 from vla_rl.policies.openvla_folders import published_config
+from vla_rl.sharding import units
 from vla_rl.types import ActionChunk, EnvSpec, Observation
 
 if TYPE_CHECKING:
@@ -35,13 +37,15 @@ _MEGABYTE = 1024**2
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes on the device at the peak of a training step, by part; and of a rollout.
+    """Bytes on one process's device at the peak of a training step, by part; and of a rollout.
 
     Attributes:
         weights: parameters. gradients, optimizer: of the trained ones. reference: the frozen copy for a KL term.
         activations: kept for the backward pass, up to the hidden states that actions are read from.
         logits: from there to the loss. working: the most that is alive beside all these, in either pass.
-        rollout: what acting needs beside weights, optimizer and reference; not at the same time.
+        gathered: with fsdp, parameters and gradients that are whole for the moment; 0 without.
+        rollout: what acting needs beside weights, optimizer and reference (with fsdp the whole weights); not at the
+            same time.
         description: what was counted, for people.
     """
 
@@ -52,6 +56,7 @@ class MemoryEstimate:
     activations: int
     logits: int
     working: int
+    gathered: int
     rollout: int
     description: str
 
@@ -59,14 +64,19 @@ class MemoryEstimate:
     def total(self) -> int:
         """The peak: of the training step or of the rollout, whichever is larger."""
         kept = self.weights + self.optimizer + self.reference
-        return kept + max(self.gradients + self.activations + self.logits + self.working, self.rollout)
+        return kept + max(self._beside, self.rollout)
+
+    @property
+    def _beside(self) -> int:
+        """What a training step needs beside what is always there."""
+        return self.gradients + self.activations + self.logits + self.working + self.gathered
 
     def text(self) -> str:
         """A table for people."""
         rows = [(f.name, getattr(self, f.name)) for f in fields(self) if f.name != "description"]
         rows.append(("peak", self.total))
         lines = [f"  {name:<12}{_size(value):>12}" for name, value in rows]
-        lines[-2] += "   (not at the same time as gradients, activations, logits and working)"
+        lines[-2] += "   (not at the same time as gradients, activations, logits, working and gathered)"
         return "\n".join([self.description, *lines, "  beside it: CUDA context, about 0.5 GB; fragmentation"])
 
 
@@ -112,8 +122,11 @@ class AllocationCounter(TorchDispatchMode):
         self.live -= size
 
 
-def estimate(recipe: Recipe) -> MemoryEstimate:
-    """The memory that `vla-rl train` (or `sft`, without an algo) of a recipe will need on its device.
+def estimate(recipe: Recipe, processes: int = 1) -> MemoryEstimate:
+    """The memory that `vla-rl train` (or `sft`, without an algo) of a recipe will need on each process's device.
+
+    Args:
+        processes: that train together, as the recipe's `parallel` says.
 
     Raises:
         ConfigError: the policy is of a family that cannot be counted.
@@ -130,19 +143,49 @@ def estimate(recipe: Recipe) -> MemoryEstimate:
     if algo is not None:
         batch, has_reference = algo.micro_batch_size, algo.kl_coef > 0
     else:
-        batch, has_reference = -(-section.batch_size // section.grad_accumulation), False
+        batch, has_reference = -(-section.batch_size // (processes * section.grad_accumulation)), False
     device = _device_type(recipe.device)
-    states = {"adamw": 2, "muon": 1}
     policy = skeleton(config, spec, device)
     with without_values(policy):
-        return measure(
+        whole = measure(
             policy,
             spec,
             batch_size=batch,
             rollout_batch=getattr(env, "num_envs", 1) if algo is not None else 0,
-            optimizer_states=states[section.optimizer],
+            optimizer=section.optimizer,
             has_reference=has_reference,
         )
+    return per_process(whole, policy, processes) if processes > 1 and recipe.parallel == "fsdp" else whole
+
+
+def per_process(whole: MemoryEstimate, policy: nn.Module, processes: int) -> MemoryEstimate:
+    """What is left to each of several processes with fsdp, from the estimate for one.
+
+    When most activations are there, what is in no unit is whole, and so are two units: the one at work, and the next,
+    which is gathered meanwhile. When the backward pass ends and they are gone, there are instead the whole gradients
+    of what is in no unit, twice: the others' are added up in a second buffer.
+    """
+    parts = [_bytes(unit.parameters()) for unit in units(policy)]
+    largest, in_units = max(parts, default=(0, 0)), tuple(map(sum, zip(*parts, strict=True))) or (0, 0)
+    rest = [all_ - part for all_, part in zip(_bytes(policy.parameters()), in_units, strict=True)]
+    beside = whole.activations + whole.logits + whole.working
+    gathered = max(rest[0] + 2 * largest[0], rest[0] + 2 * rest[1] - beside)
+    return replace(
+        whole,
+        weights=whole.weights // processes,
+        gradients=whole.gradients // processes,
+        optimizer=whole.optimizer // processes,
+        reference=whole.reference // processes,
+        gathered=gathered,
+        rollout=whole.rollout + whole.weights if whole.rollout else 0,
+        description=f"{whole.description}; each of {processes} processes",
+    )
+
+
+def _bytes(parameters: Iterable[nn.Parameter]) -> tuple[int, int]:
+    """Of parameters, and of those of them that are trained."""
+    sizes = [(p.numel() * p.element_size(), p.requires_grad) for p in parameters]
+    return sum(size for size, _ in sizes), sum(size for size, trained in sizes if trained)
 
 
 @contextlib.contextmanager
@@ -213,7 +256,7 @@ def measure(
     *,
     batch_size: int,
     rollout_batch: int = 0,
-    optimizer_states: int = 2,
+    optimizer: OptimizerName = "adamw",
     has_reference: bool = False,
 ) -> MemoryEstimate:
     """Count what one micro-batch's training step and one decision of a rollout allocate.
@@ -250,11 +293,12 @@ def measure(
     return MemoryEstimate(
         weights=weights,
         gradients=size,
-        optimizer=optimizer_states * size,
+        optimizer=optimizer_bytes(optimizer, {n: p for n, p in policy.named_parameters() if p.requires_grad}),
         reference=size if has_reference else 0,
         activations=activations,
         logits=logits,
         working=peak - activations - logits,
+        gathered=0,
         rollout=rollout,
         description=(
             f"{sum(p.numel() for p in policy.parameters()) / 1e6:,.2f} M parameters, "

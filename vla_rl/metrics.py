@@ -182,6 +182,16 @@ class MetricLogger:
             self.print(f"[bold]step {step:>5}[/]  " + " ".join(cells))
 
 
+class SilentLogger(MetricLogger):
+    """Writes and shows nothing: for the processes of a run that do not write."""
+
+    def __init__(self) -> None:
+        super().__init__(Path(), LogConfig(tensorboard=False, console=False))
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+
 def read_metrics(path: str | Path) -> list[dict[str, float]]:
     """The rows of a metrics.jsonl, null as NaN; a last line cut off by a kill is left out.
 

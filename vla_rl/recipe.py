@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
@@ -40,6 +40,11 @@ class Recipe(Config):
     description: str = Field(default="", description="What the recipe is for, in a sentence.")
     seed: int = Field(default=0, description="Of everything random.")
     device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N.")
+    parallel: Literal["ddp", "fsdp"] = Field(
+        default="ddp",
+        description="Several processes: ddp: each holds the whole policy; fsdp: weights, gradients and optimizer state "
+        "are cut into one part per process. No meaning with one process.",
+    )
     num_threads: int = Field(default=0, ge=0, description="torch threads on a CPU; 0 leaves torch's choice.")
     env: Annotated[SerializeAsAny[Config], _component("env")]
     real_env: Annotated[SerializeAsAny[Config] | None, _component("env")] = Field(
@@ -123,9 +128,11 @@ def check_same_robot(recipe: Recipe) -> None:
 
 
 def resolve_device(device: str) -> str:
-    """ "auto" -> "cuda" where torch finds one, else "cpu"."""
-    if device != "auto":
-        return device
-    import torch
+    """ "auto" -> "cuda" where torch finds one, else "cpu"; of several processes, each has a GPU of its own."""
+    from vla_rl.distributed import current
 
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "auto":
+        import torch
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return current().device if device == "cuda" and current().size > 1 else device

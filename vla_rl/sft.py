@@ -39,8 +39,10 @@ class SFTConfig(Config):
     steps: PositiveInt = Field(default=2000, description="Optimizer updates.")
     batch_size: PositiveInt = Field(default=64, description="Examples per update.")
     grad_accumulation: PositiveInt = Field(default=1, description="Parts into which a batch is cut to save memory.")
-    optimizer: Literal["adamw", "muon"] = Field(
-        default="adamw", description="muon: for hidden matrices (scaled to AdamW's step size), with AdamW for the rest."
+    optimizer: Literal["adamw", "adamw_8bit", "muon"] = Field(
+        default="adamw",
+        description="adamw_8bit: AdamW with its moments in 8 bits (needs torchao); muon: for hidden matrices (scaled "
+        "to AdamW's step size), with AdamW for the rest.",
     )
     lr: PositiveFloat = Field(default=3e-4, description="Peak learning rate.")
     warmup_steps: NonNegativeInt = Field(default=100, description="Steps of linear warm-up.")

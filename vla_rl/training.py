@@ -26,11 +26,12 @@ from vla_rl.checkpoint import (
 )
 from vla_rl.config import ConfigError
 from vla_rl.demonstrations import ContinueBC, Demonstrations
+from vla_rl.distributed import current
 from vla_rl.evaluate import build_env, derived_seed, evaluate
-from vla_rl.evaluation import Evaluation
 from vla_rl.gate import GATE_FILE, REJECTED, Gate
 from vla_rl.interfaces import VecEnv
-from vla_rl.metrics import MetricLogger
+from vla_rl.metrics import MetricLogger, SilentLogger
+from vla_rl.outlines import everyones
 from vla_rl.policies.base import load_policy, resolve_path
 from vla_rl.progress import episode_progress
 from vla_rl.report_imagination import ADMISSION_FILE
@@ -50,6 +51,7 @@ class TrainingRun:
 
     Attributes:
         iteration: iterations finished.
+        world: the processes that share the run; each has an instance of this class, and the first one writes.
         learner: has `prepare(episodes)` and `update(batch, demonstrations)`.
         demonstrations: batches for the algorithm's anchor or the control; None when neither is on.
     """
@@ -65,6 +67,7 @@ class TrainingRun:
             torch.set_num_threads(recipe.num_threads)
         self.recipe, self.config, self.folder = recipe, recipe.train, Path(folder)
         self.iteration = 0
+        self.world = current()
         self.stopwatch = Stopwatch()
         self._best: tuple[float, int] | None = None  # validation success, iteration
         self._saved_at = -1
@@ -80,6 +83,7 @@ class TrainingRun:
             policy_config: Any = recipe.policy
             algo: Any = recipe.algo
             self.policy: Any = policy_config.build(self.env.spec, resolve_device(recipe.device), recipe.seed)
+            self.world.distribute(self.policy)
             self.sampler = recipe.sampling.build(list(self.env.spec.tasks), recipe.seed, is_imagined(recipe.env))
             self.demonstrations = self._open_demonstrations()
             control = self.config.control
@@ -89,6 +93,7 @@ class TrainingRun:
                 temperature=self.config.temperature,
                 control="none" if control == "continue_bc" else control,
                 stopwatch=self.stopwatch,
+                world=self.world,
             )
             if self.demonstrations is not None and control == "continue_bc":
                 self.learner = ContinueBC(self.learner, self.demonstrations)
@@ -96,15 +101,16 @@ class TrainingRun:
             self._keep_admission()
             if resume:
                 self._restore()
-            self.logger = MetricLogger(
-                self.folder,
-                recipe.log,
-                run_config=recipe.model_dump(mode="json"),
-                resume_step=self.iteration if resume else None,
-            )
+            self.logger = self._open_logger(self.iteration if resume else None)
         except BaseException:
             self.env.close()
             raise
+
+    def _open_logger(self, resume_step: int | None) -> MetricLogger:
+        if not self.world.is_main:
+            return SilentLogger()
+        run_config = self.recipe.model_dump(mode="json")
+        return MetricLogger(self.folder, self.recipe.log, run_config=run_config, resume_step=resume_step)
 
     def _keep_admission(self) -> None:
         """What trust said of the world model that the run is in, for its report."""
@@ -117,18 +123,22 @@ class TrainingRun:
     def roll_out(self) -> list[Episode]:
         """Groups of episodes from fresh train states; uninformative groups are replaced within the budget.
 
+        With several processes: this one's share of the groups.
+
         Raises:
             ValueError: the policy never succeeded in the first rollout, so there is nothing to learn from.
         """
         self._is_looping = True
         cfg = self.config
-        episodes = self._run_groups(self.sampler.draw(cfg.groups), first_group=0, stream=_ROLLOUT)
-        budget, drawn = cfg.resample_budget, cfg.groups
-        while more := groups_to_resample(episodes, target=cfg.groups, budget=budget):
-            episodes += self._run_groups(self.sampler.draw(more), first_group=drawn, stream=_RESAMPLE)
-            budget, drawn = budget - more, drawn + more
-        self.sampler.update(episodes)
-        played = [e for e in episodes if not e.lost]
+        with self.world.unsharded(self.policy):
+            episodes = self._run_groups(self.sampler.draw(cfg.groups), first_group=0, stream=_ROLLOUT)
+            budget, drawn = cfg.resample_budget, cfg.groups
+            while more := groups_to_resample(everyones(self.world, episodes), target=cfg.groups, budget=budget):
+                episodes += self._run_groups(self.sampler.draw(more), first_group=drawn, stream=_RESAMPLE)
+                budget, drawn = budget - more, drawn + more
+        outcomes = everyones(self.world, episodes)
+        self.sampler.update(outcomes)
+        played = [e for e in outcomes if not e.lost]
         if self.iteration == 0 and not cfg.allow_no_success and played and not any(e.success for e in played):
             raise ValueError(
                 f"the policy solved none of {len(played)} train episodes at temperature {cfg.temperature:g}, so "
@@ -141,6 +151,10 @@ class TrainingRun:
         algo: Any = self.recipe.algo
         size = algo.rollouts_per_group(self.config.group_size)
         text = f"iteration {self.iteration + 1} of {self.config.iterations}"
+        share = self.world.share(len(specs))
+        specs, first_group = specs[share], first_group + share.start
+        if not specs:
+            return []
         with self._progress(len(specs) * size, text, transient=True) as on_episode:
             return collect(
                 self.policy,
@@ -156,6 +170,7 @@ class TrainingRun:
     def finish_iteration(self, episodes: Sequence[Episode], metrics: dict[str, float]) -> None:
         """Log the iteration and where its time went."""
         self.iteration += 1
+        episodes = everyones(self.world, episodes)
         played = [e for e in episodes if not e.lost]
         # Success from keyframes is not to be compared with the real one, which is from initial states.
         from_start = [e.success for e in played if e.spec.keyframe is None]
@@ -199,16 +214,21 @@ class TrainingRun:
         wanted = self.recipe.eval.model_copy(
             update={"split": "validation", "episodes_per_task": cfg.validation_episodes, "temperatures": temperatures}
         )
-        with self._progress(wanted.num_episodes(self.env.spec), "validation", transient=True) as on_episode:
-            result = evaluate(
-                self.policy, self.real_env, wanted, name=f"iteration {self.iteration}", on_episode=on_episode
-            )
-        sampled, greedy = result.rate("sampled").rate, result.rate("greedy").rate
+
+        def rates() -> list[float]:
+            with self._progress(wanted.num_episodes(self.env.spec), "validation", transient=True) as on_episode:
+                result = evaluate(
+                    self.policy, self.real_env, wanted, name=f"iteration {self.iteration}", on_episode=on_episode
+                )
+            return [result.rate("sampled").rate, result.rate("greedy").rate]
+
+        with self.world.unsharded(self.policy):
+            sampled, greedy = self.world.from_main(rates)
         self.logger.log(self.iteration, {"validation/sampled": sampled, "validation/greedy": greedy})
         if not math.isnan(sampled) and (self._best is None or sampled > self._best[0]):
             self._best = (sampled, self.iteration)
             if cfg.keep == "best":
-                self.policy.save(self.folder / "best")
+                self._save_policy(self.folder / "best")
         self.stopwatch.report()
 
     @property
@@ -244,12 +264,21 @@ class TrainingRun:
             self.policy = load_policy(self.gate.confirmed, self.policy.device)
         self.stopwatch.report()
 
-    def evaluate(self, name: str, policy_path: Path | None = None) -> Evaluation:
+    def evaluate(self, name: str, policy_path: Path | None = None) -> None:
         """Evaluate on the recipe's `eval` section; writes evaluations/<name>.json, a picture and videos.
+
+        With several processes the first one does it.
 
         Args:
             policy_path: where the policy is saved; by default where the run's policy came from.
         """
+        with self.world.unsharded(self.policy):
+            if self.world.is_main:
+                self._evaluate(name, policy_path)
+            self.world.wait()
+        self.stopwatch.report()
+
+    def _evaluate(self, name: str, policy_path: Path | None) -> None:
         base = getattr(self.recipe.policy, "path", None)
         with self._progress(self.recipe.eval.num_episodes(self.env.spec), f"evaluation, {name}") as on_episode:
             result = evaluate(
@@ -265,8 +294,6 @@ class TrainingRun:
         result.save(path)
         result.plot(path.with_suffix(".png"))
         self.logger.print(result.table())
-        self.stopwatch.report()
-        return result
 
     # --- keeping ----------------------------------------------------------------------------
 
@@ -274,7 +301,14 @@ class TrainingRun:
         """Write a checkpoint from which the run resumes exactly."""
         if self._saved_at == self.iteration:
             return
+        with self.world.whole_weights(self.policy):
+            self._write_checkpoint()
+        self._saved_at = self.iteration
+
+    def _write_checkpoint(self) -> None:
         tensors, learner_state = self.learner.state()
+        if not self.world.is_main:
+            return
         state = {
             "iteration": self.iteration,
             "best": self._best,
@@ -287,7 +321,11 @@ class TrainingRun:
         folder = self.folder / "checkpoints"
         save_checkpoint(checkpoint_path(folder, self.iteration), tensors | trained_weights(self.policy), state)
         keep_last(folder, self.config.keep_checkpoints)
-        self._saved_at = self.iteration
+
+    def _save_policy(self, folder: Path) -> None:
+        with self.world.whole_weights(self.policy):
+            if self.world.is_main:
+                self.policy.save(folder)
 
     def _restore(self) -> None:
         path = latest_checkpoint(self.folder / "checkpoints")
@@ -313,24 +351,24 @@ class TrainingRun:
     def keep_policy(self) -> Path:
         """Write the run's result to policy/: the best by validation or the last, as train.keep says."""
         self._is_looping = False
-        best = self.folder / "best"
-        if self.config.keep == "best" and best.is_dir():
-            self.policy = load_policy(best, self.policy.device)
         target = self.folder / "policy"
-        self.policy.save(target)
+        if self.config.keep == "best" and self._best is not None:
+            self.policy = load_policy(self.folder / "best", self.policy.device)
+        self._save_policy(target)
         return target
 
     def _keep_last_good(self) -> str:
         """Save the policy that a diverged update was set back to; says where, and how to go on from it."""
         folder = self.folder / "last_good"
-        self.policy.save(folder)
+        self._save_policy(folder)
         return f"That policy is saved: start a new run with policy.path={folder} and these changes."
 
-    def report(self) -> Path:
+    def report(self) -> None:
         """Write report.html."""
         from vla_rl.report import write_report
 
-        return write_report(self.folder)
+        if self.world.is_main:
+            write_report(self.folder)
 
     # --- demonstrations ---------------------------------------------------------------------
 
@@ -344,13 +382,13 @@ class TrainingRun:
                 "sft: this recipe has none, but algo.bc_coef > 0 or train.control=continue_bc learns from "
                 "demonstrations: name them in sft.datasets"
             )
-        return Demonstrations(self.policy, self.recipe.sft, self.env.spec, self.recipe.seed)
+        return Demonstrations(self.policy, self.recipe.sft, self.env.spec, self.recipe.seed, self.world)
 
     # --- as a context -----------------------------------------------------------------------
 
     def goes_on(self) -> bool:
         """Whether another iteration is due: not after the gate has closed. After Ctrl-C: saves, and stops the run."""
-        if self._interrupted:
+        if any(self.world.gather(self._interrupted)):
             self.save()
             raise KeyboardInterrupt
         return self.iteration < self.config.iterations and not (self.gate and self.gate.is_closed)
@@ -384,4 +422,4 @@ class TrainingRun:
             raise TrainingDivergedError(f"{error} {self._keep_last_good()}") from None
 
     def _progress(self, total: int, text: str, transient: bool = False) -> Any:
-        return episode_progress(total, text, show=self.recipe.log.console, transient=transient)
+        return episode_progress(total, text, show=self.recipe.log.console and self.world.is_main, transient=transient)

@@ -182,8 +182,10 @@ def test_averaged_weights_by_hand(demos, tmp_path):
         expected = decay * expected + (1 - decay) * trainer.parameters[name].detach()
     assert torch.allclose(trainer.ema[name], expected, atol=1e-7)
     own = trainer.parameters[name].detach().clone()
+    averaged = trainer.ema[name].clone()
     with trainer.averaged_weights():
-        assert torch.equal(policy.get_parameter(name), trainer.ema[name])
+        assert torch.equal(policy.get_parameter(name), averaged)
+    assert torch.equal(trainer.ema[name], averaged)
     assert torch.equal(policy.get_parameter(name), own)
 
 

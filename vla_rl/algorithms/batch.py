@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from vla_rl.distributed import World
 from vla_rl.types import ActionChunk, Episode, Observation
 
 
@@ -28,6 +29,7 @@ class Batch:
         reference_log_prob: float32 (N, H, A), of the frozen reference; None without a KL term.
         old_value, returns: float32 (N,), the critic's estimate and target; None without a critic.
         metrics: what is worth logging about the rollout.
+        filler: an episode of this process, for a forward pass that only keeps step with other processes.
     """
 
     episodes: list[Episode]
@@ -41,6 +43,7 @@ class Batch:
     old_value: np.ndarray | None = None
     returns: np.ndarray | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    filler: Episode | None = None
 
     @property
     def size(self) -> int:
@@ -55,6 +58,36 @@ class Batch:
     def observations(self, rows: np.ndarray) -> Observation:
         """The observations of the decisions `rows`, in that order."""
         return gather_observations(self.episodes, self.episode[rows], self.chunk[rows])
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The decisions of all processes, those of process 0 first: what minibatches and their weights are made from.
+
+    Attributes:
+        valid: bool (N, H). active: bool (N,), as in `Batch`.
+        episode: int64 (N,), no number in two processes. rank: int64 (N,), whose decision it is.
+        first: where those of this process begin.
+    """
+
+    valid: np.ndarray
+    active: np.ndarray
+    episode: np.ndarray
+    rank: np.ndarray
+    first: int
+
+    @staticmethod
+    def of(batch: Batch, world: World) -> Pool:
+        """Made by all processes together."""
+        valid, own = world.pool(batch.valid)
+        rank, _ = world.pool(np.full(batch.size, world.rank, np.int64))
+        episode, _ = world.pool(batch.episode * world.size + world.rank)
+        return Pool(valid, world.pool(batch.active)[0], episode, rank, own.start)
+
+    @property
+    def size(self) -> int:
+        """N."""
+        return len(self.rank)
 
 
 def gather_observations(episodes: Sequence[Episode], episode: np.ndarray, chunk: np.ndarray) -> Observation:

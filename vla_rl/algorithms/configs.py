@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from vla_rl.algorithms.learner import Learner
+    from vla_rl.distributed import World
     from vla_rl.timing import Stopwatch
 
 Control = Literal["none", "shuffled_rewards"]
@@ -32,9 +33,10 @@ class AlgoConfig(Config):
     kind: str
     # Optimizer.
     lr: float = Field(default=5e-6, gt=0, description="Learning rate of the policy.")
-    optimizer: Literal["adamw", "muon"] = Field(
+    optimizer: Literal["adamw", "adamw_8bit", "muon"] = Field(
         default="adamw",
-        description="muon: Muon for hidden matrices, AdamW for embeddings, heads, vectors and convolutions.",
+        description="adamw_8bit: AdamW with its moments in 8 bits (needs torchao); muon: Muon for hidden matrices, "
+        "AdamW for embeddings, heads, vectors and convolutions.",
     )
     betas: tuple[float, float] = Field(default=(0.9, 0.999), description="AdamW's running-average factors.")
     weight_decay: float = Field(default=0.0, ge=0)
@@ -109,6 +111,7 @@ class AlgoConfig(Config):
         temperature: float = 1.0,
         control: Control = "none",
         stopwatch: Stopwatch | None = None,
+        world: World | None = None,
     ) -> Learner:
         """The learner of `policy`.
 
@@ -117,10 +120,13 @@ class AlgoConfig(Config):
             temperature: that rollouts are drawn with; log-probabilities are taken at it.
             control: "shuffled_rewards" permutes advantages over all trajectories (negative control).
             stopwatch: counts "forward_backward" and "optimizer" seconds; by default the learner's own.
+            world: the processes that learn together, which hold `policy` already; None: this one alone.
         """
         from vla_rl.algorithms.learner import Learner
 
-        return Learner(self, policy, seed=seed, temperature=temperature, control=control, stopwatch=stopwatch)
+        return Learner(
+            self, policy, seed=seed, temperature=temperature, control=control, stopwatch=stopwatch, world=world
+        )
 
 
 class GroupConfig(AlgoConfig):

@@ -17,11 +17,14 @@ import numpy as np
 import torch
 
 from vla_rl.algorithms import losses
-from vla_rl.algorithms.batch import Batch, gather_observations, rollout_metrics, usable_episodes
+from vla_rl.algorithms.batch import Batch, Pool, gather_observations, rollout_metrics, usable_episodes
 from vla_rl.algorithms.configs import AlgoConfig, Control, GroupConfig, PPOConfig
-from vla_rl.algorithms.optimizers import build_optimizers, is_critic
+from vla_rl.algorithms.optimizers import build_optimizers, clip_gradients, is_critic
 from vla_rl.algorithms.prepare import critic_batch, group_batch, skips_zero_advantage
 from vla_rl.checkpoint import flatten_optimizer, restore_optimizer
+from vla_rl.distributed import ALONE, World, add_up
+from vla_rl.outlines import everyones
+from vla_rl.sharding import exchange, full, like, local
 from vla_rl.timing import Stopwatch
 from vla_rl.types import ActionChunk, Episode
 
@@ -54,6 +57,7 @@ class Learner:
         temperature: float = 1.0,
         control: Control = "none",
         stopwatch: Stopwatch | None = None,
+        world: World | None = None,
     ):
         if temperature <= 0:
             raise ValueError(f"temperature: got {temperature}, must be above 0: RL learns from sampled actions")
@@ -65,6 +69,7 @@ class Learner:
         self.temperature = temperature
         self.control = control
         self.stopwatch = stopwatch or Stopwatch()
+        self.world = world or ALONE
         self.timing: dict[str, float] = {}
         self.iteration = 0
         self.num_good_steps = 0
@@ -82,15 +87,16 @@ class Learner:
         self._policy_parameters = [self._parameters[n] for n in self._parameters if n not in critic]
         self.optimizers = build_optimizers(config, self._parameters)
         self._full_lr = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
-        self._reference = self._copy_weights() if config.kl_coef > 0 else None
-        self._last_good = self._copy_weights(device="cpu")
+        is_anchored = config.kl_coef > 0
+        self._reference = {n: p.detach().clone() for n, p in self._parameters.items()} if is_anchored else None
+        self._last_good = self._copy_weights()
 
     # --- from episodes to a batch -----------------------------------------------------------
 
     def prepare(self, episodes: Sequence[Episode]) -> Batch:
         """Advantages, masks and old log-probabilities of a rollout made with the policy as it is now.
 
-        Lost episodes are left out.
+        Lost episodes are left out. With several processes each gives its own episodes, in whole groups.
 
         Raises:
             ValueError: nothing usable, no groups to compare, or no log-probabilities.
@@ -98,17 +104,21 @@ class Learner:
         self.timing = {}
         usable = usable_episodes(episodes)
         shuffle = self._generator(_CONTROL) if self.control == "shuffled_rewards" else None
-        if isinstance(self.config, PPOConfig):
-            batch = critic_batch(self.config, usable, self._evaluate, shuffle)
-        else:
-            assert isinstance(self.config, GroupConfig), f"{type(self.config).__name__}: neither groups nor a critic"
-            batch = group_batch(self.config, usable, self._evaluate, shuffle)
+        with self.world.unsharded(self.policy):
+            if isinstance(self.config, PPOConfig):
+                batch = critic_batch(self.config, usable, self._evaluate, shuffle, self.world)
+            else:
+                assert isinstance(self.config, GroupConfig), f"{type(self.config).__name__}: no groups and no critic"
+                batch = group_batch(self.config, usable, self._evaluate, shuffle, self.world)
         if self._reference is not None:
-            with self._swapped(self._reference):
+            with self._swapped_with_reference(), self.world.unsharded(self.policy):
                 batch.reference_log_prob, _ = self._evaluate(batch.episodes, batch.episode, batch.chunk, batch.chunks)
-        batch.metrics |= rollout_metrics(episodes, usable)
-        batch.metrics["advantage/decisions"] = float(batch.size)
-        batch.metrics["advantage/active"] = float(batch.active.mean()) if batch.size else 0.0
+        all_episodes = everyones(self.world, episodes)
+        batch.metrics |= rollout_metrics(all_episodes, usable_episodes(all_episodes))
+        active, _ = self.world.pool(batch.active)
+        batch.metrics["advantage/decisions"] = float(len(active))
+        batch.metrics["advantage/active"] = float(active.mean()) if len(active) else 0.0
+        batch.filler = usable[0]
         return batch
 
     @torch.no_grad()
@@ -134,10 +144,10 @@ class Learner:
 
         Args:
             extra_loss: draws a demonstration batch and gives (loss, metrics), as `policy.bc_loss` does;
-                called once per step, weighted by `bc_coef`.
+                called once per step, weighted by `bc_coef`. With several processes: this one's share.
 
         Returns:
-            metrics of the rollout and of the update, by name.
+            metrics of the rollout and of the update, by name; the same in every process.
 
         Raises:
             ValueError: `bc_coef` is set but there is no `extra_loss`.
@@ -150,14 +160,15 @@ class Learner:
             )
         self.policy.eval()  # Dropout would make the ratio differ from 1 before the first step.
         if self._bad_streak == 0:
-            self._last_good = self._copy_weights(device="cpu")
+            self._last_good = self._copy_weights()
         totals: defaultdict[str, list[float]] = defaultdict(list)
         num_steps = 0
         generator = self._generator(_ORDER)
-        num_parts = self._num_minibatches(batch)
-        for _ in range(self.config.epochs if batch.size else 0):
-            for rows in np.array_split(generator.permutation(batch.size), num_parts):
-                metrics = self._step(batch, rows, extra_loss)
+        pool = Pool.of(batch, self.world)
+        num_parts = self._num_minibatches(pool.size)
+        for _ in range(self.config.epochs if pool.size else 0):
+            for rows in np.array_split(generator.permutation(pool.size), num_parts):
+                metrics = self._step(batch, pool, rows, extra_loss)
                 num_steps += bool(metrics)
                 for name, value in metrics.items():
                     totals[name].append(value)
@@ -170,44 +181,61 @@ class Learner:
 
     def num_steps(self, batch: Batch) -> int:
         """Optimizer steps that `update` makes on a batch, unless some are skipped."""
-        return self.config.epochs * self._num_minibatches(batch) if batch.size else 0
+        size = sum(self.world.gather(batch.size))
+        return self.config.epochs * self._num_minibatches(size) if size else 0
 
-    def _num_minibatches(self, batch: Batch) -> int:
-        return max(1, round(batch.size / self.config.minibatch_size))
+    def _num_minibatches(self, num_decisions: int) -> int:
+        return max(1, round(num_decisions / self.config.minibatch_size))
 
-    def _step(self, batch: Batch, rows: np.ndarray, extra_loss: ExtraLoss | None) -> dict[str, float]:
-        """One optimizer step on the decisions `rows`; {} when it was skipped."""
+    def _step(self, batch: Batch, pool: Pool, rows: np.ndarray, extra_loss: ExtraLoss | None) -> dict[str, float]:
+        """One optimizer step on the decisions `rows` of the pool; {} when it was skipped."""
         config = self.config
-        weight = losses.action_weights(
-            batch.valid[rows], batch.episode[rows], config.ratio_level, config.loss_reduction
-        )
+        weight = losses.action_weights(pool.valid[rows], pool.episode[rows], config.ratio_level, config.loss_reduction)
         used = np.ones(len(rows), bool)
         if skips_zero_advantage(config):
-            used = batch.active[rows]
+            used = pool.active[rows]
             if not used.any() and config.bc_coef == 0:
                 return {}
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
         sums: defaultdict[str, float] = defaultdict(float)
         is_finite = True
-        for part in _micro_batches(np.flatnonzero(used), config.micro_batch_size):
-            obs, chunks = batch.observations(rows[part]), batch.chunks.select(rows[part])
+        ours = np.flatnonzero(used & (pool.rank[rows] == self.world.rank))
+        parts = list(_micro_batches(ours, config.micro_batch_size))
+        for part in parts:
+            own = rows[part] - pool.first
             with self._measure("forward_backward"):
-                out = self.policy.evaluate(obs, chunks, self.temperature)
-                loss = self._loss(batch, rows[part], weight[part], out, num_rows=len(rows), sums=sums)
-                is_finite = bool(torch.isfinite(loss))
-                if not is_finite:
-                    break
+                out = self.policy.evaluate(batch.observations(own), batch.chunks.select(own), self.temperature)
+                loss = self._loss(batch, own, weight[part], out, num_rows=len(rows), sums=sums)
+                is_finite &= bool(torch.isfinite(loss))
                 loss.backward()
-        if is_finite and config.bc_coef > 0:
+        if self.world.is_sharded:
+            largest = np.bincount(pool.rank[rows[used]], minlength=1).max()
+            self._keep_step(batch, math.ceil(largest / config.micro_batch_size) - len(parts))
+        if config.bc_coef > 0:
             assert extra_loss is not None, "update() checks this"
             with self._measure("forward_backward"):
                 loss, _ = extra_loss()
                 sums["loss/bc"] += float(loss.detach())
-                is_finite = bool(torch.isfinite(loss))
-                if is_finite:
-                    (config.bc_coef * loss).backward()
-        return self._apply(sums) if is_finite else self._skip_bad("loss")
+                is_finite &= bool(torch.isfinite(loss))
+                (config.bc_coef * loss).backward()
+        reports = self.world.gather({"is_finite": is_finite, "sums": dict(sums)})
+        if not all(report["is_finite"] for report in reports):
+            return self._skip_bad("loss")
+        self.world.add_up_gradients([*self._policy_parameters, *self._critic_parameters])
+        return self._apply(add_up([report["sums"] for report in reports]))
+
+    def _keep_step(self, batch: Batch, times: int) -> None:
+        """Forward and backward passes that add nothing: where others have more, since all gather weights together."""
+        assert batch.filler is not None, "prepare() gives it"
+        obs = gather_observations([batch.filler], np.zeros(1, np.int64), np.zeros(1, np.int64))
+        for _ in range(times):
+            with self._measure("forward_backward"):
+                out = self.policy.evaluate(obs, batch.filler.chunks.select([0]), self.temperature)
+                # Of the parameters that `_loss` reaches, none may be left out: their gradients are reduced together.
+                parts = [] if self._is_warming_up else [out.log_prob, out.entropy]
+                parts += [out.value] if self.config.uses_critic else []
+                (0.0 * torch.stack([part.float().sum() for part in parts]).sum()).backward()
 
     def _loss(
         self, batch: Batch, rows: np.ndarray, weight: np.ndarray, out: Any, *, num_rows: int, sums: dict[str, float]
@@ -271,9 +299,9 @@ class Learner:
                 for parameter in self._policy_parameters:
                     parameter.grad = None
             limit = self.config.grad_clip or math.inf
-            norms = {"grad_norm/policy": float(torch.nn.utils.clip_grad_norm_(self._policy_parameters, limit))}
+            norms = {"grad_norm/policy": clip_gradients(self._policy_parameters, limit)}
             if self.config.uses_critic:
-                norms["grad_norm/critic"] = float(torch.nn.utils.clip_grad_norm_(self._critic_parameters, limit))
+                norms["grad_norm/critic"] = clip_gradients(self._critic_parameters, limit)
             if not all(math.isfinite(n) for n in norms.values()):
                 return self._skip_bad("gradient")
             self._set_lr()
@@ -316,7 +344,8 @@ class Learner:
 
     def _check_weights(self) -> None:
         """Steps of finite gradients can still overflow a weight: the update is undone, and the run stops."""
-        if not all(bool(torch.isfinite(p).all()) for p in self._parameters.values()):
+        is_finite = all(bool(torch.isfinite(local(p)).all()) for p in self._parameters.values())
+        if not all(self.world.gather(is_finite)):
             self._restore_weights(self._last_good)
             raise TrainingDivergedError(
                 f"an update made weights NaN or infinite, in iteration {self.iteration}. The last good weights were "
@@ -328,25 +357,24 @@ class Learner:
     def _generator(self, stream: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, self.iteration, stream])
 
-    def _copy_weights(self, device: str | None = None) -> dict[str, torch.Tensor]:
-        return {n: p.detach().to(device or p.device, copy=True) for n, p in self._parameters.items()}
+    def _copy_weights(self) -> dict[str, torch.Tensor]:
+        """This process's part of the trained weights, on the CPU."""
+        return {n: local(p.detach()).to("cpu", copy=True) for n, p in self._parameters.items()}
 
     @torch.no_grad()
     def _restore_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         for name, parameter in self._parameters.items():
-            parameter.copy_(weights[name])
+            local(parameter).copy_(weights[name])
 
     @contextmanager
-    def _swapped(self, weights: dict[str, torch.Tensor]) -> Iterator[None]:
-        """Trainable weights replaced by `weights` inside the block. With LoRA these are the adapters alone."""
-        own = {n: p.data for n, p in self._parameters.items()}
+    def _swapped_with_reference(self) -> Iterator[None]:
+        """Inside the block the policy has the reference's weights. With LoRA these are the adapters alone."""
+        assert self._reference is not None, "there is one when kl_coef > 0"
+        exchange(self._parameters, self._reference)
         try:
-            for name, parameter in self._parameters.items():
-                parameter.data = weights[name]
             yield
         finally:
-            for name, parameter in self._parameters.items():
-                parameter.data = own[name]
+            exchange(self._parameters, self._reference)
 
     @property
     def _device(self) -> torch.device:
@@ -364,14 +392,17 @@ class Learner:
     # --- checkpoints -------------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """What a checkpoint needs besides the policy's weights: flat tensors, and a JSON-able rest."""
+        """What a checkpoint needs besides the policy's weights: flat tensors, and a JSON-able rest.
+
+        Called by all processes together; where the policy is sharded, process 0 alone has the whole tensors.
+        """
         tensors: dict[str, torch.Tensor] = {}
         optimizers = []
         for index, optimizer in enumerate(self.optimizers):
             flat, rest = flatten_optimizer(optimizer, f"optimizer.{index}")
             tensors |= flat
             optimizers.append(rest)
-        tensors |= {f"reference.{n}": t for n, t in (self._reference or {}).items()}
+        tensors |= {f"reference.{n}": full(t) for n, t in (self._reference or {}).items()}
         state = {
             "iteration": self.iteration,
             "num_good_steps": self.num_good_steps,
@@ -400,7 +431,7 @@ class Learner:
                     f"algo.kl_coef={self.config.kl_coef}: the checkpoint holds no reference weights for {missing[:3]}; "
                     "resume with the algo.kl_coef that the run began with."
                 )
-            self._reference = {n: tensors[f"reference.{n}"].to(t.device) for n, t in self._reference.items()}
+            self._reference = {n: like(tensors[f"reference.{n}"].to(t.device), t) for n, t in self._reference.items()}
         for index, (optimizer, rest) in enumerate(zip(self.optimizers, state["optimizers"], strict=True)):
             restore_optimizer(optimizer, tensors, rest, f"optimizer.{index}")
         self.iteration = int(state["iteration"])
@@ -408,7 +439,7 @@ class Learner:
         self.num_bad_steps = int(state["num_bad_steps"])
         self._num_critic_steps = int(state.get("num_critic_steps", 0))  # Older checkpoints have none.
         self._bad_streak = int(state["bad_streak"])
-        self._last_good = self._copy_weights(device="cpu")
+        self._last_good = self._copy_weights()
 
 
 def _micro_batches(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:

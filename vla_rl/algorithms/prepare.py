@@ -1,7 +1,8 @@
 """From a rollout's episodes to a `Batch`: advantages, masks, old log-probabilities. Numpy only.
 
 The policy is reached through `evaluate(episodes, episode, chunk, chunks) -> (log_prob, value)`,
-which the learner provides. Shape legend as in `batch.py`.
+which the learner provides. With several processes the episodes are this one's, in whole groups, and what is
+taken over all episodes (whitening, shuffling, metrics) is taken over everyone's. Shape legend as in `batch.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 from vla_rl.algorithms import advantages as adv
 from vla_rl.algorithms.batch import Batch, has_spread, index_decisions, valid_actions
 from vla_rl.algorithms.configs import AlgoConfig, GroupConfig, PPOConfig
+from vla_rl.distributed import ALONE, World
 from vla_rl.types import ActionChunk, Episode
 
 Evaluate = Callable[[Sequence[Episode], np.ndarray, np.ndarray, ActionChunk], tuple[np.ndarray, np.ndarray | None]]
@@ -25,7 +27,11 @@ def skips_zero_advantage(config: AlgoConfig) -> bool:
 
 
 def group_batch(
-    config: GroupConfig, episodes: list[Episode], evaluate: Evaluate, shuffle: np.random.Generator | None = None
+    config: GroupConfig,
+    episodes: list[Episode],
+    evaluate: Evaluate,
+    shuffle: np.random.Generator | None = None,
+    world: World = ALONE,
 ) -> Batch:
     """A batch whose advantages, one per episode, come from the others of its group.
 
@@ -38,17 +44,19 @@ def group_batch(
     """
     rewards = np.array([e.total_reward for e in episodes])
     groups = np.array([e.group for e in episodes])
-    if len(np.unique(groups)) == len(groups):
+    everyones, _ = world.pool(groups)
+    if len(np.unique(everyones)) == len(everyones):
         raise ValueError(
             f"algo.kind {config.kind!r} compares episodes from the same initial state, but each of the "
-            f"{len(groups)} groups has one. Set the rollout's group size to at least 2, or use ppo."
+            f"{len(everyones)} groups has one. Set the rollout's group size to at least 2, or use ppo."
         )
     advantage, included = config.trajectory_advantages(rewards, groups)
     if config.filter_groups:
         included = included & has_spread(rewards, groups)
     if shuffle is not None:
         # Being in the batch travels with the advantage, so that the outcome decides neither.
-        dealt = adv.shuffle_advantages(np.stack([advantage, included], axis=1), shuffle)
+        pooled, own = world.pool(np.stack([advantage, included], axis=1))
+        dealt = adv.shuffle_advantages(pooled, shuffle)[own]
         advantage, included = dealt[:, 0], dealt[:, 1].astype(bool)
     kept = [e for e, use in zip(episodes, included, strict=True) if use]
     episode, chunk = index_decisions(kept)
@@ -63,12 +71,16 @@ def group_batch(
     needed = batch.active if skips_zero_advantage(config) else np.ones(batch.size, bool)
     rows = np.flatnonzero(needed)
     batch.old_log_prob[rows], _ = evaluate(kept, episode[rows], chunk[rows], chunks.select(rows))
-    batch.metrics |= _log_prob_gap(chunks.log_prob, batch.old_log_prob, valid & needed[:, None])
+    batch.metrics |= _log_prob_gap(chunks.log_prob, batch.old_log_prob, valid & needed[:, None], world)
     return batch
 
 
 def critic_batch(
-    config: PPOConfig, episodes: list[Episode], evaluate: Evaluate, shuffle: np.random.Generator | None = None
+    config: PPOConfig,
+    episodes: list[Episode],
+    evaluate: Evaluate,
+    shuffle: np.random.Generator | None = None,
+    world: World = ALONE,
 ) -> Batch:
     """A batch whose advantages, one per decision or action, come from the critic's values by GAE.
 
@@ -87,20 +99,21 @@ def critic_batch(
     advantage = np.concatenate([a for a, _ in estimates])
     returns = np.concatenate([r for _, r in estimates]).astype(np.float32)
     valid = _valid(episodes, config, chunks.actions.shape[1])
-    counted = advantage[valid]
+    counted, own = world.pool(advantage[valid])
+    all_values, all_returns = world.pool(value)[0], world.pool(returns)[0]
     metrics = {
         "advantage/mean": float(counted.mean()),
         "advantage/std": float(counted.std()),
-        "critic/value": float(value.mean()),
-        "critic/explained_variance": _explained_variance(value, returns),
+        "critic/value": float(all_values.mean()),
+        "critic/explained_variance": _explained_variance(all_values, all_returns),
     }
     if config.normalise_std:
         counted = adv.whiten(counted, config.advantage_eps)
     if shuffle is not None:
         counted = adv.shuffle_advantages(counted, shuffle)
     dense = np.zeros(valid.shape, np.float32)
-    dense[valid] = counted
-    metrics |= _log_prob_gap(chunks.log_prob, log_prob, valid)
+    dense[valid] = counted[own]
+    metrics |= _log_prob_gap(chunks.log_prob, log_prob, valid, world)
     old_log_prob = log_prob if config.recompute_old_log_prob else rollout_log_prob(chunks)
     return Batch(episodes, episode, chunk, chunks, valid, dense, old_log_prob, None, value, returns, metrics)
 
@@ -146,11 +159,14 @@ def _valid(episodes: Sequence[Episode], config: AlgoConfig, num_actions: int) ->
     return np.concatenate(masks) if masks else np.zeros((0, num_actions), bool)
 
 
-def _log_prob_gap(recorded: np.ndarray | None, computed: np.ndarray, counted: np.ndarray) -> dict[str, float]:
+def _log_prob_gap(
+    recorded: np.ndarray | None, computed: np.ndarray, counted: np.ndarray, world: World
+) -> dict[str, float]:
     """How far the rollout's log-probabilities are from the trainer's: mean absolute difference per token."""
-    if recorded is None or not counted.any():
-        return {}
-    return {"rollout/log_prob_gap": float(np.abs(recorded[counted] - computed[counted]).mean())}
+    gap = np.zeros(0) if recorded is None else np.abs(recorded[counted] - computed[counted])
+    parts = world.gather([float(gap.sum()), gap.size])
+    total, num = (sum(column) for column in zip(*parts, strict=True))
+    return {"rollout/log_prob_gap": total / num} if num else {}
 
 
 def _explained_variance(value: np.ndarray, returns: np.ndarray) -> float:

@@ -60,6 +60,11 @@ class BCBatch:
     def size(self) -> int:
         return len(self.actions)
 
+    def share_of(self, part: BCBatch) -> float:
+        """The weight of a part's mean loss, so that the parts' losses add up to the batch's: of the valid actions."""
+        total = int(self.valid.sum())
+        return int(part.valid.sum()) / total if total else part.size / self.size
+
     def select(self, rows: np.ndarray) -> BCBatch:
         """The examples at `rows`, in that order."""
         keyframe = None if self.keyframe is None else self.keyframe[rows]

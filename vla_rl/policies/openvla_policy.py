@@ -174,6 +174,10 @@ class OpenVLAPolicy(nn.Module):
             None if state is None else QuantileStats.of("state", state, state_dim or len(state.get("q01", ()))),
         )
 
+    def sharding_units(self) -> list[nn.Module]:
+        """What FSDP gathers one at a time: the language model's layers, which hold most of the weights."""
+        return list(self.network.language_model.model.layers)
+
     def trainable_parameters(self) -> list[nn.Parameter]:
         """The parameters that `config.trainable` selects: those to hand to the optimiser."""
         names = self.trained_names()

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import sys
+
+import pytest
 import torch
 from torch import nn
-from toy_problem import ToyPolicy
+from toy_problem import ToyPolicy, roll_out
 
 from vla_rl.algorithms.configs import GRPOConfig, PPOConfig
-from vla_rl.algorithms.optimizers import build_optimizers, is_critic
+from vla_rl.algorithms.optimizers import build_optimizers, is_critic, optimizer_bytes
+from vla_rl.checkpoint import flatten_optimizer, restore_optimizer
+from vla_rl.config import ConfigError
 
 
 def names(optimizer: torch.optim.Optimizer, module: nn.Module) -> list[set[str]]:
@@ -45,3 +51,86 @@ def test_muon_takes_hidden_matrices_only():
     policy, critic = names(adamw, module)
     assert critic == {"value_head.weight", "value_head.bias"}
     assert policy == {n for n, _ in module.named_parameters()} - critic - {"layer.weight"}
+
+
+def learn(policy: ToyPolicy, optimizer: str, steps: int, state: dict | None = None) -> tuple[list[float], dict]:
+    """Losses of a regression, and a checkpoint's worth of state; `state` is one to go on from."""
+    config = GRPOConfig(optimizer=optimizer, lr=1e-2, weight_decay=0.01)
+    (made,) = build_optimizers(config, dict(policy.named_parameters()))
+    done = 0
+    if state is not None:
+        policy.load_state_dict(state["weights"])
+        restore_optimizer(made, state["tensors"], json.loads(state["rest"]))
+        done = state["done"]
+    losses = []
+    for step in range(done, done + steps):
+        generator = torch.Generator().manual_seed(step)
+        inputs = torch.randn(64, 2, generator=generator)
+        loss = (policy.out(policy.body(inputs)) - inputs.sum(1, keepdim=True).sin()).square().mean()
+        loss.backward()
+        made.step()
+        made.zero_grad()
+        losses.append(float(loss))
+    tensors, rest = flatten_optimizer(made)
+    tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+    weights = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
+    return losses, {"weights": weights, "tensors": tensors, "rest": json.dumps(rest), "done": done + steps}
+
+
+def test_moments_in_8_bits_learn_as_adamw_does_and_resume_to_the_bit():
+    pytest.importorskip("torchao", reason="adamw_8bit needs torchao")
+    policies = [ToyPolicy(hidden=64) for _ in range(4)]
+    plain, _ = learn(policies[0], "adamw", 40)
+    whole, state = learn(policies[1], "adamw_8bit", 40)
+    assert whole[-1] < 0.2 * whole[0] and whole[-1] == pytest.approx(plain[-1], rel=0.2) and whole != plain
+    assert {t.dtype for n, t in state["tensors"].items() if n.endswith("codes")} == {torch.uint8}
+    first, half = learn(policies[2], "adamw_8bit", 15)
+    rest, again = learn(policies[3], "adamw_8bit", 25, half)
+    assert first + rest == whole
+    assert again["tensors"].keys() == state["tensors"].keys()
+    assert all(torch.equal(again["tensors"][n], t) for n, t in state["tensors"].items())
+
+
+def test_a_learner_with_8_bits_warms_up_and_resumes():
+    pytest.importorskip("torchao", reason="adamw_8bit needs torchao")
+    config = PPOConfig(optimizer="adamw_8bit", warmup_steps=10, minibatch_size=20)
+    policy = ToyPolicy(critic=True, hidden=64)
+    learner = config.build(policy)
+    learner.update(learner.prepare(roll_out(policy, 8, 4, seed=1)))
+    tensors, state = learner.state()
+    tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+    other = ToyPolicy(critic=True, hidden=64)
+    other.load_state_dict(policy.state_dict())
+    resumed = config.build(other)
+    resumed.load_state(tensors, json.loads(json.dumps(state)))
+    episodes = roll_out(policy, 8, 4, seed=2)
+    for each in (learner, resumed):
+        each.update(each.prepare(episodes))
+    assert 0 < learner.optimizers[0].param_groups[0]["lr"] <= config.lr
+    assert all(torch.equal(a, b) for a, b in zip(policy.parameters(), other.parameters(), strict=True))
+
+
+def test_without_torchao_the_error_says_what_to_do(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    monkeypatch.delitem(sys.modules, "vla_rl.algorithms.adamw_8bit", raising=False)
+    monkeypatch.setitem(sys.modules, "torchao.optim", None)
+    with pytest.raises(ConfigError, match=r"'adamw_8bit' needs torchao.*low_memory"):
+        build_optimizers(GRPOConfig(optimizer="adamw_8bit"), dict(ToyPolicy().named_parameters()))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit", "muon"])
+def test_the_optimizer_holds_as_many_bytes_as_counted(optimizer):
+    if optimizer == "adamw_8bit":
+        pytest.importorskip("torchao", reason="adamw_8bit needs torchao")
+    policy = ToyPolicy(hidden=64)
+    parameters = dict(policy.named_parameters())
+    made = build_optimizers(GRPOConfig(optimizer=optimizer), parameters)
+    policy.out(policy.body(torch.ones(1, 2))).sum().backward()
+    held = 0
+    for each in made:
+        each.step()
+        for entries in each.state.values():
+            for value in entries.values():
+                parts = [getattr(value, n) for n in value.tensor_attrs] if hasattr(value, "tensor_attrs") else [value]
+                held += sum(part.numel() * part.element_size() for part in parts if part.ndim)
+    assert optimizer_bytes(optimizer, parameters) == held

@@ -1,0 +1,159 @@
+"""FSDP: a policy's parameters, gradients and optimizer state cut into one part per process.
+
+This calls torch's `fully_shard` (FSDP2) itself. accelerate's own wrapping takes a model's `forward` alone, whereas
+policies are called by `act`, `evaluate` and `bc_loss`; and on CPUs, where this is tested, it silently leaves FSDP out.
+
+    shard(policy, mesh)
+    with unsharded(policy): ...       # forward passes without gradient, as many as each process likes
+    with whole_weights(policy): ...   # saving
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree
+
+from vla_rl.config import ConfigError
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import FSDPModule
+
+_METHODS = ("act", "evaluate", "bc_loss", "embed")  # of a `Policy`: what gathers the parameters before it runs
+
+
+def shard(policy: Any, mesh: DeviceMesh, output: type) -> None:
+    """Cut the policy's parameters over the processes of the mesh, in place; all have the same ones before.
+
+    What a policy names in `sharding_units()` is gathered a unit at a time; the rest, or all of a policy that names
+    none, whenever the policy is at work. Optimizers and name -> parameter mappings are to be made afterwards.
+
+    Args:
+        output: the dataclass that `evaluate` returns.
+
+    Raises:
+        ConfigError: trained parameters of several dtypes, which one reduction cannot carry.
+    """
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+    dtypes = sorted({str(p.dtype) for p in policy.parameters() if p.requires_grad})
+    if len(dtypes) > 1:
+        raise ConfigError(
+            f"parallel: 'fsdp' needs trained parameters of one dtype, found {', '.join(dtypes)}; "
+            "set policy.weights=auto, which trains float32 weights, or parallel=ddp"
+        )
+    if output not in _pytree.SUPPORTED_NODES:  # So that FSDP finds the tensors in it, and with them their backward.
+        _pytree.register_dataclass(output)
+    for unit in units(policy):
+        fully_shard(unit, mesh=mesh)
+    fully_shard(policy, mesh=mesh)
+    for module in _sharded_modules(policy):
+        module.set_gradient_divide_factor(1.0)  # Losses are shares of the whole batch's: gradients add up.
+        module.set_force_sum_reduction_for_comms(True)  # Else NCCL's own operation scales, which gloo has not.
+    for name in _METHODS:
+        if hasattr(policy, name):
+            register_fsdp_forward_method(policy, name)
+
+
+def units(policy: Any) -> list[nn.Module]:
+    """The modules that are gathered one at a time: those that the policy calls as a whole, such as its layers."""
+    return list(policy.sharding_units()) if hasattr(policy, "sharding_units") else []
+
+
+def _sharded_modules(policy: nn.Module) -> list[FSDPModule]:
+    """The policy itself first."""
+    from torch.distributed.fsdp import FSDPModule
+
+    return [module for module in policy.modules() if isinstance(module, FSDPModule)]
+
+
+@contextmanager
+def unsharded(policy: nn.Module) -> Iterator[None]:
+    """Inside the block every process has all parameters, so that forward passes without gradient wait for no other.
+
+    Entered and left by all processes together. A policy that is not sharded is left alone. May be nested.
+    """
+    modules = [] if getattr(policy, "_is_unsharded", False) else _sharded_modules(policy)
+    for module in modules:
+        module.set_reshard_after_forward(False, recurse=False)
+        module.unshard()
+    if modules:
+        policy._is_unsharded = True  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.set_reshard_after_forward(module is not policy, recurse=False)
+            module.reshard()
+        if modules:
+            policy._is_unsharded = False  # type: ignore[assignment]
+
+
+@contextmanager
+def whole_weights(policy: nn.Module) -> Iterator[None]:
+    """Inside the block, process 0 has the policy's whole parameters on the CPU, to save them; the others have none.
+
+    Entered by all processes together. A policy that is not sharded is left alone.
+    """
+    own: list[tuple[nn.Module, str, nn.Parameter]] = []
+    for module in policy.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and is_sharded(parameter):
+                own.append((module, name, parameter))
+    try:
+        whole: dict[int, nn.Parameter] = {}  # Tied parameters stay tied.
+        for module, name, parameter in own:
+            if id(parameter) not in whole:
+                whole[id(parameter)] = nn.Parameter(full(parameter), requires_grad=parameter.requires_grad)
+            module._parameters[name] = whole[id(parameter)]
+        yield
+    finally:
+        for module, name, parameter in own:
+            module._parameters[name] = parameter
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether this is a DTensor; asked so that a single process need not import that class."""
+    return hasattr(tensor, "device_mesh")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This process's part of a tensor, sharing its storage; of one that is not sharded, the tensor itself."""
+    return cast(Any, tensor).to_local() if is_sharded(tensor) else tensor
+
+
+def full(tensor: Tensor) -> Tensor:
+    """The whole of a sharded tensor: on the CPU of process 0, empty elsewhere. Called by all processes together.
+
+    One that is not sharded is returned as it is.
+    """
+    if not is_sharded(tensor):
+        return tensor
+    sharded: Any = tensor.detach()
+    whole = sharded.full_tensor()
+    return whole.cpu() if sharded.device_mesh.get_rank() == 0 else whole.new_empty(0, device="cpu")
+
+
+def like(tensor: Tensor, wanted: Tensor) -> Tensor:
+    """A whole tensor, which every process has, cut up as `wanted` is."""
+    if not is_sharded(wanted) or is_sharded(tensor):
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh, placements = cast(Any, wanted).device_mesh, cast(Any, wanted).placements
+    return distribute_tensor(tensor.to(wanted.device), mesh, placements, src_data_rank=None)
+
+
+@torch.no_grad()
+def exchange(parameters: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> None:
+    """Swap the values of `others` with those of the parameters of the same names, in place."""
+    for name, other in others.items():
+        mine, theirs = local(parameters[name]), local(other)
+        kept = mine.clone()
+        mine.copy_(theirs)
+        theirs.copy_(kept)
