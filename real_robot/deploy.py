@@ -88,6 +88,10 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
     if options.teleop and options.console is None:
         raise ConfigError("--teleop: the console's buttons say when the person takes over; give --console PORT")
     contract = load_contract(options.robot, (*device_overrides(options.teleop), *options.overrides))
+    if options.synchronous and contract.execution.real_time_chunking is not None:
+        raise ConfigError(
+            "--synchronous: waits for each chunk, so real_time_chunking has nothing to go on from; give one"
+        )
     if not options.instruction and not contract.observation.instruction_topic:
         raise ConfigError("--instruction: what shall the robot do? The contract has no observation.instruction_topic")
     with ExitStack() as stack:
@@ -187,7 +191,8 @@ def _await_server(client: PolicyClient, seconds: float, say: Say) -> None:
 def check_fit(contract: RobotContract, metadata: dict) -> None:
     """
     Raises:
-        PolicyClientError: the served policy needs a camera that the contract lacks, or other sizes.
+        PolicyClientError: the served policy needs a camera that the contract lacks, has other sizes, or cannot do
+            what the contract's execution asks of it.
     """
     cameras = [c for c in metadata.get("cameras", []) if c not in contract.observation.images]
     if cameras:
@@ -201,6 +206,12 @@ def check_fit(contract: RobotContract, metadata: dict) -> None:
     for name, theirs, ours in sizes:
         if theirs is not None and theirs != ours:
             raise PolicyClientError(f"the policy's {name} has {theirs} numbers, {contract.name}'s contract has {ours}")
+    if contract.execution.real_time_chunking is not None and not metadata.get("real_time_chunking"):
+        raise PolicyClientError(
+            f"execution.real_time_chunking: {contract.name}'s contract asks for it, but the served policy cannot go on "
+            "from actions under way (SmolVLA, pi0 and pi0.5 can, served at temperature 0); leave it out, or set it to "
+            "false"
+        )
 
 
 def _watch(
