@@ -28,7 +28,7 @@ from real_robot.leader import LeaderFollowing
 from real_robot.operators import KEYS, EpisodeResult, KeyOperator, Operators, SimEpisodes, TopicOperator
 from real_robot.playback import SynchronousActions
 from real_robot.protocol import read_token
-from real_robot.recorder import Recorder, Recording
+from real_robot.recorder import EpisodeLabels, Recorder, Recording
 from real_robot.robot import TopicRobot
 from real_robot.robot_loop import ActionSource, ClockPacer, ControlLoop, Operator, ReferencePacer, Tick
 from real_robot.safety import ASKED_TO_HOLD, HOLDING, RUNNING, SafetyEvent, Supervisor
@@ -81,8 +81,11 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
         DeviceError: the person's device is missing, or does not fit the robot's commands.
         DetectorError: the failure detector is missing, or was fitted on another policy.
     """
-    if options.record is not None and options.console is None:
-        raise ConfigError("--record: begin, end and outcome of an episode come from the console; give --console PORT")
+    if options.record is not None and options.console is None and not options.episodes:
+        raise ConfigError(
+            "--record: begin, end and outcome of an episode come from the console, or from the simulator; give "
+            "--console PORT, or --episodes N"
+        )
     if options.console is not None and options.episodes:
         raise ConfigError("--console and --episodes: one says a person runs the episodes, the other a script; give one")
     if options.teleop and options.console is None:
@@ -124,8 +127,9 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
         observers: list[Callable[[Tick], None]] = [o for o in (intervention, watch, board) if o is not None]
         if options.log is not None:
             observers.append(stack.enter_context(TickLog(options.log, watch)))
-        if options.record is not None and intervention is not None:
-            observers.append(_recorder(options, contract, intervention, client, watch, stack, board.notice))
+        if options.record is not None and (labels := intervention or episodes) is not None:
+            recorder = _recorder(options, contract, labels, client, watch, stack, board.notice)
+            observers.append(episodes.recorded(recorder) if episodes else recorder)
         if options.start and intervention is not None:
             intervention.begin("deploy --start")
         operator = Operators([TopicOperator(contract.operator, transport), *persons])
@@ -301,18 +305,18 @@ def _console(
 def _recorder(
     options: DeployOptions,
     contract: RobotContract,
-    intervention: Intervention,
+    labels: EpisodeLabels,
     client: PolicyClient,
     watch: FailureWatch | None,
     stack: ExitStack,
     tell: Say,
 ) -> Recorder:
-    """Writes the console's episodes as a dataset; it is finished when `stack` closes."""
+    """Writes the labelled episodes as a dataset; it is finished when `stack` closes."""
     assert options.record is not None, "checked by the caller"
     recording = stack.enter_context(Recording(options.record, contract.rate, contract.name, tell))
     version = str(client.metadata.get("policy_version", ""))
     scores = (lambda: watch.score) if watch else None
-    recorder = Recorder(recording, intervention, version, options.round, failure_score=scores)
+    recorder = Recorder(recording, labels, version, options.round, failure_score=scores)
     stack.callback(recorder.close)
     return recorder
 

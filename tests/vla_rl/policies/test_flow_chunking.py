@@ -1,5 +1,7 @@
 """Real-time chunking of SmolVLA, pi0 and pi0.5: LeRobot's own, and smooth where one chunk follows another."""
 
+from typing import Any, cast
+
 import numpy as np
 import pytest
 import torch
@@ -99,7 +101,7 @@ def test_more_frozen_than_the_horizon_are_all_frozen(policy):
         (ActionPrefix(under_way(1, 4)[..., :6]), r"got shape \(1, 4, 6\)"),
         (ActionPrefix(under_way(1, 4), 5), "num_frozen: got 5, must be 0 to 4"),
         (ActionPrefix(under_way(1, 4), 1, max_guidance_weight=0.0), "max_guidance_weight must be positive"),
-        (ActionPrefix(under_way(1, 4), 1, prefix_attention_schedule="linear"), "must be one of ZEROS, ONES"),
+        (ActionPrefix(under_way(1, 4), 1, prefix_attention_schedule=cast(Any, "linear")), "must be one of ZEROS, ONES"),
     ],
 )
 def test_what_it_cannot_use_is_refused(policy, prefix, message):
@@ -111,14 +113,15 @@ def test_a_checkpoints_own_options_hold_where_the_robot_says_nothing(tmp_path):
     from lerobot.configs import RTCAttentionSchedule
     from lerobot.policies.rtc.configuration_rtc import RTCConfig
 
-    policy = make(chunk_size=16)
+    policy: Any = make(chunk_size=16)
     policy.core.config.rtc_config = RTCConfig(
         prefix_attention_schedule=RTCAttentionSchedule.ONES, max_guidance_weight=5.0, execution_horizon=6
     )
     policy.save(tmp_path / "policy")
-    loaded = load_policy(tmp_path / "policy")
+    loaded: Any = load_policy(tmp_path / "policy")
     obs, rest = fake_observation(SPEC, 1), under_way(1, 12)
     told = {"execution_horizon": 6, "max_guidance_weight": 5.0, "prefix_attention_schedule": "ONES"}
-    expected = make(chunk_size=16).act_with_prefix(obs, ActionPrefix(rest, 3, **told)).actions
+    fresh: Any = make(chunk_size=16)
+    expected = fresh.act_with_prefix(obs, ActionPrefix(rest, 3, **told)).actions
     np.testing.assert_array_equal(loaded.act_with_prefix(obs, ActionPrefix(rest, 3)).actions, expected)
-    np.testing.assert_array_equal(loaded.act(obs, None, 0.0).actions, make(chunk_size=16).act(obs, None, 0.0).actions)
+    np.testing.assert_array_equal(loaded.act(obs, None, 0.0).actions, fresh.act(obs, None, 0.0).actions)
