@@ -81,22 +81,8 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
         DeviceError: the person's device is missing, or does not fit the robot's commands.
         DetectorError: the failure detector is missing, or was fitted on another policy.
     """
-    if options.record is not None and options.console is None and not options.episodes:
-        raise ConfigError(
-            "--record: begin, end and outcome of an episode come from the console, or from the simulator; give "
-            "--console PORT, or --episodes N"
-        )
-    if options.console is not None and options.episodes:
-        raise ConfigError("--console and --episodes: one says a person runs the episodes, the other a script; give one")
-    if options.teleop and options.console is None:
-        raise ConfigError("--teleop: the console's buttons say when the person takes over; give --console PORT")
     contract = load_contract(options.robot, (*device_overrides(options.teleop), *options.overrides))
-    if options.synchronous and contract.execution.real_time_chunking is not None:
-        raise ConfigError(
-            "--synchronous: waits for each chunk, so real_time_chunking has nothing to go on from; give one"
-        )
-    if not options.instruction and not contract.observation.instruction_topic:
-        raise ConfigError("--instruction: what shall the robot do? The contract has no observation.instruction_topic")
+    _check_options(options, contract)
     with ExitStack() as stack:
         client = PolicyClient(options.server, read_token(options.token_file) if options.token_file else None)
         stack.callback(client.close)
@@ -154,6 +140,28 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
             return []
         _report(episodes, options, say)
         return episodes.results
+
+
+def _check_options(options: DeployOptions, contract: RobotContract) -> None:
+    """
+    Raises:
+        ConfigError: options that contradict one another, or lack one.
+    """
+    if options.record is not None and options.console is None and not options.episodes:
+        raise ConfigError(
+            "--record: begin, end and outcome of an episode come from the console, or from the simulator; give "
+            "--console PORT, or --episodes N"
+        )
+    if options.console is not None and options.episodes:
+        raise ConfigError("--console and --episodes: one says a person runs the episodes, the other a script; give one")
+    if options.teleop and options.console is None:
+        raise ConfigError("--teleop: the console's buttons say when the person takes over; give --console PORT")
+    if options.synchronous and contract.execution.real_time_chunking is not None:
+        raise ConfigError(
+            "--synchronous: waits for each chunk, so real_time_chunking has nothing to go on from; give one"
+        )
+    if not options.instruction and not contract.observation.instruction_topic:
+        raise ConfigError("--instruction: what shall the robot do? The contract has no observation.instruction_topic")
 
 
 class _Events:
