@@ -84,7 +84,8 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
     contract = load_contract(options.robot, (*device_overrides(options.teleop), *options.overrides))
     _check_options(options, contract)
     with ExitStack() as stack:
-        client = PolicyClient(options.server, read_token(options.token_file) if options.token_file else None)
+        token = read_token(options.token_file) if options.token_file else None
+        client = PolicyClient(options.server, token, infer_timeout=contract.execution.infer_timeout)
         stack.callback(client.close)
         _await_server(client, options.wait, say)
         check_fit(contract, client.metadata)

@@ -42,10 +42,13 @@ class RealTimeChunking(Config):
     """
 
     execution_horizon: int | None = Field(
-        default=None, ge=1, description="Actions under way that the new chunk minds; LeRobot's default is 10."
+        default=None,
+        ge=1,
+        le=10_000,
+        description="Actions under way that the new chunk minds; LeRobot's default is 10.",
     )
     max_guidance_weight: float | None = Field(
-        default=None, gt=0, description="Bound on the pull towards them; LeRobot's default is 10."
+        default=None, gt=0, le=1000, description="Bound on the pull towards them; LeRobot's default is 10."
     )
     prefix_attention_schedule: PrefixSchedule | None = Field(
         default=None,
@@ -83,6 +86,12 @@ class ExecutionConfig(Config):
     unblended: tuple[int, ...] = Field(default=(), description="Numbers of the action that never blend (grippers).")
     max_age: float = Field(
         default=2.0, gt=0, description="Seconds: a chunk whose observation is older when it arrives is thrown away."
+    )
+    infer_timeout: float = Field(
+        default=2.0,
+        gt=0,
+        le=600,
+        description="Seconds that the policy server may take to answer; then it is asked anew.",
     )
     retry_after: float = Field(default=0.2, ge=0, description="Seconds to wait after a failed inference.")
     real_time_chunking: RealTimeChunking | None = Field(

@@ -22,6 +22,7 @@ GUIDANCE = ("execution_horizon", "max_guidance_weight", "prefix_attention_schedu
 _OPTIONS = {"embedding", "prefix", "num_frozen", *GUIDANCE}
 MAX_IMAGE_SIDE = 2048
 MAX_GUIDANCE = 1000.0
+MAX_HORIZON = 10_000  # More than the prefix has means all of it.
 
 
 class RequestError(ValueError):
@@ -220,8 +221,8 @@ def _prefix(message: dict[Any, Any], facts: PolicyFacts) -> ActionPrefix | None:
     if type(frozen) is not int or not 0 <= frozen <= prefix.shape[0]:
         raise RequestError(f"num_frozen: expected 0 to {prefix.shape[0]} (the prefix's length), got {short(frozen)}")
     horizon, weight, schedule = (message.get(name) for name in GUIDANCE)
-    if horizon is not None and (type(horizon) is not int or not 1 <= horizon <= facts.chunk_size):
-        raise RequestError(f"execution_horizon: expected 1 to {facts.chunk_size} actions, got {short(horizon)}")
+    if horizon is not None and (type(horizon) is not int or not 1 <= horizon <= MAX_HORIZON):
+        raise RequestError(f"execution_horizon: expected 1 to {MAX_HORIZON} actions, got {short(horizon)}")
     if weight is not None and (type(weight) not in (int, float) or not 0 < weight <= MAX_GUIDANCE):
         raise RequestError(f"max_guidance_weight: expected a number above 0, to {MAX_GUIDANCE:g}, got {short(weight)}")
     if schedule is not None and schedule not in PREFIX_SCHEDULES:

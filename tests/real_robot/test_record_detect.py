@@ -37,7 +37,15 @@ from vla_rl.types import EpisodeSpec
 POLICY = "pretrained:tabletop_base"
 TASK = "push_to_zone"
 ALPHA = 0.2
-PATIENT = [f"{key}=60" for key in ("observation.max_age", "safety.observation_timeout", "safety.command_timeout")]
+PATIENT = [
+    f"{key}=60"
+    for key in (
+        "observation.max_age",
+        "safety.observation_timeout",
+        "safety.command_timeout",
+        "execution.infer_timeout",
+    )
+]
 
 # --- a script's episodes are recorded: the loop's ticks by hand -------------------------------------
 
