@@ -11,6 +11,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -126,24 +127,35 @@ class PolicyClient:
         prefix: np.ndarray | None = None,
         num_frozen: int = 0,
         embedding: bool = False,
+        guidance: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """`infer` for a robot's observation; `prefix` float32 (P, A) and `num_frozen` for real-time chunking."""
+        """`infer` for a robot's observation.
+
+        Args:
+            prefix: float32 (P, A), the actions under way, for real-time chunking. num_frozen: see `ActionPrefix`.
+            embedding: ask for the policy's features too.
+            guidance: options of `ActionPrefix` by name.
+        """
         request: dict[str, Any] = {
             "images": observation.images,
             "state": observation.state,
             "instruction": observation.instruction,
         }
         if prefix is not None:
-            request |= {"prefix": np.asarray(prefix, np.float32), "num_frozen": int(num_frozen)}
+            request |= {"prefix": np.asarray(prefix, np.float32), "num_frozen": int(num_frozen), **(guidance or {})}
         if embedding:
             request["embedding"] = True
         return self.infer(request)
 
     def actions(
-        self, observation: RobotObservation, prefix: np.ndarray | None = None, num_frozen: int = 0
+        self,
+        observation: RobotObservation,
+        prefix: np.ndarray | None = None,
+        num_frozen: int = 0,
+        guidance: Mapping[str, Any] | None = None,
     ) -> np.ndarray:
         """The chunk float32 (H, A) of `act`: what `execution.ChunkExecutor` calls."""
-        return self.act(observation, prefix, num_frozen)["actions"]
+        return self.act(observation, prefix, num_frozen, guidance=guidance)["actions"]
 
     def close(self) -> None:
         """Close the connection; the client may be used again."""

@@ -28,7 +28,7 @@ from real_robot.leader import LeaderFollowing
 from real_robot.operators import KEYS, EpisodeResult, KeyOperator, Operators, SimEpisodes, TopicOperator
 from real_robot.playback import SynchronousActions
 from real_robot.protocol import read_token
-from real_robot.recorder import Recorder, Recording
+from real_robot.recorder import EpisodeLabels, Recorder, Recording
 from real_robot.robot import TopicRobot
 from real_robot.robot_loop import ActionSource, ClockPacer, ControlLoop, Operator, ReferencePacer, Tick
 from real_robot.safety import ASKED_TO_HOLD, HOLDING, RUNNING, SafetyEvent, Supervisor
@@ -81,17 +81,11 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
         DeviceError: the person's device is missing, or does not fit the robot's commands.
         DetectorError: the failure detector is missing, or was fitted on another policy.
     """
-    if options.record is not None and options.console is None:
-        raise ConfigError("--record: begin, end and outcome of an episode come from the console; give --console PORT")
-    if options.console is not None and options.episodes:
-        raise ConfigError("--console and --episodes: one says a person runs the episodes, the other a script; give one")
-    if options.teleop and options.console is None:
-        raise ConfigError("--teleop: the console's buttons say when the person takes over; give --console PORT")
     contract = load_contract(options.robot, (*device_overrides(options.teleop), *options.overrides))
-    if not options.instruction and not contract.observation.instruction_topic:
-        raise ConfigError("--instruction: what shall the robot do? The contract has no observation.instruction_topic")
+    _check_options(options, contract)
     with ExitStack() as stack:
-        client = PolicyClient(options.server, read_token(options.token_file) if options.token_file else None)
+        token = read_token(options.token_file) if options.token_file else None
+        client = PolicyClient(options.server, token, infer_timeout=contract.execution.infer_timeout)
         stack.callback(client.close)
         _await_server(client, options.wait, say)
         check_fit(contract, client.metadata)
@@ -120,8 +114,9 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
         observers: list[Callable[[Tick], None]] = [o for o in (intervention, watch, board) if o is not None]
         if options.log is not None:
             observers.append(stack.enter_context(TickLog(options.log, watch)))
-        if options.record is not None and intervention is not None:
-            observers.append(_recorder(options, contract, intervention, client, watch, stack, board.notice))
+        if options.record is not None and (labels := intervention or episodes) is not None:
+            recorder = _recorder(options, contract, labels, client, watch, stack, board.notice)
+            observers.append(episodes.recorded(recorder) if episodes else recorder)
         if options.start and intervention is not None:
             intervention.begin("deploy --start")
         operator = Operators([TopicOperator(contract.operator, transport), *persons])
@@ -146,6 +141,28 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
             return []
         _report(episodes, options, say)
         return episodes.results
+
+
+def _check_options(options: DeployOptions, contract: RobotContract) -> None:
+    """
+    Raises:
+        ConfigError: options that contradict one another, or lack one.
+    """
+    if options.record is not None and options.console is None and not options.episodes:
+        raise ConfigError(
+            "--record: begin, end and outcome of an episode come from the console, or from the simulator; give "
+            "--console PORT, or --episodes N"
+        )
+    if options.console is not None and options.episodes:
+        raise ConfigError("--console and --episodes: one says a person runs the episodes, the other a script; give one")
+    if options.teleop and options.console is None:
+        raise ConfigError("--teleop: the console's buttons say when the person takes over; give --console PORT")
+    if options.synchronous and contract.execution.real_time_chunking is not None:
+        raise ConfigError(
+            "--synchronous: waits for each chunk, so real_time_chunking has nothing to go on from; give one"
+        )
+    if not options.instruction and not contract.observation.instruction_topic:
+        raise ConfigError("--instruction: what shall the robot do? The contract has no observation.instruction_topic")
 
 
 class _Events:
@@ -187,7 +204,8 @@ def _await_server(client: PolicyClient, seconds: float, say: Say) -> None:
 def check_fit(contract: RobotContract, metadata: dict) -> None:
     """
     Raises:
-        PolicyClientError: the served policy needs a camera that the contract lacks, or other sizes.
+        PolicyClientError: the served policy needs a camera that the contract lacks, has other sizes, or cannot do
+            what the contract's execution asks of it.
     """
     cameras = [c for c in metadata.get("cameras", []) if c not in contract.observation.images]
     if cameras:
@@ -201,6 +219,12 @@ def check_fit(contract: RobotContract, metadata: dict) -> None:
     for name, theirs, ours in sizes:
         if theirs is not None and theirs != ours:
             raise PolicyClientError(f"the policy's {name} has {theirs} numbers, {contract.name}'s contract has {ours}")
+    if contract.execution.real_time_chunking is not None and not metadata.get("real_time_chunking"):
+        raise PolicyClientError(
+            f"execution.real_time_chunking: {contract.name}'s contract asks for it, but the served policy cannot go on "
+            "from actions under way (SmolVLA, pi0 and pi0.5 can, served at temperature 0); leave it out, or set it to "
+            "false"
+        )
 
 
 def _watch(
@@ -290,18 +314,18 @@ def _console(
 def _recorder(
     options: DeployOptions,
     contract: RobotContract,
-    intervention: Intervention,
+    labels: EpisodeLabels,
     client: PolicyClient,
     watch: FailureWatch | None,
     stack: ExitStack,
     tell: Say,
 ) -> Recorder:
-    """Writes the console's episodes as a dataset; it is finished when `stack` closes."""
+    """Writes the labelled episodes as a dataset; it is finished when `stack` closes."""
     assert options.record is not None, "checked by the caller"
     recording = stack.enter_context(Recording(options.record, contract.rate, contract.name, tell))
     version = str(client.metadata.get("policy_version", ""))
     scores = (lambda: watch.score) if watch else None
-    recorder = Recorder(recording, intervention, version, options.round, failure_score=scores)
+    recorder = Recorder(recording, labels, version, options.round, failure_score=scores)
     stack.callback(recorder.close)
     return recorder
 

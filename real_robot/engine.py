@@ -9,15 +9,15 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from real_robot.requests import PolicyFacts, Request
-from vla_rl.types import Observation
+from vla_rl.types import ActionPrefix, Observation
 
 if TYPE_CHECKING:
-    from vla_rl.interfaces import Policy
+    from vla_rl.interfaces import ContinuingPolicy, Policy
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +119,8 @@ class InferenceEngine:
         if facts.can_embed:
             self._infer([replace(request, embedding=True)])
         if facts.can_continue:
-            self._infer([replace(request, prefix=np.zeros((1, facts.action_dim), np.float32))])
+            still = ActionPrefix(np.zeros((1, 1, facts.action_dim), np.float32), 1)
+            self._infer([replace(request, prefix=still)])
 
     def _take(self) -> list[_Job] | None:
         """The next jobs that can share a forward pass, the oldest first; None when closed."""
@@ -159,9 +160,9 @@ class InferenceEngine:
         first = requests[0]
         obs = Observation.concatenate([request.observation for request in requests])
         if first.prefix is not None:
-            prefix = np.stack([request.prefix for request in requests if request.prefix is not None])
-            act = self._policy.act_with_prefix  # type: ignore[attr-defined]
-            actions = act(obs, prefix, first.num_frozen, temperature=self._temperature).actions
+            rows = np.concatenate([request.prefix.actions for request in requests if request.prefix is not None])
+            continuing = cast("ContinuingPolicy", self._policy)
+            actions = continuing.act_with_prefix(obs, replace(first.prefix, actions=rows)).actions
         else:
             actions = self._policy.act(obs, temperature=self._temperature).actions
         if actions.shape[0] != len(requests) or not np.isfinite(actions).all():

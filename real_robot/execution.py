@@ -14,24 +14,54 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from real_robot.types import Command, RobotObservation
-from vla_rl.config import Config
+from vla_rl.config import Config, ConfigError
+from vla_rl.types import PrefixSchedule
 
 
 class Infer(Protocol):
     """A policy: one observation to a chunk, float32 (H, A). May block and raise.
 
-    With `real_time_chunking` it is also given, where there is one, `prefix` float32 (P, A), the actions that are
-    played from this observation on, of which `num_frozen` will be over before the new chunk can arrive
-    (arXiv 2506.07339).
+    With `real_time_chunking` it is also given, while a chunk is played: `prefix` float32 (P, A), the actions that are
+    played from this observation on; `num_frozen`, how many of them will be over before the new chunk can arrive; and
+    `guidance`, the options that the config gives. See `vla_rl.types.ActionPrefix`.
     """
 
     def __call__(self, observation: RobotObservation, /) -> np.ndarray: ...
+
+
+class RealTimeChunking(Config):
+    """Real-time chunking (Black et al. 2025, arXiv 2506.07339): the policy goes on from the actions under way.
+
+    Options that are null are the checkpoint's own, else LeRobot's defaults.
+    """
+
+    execution_horizon: int | None = Field(
+        default=None,
+        ge=1,
+        le=10_000,
+        description="Actions under way that the new chunk minds; LeRobot's default is 10.",
+    )
+    max_guidance_weight: float | None = Field(
+        default=None, gt=0, le=1000, description="Bound on the pull towards them; LeRobot's default is 10."
+    )
+    prefix_attention_schedule: PrefixSchedule | None = Field(
+        default=None,
+        description="How they lose weight after those that will be over: LINEAR (LeRobot's default), EXP, ONES, ZEROS.",
+    )
+    num_delays: int = Field(
+        default=10, ge=1, le=1000, description="The next chunk is expected as late as the latest of so many last ones."
+    )
+
+    @property
+    def guidance(self) -> dict[str, Any]:
+        """The options that were given."""
+        return self.model_dump(exclude={"num_delays"}, exclude_none=True)
 
 
 class ExecutionConfig(Config):
@@ -57,10 +87,35 @@ class ExecutionConfig(Config):
     max_age: float = Field(
         default=2.0, gt=0, description="Seconds: a chunk whose observation is older when it arrives is thrown away."
     )
-    retry_after: float = Field(default=0.2, ge=0, description="Seconds to wait after a failed inference.")
-    real_time_chunking: bool = Field(
-        default=False, description="Give the policy the actions under way (flow policies)."
+    infer_timeout: float = Field(
+        default=2.0,
+        gt=0,
+        le=600,
+        description="Seconds that the policy server may take to answer; then it is asked anew.",
     )
+    retry_after: float = Field(default=0.2, ge=0, description="Seconds to wait after a failed inference.")
+    real_time_chunking: RealTimeChunking | None = Field(
+        default=None,
+        description="Give the policy the actions under way; true: with its own options. For flow policies (SmolVLA, "
+        "pi0, pi0.5).",
+    )
+
+    @field_validator("real_time_chunking", mode="before")
+    @classmethod
+    def _from_switch(cls, value: Any) -> Any:
+        return ({} if value else None) if isinstance(value, bool) else value
+
+    @model_validator(mode="after")
+    def _check_real_time_chunking(self) -> ExecutionConfig:
+        if self.real_time_chunking is not None:
+            if self.ensemble is not None:
+                raise ConfigError("execution.ensemble: averages chunks that real_time_chunking makes agree; give one")
+            if self.refill_at == 0:
+                raise ConfigError(
+                    "execution.refill_at: 0 asks when nothing is under way any more, so real_time_chunking has nothing "
+                    "to go on from; leave it out (null), or give as many steps as inference takes, and some more"
+                )
+        return self
 
 
 @dataclass(frozen=True)
@@ -96,6 +151,18 @@ class _Chunk:
         return self.start <= step < self.start + len(self.actions)
 
 
+@dataclass(frozen=True)
+class _Fade:
+    """A change of source: `offset` float64 (A,) is added in full at step `start`, and less and less after it."""
+
+    numbers: tuple[int, ...]  # of the chunks that it leads to
+    start: int
+    offset: np.ndarray
+
+
+_NO_FADE = _Fade((), 0, np.zeros(0))
+
+
 class ChunkExecutor:
     """See the module. `submit` and `next_action` return at once, whatever the policy does.
 
@@ -115,7 +182,7 @@ class ChunkExecutor:
         self._clock = clock
         self._lock = threading.Condition()
         self._chunks: list[_Chunk] = []  # oldest first
-        self._pending: tuple[RobotObservation, int] | None = None
+        self._pending: tuple[RobotObservation, int, float] | None = None  # with the time of `submit`
         self._step = -(2**62)
         self._generation = 0
         self._closed = False
@@ -123,6 +190,8 @@ class ChunkExecutor:
         self._thread: threading.Thread | None = None
         self._forget()
         self._latencies: deque[float] = deque(maxlen=256)
+        rtc = config.real_time_chunking
+        self._delays: deque[float] = deque(maxlen=rtc.num_delays if rtc else 1)  # from `submit` on, so a wait counts
         self._num_chunks = self._num_discarded = self._num_failed = self._num_skipped = self._num_starved = 0
         self._error = ""
 
@@ -131,7 +200,7 @@ class ChunkExecutor:
     def submit(self, observation: RobotObservation, step: int) -> None:
         """Offer the newest observation, made before control step `step`. An older one that waits is replaced."""
         with self._lock:
-            self._pending = (observation, step)
+            self._pending = (observation, step, self._clock())
             if self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._run, name="chunks", daemon=True)
                 self._thread.start()
@@ -147,7 +216,7 @@ class ChunkExecutor:
             sources = self._sources(step)
             if not sources:
                 self._num_starved += self._num_chunks > 0
-                self._played = ()
+                self._fade = _NO_FADE
                 if self._last is not None and self.config.kind == "velocity":
                     self._last = np.zeros_like(self._last)
                 return None
@@ -199,24 +268,29 @@ class ChunkExecutor:
         """The action of a step. At a change of sources, what was played last and what the new ones say of that step
         differ by an offset, which then fades linearly: so the change from step to step is the new sources' own plus
         at most offset / blend_steps."""
+        self._fade = self._fade_to(sources, step)
+        self._last = self._mean(sources, step) + self._faded(self._fade, step)
+        return self._last
+
+    def _fade_to(self, sources: list[_Chunk], step: int) -> _Fade:
+        """What fades when a step is played from these sources."""
         numbers = tuple(chunk.number for chunk in sources)
-        if numbers != self._played:
-            self._played = numbers
-            self._fade_from = step - 1
-            self._offset = np.zeros(sources[-1].actions.shape[1])
-            if self._last is not None and self.config.blend_steps > 0:
-                known = [chunk for chunk in sources if chunk.covers(step - 1)]
-                self._offset = self._last - (self._mean(known, step - 1) if known else self._mean(sources, step))
-                self._offset[list(self.config.unblended)] = 0.0
-        left = max(0.0, 1.0 - (step - self._fade_from) / max(1, self.config.blend_steps))
-        values = self._mean(sources, step) + left * self._offset
-        self._last = values
-        return values
+        if numbers == self._fade.numbers:
+            return self._fade
+        offset = np.zeros(sources[-1].actions.shape[1])
+        if self._last is not None and self.config.blend_steps > 0:
+            known = [chunk for chunk in sources if chunk.covers(step - 1)]
+            offset = self._last - (self._mean(known, step - 1) if known else self._mean(sources, step))
+            offset[list(self.config.unblended)] = 0.0
+        return _Fade(numbers, step - 1, offset)
+
+    def _faded(self, fade: _Fade, step: int) -> np.ndarray:
+        """What is left of a fade at a step."""
+        return max(0.0, 1.0 - (step - fade.start) / max(1, self.config.blend_steps)) * fade.offset
 
     def _forget(self) -> None:
         self._last: np.ndarray | None = None
-        self._played: tuple[int, ...] = ()
-        self._offset, self._fade_from = np.zeros(0), 0
+        self._fade = _NO_FADE
 
     def _drop_chunks(self) -> None:
         self._generation += 1
@@ -231,7 +305,7 @@ class ChunkExecutor:
 
     def _run(self) -> None:
         while (job := self._next_job()) is not None:
-            observation, step, generation, extra = job
+            observation, step, asked, generation, extra = job
             start = self._clock()
             chunk, error = None, ""
             try:
@@ -240,17 +314,18 @@ class ChunkExecutor:
                     chunk, error = None, f"the policy gave a chunk of shape {chunk.shape}, or NaN in it"
             except Exception as failure:  # the thread's edge: told by `statistics`, and the robot holds meanwhile
                 error = f"{type(failure).__name__}: {failure}"
-            self._take(chunk, error, observation, step, generation, start)
+            self._take(chunk, error, observation, step, generation, asked, start)
 
-    def _next_job(self) -> tuple[RobotObservation, int, int, dict[str, object]] | None:
+    def _next_job(self) -> tuple[RobotObservation, int, float, int, dict[str, object]] | None:
         with self._lock:
             while not self._closed and (self._pending is None or not self._is_due()):
                 self._lock.wait()
             if self._closed or self._pending is None:
                 return None
-            (observation, step), self._pending = self._pending, None
+            (observation, step, asked), self._pending = self._pending, None
             self._busy_since = self._clock()
-            return observation, step, self._generation, self._prefix(step) if self.config.real_time_chunking else {}
+            rtc = self.config.real_time_chunking
+            return observation, step, asked, self._generation, self._prefix(step, rtc) if rtc else {}
 
     def _is_due(self) -> bool:
         if self.config.refill_at is None or not self._chunks:
@@ -258,14 +333,20 @@ class ChunkExecutor:
         last = self._chunks[-1]
         return last.start + len(last.actions) - self._step <= self.config.refill_at
 
-    def _prefix(self, step: int) -> dict[str, object]:
+    def _prefix(self, step: int, rtc: RealTimeChunking) -> dict[str, object]:
         """What is played from `step` on, and how many of it before an answer that takes as long as the last ones."""
         covering = [chunk for chunk in self._chunks if chunk.covers(step)]
         if not covering:
             return {}
-        rest = covering[-1].actions[step - covering[-1].start :]
-        slowest = max(list(self._latencies)[-10:], default=0.0)
-        return {"prefix": rest.copy(), "num_frozen": min(math.ceil(slowest * self.config.control_hz), len(rest))}
+        newest = covering[-1]
+        rest = newest.actions[step - newest.start :].astype(np.float64)
+        following = max(step, self._step + 1)
+        if newest.covers(following):
+            fade = self._fade_to([newest], following)
+            rest += [self._faded(fade, max(step + i, fade.start)) for i in range(len(rest))]
+        frozen = min(math.ceil(max(self._delays, default=0.0) * self.config.control_hz), len(rest))
+        extra: dict[str, object] = {"prefix": rest.astype(np.float32), "num_frozen": frozen}
+        return extra | ({"guidance": rtc.guidance} if rtc.guidance else {})
 
     def _take(
         self,
@@ -274,6 +355,7 @@ class ChunkExecutor:
         observation: RobotObservation,
         step: int,
         generation: int,
+        asked: float,
         start: float,
     ) -> None:
         with self._lock:
@@ -287,6 +369,7 @@ class ChunkExecutor:
                 self._lock.wait_for(lambda: self._closed, self.config.retry_after)
                 return
             self._latencies.append(now - start)
+            self._delays.append(now - asked)
             if generation != self._generation or now - observation.stamp > self.config.max_age:
                 self._num_discarded += 1
                 return

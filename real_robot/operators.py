@@ -12,9 +12,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, TextIO
 
 from real_robot.contract import OperatorTopics
+from real_robot.intervention import EpisodeSummary
 from real_robot.messages import Bool, Message, String
+from real_robot.recorder import Recorder
 from real_robot.robot import LATCHED, TopicRobot
-from real_robot.robot_loop import Operator, Wish
+from real_robot.robot_loop import Operator, Tick, Wish
 from real_robot.transports.base import QosConfig, Transport
 from real_robot.types import RobotObservation
 from vla_rl.types import EpisodeSpec
@@ -180,6 +182,31 @@ class SimEpisodes:
         assert isinstance(message, String)
         state = json.loads(message.data)
         self._heard, self._state = time.monotonic(), state
+
+    @property
+    def state(self) -> str:
+        """ "autonomous" while an episode runs, "idle" between two of them."""
+        return "autonomous" if self._running else "idle"
+
+    @property
+    def summary(self) -> EpisodeSummary:
+        """Of the present episode, else of the last one; without an outcome while it runs, and where it was lost."""
+        last = None if self._running or not self.results else self.results[-1]
+        alarm = self._alarm if last is None else last.alarm
+        outcome = None if last is None or last.lost else "success" if last.success else "failure"
+        return EpisodeSummary(outcome, 0, 0, int(alarm is not None), 0, ())
+
+    def recorded(self, recorder: Recorder) -> Callable[[Tick], None]:
+        """An observer of the loop: the recorder, told the initial state of each episode; lost ones are not kept."""
+
+        def observe(tick: Tick) -> None:
+            recorder(tick)
+            if tick.wish.begin:
+                recorder.spec = self._specs[len(self.results)]
+            elif not self._running and self.results and self.results[-1].lost:
+                recorder.discard()
+
+        return observe
 
     def alarm(self, reason: str) -> bool:
         """Write a failure detector's alarm down. False between episodes."""

@@ -20,11 +20,11 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from real_robot.intervention import EpisodeSummary, Intervention
+from real_robot.intervention import EpisodeSummary
 from real_robot.robot_loop import Tick
 from real_robot.safety import RUNNING
 from real_robot.types import RobotObservation
@@ -47,6 +47,20 @@ NO_SCORE = (float("nan"), float("nan"))
 
 class RecordingError(ValueError):
     """A recording that cannot be begun or finished; the message says what to do."""
+
+
+class EpisodeLabels(Protocol):
+    """Who says when an episode ends, and how it went: `Intervention`, or a script of simulated episodes."""
+
+    @property
+    def state(self) -> str:
+        """ "idle" or "ended" between episodes."""
+        ...
+
+    @property
+    def summary(self) -> EpisodeSummary:
+        """What is known of the present (or last) episode."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -200,7 +214,7 @@ def discard(folder: Path) -> None:
 
 
 class Recorder:
-    """Observes the ticks of one robot. Stands behind the `Intervention` in the loop's observers.
+    """Observes the ticks of one robot. Stands behind its labels' source (the `Intervention`) in the loop's observers.
 
     A frame is recorded where the robot followed a command: the observation before it, what was asked (`action`) and
     what the supervisor sent (`executed_action`), and who asked. What is recorded of an episode has no gap: should the
@@ -208,6 +222,7 @@ class Recorder:
 
     Args:
         recording: where to. One recording may serve several recorders.
+        labels: when episodes end, and how.
         policy_version, round: written with each episode; may be changed between episodes.
         capacity: frames that may wait for the writer. max_frames: longest episode.
         wait: wait for the writer in place of cutting: for simulators, whose time stands still.
@@ -217,7 +232,7 @@ class Recorder:
     def __init__(
         self,
         recording: Recording,
-        intervention: Intervention,
+        labels: EpisodeLabels,
         policy_version: str = "",
         round: int = 0,
         capacity: int = 256,
@@ -226,7 +241,7 @@ class Recorder:
         failure_score: Callable[[], tuple[float, float] | None] | None = None,
     ) -> None:
         self._failure_score = failure_score
-        self.recording, self.intervention = recording, intervention
+        self.recording, self.labels = recording, labels
         self.policy_version, self.round = policy_version, round
         self.spec: EpisodeSpec | None = None  # of the next episode, where it has one (simulators)
         self._max_frames, self._wait = max_frames, wait
@@ -243,14 +258,14 @@ class Recorder:
     def __call__(self, tick: Tick) -> None:
         if tick.wish.begin:
             self._end_episode()  # One that nobody has labelled.
-        state, observation = self.intervention.state, tick.observation
+        state, observation = self.labels.state, tick.observation
         if self._num_frames and observation is not None and self._final is None and state in ("idle", "ended"):
             self._final = observation
         if tick.sent is not None and tick.sent.mode == RUNNING and tick.sent.allowed is not None:
             self._take(tick)
-        # Kept here, since the intervention forgets an episode when the next one begins.
+        # Kept here, since the labels forget an episode when the next one begins.
         if not tick.wish.begin or self._num_frames:
-            self._summary = self.intervention.summary
+            self._summary = self.labels.summary
         if self._final is not None and self._summary is not None and self._summary.outcome is not None:
             self._end_episode()
 
@@ -298,12 +313,12 @@ class Recorder:
 
     def end(self) -> None:
         """The episode is over, and this is all there is to know of it: for loops that tick no further."""
-        self._summary = self.intervention.summary
+        self._summary = self.labels.summary
         self._end_episode()
 
     def discard(self) -> None:
         """Forget the episode under way."""
-        self._summary = self.intervention.summary
+        self._summary = self.labels.summary
         self._end_episode(keep=False)
 
     def finalize(self, observation: RobotObservation) -> None:

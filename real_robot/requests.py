@@ -1,7 +1,8 @@
 """What a policy server is asked, read from a message: openpi's keys and our own, checked before inference.
 
 Ours:    images {camera: uint8 (height, width, 3)}, state (S,), instruction;
-         optional: embedding (true: `Policy.embed`'s features too), prefix (P, A) and num_frozen (real-time chunking).
+         optional: embedding (true: `Policy.embed`'s features too); for real-time chunking prefix (P, A) and num_frozen,
+         with them execution_horizon, max_guidance_weight, prefix_attention_schedule (LeRobot's names).
 openpi:  observation/image, observation/wrist_image (or observation/<camera>), observation/state, prompt.
 """
 
@@ -13,12 +14,15 @@ from typing import Any
 import numpy as np
 
 from real_robot.protocol import WireLimits, short
-from vla_rl.types import Observation
+from vla_rl.types import PREFIX_SCHEDULES, ActionPrefix, Observation
 
 OPENPI = "observation/"
 _OURS = {"images", "state", "instruction"}
-_OPTIONS = {"embedding", "prefix", "num_frozen"}
+GUIDANCE = ("execution_horizon", "max_guidance_weight", "prefix_attention_schedule")
+_OPTIONS = {"embedding", "prefix", "num_frozen", *GUIDANCE}
 MAX_IMAGE_SIDE = 2048
+MAX_GUIDANCE = 1000.0
+MAX_HORIZON = 10_000  # More than the prefix has means all of it.
 
 
 class RequestError(ValueError):
@@ -83,21 +87,22 @@ class Request:
     Attributes:
         observation: batch of one.
         embedding: features are asked for too.
-        prefix: float32 (P, A), the actions that run from this observation on, for real-time chunking.
-        num_frozen: how many of them will have been executed before the answer arrives.
+        prefix: the actions that run from this observation on, for real-time chunking; batch of one.
     """
 
     observation: Observation
     embedding: bool = False
-    prefix: np.ndarray | None = None
-    num_frozen: int = 0
+    prefix: ActionPrefix | None = None
 
     @property
     def signature(self) -> tuple[Any, ...]:
         """Requests of the same signature can share one forward pass."""
         images = tuple(sorted((name, image.shape) for name, image in self.observation.images.items()))
-        prefix = None if self.prefix is None else (self.prefix.shape, self.num_frozen)
-        return images, self.observation.state.shape, self.embedding, prefix
+        how = None
+        if (given := self.prefix) is not None:
+            options = (given.execution_horizon, given.max_guidance_weight, given.prefix_attention_schedule)
+            how = given.actions.shape, given.num_frozen, *options
+        return images, self.observation.state.shape, self.embedding, how
 
 
 def read_request(message: dict[Any, Any], facts: PolicyFacts) -> Request:
@@ -118,13 +123,13 @@ def read_request(message: dict[Any, Any], facts: PolicyFacts) -> Request:
     instruction = message.get("instruction", message.get("prompt"))
     if not isinstance(instruction, str) or not instruction.strip():
         raise RequestError(f"instruction (or prompt): expected a text, got {short(instruction)}")
-    prefix, num_frozen = _prefix(message, facts)
+    prefix = _prefix(message, facts)
     embedding = message.get("embedding", False)
     if not isinstance(embedding, bool | np.bool_):
         raise RequestError(f"embedding: expected true or false, got {short(embedding)}")
     if embedding and not facts.can_embed:
         raise RequestError("embedding: this policy has no features to give")
-    return Request(Observation(images, state[None], [instruction]), bool(embedding), prefix, num_frozen)
+    return Request(Observation(images, state[None], [instruction]), bool(embedding), prefix)
 
 
 def _is_known(key: Any) -> bool:
@@ -202,9 +207,9 @@ def _numbers(value: Any, name: str, dimensions: int) -> np.ndarray:
     return numbers
 
 
-def _prefix(message: dict[Any, Any], facts: PolicyFacts) -> tuple[np.ndarray | None, int]:
+def _prefix(message: dict[Any, Any], facts: PolicyFacts) -> ActionPrefix | None:
     if message.get("prefix") is None:
-        return None, 0
+        return None
     if not facts.can_continue:
         raise RequestError("prefix: this policy cannot continue given actions (no real-time chunking); leave it out")
     prefix = _numbers(message["prefix"], "prefix", 2)
@@ -215,4 +220,13 @@ def _prefix(message: dict[Any, Any], facts: PolicyFacts) -> tuple[np.ndarray | N
     frozen = message.get("num_frozen", 0)
     if type(frozen) is not int or not 0 <= frozen <= prefix.shape[0]:
         raise RequestError(f"num_frozen: expected 0 to {prefix.shape[0]} (the prefix's length), got {short(frozen)}")
-    return prefix, frozen
+    horizon, weight, schedule = (message.get(name) for name in GUIDANCE)
+    if horizon is not None and (type(horizon) is not int or not 1 <= horizon <= MAX_HORIZON):
+        raise RequestError(f"execution_horizon: expected 1 to {MAX_HORIZON} actions, got {short(horizon)}")
+    if weight is not None and (type(weight) not in (int, float) or not 0 < weight <= MAX_GUIDANCE):
+        raise RequestError(f"max_guidance_weight: expected a number above 0, to {MAX_GUIDANCE:g}, got {short(weight)}")
+    if schedule is not None and schedule not in PREFIX_SCHEDULES:
+        raise RequestError(
+            f"prefix_attention_schedule: expected one of {', '.join(PREFIX_SCHEDULES)}, got {short(schedule)}"
+        )
+    return ActionPrefix(prefix[None], frozen, horizon, weight, schedule)

@@ -272,7 +272,7 @@ def policy_facts(policy: Any, checkpoint: str, name: str, policy_hash: str, conf
         action_names=config.action_names,
         control_hz=config.control_hz,
         can_embed=hasattr(policy, "embed"),
-        can_continue=hasattr(policy, "act_with_prefix"),
+        can_continue=hasattr(policy, "act_with_prefix") and config.temperature == 0,
         policy_hash=policy_hash,
     )
 

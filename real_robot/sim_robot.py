@@ -96,6 +96,7 @@ class SimRobot:
         self._spec = self._env.spec
         self._period = 1 / (self._spec.control_hz * config.speed)
         self._state = EpisodeState()
+        self._succeeded_at = 0  # the step, where the episode has succeeded
         self._lock = threading.Lock()
         self._news = threading.Event()
         self._twist: _Command | None = None
@@ -211,10 +212,13 @@ class SimRobot:
         if self._trace is not None:
             self._write_trace(twist, gripper)
         if not state.done and np.isfinite(action).all():
-            state.success = bool(self._env.apply(np.clip(action, self._spec.action_low, self._spec.action_high)))
+            solved = bool(self._env.apply(np.clip(action, self._spec.action_low, self._spec.action_high)))
             state.step += 1
             self._env.num_steps += 1  # Physics that diverged has set it to the horizon.
-            state.done = state.success or self._env.num_steps >= state.horizon
+            if solved and not state.success:
+                state.success, self._succeeded_at = True, state.step
+            is_over = state.success and state.step - self._succeeded_at >= self._env.steps_after_success
+            state.done = is_over or self._env.num_steps >= state.horizon
         self._publish(self._env.observe())
 
     def _write_trace(self, twist: _Command | None, gripper: _Command | None) -> None:

@@ -57,7 +57,7 @@ def deploy(
         typer.Option(metavar="DEVICE", help="The person's device: lerobot:so101_leader, lerobot:gamepad, spacemouse."),
     ] = "",
     record: Annotated[
-        Path | None, typer.Option(help="Record the console's episodes here, a LeRobotDataset. Must not exist.")
+        Path | None, typer.Option(help="Record the episodes of --console, or of --episodes, here: a LeRobotDataset.")
     ] = None,
     round: Annotated[int, typer.Option(min=0, help="Round of post-training, written with --record's episodes.")] = 0,
     detector: Annotated[
@@ -149,9 +149,12 @@ def ros_install() -> None:
 def ros_master(
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 11311,
 ) -> None:
-    """Run a ROS 1 master until Ctrl-C."""
+    """Run a ROS 1 master until Ctrl-C or SIGTERM."""
+    import signal
+
     module: Any = importlib.import_module("real_robot.ros.master")
     master = module.Master(port)
+    signal.signal(signal.SIGTERM, lambda *_: master.process.terminate())
     typer.echo(f"ROS master: {master.uri}", err=True)
     try:
         master.process.wait()

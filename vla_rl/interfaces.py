@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from vla_rl.types import ActionChunk, EnvSpec, EpisodeSpec, Keyframe, Observation, StepResult
+from vla_rl.types import ActionChunk, ActionPrefix, EnvSpec, EpisodeSpec, Keyframe, Observation, StepResult
 
 if TYPE_CHECKING:
     import torch
@@ -102,6 +102,16 @@ class Policy(Protocol):
 
     def save(self, folder: Path) -> None:
         """Write weights (safetensors) and config (JSON) so that `load_policy(folder)` restores it."""
+        ...
+
+
+class ContinuingPolicy(Policy, Protocol):
+    """A policy that can go on from actions under way: real-time chunking. For robots; RL draws chunks by `act`."""
+
+    def act_with_prefix(
+        self, obs: Observation, prefix: ActionPrefix, generator: torch.Generator | None = None
+    ) -> ActionChunk:
+        """A chunk per environment, greedy, that follows the prefix where it is frozen and leaves it smoothly."""
         ...
 
 

@@ -193,6 +193,29 @@ class StepResult:
         return self.terminated.any(1) | self.truncated.any(1) | self.lost
 
 
+PrefixSchedule = Literal["ZEROS", "ONES", "LINEAR", "EXP"]  # LeRobot's names: of the weight after the frozen actions
+PREFIX_SCHEDULES: tuple[PrefixSchedule, ...] = ("ZEROS", "ONES", "LINEAR", "EXP")
+
+
+@dataclass(frozen=True)
+class ActionPrefix:
+    """What B robots go on to do while their next chunk is computed, for real-time chunking (arXiv 2506.07339).
+
+    Attributes:
+        actions: float32 (B, P, A) in the environment's units, from the step of the observation on.
+        num_frozen: how many of them will be over before the new chunk arrives; the paper's d.
+        execution_horizon: how many of them the new chunk minds, falling off after the frozen ones.
+        max_guidance_weight: bound on the pull towards them.
+        prefix_attention_schedule: how it falls off. None, for each of the three: the policy's own.
+    """
+
+    actions: np.ndarray
+    num_frozen: int = 0
+    execution_horizon: int | None = None
+    max_guidance_weight: float | None = None
+    prefix_attention_schedule: PrefixSchedule | None = None
+
+
 @dataclass(frozen=True)
 class EnvSpec:
     """Facts about an environment that a policy or a dataset must agree with.

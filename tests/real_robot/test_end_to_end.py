@@ -75,7 +75,13 @@ def check_overlap(ours: list[tuple[bool, int]], theirs: list[tuple[bool, int]]) 
 
 def test_in_lockstep_each_episode_goes_as_in_the_simulator(graph: RosGraph, direct: list[tuple[bool, int]]) -> None:
     """The simulator waits for each command; pictures are lossless: what differs is float rounding of the pose."""
-    patient = ["pace_timeout=20", "observation.max_age=60", "safety.observation_timeout=60", "silence=120"]
+    patient = [
+        "pace_timeout=20",
+        "execution.infer_timeout=60",
+        "observation.max_age=60",
+        "safety.observation_timeout=60",
+        "silence=120",
+    ]
     found = over_ros(
         graph,
         ["lockstep=true", "image_format=png"],

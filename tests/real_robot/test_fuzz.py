@@ -19,7 +19,9 @@ MAX_GROWTH = 120 * MiB
 GOOD = [
     pack(observation(1.0, size=8)),
     pack({"observation/image": observation(size=8)["images"]["wrist"], "prompt": "go", "observation/state": [0.0] * 5}),
-    pack({**observation(size=4), "prefix": [[0.0] * 3] * 2, "num_frozen": 1, "embedding": True}),
+    pack(
+        {**observation(size=4), "prefix": [[0.0] * 3] * 2, "num_frozen": 1, "execution_horizon": 3, "embedding": True}
+    ),
 ]
 # Lengths and types that msgpack reads first: huge strings, lists, maps, extensions.
 HEADERS = [bytes([code]) + b"\xff" * n for code in range(0xC0, 0xE0) for n in (0, 1, 2, 4)]

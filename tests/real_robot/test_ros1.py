@@ -13,7 +13,7 @@ from processes import ROOT, RosGraph, missing_ros, until
 from test_messages import EXAMPLES
 
 from real_robot.ros import install
-from real_robot.ros.master import master_pid
+from real_robot.ros.master import free_port, master_pid
 
 needs_ros = pytest.mark.skipif(bool(missing_ros()), reason=missing_ros() or "ROS 1 is there")
 
@@ -70,6 +70,15 @@ def test_every_message_goes_round_the_graph(graph: RosGraph) -> None:
     assert pid == graph.master.process.pid
     graph.master.close()
     assert master_pid(graph.master.uri) is None
+
+
+@needs_ros
+def test_a_master_that_is_asked_to_end_leaves_nothing_behind(graph: RosGraph) -> None:
+    port = free_port()
+    child = graph.cli("master", "ros", "master", "--port", str(port))
+    until(lambda: child.says("ROS master: ") and master_pid(f"http://127.0.0.1:{port}"), "the master")
+    child.end(60)
+    assert master_pid(f"http://127.0.0.1:{port}") is None
 
 
 @needs_ros

@@ -54,9 +54,13 @@ class Deployment:
         self.server = self.start_server()
         topic = ["observation.images.agentview.topic=/faulty/image/compressed"] if camera_between else []
         self.deploy = self.graph.cli(
-            *("deploy", "deploy", "sim_robot", f"transport.master={self.graph.master.uri}", *CONTRACT, *topic),
+            *("deploy", "deploy", "sim_robot", *self.transport(), *CONTRACT, *topic),
             *("--server", f"127.0.0.1:{self.port}", "--start", "--log", str(self.ticks)),
         )
+
+    def transport(self) -> list[str]:
+        """Overrides of the contract: how deploy reaches the graph."""
+        return [f"transport.master={self.graph.master.uri}"]
 
     def start_sim(self) -> Child:
         scene = ["env.horizons.push_to_zone=1000000", "env.success.hold_steps=1000000", f"speed={RATE / 20}"]

@@ -154,6 +154,10 @@ IMAGE = np.zeros((8, 8, 3), np.uint8)
         (changed(prefix=np.zeros((2, 4))), "prefix: expected 1 to 4 actions of 3 numbers"),
         (changed(prefix=np.zeros((5, 3))), "prefix: expected 1 to 4"),
         (changed(prefix=np.zeros((2, 3)), num_frozen=3), "num_frozen: expected 0 to 2"),
+        (changed(prefix=np.zeros((2, 3)), execution_horizon=0), "execution_horizon: expected 1 to 10000"),
+        (changed(prefix=np.zeros((2, 3)), max_guidance_weight=-1.0), "max_guidance_weight: expected a number above 0"),
+        (changed(prefix=np.zeros((2, 3)), max_guidance_weight=np.ones(2)), "max_guidance_weight: expected a number"),
+        (changed(prefix=np.zeros((2, 3)), prefix_attention_schedule=["EXP"]), "expected one of ZEROS, ONES"),
         (changed(prompts="go"), "unknown key 'prompts'"),
     ],
 )

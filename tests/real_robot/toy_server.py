@@ -23,7 +23,7 @@ import numpy as np
 
 from real_robot.requests import PolicyFacts
 from real_robot.server import ServeConfig, run
-from vla_rl.types import ActionChunk, Observation
+from vla_rl.types import ActionChunk, ActionPrefix, Observation
 
 ROOT = Path(__file__).resolve().parents[2]
 CAMERAS = ("agentview", "wrist")
@@ -47,12 +47,10 @@ class ToyPolicy:
             actions[:] = np.nan
         return ActionChunk(actions.astype(np.float32))
 
-    def act_with_prefix(
-        self, obs: Observation, prefix: np.ndarray, num_frozen: int, temperature: float = 1.0
-    ) -> ActionChunk:
+    def act_with_prefix(self, obs: Observation, prefix: ActionPrefix, generator: Any = None) -> ActionChunk:
         """The prefix's frozen actions, then the usual."""
         actions = self.act(obs).actions.copy()
-        actions[:, :num_frozen] = prefix[:, :num_frozen]
+        actions[:, : prefix.num_frozen] = prefix.actions[:, : prefix.num_frozen]
         return ActionChunk(actions)
 
     def embed(self, obs: Observation) -> Any:

@@ -96,9 +96,11 @@ def fitted(folder: Path) -> Path:
 
 
 @contextmanager
-def served(policy: Walker, policy_hash: str = HASH, can_embed: bool = True, port: int = 0) -> Iterator[int]:
-    """The policy behind a real server, in a thread; gives the port."""
-    facts = PolicyFacts(
+def served(
+    policy: Any, policy_hash: str = HASH, can_embed: bool = True, port: int = 0, facts: PolicyFacts | None = None
+) -> Iterator[int]:
+    """The policy behind a real server, in a thread; gives the port. `facts`: in place of the Walker's."""
+    facts = facts or PolicyFacts(
         *("walker", "walker 1", ("agentview",), (32, 32), 8, True, CHUNK, 7),
         can_embed=can_embed,
         policy_hash=policy_hash,

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vla_rl.config import ConfigError
-from vla_rl.policies import flow_sampling
+from vla_rl.policies import flow_sampling, real_time_chunking
 from vla_rl.policies.base import PolicyOutput
 from vla_rl.policies.lerobot_config import LeRobotConfig
 from vla_rl.policies.lerobot_networks import NETWORKS, FlowNetwork, Prefix
-from vla_rl.policies.lerobot_policy import STATE, LeRobotPolicy
-from vla_rl.types import ActionChunk, Observation
+from vla_rl.policies.lerobot_policy import ACTION, STATE, LeRobotPolicy
+from vla_rl.types import ActionChunk, ActionPrefix, Observation
 
 
 class LeRobotFlowPolicy(LeRobotPolicy):
@@ -48,8 +48,6 @@ class LeRobotFlowPolicy(LeRobotPolicy):
         for name in ("adapt_to_pi_aloha", "use_relative_actions"):
             if getattr(config, name, False):
                 raise ConfigError(f"LeRobot option {name}=true: not supported here; use a checkpoint without it")
-        if config.rtc_config is not None and config.rtc_config.enabled:
-            raise ConfigError("LeRobot option rtc_config: real-time chunking is not supported here; disable it")
 
     def _num_actions(self) -> int:
         if self.config.num_actions is None:
@@ -82,6 +80,37 @@ class LeRobotFlowPolicy(LeRobotPolicy):
             log_prob=None if drawn.log_prob is None else self._executed(drawn.log_prob).cpu().numpy(),
             value=None if value is None else value.cpu().numpy(),
         )
+
+    @torch.no_grad()
+    def act_with_prefix(
+        self, obs: Observation, prefix: ActionPrefix, generator: torch.Generator | None = None
+    ) -> ActionChunk:
+        """The ODE's chunk that goes on from a prefix: real-time chunking. See `ContinuingPolicy` and its module.
+
+        For robots alone: it has no likelihood, and RL's rollouts, where nothing moves while a chunk is computed, are
+        drawn by `act`.
+
+        Raises:
+            ValueError: as `act`; a prefix of another shape, or options out of range.
+        """
+        size, given = self.core.config.chunk_size, prefix.actions.shape
+        if len(given) != 3 or given[::2] != (obs.batch_size, self.action_dim) or not 1 <= given[1] <= size:
+            raise ValueError(
+                f"prefix: expected 1 to {size} actions, (B, P, A) with B {obs.batch_size} and A {self.action_dim}; "
+                f"got shape {given}"
+            )
+        if not 0 <= prefix.num_frozen <= given[1]:
+            raise ValueError(f"num_frozen: got {prefix.num_frozen}, must be 0 to {given[1]} (the prefix's length)")
+        config = real_time_chunking.rtc_config(prefix, self.core.config.rtc_config)
+        batch = self._batch(obs, prefix.actions)
+        leftover = batch.pop(ACTION).to(self.device, torch.float32)
+        source = torch.Generator().manual_seed(0) if generator is None else generator
+        noise = flow_sampling.normal((len(leftover), size, self.core.config.max_action_dim), source, self.device)
+        with self._autocast():
+            seen = self.network.prefix(batch)
+        velocity = real_time_chunking.guided(self._velocity(seen), leftover, prefix.num_frozen, config)
+        drawn = flow_sampling.sample(velocity, noise, self.num_steps, self.config.sampling, 0.0)
+        return ActionChunk(actions=self._to_environment(self._executed(drawn.x)))
 
     def evaluate(self, obs: Observation, chunk: ActionChunk, temperature: float = 1.0) -> PolicyOutput:
         """Log-probability, entropy and value of given chunks, with gradient. See `Policy.evaluate`.
