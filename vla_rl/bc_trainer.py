@@ -295,8 +295,6 @@ def run_training(
             for name, value in values.items():
                 window[name].append(value)
             step = trainer.num_steps
-            stopping = any(world.gather(interrupted.is_set()))
-            saving = step % config.save_every == 0 or step == config.steps or stopping
             if held_out is not None and (step % config.save_every == 0 or step == config.steps):
                 window |= {f"validation/{n}": [v] for n, v in _validate(trainer, held_out).items()}
             if step % config.log_every == 0 or step == config.steps:
@@ -307,7 +305,8 @@ def run_training(
                 if world.is_main:
                     log(step, metrics)
             advance(step, f"loss {metrics.get('loss', math.nan):.4f}")
-            if saving:
+            stopping = any(world.gather(interrupted.is_set()))
+            if step % config.save_every == 0 or step == config.steps or stopping:
                 _save(trainer, checkpoints)
             if stopping:
                 raise KeyboardInterrupt(f"stopped at step {step}; saved, the same command goes on from there")

@@ -6,6 +6,7 @@ Both are `world_model.interfaces.Autoencoder`s. Latents are about zero mean and 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +17,9 @@ from torch.nn import functional as F
 
 from world_model.config import AutoencoderConfig
 from world_model.interfaces import Autoencoder
+
+# It warns that it knows an older torchao, of which nothing is needed here.
+logging.getLogger("diffusers.quantizers.torchao.torchao_quantizer").setLevel(logging.ERROR)
 
 LATENT_NOISE = 0.1  # Standard deviation added while training, since imagined latents are a little off.
 EMPHASIS = 9.0  # Additional weight of a pixel that differs from its camera's mean image by FULL_CHANGE or more.

@@ -265,6 +265,7 @@ def test_ctrl_c_saves_and_the_run_goes_on(demos, tmp_path):
     with pytest.raises(KeyboardInterrupt, match=r"stopped at step 2; saved"):
         train_bc(make_policy(), options(demos), tmp_path / "cut", cut, progress=False)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert (tmp_path / "cut" / "checkpoints" / "step_00000002").is_dir()
     train_bc(make_policy(), options(demos), tmp_path / "cut", rest, progress=False)
     assert {**cut.losses, **rest.losses} == whole.losses
 
