@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 SETUP = ROOT / "scripts" / "setup.sh"
-TOOLS = ("bash", "sh", "dirname", "cat", "cksum", "awk", "df", "find", "mktemp", "rm", "tail", "mkdir", "touch", "c++")
+TOOLS = ("bash", "sh", "dirname", "cat", "cksum", "awk", "find", "mktemp", "rm", "tail", "mkdir", "touch", "c++")
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="set-up needs bash")
 
@@ -45,10 +45,15 @@ class Machine:
             if not (self.bin / tool).exists():
                 script(self.bin / tool, "exit 0")
         self.user(1000)
+        self.free_disk(50)
         script(self.bin / "apt-get", f'echo "apt-get $*" >>{self.log}')
 
     def user(self, number: int) -> None:
         script(self.bin / "id", f"echo {number}")
+
+    def free_disk(self, gigabytes: int) -> None:
+        line = f"/dev/disk 999999999 1 {gigabytes * 1024**2} 1% /"
+        script(self.bin / "df", f"echo 'Filesystem 1024-blocks Used Available Capacity Mounted on'; echo '{line}'")
 
     def venv(self, body: str = "exit 0") -> Path:
         """A virtual environment whose python logs its arguments, then runs `body`."""
@@ -179,6 +184,14 @@ def test_a_failed_install_leaves_no_stamp(machine: Machine) -> None:
     done = machine.setup()
     assert done.returncode == 1 and "pip could not install the package" in done.stderr
     assert not list(venv.glob(".installed-*"))
+
+
+def test_a_full_disk_is_told_before_anything_is_downloaded(machine: Machine) -> None:
+    machine.venv()
+    machine.free_disk(11)
+    done = machine.setup()
+    assert done.returncode == 1 and "11 GB free" in done.stderr and "VENV=/big/disk/venv" in done.stderr
+    assert not [line for line in machine.asked() if " install " in line]
 
 
 def test_an_unknown_level_is_refused(machine: Machine) -> None:
