@@ -49,7 +49,8 @@ def test_a_study_that_could_say_nothing_is_refused(tmp_path, world_models, tasks
 
 
 @pytest.mark.slow
-def test_a_study_of_four_world_models(tmp_path, monkeypatch):
+@pytest.mark.timeout(1800)
+def test_a_study_of_four_world_models(tmp_path):
     recipe = make_recipe(tmp_path, "loop.controls=[]")
     file = tmp_path / "tiny.yaml"
     file.write_text(dump_yaml(recipe))
