@@ -30,6 +30,7 @@ from vla_rl.statistics import Interval, spearman
 MIN_WORLD_MODELS = 4  # With three, a rank correlation is 1, .5, -.5 or -1.
 NUM_RESAMPLES = 5000
 RESULT, TABLE = "study.json", "study.md"
+WORLD_MODELS = "world_models.json"  # whose runs the numbered folders are
 
 
 class Correlation(Config):
@@ -108,7 +109,8 @@ def study(
         jobs: RL runs side by side, each with its share of the cores.
 
     Raises:
-        ConfigError: too few world models, one given twice, no task, or `folder` holds runs of another recipe.
+        ConfigError: too few world models, one given twice, no task, or `folder` holds runs of another recipe or in
+            other world models.
         RuntimeError: a run failed; its log is named.
     """
     if len(world_models) < MIN_WORLD_MODELS or len(set(world_models)) < len(world_models):
@@ -118,6 +120,7 @@ def study(
         )
     if not tasks:
         raise ConfigError("--task: got none; name one or more of the environment's tasks")
+    _claim(folder, world_models)
     trust: dict[str, list[dict[str, float]]] = {}
     bases, runs = {}, {}
     for task in tasks:
@@ -152,6 +155,19 @@ def study(
     write_text_atomic(folder / RESULT, result.model_dump_json(indent=1) + "\n")
     write_text_atomic(folder / TABLE, result.markdown())
     return result
+
+
+def _claim(folder: Path, world_models: Sequence[str]) -> None:
+    """What is in the folder already must be of these world models, in this order."""
+    file = folder / WORLD_MODELS
+    if not file.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text_atomic(file, json.dumps(list(world_models), indent=1) + "\n")
+    elif (found := json.loads(file.read_text(encoding="utf-8"))) != list(world_models):
+        raise ConfigError(
+            f"--world-model: got {', '.join(world_models)}, but {folder} holds a study of {', '.join(found)}; give "
+            "these in this order, or another --output"
+        )
 
 
 def _measure(

@@ -48,6 +48,12 @@ def test_a_study_that_could_say_nothing_is_refused(tmp_path, world_models, tasks
         study("tabletop_imagination", (), world_models, tasks, tmp_path)
 
 
+def test_a_folder_of_other_world_models_is_refused(tmp_path):
+    (tmp_path / "world_models.json").write_text('["a", "b", "c", "d"]')
+    with pytest.raises(ConfigError, match="holds a study of a, b, c, d"):
+        study("tabletop_imagination", (), list("abdc"), ["push"], tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_study_of_four_world_models(tmp_path):
