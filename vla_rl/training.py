@@ -140,9 +140,12 @@ class TrainingRun:
         self.sampler.update(outcomes)
         played = [e for e in outcomes if not e.lost]
         if self.iteration == 0 and not cfg.allow_no_success and played and not any(e.success for e in played):
+            acting: Any = self.recipe.acting_env
+            ends, whole = (max(spec.horizon.values()) for spec in (self.env.spec, acting.env_spec()))
+            cut = f" Imagined episodes end after {ends} of {whole} control steps." if ends < whole else ""
             raise ValueError(
                 f"the policy solved none of {len(played)} train episodes at temperature {cfg.temperature:g}, so "
-                "every reward is 0 and RL has nothing to learn from. Train it longer by behaviour cloning "
+                f"every reward is 0 and RL has nothing to learn from.{cut} Train it longer by behaviour cloning "
                 "(`vla-rl sft`), choose easier tasks (env.tasks), or set train.allow_no_success=true to go on anyway."
             )
         return episodes

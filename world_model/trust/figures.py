@@ -158,7 +158,7 @@ FIGURES: dict[str, FigureInfo] = {
         "Outcomes hold up to",
         "steps",
         "Up to here, at every frame, “has it succeeded by now?” is answered better in imagination than by the majority "
-        "guess (or, while too few have succeeded or failed to tell, not clearly worse).",
+        "guess (or, while too few have succeeded or failed to tell, or a later frame holds, not clearly worse).",
         interval=False,
     ),
     "action_gain": FigureInfo(

@@ -36,7 +36,8 @@ def outcomes_hold(real: np.ndarray, imagined: np.ndarray, groups: np.ndarray, mi
     """bool (F,): "has it succeeded by now?" is answered better in imagination than by the majority guess.
 
     While fewer than `min_outcomes` have succeeded, or failed, the guess can hardly be beaten; then the answers may be
-    as good, or worse by no more than chance (the 95 % interval of the difference reaches 0).
+    as good, or worse by no more than chance (the 95 % interval of the difference reaches 0). The same where a later
+    frame holds that can tell: errors pile up, so they were not larger before.
 
     Args:
         real, imagined: bool (E, F), latched. groups: (E,), initial states.
@@ -44,7 +45,9 @@ def outcomes_hold(real: np.ndarray, imagined: np.ndarray, groups: np.ndarray, mi
     guess = np.stack([majority_guess(frame) for frame in real.T], 1)
     mean, _, high = mean_bands((real == imagined).astype(np.float64) - guess, groups)
     telling = np.minimum(real.sum(0), (~real).sum(0)) >= min_outcomes
-    return np.where(telling, mean > 0, (mean >= 0) | (high >= 0))
+    shown = telling & (mean > 0)
+    vouched = np.maximum.accumulate(shown[::-1])[::-1]  # by this frame or a later one
+    return np.where(telling & ~vouched, False, (mean >= 0) | (high >= 0))
 
 
 def _frames_held(holds: np.ndarray) -> int:

@@ -164,6 +164,17 @@ def test_the_outcome_horizon_wants_more_than_the_majority_guess_once_it_can_tell
     assert not outcomes_hold(real, imagined, np.arange(100), 10)[3]
 
 
+def test_a_later_frame_vouches_for_one_where_few_have_succeeded() -> None:
+    real, imagined = np.zeros((2, 100, 3), bool)
+    real[:12, 1] = imagined[6:19, 1] = True  # 13 wrong where the guess has 12: that may be chance.
+    real[:50, 2] = imagined[:45, 2] = True
+    assert outcomes_hold(real, imagined, np.arange(100), 10).tolist() == [True, True, True]
+    imagined[:, 2] = False  # Now nothing later vouches for it.
+    assert outcomes_hold(real, imagined, np.arange(100), 10).tolist() == [True, False, False]
+    imagined[:45, 2] = imagined[20:60, 1] = True  # What is shown to be worse ends it all the same.
+    assert outcomes_hold(real, imagined, np.arange(100), 10).tolist() == [True, False, True]
+
+
 def test_frechet_distance_of_two_gaussians() -> None:
     rng = np.random.default_rng(3)
     a = rng.normal(size=(20_000, 2))
