@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import rich
 
@@ -160,12 +160,13 @@ def fit_world_model(
     datasets: Sequence[Path] = (),
     start_from: str | None = None,
     weights: Sequence[float] | None = None,
+    holdout_from: Literal["all", "last"] | None = None,
 ) -> Path:
     """Fit the recipe's world model, first collecting what `datasets` lacks; goes on from what the folder holds.
 
     Args:
-        datasets: to learn from beside `world_model.datasets`. start_from: in place of `world_model.start_from`.
-        weights: how much each of `datasets` counts, relative to 1; None: all 1.
+        datasets: to learn from beside `world_model.datasets`. start_from, holdout_from: in place of
+            `world_model`'s. weights: how much each of `datasets` counts, relative to 1; None: all 1.
 
     Returns:
         the world model's folder, `folder`/world_model.
@@ -181,6 +182,7 @@ def fit_world_model(
     more = [{"path": str(p), "weight": w} for p, w in zip(datasets, weights or [1.0] * len(datasets), strict=True)]
     changes: dict[str, Any] = {"datasets": [*values["datasets"], *more]}
     changes |= {"start_from": start_from} if start_from else {}
+    changes |= {"holdout_from": holdout_from} if holdout_from else {}
     fit = type(fit).model_validate(values | changes)
     resume = 0 if (folder / METRICS_FILE).exists() else None
     with MetricLogger(folder, recipe.log, resume_step=resume, run_config=recipe.model_dump(mode="json")) as logger:

@@ -72,7 +72,7 @@ def loop(recipe: Recipe, folder: Path, show: Callable[[str], None] = print) -> R
         if config.refit or not before:
             show(f"{title}fitting the world model from {world_model}")
             weights = [config.old_weight**age for age in range(number, -1, -1)]
-            commands.fit_world_model(acting, done.folder / "fit", collected, world_model, weights)
+            commands.fit_world_model(acting, done.folder / "fit", collected, world_model, weights, holdout_from="last")
             world_model = str(done.world_model)
             if not (done.world_model / TRUST_PAGE).is_file():
                 show(f"{title}how far it can be trusted")

@@ -134,7 +134,8 @@ class _Fit:
         fitted, calibration = [], []
         for number, one in enumerate(self.config.datasets):
             dataset = open_episodes(one, spec)
-            if not self.config.calibrate_on:
+            newest = number == len(self.config.datasets) - 1
+            if not self.config.calibrate_on and (newest or self.config.holdout_from == "all"):
                 dataset, held = dataset.hold_out(self.config.holdout, [self.seed, number])
                 calibration.append(self._frames(held, spec))
             fitted.append(self._frames(dataset, spec))

@@ -48,6 +48,9 @@ class FitConfig(Config):
         default=(), description="The policy's own episodes, for the threshold; empty holds some of `datasets` out."
     )
     holdout: float = Field(default=0.15, gt=0, lt=1, description="Share of the episodes held out for the threshold.")
+    holdout_from: Literal["all", "last"] = Field(
+        default="all", description="Of which of `datasets`; last: of the last alone, the newest policy's in the loop."
+    )
     temperature: float | None = Field(
         default=None, ge=0, le=1, description="Of imagining, see model.dynamics; null takes the model's."
     )

@@ -111,6 +111,16 @@ def test_episodes_of_their_own_can_choose_the_threshold(episodes, tmp_path):
     assert load_world_model(chosen).facts.calibration["num_episodes"] == 24
 
 
+def test_the_last_datasets_episodes_alone_can_choose_the_threshold(episodes, tmp_path):
+    newest = collect(tmp_path / "newest", noise=1.5, noise_hold=4, start_index=500)
+    chosen_on = []
+    for holdout_from in ("all", "last"):
+        fit = config(episodes, datasets=[str(episodes), str(newest)], holdout_from=holdout_from)
+        facts = load_world_model(fit.fit(ENV.env_spec(), tmp_path / holdout_from)).facts
+        chosen_on.append(facts.calibration["num_episodes"])
+    assert chosen_on == [24, 12]
+
+
 def test_success_networks_can_start_afresh_and_learn_from_episodes_of_their_own(episodes, fitted, tmp_path):
     others = collect(tmp_path / "others", noise=1.5, noise_hold=4, start_index=500)
     kept = {"model": None, "start_from": str(fitted), "autoencoder": {"steps": 0}, "dynamics": {"steps": 0}}
