@@ -3,8 +3,8 @@
     python scripts/planted_faults.py WORLD_MODEL --output runs/faults
 
 Writes one folder per fault: `noisy_dynamics_N` and `noisy_success_N` (each weight matrix of the dynamics, or of both
-success networks, with Gaussian noise of N % of its root mean square), `optimist` (what the success networks give a logit
-above `OPTIMIST` counts as a success), `pessimist` (both thresholds higher by `PESSIMIST`).
+success networks, with Gaussian noise of N % of its root mean square), `optimist` (what the success networks give more
+than `OPTIMIST` counts as a success), `pessimist` (both thresholds higher by `PESSIMIST`).
 """
 
 from __future__ import annotations
