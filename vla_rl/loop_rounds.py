@@ -19,7 +19,7 @@ from vla_rl.gate import GATE_FILE, REJECTED, GateCheck
 from vla_rl.metrics import METRICS_FILE, read_metrics
 from vla_rl.recipe import Recipe
 
-TRUST_FIGURES = ("agreement", "agreement_over_majority", "false_success", "skill", "trust_horizon")
+TRUST_FIGURES = ("agreement", "informedness", "false_success", "skill", "trust_horizon")
 
 
 @dataclass(frozen=True)

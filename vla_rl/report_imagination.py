@@ -14,7 +14,7 @@ from vla_rl.gate import GATE_FILE, GateCheck
 ADMISSION_FILE = "admission.json"
 ROUNDS_FILE = "rounds.json"
 _COUNTED = {"rollouts": "to fit on", "held_out": "held out", "gate": "gate", "validation": "validation"}
-_TRUSTED = {"agreement_over_majority": "agreement over the majority guess", "false_success": "false successes"}
+_TRUSTED = {"informedness": "successes told from failures", "false_success": "false successes"}
 MAX_CLIPS, MAX_CLIP_BYTES = 8, 4 * 2**20
 
 

@@ -32,13 +32,13 @@ class MeasureConfig(Config):
         ge=0,
         lt=1,
         description="Images hold where imagination removes at least this share of the error of repeating the first "
-        "frame.",
+        "frame; outcomes where successes are imagined as such more often than failures, by more than this.",
     )
     horizon_episodes: PositiveInt = Field(
         default=20, description="A frame that fewer episodes have is not judged: the trust horizon ends before it."
     )
     horizon_outcomes: PositiveInt = Field(
-        default=10, description="Successes and failures needed by a frame before outcomes must beat the majority guess."
+        default=10, description="Successes and failures that a frame needs for its outcomes to be judged by that."
     )
     num_clips: NonNegativeInt = Field(
         default=3, description="Imagined-beside-real clips of each kind: success, failure, false and missed success."
@@ -91,7 +91,7 @@ class Requirement(Config):
 
 DEFAULT_REQUIRE: dict[str, dict[str, Any]] = {
     "false_success": {"at_most": 0.10},
-    "agreement_over_majority": {"above": 0.0},
+    "informedness": {"above": 0.1},
     "action_gain": {"above": 1.2},
     "skill": {"above": 0.0},
     "trust_horizon": {"above": 0.0},
@@ -128,7 +128,7 @@ class TrustConfig(Config):
     require: Annotated[dict[str, Requirement], BeforeValidator(_over_defaults)] = Field(
         default={},
         description="Figure -> bound. What is given is laid over the defaults: false_success at_most .10, "
-        "agreement_over_majority above 0, action_gain above 1.2, skill above 0, trust_horizon above 0 refuse; "
+        "informedness above 0.1, action_gain above 1.2, skill above 0, trust_horizon above 0 refuse; "
         "outcome_flips at_most .30, pearson above .9, policy_gap at_most .10 warn. null removes one.",
     )
     ignore: bool = Field(

@@ -71,8 +71,14 @@ FIGURES: dict[str, FigureInfo] = {
         OUTCOMES,
         "Agreement above the majority guess",
         "points",
-        "Agreement minus the majority guess, on the same episodes. Above zero, interval included, the world model "
-        "knows something about which episodes succeed.",
+        "Agreement minus the majority guess, on the same episodes. It depends on how often the policy succeeds.",
+    ),
+    "informedness": FigureInfo(
+        OUTCOMES,
+        "Successes told from failures",
+        "points",
+        "Recall minus false successes (informedness, Youden's J). 0 for any way of guessing, 100 for a perfect judge, "
+        "however often the policy succeeds; agreement can lie below the majority guess where most episodes succeed.",
     ),
     "false_success": FigureInfo(
         OUTCOMES,
@@ -157,8 +163,8 @@ FIGURES: dict[str, FigureInfo] = {
         HORIZON,
         "Outcomes hold up to",
         "steps",
-        "Up to here, at every frame, “has it succeeded by now?” is answered better in imagination than by the majority "
-        "guess (or, while too few have succeeded or failed to tell, or a later frame holds, not clearly worse).",
+        "Up to here, at every frame, “has it succeeded by now?” tells successes from failures (or, while too few have "
+        "succeeded or failed to tell, or where a later frame holds, is not clearly worse than a guess).",
         interval=False,
     ),
     "action_gain": FigureInfo(

@@ -6,7 +6,7 @@ import numpy as np
 
 from world_model.trust.config import MeasureConfig
 from world_model.trust.figures import Figure
-from world_model.trust.intervals import SMALLEST, mean_bands
+from world_model.trust.intervals import SMALLEST, mean_bands, rate_difference_bands
 from world_model.trust.open_loop import Replay
 from world_model.trust.outcomes import majority_guess
 
@@ -21,7 +21,8 @@ def horizon_figures(replay: Replay, groups: np.ndarray, config: MeasureConfig, f
     """
     enough = replay.num_episodes >= config.horizon_episodes
     images = _frames_held(enough & images_hold(replay, config.horizon_margin))
-    outcomes = _frames_held(enough & outcomes_hold(replay.real, replay.imagined, groups, config.horizon_outcomes))
+    held = outcomes_hold(replay.real, replay.imagined, groups, config.horizon_outcomes, config.horizon_margin)
+    outcomes = _frames_held(enough & held)
     frames = {"image_horizon": images, "outcome_horizon": outcomes, "trust_horizon": min(images, outcomes)}
     return {name: Figure(value=frame_steps * count, n=len(groups)) for name, count in frames.items()}
 
@@ -32,22 +33,25 @@ def images_hold(replay: Replay, margin: float) -> np.ndarray:
     return 1 - error / np.maximum(copy, SMALLEST) >= margin
 
 
-def outcomes_hold(real: np.ndarray, imagined: np.ndarray, groups: np.ndarray, min_outcomes: int) -> np.ndarray:
-    """bool (F,): "has it succeeded by now?" is answered better in imagination than by the majority guess.
+def outcomes_hold(
+    real: np.ndarray, imagined: np.ndarray, groups: np.ndarray, min_outcomes: int, margin: float
+) -> np.ndarray:
+    """bool (F,): "has it succeeded by now?" tells successes from failures, by an informedness above `margin`.
 
-    While fewer than `min_outcomes` have succeeded, or failed, the guess can hardly be beaten; then the answers may be
-    as good, or worse by no more than chance (the 95 % interval of the difference reaches 0). The same where a later
-    frame holds that can tell: errors pile up, so they were not larger before.
+    Errors pile up, so a frame for which a later one holds need only be no worse than a guess, or so by chance (the 95 %
+    interval reaches 0). While fewer than `min_outcomes` have succeeded, or failed, informedness says little; then
+    agreement may be as good as the majority guess, or worse by no more than chance.
 
     Args:
         real, imagined: bool (E, F), latched. groups: (E,), initial states.
     """
     guess = np.stack([majority_guess(frame) for frame in real.T], 1)
-    mean, _, high = mean_bands((real == imagined).astype(np.float64) - guess, groups)
+    over_guess, _, over_guess_high = mean_bands((real == imagined).astype(np.float64) - guess, groups)
+    informed, _, informed_high = rate_difference_bands(imagined, real, groups)
     telling = np.minimum(real.sum(0), (~real).sum(0)) >= min_outcomes
-    shown = telling & (mean > 0)
+    shown = telling & (informed > margin)
     vouched = np.maximum.accumulate(shown[::-1])[::-1]  # by this frame or a later one
-    return np.where(telling & ~vouched, False, (mean >= 0) | (high >= 0))
+    return np.where(telling, shown | (vouched & (informed_high >= 0)), (over_guess >= 0) | (over_guess_high >= 0))
 
 
 def _frames_held(holds: np.ndarray) -> int:

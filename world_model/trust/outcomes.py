@@ -21,7 +21,7 @@ from vla_rl.statistics import (
     wilson_interval,
 )
 from world_model.trust.figures import Figure, figure
-from world_model.trust.intervals import mean_bands, resampled_counts
+from world_model.trust.intervals import mean_bands, rate_difference_bands, resampled_counts
 from world_model.trust.numbers import Number
 from world_model.trust.types import PolicyOutcomes
 
@@ -46,6 +46,12 @@ def difference_figure(before: np.ndarray, after: np.ndarray, groups: np.ndarray)
     return figure(float(after.mean() - before.mean()), interval, len(before))
 
 
+def informedness_figure(real: np.ndarray, imagined: np.ndarray, groups: np.ndarray) -> Figure:
+    """Youden's J (Youden 1950, Cancer 3:32-35): recall minus the false-success rate, of bool (E,)."""
+    value, low, high = rate_difference_bands(imagined[:, None], real[:, None], groups)
+    return figure(float(value[0]), Interval(float(low[0]), float(high[0])), len(real))
+
+
 def outcome_figures(real: np.ndarray, imagined: np.ndarray, groups: np.ndarray) -> dict[str, Figure]:
     """Agreement and errors of imagined outcomes; the names are explained in `figures.FIGURES`.
 
@@ -61,6 +67,7 @@ def outcome_figures(real: np.ndarray, imagined: np.ndarray, groups: np.ndarray) 
         "agreement": rate_figure(agree, groups),
         "majority": rate_figure(guess, groups),
         "agreement_over_majority": difference_figure(guess, agree, groups),
+        "informedness": informedness_figure(real, imagined, groups),
         "false_success": rate_figure(imagined[~real], groups[~real], "failed episodes"),
         "missed_success": rate_figure(~imagined[real], groups[real], "successful episodes"),
         "precision": rate_figure(real[imagined], groups[imagined], "imagined successes"),

@@ -47,7 +47,7 @@ CLIPS_FOLDER = "trust_clips"
 _STYLE_FIGURES = (
     "real_success",
     "agreement",
-    "agreement_over_majority",
+    "informedness",
     "false_success",
     "missed_success",
     "head_agreement",

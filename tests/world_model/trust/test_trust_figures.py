@@ -77,6 +77,7 @@ def test_outcomes_by_hand() -> None:
         "agreement": 0.8,
         "majority": 0.7,
         "agreement_over_majority": 0.1,
+        "informedness": 2 / 3 - 1 / 7,
         "false_success": 1 / 7,
         "missed_success": 1 / 3,
         "precision": 2 / 3,
@@ -97,6 +98,19 @@ def test_the_difference_to_the_majority_guess_is_paired() -> None:
     over = outcome_figures(real, real ^ wrong, np.arange(100))["agreement_over_majority"]
     assert over.value == pytest.approx(0.3)
     assert (over.low, over.high) == pytest.approx((0.3 - 1.96 * 0.0458, 0.3 + 1.96 * 0.0458), abs=0.015)
+
+
+def test_informedness_does_not_depend_on_how_often_the_policy_succeeds() -> None:
+    def judged(successes: int, failures: int) -> Figure:
+        real = np.arange(successes + failures) < successes
+        imagined = np.arange(successes + failures) % 10 < np.where(real, 4, 1)  # Recall .4, false successes .1.
+        return outcome_figures(real, imagined, np.arange(len(real)))["informedness"]
+
+    few, many = judged(50, 450), judged(450, 50)
+    assert few.value == many.value == pytest.approx(0.3)
+    error = np.sqrt(0.24 / 50 + 0.09 / 450)
+    assert (few.low, few.high) == pytest.approx((0.3 - 1.96 * error, 0.3 + 1.96 * error), abs=0.02)
+    assert math.isnan(judged(50, 0).value)
 
 
 def test_without_failures_false_successes_are_unknown() -> None:
@@ -154,25 +168,29 @@ def test_policies_are_compared_on_the_same_initial_states() -> None:
         policy_figures([policies[0], other])
 
 
-def test_the_outcome_horizon_wants_more_than_the_majority_guess_once_it_can_tell() -> None:
+def test_the_outcome_horizon_wants_more_than_a_guess_once_it_can_tell() -> None:
     real, imagined = np.zeros((2, 100, 4), bool)
     real[:3, 1] = imagined[2:5, 1] = True  # Too few successes to tell; 4 wrong, the guess 3: that may be chance.
     imagined[:20, 2] = True  # No success yet, and 20 imagined.
-    real[:50, 3] = imagined[:45, 3] = True  # Half succeeded, 95 right.
-    assert outcomes_hold(real, imagined, np.arange(100), 10).tolist() == [True, True, False, True]
+    real[:80, 3] = imagined[:40, 3] = True  # Most succeeded; half of these are known.
+    starts = np.arange(100)
+    assert outcomes_hold(real, imagined, starts, 10, 0.1).tolist() == [True, True, False, True]
+    assert not outcomes_hold(real, imagined, starts, 10, 0.5)[3]
     imagined[:, 3] = True  # As good as the guess is not enough.
-    assert not outcomes_hold(real, imagined, np.arange(100), 10)[3]
+    assert not outcomes_hold(real, imagined, starts, 10, 0.1)[3]
 
 
 def test_a_later_frame_vouches_for_one_where_few_have_succeeded() -> None:
     real, imagined = np.zeros((2, 100, 3), bool)
-    real[:12, 1] = imagined[6:19, 1] = True  # 13 wrong where the guess has 12: that may be chance.
+    real[:12, 1] = imagined[11:17, 1] = True  # One right of 12, 5 wrong of 88: that may be chance.
     real[:50, 2] = imagined[:45, 2] = True
-    assert outcomes_hold(real, imagined, np.arange(100), 10).tolist() == [True, True, True]
+    starts = np.arange(100)
+    assert outcomes_hold(real, imagined, starts, 10, 0.1).tolist() == [True, True, True]
     imagined[:, 2] = False  # Now nothing later vouches for it.
-    assert outcomes_hold(real, imagined, np.arange(100), 10).tolist() == [True, False, False]
-    imagined[:45, 2] = imagined[20:60, 1] = True  # What is shown to be worse ends it all the same.
-    assert outcomes_hold(real, imagined, np.arange(100), 10).tolist() == [True, False, True]
+    assert outcomes_hold(real, imagined, starts, 10, 0.1).tolist() == [True, False, False]
+    imagined[:45, 2] = imagined[20:60, 1] = True
+    imagined[11, 1] = False  # What is shown to be worse ends it all the same.
+    assert outcomes_hold(real, imagined, starts, 10, 0.1).tolist() == [True, False, True]
 
 
 def test_frechet_distance_of_two_gaussians() -> None:

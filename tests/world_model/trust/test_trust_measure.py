@@ -58,6 +58,7 @@ def test_its_figures(good: Measured) -> None:
     figures = {name: figure.value for name, figure in good.report.figures.items()}
     real = np.mean([e.succeeded for e in HELD_OUT])
     assert figures["agreement"] == 1
+    assert figures["informedness"] == 1
     assert figures["agreement_over_majority"] == pytest.approx(min(real, 1 - real))
     # Latents are pixels / 127.5 - 1 with noise of deviation .02; copying errs where the block was or is.
     assert figures["latent_error"] == pytest.approx(0.02**2, rel=0.02)
@@ -113,7 +114,7 @@ def test_an_optimistic_success_head_is_refused(tmp_path: Path) -> None:
 
 def test_a_pessimistic_success_head_is_refused(tmp_path: Path) -> None:
     report, refusing = judge(BlockWorldModel(reach=-1), HELD_OUT, tmp_path)
-    assert "agreement_over_majority" in refusing
+    assert "informedness" in refusing
     assert "false_success" not in refusing
     assert report.figures["agreement"].value == report.figures["majority"].value
 
@@ -129,7 +130,7 @@ def test_dynamics_that_ignores_actions_is_refused(tmp_path: Path) -> None:
 
 def test_a_world_model_fitted_on_another_style_is_refused(tmp_path: Path) -> None:
     report, refusing = judge(BlockWorldModel(), episodes(80, color=BLUE), tmp_path)
-    assert {"skill", "trust_horizon", "action_gain", "agreement_over_majority"} <= refusing
+    assert {"skill", "trust_horizon", "action_gain", "informedness"} <= refusing
     assert report.figures["skill"].high < 0
     assert report.figures["image_horizon"].value == 0
 

@@ -84,7 +84,7 @@ def test_a_report_about_other_weights_refuses(tmp_path: Path) -> None:
 def test_the_end_of_the_interval_counts() -> None:
     report = report_of(
         false_success=Figure(value=0.05, low=0.02, high=0.12, n=100, of="failed episodes"),
-        agreement_over_majority=Figure(value=0.1, low=-0.01, high=0.2, n=100),
+        informedness=Figure(value=0.2, low=0.09, high=0.3, n=100),
         pearson=Figure(value=0.95, low=0.6, high=0.99, n=6, of="policies"),
         trust_horizon=Figure(value=32, n=100),
     )
@@ -94,7 +94,7 @@ def test_the_end_of_the_interval_counts() -> None:
         "False successes: 5.0 % [2.0, 12.0], n = 100 failed episodes; the interval's upper end must be at most 10 %: "
         "RL refuses."
     )
-    assert verdicts["agreement_over_majority"].refuses
+    assert verdicts["informedness"].refuses
     assert verdicts["pearson"].passed, "judged by its value"
     assert verdicts["trust_horizon"].passed, "has no interval"
     assert verdicts["skill"].text.startswith("Skill over copying: not measured (no time)")
