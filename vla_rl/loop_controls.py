@@ -109,7 +109,8 @@ def _start(recipe: Recipe, file: Path, folder: Path, overrides: Sequence[str]) -
     arguments = ["train", str(file), *overrides, "--output", str(folder)]
     if (folder / "config.yaml").is_file():
         arguments.append("--resume")
-    environment = os.environ | {"OMP_NUM_THREADS": str(recipe.num_threads or os.cpu_count())}
+    threads = recipe.num_threads or os.environ.get("OMP_NUM_THREADS") or os.cpu_count()
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
     with open(folder.with_suffix(".log"), "a") as out:
         return subprocess.Popen(
             [sys.executable, "-m", "vla_rl.cli", *arguments],
