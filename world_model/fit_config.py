@@ -136,7 +136,7 @@ class FitConfig(Config):
         """Write trust.json and trust.html into the world model's folder; returns the page.
 
         Args:
-            held_out: datasets of real episodes of the policy, none of which it was fitted on.
+            held_out: datasets of real episodes of the policy, on none of which it was fitted or its thresholds chosen.
             policies: name, names of initial states, real and imagined success from each.
             train: datasets that the inverse dynamics learns from; empty takes half of the held-out episodes.
             styles: name -> dataset of episodes with another look.

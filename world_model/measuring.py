@@ -42,7 +42,7 @@ def measure_trust(
     """Measure a world model on held-out datasets; see `FitConfig.measure_trust`.
 
     Raises:
-        DatasetError: a dataset that the world model was fitted on, or that is of another robot.
+        DatasetError: a dataset that the world model was fitted on or its thresholds chosen on, or of another robot.
     """
     folder = Path(world_model)
     loaded = load_world_model(folder, device).compute_in(imagination.precision)
@@ -56,10 +56,12 @@ def measure_trust(
 
     datasets = [opened(path) for path in held_out]
     for dataset in datasets:
-        if dataset.cache.name in loaded.facts.datasets:
-            raise DatasetError(
-                f"{dataset.path}: the world model was fitted on it; trust needs episodes it has not seen"
-            )
+        seen = {"was fitted": loaded.facts.datasets, "chose its thresholds": loaded.facts.calibrated_on}
+        for what, keys in seen.items():
+            if dataset.cache.name in keys:
+                raise DatasetError(
+                    f"{dataset.path}: the world model {what} on it; trust needs episodes it has not seen"
+                )
     outcomes = [
         PolicyOutcomes(name, starts, np.array(real), np.array(imagined)) for name, starts, real, imagined in policies
     ]

@@ -106,9 +106,16 @@ def test_fine_tuning_starts_from_the_weights_and_keeps_what_is_not_fitted(episod
     assert load_world_model(tuned).facts.state_mean == load_world_model(fitted).facts.state_mean
 
 
-def test_episodes_of_their_own_can_choose_the_threshold(episodes, tmp_path):
-    chosen = config(episodes, calibrate_on=str(episodes)).fit(ENV.env_spec(), tmp_path / "run")
-    assert load_world_model(chosen).facts.calibration["num_episodes"] == 24
+def test_episodes_of_their_own_can_choose_the_threshold_and_then_not_measure_trust(episodes, tmp_path):
+    others = collect(tmp_path / "others", noise=1.5, noise_hold=4, start_index=500)
+    fit = config(episodes, calibrate_on=str(others))
+    chosen = fit.fit(ENV.env_spec(), tmp_path / "run")
+    facts = load_world_model(chosen).facts
+    assert facts.calibration["num_episodes"] == 24
+    assert set(facts.calibrated_on).isdisjoint(facts.datasets)
+    for seen, why in ((episodes, "was fitted on it"), (others, "chose its thresholds on it")):
+        with pytest.raises(DatasetError, match=why):
+            fit.measure_trust(chosen, [seen])
 
 
 def test_the_last_datasets_episodes_alone_can_choose_the_threshold(episodes, tmp_path):
