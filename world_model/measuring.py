@@ -35,6 +35,7 @@ def measure_trust(
     styles: Mapping[str, Path] | None = None,
     imagination: ImaginationConfig,
     require: Mapping[str, Requirement],
+    chunk_size: int | None = None,
     device: str = "cpu",
     show: Callable[[str], None] | None = None,
     out: Path | None = None,
@@ -65,8 +66,9 @@ def measure_trust(
     outcomes = [
         PolicyOutcomes(name, starts, np.array(real), np.array(imagined)) for name, starts, real, imagined in policies
     ]
+    chunk_frames = -(-(chunk_size or 1) // loaded.frame_steps)
     measured = measure(
-        OpenLoop(loaded, imagination),
+        OpenLoop(loaded, imagination, chunk_frames),
         TrustData(
             held_out=[episode for dataset in datasets for episode in episodes(dataset)],
             train=[episode for path in train for episode in episodes(opened(path))],
@@ -79,6 +81,7 @@ def measure_trust(
             model_key=content_key(folder),
             datasets=tuple(str(path) for path in held_out),
             dataset_keys=tuple(dataset.cache.name for dataset in datasets),
+            chunk_frames=chunk_frames,
             command=shlex.join(["vla-rl", *sys.argv[1:]]),
         ),
         show,
