@@ -47,7 +47,7 @@ class Gain(Config):
         mode: "greedy" or "sampled".
         mean: over seeds; per_seed: each seed's. interval: 95 %, bootstrap over seeds and initial states
             (with fewer than three seeds: NaN).
-        p_values: exact McNemar of each seed.
+        p_values: exact, of each seed: McNemar's, with all samples of a state flipped together.
     """
 
     of: str
@@ -85,7 +85,7 @@ class Ablation(Config):
         from rich.table import Table
 
         table = Table(title=f"{self.recipe}: {len(self.seeds)} seeds, n = {self.num_episodes} each", box=SIMPLE_HEAD)
-        for name in ("mode", "difference", "points", "95 % interval", "by seed", "McNemar p by seed"):
+        for name in ("mode", "difference", "points", "95 % interval", "by seed", "exact p by seed"):
             table.add_column(name)
         for g in self.gains:
             low, high = (f"{100 * end:+.1f}" for end in g.interval)
@@ -175,7 +175,7 @@ def _gain(of: str, over: str, mode: str, after: Sequence[Evaluation], before: Se
     states = sorted({(e.task, e.index) for e in before[0].select(mode)})
     differences = np.array([_by_state(b, mode, states) - _by_state(a, mode, states) for a, b in pairs])
     summary = summarize_seeds(differences)
-    p_values = tuple(compare(a, b).result(mode).p_value for a, b in pairs)
+    p_values = tuple(compare(a, b).result(mode).p_value_by_state for a, b in pairs)
     return Gain(
         of=of,
         over=over,

@@ -212,6 +212,7 @@ def measure_world_model(
     limit_threads(recipe)
     fit = _world_model_section(recipe)
     outcomes = [_real_and_imagined(recipe, world_model, policy) for policy in policies]
+    chunk_size = build_policy(recipe, _env_spec(recipe)).chunk_size
     return fit.measure_trust(
         world_model,
         held_out,
@@ -220,6 +221,7 @@ def measure_world_model(
         styles=styles,
         imagination=getattr(recipe.env, "imagination", None),
         trust=getattr(recipe.env, "trust", None),
+        chunk_size=chunk_size,
         device=resolve_device(recipe.device),
         show=rich.print,
         folder=folder,

@@ -47,8 +47,8 @@ class PairedResult(Config):
         gained: solved by b alone. lost: by a alone.
         difference: rate_b - rate_a. bootstrap: its 95 % interval, states resampled within tasks.
         newcombe: its 95 % interval by Newcombe's formula; better below some 50 pairs.
-        p_value: exact McNemar. p_value_by_state: exact, with all samples of a state flipped together;
-            the same when each state has one sample.
+        p_value: exact McNemar, as if samples of a state were independent. p_value_by_state: exact, with all samples
+            of a state flipped together; the same when each state has one sample. It is the one to show.
     """
 
     mode: str
@@ -67,12 +67,18 @@ class PairedResult(Config):
     p_value: float
     p_value_by_state: float
 
+    @property
+    def p_name(self) -> str:
+        """What `p_value_by_state` is called."""
+        return "p by state" if self.num_states < self.num_pairs else "McNemar p"
+
     def text(self) -> str:
         """One line for people, in percentage points."""
         return (
             f"{self.mode}, {self.task or 'all tasks'}: {100 * self.rate_a:.1f} % -> {100 * self.rate_b:.1f} %, "
             f"{100 * self.difference:+.1f} points [{100 * self.bootstrap.low:+.1f}, {100 * self.bootstrap.high:+.1f}], "
-            f"{self.gained} gained, {self.lost} lost of {self.num_pairs}, McNemar p {format_p(self.p_value)}"
+            f"{self.gained} gained, {self.lost} lost of {self.num_pairs}, "
+            f"{self.p_name} {format_p(self.p_value_by_state)}"
         )
 
 
@@ -105,6 +111,11 @@ class Comparison(Config):
     def modes(self) -> list[str]:
         return list(dict.fromkeys(r.mode for r in self.results))
 
+    @property
+    def p_name(self) -> str:
+        """What the results' `p_value_by_state` are called, in a table's head."""
+        return "p by state" if any(r.num_states < r.num_pairs for r in self.results) else "McNemar p"
+
     def text(self) -> str:
         """A line per mode and task, then the warnings."""
         return "\n".join([*(r.text() for r in self.results), *(f"warning: {w}" for w in self.warnings)])
@@ -114,15 +125,13 @@ class Comparison(Config):
         from rich.box import SIMPLE_HEAD
         from rich.table import Table
 
-        by_state = any(r.num_states < r.num_pairs for r in self.results)
         table = Table(
             title=f"{self.name_a} (a) against {self.name_b} (b) on {self.env}, {self.split} split",
             title_justify="left",
             box=SIMPLE_HEAD,
             pad_edge=False,
         )
-        p_name = "p by state" if by_state else "McNemar p"
-        for name in ("mode", "task", "a %", "b %", "b - a", "95 % interval", "+ / -", "pairs", p_name):
+        for name in ("mode", "task", "a %", "b %", "b - a", "95 % interval", "+ / -", "pairs", self.p_name):
             left = name in ("mode", "task")
             table.add_column(name, justify="left" if left else "right", no_wrap=name != "task", overflow="fold")
         for r in self.results:

@@ -234,9 +234,10 @@ def markdown(result: dict[str, Any]) -> str:
             f"| {row['solved_alone']} | {row['recoveries']} | {'-' if ratio is None else f'1 : {ratio:.2f}'} "
             f"| {_percent(row.get('rac_success'))} | {_percent(row.get('control_success'))} |"
         )
+    by_state = any(row["num_states"] < row["num_pairs"] for row in result["comparisons"])
     lines += [
         "",
-        "| from | to | mode | n | success | difference, points | McNemar p |",
+        f"| from | to | mode | n | success | difference, points | {'p by state' if by_state else 'McNemar p'} |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in result["comparisons"]:
@@ -244,7 +245,7 @@ def markdown(result: dict[str, Any]) -> str:
         lines.append(
             f"| {row['a']} | {row['b']} | {row['mode']} | {row['num_pairs']} | {100 * row['rate_a']:.1f} -> "
             f"{100 * row['rate_b']:.1f} | {100 * row['difference']:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}] "
-            f"| {format_p(row['p_value'])} |"
+            f"| {format_p(row['p_value_by_state'])} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -158,7 +158,7 @@ def _page(run: Run, title: str | None) -> dict[str, Any]:
         "bars": [_task_bars(mode, shown) for mode in _modes(evaluation)] if evaluation else [],
         "before": run.before.meta.name if run.before else "",
         "after": evaluation.meta.name if evaluation else "",
-        "by_state": run.comparison is not None and any(r.num_states < r.num_pairs for r in run.comparison.results),
+        "p_name": run.comparison.p_name if run.comparison else "",
         "paired_rows": _paired_rows(run.comparison) if run.comparison else [],
         "imagination": imagination(run.folder),
         "rounds": rounds(run.folder),
@@ -220,12 +220,11 @@ def _change(result: PairedResult) -> tuple[str, str]:
         statement = f"{mode} {'rose' if result.gained > result.lost else 'fell'} {rates}."
     else:
         statement = f"{mode} went {rates}, which can be chance."
-    by_state = f", p by state {format_p(result.p_value_by_state)}" if result.num_states < result.num_pairs else ""
     return statement, (
         f"95 % intervals {_interval_text(result.interval_a, signed=False)} and "
         f"{_interval_text(result.interval_b, signed=False)}; difference {_points(result.difference)} points "
         f"{_interval_text(result.bootstrap)} on {result.num_pairs} episodes from the same initial states; "
-        f"{result.gained} gained, {result.lost} lost, exact McNemar p = {format_p(result.p_value)}{by_state}."
+        f"{result.gained} gained, {result.lost} lost, exact {result.p_name} = {format_p(result.p_value_by_state)}."
     )
 
 
@@ -280,7 +279,6 @@ def _task_bars(mode: str, shown: Sequence[Evaluation]) -> Markup:
 
 
 def _paired_rows(comparison: Comparison) -> list[dict[str, Any]]:
-    by_state = any(r.num_states < r.num_pairs for r in comparison.results)
     rows = []
     for r in sorted(comparison.results, key=lambda r: r.mode == "greedy"):
         cells = [
@@ -290,8 +288,8 @@ def _paired_rows(comparison: Comparison) -> list[dict[str, Any]]:
             _interval_text(r.bootstrap),
             f"{r.gained} / {r.lost}",
             str(r.num_pairs),
-            format_p(r.p_value),
-        ] + ([format_p(r.p_value_by_state)] if by_state else [])
+            format_p(r.p_value_by_state),
+        ]
         rows.append({"mode": r.mode, "task": r.task or "all tasks", "total": r.task is None, "cells": cells})
     return rows
 

@@ -40,6 +40,9 @@ class WorldModelFacts(Config):
     clip_threshold: FiniteFloat = Field(default=0.0, description="Logit of the clip classifier, likewise.")
     calibration: dict[str, Any] = Field(default={}, description="How the thresholds were found, and what they give.")
     datasets: tuple[str, ...] = Field(default=(), description="Content keys of the datasets it was fitted on.")
+    calibrated_on: tuple[str, ...] = Field(
+        default=(), description="Of those that the thresholds were chosen on; empty where that was not kept."
+    )
 
     @model_validator(mode="after")
     def _parts_agree(self) -> WorldModelFacts:

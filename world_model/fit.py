@@ -111,12 +111,13 @@ class _Fit:
             _check_start(start, spec, config)
         self.model = start.config if start is not None else _with_projections(config.model or WorldModelConfig(), spec)
         self.data = self._open(spec)
+        fitted_on = _content_keys([*self.data.fitted, *self.data.judged])
         if start is not None:
-            seen = tuple(sorted({*start.facts.datasets, *self._content_keys()}))
-            facts = start.facts.model_copy(update={"datasets": seen})
+            seen = {*start.facts.datasets, *fitted_on}
+            facts = start.facts.model_copy(update={"datasets": tuple(sorted(seen))})
         else:
             mean, std = state_statistics(self.data.fitted)
-            facts = WorldModelFacts.of(spec, mean, std, datasets=self._content_keys())
+            facts = WorldModelFacts.of(spec, mean, std, datasets=fitted_on)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.world_model = start or WorldModel(self.model, facts, build_parts(self.model, facts)).to(device)
@@ -150,9 +151,6 @@ class _Fit:
 
     def _frames(self, dataset: EpisodeDataset, spec: EnvSpec) -> EpisodeFrames:
         return EpisodeFrames.of(dataset, self.model.frame_steps, spec.action_low, spec.action_high)
-
-    def _content_keys(self) -> tuple[str, ...]:
-        return tuple(sorted({part.dataset.cache.name for part in (*self.data.fitted, *self.data.judged)}))
 
     def _clips(self, episodes: Sequence[EpisodeFrames], cuts: int = 1) -> ClipDataset:
         """Clips of episodes, cut in `cuts` ways, evenly over a frame's steps."""
@@ -262,6 +260,7 @@ class _Fit:
                 "success_threshold": found.success_threshold,
                 "clip_threshold": found.clip_threshold,
                 "calibration": found.model_dump(mode="json"),
+                "calibrated_on": _content_keys(self.data.calibration),
             }
         )
         figures = {f"calibration/{name}": figure.value for name, figure in found.figures.items()}
@@ -316,6 +315,10 @@ class _Fit:
     def _log(self, step: int, metrics: Mapping[str, Any]) -> None:
         if self.on_metrics is not None:
             self.on_metrics(step, metrics)
+
+
+def _content_keys(parts: Sequence[EpisodeFrames]) -> tuple[str, ...]:
+    return tuple(sorted({part.dataset.cache.name for part in parts}))
 
 
 def _with_projections(model: WorldModelConfig, spec: EnvSpec) -> WorldModelConfig:

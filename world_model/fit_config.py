@@ -129,6 +129,7 @@ class FitConfig(Config):
         styles: Mapping[str, Path] | None = None,
         imagination: ImaginationConfig | None = None,
         trust: TrustConfig | None = None,
+        chunk_size: int | None = None,
         device: str = "cpu",
         show: Callable[[str], None] | None = None,
         folder: Path | None = None,
@@ -136,11 +137,12 @@ class FitConfig(Config):
         """Write trust.json and trust.html into the world model's folder; returns the page.
 
         Args:
-            held_out: datasets of real episodes of the policy, none of which it was fitted on.
+            held_out: datasets of real episodes of the policy, on none of which it was fitted or its thresholds chosen.
             policies: name, names of initial states, real and imagined success from each.
             train: datasets that the inverse dynamics learns from; empty takes half of the held-out episodes.
             styles: name -> dataset of episodes with another look.
             imagination: how the environment imagines. trust: what is required of it.
+            chunk_size: H, actions of the policy's chunk, over which successes are verified; None: one frame.
             folder: for the report, in place of the world model's.
         """
         from world_model.measuring import measure_trust
@@ -154,6 +156,7 @@ class FitConfig(Config):
             styles=styles,
             imagination=imagination or ImaginationConfig(),
             require=(trust or TrustConfig()).require,
+            chunk_size=chunk_size,
             device=device,
             show=show,
             out=folder,

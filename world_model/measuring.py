@@ -35,6 +35,7 @@ def measure_trust(
     styles: Mapping[str, Path] | None = None,
     imagination: ImaginationConfig,
     require: Mapping[str, Requirement],
+    chunk_size: int | None = None,
     device: str = "cpu",
     show: Callable[[str], None] | None = None,
     out: Path | None = None,
@@ -42,7 +43,7 @@ def measure_trust(
     """Measure a world model on held-out datasets; see `FitConfig.measure_trust`.
 
     Raises:
-        DatasetError: a dataset that the world model was fitted on, or that is of another robot.
+        DatasetError: a dataset that the world model was fitted on or its thresholds chosen on, or of another robot.
     """
     folder = Path(world_model)
     loaded = load_world_model(folder, device).compute_in(imagination.precision)
@@ -56,15 +57,18 @@ def measure_trust(
 
     datasets = [opened(path) for path in held_out]
     for dataset in datasets:
-        if dataset.cache.name in loaded.facts.datasets:
-            raise DatasetError(
-                f"{dataset.path}: the world model was fitted on it; trust needs episodes it has not seen"
-            )
+        seen = {"was fitted": loaded.facts.datasets, "chose its thresholds": loaded.facts.calibrated_on}
+        for what, keys in seen.items():
+            if dataset.cache.name in keys:
+                raise DatasetError(
+                    f"{dataset.path}: the world model {what} on it; trust needs episodes it has not seen"
+                )
     outcomes = [
         PolicyOutcomes(name, starts, np.array(real), np.array(imagined)) for name, starts, real, imagined in policies
     ]
+    chunk_frames = -(-(chunk_size or 1) // loaded.frame_steps)
     measured = measure(
-        OpenLoop(loaded, imagination),
+        OpenLoop(loaded, imagination, chunk_frames),
         TrustData(
             held_out=[episode for dataset in datasets for episode in episodes(dataset)],
             train=[episode for path in train for episode in episodes(opened(path))],
@@ -77,6 +81,7 @@ def measure_trust(
             model_key=content_key(folder),
             datasets=tuple(str(path) for path in held_out),
             dataset_keys=tuple(dataset.cache.name for dataset in datasets),
+            chunk_frames=chunk_frames,
             command=shlex.join(["vla-rl", *sys.argv[1:]]),
         ),
         show,

@@ -20,7 +20,8 @@ class OpenLoop:
 
     Args:
         config: how the environment imagines: what counts as a success, verification, disagreement, horizon.
-        chunk_frames: frames of the policy's chunk, H / G: success is verified, and futures compared, chunk by chunk.
+        chunk_frames: frames of the policy's chunk, ceil(H / G): success is verified, and futures compared, chunk by
+            chunk.
     """
 
     def __init__(self, world_model: WorldModel, config: ImaginationConfig, chunk_frames: int = 1) -> None:

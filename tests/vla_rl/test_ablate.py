@@ -92,6 +92,11 @@ def test_a_state_counts_once_and_lost_episodes_not_at_all():
     assert result.num_episodes == 6
 
 
+def test_samples_of_a_state_are_one_piece_of_evidence():
+    base, arms = evaluation("base", "0" * 15, samples=5), {"none": runs("1" * 5 + "0" * 10, samples=5)}
+    assert summarize("tiny", base, arms, (0,)).gains[0].p_values == (1.0,)
+
+
 def test_the_table_has_a_row_per_gain():
     arms = {"none": runs("11", "11", "11"), "shuffled_rewards": runs("00", "00", "01")}
     result = summarize("tiny", evaluation("base", "00"), arms, (0, 1, 2))

@@ -87,6 +87,7 @@ def test_samples_of_a_state_are_one_piece_of_evidence():
     result = compare(a, b).result("sampled")
     assert (result.num_pairs, result.num_states) == (15, 3)
     assert result.p_value == pytest.approx(2 / 32) and result.p_value_by_state == 1.0
+    assert result.text().endswith("5 gained, 0 lost of 15, p by state 1.00")
     assert result.bootstrap.low == 0.0 and result.bootstrap.high == 1.0
 
 

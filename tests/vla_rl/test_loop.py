@@ -100,7 +100,7 @@ def test_a_round_goes_from_real_episodes_to_a_real_evaluation(recipe, tmp_path, 
     done = loop.loop(recipe, folder, lambda _: None)
     assert {path: path.stat().st_mtime_ns for path in kept} == kept, "the world model was not fitted again"
     trust = json.loads((done.world_model / "trust.json").read_text())
-    assert trust["figures"]["agreement"]["n"] == 24
+    assert trust["figures"]["agreement"]["n"] == 24 and trust["provenance"]["chunk_frames"] == 1
     admission = json.loads((done.run / "admission.json").read_text())
     assert Path(admission["report"]) == done.world_model / "trust.json" and admission["ignored"]
     base = Evaluation.load(done.run / "evaluations" / "base.json")

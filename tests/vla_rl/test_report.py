@@ -18,14 +18,15 @@ from vla_rl.video import write_mp4
 TASKS = ("push_to_zone", "stack")
 
 
-def evaluation(name: str, rate: float, seed: int, split="eval") -> Evaluation:
+def evaluation(name: str, rate: float, seed: int, split="eval", samples: int = 1) -> Evaluation:
     rng = np.random.default_rng(seed)
     episodes = tuple(
-        EpisodeRecord(mode=mode, task=task, split=split, index=i, sample=0, success=bool(rng.random() < rate), steps=30)
+        EpisodeRecord(mode=mode, task=task, split=split, index=i // samples, sample=i % samples,
+                      success=bool(rng.random() < rate), steps=30)
         for mode in ("greedy", "sampled")
         for task in TASKS
         for i in range(60)
-    )
+    )  # fmt: skip
     meta = EvaluationMeta(
         name=name,
         env="tabletop",
@@ -99,6 +100,16 @@ def test_it_opens_with_the_result_and_its_intervals(run):
     assert f"exact McNemar p = {format_p(result.p_value)}" in headline
     assert f"{result.gained} gained, {result.lost} lost" in headline and "Greedy success" in headline
     assert headline.index("Sampled success") < headline.index("Greedy success")
+
+
+def test_with_samples_of_a_state_p_is_by_state(run):
+    before, after = evaluation("base", 0.3, 0, samples=4), evaluation("final", 0.6, 1, samples=4)
+    before.save(run / "evaluations/base.json")
+    after.save(run / "evaluations/final.json")
+    page = read(write_report(run))
+    result = compare(before, after).result("sampled")
+    assert f"exact p by state = {format_p(result.p_value_by_state)}" in page
+    assert "McNemar" not in page and format_p(result.p_value) not in page
 
 
 def test_nothing_is_fetched_and_the_markup_closes(run):

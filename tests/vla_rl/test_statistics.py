@@ -116,11 +116,24 @@ def test_newcombe_paired_interval_stays_informative_without_discordant_pairs():
         statistics.newcombe_paired_interval(0, 0, 0, 0)
 
 
+def successes(count: int, n: int) -> np.ndarray:
+    return np.arange(n) < count
+
+
 def test_unpaired_difference_interval_matches_published_numbers():
-    # Newcombe (1998), Stat. Med. 17:873-890, table II, cases (a) and (b), method 10.
-    assert close(statistics.unpaired_difference_interval(48, 80, 56, 70), 0.0524, 0.3339)
-    assert close(statistics.unpaired_difference_interval(3, 10, 9, 10), 0.1705, 0.8090)
-    assert statistics.unpaired_difference_interval(0, 0, 1, 2) == (-1.0, 1.0)
+    # Newcombe (1998), Stat. Med. 17:873-890, table II, cases (a), (b) and (h), method 10.
+    assert close(statistics.unpaired_difference_interval(successes(48, 80), successes(56, 70)), 0.0524, 0.3339)
+    assert close(statistics.unpaired_difference_interval(successes(3, 10), successes(9, 10)), 0.1705, 0.8090)
+    assert close(statistics.unpaired_difference_interval(successes(0, 10), successes(10, 10)), 0.6075, 1.0)
+    assert statistics.unpaired_difference_interval(successes(0, 0), successes(1, 2)) == (-1.0, 1.0)
+
+
+def test_unpaired_difference_interval_does_not_count_a_state_twice():
+    a, b = successes(20, 50), successes(21, 30)
+    once = statistics.unpaired_difference_interval(a, b)
+    copies = [np.tile(np.arange(len(x)), 4) for x in (a, b)]
+    again = statistics.unpaired_difference_interval(np.tile(a, 4), np.tile(b, 4), *copies)
+    assert close(again, once.low, once.high, tolerance=0.01)
 
 
 def test_paired_bootstrap_matches_the_exact_distribution():

@@ -17,6 +17,7 @@ from world_model.calibration import CalibrationError
 from world_model.fit_config import FitConfig
 from world_model.fitting import Fitting
 from world_model.model import load_world_model
+from world_model.trust.report import TrustReport
 
 ENV = DummyConfig(num_envs=8, tasks=("reach_red",), horizon=12, steps_after_success=4)
 MODEL = {
@@ -49,6 +50,11 @@ def config(episodes: Path, **options: Any) -> FitConfig:
 @pytest.fixture(scope="module")
 def fitted(episodes, tmp_path_factory) -> Path:
     return config(episodes).fit(ENV.env_spec(), tmp_path_factory.mktemp("fit") / "run", seed=1)
+
+
+@pytest.fixture(scope="module")
+def held_out(tmp_path_factory) -> Path:
+    return collect(tmp_path_factory.mktemp("fit") / "held_out", noise=1.5, noise_hold=4, start_index=700)
 
 
 def weights(folder: Path) -> dict[str, bytes]:
@@ -106,9 +112,23 @@ def test_fine_tuning_starts_from_the_weights_and_keeps_what_is_not_fitted(episod
     assert load_world_model(tuned).facts.state_mean == load_world_model(fitted).facts.state_mean
 
 
-def test_episodes_of_their_own_can_choose_the_threshold(episodes, tmp_path):
-    chosen = config(episodes, calibrate_on=str(episodes)).fit(ENV.env_spec(), tmp_path / "run")
-    assert load_world_model(chosen).facts.calibration["num_episodes"] == 24
+def test_episodes_of_their_own_can_choose_the_threshold_and_then_not_measure_trust(episodes, tmp_path):
+    others = collect(tmp_path / "others", noise=1.5, noise_hold=4, start_index=500)
+    fit = config(episodes, calibrate_on=str(others))
+    chosen = fit.fit(ENV.env_spec(), tmp_path / "run")
+    facts = load_world_model(chosen).facts
+    assert facts.calibration["num_episodes"] == 24
+    assert set(facts.calibrated_on).isdisjoint(facts.datasets)
+    for seen, why in ((episodes, "was fitted on it"), (others, "chose its thresholds on it")):
+        with pytest.raises(DatasetError, match=why):
+            fit.measure_trust(chosen, [seen])
+
+
+@pytest.mark.parametrize(("chunk_size", "frames"), [(None, 1), (4, 1), (6, 2), (8, 2)])
+def test_trust_verifies_successes_over_the_policys_chunk(episodes, fitted, held_out, tmp_path, chunk_size, frames):
+    fit = config(episodes, measure={"inverse_updates": 0, "num_clips": 0})
+    fit.measure_trust(fitted, [held_out], chunk_size=chunk_size, folder=tmp_path)
+    assert TrustReport.load(tmp_path / "trust.json").provenance.chunk_frames == frames
 
 
 def test_the_last_datasets_episodes_alone_can_choose_the_threshold(episodes, tmp_path):

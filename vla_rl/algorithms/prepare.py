@@ -86,7 +86,8 @@ def critic_batch(
 
     Args:
         episodes: none lost.
-        shuffle: permutes advantages over all actions that count; the critic still learns the true returns.
+        shuffle: permutes advantages over all decisions, or actions (`advantage_level`), that count; the critic still
+            learns the true returns.
     """
     episode, chunk = index_decisions(episodes)
     chunks = ActionChunk.concatenate([e.chunks for e in episodes])
@@ -99,6 +100,8 @@ def critic_batch(
     advantage = np.concatenate([a for a, _ in estimates])
     returns = np.concatenate([r for _, r in estimates]).astype(np.float32)
     valid = _valid(episodes, config, chunks.actions.shape[1])
+    if shuffle is not None:
+        advantage = _shuffled(config, advantage, valid, shuffle, world)
     counted, own = world.pool(advantage[valid])
     all_values, all_returns = world.pool(value)[0], world.pool(returns)[0]
     metrics = {
@@ -109,8 +112,6 @@ def critic_batch(
     }
     if config.normalise_std:
         counted = adv.whiten(counted, config.advantage_eps)
-    if shuffle is not None:
-        counted = adv.shuffle_advantages(counted, shuffle)
     dense = np.zeros(valid.shape, np.float32)
     dense[valid] = counted[own]
     metrics |= _log_prob_gap(chunks.log_prob, log_prob, valid, world)
@@ -152,6 +153,20 @@ def _gae(config: PPOConfig, episode: Episode, value: np.ndarray, bootstrap: floa
     if config.advantage_level == "action":
         return adv.action_gae(episode.reward, episode.num_steps, value, bootstrap, **factors)
     return adv.chunk_gae(episode.reward, value, bootstrap, **factors)
+
+
+def _shuffled(
+    config: PPOConfig, advantage: np.ndarray, valid: np.ndarray, shuffle: np.random.Generator, world: World
+) -> np.ndarray:
+    """Advantage (N, H) dealt anew at the config's level: a decision's actions keep one advantage if they share one.
+
+    Dealt to each action alone, they would average out within a chunk, and the control move less than the run.
+    """
+    units = valid if config.advantage_level == "action" else valid.any(1)
+    pooled, own = world.pool(advantage[units])
+    dealt = advantage.copy()
+    dealt[units] = adv.shuffle_advantages(pooled, shuffle)[own]
+    return dealt
 
 
 def _valid(episodes: Sequence[Episode], config: AlgoConfig, num_actions: int) -> np.ndarray:

@@ -18,10 +18,11 @@ from vla_rl.statistics import (
     paired_bootstrap_interval,
     pearson,
     spearman,
+    unpaired_difference_interval,
     wilson_interval,
 )
 from world_model.trust.figures import Figure, figure
-from world_model.trust.intervals import mean_bands, rate_difference_bands, resampled_counts
+from world_model.trust.intervals import mean_bands, resampled_counts
 from world_model.trust.numbers import Number
 from world_model.trust.types import PolicyOutcomes
 
@@ -47,9 +48,16 @@ def difference_figure(before: np.ndarray, after: np.ndarray, groups: np.ndarray)
 
 
 def informedness_figure(real: np.ndarray, imagined: np.ndarray, groups: np.ndarray) -> Figure:
-    """Youden's J (Youden 1950, Cancer 3:32-35): recall minus the false-success rate, of bool (E,)."""
-    value, low, high = rate_difference_bands(imagined[:, None], real[:, None], groups)
-    return figure(float(value[0]), Interval(float(low[0]), float(high[0])), len(real))
+    """Youden's J (Youden 1950, Cancer 3:32-35): recall minus the false-success rate, of bool (E,).
+
+    n is that of the rarer outcome, on which the interval mostly depends. Without successes, or failures, J is NaN and
+    its interval [-1, 1].
+    """
+    interval = unpaired_difference_interval(imagined[~real], imagined[real], groups[~real], groups[real])
+    successes, failures = int(real.sum()), int((~real).sum())
+    value = float(imagined[real].mean() - imagined[~real].mean()) if successes and failures else math.nan
+    rarer = "successful" if successes < failures else "failed"
+    return figure(value, interval, min(successes, failures), f"{rarer} episodes, the rarer outcome")
 
 
 def outcome_figures(real: np.ndarray, imagined: np.ndarray, groups: np.ndarray) -> dict[str, Figure]:

@@ -152,7 +152,7 @@ def _page(report: TrustReport, folder: Path, require: Mapping[str, Requirement])
         "styles": _styles(report),
         "not_measured": [(FIGURES[name].title, why) for name, why in report.not_measured.items()],
         "provenance": [
-            (name, value if isinstance(value, str) else ", ".join(value))
+            (name, ", ".join(value) if isinstance(value, tuple) else str(value))
             for name, value in provenance.model_dump().items()
             if value
         ],

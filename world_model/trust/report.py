@@ -51,6 +51,7 @@ class Provenance(Config):
     Attributes:
         model: the world model's folder. model_key: its `facts.content_key`; "" where unknown.
         datasets: of the held-out episodes. dataset_keys: their content keys.
+        chunk_frames: frames of the policy's chunk, over which successes were verified.
         command: that made the report.
     """
 
@@ -58,6 +59,7 @@ class Provenance(Config):
     model_key: str = ""
     datasets: tuple[str, ...] = ()
     dataset_keys: tuple[str, ...] = ()
+    chunk_frames: int = 1
     command: str = ""
 
 

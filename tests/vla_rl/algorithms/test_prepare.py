@@ -131,14 +131,28 @@ def test_shuffled_control_permutes_over_all_episodes(config):
     assert {id(e) for e in shuffled.episodes} != {id(e) for e in true.episodes}
 
 
-def test_shuffled_control_of_ppo_keeps_the_multiset_and_the_critics_targets():
-    policy = ToyPolicy(critic=True)
+@pytest.mark.parametrize("level", ["chunk", "action"])
+def test_shuffled_control_of_ppo_keeps_the_multiset_and_the_critics_targets(level):
+    policy, config = ToyPolicy(critic=True), PPOConfig(advantage_level=level, normalise_std=False)
     episodes = roll_out(policy, 8, 1, seed=0)
-    true = PPOConfig().build(policy).prepare(episodes)
-    shuffled = PPOConfig().build(policy, control="shuffled_rewards").prepare(episodes)
-    np.testing.assert_allclose(np.sort(true.advantage[true.valid]), np.sort(shuffled.advantage[shuffled.valid]))
+    true = config.build(policy).prepare(episodes)
+    shuffled = config.build(policy, control="shuffled_rewards").prepare(episodes)
+    assert (~true.valid).any(), "some chunks are cut short"
+
+    def dealt(batch):
+        return batch.advantage[:, 0] if level == "chunk" else batch.advantage[batch.valid]
+
+    np.testing.assert_allclose(np.sort(dealt(true)), np.sort(dealt(shuffled)))
     assert not np.array_equal(true.advantage, shuffled.advantage)
     np.testing.assert_array_equal(true.returns, shuffled.returns)
+
+
+def test_shuffled_control_of_ppo_deals_an_advantage_to_a_whole_chunk():
+    policy = ToyPolicy(critic=True)
+    learner = PPOConfig().build(policy, control="shuffled_rewards")
+    batch = learner.prepare(roll_out(policy, 8, 1, seed=0))
+    np.testing.assert_array_equal(batch.advantage, np.where(batch.valid, batch.advantage[:, :1], 0))
+    assert abs(batch.advantage[batch.valid].mean()) < 1e-6, "whitened over the actions that count, as without control"
 
 
 def test_nothing_informative_gives_an_empty_batch_and_no_step():

@@ -17,6 +17,7 @@ from world_model.trust.intervals import mean_bands, ratio_interval
 from world_model.trust.metrics import drift_curve, psnr, ssim
 from world_model.trust.outcomes import (
     calibration,
+    informedness_figure,
     mean_maximum_rank_violation,
     outcome_figures,
     policy_figures,
@@ -110,7 +111,25 @@ def test_informedness_does_not_depend_on_how_often_the_policy_succeeds() -> None
     assert few.value == many.value == pytest.approx(0.3)
     error = np.sqrt(0.24 / 50 + 0.09 / 450)
     assert (few.low, few.high) == pytest.approx((0.3 - 1.96 * error, 0.3 + 1.96 * error), abs=0.02)
-    assert math.isnan(judged(50, 0).value)
+
+
+def test_few_successes_say_little_about_informedness() -> None:
+    real = np.arange(41) < 1
+    alone = outcome_figures(real, real, np.arange(41))["informedness"]
+    assert (alone.value, alone.high) == (1, pytest.approx(1))
+    assert alone.low == pytest.approx(1 - math.hypot(1 - wilson_interval(1, 1).low, wilson_interval(0, 40).high))
+    assert (alone.n, alone.of) == (1, "successful episodes, the rarer outcome")
+    none = outcome_figures(np.ones(5, bool), np.ones(5, bool), np.arange(5))["informedness"]
+    assert math.isnan(none.value)
+    assert (none.low, none.high, none.n) == (-1, 1, 0)
+
+
+@pytest.mark.parametrize("successes", [1, 2, 3, 10])
+def test_a_coin_rarely_tells_successes_from_failures(successes: int) -> None:
+    rng, real = np.random.default_rng(successes), np.arange(successes + 40) < successes
+    coins = rng.random((100, len(real))) < 0.5
+    lows = [informedness_figure(real, coin, np.arange(len(real))).low for coin in coins]
+    assert np.mean(np.array(lows) > 0) <= 0.07  # 2.5 % by the interval's confidence.
 
 
 def test_without_failures_false_successes_are_unknown() -> None:
