@@ -18,14 +18,16 @@ class DiskFullError(OSError):
 
 
 @contextmanager
-def atomic_folder(path: Path, what: str, replace: bool = False) -> Iterator[Path]:
+def atomic_folder(path: Path, what: str, replace: bool = False, exclusive: bool = False) -> Iterator[Path]:
     """Yield a temporary sibling folder that becomes `path` when the block ends without error.
 
     With `replace` False and `path` made by someone else meanwhile, theirs is kept and ours dropped
-    (both are then taken to be the same content). Left-overs of killed writers are removed.
+    (both are then taken to be the same content, as caches are); with `exclusive` that is an error. An empty folder
+    counts as none. Left-overs of killed writers are removed.
 
     Raises:
         DiskFullError: the disk is full.
+        FileExistsError: `exclusive`, and `path` is there when ours is ready.
     """
     path = Path(path)
     host = socket.gethostname()
@@ -39,6 +41,12 @@ def atomic_folder(path: Path, what: str, replace: bool = False) -> Iterator[Path
             _fsync(file)
         _fsync(partial)
         _publish(partial, path, replace)
+        if exclusive and partial.exists():
+            raise FileExistsError(
+                errno.EEXIST,
+                f"the {what} was not written: something is there already. Move it away and run again",
+                str(path),
+            )
         _fsync(path.parent)
     except DiskFullError:
         raise
@@ -83,7 +91,7 @@ def disk_full(path: Path, what: str) -> DiskFullError:
 
 
 def _publish(partial: Path, path: Path, replace: bool) -> None:
-    if path.exists():
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         if not replace:
             return
         old = path.parent / f"{partial.name}-old"

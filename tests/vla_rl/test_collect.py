@@ -195,6 +195,27 @@ def test_a_folder_that_is_no_dataset_of_ours_is_not_overwritten(tmp_path):
     assert (tmp_path / "demos" / "thesis.txt").read_text() == "precious"
 
 
+def test_an_empty_folder_becomes_the_dataset(tmp_path):
+    (tmp_path / "demos").mkdir()
+    result, _ = collected(tmp_path)
+    assert len(read_episodes(tmp_path / "demos")) == result["episodes"] == 6
+
+
+def test_a_target_that_appears_meanwhile_costs_no_episode(tmp_path):
+    config = CollectConfig(dataset=str(tmp_path / "demos"), episodes_per_task=3)
+    theirs = tmp_path / "demos" / "theirs.txt"
+
+    def somebody_writes(_: object) -> None:
+        theirs.parent.mkdir(exist_ok=True)
+        theirs.write_text("precious")
+
+    with pytest.raises(FileExistsError, match=r"dataset was not written.*demos"):
+        collect_dataset(ENV, config, on_progress=somebody_writes)
+    theirs.unlink()
+    result = collect_dataset(ENV, config)
+    assert result["episodes"] == 6 and result["frames_per_second"] == 0, "the staged episodes, none run again"
+
+
 def test_options_that_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"collect.split: 'eval' is for the final claim.*allow_eval"):
         validate(CollectConfig, {"split": "eval"})
