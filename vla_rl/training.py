@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from vla_rl.algorithms.learner import TrainingDivergedError
-from vla_rl.atomic import write_text_atomic
+from vla_rl.atomic import restore_replaced, write_text_atomic
 from vla_rl.checkpoint import (
     checkpoint_path,
     keep_last,
@@ -356,6 +356,7 @@ class TrainingRun:
         self._is_looping = False
         target = self.folder / "policy"
         if self.config.keep == "best" and self._best is not None:
+            restore_replaced(self.folder / "best")
             self.policy = load_policy(self.folder / "best", self.policy.device)
         self._save_policy(target)
         return target
