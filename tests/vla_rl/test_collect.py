@@ -179,9 +179,12 @@ def test_collecting_again_returns_what_is_there_and_other_settings_are_refused(t
         collect_dataset(ENV, config.model_copy(update={"episodes_per_task": 4}))
     with pytest.raises(ConfigError, match=r"seed: there 0, now 1"):
         collect_dataset(ENV, config, seed=1)
+    (tmp_path / "demos").rename(tmp_path / "moved")
+    moved = collect_dataset(ENV, config.model_copy(update={"dataset": str(tmp_path / "moved"), "shard_episodes": 7}))
+    assert moved == again | {"dataset": str(tmp_path / "moved")}, "found in its new place, in shards of any size"
     staging = tmp_path / ".other.collecting"
     staging.mkdir()
-    settings = json.loads((tmp_path / "demos" / "collect.json").read_text())
+    settings = json.loads((tmp_path / "moved" / "collect.json").read_text())
     (staging / "settings.json").write_text(json.dumps({**settings, "seed": 7}))
     with pytest.raises(ConfigError, match=r"unfinished collection with other settings.*seed: there 7"):
         collect_dataset(ENV, config.model_copy(update={"dataset": str(tmp_path / "other")}))
