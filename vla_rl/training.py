@@ -213,13 +213,11 @@ class TrainingRun:
     def validate(self) -> None:
         """Success on the validation split, sampled and greedy; the best by sampled success is remembered."""
         cfg = self.config
-        temperatures = (0.0, cfg.temperature)
-        wanted = self.recipe.eval.model_copy(
-            update={"split": "validation", "episodes_per_task": cfg.validation_episodes, "temperatures": temperatures}
-        )
+        wanted = self.recipe.validation
 
         def rates() -> list[float]:
-            with self._progress(wanted.num_episodes(self.env.spec), "validation", transient=True) as on_episode:
+            num_episodes = wanted.num_episodes(self.real_env.spec)
+            with self._progress(num_episodes, "validation", transient=True) as on_episode:
                 result = evaluate(
                     self.policy, self.real_env, wanted, name=f"iteration {self.iteration}", on_episode=on_episode
                 )

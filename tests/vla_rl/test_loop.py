@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny_run
 import yaml
 from tiny_run import save_policy
 
@@ -23,7 +24,7 @@ from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.dataset import DataNeeds, open_dataset
 from vla_rl.evaluate import EvalConfig, evaluate
 from vla_rl.evaluation import Evaluation
-from vla_rl.loop_rounds import Round, RoundsTable
+from vla_rl.loop_rounds import Round, RoundsTable, counted_episodes, planned_episodes
 from vla_rl.policies.base import load_policy
 from vla_rl.ranking import rank_policies
 from vla_rl.recipe import Recipe
@@ -306,6 +307,18 @@ def test_a_budget_that_is_too_small_is_refused_before_anything_runs(two, tmp_pat
     with pytest.raises(ConfigError, match=message):
         loop.loop(validate(Recipe, values), tmp_path / "run", lambda _: None)
     assert not (tmp_path / "run").exists()
+
+
+def test_validation_is_counted_as_it_is_run(tmp_path):
+    options = ["train.validate_every=2", "train.validation_episodes=5", "eval.samples_per_state=3"]
+    one_task = "eval.tasks=[reach_red]"
+    recipe = tiny_run.make_recipe(tmp_path / "policy", "env.tasks=[reach_red, reach_blue]", *options, one_task)
+    assert planned_episodes(recipe).validation == 2 * 5 * (1 + 3), "twice; one task; greedy and three samples"
+    done = Round(tmp_path / "round_1")
+    done.run.mkdir(parents=True)
+    rows = [{"step": step, "validation/sampled": 0.5} for step in (2, 4, 4)]
+    (done.run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert counted_episodes(recipe, done).validation == 2 * 5 * (1 + 3)
 
 
 @pytest.mark.slow
