@@ -311,15 +311,15 @@ def test_a_budget_that_is_too_small_is_refused_before_anything_runs(two, tmp_pat
 
 
 def test_validation_is_counted_as_it_is_run(tmp_path):
-    options = ["train.validate_every=2", "train.validation_episodes=5", "eval.samples_per_state=3"]
+    options = ["train.validate_every=2", "train.validation_episodes=5", "eval.samples_per_state=4"]
     one_task = "eval.tasks=[reach_red]"
     recipe = tiny_run.make_recipe(tmp_path / "policy", "env.tasks=[reach_red, reach_blue]", *options, one_task)
-    assert planned_episodes(recipe).validation == 2 * 5 * (1 + 3), "twice; one task; greedy and three samples"
+    assert planned_episodes(recipe).validation == 2 * 5 * (1 + 4), "twice; one task; greedy and four samples"
     done = Round(tmp_path / "round_1")
     done.run.mkdir(parents=True)
     rows = [{"step": step, "validation/sampled": 0.5} for step in (2, 4, 4)]
     (done.run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert counted_episodes(recipe, done).validation == 2 * 5 * (1 + 3)
+    assert counted_episodes(recipe, done).validation == 2 * 5 * (1 + 4)
 
 
 def with_control(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Recipe, list[Recipe]]:
