@@ -344,9 +344,7 @@ def test_a_control_that_fails_ends_rl_at_once(tmp_path, monkeypatch):
     recipe, started = with_control(tmp_path, monkeypatch)
     done = Round(tmp_path / "round_1")
     done.folder.mkdir()
-    with pytest.raises(
-        RuntimeError, match=r"the control continue_bc failed; its output .*train_continue_bc\.log"
-    ):
+    with pytest.raises(RuntimeError, match=r"the control continue_bc failed; its output .*train_continue_bc\.log"):
         loop_controls.run_beside_controls(recipe, done, None, lambda _: None)
     assert {row["step"] for row in tiny_run.metrics(done.run)} == {1}, "not only after RL's four iterations"
     assert started[0].train.keep == "last" and started[0].train.control == "continue_bc"
