@@ -12,33 +12,44 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
+_OLD = "-old"  # Ends the name of a folder that is being replaced.
+
 
 class DiskFullError(OSError):
     """The disk is full; errno is ENOSPC, the message says what needed room, and where."""
 
 
 @contextmanager
-def atomic_folder(path: Path, what: str, replace: bool = False) -> Iterator[Path]:
+def atomic_folder(path: Path, what: str, replace: bool = False, exclusive: bool = False) -> Iterator[Path]:
     """Yield a temporary sibling folder that becomes `path` when the block ends without error.
 
     With `replace` False and `path` made by someone else meanwhile, theirs is kept and ours dropped
-    (both are then taken to be the same content). Left-overs of killed writers are removed.
+    (both are then taken to be the same content, as caches are); with `exclusive` that is an error. An empty folder
+    counts as none. Left-overs of killed writers are removed, and what one had taken away is put back.
 
     Raises:
         DiskFullError: the disk is full.
+        FileExistsError: `exclusive`, and `path` is there when ours is ready.
     """
     path = Path(path)
-    host = socket.gethostname()
-    partial = path.parent / f".{path.name}.partial-{host}-{os.getpid()}"
+    partial = path.parent / f".{path.name}.partial-{socket.gethostname()}-{os.getpid()}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(path, host)
+        restore_replaced(path)
+        for leftover in _leftovers(path):
+            shutil.rmtree(leftover, ignore_errors=True)
         partial.mkdir()
         yield partial
         for file in sorted(partial.rglob("*")):
             _fsync(file)
         _fsync(partial)
         _publish(partial, path, replace)
+        if exclusive and partial.exists():
+            raise FileExistsError(
+                errno.EEXIST,
+                f"the {what} was not written: something is there already. Move it away and run again",
+                str(path),
+            )
         _fsync(path.parent)
     except DiskFullError:
         raise
@@ -48,6 +59,16 @@ def atomic_folder(path: Path, what: str, replace: bool = False) -> Iterator[Path
         raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def restore_replaced(path: Path) -> None:
+    """Put back the folder that a writer took away to replace it, if it was killed before its own was there.
+
+    Readers of a folder that is replaced call this first; `atomic_folder` does it too.
+    """
+    for leftover in _leftovers(Path(path)):
+        if leftover.name.endswith(_OLD) and not path.exists():
+            os.rename(leftover, path)
 
 
 def write_text_atomic(path: Path, text: str) -> None:
@@ -83,10 +104,10 @@ def disk_full(path: Path, what: str) -> DiskFullError:
 
 
 def _publish(partial: Path, path: Path, replace: bool) -> None:
-    if path.exists():
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         if not replace:
             return
-        old = path.parent / f"{partial.name}-old"
+        old = path.parent / (partial.name + _OLD)
         os.rename(path, old)
         os.rename(partial, path)
         shutil.rmtree(old)
@@ -98,13 +119,15 @@ def _publish(partial: Path, path: Path, replace: bool) -> None:
             raise
 
 
-def _remove_leftovers(path: Path, host: str) -> None:
-    """Delete partial folders of this target whose writer, on this host, no longer runs."""
-    start = f".{path.name}.partial-{host}-"
+def _leftovers(path: Path) -> list[Path]:
+    """Partial and taken-away folders of this target whose writer, on this host, no longer runs."""
+    start = f".{path.name}.partial-{socket.gethostname()}-"
+    found = []
     for leftover in path.parent.glob(f"{start}*"):
         pid = leftover.name[len(start) :].partition("-")[0]
         if pid.isdigit() and (int(pid) == os.getpid() or not _is_running(int(pid))):
-            shutil.rmtree(leftover, ignore_errors=True)
+            found.append(leftover)
+    return found
 
 
 def _is_running(pid: int) -> bool:

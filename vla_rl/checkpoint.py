@@ -14,7 +14,6 @@ nothing. Nothing here is pickled.
 from __future__ import annotations
 
 import json
-import random
 import re
 import shutil
 import warnings
@@ -23,7 +22,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -242,30 +240,6 @@ def check_finite(tensors: Mapping[str, torch.Tensor], source: str) -> None:
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise CheckpointError(f"{source}: {name} holds NaN or infinite values; use an earlier checkpoint.")
-
-
-def capture_rng() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """The global random states of torch (CPU and CUDA), numpy and python, as tensors and JSON-able state."""
-    tensors = {"rng.torch": torch.get_rng_state()}
-    for index, value in enumerate(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []):
-        tensors[f"rng.cuda.{index}"] = value
-    numpy_state: dict[str, Any] = np.random.get_state(legacy=False)  # type: ignore[assignment]
-    tensors["rng.numpy"] = torch.from_numpy(numpy_state["state"]["key"].astype(np.int64))
-    rest = {k: v for k, v in numpy_state.items() if k != "state"} | {"pos": int(numpy_state["state"]["pos"])}
-    return tensors, {"numpy": rest, "python": random.getstate()}
-
-
-def restore_rng(tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
-    """Undo `capture_rng`. CUDA states are restored where the device count matches."""
-    torch.set_rng_state(tensors["rng.torch"].cpu())
-    cuda = [tensors[f"rng.cuda.{i}"].cpu() for i in range(sum(n.startswith("rng.cuda.") for n in tensors))]
-    if cuda and torch.cuda.is_available() and torch.cuda.device_count() == len(cuda):
-        torch.cuda.set_rng_state_all(cuda)
-    rest = dict(state["numpy"])
-    key = tensors["rng.numpy"].cpu().numpy().astype(np.uint32)
-    np.random.set_state({**rest, "state": {"key": key, "pos": rest.pop("pos")}})
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
 
 
 def _crc32(path: Path) -> int:

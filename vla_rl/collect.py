@@ -228,7 +228,7 @@ def finished_dataset(env_config: Any, config: CollectConfig, policy_version: str
             f"collect.dataset: {target} exists already, collected with other settings ({'; '.join(changed)}). "
             "Choose another folder, or delete it."
         )
-    return {key: value for key, value in notes.items() if key not in settings}
+    return {key: value for key, value in notes.items() if key not in settings} | {"dataset": config.dataset}
 
 
 def _open_staging(staging: Path, settings: dict[str, Any]) -> None:
@@ -245,12 +245,10 @@ def _open_staging(staging: Path, settings: dict[str, Any]) -> None:
     write_text_atomic(file, json.dumps(settings, indent=1))
 
 
-_FREE = tuple(
-    f"env.{name}"
-    for name in (
-        *("num_envs", "num_workers", "num_hosts", "hosts", "step_timeout", "start_timeout"),
-        *("render_devices", "devices", "on_gpu"),
-    )
+_FREE = (
+    *("collect.dataset", "collect.shard_episodes"),
+    *("env.num_envs", "env.num_workers", "env.num_hosts", "env.hosts", "env.step_timeout", "env.start_timeout"),
+    *("env.render_devices", "env.devices", "env.on_gpu"),
 )
 
 

@@ -175,6 +175,8 @@ def fit_world_model(
 
     limit_threads(recipe)
     fit = _world_model_section(recipe)
+    if (finished := folder / "world_model").is_dir():
+        return finished
     for config in recipe.datasets:
         if not Path(config.dataset).is_dir():
             collect(recipe, config, rich.print)
@@ -184,7 +186,7 @@ def fit_world_model(
     changes |= {"start_from": start_from} if start_from else {}
     changes |= {"holdout_from": holdout_from} if holdout_from else {}
     fit = type(fit).model_validate(values | changes)
-    resume = 0 if (folder / METRICS_FILE).exists() else None
+    resume = fit.updates_kept(folder) if (folder / METRICS_FILE).exists() else None
     with MetricLogger(folder, recipe.log, resume_step=resume, run_config=recipe.model_dump(mode="json")) as logger:
         return fit.fit(
             _env_spec(recipe), folder, seed=recipe.seed, device=resolve_device(recipe.device), on_metrics=logger.log

@@ -46,7 +46,7 @@ class Demonstrations:
         """
         batch = self.batch()
         part = batch.select(np.arange(batch.size)[self.world.share(batch.size)])
-        loss, metrics = self.policy.bc_loss(part.obs, part.actions, part.valid)
+        loss, metrics = self.policy.bc_loss(part.obs, part.actions, part.valid, keyframe=part.keyframe)
         return batch.share_of(part) * loss, metrics
 
 

@@ -176,16 +176,6 @@ class Evaluation(Config):
         """Per mode: each task, then all tasks together."""
         return [self.rate(mode, task) for mode in self.modes for task in [*self.tasks, None]]
 
-    def metrics(self, prefix: str) -> dict[str, float]:
-        """Flat numbers for the log: "<prefix>/sampled", "<prefix>/sampled/<task>", "<prefix>/steps_to_success"."""
-        result = {}
-        for rate in self.rates():
-            key = f"{prefix}/{rate.mode}" + (f"/{rate.task}" if rate.task else "")
-            result[key] = rate.rate
-            if rate.task is None:
-                result[f"{key}_steps_to_success"] = rate.mean_steps_to_success
-        return result
-
     def save(self, path: Path) -> None:
         """Write JSON, atomically: how it was made, the rates (for readers), one line per episode."""
         head = {

@@ -39,15 +39,21 @@ def run_beside_controls(recipe: Recipe, done: Round, before: Round | None, show:
     write_text_atomic(done.folder / "train.yaml", dump_yaml(recipe))
     with ExitStack() as stack:
         processes: dict[str, subprocess.Popen[bytes]] = {}
+
+        def check_controls() -> None:
+            for name, process in processes.items():
+                _raise_if_failed(process, name, done.control(name))
+
         for name in controls:
             if not (done.control(name) / FINAL).is_file():
-                own = [f"train.control={name}", "train.evaluate=after", "train.validate_every=0", "gate.every=0"]
+                own = [f"train.control={name}", "train.evaluate=after", "gate.every=0"]
+                own += ["train.validate_every=0", "train.keep=last"]
                 own += [f"policy.path={before.control(name) / 'policy'}"] if before else []
                 processes[name] = _start(recipe, done.folder / "train.yaml", done.control(name), own)
                 stack.callback(_end, processes[name])  # Stopped half-way, it would meet the next start's.
         if not (done.run / FINAL).is_file():
             resume = (done.run / "config.yaml").is_file()
-            train(recipe, open_run(recipe, done.run, resume), resume)
+            train(recipe, open_run(recipe, done.run, resume), resume, on_iteration=check_controls)
         for name, process in processes.items():
             show(f"waiting for the control {name}")
             _wait(process, name, done.control(name))
@@ -127,7 +133,12 @@ def _die_with_parent() -> None:
 
 
 def _wait(process: subprocess.Popen[bytes], name: str, folder: Path) -> None:
-    if process.wait() != 0:
+    process.wait()
+    _raise_if_failed(process, name, folder)
+
+
+def _raise_if_failed(process: subprocess.Popen[bytes], name: str, folder: Path) -> None:
+    if process.poll():
         raise RuntimeError(f"the control {name} failed; its output is in {folder.with_suffix('.log')}")
 
 

@@ -18,6 +18,7 @@ from vla_rl.evaluation import Evaluation
 from vla_rl.gate import GATE_FILE, REJECTED, GateCheck
 from vla_rl.metrics import METRICS_FILE, read_metrics
 from vla_rl.recipe import Recipe
+from vla_rl.types import EnvSpec
 
 TRUST_FIGURES = ("agreement", "informedness", "false_success", "skill", "trust_horizon")
 
@@ -96,14 +97,15 @@ class RealEpisodes(Config):
 def planned_episodes(recipe: Recipe) -> RealEpisodes:
     """The most that a round takes; episodes whose worker breaks are run again and come on top."""
     config, train, gate = recipe.loop, recipe.train, recipe.gate
-    num_tasks = len(recipe.env.env_spec().tasks)  # type: ignore[attr-defined]
+    spec: EnvSpec = recipe.acting_env.env_spec()  # type: ignore[attr-defined]
+    num_tasks = len(spec.tasks)
     checks = math.ceil(train.iterations / gate.every) if gate.every else 0
     validations = math.ceil(train.iterations / train.validate_every) if train.validate_every else 0
     return RealEpisodes(
         rollouts=config.episodes * num_tasks,
         held_out=config.held_out * num_tasks,
         gate=checks * gate.pairs * 2,
-        validation=validations * train.validation_episodes * num_tasks * 2,  # Greedy and sampled.
+        validation=validations * recipe.validation.num_episodes(spec),
     )
 
 
@@ -130,7 +132,7 @@ def check_budget(recipe: Recipe) -> None:
 
 def counted_episodes(recipe: Recipe, done: Round) -> RealEpisodes:
     """What a round really took, by what it left behind."""
-    per_validation = 2 * recipe.train.validation_episodes * len(recipe.env.env_spec().tasks)  # type: ignore[attr-defined]
+    per_validation = recipe.validation.num_episodes(recipe.acting_env.env_spec())  # type: ignore[attr-defined]
     metrics = read_metrics(done.run / METRICS_FILE) if (done.run / METRICS_FILE).is_file() else []
     return RealEpisodes(
         rollouts=_collected(done.rollouts),

@@ -84,6 +84,13 @@ class Recipe(Config):
             )
         return self.env
 
+    @property
+    def validation(self) -> EvalConfig:
+        """What each validation of RL runs: the `eval` section's, on the validation split, greedy and as sampled."""
+        train = self.train
+        changes = {"split": "validation", "episodes_per_task": train.validation_episodes}
+        return self.eval.model_copy(update=changes | {"temperatures": (0.0, train.temperature)})
+
     @model_validator(mode="after")
     def _real_env_is_real(self) -> Recipe:
         if self.real_env is not None and (is_imagined(self.real_env) or not is_imagined(self.env)):

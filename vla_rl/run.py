@@ -28,6 +28,7 @@ PACKAGES = ("vla-rl", "torch", "transformers", "timm", "peft", "accelerate", "le
             "hf-libero", "numpy")  # fmt: skip
 
 _ABSENT = "(nothing)"
+_FREE = ("num_threads",)  # May differ in a resumed run: the machine's, not the run's.
 
 
 def open_run(recipe: Config, folder: Path | None, resume: bool, root: Path = Path("runs")) -> Path:
@@ -35,7 +36,7 @@ def open_run(recipe: Config, folder: Path | None, resume: bool, root: Path = Pat
 
     Args:
         folder: where; by default `root/<name>-<date>-<time>`.
-        resume: go on in `folder`, which must hold the same resolved recipe.
+        resume: go on in `folder`, which must hold the same resolved recipe, except for num_threads.
 
     Raises:
         ConfigError: a folder in use without `resume`, nothing to resume, or another recipe in it.
@@ -98,7 +99,7 @@ def git_commit() -> str | None:
 def _difference(found: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
     """The first few fields in which two recipes differ, with both values; empty where they are the same."""
     there, here = _flat(found), _flat(asked)
-    names = [name for name in there | here if there.get(name, _ABSENT) != here.get(name, _ABSENT)]
+    names = [n for n in there | here if n not in _FREE and there.get(n, _ABSENT) != here.get(n, _ABSENT)]
     parts = [
         f"there {name}: {there.get(name, _ABSENT)!r}, here {name}: {here.get(name, _ABSENT)!r}" for name in names[:3]
     ]

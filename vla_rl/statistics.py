@@ -236,21 +236,14 @@ class SeedSummary(NamedTuple):
         per_seed: that mean difference for each seed.
         interval: bootstrap over seeds and states at once. The claim about a new seed and new states.
             Two seeds or fewer carry no such information: NaN.
-        t_interval: Student t over the seeds' means alone, the strict reading with few seeds; NaN for one.
         num_seeds, num_states: how many of each.
     """
 
     mean: float
     per_seed: tuple[float, ...]
     interval: Interval
-    t_interval: Interval
     num_seeds: int
     num_states: int
-
-    @property
-    def same_sign(self) -> bool:
-        """Every seed's difference has the same, non-zero sign."""
-        return all(d > 0 for d in self.per_seed) or all(d < 0 for d in self.per_seed)
 
 
 def summarize_seeds(
@@ -274,13 +267,7 @@ def summarize_seeds(
     num_seeds, num_states = table.shape
     per_seed = np.nanmean(table, axis=1)
     mean = float(per_seed.mean())
-    nan = Interval(math.nan, math.nan)
-    interval, t_interval = nan, nan
-    if num_seeds > 1:
-        from scipy.stats import t
-
-        reach = float(t.ppf(0.5 + confidence / 2, num_seeds - 1) * per_seed.std(ddof=1) / math.sqrt(num_seeds))
-        t_interval = Interval(mean - reach, mean + reach)
+    interval = Interval(math.nan, math.nan)
     if num_seeds > 2:
         widen = math.sqrt(num_seeds / (num_seeds - 1))
         filled = np.where(valid, table, 0.0)
@@ -295,7 +282,7 @@ def summarize_seeds(
             shifted = np.take_along_axis(means, drawn, 1) - centre
             draws[block] = (centre + widen * shifted).mean(1)
         interval = _percentile_interval(draws, confidence)
-    return SeedSummary(mean, tuple(map(float, per_seed)), interval, t_interval, num_seeds, num_states)
+    return SeedSummary(mean, tuple(map(float, per_seed)), interval, num_seeds, num_states)
 
 
 def pearson(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -310,46 +297,6 @@ def spearman(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     from scipy.stats import rankdata
 
     return pearson(rankdata(a, axis=-1), rankdata(b, axis=-1))
-
-
-def discordance(rate_a: float, rate_b: float, correlation: float = 0.0) -> float:
-    """Share of pairs whose outcomes differ, for two success rates and the correlation of the outcomes."""
-    covariance = correlation * math.sqrt(rate_a * (1 - rate_a) * rate_b * (1 - rate_b))
-    return rate_a * (1 - rate_b) + rate_b * (1 - rate_a) - 2 * covariance
-
-
-def episodes_needed(
-    gain: float, base_rate: float, correlation: float = 0.0, power: float = 0.8, alpha: float = 0.05
-) -> int:
-    """How many pairs McNemar's test needs to see a gain with the given power.
-
-    Connor (1987, Biometrics 43:207-211): n = (z_a sqrt(psi) + z_b sqrt(psi - gain^2))^2 / gain^2, where
-    psi is the share of discordant pairs.
-
-    Args:
-        gain: difference of the success rates, b minus a.
-        base_rate: success rate of a.
-        correlation: of the two outcomes within a pair; 0 is the cautious choice.
-    """
-    rate_b = base_rate + gain
-    if gain == 0 or not 0 <= base_rate <= 1 or not 0 <= rate_b <= 1:
-        raise ValueError(f"needs a non-zero gain and rates in 0 .. 1, got base_rate={base_rate}, gain={gain}")
-    from scipy.stats import norm
-
-    psi = max(discordance(base_rate, rate_b, correlation), abs(gain))
-    z_alpha, z_beta = norm.ppf(1 - alpha / 2), norm.ppf(power)
-    return math.ceil((z_alpha * math.sqrt(psi) + z_beta * math.sqrt(max(psi - gain**2, 0.0))) ** 2 / gain**2)
-
-
-def detectable_gain(
-    num_pairs: int, base_rate: float, correlation: float = 0.0, power: float = 0.8, alpha: float = 0.05
-) -> float:
-    """The smallest gain, to 0.001, that `num_pairs` pairs show with the given power; NaN if none does."""
-    for thousandth in range(1, round((1 - base_rate) * 1000) + 1):
-        gain = thousandth / 1000
-        if base_rate + gain <= 1 and episodes_needed(gain, base_rate, correlation, power, alpha) <= num_pairs:
-            return gain
-    return math.nan
 
 
 def _resample_counts(rng: np.random.Generator, size: int, num_resamples: int):

@@ -140,14 +140,6 @@ class TaskSampler:
         self._successes = self._successes * keep + new[0]
         self._failures = self._failures * keep + new[1]
 
-    def estimates(self) -> dict[str, float]:
-        """Posterior mean success rate by task."""
-        totals: defaultdict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))
-        for (task, _), successes, failures in zip(self._arms, self._successes, self._failures, strict=True):
-            totals[task] += (successes, failures)
-        prior = self.config.prior
-        return {task: float((t[0] + prior) / (t.sum() + 2 * prior)) for task, t in totals.items()}
-
     def _draw_by_difficulty(self, num_groups: int) -> list[EpisodeSpec]:
         """VADE (Hu et al. 2025, arXiv 2511.18902): Thompson sampling of the most informative arm.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -54,11 +55,14 @@ class TrainConfig(Config):
         return self
 
 
-def train(recipe: Recipe, folder: Path, resume: bool = False) -> Path:
+def train(recipe: Recipe, folder: Path, resume: bool = False, on_iteration: Callable[[], None] | None = None) -> Path:
     """Run the recipe in its folder and return the folder of the resulting policy.
 
     Killed at any moment, `resume=True` goes on from the last whole checkpoint; on a CPU the resumed
     run's numbers equal the uninterrupted run's.
+
+    Args:
+        on_iteration: called after each iteration; an error that it raises ends the run, which can be resumed.
 
     Raises:
         ValueError: the recipe has no algo section, or its policy never succeeds (nothing to learn from).
@@ -81,6 +85,8 @@ def train(recipe: Recipe, folder: Path, resume: bool = False) -> Path:
                 run.check_gain()
             if run.is_due(cfg.save_every):
                 run.save()
+            if on_iteration is not None:
+                on_iteration()
         policy = run.keep_policy()
         if cfg.evaluate != "never":
             run.evaluate("final", policy)

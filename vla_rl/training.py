@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from vla_rl.algorithms.learner import TrainingDivergedError
-from vla_rl.atomic import write_text_atomic
+from vla_rl.atomic import restore_replaced, write_text_atomic
 from vla_rl.checkpoint import (
     checkpoint_path,
     keep_last,
@@ -213,13 +213,11 @@ class TrainingRun:
     def validate(self) -> None:
         """Success on the validation split, sampled and greedy; the best by sampled success is remembered."""
         cfg = self.config
-        temperatures = (0.0, cfg.temperature)
-        wanted = self.recipe.eval.model_copy(
-            update={"split": "validation", "episodes_per_task": cfg.validation_episodes, "temperatures": temperatures}
-        )
+        wanted = self.recipe.validation
 
         def rates() -> list[float]:
-            with self._progress(wanted.num_episodes(self.env.spec), "validation", transient=True) as on_episode:
+            num_episodes = wanted.num_episodes(self.real_env.spec)
+            with self._progress(num_episodes, "validation", transient=True) as on_episode:
                 result = evaluate(
                     self.policy, self.real_env, wanted, name=f"iteration {self.iteration}", on_episode=on_episode
                 )
@@ -356,6 +354,7 @@ class TrainingRun:
         self._is_looping = False
         target = self.folder / "policy"
         if self.config.keep == "best" and self._best is not None:
+            restore_replaced(self.folder / "best")
             self.policy = load_policy(self.folder / "best", self.policy.device)
         self._save_policy(target)
         return target

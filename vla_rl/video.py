@@ -125,17 +125,6 @@ def write_mp4(path: Path, frames: np.ndarray, fps: float) -> Path:
     return path
 
 
-def write_gif(path: Path, frames: np.ndarray, fps: float) -> Path:
-    """Write a looping GIF."""
-    import imageio.v2 as imageio
-
-    _check(frames)
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    imageio.mimsave(path, list(frames), format="GIF", duration=1000 / max(fps, 1.0), loop=0)  # type: ignore[arg-type]
-    return path
-
-
 def _check(frames: np.ndarray) -> None:
     if frames.ndim != 4 or frames.shape[-1] != 3 or frames.dtype != np.uint8 or len(frames) == 0:
         raise ValueError(f"frames must be uint8 (T, height, width, 3) with T > 0, got {frames.dtype} {frames.shape}")

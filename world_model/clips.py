@@ -46,18 +46,6 @@ class ClipDataset:
     def num_episodes(self) -> int:
         return sum(len(part.chosen) for part in self.parts)
 
-    def hold_out(self, fraction: float, seed: int) -> tuple[ClipDataset, ClipDataset]:
-        """Split whole episodes at random: (to train on, held out), at least one episode of each part in each."""
-        train, held = [], []
-        for number, part in enumerate(self.parts):
-            dataset = part.frames.dataset
-            keep = np.isin(np.arange(len(dataset.starts)), part.frames.episodes[part.chosen])
-            one, other = dataset.keep_episodes(keep).hold_out(fraction, [seed, number])
-            train.append(part.choose(one.episodes))
-            held.append(part.choose(other.episodes))
-        mean, std = self.state_mean, self.state_std
-        return ClipDataset(train, self.clip_frames, mean, std), ClipDataset(held, self.clip_frames, mean, std)
-
     def locate(self, number: int) -> tuple[int, int]:
         """Part, and episode in it, of one of all the chosen episodes, numbered part by part."""
         for part, encoded in enumerate(self.parts):

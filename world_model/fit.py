@@ -20,7 +20,14 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from vla_rl.atomic import atomic_folder
-from vla_rl.checkpoint import checkpoint_path, keep_last, latest_checkpoint, load_checkpoint, save_checkpoint
+from vla_rl.checkpoint import (
+    checkpoint_path,
+    checkpoint_step,
+    keep_last,
+    latest_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
 from vla_rl.config import ConfigError
 from vla_rl.data.dataset import EpisodeDataset
 from vla_rl.precision import wants_bf16
@@ -79,6 +86,27 @@ def fit(
     run.world_model.save(result, torch.float16 if config.weights == "float16" else None)
     shutil.rmtree(Path(folder) / "checkpoints", ignore_errors=True)
     return result
+
+
+def updates_kept(config: FitConfig, folder: Path) -> int:
+    """Updates, over all stages, that `fit` would not make again in this folder."""
+    stages = {"autoencoder": config.autoencoder, "dynamics": config.dynamics}
+    updates = 0
+    for name, stage in (stages | {"success": config.success, "clip": config.success}).items():
+        if stage.steps and not _finished(folder, name).is_file():
+            checkpoint = latest_checkpoint(_checkpoints(folder, name))
+            return updates + (checkpoint_step(checkpoint) if checkpoint else 0)
+        updates += stage.steps
+    return updates
+
+
+def _finished(folder: Path, name: str) -> Path:
+    """A stage's weights, there once it is finished."""
+    return folder / "stages" / name / WEIGHTS
+
+
+def _checkpoints(folder: Path, name: str) -> Path:
+    return folder / "checkpoints" / name
 
 
 @dataclass
@@ -221,6 +249,7 @@ class _Fit:
         for number, name in enumerate(("success", "clip")):
             network: Any = getattr(self.world_model, name)
             if self._load_finished(name, network):
+                self.updates += stage.steps
                 continue
             if imagined is None and self.config.imagined_share:
                 imagined = ImaginedSamples.of(self.world_model, clips, self.config.imagined_episodes, self.seed)
@@ -280,7 +309,7 @@ class _Fit:
         earlier, self.updates = self.updates, self.updates + stage.steps
         if self._load_finished(name, network):
             return
-        folder = self.folder / "checkpoints" / name
+        folder = _checkpoints(self.folder, name)
         before()
         low_precision = wants_bf16(self.config.precision, self.world_model.device.type)
         fitting = Fitting(cast(nn.Module, network).train(), loss, stage, low_precision)
@@ -298,14 +327,11 @@ class _Fit:
         network.eval()
         after()
         tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in network.state_dict().items()}
-        with atomic_folder(self._finished(name).parent, f"{name} stage", replace=True) as partial:
+        with atomic_folder(_finished(self.folder, name).parent, f"{name} stage", replace=True) as partial:
             save_file(tensors, partial / WEIGHTS)
 
-    def _finished(self, name: str) -> Path:
-        return self.folder / "stages" / name / WEIGHTS
-
     def _load_finished(self, name: str, network: nn.Module) -> bool:
-        file = self._finished(name)
+        file = _finished(self.folder, name)
         if not file.is_file():
             return False
         network.load_state_dict(load_file(file))

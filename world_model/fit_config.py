@@ -119,6 +119,12 @@ class FitConfig(Config):
 
         return fit(self, spec, folder, seed=seed, device=device, on_metrics=on_metrics)
 
+    def updates_kept(self, folder: Path) -> int:
+        """Updates, over all stages, that `fit` would not make again in this folder."""
+        from world_model.fit import updates_kept
+
+        return updates_kept(self, folder)
+
     def measure_trust(
         self,
         world_model: Path,

@@ -57,8 +57,16 @@ class Dynamics(Protocol):
 
     frame_steps: int  # G
 
-    def loss(self, clip: Clip, generator: torch.Generator) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Training loss, and metrics as floats."""
+    def loss(
+        self, clip: Clip, generator: torch.Generator, seen: Frames | None = None
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Training loss, and metrics as floats.
+
+        `seen`: what it sees of the clip in place of its frames, to learn from its own predictions.
+
+        Raises:
+            ValueError: `seen` is given, and this dynamics cannot.
+        """
         ...
 
     def begin(self, reference: Frames, noise: NoiseStream) -> Context:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -41,10 +41,6 @@ class EncodedEpisodes:
     frames: EpisodeFrames
     latents: np.ndarray
     chosen: np.ndarray
-
-    def choose(self, episodes: np.ndarray) -> EncodedEpisodes:
-        """Those of the chosen episodes whose number in the dataset is among `episodes`."""
-        return replace(self, chosen=self.chosen[np.isin(self.frames.episodes[self.chosen], episodes)])
 
 
 def open_latents(

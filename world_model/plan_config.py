@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -39,7 +39,3 @@ class PlanConfig(Config):
         from world_model.planning import Planner
 
         return Planner(policy, self, device)
-
-    def describe(self) -> dict[str, Any]:
-        """For an evaluation's record."""
-        return self.model_dump(mode="json")

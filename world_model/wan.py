@@ -114,12 +114,19 @@ class WanDynamics(nn.Module):
 
     # --- training ---------------------------------------------------------------------------
 
-    def loss(self, clip: Clip, generator: torch.Generator) -> tuple[torch.Tensor, dict[str, Any]]:
+    def loss(
+        self, clip: Clip, generator: torch.Generator, seen: Frames | None = None
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
         """Squared error of the velocity of the frames to be predicted, plus that of their clean states.
 
         `latent_error` is the mean squared error of the clean latents expected; `copy_error` that of repeating the
         frame before.
+
+        Raises:
+            ValueError: `seen` is given.
         """
+        if seen is not None:
+            raise ValueError("world_model.bootstrap.share: only for dynamics of kind transformer; set it to 0")
         clean, device = clip.frames, clip.valid.device
         levels, counted = self._drawn_levels(clip, generator)
         noise = Frames(*(torch.randn(x.shape, generator=generator).to(device) for x in (clean.latents, clean.states)))

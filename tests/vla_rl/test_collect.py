@@ -179,9 +179,12 @@ def test_collecting_again_returns_what_is_there_and_other_settings_are_refused(t
         collect_dataset(ENV, config.model_copy(update={"episodes_per_task": 4}))
     with pytest.raises(ConfigError, match=r"seed: there 0, now 1"):
         collect_dataset(ENV, config, seed=1)
+    (tmp_path / "demos").rename(tmp_path / "moved")
+    moved = collect_dataset(ENV, config.model_copy(update={"dataset": str(tmp_path / "moved"), "shard_episodes": 7}))
+    assert moved == again | {"dataset": str(tmp_path / "moved")}, "found in its new place, in shards of any size"
     staging = tmp_path / ".other.collecting"
     staging.mkdir()
-    settings = json.loads((tmp_path / "demos" / "collect.json").read_text())
+    settings = json.loads((tmp_path / "moved" / "collect.json").read_text())
     (staging / "settings.json").write_text(json.dumps({**settings, "seed": 7}))
     with pytest.raises(ConfigError, match=r"unfinished collection with other settings.*seed: there 7"):
         collect_dataset(ENV, config.model_copy(update={"dataset": str(tmp_path / "other")}))
@@ -193,6 +196,27 @@ def test_a_folder_that_is_no_dataset_of_ours_is_not_overwritten(tmp_path):
     with pytest.raises(ConfigError, match="exists already"):
         collected(tmp_path)
     assert (tmp_path / "demos" / "thesis.txt").read_text() == "precious"
+
+
+def test_an_empty_folder_becomes_the_dataset(tmp_path):
+    (tmp_path / "demos").mkdir()
+    result, _ = collected(tmp_path)
+    assert len(read_episodes(tmp_path / "demos")) == result["episodes"] == 6
+
+
+def test_a_target_that_appears_meanwhile_costs_no_episode(tmp_path):
+    config = CollectConfig(dataset=str(tmp_path / "demos"), episodes_per_task=3)
+    theirs = tmp_path / "demos" / "theirs.txt"
+
+    def somebody_writes(_: object) -> None:
+        theirs.parent.mkdir(exist_ok=True)
+        theirs.write_text("precious")
+
+    with pytest.raises(FileExistsError, match=r"dataset was not written.*demos"):
+        collect_dataset(ENV, config, on_progress=somebody_writes)
+    theirs.unlink()
+    result = collect_dataset(ENV, config)
+    assert result["episodes"] == 6 and result["frames_per_second"] == 0, "the staged episodes, none run again"
 
 
 def test_options_that_are_refused(tmp_path):

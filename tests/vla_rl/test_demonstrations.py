@@ -9,6 +9,7 @@ import torch
 from tiny_run import make_recipe, metrics, save_policy
 
 from sim.dummy import DummyConfig
+from vla_rl.bc_trainer import BCTrainer
 from vla_rl.checkpoint import load_checkpoint
 from vla_rl.collect import CollectConfig, collect_dataset
 from vla_rl.config import ConfigError
@@ -51,6 +52,18 @@ def test_batches_follow_from_the_seed_and_go_on_where_they_stopped(policy, sft):
     assert drawn[0].actions.shape == (4, 4, 7)
     loss, values = first.loss()
     assert loss.requires_grad and values["bc_loss"] > 0 and first.num_drawn == 4
+
+
+def test_the_anchor_is_the_loss_that_behaviour_cloning_learns_from(policy, sft):
+    recipe = make_recipe(policy, sft, "policy.keyframe_loss_weight=0.5")
+    env_spec = recipe.env.env_spec()  # type: ignore[attr-defined]
+    built = recipe.policy.build(env_spec)  # type: ignore[attr-defined]
+    anchor, trainer = Demonstrations(built, recipe.sft, env_spec, 0), BCTrainer(built, recipe.sft, 0)
+    batch = anchor.batch()
+    anchor.num_drawn = 0
+    loss, values = anchor.loss()
+    expected = trainer.evaluate(batch)
+    assert values["keyframe_loss"] == expected["keyframe_loss"] > 0 and loss.item() == expected["loss"]
 
 
 def test_continue_bc_makes_as_many_steps_as_rl_and_learns_from_demonstrations_only(policy, sft, tmp_path):

@@ -8,11 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tiny_run
 import yaml
 from tiny_run import save_policy
 
@@ -23,10 +25,10 @@ from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.dataset import DataNeeds, open_dataset
 from vla_rl.evaluate import EvalConfig, evaluate
 from vla_rl.evaluation import Evaluation
-from vla_rl.loop_rounds import Round, RoundsTable
+from vla_rl.loop_rounds import Round, RoundsTable, counted_episodes, planned_episodes
 from vla_rl.policies.base import load_policy
 from vla_rl.ranking import rank_policies
-from vla_rl.recipe import Recipe
+from vla_rl.recipe import Recipe, load_recipe
 from vla_rl.run import open_run
 
 REAL = {"kind": "dummy", "num_envs": 8, "tasks": ["reach_red"], "horizon": 40}
@@ -89,7 +91,7 @@ def recipe(tmp_path_factory) -> Recipe:
 
 def test_a_round_goes_from_real_episodes_to_a_real_evaluation(recipe, tmp_path, monkeypatch):
     trained: list[Path] = []
-    monkeypatch.setattr(loop_controls, "train", lambda recipe, folder, resume: trained.append(folder) or 1 / 0)
+    monkeypatch.setattr(loop_controls, "train", lambda recipe, folder, *_, **__: trained.append(folder) or 1 / 0)
     with pytest.raises(ZeroDivisionError):  # Stopped at the start of RL.
         loop.loop(recipe, started(recipe, tmp_path / "run"), lambda _: None)
     monkeypatch.undo()
@@ -308,6 +310,46 @@ def test_a_budget_that_is_too_small_is_refused_before_anything_runs(two, tmp_pat
     assert not (tmp_path / "run").exists()
 
 
+def test_validation_is_counted_as_it_is_run(tmp_path):
+    options = ["train.validate_every=2", "train.validation_episodes=5", "eval.samples_per_state=4"]
+    one_task = "eval.tasks=[reach_red]"
+    recipe = tiny_run.make_recipe(tmp_path / "policy", "env.tasks=[reach_red, reach_blue]", *options, one_task)
+    assert planned_episodes(recipe).validation == 2 * 5 * (1 + 4), "twice; one task; greedy and four samples"
+    done = Round(tmp_path / "round_1")
+    done.run.mkdir(parents=True)
+    rows = [{"step": step, "validation/sampled": 0.5} for step in (2, 4, 4)]
+    (done.run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert counted_episodes(recipe, done).validation == 2 * 5 * (1 + 4)
+
+
+def with_control(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Recipe, list[Recipe]]:
+    """A recipe with a control whose process fails at once, and the recipes that were started."""
+    recipe = tiny_run.make_recipe(
+        save_policy(folder / "policy"),
+        *("loop.controls=[continue_bc]", "train.keep=best", "train.validate_every=1", "train.validation_episodes=2"),
+    )
+    started: list[Recipe] = []
+
+    def start(_: Recipe, file: Path, __: Path, overrides: Sequence[str]) -> subprocess.Popen[bytes]:
+        started.append(load_recipe(file, overrides))
+        process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+        process.wait()
+        return process
+
+    monkeypatch.setattr(loop_controls, "_start", start)
+    return recipe, started
+
+
+def test_a_control_that_fails_ends_rl_at_once(tmp_path, monkeypatch):
+    recipe, started = with_control(tmp_path, monkeypatch)
+    done = Round(tmp_path / "round_1")
+    done.folder.mkdir()
+    with pytest.raises(RuntimeError, match=r"the control continue_bc failed; its output .*train_continue_bc\.log"):
+        loop_controls.run_beside_controls(recipe, done, None, lambda _: None)
+    assert {row["step"] for row in tiny_run.metrics(done.run)} == {1}, "not only after RL's four iterations"
+    assert started[0].train.keep == "last" and started[0].train.control == "continue_bc"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("notes", "message"),
@@ -322,10 +364,6 @@ def test_a_budget_that_is_too_small_is_refused_before_anything_runs(two, tmp_pat
 def test_a_rounds_episodes_of_another_policy_or_camera_are_refused(whole, two, tmp_path, notes, message):
     folder = tmp_path / "run"
     shutil.copytree(whole, folder, ignore=shutil.ignore_patterns("train", "fit", ".cache", "online_grpo"))
-    for name in ("round_1", "round_2"):  # As if the run had been copied: paths are part of what was asked.
-        for dataset in ("rollouts", "held_out"):
-            file = folder / name / dataset / "collect.json"
-            file.write_text(file.read_text().replace(str(whole), str(folder)))
     file = folder / "round_1" / "held_out" / "collect.json"
     values = json.loads(file.read_text())
     for key, value in notes.items():

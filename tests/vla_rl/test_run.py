@@ -22,6 +22,7 @@ class Section(Config):
 class Asked(Config):
     name: str = "tiny"
     seed: int = 0
+    num_threads: int = 0
     algo: Section = Section()
     log: Section | None = None
 
@@ -74,6 +75,7 @@ def test_a_folder_in_use_is_refused(tmp_path):
 def test_resuming_needs_a_run_of_the_same_recipe(tmp_path):
     folder = open_run(Asked(), tmp_path / "run", resume=False)
     assert open_run(Asked(), folder, resume=True) == folder
+    assert open_run(Asked(num_threads=2), folder, resume=True) == folder, "a machine with other cores"
     with pytest.raises(ConfigError, match=r"another recipe: there algo\.lr: 1e-05, here algo\.lr: 0\.01\. Resume with"):
         open_run(Asked(algo=Section(lr=0.01)), folder, resume=True)
     difference = (

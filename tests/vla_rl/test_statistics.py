@@ -193,15 +193,13 @@ def test_summarize_seeds_by_hand():
     summary = statistics.summarize_seeds(np.array([[0.0, 0.2], [0.1, 0.3], [0.2, 0.4]]))
     assert summary.mean == pytest.approx(0.2)
     assert summary.per_seed == pytest.approx((0.1, 0.2, 0.3))
-    # t(0.975, 2) = 4.302653, standard error 0.1 / sqrt(3).
-    assert close(summary.t_interval, 0.2 - 0.248413, 0.2 + 0.248413, 1e-5)
     assert summary.interval.low < 0.1 and summary.interval.high > 0.3
-    assert summary.same_sign and (summary.num_seeds, summary.num_states) == (3, 2)
+    assert (summary.num_seeds, summary.num_states) == (3, 2)
 
 
 def test_summarize_seeds_needs_seeds_and_tolerates_missing_states():
     one = statistics.summarize_seeds(np.array([[0.5, 0.5, np.nan]]))
-    assert one.mean == 0.5 and math.isnan(one.interval.low) and math.isnan(one.t_interval.low)
+    assert one.mean == 0.5 and math.isnan(one.interval.low)
     three = statistics.summarize_seeds(np.array([[0.5, np.nan, 0.5], [0.5, 0.5, 0.5], [0.5, 0.5, np.nan]]))
     assert three.interval == pytest.approx((0.5, 0.5))
     with pytest.raises(ValueError, match="every seed"):
@@ -210,16 +208,15 @@ def test_summarize_seeds_needs_seeds_and_tolerates_missing_states():
 
 def test_summarize_seeds_interval_reflects_variation_between_seeds():
     rng = np.random.default_rng(1)
-    covered, t_covered, states_only = 0, 0, 0
+    covered, states_only = 0, 0
     for trial in range(200):
         seed_gain = rng.normal(0.1, 0.05, 4)
         difference = seed_gain[:, None] + rng.normal(0, 0.1, 50) + rng.normal(0, 0.3, (4, 50))
         summary = statistics.summarize_seeds(difference, num_resamples=400, seed=trial)
         covered += summary.interval.low <= 0.1 <= summary.interval.high
-        t_covered += summary.t_interval.low <= 0.1 <= summary.t_interval.high
         mean = difference.mean(0)
         states_only += abs(mean.mean() - 0.1) < 1.96 * mean.std(ddof=1) / math.sqrt(50)
-    assert covered / 200 >= 0.9 and t_covered / 200 >= 0.9
+    assert covered / 200 >= 0.9
     assert states_only / 200 < covered / 200, "leaving the seeds out claims too much"
 
 
@@ -230,30 +227,3 @@ def test_correlations_by_hand():
     assert spearman(np.array([1.0, 2.0, 9.0]), np.array([0.3, 0.2, 0.1])) == pytest.approx(-1)
     for correlation in (pearson, spearman):
         assert math.isnan(correlation(np.array([0.0, 1.0]), np.array([0.3, 0.3])))
-
-
-def test_episodes_needed_by_hand():
-    # 0.5 -> 0.6, independent: psi = 0.5 * 0.4 + 0.6 * 0.5 = 0.5;
-    # (1.959964 sqrt(0.5) + 0.841621 sqrt(0.49))^2 / 0.01 = (1.385904 + 0.589135)^2 / 0.01 = 390.08.
-    assert statistics.discordance(0.5, 0.6) == pytest.approx(0.5)
-    assert statistics.episodes_needed(0.1, 0.5) == 391
-    assert statistics.episodes_needed(-0.1, 0.6) == 391
-    assert statistics.episodes_needed(0.1, 0.5, correlation=0.5) < 391
-    with pytest.raises(ValueError, match="non-zero gain"):
-        statistics.episodes_needed(0.6, 0.5)
-
-
-def test_episodes_needed_gives_the_power_it_promises():
-    n = statistics.episodes_needed(0.15, 0.4)
-    rng = np.random.default_rng(2)
-    seen = 0
-    for _ in range(400):
-        a, b = rng.random(n) < 0.4, rng.random(n) < 0.55
-        seen += statistics.mcnemar_exact(int((b & ~a).sum()), int((a & ~b).sum())) < 0.05
-    assert 0.74 <= seen / 400 <= 0.86
-
-
-def test_detectable_gain_inverts_episodes_needed():
-    gain = statistics.detectable_gain(400, 0.3)
-    assert statistics.episodes_needed(gain, 0.3) <= 400 < statistics.episodes_needed(gain - 0.001, 0.3)
-    assert math.isnan(statistics.detectable_gain(3, 0.9))

@@ -4,7 +4,7 @@ import imageio.v2 as imageio
 import numpy as np
 import pytest
 
-from vla_rl.video import FAILURE_COLOR, SUCCESS_COLOR, decorate, tile, upscale, write_gif, write_mp4
+from vla_rl.video import FAILURE_COLOR, SUCCESS_COLOR, decorate, tile, upscale, write_mp4
 
 
 def frames(count=5, height=64, width=64, value=100):
@@ -42,7 +42,7 @@ def test_tile_holds_the_shorter_video():
         tile([])
 
 
-def test_mp4_and_gif_decode_to_the_same_pictures(tmp_path):
+def test_mp4_decodes_to_the_same_pictures(tmp_path):
     video = decorate(frames(6), "push", True)[:, :, :-1]  # An odd width.
     video[3:, 100:150, 100:150] = (250, 20, 20)
     path = write_mp4(tmp_path / "new/a.mp4", video, fps=10)
@@ -51,7 +51,6 @@ def test_mp4_and_gif_decode_to_the_same_pictures(tmp_path):
         assert reader.get_meta_data()["fps"] == 10
     assert decoded.shape == (6, 286, 264, 3)
     assert np.abs(decoded[:, :, :263].astype(int) - video).mean() < 4
-    assert len(imageio.mimread(write_gif(tmp_path / "a.gif", video, fps=10))) >= 2
 
 
 def test_refuses_what_is_no_video(tmp_path):

@@ -91,7 +91,7 @@ def test_the_cache_is_bounded_detached_and_made_anew(clips, world_model) -> None
         assert bootstrap.cache is held, "refreshed at every tenth step alone"
     clip, seen = bootstrap.batch(8, 40)
     assert seen is not None
-    loss, _ = world_model.dynamics.loss(clip, torch.Generator().manual_seed(0), seen)  # type: ignore[call-arg]
+    loss, _ = world_model.dynamics.loss(clip, torch.Generator().manual_seed(0), seen)
     loss.backward()
     assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in world_model.dynamics.parameters())  # type: ignore[attr-defined]
     world_model.zero_grad()

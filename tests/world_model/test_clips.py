@@ -305,20 +305,6 @@ def test_a_batch_may_draw_nothing_from_a_dataset(frames: EpisodeFrames, tmp_path
     assert all(clips.batch(1, seed=0, step=step).size == 1 for step in range(4))
 
 
-def test_hold_out_splits_whole_episodes(frames: EpisodeFrames, tmp_path: Path) -> None:
-    clips = clips_of(frames, tmp_path)
-    train, held = clips.hold_out(0.34, seed=0)
-    assert (train.num_episodes, held.num_episodes) == (4, 2)
-
-    def episodes(clips: ClipDataset) -> set[int]:
-        reference = clips.batch(200, 0, 0).frames.latents[:, 0, 0, 0, 0, 0]
-        return set((reference * 100).round().int().floor_divide(20).tolist())
-
-    assert episodes(train) | episodes(held) == set(range(6)) and not episodes(train) & episodes(held)
-    again, inner = train.hold_out(0.25, seed=1)
-    assert again.num_episodes == 3 and episodes(inner) < episodes(train)
-
-
 # --- windows for the success head -----------------------------------------------------------------
 
 

@@ -10,8 +10,11 @@ import pytest
 
 from sim.dummy import DummyConfig
 from vla_rl.collect import CollectConfig, collect_dataset
-from vla_rl.config import ConfigError
+from vla_rl.commands import fit_world_model
+from vla_rl.config import ConfigError, validate
 from vla_rl.data.config import DatasetError
+from vla_rl.metrics import METRICS_FILE, read_metrics
+from vla_rl.recipe import Recipe
 from world_model import fit as fit_module
 from world_model.calibration import CalibrationError
 from world_model.fit_config import FitConfig
@@ -100,6 +103,30 @@ def fit_with_stops(fit: FitConfig, run: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_stopped_fit_goes_on_to_the_same_result(episodes, fitted, tmp_path, monkeypatch):
     assert weights(fit_with_stops(config(episodes), tmp_path / "run", monkeypatch)) == weights(fitted)
+
+
+def test_a_stopped_fits_metrics_are_those_of_a_whole_one(episodes, tmp_path, monkeypatch):
+    monkeypatch.setattr(fit_module, "LOG_EVERY", 1)
+    values = {"name": "fit", "device": "cpu", "env": ENV.model_dump(), "policy": {"kind": "openvla"}}
+    values |= {"world_model": config(episodes).model_dump(), "log": {"tensorboard": False, "console": False}}
+    recipe = validate(Recipe, values)
+
+    def metrics(folder: Path) -> list[dict[str, float]]:
+        return read_metrics(folder / METRICS_FILE)
+
+    fit_world_model(recipe, tmp_path / "whole")
+    whole = metrics(tmp_path / "whole")
+    assert [row["step"] for row in whole] == [*range(1, 13), 12]
+    budget = stop_fitting(monkeypatch, 0)
+    for _ in range(3):  # Each time an update is lost: stages of three, checkpoints after the second.
+        budget[0] = 4
+        with pytest.raises(KeyboardInterrupt):
+            fit_world_model(recipe, tmp_path / "cut")
+    budget[0] = 12
+    fit_world_model(recipe, tmp_path / "cut")
+    assert metrics(tmp_path / "cut") == whole
+    fit_world_model(recipe, tmp_path / "cut")
+    assert metrics(tmp_path / "cut") == whole, "a finished fit is left as it is"
 
 
 def test_fine_tuning_starts_from_the_weights_and_keeps_what_is_not_fitted(episodes, fitted, tmp_path):

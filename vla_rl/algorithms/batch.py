@@ -5,7 +5,6 @@ Shape legend: N decisions (chunks) of all episodes, K of one episode, H actions,
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -142,18 +141,6 @@ def usable_episodes(episodes: Sequence[Episode]) -> list[Episode]:
             "Look at the simulator's messages above (a worker that dies or hangs loses its episode)."
         )
     return usable
-
-
-def informative_groups(episodes: Sequence[Episode]) -> list[Episode]:
-    """The episodes of groups with neither all success nor all failure; lost ones are left out.
-
-    Groups of identical outcomes have no group-relative advantage (DAPO's dynamic sampling, arXiv 2503.14476).
-    """
-    outcomes: defaultdict[int, set[bool]] = defaultdict(set)
-    for episode in episodes:
-        if not episode.lost:
-            outcomes[episode.group].add(episode.success)
-    return [e for e in episodes if not e.lost and len(outcomes[e.group]) == 2]
 
 
 def has_spread(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:

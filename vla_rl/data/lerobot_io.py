@@ -165,12 +165,16 @@ def dataset_features(
 def write_shard(
     folder: Path, episodes: Sequence[RecordedEpisode], rejected: Sequence[tuple[str, int]], features: Mapping[str, Any]
 ) -> None:
-    """Write episodes, and the (task, index) of those tried but not kept, as one atomic shard folder."""
+    """Write episodes, and the (task, index) of those tried but not kept, as one atomic shard folder.
+
+    Raises:
+        FileExistsError: another process has written this shard.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     rows = [_episode_row(episode, features) for episode in episodes]
-    with atomic_folder(folder, what="dataset shard") as partial:
+    with atomic_folder(folder, what="dataset shard", exclusive=True) as partial:
         (partial / "rejected.json").write_text(json.dumps([list(item) for item in rejected]))
         if episodes:
             tables = [_frame_table(episode, features) for episode in episodes]
@@ -289,15 +293,18 @@ def assemble(
 
     Args:
         shards: folder of `shard_*` folders.
-        dataset: where the dataset appears; must not exist.
+        dataset: where the dataset appears; must not exist, or be an empty folder.
         notes: JSON-able provenance, written to `collect.json` in the dataset.
 
     Returns:
         {"episodes": ..., "frames": ...}.
+
+    Raises:
+        FileExistsError: `dataset` has content; the shards are still there.
     """
     from lerobot.datasets.dataset_metadata import LeRobotDatasetMetadata
 
-    with atomic_folder(dataset, what="dataset") as partial:
+    with atomic_folder(dataset, what="dataset", exclusive=True) as partial:
         root = partial / "content"  # LeRobot insists on making its folder itself.
         meta = LeRobotDatasetMetadata.create(
             REPO_ID, fps, dict(features), robot_type=robot, root=root, use_videos=False, metadata_buffer_size=100

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from toy_problem import ToyPolicy, make_episode, roll_out
 
-from vla_rl.algorithms.batch import gather_observations, informative_groups, valid_actions
+from vla_rl.algorithms.batch import gather_observations, valid_actions
 from vla_rl.algorithms.configs import GRPOConfig, MCGRPOConfig, PPOConfig, RLOOConfig
 
 WON = [[0, 0], [1, 0]]
@@ -38,11 +38,6 @@ def test_gather_observations_takes_the_final_one_at_k():
     obs = gather_observations(episodes, np.array([1, 0, 0]), np.array([2, 1, 2]))
     expected = [episodes[1].final_obs.state[0], episodes[0].obs.state[1], episodes[0].final_obs.state[0]]
     np.testing.assert_array_equal(obs.state, expected)
-
-
-def test_informative_groups():
-    episodes = [won(0), failed(0), won(1), won(1), failed(2), won(2, lost=True)]
-    assert informative_groups(episodes) == episodes[:2]
 
 
 def test_group_batch_by_hand():
