@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -45,8 +46,8 @@ def main() -> None:
         save(damaged, arguments.output / name)
 
 
-def shake(network: torch.nn.Module, share: float) -> None:
-    """Add Gaussian noise of `share` of its root mean square to each parameter of two dimensions or more."""
+def shake(network: Any, share: float) -> None:
+    """Add Gaussian noise of `share` of its root mean square to each parameter of two dimensions or more of a module."""
     generator = torch.Generator().manual_seed(0)
     for parameter in network.parameters():
         if parameter.dim() >= 2:
