@@ -83,8 +83,12 @@ RecipeName = Annotated[
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, for example algo.lr=1e-5")
 ]
-Output = Annotated[Path | None, typer.Option("--output", "-o", help="The run's folder [default: runs/NAME-DATE-TIME].")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --output.")]
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", help="The run's folder; by default runs/NAME-DATE-TIME.")
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on with the run in --output, else with the recipe's newest.")
+]
 
 
 @app.callback()
@@ -255,7 +259,7 @@ def ablate(
     seeds: Annotated[int, typer.Option(min=1, help="Runs of the recipe and of each control; at least 3 to claim.")] = 3,
     jobs: Annotated[int, typer.Option(min=1, help="Runs side by side.")] = 2,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder of all runs [default: runs/NAME-ablation]; goes on.")
+        Path | None, typer.Option("--output", "-o", help="Folder of all runs, by default runs/NAME-ablation; goes on.")
     ] = None,
 ) -> None:
     """Is the gain due to RL? The recipe and its negative controls, several seeds each, in one table."""
