@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -67,6 +68,18 @@ def test_every_command_explains_itself(command: str) -> None:
     assert result.exit_code == 0 and "Usage" in result.output
 
 
+def test_no_help_text_is_eaten_as_markup() -> None:
+    import typer.main
+    from rich.text import Text
+
+    def parameters(command: Any) -> list[Any]:
+        return [*command.params, *(p for inner in getattr(command, "commands", {}).values() for p in parameters(inner))]
+
+    texts = [p.help for p in parameters(typer.main.get_command(cli.app)) if getattr(p, "help", None)]
+    assert len(texts) > 50
+    assert [text for text in texts if Text.from_markup(text).plain != text] == []
+
+
 # ---------------------------------------------------------------- mistakes
 
 
@@ -78,7 +91,7 @@ def test_every_command_explains_itself(command: str) -> None:
         (["config", "show", "{recipe}", "seeed=1"], "seeed: unknown key (value 1). Did you mean 'seed'?"),
         (["config", "show", "{recipe}", "seed=x"], "seed: got 'x'"),
         (["config", "show", "{recipe}", "env.kind=tabeltop"], "Did you mean 'tabletop'?"),
-        (["train", "{recipe}", "--resume"], "--resume needs --output"),
+        (["train", "{recipe}", "--resume"], "--resume: no run runs/tiny-DATE-TIME"),
         (["list", "tasks", "nosuch"], "env.kind: got 'nosuch'"),
         (["doctor", "nosuch"], "recipe not found: nosuch"),
         (["compare", "nosuch"], "nosuch: no such file or folder"),
@@ -152,6 +165,7 @@ def test_train_hands_over_recipe_folder_and_resume(recipe: Path, monkeypatch: py
 
     def fake(loaded: object, folder: Path, resume: bool) -> Path:
         calls.append((loaded.seed, folder, resume))  # type: ignore[attr-defined]
+        (folder / "metrics.jsonl").write_text("{}\n")
         return folder / "policy"
 
     monkeypatch.setattr("vla_rl.train.train", fake)
