@@ -6,7 +6,9 @@ Nothing heavy is imported before a command runs, so that `vla-rl --help` answers
 from __future__ import annotations
 
 import importlib
+import os
 import shlex
+import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -461,7 +463,8 @@ cli_failure.register(app)
 
 
 def main() -> None:
-    """The `vla-rl` program."""
+    """The `vla-rl` program. Recipes may name classes of the current folder: last in the path, it hides no package."""
+    sys.path.append(os.getcwd())
     app()
 
 

@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 from vla_rl import cli
 from vla_rl.config import KINDS, recipes_folder
 
+ROOT = Path(cli.__file__).resolve().parent.parent
 COMMANDS = (
     "train",
     "sft",
@@ -111,6 +112,18 @@ def test_a_mistake_gets_one_message_and_exit_code_2(
 def test_debug_shows_the_traceback(recipe: Path) -> None:
     result = run("--debug", "config", "show", str(recipe), "seed=x")
     assert result.exit_code == 2 and "Traceback" in result.stderr and "seed: got 'x'" in result.stderr
+
+
+def test_classes_named_in_a_recipe_may_lie_where_the_program_is_run(tmp_path: Path) -> None:
+    (tmp_path / "my_lab.py").write_text(
+        "from typing import Literal\nfrom sim.dummy import DummyConfig\n"
+        "class BenchConfig(DummyConfig):\n    kind: Literal['my_lab:BenchConfig'] = 'my_lab:BenchConfig'\n"
+    )
+    (tmp_path / "yaml.py").write_text("raise ImportError('hides an installed package')")
+    code = f"import sys; sys.path[:1] = [{str(ROOT)!r}]; from vla_rl.cli import main; main()"
+    command = [sys.executable, "-c", code, "list", "tasks", "my_lab:BenchConfig"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "reach" in done.stdout, done.stderr
 
 
 def test_an_unknown_command_exits_with_2() -> None:
