@@ -95,6 +95,7 @@ def test_no_help_text_is_eaten_as_markup() -> None:
         (["train", "{recipe}", "--resume"], "--resume: no run runs/tiny-DATE-TIME"),
         (["list", "tasks", "nosuch"], "env.kind: got 'nosuch'"),
         (["doctor", "nosuch"], "recipe not found: nosuch"),
+        (["merge", "{tmp}/nosuch", "-o", "{tmp}/merged"], "nosuch: no such folder"),
         (["compare", "nosuch"], "nosuch: no such file or folder"),
         (["compare", "a", "--recipe", "{recipe}"], "give both folders, A and B"),
         (["sft", "{recipe}", "--output", "{tmp}/run"], "sft: the recipe has no sft section"),
