@@ -285,7 +285,7 @@ def ablate(
 def demo(
     overrides: Overrides = None,
     output: Output = None,
-    from_scratch: Annotated[bool, typer.Option("--from-scratch", help="Make policy and (a weaker) world model anew.")] = False,
+    from_scratch: Annotated[bool, typer.Option("--from-scratch", help="Policy and (weaker) world model anew.")] = False,
 ) -> None:
     """The whole loop on the built-in tabletop: real episodes, world model, RL in imagination, the truth, a report."""
     from vla_rl.demo import demo as run_demo
