@@ -186,6 +186,8 @@ def _frames(
 def _read_streams(bag: Path, streams: Sequence[_Stream]) -> None:
     from rosbags.highlevel import AnyReader, AnyReaderError
 
+    if not bag.exists():
+        raise BagError(f"{bag}: no such file or folder")
     by_topic: dict[str, list[_Stream]] = {}
     for stream in streams:
         by_topic.setdefault(stream.source.topic, []).append(stream)

@@ -213,6 +213,8 @@ main() {
     core | dev) ;;
     *) fail "unknown level '$LEVEL'; allowed: core, dev" ;;
     esac
+    local new=""
+    [ -s "$VENV/.mujoco_gl" ] || new=yes
     make_venv
     install_package core
     if [ "$LEVEL" = dev ]; then
@@ -221,6 +223,9 @@ main() {
     ensure_gl
     if [ "$LEVEL" = dev ]; then
         ensure_ros
+    fi
+    if [ -n "$new" ]; then
+        say "Installed. To have the command vla-rl in this terminal: source $VENV/bin/activate"
     fi
 }
 

@@ -48,6 +48,12 @@ def _exit_with_parent(parent: int) -> None:
     os._exit(1)
 
 
+def reason(error: Exception) -> str:
+    """What the parent shows: the message of an error class of ours, which was written for people; else a traceback."""
+    ours = type(error).__module__.partition(".")[0] in ("sim", "vla_rl")
+    return str(error) if ours else "".join(traceback.format_exception(error))
+
+
 def _start(connection: Connection) -> _Worker | None:
     """Make the environments, and tell the parent "ready", or "failed" with the error's text."""
     setup = connection.recv()
@@ -59,8 +65,8 @@ def _start(connection: Connection) -> _Worker | None:
         config: SimConfig = config_class.model_validate_json(setup["config"])
         for env_id in setup["env_ids"]:
             envs[env_id] = config.start(setup["record_frames"])
-    except Exception:  # process edge: the parent raises it
-        connection.send(("failed", traceback.format_exc()))
+    except Exception as error:  # process edge: the parent raises it
+        connection.send(("failed", reason(error)))
         return None
     connection.send(("ready", ""))
     return _Worker(connection, envs, shared)
@@ -98,7 +104,7 @@ class _Worker:
             return "ok", self._shrink(env_id, answer) if command == "step" else answer
         except Exception as error:  # process edge: the parent raises it
             name = type(error).__name__
-            return name, str(error) if name in CALLER_ERRORS else traceback.format_exc()
+            return name, str(error) if name in CALLER_ERRORS else reason(error)
 
     def _show(self, env_id: int, obs: SingleObservation) -> str:
         """Write the observation to shared memory; what is left is the instruction."""

@@ -167,6 +167,7 @@ def test_it_installs_once_with_the_constraints(machine: Machine) -> None:
     assert installs[0].endswith("--upgrade pip")
     assert installs[1].endswith("-e .") and installs[2].endswith("-e .[dev,libero,robot,ros,flow,low_memory]")
     assert (machine.folder / "venv" / ".mujoco_gl").read_text() == "egl\n"
+    assert done.stderr.rstrip().endswith(f"source {machine.folder}/venv/bin/activate")
 
     machine.log.write_text("")
     again = machine.setup("dev")

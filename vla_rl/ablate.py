@@ -21,6 +21,7 @@ from pydantic import Field, field_validator
 from vla_rl.atomic import write_text_atomic
 from vla_rl.compare import compare
 from vla_rl.config import Config, ConfigError
+from vla_rl.data.presence import check_datasets
 from vla_rl.evaluation import Evaluation
 from vla_rl.jobs import job, run_jobs
 from vla_rl.recipe import Recipe
@@ -121,6 +122,7 @@ def ablate(
 
     Raises:
         ConfigError: no seeds, an unknown arm, or `folder` holds runs of another recipe.
+        DatasetError: the control continue_bc has yet to run, and its demonstrations are not there.
         RuntimeError: a run failed; its log is named.
     """
     unknown = [arm for arm in arms if arm not in ARMS]
@@ -131,6 +133,9 @@ def ablate(
             "sft: this recipe has none, but the control continue_bc learns from demonstrations: "
             "name them in sft.datasets"
         )
+    controls = [folder / f"continue_bc-seed{seed}" / "evaluations" / "final.json" for seed in seeds]
+    if "continue_bc" in arms and recipe.sft is not None and not all(file.is_file() for file in controls):
+        check_datasets(dataset.path for dataset in recipe.sft.datasets)
     folder.mkdir(parents=True, exist_ok=True)
     base = job("eval", recipe_name, [*overrides, "num_threads=0"], folder / "base")
     all_jobs = [base]

@@ -6,7 +6,9 @@ Nothing heavy is imported before a command runs, so that `vla-rl --help` answers
 from __future__ import annotations
 
 import importlib
+import os
 import shlex
+import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -83,8 +85,12 @@ RecipeName = Annotated[
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, for example algo.lr=1e-5")
 ]
-Output = Annotated[Path | None, typer.Option("--output", "-o", help="The run's folder [default: runs/NAME-DATE-TIME].")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --output.")]
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", help="The run's folder; by default runs/NAME-DATE-TIME.")
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on with the run in --output, else with the recipe's newest.")
+]
 
 
 @app.callback()
@@ -255,7 +261,7 @@ def ablate(
     seeds: Annotated[int, typer.Option(min=1, help="Runs of the recipe and of each control; at least 3 to claim.")] = 3,
     jobs: Annotated[int, typer.Option(min=1, help="Runs side by side.")] = 2,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder of all runs [default: runs/NAME-ablation]; goes on.")
+        Path | None, typer.Option("--output", "-o", help="Folder of all runs, by default runs/NAME-ablation; goes on.")
     ] = None,
 ) -> None:
     """Is the gain due to RL? The recipe and its negative controls, several seeds each, in one table."""
@@ -279,7 +285,7 @@ def ablate(
 def demo(
     overrides: Overrides = None,
     output: Output = None,
-    from_scratch: Annotated[bool, typer.Option("--from-scratch", help="Make policy and world model anew.")] = False,
+    from_scratch: Annotated[bool, typer.Option("--from-scratch", help="Policy and (weaker) world model anew.")] = False,
 ) -> None:
     """The whole loop on the built-in tabletop: real episodes, world model, RL in imagination, the truth, a report."""
     from vla_rl.demo import demo as run_demo
@@ -457,7 +463,8 @@ cli_failure.register(app)
 
 
 def main() -> None:
-    """The `vla-rl` program."""
+    """The `vla-rl` program. Recipes may name classes of the current folder: last in the path, it hides no package."""
+    sys.path.append(os.getcwd())
     app()
 
 

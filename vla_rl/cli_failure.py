@@ -27,9 +27,9 @@ def fit(
     recipe: RecipeName,
     overrides: Overrides = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The run's folder [default: runs/NAME-DATE-TIME].")
+        Path | None, typer.Option("--output", "-o", help="The run's folder; by default runs/NAME-DATE-TIME.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on in --output, with what is embedded there.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on in --output, else in the newest run.")] = False,
     episodes_of: Annotated[
         Path | None, typer.Option("--episodes-of", help="Use the episodes embedded in this run's folder again.")
     ] = None,

@@ -18,8 +18,12 @@ def register(app: typer.Typer) -> None:
 def rac(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a shipped recipe.")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides.")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="The run's folder.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the newest run of this recipe.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The run's folder; by default runs/NAME-DATE-TIME.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in --output, else with the recipe's newest.")
+    ] = False,
 ) -> None:
     """Rounds in a simulator: a policy with a scripted person beside it, then training on what was corrected."""
     from vla_rl.rac import run_rac

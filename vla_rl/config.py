@@ -114,33 +114,48 @@ def validate(config_class: type[C], values: dict[str, Any], prefix: str = "") ->
 
 def _explain(config_class: type[BaseModel], error: Any, prefix: str) -> str:
     path = [str(p) for p in error["loc"]]
-    name = ".".join([prefix, *path]) if prefix else ".".join(path)
+    owner, shown = _follow(config_class, path)
+    name = ".".join([prefix, *shown]) if prefix else ".".join(shown)
     cause = error.get("ctx", {}).get("error")
     if isinstance(cause, ConfigError):
         return str(cause)
     if error["type"] == "extra_forbidden":
-        owner = _model_at(config_class, path[:-1])
         fields = list(owner.model_fields)
         nearest = difflib.get_close_matches(path[-1], fields, n=1, cutoff=0.5)
         hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
         return f"{name}: unknown key (value {error['input']!r}).{hint} Allowed: {', '.join(sorted(fields))}."
     if error["type"] == "missing":
         return f"{name}: required, but not given."
-    return f"{name}: got {error['input']!r}. {error['msg']}."
+    reason = f"{cause or error['msg']}".rstrip(".") + "."
+    if cause is not None and isinstance(error["input"], Mapping | BaseModel):
+        return f"{name}: {reason}"  # A fault of several fields together, which the reason names.
+    return f"{name}: got {error['input']!r}. {reason}"
 
 
-def _model_at(config_class: type[BaseModel], path: Sequence[str]) -> type[BaseModel]:
-    """The nested model class at a field path, as far as it can be followed."""
-    owner = config_class
+def _follow(config_class: type[BaseModel], path: Sequence[str]) -> tuple[type[BaseModel], list[str]]:
+    """The model class that holds the last key of a path, and the path without the tags of discriminated unions."""
+    owner: type[BaseModel] = config_class
+    inner: type[BaseModel] | None = config_class
+    members: Mapping[str, type[BaseModel]] = {}
+    shown = []
     for key in path:
-        if key.isdigit():  # A place in a list of models, which `_model_in` has looked through.
+        if key in members:
+            inner, members = members[key], {}
             continue
+        shown.append(key)
+        if key.isdigit() or inner is None:  # A place in a list of models, which `_model_in` has looked through.
+            continue
+        owner = inner
         info = owner.model_fields.get(key)
         inner = _model_in(info.annotation) if info else None
-        if inner is None:
-            break
-        owner = inner
-    return owner
+        members = _by_tag(info.annotation, info.discriminator) if info and isinstance(info.discriminator, str) else {}
+    return owner, shown
+
+
+def _by_tag(union: Any, discriminator: str) -> dict[str, type[BaseModel]]:
+    """The models of a discriminated union, by the tag that pydantic puts into an error's place."""
+    models = [m for m in typing.get_args(union) if isinstance(m, type) and issubclass(m, BaseModel)]
+    return {str(tag): m for m in models for tag in typing.get_args(m.model_fields[discriminator].annotation)}
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:

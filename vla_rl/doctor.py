@@ -85,7 +85,7 @@ def run_checks(recipe: Mapping[str, Any] | None = None) -> list[Check]:
     """Every check, in the order of the report.
 
     Args:
-        recipe: its values; `env.kind`, `env.assets_path` and `device` decide what is needed. None: the core alone.
+        recipe: its values, which decide what is needed. None: the core alone.
     """
     recipe = recipe or {}
     env = recipe.get("env", {})
@@ -99,6 +99,7 @@ def run_checks(recipe: Mapping[str, Any] | None = None) -> list[Check]:
         check_libero_assets(env.get("assets_path"), needed=kind == "libero"),
         check_package("robosuite", "robosuite", "pip install 'vla-rl[robosuite]'", needed=kind == "robosuite"),
         check_robotwin(needed=kind == "robotwin"),
+        *recipe_checks(recipe),
         check_ros(),
         check_video(),
         check_disk(Path.cwd()),
@@ -290,6 +291,54 @@ def check_video() -> Check:
             "video", "missing", f"no ffmpeg: {error}", "pip install 'imageio[ffmpeg]', or apt-get install ffmpeg"
         )
     return Check("video", "ok", program)
+
+
+# ---------------------------------------------------------------- what a recipe names
+
+
+def recipe_checks(recipe: Mapping[str, Any]) -> list[Check]:
+    """The policy, the datasets and the optional packages that a recipe names."""
+    policy, sft, algo = (recipe.get(section) or {} for section in ("policy", "sft", "algo"))
+    found = []
+    if path := policy.get("path"):
+        found.append(check_policy(str(path)))
+    own = str((recipe.get("collect") or {}).get("dataset", ""))
+    learns = not algo or algo.get("bc_coef") or (recipe.get("train") or {}).get("control") == "continue_bc"
+    datasets = sft.get("datasets") or []
+    for one in datasets if isinstance(datasets, list | tuple) else [datasets]:
+        dataset = str(one.get("path", "")) if isinstance(one, Mapping) else str(one)
+        found.append(check_dataset(dataset, needed=bool(learns) and dataset != own))
+    if (recipe.get("env") or {}).get("kind") == "maniskill":
+        found.append(check_package("mani_skill", "mani_skill", "pip install 'vla-rl[maniskill]'", needed=True))
+    if "adamw_8bit" in (algo.get("optimizer"), sft.get("optimizer")):
+        found.append(check_package("torchao", "torchao", "pip install 'vla-rl[low_memory]'", needed=True))
+    if policy.get("kind") == "lerobot" and "smolvla" in str(policy.get("type") or path).lower():
+        found.append(check_package("num2words", "num2words", "pip install 'vla-rl[flow]'", needed=True))
+    return found
+
+
+def check_policy(path: str) -> Check:
+    """`policy.path`: a folder, a policy that ships, or a name on the hub, which is not asked."""
+    from vla_rl.policies.base import pretrained_folder
+
+    shipped = path.startswith("pretrained:")
+    folder = pretrained_folder() / path.removeprefix("pretrained:") if shipped else Path(path).expanduser()
+    if folder.is_dir():
+        return Check("policy.path", "ok", path, needed=True)
+    parts = path.split("/")
+    if not shipped and len(parts) == 2 and all(parts) and parts[0] not in ("runs", "checkpoints"):
+        return Check("policy.path", "warning", f"no folder {path}", "as a name on the hub it is downloaded at its use")
+    fix = "give a checkpoint's folder: policy.path=FOLDER; a recipe that starts from runs/NAME needs NAME's run first"
+    return Check("policy.path", "missing", f"no folder {path}", fix, needed=True)
+
+
+def check_dataset(path: str, needed: bool) -> Check:
+    """One of `sft.datasets`; not needed where RL learns without it, or where the recipe itself collects it."""
+    from vla_rl.data.presence import how_to_get, is_dataset
+
+    if is_dataset(path):
+        return Check("dataset", "ok", path, needed=needed)
+    return Check("dataset", "missing", f"no dataset {path}", how_to_get(path), needed)
 
 
 # ---------------------------------------------------------------- machine

@@ -133,7 +133,9 @@ def estimate(recipe: Recipe, processes: int = 1) -> MemoryEstimate:
     """
     config: Any = recipe.policy
     if not isinstance(config, OpenVLAConfig):
-        raise ConfigError(f"policy.kind: {config.kind!r} cannot be counted; `vla-rl memory` knows openvla")
+        raise ConfigError(
+            f"policy.kind: {config.kind!r} cannot be counted; `vla-rl memory` knows OpenVLA's family alone (openvla)"
+        )
     algo: Any = recipe.algo
     section: Any = algo if algo is not None else recipe.sft
     if section is None:
@@ -197,9 +199,9 @@ def without_values(policy: nn.Module) -> Iterator[None]:
 
 
 def _device_type(device: str) -> str:
-    """The type that a recipe's device stands for: a recipe for CUDA can be counted without it."""
+    """The type that is counted for: a GPU's, here or not, unless the recipe says otherwise."""
     if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        return "cuda"
     return device.partition(":")[0]
 
 
@@ -284,6 +286,7 @@ def measure(
         out = policy.evaluate(_observation(policy, spec, batch_size), chunk)
         loss = out.log_prob.sum() + out.entropy.sum() + (0.0 if out.value is None else out.value.sum())
         del out
+        activations = min(activations, counter.live)  # Not what ends with the pass, such as masks.
         logits = counter.live - activations
         loss.backward()
         peak = counter.peak

@@ -72,7 +72,7 @@ class WorldModelEnvConfig(Config):
         """The environment, with its `admission`: what trust says of the world model.
 
         Raises:
-            TrustError: trust is missing or fails, and `trust.ignore` is not set.
+            TrustError: trust is missing or fails, and `env.trust.ignore` is not set.
             ValueError: the world model, the first frames and the config do not fit, or a file is damaged.
         """
         from world_model.env import WorldModelEnv

@@ -12,6 +12,7 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from sim.base import FixedCamera, SimConfig, check_known
 from sim.libero.library import instruction_of, suite_tasks
+from vla_rl.config import ConfigError
 from vla_rl.types import EnvSpec
 
 if TYPE_CHECKING:
@@ -68,7 +69,10 @@ class LiberoConfig(SimConfig):
     @model_validator(mode="after")
     def _known_tasks(self) -> LiberoConfig:
         if self.tasks:
-            self.task_names()
+            try:
+                self.task_names()
+            except ValueError as error:
+                raise ConfigError(f"env.tasks: {error}") from None
         return self
 
     def task_names(self) -> tuple[str, ...]:

@@ -129,3 +129,5 @@ def test_a_file_that_is_no_recording_is_named(tmp_path: Path, contract: RobotCon
     path.write_bytes(b"nothing of the kind")
     with pytest.raises(BagError, match=r"bag\.mcap: not a readable recording"):
         import_bags(contract, [path], tmp_path / "dataset", "push it")
+    with pytest.raises(BagError, match=r"nope\.mcap: no such file or folder$"):
+        import_bags(contract, [tmp_path / "nope.mcap"], tmp_path / "dataset", "push it")

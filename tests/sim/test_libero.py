@@ -67,7 +67,7 @@ def test_tasks_by_name_or_number() -> None:
     ("values", "said"),
     [
         ({"suite": "libero_spacial"}, "Did you mean 'libero_spatial'"),
-        ({"tasks": ["10"]}, "tasks 0 to 9, got 10"),
+        ({"tasks": ["10"]}, "env.tasks: libero_spatial has tasks 0 to 9, got 10"),
         ({"tasks": ["pick_up_the_black_bowl_on_the_oven_and_place_it_on_the_plate"]}, "bowl_on_the_stove"),
         ({"tasks": ["black bowl ramekin"]}, "between_the_plate_and_the_ramekin"),
         ({"cameras": ["frontview"]}, "agentview, wrist"),

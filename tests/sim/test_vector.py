@@ -178,6 +178,14 @@ def test_worker_that_cannot_start_raises_its_own_error() -> None:
         DummyConfig(num_workers=2, fault="start").build(2)
 
 
+def test_an_error_written_for_people_crosses_without_a_traceback() -> None:
+    from sim.gl import RenderError
+    from sim.worker import reason
+
+    assert reason(RenderError("no GL; install it")) == "no GL; install it"
+    assert reason(AssertionError("an invariant")).startswith("AssertionError: an invariant")
+
+
 def test_config_that_workers_cannot_import() -> None:
     class Local(DummyConfig):
         pass

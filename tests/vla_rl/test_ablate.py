@@ -16,6 +16,7 @@ from vla_rl import jobs as module
 from vla_rl.ablate import LABELS, Ablation, ablate, summarize
 from vla_rl.collect import CollectConfig, collect_dataset
 from vla_rl.config import ConfigError, dump_yaml
+from vla_rl.data.config import DatasetError
 from vla_rl.evaluation import EpisodeRecord, Evaluation, EvaluationMeta
 from vla_rl.recipe import load_recipe
 from vla_rl.run import open_run
@@ -116,6 +117,8 @@ def test_the_table_has_a_row_per_gain():
 def recipe_file(tmp_path: Path) -> Path:
     path = tmp_path / "tiny.yaml"
     sft = f"sft={{datasets: {tmp_path}/demos}}"
+    (tmp_path / "demos" / "meta").mkdir(parents=True)
+    (tmp_path / "demos" / "meta" / "info.json").touch()
     path.write_text(dump_yaml(make_recipe(tmp_path / "base", sft, "num_threads=2")))
     return path
 
@@ -180,7 +183,8 @@ def test_runs_of_another_recipe_are_not_taken_for_this_ones(recipe_file, tmp_pat
     assert not made
 
 
-def test_what_cannot_be_run_is_refused_before_anything_runs(recipe_file, tmp_path, made):
+def test_what_cannot_be_run_is_refused_before_anything_runs(recipe_file, tmp_path, made, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     folder = tmp_path / "ablation"
     with pytest.raises(ConfigError, match=r"arms \['none', 'shuffle'\], .*arms are \['none', 'shuffled_rewards'"):
         call(recipe_file, folder, arms=("none", "shuffle"))
@@ -188,6 +192,12 @@ def test_what_cannot_be_run_is_refused_before_anything_runs(recipe_file, tmp_pat
         call(recipe_file, folder, seeds=())
     with pytest.raises(ConfigError, match=r"sft: this recipe has none, .*continue_bc learns from demonstrations"):
         call(recipe_file, folder, "sft=null")
+    for missing, advice in (
+        ("datasets/none", "vla-rl collect RECIPE"),
+        ("datasets/tabletop_habit", "collect tabletop_habit"),
+    ):
+        with pytest.raises(DatasetError, match=rf"sft\.datasets: /?.*{missing} is not there\. .*{advice}`"):
+            call(recipe_file, folder, f"sft.datasets={missing}")
     assert not made and not folder.exists()
     call(recipe_file, folder, "sft=null", arms=("none", "shuffled_rewards"))
     assert len(made) == 5

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -14,6 +15,7 @@ from typer.testing import CliRunner, Result
 from vla_rl import cli
 from vla_rl.config import KINDS, recipes_folder
 
+ROOT = Path(cli.__file__).resolve().parent.parent
 COMMANDS = (
     "train",
     "sft",
@@ -67,6 +69,18 @@ def test_every_command_explains_itself(command: str) -> None:
     assert result.exit_code == 0 and "Usage" in result.output
 
 
+def test_no_help_text_is_eaten_as_markup() -> None:
+    import typer.main
+    from rich.text import Text
+
+    def parameters(command: Any) -> list[Any]:
+        return [*command.params, *(p for inner in getattr(command, "commands", {}).values() for p in parameters(inner))]
+
+    texts = [p.help for p in parameters(typer.main.get_command(cli.app)) if getattr(p, "help", None)]
+    assert len(texts) > 50
+    assert [text for text in texts if Text.from_markup(text).plain != text] == []
+
+
 # ---------------------------------------------------------------- mistakes
 
 
@@ -78,9 +92,10 @@ def test_every_command_explains_itself(command: str) -> None:
         (["config", "show", "{recipe}", "seeed=1"], "seeed: unknown key (value 1). Did you mean 'seed'?"),
         (["config", "show", "{recipe}", "seed=x"], "seed: got 'x'"),
         (["config", "show", "{recipe}", "env.kind=tabeltop"], "Did you mean 'tabletop'?"),
-        (["train", "{recipe}", "--resume"], "--resume needs --output"),
+        (["train", "{recipe}", "--resume"], "--resume: no run runs/tiny-DATE-TIME"),
         (["list", "tasks", "nosuch"], "env.kind: got 'nosuch'"),
         (["doctor", "nosuch"], "recipe not found: nosuch"),
+        (["merge", "{tmp}/nosuch", "-o", "{tmp}/merged"], "nosuch: no such folder"),
         (["compare", "nosuch"], "nosuch: no such file or folder"),
         (["compare", "a", "--recipe", "{recipe}"], "give both folders, A and B"),
         (["sft", "{recipe}", "--output", "{tmp}/run"], "sft: the recipe has no sft section"),
@@ -98,6 +113,18 @@ def test_a_mistake_gets_one_message_and_exit_code_2(
 def test_debug_shows_the_traceback(recipe: Path) -> None:
     result = run("--debug", "config", "show", str(recipe), "seed=x")
     assert result.exit_code == 2 and "Traceback" in result.stderr and "seed: got 'x'" in result.stderr
+
+
+def test_classes_named_in_a_recipe_may_lie_where_the_program_is_run(tmp_path: Path) -> None:
+    (tmp_path / "my_lab.py").write_text(
+        "from typing import Literal\nfrom sim.dummy import DummyConfig\n"
+        "class BenchConfig(DummyConfig):\n    kind: Literal['my_lab:BenchConfig'] = 'my_lab:BenchConfig'\n"
+    )
+    (tmp_path / "yaml.py").write_text("raise ImportError('hides an installed package')")
+    code = f"import sys; sys.path[:1] = [{str(ROOT)!r}]; from vla_rl.cli import main; main()"
+    command = [sys.executable, "-c", code, "list", "tasks", "my_lab:BenchConfig"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "reach" in done.stdout, done.stderr
 
 
 def test_an_unknown_command_exits_with_2() -> None:
@@ -152,6 +179,7 @@ def test_train_hands_over_recipe_folder_and_resume(recipe: Path, monkeypatch: py
 
     def fake(loaded: object, folder: Path, resume: bool) -> Path:
         calls.append((loaded.seed, folder, resume))  # type: ignore[attr-defined]
+        (folder / "metrics.jsonl").write_text("{}\n")
         return folder / "policy"
 
     monkeypatch.setattr("vla_rl.train.train", fake)

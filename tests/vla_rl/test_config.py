@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from pydantic import BeforeValidator, Field, PositiveInt, SerializeAsAny
+from pydantic import BeforeValidator, Field, PositiveInt, SerializeAsAny, model_validator
 
 from vla_rl.config import (
     KINDS,
@@ -48,8 +48,30 @@ def _env(values: object) -> Config:
     return build_component("env", values)  # type: ignore[arg-type]
 
 
+class Serial(Config):
+    """One member of a union."""
+
+    kind: Literal["serial"] = "serial"
+    baud: PositiveInt = 9600
+
+
+class Network(Config):
+    """Another."""
+
+    kind: Literal["network"] = "network"
+    port: PositiveInt = 80
+
+    @model_validator(mode="after")
+    def _not_both(self) -> Network:
+        if self.port == 81:
+            raise ValueError("port: 81 is taken.")
+        return self
+
+
 class Outer(Config):
     """A small recipe."""
+
+    link: Serial | Network = Field(default=Serial(), discriminator="kind")
 
     name: str
     steps: PositiveInt = 3
@@ -71,7 +93,10 @@ def write(folder: Path, name: str, text: str) -> Path:
 @pytest.mark.parametrize(
     ("override", "parts"),
     [
-        ("stepz=5", ["stepz: unknown key", "(value 5)", "Did you mean 'steps'?", "Allowed: env, inner, maybe"]),
+        ("stepz=5", ["stepz: unknown key", "(value 5)", "Did you mean 'steps'?", "Allowed: env, inner, link, maybe"]),
+        ("link={kind: network, prot: 1}", ["link.prot: unknown key", "Did you mean 'port'?", "Allowed: kind, port."]),
+        ("link={kind: network, port: 0}", ["link.port: got 0. Input should be greater than 0."]),
+        ("link={kind: network, port: 81}", ["link: port: 81 is taken."]),
         ("inner.learning_rte=0.1", ["inner.learning_rte: unknown key", "Did you mean 'learning_rate'?", "mode"]),
         ("maybe.moode=fast", ["maybe.moode: unknown key", "'fast'", "Did you mean 'mode'?"]),
         ("steps=many", ["steps: got 'many'", "valid integer"]),
@@ -94,6 +119,7 @@ def test_a_wrong_value_is_named_with_what_is_allowed(override: str, parts: list[
         validate(Outer, values)
     for part in parts:
         assert part in str(caught.value)
+    assert ".." not in str(caught.value) and "Value error" not in str(caught.value)
 
 
 def test_a_missing_value_and_several_faults_are_all_named() -> None:

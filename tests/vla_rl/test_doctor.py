@@ -180,3 +180,36 @@ def test_the_report_fails_only_for_what_is_needed(capsys: pytest.CaptureFixture[
     assert report([optional, fault], as_json=True, write=written.append) == 1
     found = json.loads(written[0])
     assert found["ok"] is False and found["checks"][1]["fix"] == "install [egl]"
+
+
+# ---------------------------------------------------------------- what a recipe names
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name", "is_fault"),
+    [
+        ({"policy": {"path": "pretrained:tabletop_base"}}, "", False),
+        ({"policy": {"path": "pretrained:nosuch"}}, "policy.path", True),
+        ({"policy": {"path": "runs/nosuch/policy"}}, "policy.path", True),
+        ({"policy": {"path": "checkpoints/nosuch"}}, "policy.path", True),
+        ({"policy": {"path": "openvla/openvla-7b"}}, "", False),
+        ({"sft": {"datasets": "datasets/tabletop_habit"}}, "dataset", True),
+        ({"sft": {"datasets": ["d"]}, "collect": {"dataset": "d"}}, "", False),
+        ({"sft": {"datasets": [{"path": "d"}]}, "algo": {"kind": "grpo"}}, "", False),
+        ({"sft": {"datasets": [{"path": "d"}]}, "algo": {"kind": "grpo", "bc_coef": 0.1}}, "dataset", True),
+        ({"env": {"kind": "maniskill"}}, "mani_skill", True),
+        ({"algo": {"kind": "grpo", "optimizer": "adamw_8bit"}}, "torchao", True),
+        ({"policy": {"kind": "lerobot", "path": "lerobot/smolvla_base"}}, "num2words", True),
+    ],
+)
+def test_what_a_recipe_names_is_looked_for(recipe, name, is_fault, hide, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    hide("mani_skill", "torchao", "num2words")
+    faults = [check for check in doctor.recipe_checks(recipe) if check.is_fault]
+    assert [check.name for check in faults] == ([name] if is_fault else [])
+    assert all(check.fix for check in faults)
+
+
+def test_a_missing_dataset_names_the_recipe_that_collects_it(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "vla-rl collect tabletop_habit" in doctor.check_dataset("datasets/tabletop_habit", needed=True).fix

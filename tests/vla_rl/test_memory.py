@@ -4,7 +4,16 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from vla_rl.memory import MemoryEstimate, _chunk, _observation, _unit_statistics, measure, skeleton, without_values
+from vla_rl.memory import (
+    MemoryEstimate,
+    _chunk,
+    _device_type,
+    _observation,
+    _unit_statistics,
+    measure,
+    skeleton,
+    without_values,
+)
 from vla_rl.policies.fake_input import fake_env_spec
 from vla_rl.policies.openvla import OpenVLAConfig
 
@@ -73,3 +82,8 @@ def test_seven_billion_parameters_are_counted_without_memory():
     assert isinstance(estimate, MemoryEstimate)
     assert 7.4e9 < estimate.weights / 4 < 7.8e9  # Our own layout holds float32.
     assert "peak" in estimate.text()
+    assert min(estimate.activations, estimate.logits, estimate.working) >= 0
+
+
+def test_auto_counts_for_a_gpu_whether_or_not_there_is_one():
+    assert [_device_type(device) for device in ("auto", "cuda:1", "cpu")] == ["cuda", "cuda", "cpu"]

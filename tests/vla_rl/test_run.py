@@ -61,6 +61,7 @@ def test_the_commit_is_this_projects_own(tmp_path, monkeypatch):
 
 def test_a_folder_in_use_is_refused(tmp_path):
     folder = open_run(Asked(), tmp_path / "run", resume=False)
+    (folder / "metrics.jsonl").write_text("{}\n")
     with pytest.raises(ConfigError, match=r"run is not empty\. Choose another --output, or add --resume"):
         open_run(Asked(), folder, resume=False)
     (tmp_path / "other").mkdir()
@@ -76,6 +77,7 @@ def test_resuming_needs_a_run_of_the_same_recipe(tmp_path):
     folder = open_run(Asked(), tmp_path / "run", resume=False)
     assert open_run(Asked(), folder, resume=True) == folder
     assert open_run(Asked(num_threads=2), folder, resume=True) == folder, "a machine with other cores"
+    (folder / "checkpoints" / "weights.safetensors").touch()
     with pytest.raises(ConfigError, match=r"another recipe: there algo\.lr: 1e-05, here algo\.lr: 0\.01\. Resume with"):
         open_run(Asked(algo=Section(lr=0.01)), folder, resume=True)
     difference = (
@@ -83,9 +85,34 @@ def test_resuming_needs_a_run_of_the_same_recipe(tmp_path):
     )
     with pytest.raises(ConfigError, match=difference):
         open_run(Asked(seed=1, log=Section()), folder, resume=True)
-    for nowhere in (None, tmp_path / "nowhere", tmp_path):
-        with pytest.raises(ConfigError, match="--resume needs --output with an earlier run's folder"):
+    for nowhere in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(ConfigError, match=r"--resume: .* holds no earlier run"):
             open_run(Asked(), nowhere, resume=True)
     (folder / "config.yaml").write_text("name: [tiny")
     with pytest.raises(ConfigError, match=r"config\.yaml: not valid YAML"):
         open_run(Asked(), folder, resume=True)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_that_failed_before_it_began_leaves_its_folder_free(tmp_path, resume):
+    folder = open_run(Asked(), tmp_path / "run", resume=False)
+    assert open_run(Asked(seed=1), folder, resume=resume) == folder
+    assert validate(Asked, read_yaml(folder / "config.yaml")) == Asked(seed=1)
+
+
+def test_resuming_without_a_folder_takes_the_newest_run_of_the_recipe_and_command(tmp_path, monkeypatch, capsys):
+    def runs(command: str, place: str) -> Path:
+        monkeypatch.setattr(sys, "argv", ["vla-rl", "--debug", command, "tiny"])
+        return open_run(Asked(), tmp_path / place, resume=False)
+
+    runs("train", "tiny-20260101-000000")
+    newest = runs("train", "tiny-20260102-000000")
+    runs("train", "tiny-ablation")
+    runs("train", "tiny-long-20260103-000000")
+    runs("eval", "tiny-20260104-000000")
+    (tmp_path / "tiny-20260105-000000").mkdir()
+    monkeypatch.setattr(sys, "argv", ["vla-rl", "train", "tiny", "--resume"])
+    assert open_run(Asked(), None, resume=True, root=tmp_path) == newest
+    assert str(newest) in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"--resume: no run .*other-DATE-TIME of this command is here; .*--output"):
+        open_run(Asked(name="other"), None, resume=True, root=tmp_path)

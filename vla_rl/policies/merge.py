@@ -77,6 +77,8 @@ def merge(
     adapters, output = Path(adapters), Path(output)
     if output.exists():
         raise ValueError(f"{output}: exists already; choose another folder for the merged checkpoint")
+    if not adapters.is_dir():
+        raise ValueError(f"{adapters}: no such folder; give the folder of LoRA adapters")
     policy, chosen = _with_adapters(adapters, base, device)
     gives_tokens = policy.network.action_head is None
     before = _outputs(policy)

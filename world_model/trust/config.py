@@ -69,7 +69,7 @@ class Requirement(Config):
     @model_validator(mode="after")
     def _one_bound(self) -> Requirement:
         if (self.at_most is None) == (self.above is None):
-            raise ConfigError("trust.require: a requirement needs either at_most or above, and not both")
+            raise ConfigError("env.trust.require: a requirement needs either at_most or above, and not both")
         return self
 
     def judged(self, name: str, measured: Figure | None) -> float:
@@ -141,5 +141,5 @@ class TrustConfig(Config):
             try:
                 figure_info(name)
             except ValueError as error:
-                raise ConfigError(f"trust.require: {error}") from None
+                raise ConfigError(f"env.trust.require: {error}") from None
         return self

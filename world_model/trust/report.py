@@ -155,7 +155,7 @@ class TrustReport(Config):
         if not path.is_file():
             raise TrustError(
                 f"no trust report at {path}. Measure how far the world model can be trusted first: `{EVAL_COMMAND}`; "
-                "or set trust.ignore=true to train without knowing (the run's report will say so)."
+                "or set env.trust.ignore=true to train without knowing (the run's report will say so)."
             )
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
@@ -176,7 +176,7 @@ class Admission(Config):
     Attributes:
         report: the trust.json asked. verdicts: on every requirement; empty where there is no report.
         problem: what refuses; "" where nothing does.
-        ignored: something refuses and `trust.ignore=true` overruled it. To be shown in red.
+        ignored: something refuses and `env.trust.ignore=true` overruled it. To be shown in red.
         warnings: requirements that only warn and were not reached.
         trust_horizon: control steps after which imagination should end; 0 where there is no report.
     """
@@ -216,7 +216,7 @@ def admit(config: TrustConfig, default_path: Path, model_key: str = "") -> Admis
                 "the world model cannot be trusted enough for RL:\n"
                 + "\n".join(f"  - {text}" for text in refusing)
                 + f"\nReport: {path}. Fit it on more of the policy's own episodes (failures included), change "
-                "trust.require, or set trust.ignore=true to train all the same (the run's report will say so)."
+                "env.trust.require, or set env.trust.ignore=true to train all the same (the run's report will say so)."
             )
     except TrustError as error:
         if not config.ignore:

@@ -51,7 +51,7 @@ def test_a_report_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_a_missing_report_refuses(tmp_path: Path) -> None:
-    with pytest.raises(TrustError, match=r"no trust report at .*trust.json.*world-model eval.*trust.ignore=true"):
+    with pytest.raises(TrustError, match=r"no trust report at .*trust.json.*world-model eval.*env\.trust\.ignore=true"):
         admit(TrustConfig(), tmp_path / "trust.json")
     admission = admit(TrustConfig(ignore=True), tmp_path / "trust.json")
     assert admission.ignored
