@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     import torch
 
 
+class TrustError(ValueError):
+    """A learned environment's trust is missing, unreadable or too low; the message says which figure and what to do."""
+
+
 @runtime_checkable
 class VecEnv(Protocol):
     """`num_envs` environments stepped together; each ends, and is reset, on its own.

@@ -19,6 +19,7 @@ from vla_rl.collect_config import CollectConfig
 from vla_rl.config import ConfigError
 from vla_rl.evaluation import Evaluation
 from vla_rl.gate import GATE_FILE
+from vla_rl.interfaces import TrustError
 from vla_rl.loop_controls import evaluations, run_beside_controls, run_online, summarize_controls
 from vla_rl.loop_rounds import Round, check_budget, gate_checks, rounds_table
 from vla_rl.metrics import METRICS_FILE
@@ -34,13 +35,15 @@ ONLINE = "online_grpo"
 def loop(recipe: Recipe, folder: Path, show: Callable[[str], None] = print) -> Round:
     """Run all rounds of the recipe in its folder; each starts from the policy and world model of the one before.
 
+    Where trust refuses a later round, the loop ends with the policy of the round before.
+
     Returns:
-        the last round. `folder`/report.html is about all of them.
+        the last round whose RL ran. `folder`/report.html is about all of them.
 
     Raises:
         ConfigError: the recipe's env is no world model, it lacks a section that a stage needs, its budget of real
             episodes is too small, or a round's episodes are there already and were collected otherwise.
-        ValueError: the world model cannot be trusted enough, and `env.trust.ignore` is not set.
+        TrustError: the first world model cannot be trusted enough, and `env.trust.ignore` is not set.
     """
     config = recipe.loop
     if recipe.world_model is None or recipe.real_env is None or recipe.algo is None:
@@ -82,11 +85,19 @@ def loop(recipe: Recipe, folder: Path, show: Callable[[str], None] = print) -> R
             commands.mine_keyframes(acting, Path(world_model), [done.rollouts], done.keyframes)
         show(f"{title}RL in imagination")
         imagining = in_round(recipe, rounds, number, policy, world_model)
-        run_beside_controls(imagining, done, before, show)
+        try:
+            run_beside_controls(imagining, done, before, show)
+        except TrustError as refusal:
+            if before is None:
+                raise
+            show(f"{title}no RL. {refusal}")
+            write_text_atomic(done.refusal, str(refusal))
+            rounds = rounds[: number + 1]
+            break
         conclude_round(imagining, done, before)
         policy, explorer = str(done.run / "policy"), str(done.explorer)
     conclude(recipe, folder, rounds, show)
-    return rounds[-1]
+    return [done for done in rounds if done.finished][-1]
 
 
 def in_round(recipe: Recipe, rounds: Sequence[Round], number: int, policy: str, world_model: str) -> Recipe:
@@ -120,7 +131,8 @@ def conclude_round(recipe: Recipe, done: Round, before: Round | None) -> None:
 
 def conclude(recipe: Recipe, folder: Path, rounds: Sequence[Round], show: Callable[[str], None]) -> None:
     """The control with as many real episodes, and the report on all rounds, in the loop's own folder."""
-    online, after = None, evaluations(recipe, rounds[-1])
+    finished = [done for done in rounds if done.finished]
+    online, after = None, evaluations(recipe, finished[-1])
     if ONLINE in recipe.loop.controls:
         taken = rounds_table(recipe, rounds).total
         show(f"RL in the real simulator, with as many real episodes: {taken}")
@@ -133,8 +145,8 @@ def conclude(recipe: Recipe, folder: Path, rounds: Sequence[Round], show: Callab
     after["none"].save(folder / "evaluations" / "final.json")
     checks = [check.model_dump(mode="json") for done in rounds for check in gate_checks(done)]
     write_text_atomic(folder / GATE_FILE, json.dumps({"checks": checks}, indent=1) + "\n")
-    shutil.copyfile(rounds[-1].run / ADMISSION_FILE, folder / ADMISSION_FILE)
-    write_text_atomic(folder / METRICS_FILE, _metrics(recipe, rounds))
+    shutil.copyfile(finished[-1].run / ADMISSION_FILE, folder / ADMISSION_FILE)
+    write_text_atomic(folder / METRICS_FILE, _metrics(recipe, finished))
     if len(after) > 1:
         summarize_controls(recipe, folder, base, after)
     else:

@@ -64,6 +64,16 @@ class Round:
         """The RL run's folder."""
         return self.folder / "train"
 
+    @property
+    def refusal(self) -> Path:
+        """Why trust did not let this round's RL start; there only then."""
+        return self.folder / "refused.txt"
+
+    @property
+    def finished(self) -> bool:
+        """Its RL has ended and been evaluated."""
+        return (self.run / "evaluations" / "final.json").is_file()
+
     def control(self, name: str) -> Path:
         """The RL run's folder of a negative control."""
         return self.folder / f"train_{name}"
@@ -168,6 +178,7 @@ class RoundRow(Config):
             where not measured.
         imagined: success in the last iteration's rollouts, from initial states. gate: what it found.
         real: mode -> [success, low, high] on the evaluation's states, after the round.
+        refused: why trust did not let the round's RL start; empty where it did.
     """
 
     number: int
@@ -180,6 +191,7 @@ class RoundRow(Config):
     imagined: float | None
     gate: tuple[str, ...]
     real: dict[str, tuple[float, float, float]]
+    refused: str = ""
 
 
 class RoundsTable(Config):
@@ -201,13 +213,15 @@ class RoundsTable(Config):
 
 
 def rounds_table(recipe: Recipe, rounds: Sequence[Round], online: int | None = None) -> RoundsTable:
-    """Read what finished rounds left behind."""
-    rows, total = [], 0
+    """Read what rounds left behind; a last one that trust refused leaves the policy of the one before."""
+    rows, total, ended = [], 0, rounds[0]
     for number, done in enumerate(rounds, start=1):
         episodes = counted_episodes(recipe, done)
         total += episodes.total
-        final = Evaluation.load(done.run / "evaluations" / "final.json")
-        metrics = [row for row in read_metrics(done.run / METRICS_FILE) if "train/success" in row]
+        ended = done if done.finished else ended
+        final = Evaluation.load(ended.run / "evaluations" / "final.json")
+        steps = read_metrics(done.run / METRICS_FILE) if done.finished else []
+        metrics = [row for row in steps if "train/success" in row]
         last = metrics[-1] if metrics else {}
         trusted = done.world_model if done.world_model.is_dir() else None
         rows.append(
@@ -222,6 +236,7 @@ def rounds_table(recipe: Recipe, rounds: Sequence[Round], online: int | None = N
                 imagined=last.get("train/success_from_start", last.get("train/success")),
                 gate=tuple(check.text() for check in gate_checks(done)),
                 real={mode: _rate(final, mode) for mode in final.modes},
+                refused="" if done.finished else done.refusal.read_text(encoding="utf-8"),
             )
         )
     return RoundsTable(rows=tuple(rows), budget=recipe.loop.real_episodes, online=online)

@@ -70,9 +70,15 @@ def _round(row: dict[str, Any]) -> dict[str, Any]:
             else f"{title} {_figure(row['after'].get(name))}"
             for name, title in _TRUSTED.items()
         ],
-        "imagined": "–" if row["imagined"] is None else f"{100 * row['imagined']:.1f} %",
+        "imagined": _imagined(row),
         "real": [f"{100 * rate:.1f} % [{100 * low:.1f}, {100 * high:.1f}]" for rate, low, high in row["real"].values()],
     }
+
+
+def _imagined(row: dict[str, Any]) -> str:
+    if row["refused"]:
+        return "no RL: trust refused"
+    return "–" if row["imagined"] is None else f"{100 * row['imagined']:.1f} %"
 
 
 def _figure(figure: list[float | None] | None) -> str:

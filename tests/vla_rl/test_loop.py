@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.dataset import DataNeeds, open_dataset
 from vla_rl.evaluate import EvalConfig, evaluate
 from vla_rl.evaluation import Evaluation
+from vla_rl.interfaces import TrustError
 from vla_rl.loop_rounds import Round, RoundsTable, counted_episodes, planned_episodes
 from vla_rl.policies.base import load_policy
 from vla_rl.ranking import rank_policies
@@ -204,6 +205,28 @@ def test_every_real_episode_is_counted_once(whole, two):
         "RL in the simulator, as many real episodes" in page and f"{table.total} real episodes of at most 112" in page
     )
     assert "<h2>Rounds</h2>" in page and "Controls" in page
+
+
+@pytest.mark.slow
+def test_a_later_round_that_trust_refuses_ends_the_loop_with_the_round_before(two, tmp_path, monkeypatch):
+    run = loop.run_beside_controls
+
+    def refuse_the_second(recipe: Recipe, done: Round, before: Round | None, show: Callable[[str], None]) -> None:
+        if before is not None:
+            raise TrustError("False successes: too many")
+        run(recipe, done, before, show)
+
+    monkeypatch.setattr(loop, "run_beside_controls", refuse_the_second)
+    told: list[str] = []
+    folder = started(two, tmp_path / "run")
+    last = loop.loop(two, folder, told.append)
+    assert last.folder.name == "round_1" and "round 2 of 2: no RL. False successes: too many" in told
+    first, second = RoundsTable.model_validate_json((folder / "rounds.json").read_text()).rows
+    assert (first.refused, second.refused) == ("", "False successes: too many")
+    assert second.real == first.real and second.episodes.rollouts == 16, "collected, so counted"
+    assert "no RL: trust refused" in (folder / "report.html").read_text()
+    final = Evaluation.load(folder / "evaluations" / "final.json")
+    assert final.episodes == Evaluation.load(last.run / "evaluations" / "final.json").episodes
 
 
 class _Stopped(BaseException):

@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError
 
 from vla_rl.atomic import write_text_atomic
 from vla_rl.config import Config
+from vla_rl.interfaces import TrustError
 from world_model.trust.config import MeasureConfig, Requirement, TrustConfig
 from world_model.trust.figures import Figure, bound_as_text, figure_info, with_evidence
 from world_model.trust.metrics import Curve
@@ -21,10 +22,6 @@ from world_model.trust.outcomes import Calibration, PolicyRates
 SCHEMA_VERSION = 1
 TRUST_FILE = "trust.json"
 EVAL_COMMAND = "vla-rl world-model eval"
-
-
-class TrustError(ValueError):
-    """Trust that is missing, unreadable or too low; the message says which figure and what to do."""
 
 
 class Verdict(Config):
