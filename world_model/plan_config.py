@@ -25,7 +25,7 @@ class PlanConfig(Config):
     )
     temperature: PositiveFloat = Field(default=1.0, description="At which the candidates are drawn.")
     choose: Literal["best", "random"] = Field(
-        default="best", description="random: any of the candidates, the control of the same cost."
+        default="best", description="random: any of the candidates, the control; nothing is imagined."
     )
     precision: Literal["auto", "fp32", "bf16"] = Field(default="auto", description="Of the world model's networks.")
     seed: NonNegativeInt = Field(default=0, description="Of what is imagined, and of random choices.")
