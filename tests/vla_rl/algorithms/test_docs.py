@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from toy_problem import ToyPolicy, roll_out
 
-from vla_rl.algorithms.configs import GroupConfig, GRPOConfig, MCGRPOConfig, PPOConfig, RLOOConfig
+from vla_rl.algorithms.configs import GRPOConfig, MCGRPOConfig, PPOConfig, RLOOConfig
 from vla_rl.config import Config, build_component
 from vla_rl.task_sampling import SamplingConfig
 
@@ -32,8 +33,8 @@ def test_no_option_is_listed_that_does_not_exist():
 
 
 def test_the_example_of_an_own_algorithm(monkeypatch):
-    (source,) = re.findall(r"```python\n(class BestOfGroup.*?)```", PAGE, re.DOTALL)
-    scope = {"GroupConfig": GroupConfig, "np": np}
+    (source,) = (text for text in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "class BestOfGroup" in text)
+    scope: dict[str, Any] = {}
     exec(source, scope)
     module = type(np)("own_module")
     module.BestOfGroup = scope["BestOfGroup"]
