@@ -51,7 +51,7 @@ def run_beside_controls(recipe: Recipe, done: Round, before: Round | None, show:
                 own += [f"policy.path={before.control(name) / 'policy'}"] if before else []
                 processes[name] = _start(recipe, done.folder / "train.yaml", done.control(name), own)
                 stack.callback(_end, processes[name])  # Stopped half-way, it would meet the next start's.
-        if not (done.run / FINAL).is_file():
+        if not done.finished:
             resume = (done.run / "config.yaml").is_file()
             train(recipe, open_run(recipe, done.run, resume), resume, on_iteration=check_controls)
         for name, process in processes.items():

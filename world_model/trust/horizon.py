@@ -6,9 +6,9 @@ import numpy as np
 
 from world_model.trust.config import MeasureConfig
 from world_model.trust.figures import Figure
-from world_model.trust.intervals import SMALLEST, mean_bands, rate_difference_bands
+from world_model.trust.intervals import SMALLEST, mean_bands
 from world_model.trust.open_loop import Replay
-from world_model.trust.outcomes import majority_guess
+from world_model.trust.outcomes import informedness_figure, majority_guess
 
 
 def horizon_figures(replay: Replay, groups: np.ndarray, config: MeasureConfig, frame_steps: int) -> dict[str, Figure]:
@@ -47,11 +47,12 @@ def outcomes_hold(
     """
     guess = np.stack([majority_guess(frame) for frame in real.T], 1)
     over_guess, _, over_guess_high = mean_bands((real == imagined).astype(np.float64) - guess, groups)
-    informed, _, informed_high = rate_difference_bands(imagined, real, groups)
+    informed = [informedness_figure(*frame, groups) for frame in zip(real.T, imagined.T, strict=True)]
     telling = np.minimum(real.sum(0), (~real).sum(0)) >= min_outcomes
-    shown = telling & (informed > margin)
+    shown = telling & np.array([figure.value > margin for figure in informed])
     vouched = np.maximum.accumulate(shown[::-1])[::-1]  # by this frame or a later one
-    return np.where(telling, shown | (vouched & (informed_high >= 0)), (over_guess >= 0) | (over_guess_high >= 0))
+    no_worse = np.array([figure.high >= 0 for figure in informed])
+    return np.where(telling, shown | (vouched & no_worse), (over_guess >= 0) | (over_guess_high >= 0))
 
 
 def _frames_held(holds: np.ndarray) -> int:

@@ -1,4 +1,4 @@
-"""Bootstrap intervals of means, of ratios of sums and of differences between rates, over episodes."""
+"""Bootstrap intervals of means and of ratios of sums, over episodes."""
 
 from __future__ import annotations
 
@@ -48,32 +48,6 @@ def ratio_bands(
     value = np.where(valid.any(0), sums[0].sum(0) / np.maximum(sums[1].sum(0), SMALLEST), np.nan)
     low, high = np.full((2, len(value)), np.nan)
     for k in np.flatnonzero((counts > 0).sum(0) > 1):
-        low[k], high[k] = np.nanquantile(draws[:, k], [(1 - confidence) / 2, (1 + confidence) / 2])
-    return value, low, high
-
-
-def rate_difference_bands(
-    outcomes: np.ndarray, chosen: np.ndarray, groups: np.ndarray, confidence: float = 0.95
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rate of outcomes where `chosen` minus the rate elsewhere, column by column; see `ratio_bands`.
-
-    Args:
-        outcomes, chosen: bool (E, K). groups: (E,), the initial state of each.
-
-    Returns:
-        value, low, high: float (K,). NaN for a column whose episodes are all chosen, or none.
-    """
-    rows = np.unique(groups, return_inverse=True)[1]
-    sums = np.zeros((4, int(rows.max()) + 1, outcomes.shape[1]))
-    for total, part in zip(sums, (outcomes & chosen, chosen, outcomes & ~chosen, ~chosen), strict=True):
-        np.add.at(total, rows, part.astype(np.float64))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        true, all_true, false, all_false = sums.sum(1)
-        value = true / all_true - false / all_false
-        true, all_true, false, all_false = resampled_counts(sums.shape[1]) @ sums
-        draws = true / all_true - false / all_false
-    low, high = np.full((2, len(value)), np.nan)
-    for k in np.flatnonzero(np.isfinite(value)):
         low[k], high[k] = np.nanquantile(draws[:, k], [(1 - confidence) / 2, (1 + confidence) / 2])
     return value, low, high
 
