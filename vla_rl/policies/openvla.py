@@ -201,7 +201,7 @@ PRESETS: dict[str, Preset] = {
 # What a config may set again when it starts from a checkpoint; the rest is the checkpoint's.
 RUN_FIELDS = (
     "precision", "weights", "attention", "gradient_checkpointing", "value_head", "value_detach",
-    "keyframe_loss_weight", "lora", "trainable", "laplace", "images", "gripper", "padding",
+    "keyframe_loss_weight", "lora", "trainable", "laplace", "images", "gripper", "padding", "num_actions",
 )  # fmt: skip
 # What a checkpoint in the published layout does not say about itself, and a recipe may.
 PUBLISHED_FIELDS = (
@@ -235,7 +235,12 @@ class OpenVLAConfig(PolicyConfig):
         default=None,
         description="Input at the action positions of the parallel decoder: learned, or zero as OFT; None: preset's.",
     )
-    chunk_size: PositiveInt = Field(default=8, description="Actions drawn at once.")
+    chunk_size: PositiveInt = Field(default=8, description="Actions that cloning learns at once.")
+    num_actions: PositiveInt | None = Field(
+        default=None,
+        description="Of a chunk, those executed before the policy looks again; null: all. Fewer react sooner, and cost "
+        "more inference.",
+    )
     image_size: PositiveInt | None = Field(
         default=None, description="Side of the square input image, pixels; None: preset's."
     )

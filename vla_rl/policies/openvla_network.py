@@ -192,15 +192,16 @@ class OpenVLANetwork(nn.Module):
     def hidden(self, prefix: Prefix, tokens: Tensor | None) -> Tensor:
         """Hidden states float32 (B, n, hidden) that the n action tokens are read from.
 
-        `tokens`: int64 (B, n), the chunk whose likelihood is wanted; needed by the autoregressive decoder.
+        `tokens`: int64 (B, n), the chunk, or its beginning, whose likelihood is wanted; needed by the autoregressive
+        decoder. Without, n is all of a chunk's.
         """
         causal = self.architecture.decoder == "autoregressive"
         if causal:
             assert tokens is not None, "the autoregressive decoder needs the tokens to evaluate"
-            slots = self.embed_actions(tokens[:, :-1])
+            slots, num_read = self.embed_actions(tokens[:, :-1]), tokens.shape[1]
         else:
-            slots = self.placeholders(prefix.embeddings.shape[0])
-        return self._run(prefix, slots, causal, self.architecture.num_action_tokens)[0]
+            slots, num_read = self.placeholders(prefix.embeddings.shape[0]), self.architecture.num_action_tokens
+        return self._run(prefix, slots, causal, num_read)[0]
 
     def _run(self, prefix: Prefix, slots: Tensor, causal: bool, num_read: int) -> tuple[Tensor, list[LayerCache]]:
         """Hidden states (B, num_read, hidden) from each row's last prompt token on, and the cache."""

@@ -57,7 +57,8 @@ class OpenVLAPolicy(nn.Module):
         self.network = network
         self.published: PublishedFolder | None = None
         self.no_rl_reason: str | None = None
-        self.chunk_size = architecture.chunk_size
+        self.demonstration_size = architecture.chunk_size  # Actions that cloning learns at once.
+        self.chunk_size = self._num_actions()
         self.action_dim = architecture.action_dim
         self.cameras = config.cameras
         self.uses_state = architecture.state_dim is not None
@@ -234,7 +235,7 @@ class OpenVLAPolicy(nn.Module):
             path, log_prob = self._draw_continuous(hidden, temperature, generator)
             return ActionChunk(self._to_env(path, stats), path=path, log_prob=log_prob, value=value)
         if tokens is None or logits is None:
-            logits = self.network.logits(hidden)
+            logits = self.network.logits(hidden[:, : self._num_tokens])
             tokens = draw(logits, temperature, generator)
         log_prob = self._shape(_log_prob(logits / temperature, tokens)).cpu().numpy() if temperature > 0 else None
         drawn = self._shape(tokens).cpu().numpy()
@@ -260,7 +261,7 @@ class OpenVLAPolicy(nn.Module):
         self, hidden: Tensor, temperature: float, generator: torch.Generator | None
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Normalised actions float32 (B, H, A) of the L1 head, and their log-density where there is one."""
-        location, log_scale = self._density(hidden)
+        location, log_scale = self._executed(self._density(hidden))
         if temperature == 0 or log_scale is None:
             return location.cpu().numpy(), None
         log_scale = log_scale + math.log(temperature)
@@ -299,7 +300,7 @@ class OpenVLAPolicy(nn.Module):
         if chunk.path is None:
             raise ValueError("chunk.path: None; this policy can only evaluate chunks that carry what was drawn")
         hidden = self._hidden(obs, None)
-        location, log_scale = self._density(hidden)
+        location, log_scale = self._executed(self._density(hidden))
         assert log_scale is not None, "there is a scale head"
         log_scale = log_scale + math.log(temperature)
         path = torch.from_numpy(chunk.path).to(self.device)
@@ -332,9 +333,9 @@ class OpenVLAPolicy(nn.Module):
             with keyframes, keyframe_loss.
         """
         stats = self._stats()
-        if actions.shape[1:] != (self.chunk_size, self.action_dim):
+        if actions.shape[1:] != (self.demonstration_size, self.action_dim):
             raise ValueError(
-                f"actions: shape {actions.shape}, expected (B, {self.chunk_size}, {self.action_dim}) "
+                f"actions: shape {actions.shape}, expected (B, {self.demonstration_size}, {self.action_dim}) "
                 "(policy.chunk_size actions per chunk)"
             )
         targets = self._from_env(actions, stats)
@@ -388,9 +389,9 @@ class OpenVLAPolicy(nn.Module):
         with self._autocast():
             return self.network.hidden(self._prefix(obs), tokens)
 
-    def _read(self, obs: Observation, tokens: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _read(self, obs: Observation, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Hidden states (B, n, hidden) and logits (B, n, bins), float32, of given tokens (B, n)."""
-        hidden = self._hidden(obs, tokens)
+        hidden = self._hidden(obs, tokens)[:, : tokens.shape[1]]
         return hidden, self.network.logits(hidden)
 
     def _decode(
@@ -400,7 +401,7 @@ class OpenVLAPolicy(nn.Module):
         hidden, past = self.network.start(prefix)
         valid = prefix.valid
         tokens, logits, hiddens = [], [], []
-        for i in range(self.architecture.num_action_tokens):
+        for i in range(self._num_tokens):
             if i > 0:
                 valid = None if valid is None else F.pad(valid, (0, 1), value=True)
                 hidden, past = self.network.step(tokens[-1], valid, past)
@@ -448,9 +449,26 @@ class OpenVLAPolicy(nn.Module):
             )
         return self.norm_stats
 
+    def _num_actions(self) -> int:
+        """H, actions of a chunk that are executed."""
+        size, asked = self.architecture.chunk_size, self.config.num_actions
+        if asked is not None and asked > size:
+            raise ConfigError(f"policy.num_actions: got {asked}, at most {size}, the policy's chunk_size")
+        return asked or size
+
+    @property
+    def _num_tokens(self) -> int:
+        """Tokens of the actions that are executed."""
+        return self.chunk_size * self.action_dim
+
+    def _executed(self, density: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
+        """The part of a location and a log-scale that belongs to the actions that are executed."""
+        location, log_scale = density
+        return location[:, : self.chunk_size], None if log_scale is None else log_scale[:, : self.chunk_size]
+
     def _shape(self, x: Tensor) -> Tensor:
-        """(B, n) -> (B, H, A)."""
-        return x.reshape(-1, self.chunk_size, self.action_dim)
+        """(B, n) -> (B, n / A, A)."""
+        return x.reshape(len(x), -1, self.action_dim)
 
     def _autocast(self) -> torch.autocast:
         dtype = self.network.compute_dtype

@@ -286,3 +286,31 @@ def test_wrong_inputs():
         policy.evaluate(obs, ActionChunk(np.zeros((2, 8, 7), np.float32)))
     with pytest.raises(ValueError, match=r"actions: shape \(2, 3, 7\), expected \(B, 8, 7\)"):
         policy.bc_loss(obs, np.zeros((2, 3, 7), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("decoder", "laplace"), [("parallel", None), ("autoregressive", None), ("l1", {}), ("l1", None)]
+)
+def test_fewer_actions_than_a_chunk_are_its_first_ones(decoder, laplace):
+    whole, fewer = (
+        sharpen(make(decoder, 4, laplace=laplace, num_actions=number, value_head=True)) for number in (None, 3)
+    )
+    obs, generator = fake_observation(SPEC, 2), torch.Generator().manual_seed(0)
+    np.testing.assert_array_equal(
+        fewer.act(obs, temperature=0.0).actions, whole.act(obs, temperature=0.0).actions[:, :3]
+    )
+    assert (fewer.chunk_size, fewer.demonstration_size) == (3, 4)
+    chunk = fewer.act(obs, generator)
+    assert chunk.actions.shape == (2, 3, 7)
+    if decoder != "l1" or laplace is not None:
+        assert chunk.log_prob is not None
+        output = fewer.evaluate(obs, chunk)
+        assert output.log_prob.shape == output.entropy.shape == (2, 3, 7)
+        np.testing.assert_allclose(output.log_prob.detach().numpy(), chunk.log_prob, atol=1e-5)
+    actions = np.zeros((2, 4, 7), np.float32)
+    assert fewer.bc_loss(obs, actions)[0] == whole.bc_loss(obs, actions)[0]
+
+
+def test_more_actions_than_a_chunk_has_are_refused():
+    with pytest.raises(ConfigError, match=r"policy.num_actions: got 9, at most 8"):
+        make(num_actions=9)
