@@ -156,7 +156,7 @@ def collect_dataset(
     settings = _settings(env_config, config, version, seed)
     staging = target.parent / f".{target.name}.collecting"
     _open_staging(staging, settings)
-    env: VecEnv = seen.build(record_frames=policy is not None)
+    env: VecEnv = seen.build(record_frames=policy is not None and config.every_frame)
     try:
         tasks = list(config.tasks or env.spec.tasks)
         if unknown := sorted(set(tasks) - set(env.spec.tasks)):
@@ -173,7 +173,8 @@ def collect_dataset(
         )
         collector.run()
         spec = env.spec
-        settings |= {OBSERVED_EVERY: getattr(env, OBSERVED_EVERY, 1)}
+        seldom = policy.chunk_size if policy is not None and not config.every_frame else 1
+        settings |= {OBSERVED_EVERY: max(getattr(env, OBSERVED_EVERY, 1), seldom)}
     finally:
         env.close()
     summary = collector.summary()
@@ -407,7 +408,7 @@ class _Collector:
         images = {camera: image[0] for camera, image in running.obs.images.items()}
         state = running.obs.state[0]
         frames = result.info["frames"][row] if "frames" in result.info else None
-        assert frames is not None or num_steps <= 1, "chunks longer than one action need record_frames=True"
+        assert frames is not None or num_steps <= 1 or not self.config.every_frame, "needs record_frames=True"
         for i in range(num_steps):
             for camera, image in images.items():
                 running.pending[camera].append(self.encoders.submit(encode_png, image))

@@ -43,6 +43,12 @@ class CollectConfig(Config):
     rotation_noise: NonNegativeFloat = Field(default=0.0, description="The same for the others, but for the gripper.")
     noise_hold: PositiveInt = Field(default=1, description="Control steps for which each noise sample is held.")
     temperature: NonNegativeFloat = Field(default=1.0, description="Of the policy's sampling; 0 is greedy.")
+    every_frame: bool = Field(
+        default=True,
+        description="With source=policy: draw and record what is seen after each control step. false: only what the "
+        "policy sees, once per chunk, which is several times as fast where rendering is slow, and all that a world "
+        "model with frames as long as the policy's chunks learns from.",
+    )
     keyframes: bool = Field(
         default=False,
         description="Keep the simulator's state before each action chunk, so that episodes can start there exactly.",
@@ -64,6 +70,11 @@ class CollectConfig(Config):
         if self.imagined and (self.source != "policy" or self.keyframes or self.structure):
             raise ConfigError(
                 "collect.imagined: only for collect.source=policy, and without collect.keyframes and collect.structure"
+            )
+        if not self.every_frame and (self.source != "policy" or self.structure):
+            raise ConfigError(
+                "collect.every_frame: false is only for collect.source=policy, and without collect.structure; the "
+                "expert looks after each step"
             )
         if self.source == "policy" and (self.noise or self.rotation_noise):
             raise ConfigError("collect.noise: only for collect.source=expert; use collect.temperature for a policy")

@@ -185,6 +185,7 @@ def collect(
         temperature=recipe.train.temperature,
         keyframes=keyframes,
         structure=structure,
+        every_frame=recipe.loop.every_frame or structure,
     )
     real: Any = recipe.acting_env
     if "steps_after_success" in type(real).model_fields:

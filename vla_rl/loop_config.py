@@ -26,6 +26,11 @@ class LoopConfig(Config):
         description="Control steps for which these episodes go on after success, a chunk: else the world model "
         "never sees what the rest of a chunk does.",
     )
+    every_frame: bool = Field(
+        default=True,
+        description="Record what is seen after each control step of these episodes, see collect.every_frame; false "
+        "where rendering is slow.",
+    )
     save_states: bool = Field(
         default=True,
         description="With sampling.keyframe_share: keep the simulator's states with the episodes, for keyframes at "

@@ -74,8 +74,15 @@ class EpisodeFrames:
             first_steps: control steps before frame 1; None: G.
 
         Raises:
-            DatasetError: actions of another size or scale, or no episode with a second frame.
+            DatasetError: actions of another size or scale, no episode with a second frame, or frames between images.
         """
+        every = dataset.observed_every
+        if frame_steps % every or (first_steps or frame_steps) % every:
+            raise DatasetError(
+                f"{dataset.path}: has an image every {every} control steps, and a frame is wanted after "
+                f"{first_steps or frame_steps} and then every {frame_steps}; choose world_model.model.frame_steps and "
+                "world_model.cuts to fit, or collect with every_frame=true"
+            )
         has_end = dataset.final_images is not None and dataset.final_state is not None
         steps = dataset.lengths - (0 if has_end else 1)
         episodes = dataset.episodes

@@ -15,8 +15,8 @@ from vla_rl.data.masks import training_mask
 from vla_rl.data.source import LeRobotSource
 from vla_rl.types import CONTROL_SOURCES, Observation
 
-# In collect.json: control steps from one image to the next. An imagined dataset repeats its images in between, from
-# which nothing can be learned of what to do there.
+# In collect.json: control steps from one image to the next. A dataset that was imagined, or collected without
+# every_frame, repeats its images in between, from which nothing can be learned of what to do there.
 OBSERVED_EVERY = "observed_every"
 
 
@@ -97,6 +97,7 @@ class EpisodeDataset:
         final_images: the policy's camera name -> uint8 (E, height, width, 3), after each episode's last action, and
         final_state: float32 (E, S), likewise; None where the dataset does not record them.
         initial_states: E names, "task/split/index" where recorded. Episodes with the same name began alike.
+        observed_every: control steps from one image and state to the next; in between they are repeated.
         cache: folder of the decoded arrays; its name stands for the content, the cameras and the image size.
     """
 
@@ -122,6 +123,7 @@ class EpisodeDataset:
     final_state: np.ndarray | None
     initial_states: list[str]
     weight: float = 1.0
+    observed_every: int = 1
 
     @property
     def episodes(self) -> np.ndarray:
@@ -182,7 +184,8 @@ def open_dataset(config: DatasetConfig, needs: DataNeeds, cache_folder: Path | N
     episode_task = arrays["task"][starts]
     keep = _choose_episodes(config, source, episode_task)
     step = np.arange(len(wanted)) - np.repeat(starts, source.lengths)
-    is_seen = step % _observed_every(source.root) == 0
+    observed_every = _observed_every(source.root)
+    is_seen = step % observed_every == 0
     rows = np.flatnonzero(wanted & is_seen & np.repeat(keep, source.lengths))
     if len(rows) == 0:
         raise DatasetError(
@@ -215,6 +218,7 @@ def open_dataset(config: DatasetConfig, needs: DataNeeds, cache_folder: Path | N
         final_state=decoded.final_state,
         initial_states=source.initial_states(),
         weight=config.weight,
+        observed_every=observed_every,
     )
 
 
