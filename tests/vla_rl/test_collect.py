@@ -20,9 +20,12 @@ from sim.dummy import DummyConfig
 from vla_rl import collect as collect_module
 from vla_rl.collect import CollectConfig, collect_dataset
 from vla_rl.config import ConfigError, validate
+from vla_rl.data.config import DatasetConfig, DatasetError
+from vla_rl.data.dataset import DataNeeds, open_dataset
 from vla_rl.data.lerobot_io import decode_image, read_shards
 from vla_rl.policies.openvla import OpenVLAConfig
 from vla_rl.types import EpisodeSpec
+from world_model.episodes import EpisodeFrames
 
 ENV = DummyConfig(num_envs=3, image_size=32, cameras=("agentview", "wrist"))
 
@@ -120,10 +123,16 @@ def test_keep_successes_goes_on_to_the_next_initial_states(tmp_path):
     assert len({(e["env_task"], e["env_index"]) for e in episodes}) == 8
 
 
-def test_policy_rollouts_record_every_control_step(tmp_path):
+def chunked_policy():
+    """It draws 4 actions at a time."""
     policy = OpenVLAConfig(chunk_size=4, image_size=32, cameras=("agentview",)).build(ENV.env_spec())
     low = np.full(8, -1.0)
     policy.set_norm_stats({"q01": low[:7], "q99": -low[:7]}, {"q01": low, "q99": -low})
+    return policy
+
+
+def test_policy_rollouts_record_every_control_step(tmp_path):
+    policy = chunked_policy()
     result, _ = collected(tmp_path, policy=policy, source="policy", episodes_per_task=2, temperature=1.0)
     frames, episodes = read_frames(tmp_path / "demos"), read_episodes(tmp_path / "demos")
     assert result["frames"] == frames.num_rows > 4 * len(episodes)
@@ -139,6 +148,30 @@ def test_policy_rollouts_record_every_control_step(tmp_path):
         )
         obs = env.step(column(rows, "action")[t].astype(np.float32)[None, None]).obs
     env.close()
+
+
+def test_without_every_frame_the_same_episodes_have_what_the_policy_saw(tmp_path):
+    options = {"source": "policy", "episodes_per_task": 2, "temperature": 1.0}
+    found = []
+    for name, every_frame in (("every", True), ("seldom", False)):
+        collected(tmp_path, policy=chunked_policy(), dataset=str(tmp_path / name), every_frame=every_frame, **options)
+        found.append(open_dataset(DatasetConfig(path=str(tmp_path / name)), DataNeeds(ENV.cameras, 7)))
+    every, seldom = found
+    assert np.array_equal(every.actions, seldom.actions) and np.array_equal(every.lengths, seldom.lengths)
+    step = np.arange(len(seldom.actions)) - np.repeat(seldom.starts, seldom.lengths)
+    assert seldom.observed_every == 4 and np.array_equal(seldom.rows, np.flatnonzero(step % 4 == 0))
+    assert every.final_images is not None and seldom.final_images is not None
+    for camera in ENV.cameras:
+        assert np.array_equal(every.images[camera][seldom.rows], seldom.images[camera][seldom.rows])
+        assert np.array_equal(every.final_images[camera], seldom.final_images[camera])
+    assert np.array_equal(every.state[seldom.rows], seldom.state[seldom.rows])
+    spec = ENV.env_spec()
+    frames = [EpisodeFrames.of(one, 4, spec.action_low, spec.action_high) for one in found]
+    everything = np.arange(frames[0].num_frames)
+    assert np.array_equal(frames[0].images(everything), frames[1].images(everything))
+    assert np.array_equal(frames[0].success(everything), frames[1].success(everything))
+    with pytest.raises(DatasetError, match=r"an image every 4 control steps.*after 2 and then every 4"):
+        frames[1].cut_after(2)
 
 
 class _Stop(RuntimeError):
