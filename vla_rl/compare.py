@@ -121,7 +121,7 @@ class Comparison(Config):
         return "\n".join([*(r.text() for r in self.results), *(f"warning: {w}" for w in self.warnings)])
 
     def table(self) -> Table:
-        """A table for the console; with several samples a state, its p-value is the one by state."""
+        """A table for the console, 80 columns wide; with several samples a state, its p-value is the one by state."""
         from rich.box import SIMPLE_HEAD
         from rich.table import Table
 
@@ -130,18 +130,17 @@ class Comparison(Config):
             title_justify="left",
             box=SIMPLE_HEAD,
             pad_edge=False,
+            padding=(0, 1, 0, 0),
         )
-        for name in ("mode", "task", "a %", "b %", "b - a", "95 % interval", "+ / -", "pairs", self.p_name):
-            left = name in ("mode", "task")
-            table.add_column(name, justify="left" if left else "right", no_wrap=name != "task", overflow="fold")
+        table.add_column("task", min_width=12, overflow="fold")
+        for name in ("a %", "b %", "b - a, 95 % interval", "+ / -", "pairs", self.p_name):
+            table.add_column(name, justify="right", no_wrap=True)
         for r in self.results:
             table.add_row(
-                r.mode,
-                r.task or "all",
+                r.task or f"{r.mode}, all",
                 f"{100 * r.rate_a:.1f}",
                 f"{100 * r.rate_b:.1f}",
-                f"{100 * r.difference:+.1f}",
-                f"{100 * r.bootstrap.low:+.1f} to {100 * r.bootstrap.high:+.1f}",
+                f"{100 * r.difference:+.1f} [{100 * r.bootstrap.low:+.1f}, {100 * r.bootstrap.high:+.1f}]",
                 f"{r.gained} / {r.lost}",
                 str(r.num_pairs),
                 format_p(r.p_value_by_state),
