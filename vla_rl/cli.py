@@ -336,13 +336,17 @@ def evaluate_world_model(
     style: Annotated[
         list[str] | None, typer.Option("--style", help="NAME=DATASET of real episodes with another look.")
     ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder of the report; if not given, the world model's.")
+    ] = None,
     override: Annotated[list[str] | None, typer.Option("--set", help="key=value on the recipe.")] = None,
 ) -> None:
-    """Measure how far a world model can be trusted: trust.json and trust.html in its folder."""
+    """Measure how far a world model can be trusted: trust.json and trust.html."""
     from vla_rl.commands import measure_world_model
 
     styles = {name: Path(path) for name, _, path in (text.partition("=") for text in style or ())}
-    page = measure_world_model(_load(recipe, override), Path(world_model), held_out, policy or (), train or (), styles)
+    loaded, data = _load(recipe, override), (held_out, policy or (), train or ())
+    page = measure_world_model(loaded, Path(world_model), *data, styles, output)
     typer.echo(f"written: {page.with_suffix('.json')}\npage: {page}")
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
+from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.dataset import EpisodeDataset
 from world_model.config import ImaginationConfig
 from world_model.episodes import EpisodeFrames, logged_episodes, open_episodes
-from world_model.facts import content_key
+from world_model.facts import content_key, resolve_path
 from world_model.model import load_world_model
 from world_model.open_loop import OpenLoop
 from world_model.trust.config import MeasureConfig, Requirement
@@ -43,9 +44,12 @@ def measure_trust(
     """Measure a world model on held-out datasets; see `FitConfig.measure_trust`.
 
     Raises:
+        ConfigError: no such world model, or one that ships with the package and no `out`.
         DatasetError: a dataset that the world model was fitted on or its thresholds chosen on, or of another robot.
     """
-    folder = Path(world_model)
+    folder = resolve_path(world_model)
+    if out is None and str(world_model).startswith("pretrained:"):
+        raise ConfigError(f"{world_model}: ships with the package, whose files stay as they are; name another --output")
     loaded = load_world_model(folder, device).compute_in(imagination.precision)
     spec = loaded.facts.env_spec()
 
@@ -77,7 +81,7 @@ def measure_trust(
         ),
         config,
         Provenance(
-            model=str(folder),
+            model=str(world_model),
             model_key=content_key(folder),
             datasets=tuple(str(path) for path in held_out),
             dataset_keys=tuple(dataset.cache.name for dataset in datasets),
