@@ -151,6 +151,13 @@ def test_episodes_of_their_own_can_choose_the_threshold_and_then_not_measure_tru
             fit.measure_trust(chosen, [seen])
 
 
+def test_what_ships_with_the_package_gets_its_report_elsewhere(tmp_path):
+    with pytest.raises(ConfigError, match=r"pretrained:tabletop: ships with the package.*--output"):
+        FitConfig().measure_trust(Path("pretrained:tabletop"), [])
+    with pytest.raises(DatasetError, match="nowhere"):  # It is found, and its facts are read.
+        FitConfig().measure_trust(Path("pretrained:tabletop"), [tmp_path / "nowhere"], folder=tmp_path)
+
+
 @pytest.mark.parametrize(("chunk_size", "frames"), [(None, 1), (4, 1), (6, 2), (8, 2)])
 def test_trust_verifies_successes_over_the_policys_chunk(episodes, fitted, held_out, tmp_path, chunk_size, frames):
     fit = config(episodes, measure={"inverse_updates": 0, "num_clips": 0})
