@@ -74,6 +74,9 @@ app = typer.Typer(
 config_app = typer.Typer(no_args_is_help=True, help="Show a resolved recipe, or export the JSON schema of recipes.")
 app.add_typer(config_app, name="config")
 
+# Of a fit that is resumed: what only its threshold, chosen last, depends on, and what is collected for it. Datasets
+# that are there already were collected as the recipe says, or are refused.
+FREE_IN_A_FIT = ("datasets", *(f"world_model.{name}" for name in ("calibrate_on", "max_false_success", "min_failures")))
 world_model_app = typer.Typer(no_args_is_help=True, help="Fit a world model, and measure how far it can be trusted.")
 app.add_typer(world_model_app, name="world-model")
 cli_world_model.register(world_model_app)
@@ -313,7 +316,7 @@ def fit(recipe: RecipeName, overrides: Overrides = None, output: Output = None, 
     from vla_rl.run import open_run
 
     loaded = _load(recipe, overrides)
-    folder = open_run(loaded, output, resume)
+    folder = open_run(loaded, output, resume, free=FREE_IN_A_FIT)
     with _resumable("world-model fit", recipe, overrides, folder):
         typer.echo(f"world model: {fit_world_model(loaded, folder)}")
 

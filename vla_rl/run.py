@@ -34,7 +34,9 @@ _ABSENT = "(nothing)"
 _FREE = ("num_threads",)  # May differ in a resumed run: the machine's, not the run's.
 
 
-def open_run(recipe: Config, folder: Path | None, resume: bool, root: Path = Path("runs")) -> Path:
+def open_run(
+    recipe: Config, folder: Path | None, resume: bool, root: Path = Path("runs"), free: Sequence[str] = ()
+) -> Path:
     """Create a run's folder and write what identifies it, or open an existing one to resume.
 
     A folder that holds nothing but what this function wrote (the run failed before it began) is used again.
@@ -42,6 +44,7 @@ def open_run(recipe: Config, folder: Path | None, resume: bool, root: Path = Pat
     Args:
         folder: where; by default `root/<name>-<date>-<time>`, with `resume` the newest of these.
         resume: go on in `folder`, which must hold the same resolved recipe, except for num_threads.
+        free: further fields, dotted, that may differ then: those that only matter to what is still to be done.
 
     Raises:
         ConfigError: a folder in use without `resume`, nothing to resume, or another recipe in it.
@@ -53,12 +56,14 @@ def open_run(recipe: Config, folder: Path | None, resume: bool, root: Path = Pat
             print(f"--resume: going on with the newest run, {folder}", file=sys.stderr)
         if not (folder / "config.yaml").is_file():
             raise ConfigError(f"--resume: {folder} holds no earlier run (no config.yaml); see --output")
-        if difference := _difference_to(folder, recipe):
+        if difference := _difference_to(folder, recipe, free):
             if not _has_not_begun(folder):
                 raise ConfigError(
                     f"{folder} was made by another recipe: {difference}. "
                     "Resume with the recipe and overrides it was started with, or choose another --output."
                 )
+            _describe(folder, recipe)
+        elif free and _difference_to(folder, recipe):
             _describe(folder, recipe)
         return folder
     if folder is None:
@@ -140,17 +145,18 @@ def git_commit() -> str | None:
     return commit + ("+changes" if changed else "")
 
 
-def _difference_to(folder: Path, recipe: Config) -> str:
-    """How a run's recipe differs from `recipe`; empty where they are the same."""
+def _difference_to(folder: Path, recipe: Config, free: Sequence[str] = ()) -> str:
+    """How a run's recipe differs from `recipe`, but for the fields that are `free`; empty where they are the same."""
     # Validated, so that options which are newer than the run are there with their defaults.
     saved = validate(type(recipe), read_yaml(folder / "config.yaml"), prefix=str(folder / "config.yaml"))
-    return _difference(saved.model_dump(mode="json"), recipe.model_dump(mode="json"))
+    return _difference(saved.model_dump(mode="json"), recipe.model_dump(mode="json"), free)
 
 
-def _difference(found: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
+def _difference(found: Mapping[str, Any], asked: Mapping[str, Any], free: Sequence[str]) -> str:
     """The first few fields in which two recipes differ, with both values; empty where they are the same."""
     there, here = _flat(found), _flat(asked)
-    names = [n for n in there | here if n not in _FREE and there.get(n, _ABSENT) != here.get(n, _ABSENT)]
+    ignored = {*_FREE, *free}
+    names = [n for n in there | here if n not in ignored and there.get(n, _ABSENT) != here.get(n, _ABSENT)]
     parts = [
         f"there {name}: {there.get(name, _ABSENT)!r}, here {name}: {here.get(name, _ABSENT)!r}" for name in names[:3]
     ]

@@ -19,8 +19,8 @@ from world_model.trust.figures import Figure
 from world_model.trust.outcomes import outcome_figures, rate_figure
 
 GET_MORE = (
-    "Collect more of the policy's own episodes (vla-rl collect with collect.source=policy, collect.keep=all), or hold "
-    "out a larger share of them (fit.holdout)."
+    "Collect more of the policy's own episodes (vla-rl collect with collect.source=policy, collect.keep=all), and hold "
+    "out a larger share of them (world_model.holdout) or name them in world_model.calibrate_on."
 )
 
 
@@ -84,7 +84,7 @@ def calibrate(
     real = np.asarray(succeeded, bool)
     groups = np.arange(len(real)) if starts is None else np.asarray(starts)
     _check_logits(success_logits, clip_logits, real, groups)
-    _check_outcomes(real, groups, max_false_success, min_failures)
+    check_outcomes(real, groups, max_false_success, min_failures)
     score = _highest([np.minimum(*pair) for pair in zip(success_logits, clip_logits, strict=True)])
     threshold = choose_threshold(score, real, groups, max_false_success)
     if threshold is None:
@@ -93,7 +93,7 @@ def calibrate(
             f"calibration: no threshold keeps the false-success rate's upper 95 % limit at {max_false_success:.0%} or "
             f"below and lets any of the {real.sum()} successful episodes count; the best that lets one count reaches "
             f"{best:.0%}. The success head cannot tell success from failure: fit it longer or on more episodes of the "
-            "policy, near-successes included, or accept more with fit.max_false_success."
+            "policy, near-successes included, or accept more with world_model.max_false_success."
         )
     imagined = score > threshold
     success_alone, clip_alone = (
@@ -164,7 +164,15 @@ def _check_logits(
             )
 
 
-def _check_outcomes(real: np.ndarray, groups: np.ndarray, max_false_success: float, min_failures: int) -> None:
+def check_outcomes(real: np.ndarray, groups: np.ndarray, max_false_success: float, min_failures: int) -> None:
+    """Check that held-out episodes can bound the false-success rate, whatever the networks say of them.
+
+    Args:
+        real: bool (E,), outcomes. groups: (E,), initial states.
+
+    Raises:
+        CalibrationError: too few failures, or no success.
+    """
     found, needed = len(np.unique(groups[~real])), max(min_failures, failures_needed(max_false_success))
     if found < needed:
         raise CalibrationError(

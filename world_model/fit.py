@@ -34,7 +34,7 @@ from vla_rl.precision import wants_bf16
 from vla_rl.types import EnvSpec
 from world_model.autoencoder import TinyAutoencoder
 from world_model.bootstrap import Bootstrap
-from world_model.calibration import SuccessCalibration, calibrate
+from world_model.calibration import SuccessCalibration, calibrate, check_outcomes
 from world_model.clips import ClipDataset, SuccessBatch, SuccessSamples
 from world_model.config import DynamicsConfig, StageConfig, WorldModelConfig
 from world_model.episodes import EpisodeFrames, logged_episodes, open_episodes, state_statistics
@@ -139,6 +139,7 @@ class _Fit:
             _check_start(start, spec, config)
         self.model = start.config if start is not None else _with_projections(config.model or WorldModelConfig(), spec)
         self.data = self._open(spec)
+        self._check_calibration()
         fitted_on = _content_keys([*self.data.fitted, *self.data.judged])
         if start is not None:
             seen = {*start.facts.datasets, *fitted_on}
@@ -176,6 +177,13 @@ class _Fit:
         makers = restylers(style, fitted, [one.camera_map for one in self.config.datasets], tuple(spec.projections))
         shown = with_styles(style, fitted, makers, self.seed)
         return _Data(fitted, calibration, shown, judged or shown, makers)
+
+    def _check_calibration(self) -> None:
+        """Fail before hours of fitting where the episodes cannot give a threshold after it."""
+        parts, config = self.data.calibration, self.config
+        real = np.concatenate([part.dataset.success[part.episodes] for part in parts])
+        starts = np.array([part.dataset.initial_states[episode] for part in parts for episode in part.episodes])
+        check_outcomes(real, starts, config.max_false_success, config.min_failures)
 
     def _frames(self, dataset: EpisodeDataset, spec: EnvSpec) -> EpisodeFrames:
         return EpisodeFrames.of(dataset, self.model.frame_steps, spec.action_low, spec.action_high)

@@ -85,6 +85,10 @@ def test_resuming_needs_a_run_of_the_same_recipe(tmp_path):
     )
     with pytest.raises(ConfigError, match=difference):
         open_run(Asked(seed=1, log=Section()), folder, resume=True)
+    with pytest.raises(ConfigError, match=r"there seed: 0, here seed: 1\. Resume"):
+        open_run(Asked(seed=1, algo=Section(lr=0.01)), folder, resume=True, free=("algo.lr",))
+    assert open_run(Asked(algo=Section(lr=0.01)), folder, resume=True, free=("algo.lr",)) == folder
+    assert read_yaml(folder / "config.yaml")["algo"]["lr"] == 0.01, "what it goes on with"
     for nowhere in (tmp_path / "nowhere", tmp_path):
         with pytest.raises(ConfigError, match=r"--resume: .* holds no earlier run"):
             open_run(Asked(), nowhere, resume=True)

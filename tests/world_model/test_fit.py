@@ -209,6 +209,7 @@ def test_what_cannot_be_fitted_is_refused(episodes, fitted, tmp_path, options, e
     options = {key: str(fitted) if value == "FITTED" else value for key, value in options.items()}
     with pytest.raises(error, match=message):
         config(episodes, **options).fit(ENV.env_spec(), tmp_path / "run")
+    assert not (tmp_path / "run" / "stages").exists(), "before anything is fitted"
 
 
 def test_a_start_of_another_robot_is_refused(episodes, fitted, tmp_path):
