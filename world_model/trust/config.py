@@ -89,12 +89,14 @@ class Requirement(Config):
         return f"above {self.above:g}" if self.above is not None else f"at most {self.at_most:g}"
 
 
+# What refuses predicted the real gain of RL over twelve world models; the rate of false successes alone did not
+# (docs/results.md, "Which trust figure predicts the gain"). Informedness has it on one side of the balance.
 DEFAULT_REQUIRE: dict[str, dict[str, Any]] = {
-    "false_success": {"at_most": 0.10},
     "informedness": {"above": 0.1},
     "action_gain": {"above": 1.2},
     "skill": {"above": 0.0},
     "trust_horizon": {"above": 0.0},
+    "false_success": {"at_most": 0.10, "otherwise": "warn"},
     "outcome_flips": {"at_most": 0.30, "otherwise": "warn"},
     "pearson": {"above": 0.9, "limit": "value", "otherwise": "warn"},
     "policy_gap": {"at_most": 0.10, "limit": "value", "otherwise": "warn"},
@@ -127,9 +129,9 @@ class TrustConfig(Config):
     )
     require: Annotated[dict[str, Requirement], BeforeValidator(_over_defaults)] = Field(
         default={},
-        description="Figure -> bound. What is given is laid over the defaults: false_success at_most .10, "
-        "informedness above 0.1, action_gain above 1.2, skill above 0, trust_horizon above 0 refuse; "
-        "outcome_flips at_most .30, pearson above .9, policy_gap at_most .10 warn. null removes one.",
+        description="Figure -> bound. What is given is laid over the defaults: informedness above 0.1, action_gain "
+        "above 1.2, skill above 0, trust_horizon above 0 refuse; false_success at_most .10, outcome_flips at_most .30, "
+        "pearson above .9, policy_gap at_most .10 warn. null removes one.",
     )
     ignore: bool = Field(
         default=False, description="Train all the same where trust is missing or fails; the run's report then says so."

@@ -104,9 +104,13 @@ def test_one_clip_of_each_kind_that_there_is(good: Measured) -> None:
     assert np.abs(clip.real.astype(int) - clip.imagined).mean() < 5, "it shows the same episode"
 
 
-def test_an_optimistic_success_head_is_refused(tmp_path: Path) -> None:
+def test_an_optimistic_success_head_is_warned_of_and_refused_where_a_recipe_asks(tmp_path: Path) -> None:
     report, refusing = judge(BlockWorldModel(reach=4), HELD_OUT, tmp_path)
-    assert "false_success" in refusing
+    assert not refusing
+    assert "false_success" in {v.figure for v in report.check(TrustConfig().require) if not v.passed}
+    strict = TrustConfig.model_validate({"require": {"false_success": {"otherwise": "refuse"}}})
+    with pytest.raises(TrustError, match="False successes"):
+        admit(strict, tmp_path / "trust.json")
     assert report.figures["false_success"].low > 0.3
     assert report.figures["head_false_success"].low > 0.3, "the head is at fault, not the dynamics"
     assert refusing.isdisjoint({"skill", "action_gain"}), "the dynamics is right"
