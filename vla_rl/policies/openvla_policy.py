@@ -389,9 +389,10 @@ class OpenVLAPolicy(nn.Module):
         with self._autocast():
             return self.network.hidden(self._prefix(obs), tokens)
 
-    def _read(self, obs: Observation, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Hidden states (B, n, hidden) and logits (B, n, bins), float32, of given tokens (B, n)."""
-        hidden = self._hidden(obs, tokens)[:, : tokens.shape[1]]
+    def _read(self, obs: Observation, tokens: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Hidden states (B, n, hidden) and logits (B, n, bins), float32, of given tokens (B, n); None: of all."""
+        hidden = self._hidden(obs, tokens)
+        hidden = hidden if tokens is None else hidden[:, : tokens.shape[1]]
         return hidden, self.network.logits(hidden)
 
     def _decode(
