@@ -391,8 +391,7 @@ class OpenVLAPolicy(nn.Module):
 
     def _read(self, obs: Observation, tokens: Tensor | None) -> tuple[Tensor, Tensor]:
         """Hidden states (B, n, hidden) and logits (B, n, bins), float32, of given tokens (B, n); None: of all."""
-        hidden = self._hidden(obs, tokens)
-        hidden = hidden if tokens is None else hidden[:, : tokens.shape[1]]
+        hidden = self._hidden(obs, tokens)[:, : None if tokens is None else tokens.shape[1]]
         return hidden, self.network.logits(hidden)
 
     def _decode(
