@@ -74,9 +74,6 @@ app = typer.Typer(
 config_app = typer.Typer(no_args_is_help=True, help="Show a resolved recipe, or export the JSON schema of recipes.")
 app.add_typer(config_app, name="config")
 
-# Of a fit that is resumed: what only its threshold, chosen last, depends on, and what is collected for it. Datasets
-# that are there already were collected as the recipe says, or are refused.
-FREE_IN_A_FIT = ("datasets", *(f"world_model.{name}" for name in ("calibrate_on", "max_false_success", "min_failures")))
 world_model_app = typer.Typer(no_args_is_help=True, help="Fit a world model, and measure how far it can be trusted.")
 app.add_typer(world_model_app, name="world-model")
 cli_world_model.register(world_model_app)
@@ -307,6 +304,11 @@ def loop(recipe: RecipeName, overrides: Overrides = None, output: Output = None,
     with _resumable("loop", recipe, overrides, folder):
         last = run_loop(loaded, folder, lambda text: typer.echo(text, err=True))
     typer.echo(f"policy: {last.run / 'policy'}\nreport: {folder / 'report.html'}")
+
+
+# Of a fit that is resumed: what only its threshold, chosen last, depends on, and what is collected for it. Datasets
+# that are there already were collected as the recipe says, or are refused.
+FREE_IN_A_FIT = ("datasets", *(f"world_model.{name}" for name in ("calibrate_on", "max_false_success", "min_failures")))
 
 
 @world_model_app.command()

@@ -56,14 +56,13 @@ def open_run(
             print(f"--resume: going on with the newest run, {folder}", file=sys.stderr)
         if not (folder / "config.yaml").is_file():
             raise ConfigError(f"--resume: {folder} holds no earlier run (no config.yaml); see --output")
-        if difference := _difference_to(folder, recipe, free):
-            if not _has_not_begun(folder):
+        if _difference_to(folder, recipe):
+            difference = _difference_to(folder, recipe, free)
+            if difference and not _has_not_begun(folder):
                 raise ConfigError(
                     f"{folder} was made by another recipe: {difference}. "
                     "Resume with the recipe and overrides it was started with, or choose another --output."
                 )
-            _describe(folder, recipe)
-        elif free and _difference_to(folder, recipe):
             _describe(folder, recipe)
         return folder
     if folder is None:

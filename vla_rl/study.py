@@ -127,9 +127,8 @@ def study(
         own = [*overrides, f"env.tasks=[{task}]", f"real_env.tasks=[{task}]"]
         trust[task] = _measure(recipe_name, own, world_models, folder / task, show)
         bases[task] = job("eval", recipe_name, [*own, "num_threads=0"], folder / task / "base")
-        # Where nothing is imagined to succeed, RL changes nothing: a gain of none.
-        lenient = ["env.trust.ignore=true", "train.allow_no_success=true"]
-        alone = [*lenient, "gate.every=0", "train.evaluate=after", "num_threads=0"]
+        alone = ["env.trust.ignore=true", "gate.every=0", "train.evaluate=after", "num_threads=0"]
+        alone.append("train.allow_no_success=true")  # Where nothing is imagined to succeed: a gain of none.
         runs[task] = [
             job("train", recipe_name, [*own, f"env.path={path}", *alone], folder / task / f"rl_{number}")
             for number, path in enumerate(world_models, start=1)

@@ -258,6 +258,8 @@ def test_options_that_are_refused(tmp_path):
     assert CollectConfig(split="eval", allow_eval=True).split == "eval"
     with pytest.raises(ConfigError, match=r"collect\.noise"):
         validate(CollectConfig, {"source": "policy", "noise": 0.1})
+    with pytest.raises(ConfigError, match=r"collect\.every_frame: false is only for collect\.source=policy"):
+        validate(CollectConfig, {"every_frame": False})
     with pytest.raises((ConfigError, ValidationError), match="train"):
         validate(CollectConfig, {"split": "test"})
     with pytest.raises(ConfigError, match="needs a policy"):
