@@ -165,6 +165,9 @@ def test_without_every_frame_the_same_episodes_have_what_the_policy_saw(tmp_path
         assert np.array_equal(every.images[camera][seldom.rows], seldom.images[camera][seldom.rows])
         assert np.array_equal(every.final_images[camera], seldom.final_images[camera])
     assert np.array_equal(every.state[seldom.rows], seldom.state[seldom.rows])
+    assert every.keyframes is not None and seldom.keyframes is not None
+    known = np.isfinite(seldom.keyframes).all(1)  # Where the gripper next changes, if a state was recorded there.
+    assert np.array_equal(every.keyframes[known], seldom.keyframes[known]) and not known.all()
     spec = ENV.env_spec()
     frames = [EpisodeFrames.of(one, 4, spec.action_low, spec.action_high) for one in found]
     everything = np.arange(frames[0].num_frames)

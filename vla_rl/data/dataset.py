@@ -47,8 +47,8 @@ class BCBatch:
         actions: float32 (B, H, A), from the observation's step on; past the episode's end its last action.
         valid: bool (B, H), False past the episode's end and where a source not wanted acted.
         keyframe: float32 (B, 3), metres: where the end effector will be (`state[:3]`) when the
-            gripper command next changes sign, else at the episode's end (hindsight).
-            None where there is no state of at least three numbers.
+            gripper command next changes sign, else at the episode's end (hindsight); NaN where that was not
+            recorded. None where there is no state of at least three numbers.
     """
 
     obs: Observation
@@ -213,7 +213,7 @@ def open_dataset(config: DatasetConfig, needs: DataNeeds, cache_folder: Path | N
         wanted=wanted,
         rows=rows,
         ends=frame_ends,
-        keyframes=hindsight_keyframes(arrays["state"], arrays["action"], frame_ends),
+        keyframes=hindsight_keyframes(arrays["state"], arrays["action"], frame_ends, is_seen),
         final_images=None if final_images is None else {c: final_images[name] for c, name in names.items()},
         final_state=decoded.final_state,
         initial_states=source.initial_states(),
@@ -248,12 +248,15 @@ def latched_success(succeeded: np.ndarray, starts: np.ndarray, success: np.ndarr
     return latched
 
 
-def hindsight_keyframes(state: np.ndarray, actions: np.ndarray, ends: np.ndarray) -> np.ndarray | None:
+def hindsight_keyframes(
+    state: np.ndarray, actions: np.ndarray, ends: np.ndarray, is_seen: np.ndarray
+) -> np.ndarray | None:
     """Where each frame's next gripper change happens: `state[:3]` there, or at the episode's last frame.
 
     Args:
         state: float32 (N, S). actions: float32 (N, A), the gripper last (> 0 closes).
         ends: int64 (N,), one past the last frame of each frame's episode.
+        is_seen: bool (N,), frames with a state of their own; where it is an older one, the answer is NaN.
 
     Returns:
         float32 (N, 3), or None where S < 3.
@@ -266,7 +269,8 @@ def hindsight_keyframes(state: np.ndarray, actions: np.ndarray, ends: np.ndarray
     changed[1:] = (closing[1:] != closing[:-1]) & (ends[1:] == ends[:-1])
     at = np.append(np.flatnonzero(changed), num_frames)
     following = at[np.searchsorted(at[:-1], np.arange(num_frames), side="right")]
-    return state[np.minimum(following, ends - 1), :3]
+    there = np.minimum(following, ends - 1)
+    return np.where(is_seen[there, None], state[there, :3], np.float32(np.nan))
 
 
 class BCDataset:
