@@ -1,4 +1,4 @@
-"""World models whose dynamics knows nothing yet, one of them complete and two with a part left out: where ablations start.
+"""World models whose dynamics knows nothing yet, one complete and two with a part left out: where ablations start.
 
     python scripts/fresh_dynamics.py WORLD_MODEL --output runs/fresh
 
