@@ -1,15 +1,16 @@
 """Rounds of correcting and training again, in a simulator: `vla-rl rac`.
 
 Each round runs the newest policy with a scripted person beside it, trains the first policy on its own demonstrations
-and on all rounds so far, and evaluates it. The control gets full demonstrations in place of interventions: as many,
-from the same initial states, with the same share of each batch and as many updates; it is trained once, after the last
-round. Killed at any moment, the same command goes on with the first step that is not finished.
+and on all rounds so far, and evaluates it. The controls get full demonstrations in place of interventions: as many,
+from other initial states or from the same ones, with the same share of each batch and as many updates; they are trained
+once, after the last round. Killed at any moment, the same command goes on with the first step that is not finished.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict
@@ -24,7 +25,7 @@ from vla_rl.data.config import DatasetConfig, Frames
 from vla_rl.evaluate import build_env, evaluate, policy_hash
 from vla_rl.evaluation import Evaluation
 from vla_rl.interfaces import Policy
-from vla_rl.rac_config import RacConfig
+from vla_rl.rac_config import RacConfig, RacControl
 from vla_rl.recipe import Recipe, resolve_device
 from vla_rl.statistics import wilson_interval
 from vla_rl.types import EpisodeSpec
@@ -42,10 +43,10 @@ def run_rac(recipe: Recipe, folder: Path, show: Show) -> dict[str, Any]:
     if recipe.rac is None or recipe.sft is None:
         raise ConfigError("rac: the recipe needs the sections rac and sft; see configs/tabletop_rac.yaml")
     commands.limit_threads(recipe)
+    rounds = _Rounds(recipe, recipe.rac, folder, show)  # First: a policy that is missing is said at once.
     if recipe.collect is not None and not Path(recipe.collect.dataset).exists():
         show(f"collecting {recipe.collect.dataset}")
         commands.collect(recipe, recipe.collect, show)
-    rounds = _Rounds(recipe, recipe.rac, folder, show)
     evaluations = {"base": rounds.evaluation("base", _base_policy(recipe), None)}
     rows = [rounds.run(number, evaluations) for number in range(1, recipe.rac.rounds + 1)]
     result = {"rounds": rows, "comparisons": _comparisons(evaluations)}
@@ -74,21 +75,34 @@ class _Rounds:
         row = _summarise(number, outcomes)
         self.show(f"round {number}: {row['interventions']} interventions in {row['episodes']} episodes")
         arms: list[tuple[str, str, Frames]] = [("rac", "episodes", config.frames)]
-        if config.control:
-            helped = [EpisodeSpec(o["task"], "train", o["index"]) for o in outcomes if o["intervened"]]
-            if helped:
-                self.collect(place / "demonstrations", helped, number, demonstrate=True)
+        for control in config.controls:
+            dataset = f"demonstrations_{control}"
+            if row["interventions"]:
+                self.collect(place / dataset, self.control_states(control, outcomes, number), number, demonstrate=True)
             if number == config.rounds:  # Before that nothing hangs on it.
-                arms.append(("control", "demonstrations", "all"))
+                arms.append((f"control_{control}", dataset, "all"))
         for arm, dataset, frames in arms:
             recordings = [self.folder / f"round_{n}" / dataset for n in range(1, number + 1)]
-            path = self.train(place / arm, [r for r in recordings if r.exists()], frames)
+            recordings = [r for r in recordings if r.exists()]
+            if arm != "rac" and not recordings:
+                continue  # There was no intervention in any round.
+            path = self.train(place / arm, recordings, frames)
             name = f"{arm}_{number}"
             evaluations[name] = self.evaluation(name, self.load(path), path)
             row[f"{arm}_success"] = _rate(evaluations[name])
             if arm == "rac":
                 self.newest = self.load(path)
         return row
+
+    def control_states(self, control: RacControl, outcomes: Sequence[dict], number: int) -> list[EpisodeSpec]:
+        """Where a control's demonstrations of a round begin: as many of each task as there were interventions."""
+        helped = [(o["task"], o["index"]) for o in outcomes if o["intervened"]]
+        if control == "new_states":  # Beyond the states of all rounds.
+            config = self.config
+            first = config.start_index + (config.rounds + number - 1) * config.episodes_per_task
+            counts = Counter(task for task, _ in helped)
+            helped = [(task, first + i) for task, count in counts.items() for i in range(count)]
+        return [EpisodeSpec(task, "train", index) for task, index in helped]
 
     def load(self, path: Path) -> Policy:
         from vla_rl.policies.base import load_policy
@@ -206,33 +220,35 @@ def _summarise(number: int, outcomes: Sequence[dict]) -> dict[str, Any]:
 
 
 def _comparisons(evaluations: dict[str, Evaluation]) -> list[dict[str, Any]]:
-    """Paired on equal initial states: each arm's last round against the base, and RaC against the control."""
-    last = {arm: [n for n in evaluations if n.startswith(arm)][-1:] for arm in ("rac", "control")}
-    pairs = [("base", *last["rac"]), ("base", *last["control"])]
-    pairs += [(c, r) for c, r in zip(last["control"], last["rac"], strict=False)]
+    """Paired on equal initial states: each arm's last round against the base, and RaC against the controls."""
+    last = {name.rpartition("_")[0]: name for name in evaluations if name != "base"}
+    controls = [name for arm, name in last.items() if arm != "rac"]
+    pairs = [("base", name) for name in last.values()] + [(name, last["rac"]) for name in controls]
     rows = []
-    for pair in pairs:
-        if len(pair) == 2:
-            a, b = pair
-            comparison = compare(evaluations[a], evaluations[b])
-            for mode in comparison.modes:
-                rows.append({"a": a, "b": b} | comparison.result(mode).model_dump(mode="json"))
+    for a, b in pairs:
+        comparison = compare(evaluations[a], evaluations[b])
+        for mode in comparison.modes:
+            rows.append({"a": a, "b": b} | comparison.result(mode).model_dump(mode="json"))
     return rows
 
 
 def markdown(result: dict[str, Any]) -> str:
     """The rounds and the comparisons as tables."""
+    arms = {"rac": "RaC", "control_new_states": "control, new states", "control_same_states": "control, same states"}
     lines = [
-        "| round | interventions per episode | solved alone | recoveries | recovery : correction | RaC | control |",
-        "|---|---|---|---|---|---|---|",
+        "| round | interventions per episode | solved alone | recoveries | recovery : correction | "
+        + " | ".join(arms.values())
+        + " |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in result["rounds"]:
         low, high = row["interventions_interval"]
         ratio = row["corrections_per_recovery_frame"]
         lines.append(
-            f"| {row['round']} | {row['interventions_per_episode']:.2f} [{low:.2f}, {high:.2f}], n = {row['episodes']} "
-            f"| {row['solved_alone']} | {row['recoveries']} | {'-' if ratio is None else f'1 : {ratio:.2f}'} "
-            f"| {_percent(row.get('rac_success'))} | {_percent(row.get('control_success'))} |"
+            f"| {row['round']} | {row['interventions_per_episode']:.3f} [{low:.3f}, {high:.3f}], n = {row['episodes']} "
+            f"| {row['solved_alone']} | {row['recoveries']} | {'-' if ratio is None else f'1 : {ratio:.2f}'} | "
+            + " | ".join(_percent(row.get(f"{arm}_success")) for arm in arms)
+            + " |"
         )
     by_state = any(row["num_states"] < row["num_pairs"] for row in result["comparisons"])
     lines += [

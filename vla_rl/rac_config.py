@@ -9,6 +9,8 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from vla_rl.config import Config
 from vla_rl.data.config import Frames
 
+RacControl = Literal["new_states", "same_states"]
+
 
 class RacConfig(Config):
     """Recover and correct (RaC, arXiv 2509.07953) in a simulator, with its scripted expert as the person."""
@@ -40,8 +42,10 @@ class RacConfig(Config):
     weight: PositiveFloat = Field(
         default=1.0, description="Share of all rounds together in each batch, relative to sft.datasets' weights."
     )
-    control: bool = Field(
-        default=True,
-        description="After the last round, also train a control: cloning of full demonstrations from the same initial "
-        "states, as many as there were interventions in all rounds.",
+    controls: tuple[RacControl, ...] = Field(
+        default=("new_states", "same_states"),
+        description="After the last round, also train controls: cloning of as many additional full demonstrations as "
+        "there were interventions of each task, with the same share of each batch and as many updates. new_states: "
+        "from initial states of their own, which is what recording without the policy would give; same_states: from "
+        "the interventions' initial states, so that they profit from the policy having shown which are hard.",
     )

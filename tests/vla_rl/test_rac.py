@@ -32,7 +32,7 @@ def test_a_round_in_numbers() -> None:
     assert row["corrections_per_recovery_frame"] == 2.0 and row["interventions_per_episode"] == 0.5
     low, high = row["interventions_interval"]
     assert low == pytest.approx(0.150, abs=1e-3) and high == pytest.approx(0.850, abs=1e-3)  # Wilson, 2 of 4
-    assert "| 2 | 0.50 [0.15, 0.85], n = 4 | 1 | 1 | 1 : 2.00 | - | - |" in markdown(
+    assert "| 2 | 0.500 [0.150, 0.850], n = 4 | 1 | 1 | 1 : 2.00 | - | - | - |" in markdown(
         {"rounds": [row], "comparisons": []}
     )
 
@@ -62,6 +62,7 @@ def test_a_whole_run_and_going_on_with_it(tmp_path: Path) -> None:
     recipe = load_recipe(
         "tabletop_rac",
         [
+            "policy={kind: openvla, path: 'pretrained:tabletop_clean'}",
             "env.tasks=[stack]",
             "env.num_envs=4",
             "env.num_workers=0",
@@ -81,20 +82,23 @@ def test_a_whole_run_and_going_on_with_it(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     result = run_rac(recipe, folder, print)
     (row,) = result["rounds"]
-    assert row["interventions"] == row["episodes"] == 4 and row["rac_success"]["n"] == row["control_success"]["n"] == 2
+    assert row["interventions"] == row["episodes"] == 4
+    controls = ("control_new_states", "control_same_states")
+    assert all(row[f"{arm}_success"]["n"] == 2 for arm in ("rac", *controls))
     assert [(c["a"], c["b"]) for c in result["comparisons"]] == [
         ("base", "rac_1"),
-        ("base", "control_1"),
-        ("control_1", "rac_1"),
+        *(("base", f"{control}_1") for control in controls),
+        *((f"{control}_1", "rac_1") for control in controls),
     ]
     needs = DataNeeds(cameras=("agentview",), action_dim=7)
-    episodes, control = (
+    episodes, new, same = (
         open_dataset(DatasetConfig(path=str(folder / "round_1" / name)), needs)
-        for name in ("episodes", "demonstrations")
+        for name in ("episodes", "demonstrations_new_states", "demonstrations_same_states")
     )
-    assert sorted(episodes.initial_states) == sorted(control.initial_states), "the control has the same initial states"
+    assert sorted(episodes.initial_states) == sorted(same.initial_states), "the same initial states, and as many others"
+    assert len(new.initial_states) == 4 and not set(new.initial_states) & set(same.initial_states)
     assert {CONTROL_SOURCES[i] for i in episodes.source} == {"policy", "recovery", "correction"}
-    assert {CONTROL_SOURCES[i] for i in control.source} == {"demo"}
+    assert {CONTROL_SOURCES[i] for one in (new, same) for i in one.source} == {"demo"}
     config = json.loads((folder / "round_1" / "rac" / "policy" / "config.json").read_text())
     assert config
 
