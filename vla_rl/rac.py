@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from vla_rl import commands
 from vla_rl.atomic import write_text_atomic
@@ -234,7 +234,7 @@ def _comparisons(evaluations: dict[str, Evaluation]) -> list[dict[str, Any]]:
 
 def markdown(result: dict[str, Any]) -> str:
     """The rounds and the comparisons as tables."""
-    arms = {"rac": "RaC", "control_new_states": "control, new states", "control_same_states": "control, same states"}
+    arms = {"rac": "RaC"} | {f"control_{c}": f"control, {c.replace('_', ' ')}" for c in get_args(RacControl)}
     lines = [
         "| round | interventions per episode | solved alone | recoveries | recovery : correction | "
         + " | ".join(arms.values())
