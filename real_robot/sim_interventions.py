@@ -7,6 +7,9 @@ from a good operator works, not how well people operate.
 - Alarm `progress`: what the expert would still have to do (`VecEnv.expert_remaining`, privileged) has not become less
   for `patience` control steps, or the policy's horizon has passed. Alarm `clock`: a share of the horizon has passed
   (`alarm_fraction`); it knows nothing of the failure, so it also interrupts episodes that were going well.
+- Beyond help: where the expert cannot finish (what remains is infinite: a block out of reach), the person does not take
+  over, and ends the episode as failed; likewise if there is no progress while the person drives. What a person does who
+  cannot help would be learned from like the rest. With `clock` nobody can tell.
 - Recovery: the expert drives until its first action that lowers the hand where it is, above or behind what it wants
   to handle. It is empty where the policy has left the hand there.
 - Correction: from there until the task is solved, or the episode runs out of steps.
@@ -94,14 +97,19 @@ class ProgressAlarm:
         self.stalled += 1
         if remaining > self.least + SETBACK:
             self.least = remaining
-        elif remaining <= self.least - PROGRESS:
+        elif np.isfinite(remaining) and remaining <= self.least - PROGRESS:
             self.least, self.stalled = remaining, 0
         return self.stalled >= self.patience
 
 
 @dataclass(frozen=True)
 class InterventionOutcome:
-    """What came of an episode. Frames are control steps; `lost`: the simulator broke, nothing is recorded."""
+    """What came of an episode. Frames are control steps.
+
+    Attributes:
+        intervened: the person took over. given_up: the person was called and could not help, or no longer.
+        lost: the simulator broke, nothing is recorded.
+    """
 
     task: str
     index: int
@@ -111,6 +119,7 @@ class InterventionOutcome:
     policy_frames: int
     recovery_frames: int
     correction_frames: int
+    given_up: bool = False
     lost: bool = False
 
 
@@ -127,6 +136,7 @@ class _Seat:
     progress: ProgressAlarm | None = None
     chunk: list[np.ndarray] = field(default_factory=list)
     steps: int = 0
+    given_up: bool = False
     frames: dict[str, int] = field(default_factory=dict)
 
 
@@ -228,15 +238,16 @@ class _Runner:
         for row, (env_id, (number, spec)) in enumerate(zip(env_ids, specs, strict=True)):
             seat = self.seats[env_id]
             seat.spec, seat.number, seat.chunk, seat.steps, seat.frames = spec, number, [], 0, {}
-            seat.recorder.spec = spec
+            seat.recorder.spec, seat.given_up = spec, False
             seat.obs, seat.progress = _of_robot(obs, row, seat.now), ProgressAlarm(self.options.patience)
             (seat.intervention.demonstrate if self.options.demonstrate else seat.intervention.begin)(WHO)
 
     def _step(self, env_ids: list[int]) -> list[int]:
         """One control step in each environment. Returns those whose episode has ended."""
-        alarms = self._alarms([i for i in env_ids if self.seats[i].intervention.state == "autonomous"])
-        for env_id in env_ids:
-            self._decide(self.seats[env_id], alarms.get(env_id, ""))
+        ended = self._watch(env_ids)
+        env_ids = [i for i in env_ids if i not in ended]
+        if not env_ids:
+            return ended
         driven = [i for i in env_ids if self.seats[i].intervention.state in ("recovery", "correction", "demo")]
         if driven:
             for env_id, action in zip(driven, self.env.expert_action(driven), strict=True):
@@ -246,7 +257,6 @@ class _Runner:
         commands = [wish.command or self._policy_command(i) for i, wish in zip(env_ids, wishes, strict=True)]
         sent = np.stack([np.clip(command.values, self.low, self.high) for command in commands]).astype(np.float32)
         result = self.env.step(sent[:, None], env_ids)
-        ended = []
         for row, env_id in enumerate(env_ids):
             seat = self.seats[env_id]
             self._observe(seat, wishes[row], commands[row], sent[row])
@@ -256,34 +266,43 @@ class _Runner:
                 ended.append(env_id)
         return ended
 
-    def _alarms(self, env_ids: list[int]) -> dict[int, str]:
-        """Which of these, where the policy drives, are alarming, and why."""
-        if not env_ids:
-            return {}
-        options, reasons = self.options, {}
-        remaining = np.zeros(len(env_ids))
-        if options.alarm == "progress" and isinstance(self.env, WatchedEnv):
-            remaining = self.env.expert_remaining(env_ids)
-        for env_id, left in zip(env_ids, remaining, strict=True):
+    def _watch(self, env_ids: list[int]) -> list[int]:
+        """What the persons do before this step: hear alarms, rewind, take over, give up. Returns who has given up."""
+        watched = [i for i in env_ids if self.seats[i].intervention.state in ("autonomous", "recovery", "correction")]
+        remaining = dict.fromkeys(watched, 0.0)
+        if watched and self.options.alarm == "progress" and isinstance(self.env, WatchedEnv):
+            remaining = dict(zip(watched, self.env.expert_remaining(watched), strict=True))
+        given_up = []
+        for env_id in env_ids:
             seat = self.seats[env_id]
-            assert seat.spec is not None and seat.progress is not None, "started"
-            horizon = self.horizons[seat.spec.task]
-            limit = horizon if options.alarm == "progress" else round(options.alarm_fraction * horizon)
-            if options.alarm == "progress" and seat.progress.update(float(left)):
-                reasons[env_id] = f"no progress in {options.patience} steps; about {left:.0f} remain"
-            elif seat.steps >= limit:
-                reasons[env_id] = f"not solved after {seat.steps} of {horizon} steps"
-        return reasons
-
-    def _decide(self, seat: _Seat, alarm: str) -> None:
-        """What the person does before this step: hears the alarm, rewinds, takes over."""
-        it = seat.intervention
-        if alarm:
-            it.alarm(alarm, self.options.alarm)
-            if self.options.rewind_steps and it.path_length:
+            it, left = seat.intervention, float(remaining.get(env_id, 0.0))
+            driving = it.state != "autonomous"
+            alarm = self._alarm(seat, left) if env_id in remaining else ""
+            if alarm and not driving:
+                it.alarm(alarm, self.options.alarm)
+            if alarm and (driving or np.isinf(left)):
+                seat.given_up = True
+                self._finish(seat, False, False)
+                given_up.append(env_id)
+                continue
+            if alarm and self.options.rewind_steps and it.path_length:
                 it.rewind(WHO)
-        if it.state == "paused":
-            it.take_over(WHO)
+            if it.state == "paused":
+                it.take_over(WHO)
+                seat.progress = ProgressAlarm(self.options.patience)  # From here the person's.
+                seat.progress.update(left)
+        return given_up
+
+    def _alarm(self, seat: _Seat, left: float) -> str:
+        """Why the episode should not go on as it does, where about `left` control steps remain; "" if it should."""
+        assert seat.spec is not None and seat.progress is not None, "started"
+        options, horizon = self.options, self.horizons[seat.spec.task]
+        if options.alarm == "progress" and seat.progress.update(left):
+            return f"no progress in {options.patience} steps; about {left:.0f} remain"
+        limit = horizon if options.alarm == "progress" else round(options.alarm_fraction * horizon)
+        if seat.intervention.state == "autonomous" and seat.steps >= limit:
+            return f"not solved after {seat.steps} of {horizon} steps"
+        return ""
 
     def _drive(self, it: Intervention, action: np.ndarray) -> None:
         if it.state == "recovery" and action[2] < LOWERING and np.abs(action[:2]).max() <= SIDEWAYS:
@@ -341,6 +360,7 @@ class _Runner:
             policy_frames=frames.get("policy", 0),
             recovery_frames=frames.get("recovery", 0),
             correction_frames=frames.get("correction", 0),
+            given_up=seat.given_up,
             lost="lost" in frames,
         )
 

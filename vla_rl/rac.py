@@ -22,6 +22,7 @@ from vla_rl.atomic import write_text_atomic
 from vla_rl.compare import compare, format_p
 from vla_rl.config import Config, ConfigError
 from vla_rl.data.config import DatasetConfig, Frames
+from vla_rl.data.source import LeRobotSource
 from vla_rl.evaluate import build_env, evaluate, policy_hash
 from vla_rl.evaluation import Evaluation
 from vla_rl.interfaces import Policy
@@ -39,6 +40,7 @@ def run_rac(recipe: Recipe, folder: Path, show: Show) -> dict[str, Any]:
 
     Raises:
         ConfigError: a section is missing, or the environment has no horizons to lengthen.
+        DatasetError: one of `sft.datasets` is missing or damaged.
     """
     if recipe.rac is None or recipe.sft is None:
         raise ConfigError("rac: the recipe needs the sections rac and sft; see configs/tabletop_rac.yaml")
@@ -47,6 +49,8 @@ def run_rac(recipe: Recipe, folder: Path, show: Show) -> dict[str, Any]:
     if recipe.collect is not None and not Path(recipe.collect.dataset).exists():
         show(f"collecting {recipe.collect.dataset}")
         commands.collect(recipe, recipe.collect, show)
+    for dataset in recipe.sft.datasets:
+        LeRobotSource(Path(dataset.path))  # So is one that is missing.
     evaluations = {"base": rounds.evaluation("base", _base_policy(recipe), None)}
     rows = [rounds.run(number, evaluations) for number in range(1, recipe.rac.rounds + 1)]
     result = {"rounds": rows, "comparisons": _comparisons(evaluations)}
@@ -210,6 +214,7 @@ def _summarise(number: int, outcomes: Sequence[dict]) -> dict[str, Any]:
         "interventions": interventions,
         "interventions_per_episode": interventions / max(1, len(counted)),
         "interventions_interval": list(wilson_interval(interventions, len(counted))),
+        "beyond_help": sum(o["given_up"] and not o["intervened"] for o in counted),
         "solved_alone": alone,
         "solved": sum(o["success"] for o in counted),
         "recoveries": sum(o["recoveries"] for o in counted),
@@ -236,17 +241,18 @@ def markdown(result: dict[str, Any]) -> str:
     """The rounds and the comparisons as tables."""
     arms = {"rac": "RaC"} | {f"control_{c}": f"control, {c.replace('_', ' ')}" for c in get_args(RacControl)}
     lines = [
-        "| round | interventions per episode | solved alone | recoveries | recovery : correction | "
+        "| round | interventions per episode | beyond help | solved alone | recoveries | recovery : correction | "
         + " | ".join(arms.values())
         + " |",
-        "|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in result["rounds"]:
         low, high = row["interventions_interval"]
         ratio = row["corrections_per_recovery_frame"]
         lines.append(
             f"| {row['round']} | {row['interventions_per_episode']:.3f} [{low:.3f}, {high:.3f}], n = {row['episodes']} "
-            f"| {row['solved_alone']} | {row['recoveries']} | {'-' if ratio is None else f'1 : {ratio:.2f}'} | "
+            f"| {row['beyond_help']} | {row['solved_alone']} | {row['recoveries']} "
+            f"| {'-' if ratio is None else f'1 : {ratio:.2f}'} | "
             + " | ".join(_percent(row.get(f"{arm}_success")) for arm in arms)
             + " |"
         )

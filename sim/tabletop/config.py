@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from sim.base import FixedCamera, SimConfig, check_horizons, check_known
 from vla_rl.config import Config
@@ -85,6 +85,27 @@ class ExpertConfig(Config):
     habit: HabitConfig = HabitConfig()
 
 
+class KnockConfig(Config):
+    """Somebody knocks the block away, once, at a moment and in a direction drawn from the episode's seed.
+
+    It slides about 6 cm at the default speed, unless the hand is in its way, and stays within reach. No demonstration
+    without knocks leads to what the hand finds then. Off by default.
+    """
+
+    probability: float = Field(default=0.0, ge=0, le=1, description="Share of the episodes that have a knock.")
+    speed: float = Field(
+        default=3.0, gt=0, le=3.5, description="The block's speed just after it, m/s; 1 to 3 give 2 to 6 cm."
+    )
+    first_step: int = Field(default=4, ge=0, description="Earliest control step of the knock.")
+    last_step: int = Field(default=12, ge=0, description="Latest control step; an episode may be over before.")
+
+    @model_validator(mode="after")
+    def _check_steps(self) -> KnockConfig:
+        if self.first_step > self.last_step:
+            raise ValueError(f"first_step {self.first_step} is after last_step {self.last_step}")
+        return self
+
+
 class SuccessConfig(Config):
     """What counts as done. Distances are horizontal, between centres, in metres."""
 
@@ -113,6 +134,7 @@ class TabletopConfig(SimConfig):
     )
     appearance: AppearanceConfig = AppearanceConfig()
     expert: ExpertConfig = ExpertConfig()
+    knock: KnockConfig = KnockConfig()
     success: SuccessConfig = SuccessConfig()
 
     @field_validator("tasks")

@@ -17,14 +17,12 @@ from sim.tabletop.appearance import Look, draw_look
 from sim.tabletop.config import TabletopConfig, check_tasks
 from sim.tabletop.expert import Expert
 from sim.tabletop.render import render
-from sim.tabletop.tasks import View, draw_layout, episode_rng, is_solved_now
+from sim.tabletop.tasks import Knock, View, draw_knock, draw_layout, episode_rng, is_solved_now, knocked_velocity
 from vla_rl.data.structure import CAMERA_PREFIX
 from vla_rl.types import SPLITS, EpisodeSpec, Keyframe
 
 POSITION_SCALE = 0.05  # metres of travel for an action of 1
 ROTATION_SCALE = 0.5  # radians of turn for an action of 1
-LOW = np.array([-0.27, -0.23, 0.016])  # the commanded position stays inside this box, metres
-HIGH = np.array([0.25, 0.23, 0.26])
 TURN_LIMIT = np.array([1.5, 0.5, 0.5])  # commanded yaw, pitch and roll away from pointing down, radians
 LEASH = 0.04  # how far the commanded position may run ahead of the gripper, metres
 STEP_SECONDS = sc.TIMESTEP * sc.SUBSTEPS
@@ -93,6 +91,7 @@ class TabletopEnv(SingleEnv):
         self._instruction = spec.instruction or layout.instruction(spec.task)
         rng = episode_rng(spec, "appearance")
         self._look = draw_look(spec.task, layout.colours, self.config.appearance, rng)
+        self._knock = draw_knock(spec, self.config.knock)
         self.num_steps = self._held = 0
         self.horizon = self.spec.horizon[spec.task]
 
@@ -113,7 +112,7 @@ class TabletopEnv(SingleEnv):
         data, model = self._now, self._scene.model
         self._steps_since_expert += 1
         command = data.act[:3]
-        target = np.clip(command + POSITION_SCALE * np.asarray(action[:3], np.float64), LOW, HIGH)
+        target = np.clip(command + POSITION_SCALE * np.asarray(action[:3], np.float64), sc.REACH_LOW, sc.REACH_HIGH)
         target = np.clip(target, data.qpos[:3] - LEASH - POSITION_SCALE, data.qpos[:3] + LEASH + POSITION_SCALE)
         turn = np.asarray(action[3:6], np.float64) * ROTATION_SCALE
         if turn.any():
@@ -122,6 +121,9 @@ class TabletopEnv(SingleEnv):
         data.ctrl[6:12:2] = data.ctrl[7:12:2] = (self._target_rotation - data.act[3:6]) / STEP_SECONDS
         if action[6] != 0:
             data.ctrl[12:14] = sc.OPEN_WIDTH if action[6] < 0 else 0.0
+        if self.num_steps == self._knock.step:
+            address = self._scene.qvel["block"]
+            data.qvel[address : address + 2] = knocked_velocity(self._knock, self._view.position("block"))
         mujoco.mj_step(model, data, sc.SUBSTEPS)
         if any(data.warning[kind].number for kind in _BAD):
             mujoco.mj_resetData(model, data)
@@ -161,7 +163,8 @@ class TabletopEnv(SingleEnv):
         return self._expert.act(self._view, self._now.act[:3], self._target_rotation)
 
     def expert_remaining(self) -> float:
-        """About how many control steps the expert would need from here; 0 where it has nothing left to do."""
+        """About how many control steps the expert would need from here; 0 where it has nothing left to do, infinite
+        where what it has to handle is out of reach."""
         return self._expert.remaining(self._view, self._now.act[:3])
 
     def save_state(self) -> Keyframe:
@@ -176,6 +179,7 @@ class TabletopEnv(SingleEnv):
             "contact": np.array([self._view.gripper_touches()]),  # Not restored: it says what happens here.
             "expert": self._expert.memory(),
             "steps_since_expert": np.array([self._steps_since_expert]),
+            "knock": np.array([self._knock.step, *self._knock.velocity]),
             "instruction": np.frombuffer(self._instruction.encode(), np.uint8),
             **self._look.to_arrays(),
         }
@@ -198,6 +202,8 @@ class TabletopEnv(SingleEnv):
         self._held = int(arrays["held"][0])
         self._expert.restore(arrays["expert"])
         self._steps_since_expert = int(arrays.get("steps_since_expert", [1])[0])
+        step, *velocity = arrays.get("knock", [-1, 0, 0])
+        self._knock = Knock(int(step), (float(velocity[0]), float(velocity[1])))
         self._instruction = instruction or bytes(arrays["instruction"]).decode()
         self._look = Look.from_arrays(arrays)
         self.num_steps = keyframe.step

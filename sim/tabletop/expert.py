@@ -22,6 +22,7 @@ TURN = 0.5  # radians for an action of 1
 GRASP_ABOVE = 0.004  # the pads' centre above the block's centre when grasping, metres
 HOVER = 0.075  # above a block's centre, fingers clear of it, metres
 CLOSE_ENOUGH = np.array([0.015, 0.015, 0.012])  # of the hand to the block before grasping, metres
+PUSH_SIDEWAYS = 0.018  # largest sideways error of the hand behind what it is about to push, metres
 CLOSED = 0.072  # between fingers that hold a block or nothing, metres
 GRASP_STEPS, RELEASE_STEPS = 3, 5  # control steps that these take the expert
 OPEN, CLOSE = -1.0, 1.0
@@ -115,11 +116,16 @@ class Expert:
         return view.opening < 0.08 and (view.opening > 0.01 or view.eef[2] < 2 * sc.HALF)
 
     def remaining(self, view: View, command: np.ndarray) -> float:
-        """About how many control steps the expert would need from here: privileged progress, whoever drives."""
+        """About how many control steps the expert would need from here: privileged progress, whoever drives.
+
+        Infinite where it cannot help, since what it has to handle is out of the hand's reach.
+        """
         steps, hand, above = 0.0, command, np.array([0, 0, GRASP_ABOVE])
         if self.task != "push_to_zone" and not self._let_go_well(view):
             block = view.position("block")
             grasp = block + above
+            if not _reaches(block, CLOSE_ENOUGH[0]):
+                return math.inf
             if not (view.opening < CLOSED and self._holds(view)):
                 steps += _travel(hand, grasp, block[2] + HOVER) + GRASP_STEPS
             hand = np.array(self._destination(view)) + above
@@ -129,6 +135,8 @@ class Expert:
             far = math.hypot(tx - body[0], ty - body[1])
             back = (radius + 0.034) / max(far, 1e-6)
             behind = np.array([body[0] - (tx - body[0]) * back, body[1] - (ty - body[1]) * back, 0.022])
+            if not _reaches(behind, PUSH_SIDEWAYS):
+                return math.inf
             low = math.dist(hand[:2], behind[:2]) < 0.03
             steps += _travel(hand, behind, 0.022 if low else 0.1) + far / (0.7 * STEP)
         return steps
@@ -228,7 +236,7 @@ class Expert:
         _, gap, sideways = self._push_state(view, command)
         if self.task == "bowl_push" and not self.sloppy and not self._let_go_well(view):
             return Stage.APPROACH
-        ready = abs(sideways) < 0.018 and -0.005 < gap < 0.05 and command[2] < 0.034
+        ready = abs(sideways) < PUSH_SIDEWAYS and -0.005 < gap < 0.05 and command[2] < 0.034
         return Stage.PUSH if ready else Stage.BEHIND
 
     def _next_done(self, view: View) -> Stage:
@@ -326,3 +334,9 @@ def _travel(start: np.ndarray, end: np.ndarray, height: float) -> float:
     across = float(np.abs(end[:2] - start[:2]).max())
     top = max(float(start[2]), float(end[2]), height if across > STEP else 0.0)
     return (2 * top - float(start[2]) - float(end[2]) + across) / STEP
+
+
+def _reaches(point: np.ndarray, tolerance: float) -> bool:
+    """Whether the hand comes within `tolerance`, metres, of a point (3,) along x and y."""
+    short = np.maximum(sc.REACH_LOW[:2] - point[:2], point[:2] - sc.REACH_HIGH[:2])
+    return bool(short.max() < tolerance)

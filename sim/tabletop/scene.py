@@ -30,6 +30,8 @@ ZONE_RADIUS, BOWL_ZONE_RADIUS = 0.055, 0.08
 BOWL_RADIUS, BOWL_HEIGHT, BOWL_FLOOR = 0.066, 0.034, 0.008
 BOWL_SIDES = 12
 OPEN_WIDTH = 0.055  # each finger's travel
+REACH_LOW = np.array([-0.27, -0.23, 0.016])  # the commanded position stays inside this box, metres
+REACH_HIGH = np.array([0.25, 0.23, 0.26])
 
 # Damping of movable bodies along x, y, z (N s/m) and about them (N m s/rad): what is pushed stops with the pusher.
 _BLOCK_DAMPING = (1.5, 1.5, 0.05, 3e-4, 3e-4, 3e-4)

@@ -24,11 +24,11 @@ import mujoco
 import numpy as np
 
 from sim.tabletop import scene as sc
-from sim.tabletop.config import INSTRUCTIONS, SuccessConfig, TabletopConfig
+from sim.tabletop.config import INSTRUCTIONS, KnockConfig, SuccessConfig, TabletopConfig
 from vla_rl.types import SPLITS, EpisodeSpec
 
 REST_HEIGHT_ERROR = 0.008  # a block lying flat is this close to its height, metres
-_STREAMS = {"layout": 0, "appearance": 1, "habit": 2}
+_STREAMS = {"layout": 0, "appearance": 1, "habit": 2, "knock": 3}
 
 
 def episode_rng(spec: EpisodeSpec, stream: str) -> np.random.Generator:
@@ -38,6 +38,34 @@ def episode_rng(spec: EpisodeSpec, stream: str) -> np.random.Generator:
     """
     task = list(INSTRUCTIONS).index(spec.task)
     return np.random.default_rng([_STREAMS[stream], task, SPLITS.index(spec.split), spec.index])
+
+
+@dataclass(frozen=True)
+class Knock:
+    """When the block is knocked (the control step; -1 is never), and its velocity then, m/s (x, y)."""
+
+    step: int
+    velocity: tuple[float, float]
+
+
+_MIDDLE = ((-0.08, 0.08), (-0.09, 0.09))  # a block beyond these (x, y; metres) is knocked back
+
+
+def draw_knock(spec: EpisodeSpec, config: KnockConfig) -> Knock:
+    """The knock of the episode that (task, split, index) names."""
+    rng = episode_rng(spec, "knock")
+    happens = rng.uniform() < config.probability
+    step, angle = int(rng.integers(config.first_step, config.last_step + 1)), rng.uniform(-math.pi, math.pi)
+    return Knock(step if happens else -1, (config.speed * math.cos(angle), config.speed * math.sin(angle)))
+
+
+def knocked_velocity(knock: Knock, position: np.ndarray) -> tuple[float, float]:
+    """The velocity of a block knocked at `position`, metres (3,): not further out where it is near the edge, m/s."""
+    x, y = (
+        -speed if (at < low and speed < 0) or (at > high and speed > 0) else speed
+        for at, speed, (low, high) in zip(position[:2], knock.velocity, _MIDDLE, strict=True)
+    )
+    return x, y
 
 
 @dataclass(frozen=True)

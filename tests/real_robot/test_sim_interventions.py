@@ -115,6 +115,8 @@ def after(remaining: list[float], patience: int = 3) -> int | None:
         ([9, 8, 10, 9, 10], 4),
         ([9, 8, 15, 14, 13, 12, 11, 10], None),  # Dropped, but at once it tries again.
         ([9, 8, 15, 15, 15], 4),
+        ([9, 8, np.inf, np.inf, np.inf], 4),  # Out of reach.
+        ([9, 8, np.inf, 9, 8, 7, 6], None),
     ],
 )
 def test_no_progress_is_an_alarm(remaining: list[float], step: int | None) -> None:
@@ -145,6 +147,26 @@ def test_the_person_leaves_alone_what_goes_well(tmp_path: Path) -> None:
     able, idle = results
     assert able.success and not able.intervened
     assert idle.success and idle.intervened and idle.policy_frames == 10
+
+
+def test_who_cannot_help_does_not_take_over(env: VecEnv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    true = env.expert_remaining  # type: ignore[attr-defined]
+    hopeless = lambda env_ids: np.where(np.array(env_ids) == 0, np.inf, true(env_ids))  # noqa: E731
+    monkeypatch.setattr(env, "expert_remaining", hopeless)
+    outcomes, data = run(env, tmp_path / "set", alarm="progress", patience=5)
+    lost, helped = outcomes
+    assert lost.given_up and not lost.intervened and not lost.success
+    assert lost.policy_frames <= 5 and not lost.recovery_frames and not lost.correction_frames
+    assert helped.intervened and helped.success and not helped.given_up
+    assert sorted(len(runs(data, e)) for e in range(2)) == [1, 3]
+
+
+def test_who_gets_nowhere_gives_up(env: VecEnv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(env, "expert_action", lambda env_ids: np.zeros((len(env_ids), 7), np.float32))
+    outcomes, _ = run(env, tmp_path / "set", alarm="progress", patience=5)
+    for outcome in outcomes:
+        assert outcome.intervened and outcome.given_up and not outcome.success
+        assert outcome.recovery_frames + outcome.correction_frames == 5
 
 
 def test_progress_must_be_known(env: VecEnv, tmp_path: Path) -> None:

@@ -182,3 +182,23 @@ def test_the_memory_of_who_drove_is_kept_with_the_state(env: TabletopEnv) -> Non
     other.reset(EpisodeSpec("pick_place", "eval", 5, keyframe=keyframe))
     np.testing.assert_array_equal(other.expert_action(), truth)
     assert other._expert.stage == Stage.CARRY
+
+
+@pytest.mark.parametrize(
+    ("task", "y", "in_reach"),
+    [
+        ("push_to_zone", 0.16, True),
+        ("push_to_zone", 0.25, False),
+        ("pick_place", 0.23, True),
+        ("pick_place", 0.27, False),
+    ],
+)
+def test_what_is_out_of_reach_never_ends(env: TabletopEnv, task: str, y: float, in_reach: bool) -> None:
+    env._start(EpisodeSpec(task, "train", 0))
+    put(env, "block", 0.0, y, sc.HALF)
+    assert np.isfinite(env.expert_remaining()) == in_reach
+    if in_reach:
+        solve(env)
+    else:
+        with pytest.raises(AssertionError, match="not solved"):
+            solve(env)

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from vla_rl.config import ConfigError
-from vla_rl.data.config import DatasetConfig
+from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.dataset import DataNeeds, open_dataset
+
 from vla_rl.rac import RESULTS, _summarise, markdown, run_rac
 from vla_rl.recipe import load_recipe
 from vla_rl.types import CONTROL_SOURCES
@@ -18,21 +19,28 @@ from vla_rl.types import CONTROL_SOURCES
 def outcome(success: bool, recovery: int = 0, correction: int = 0, **more: object) -> dict:
     helped = recovery + correction > 0
     base = {"task": "stack", "index": 0, "success": success, "intervened": helped, "recoveries": int(recovery > 0)}
-    return (
-        base | {"policy_frames": 9, "recovery_frames": recovery, "correction_frames": correction, "lost": False} | more
-    )
+    base |= {"policy_frames": 9, "recovery_frames": recovery, "correction_frames": correction}
+    return base | {"given_up": False, "lost": False} | more
 
 
 def test_a_round_in_numbers() -> None:
     row = _summarise(
-        2, [outcome(True), outcome(False), outcome(True, 4, 6), outcome(False, 0, 2), outcome(True, 9, 9, lost=True)]
+        2,
+        [
+            outcome(True),
+            outcome(False, given_up=True),
+            outcome(True, 4, 6),
+            outcome(False, 0, 2, given_up=True),  # An intervention, if a vain one.
+            outcome(True, 9, 9, lost=True),
+        ],
     )
+    assert row["beyond_help"] == 1
     assert (row["episodes"], row["lost"], row["interventions"], row["solved_alone"], row["solved"]) == (4, 1, 2, 1, 2)
     assert (row["recoveries"], row["recovery_frames"], row["correction_frames"]) == (1, 4, 8)
     assert row["corrections_per_recovery_frame"] == 2.0 and row["interventions_per_episode"] == 0.5
     low, high = row["interventions_interval"]
     assert low == pytest.approx(0.150, abs=1e-3) and high == pytest.approx(0.850, abs=1e-3)  # Wilson, 2 of 4
-    assert "| 2 | 0.500 [0.150, 0.850], n = 4 | 1 | 1 | 1 : 2.00 | - | - | - |" in markdown(
+    assert "| 2 | 0.500 [0.150, 0.850], n = 4 | 1 | 1 | 1 | 1 : 2.00 | - | - | - |" in markdown(
         {"rounds": [row], "comparisons": []}
     )
 
@@ -54,6 +62,10 @@ def test_what_a_recipe_needs(tmp_path: Path) -> None:
     recipe = load_recipe("tabletop_rac")
     with pytest.raises(ConfigError, match="sections rac and sft"):
         run_rac(recipe.model_copy(update={"rac": None}), tmp_path, print)
+    able = load_recipe("tabletop_rac", ["policy.path='pretrained:tabletop_clean'", f"sft.datasets={tmp_path / 'none'}"])
+    with pytest.raises(DatasetError, match="none"):
+        run_rac(able, tmp_path, print)
+    assert not list(tmp_path.iterdir()), "said before anything is collected"
 
 
 @pytest.mark.slow
@@ -66,8 +78,8 @@ def test_a_whole_run_and_going_on_with_it(tmp_path: Path) -> None:
             "env.tasks=[stack]",
             "env.num_envs=4",
             "env.num_workers=0",
-            f"collect.dataset={demos}",
-            "collect.episodes_per_task=2",
+            "env.knock.probability=0",
+            f"collect={{source: expert, dataset: '{demos}', episodes_per_task: 2}}",
             f"sft.datasets={demos}",
             "sft.steps=2",
             "sft.batch_size=8",
