@@ -10,7 +10,6 @@ import pytest
 from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.dataset import DataNeeds, open_dataset
-
 from vla_rl.rac import RESULTS, _summarise, markdown, run_rac
 from vla_rl.recipe import load_recipe
 from vla_rl.types import CONTROL_SOURCES
