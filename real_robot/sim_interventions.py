@@ -73,7 +73,7 @@ class WatchedEnv(VecEnv, Protocol):
     """A `VecEnv` that says how far its tasks are from being solved; the alarm `progress` needs one."""
 
     def expert_remaining(self, env_ids: Sequence[int] | None = None) -> np.ndarray:
-        """About how many control steps the scripted expert would need from here, float64 (B,)."""
+        """About how many control steps the scripted expert would need from here, float64 (B,); infinite: it cannot."""
         ...
 
 

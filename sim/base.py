@@ -107,7 +107,10 @@ class SingleEnv(ABC):
         raise NotImplementedError(f"{self.spec.kind} has no scripted expert for the current task")
 
     def expert_remaining(self) -> float:
-        """About how many control steps the scripted expert would need from here, whoever has driven so far."""
+        """About how many control steps the scripted expert would need from here, whoever has driven so far.
+
+        Infinite where it could not finish.
+        """
         raise NotImplementedError(
             f"{self.spec.kind} does not say how far its tasks are from being solved; rac.alarm=clock does without"
         )

@@ -151,7 +151,9 @@ class BaseVecEnv(ABC):
         return np.stack([answers.get(i, zeros) for i in ids]).astype(np.float32, copy=False)
 
     def expert_remaining(self, env_ids: Sequence[int] | None = None) -> np.ndarray:
-        """About how many control steps the scripted expert would need from here, float64 (B,); 0 where a worker broke.
+        """About how many control steps the scripted expert would need from here, float64 (B,).
+
+        Infinite where it could not finish; 0 where a worker broke.
 
         Raises:
             NotImplementedError: the simulator does not say.
