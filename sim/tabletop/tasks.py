@@ -1,4 +1,4 @@
-"""The tasks: where things start, drawn from a seed, and what counts as success.
+"""The tasks: where things start and when they are knocked, drawn from a seed, and what counts as success.
 
 Every task adds two conditions to its own: the gripper touches no object, and all that the task
 names is at rest (slower than `rest_speed`). All of them must hold for `hold_steps` control steps
