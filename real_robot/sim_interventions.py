@@ -238,7 +238,8 @@ class _Runner:
         for row, (env_id, (number, spec)) in enumerate(zip(env_ids, specs, strict=True)):
             seat = self.seats[env_id]
             seat.spec, seat.number, seat.chunk, seat.steps, seat.frames = spec, number, [], 0, {}
-            seat.recorder.spec, seat.given_up = spec, False
+            seat.recorder.spec = spec
+            seat.given_up = False
             seat.obs, seat.progress = _of_robot(obs, row, seat.now), ProgressAlarm(self.options.patience)
             (seat.intervention.demonstrate if self.options.demonstrate else seat.intervention.begin)(WHO)
 
@@ -268,16 +269,15 @@ class _Runner:
 
     def _watch(self, env_ids: list[int]) -> list[int]:
         """What the persons do before this step: hear alarms, rewind, take over, give up. Returns who has given up."""
-        watched = [i for i in env_ids if self.seats[i].intervention.state in ("autonomous", "recovery", "correction")]
-        remaining = dict.fromkeys(watched, 0.0)
-        if watched and self.options.alarm == "progress" and isinstance(self.env, WatchedEnv):
-            remaining = dict(zip(watched, self.env.expert_remaining(watched), strict=True))
+        remaining = np.zeros(len(env_ids))
+        if self.options.alarm == "progress" and not self.options.demonstrate and isinstance(self.env, WatchedEnv):
+            remaining = self.env.expert_remaining(env_ids)
         given_up = []
-        for env_id in env_ids:
+        for env_id, left in zip(env_ids, remaining.tolist(), strict=True):
             seat = self.seats[env_id]
-            it, left = seat.intervention, float(remaining.get(env_id, 0.0))
-            driving = it.state != "autonomous"
-            alarm = self._alarm(seat, left) if env_id in remaining else ""
+            it = seat.intervention
+            driving = it.state in ("recovery", "correction")
+            alarm = self._alarm(seat, left) if driving or it.state == "autonomous" else ""
             if alarm and not driving:
                 it.alarm(alarm, self.options.alarm)
             if alarm and (driving or np.isinf(left)):
