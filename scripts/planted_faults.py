@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from world_model.model import WorldModel, load_world_model
+from world_model.model.world_model import WorldModel, load_world_model
 
 DYNAMICS_NOISE, SUCCESS_NOISE = (0.05, 0.1, 0.2), (0.2, 0.4)
 OPTIMIST, PESSIMIST = -1.0, 1.5  # logits

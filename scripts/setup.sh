@@ -180,7 +180,7 @@ Free some space, or put the environment on another disk: make VENV=/big/disk/ven
 # ---------------------------------------------------------------- rendering without a screen
 
 # Prints the first MuJoCo back end that renders a frame.
-working_gl() { "$VENV/bin/python" -m vla_rl.doctor --gl; }
+working_gl() { "$VENV/bin/python" -m vla_rl.workflows.doctor --gl; }
 
 ensure_gl() {
     if [ -s "$VENV/.mujoco_gl" ] && [ "$VENV/.mujoco_gl" -nt "$VENV/pyvenv.cfg" ]; then

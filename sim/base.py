@@ -1,7 +1,7 @@
 """One simulated environment, as the vector runner drives it.
 
 A simulator implements `SingleEnv` (plain Python, one episode at a time) and a config with
-`make(worker_index)`; `sim.vector` turns N of them into a `vla_rl.interfaces.VecEnv`.
+`make(worker_index)`; `sim.vector.runner` turns N of them into a `vla_rl.interfaces.VecEnv`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from vla_rl.config import Config, ConfigError
-from vla_rl.data.structure import CAMERA_PREFIX
+from vla_rl.data.segmentation import CAMERA_PREFIX
 from vla_rl.interfaces import VecEnv
 from vla_rl.types import EnvSpec, EpisodeSpec, Keyframe
 
@@ -257,6 +257,6 @@ class SimConfig(Config):
 
     def build(self, num_envs: int | None = None, record_frames: bool = False) -> VecEnv:
         """The vector environment: `num_envs` of these, in `num_workers` processes."""
-        from sim.vector import make_vec_env
+        from sim.vector.runner import make_vec_env
 
         return make_vec_env(self, num_envs or self.num_envs, record_frames)

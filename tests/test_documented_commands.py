@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import typer.main
 
-from vla_rl import cli
+from vla_rl.cli import main as cli
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (
@@ -74,7 +74,7 @@ def commands_of(words: list[str]) -> list[tuple[Any, list[str]]]:
 
 def check(line: str) -> None:
     """Raises what the program's parser or a recipe's validation says of a documented line."""
-    from vla_rl.recipe import load_recipe
+    from vla_rl.recipe.recipe import load_recipe
 
     line = re.sub(r"\$\w+", "0.5", line.partition(" > ")[0])  # a shell variable of the page's own loop
     for command, arguments in commands_of([word for word in shlex.split(line) if word != "..."]):

@@ -23,11 +23,11 @@ sys.path.append(str(HERE.parent))
 
 from tiny_run import make_recipe, metrics, save_policy  # noqa: E402
 
-from vla_rl import cli  # noqa: E402
+from vla_rl.cli import main as cli  # noqa: E402
+from vla_rl.common.run_folder import open_run  # noqa: E402
 from vla_rl.config import KINDS, resolve_kind  # noqa: E402
-from vla_rl.recipe import Recipe  # noqa: E402
-from vla_rl.run import open_run  # noqa: E402
-from vla_rl.train import train  # noqa: E402
+from vla_rl.recipe.recipe import Recipe  # noqa: E402
+from vla_rl.training.train import train  # noqa: E402
 
 RUNS = {
     "grpo": ("algo.kl_coef=0.01", "algo.optimizer=muon", "train.resample_budget=2", "sampling.kind=vade"),

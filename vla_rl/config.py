@@ -25,22 +25,22 @@ KINDS: dict[str, dict[str, str]] = {
     "env": {
         "tabletop": "sim.tabletop:TabletopConfig",
         "libero": "sim.libero:LiberoConfig",
-        "robosuite": "sim.robosuite_env:RobosuiteConfig",
+        "robosuite": "sim.robosuite.env:RobosuiteConfig",
         "maniskill": "sim.maniskill:ManiSkillConfig",
         "robotwin": "sim.robotwin:RoboTwinConfig",
         "remote": "sim.remote:RemoteConfig",
         "dummy": "sim.dummy:DummyConfig",
-        "world_model": "world_model.env_config:WorldModelEnvConfig",
+        "world_model": "world_model.env.config:WorldModelEnvConfig",
     },
     "world_model": {
-        "latent_video": "world_model.fit_config:FitConfig",
+        "latent_video": "world_model.fit.config:FitConfig",
     },
     "failure": {
         "conformal": "real_robot.failure.config:FailureConfig",
     },
     "policy": {
-        "openvla": "vla_rl.policies.openvla:OpenVLAConfig",
-        "lerobot": "vla_rl.policies.lerobot_config:LeRobotConfig",
+        "openvla": "vla_rl.policies.openvla.config:OpenVLAConfig",
+        "lerobot": "vla_rl.policies.lerobot.config:LeRobotConfig",
     },
     "algo": {
         "grpo": "vla_rl.algorithms.configs:GRPOConfig",
@@ -49,7 +49,7 @@ KINDS: dict[str, dict[str, str]] = {
         "ppo": "vla_rl.algorithms.configs:PPOConfig",
     },
     "plan": {
-        "best_of_n": "world_model.plan_config:PlanConfig",
+        "best_of_n": "world_model.env.plan_config:PlanConfig",
     },
 }
 

@@ -35,7 +35,7 @@ class AutoencoderConfig(Config):
 
 
 class DynamicsConfig(Config):
-    """The factorised causal video transformer (see world_model/dynamics.py)."""
+    """The factorised causal video transformer (see world_model/model/dynamics.py)."""
 
     kind: Literal["transformer"] = Field(default="transformer", description="This dynamics.")
     preset: Literal["tiny", "small", "base", "large"] = Field(
@@ -76,7 +76,7 @@ class DynamicsConfig(Config):
 
 
 class WanConfig(Config):
-    """Wan's video transformer as the dynamics (see world_model/wan.py and docs/wan.md)."""
+    """Wan's video transformer as the dynamics (see world_model/model/wan.py and docs/wan.md)."""
 
     kind: Literal["wan"] = Field(default="wan", description="This dynamics.")
     path: Path | None = Field(
@@ -162,7 +162,7 @@ class StageConfig(Config):
 
 
 class BootstrapConfig(Config):
-    """Dynamic latent bootstrapping: the dynamics' own frames as context (see world_model/bootstrap.py)."""
+    """Dynamic latent bootstrapping: the dynamics' own frames as context (see world_model/fit/latent_bootstrap.py)."""
 
     share: float = Field(default=0.0, ge=0, le=1, description="Of the clips, at the end; 0: none, no bootstrapping.")
     start: float = Field(default=0.2, ge=0, lt=1, description="Share of the updates after which it rises from 0.")
@@ -173,7 +173,7 @@ class BootstrapConfig(Config):
 
 
 class StyleConfig(Config):
-    """Training clips in other styles, guided by segmentation (see world_model/style.py and docs/style_robust.md)."""
+    """Training clips in other styles, guided by segmentation (see world_model/data/style.py and docs/style_robust.md)."""
 
     share: float = Field(
         default=0.0, ge=0, lt=1, description="Of the images and clips that are in another style; 0: none."
@@ -239,7 +239,7 @@ KeyframeKind = Literal["divergence", "failure", "gripper", "contact"]
 
 
 class KeyframeConfig(Config):
-    """Which moments of real episodes are mined for imagined episodes to start from (see world_model/keyframes.py)."""
+    """Which moments of real episodes are mined for imagined episodes to start from (see world_model/data/keyframes.py)."""
 
     kinds: tuple[KeyframeKind, ...] = Field(
         default=("divergence", "failure", "gripper", "contact"),

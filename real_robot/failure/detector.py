@@ -21,7 +21,7 @@ import numpy as np
 
 from real_robot.failure.conformal import Band, Shape
 from real_robot.failure.scorer import Scorer
-from vla_rl.atomic import atomic_folder
+from vla_rl.common.atomic import atomic_folder
 
 CONFIG_FILE, TENSORS_FILE = "detector.json", "tensors.safetensors"
 FORMAT = 1

@@ -12,7 +12,7 @@ from real_robot.failure.config import FailureConfig
 from real_robot.failure.conformal import MIN_SHAPE, Band, CalibrationError, successes_needed
 from real_robot.failure.detector import FailureDetector, Identity, scorer_classes
 from real_robot.failure.scorer import Scorer
-from vla_rl.atomic import write_text_atomic
+from vla_rl.common.atomic import write_text_atomic
 from vla_rl.data.embeddings import EmbeddedEpisodes
 
 DETECTORS, EPISODES_FILE = "detectors", "episodes.json"

@@ -17,9 +17,9 @@ import numpy as np
 
 from real_robot.failure.detector import CONFIG_FILE, FailureDetector
 from real_robot.failure.fit import DETECTORS, EPISODES_FILE
-from vla_rl.atomic import write_text_atomic
+from vla_rl.common.atomic import write_text_atomic
 from vla_rl.data.embeddings import EmbeddedEpisodes
-from vla_rl.statistics import clustered_wilson_interval
+from vla_rl.evaluation.statistics import clustered_wilson_interval
 
 if TYPE_CHECKING:
     from rich.table import Table

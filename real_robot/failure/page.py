@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vla_rl.atomic import write_text_atomic
+from vla_rl.common.atomic import write_text_atomic
 
 if TYPE_CHECKING:
     from real_robot.failure.measure import Curves, FailureReport

@@ -10,7 +10,7 @@ import numpy as np
 from sim.base import SingleEnv, SingleObservation
 from sim.libero.config import CAMERAS, NUM_OFFICIAL_STATES, LiberoConfig, nearest_tasks
 from sim.libero.library import import_library
-from vla_rl.data.structure import CAMERA_PREFIX
+from vla_rl.data.segmentation import CAMERA_PREFIX
 from vla_rl.types import SPLITS, EpisodeSpec, Keyframe
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import mujoco
 import numpy as np
 
 from sim import gl
-from sim.structure import draw_structure, things
+from sim.segmentation import draw_structure, things
 
 MAX_GEOMS = 1000  # as robosuite
 

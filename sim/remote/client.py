@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from sim.pool import THREAD_VARIABLES, ChildWorker, Worker
 from sim.remote.config import RemoteConfig
 from sim.remote.host import PROTOCOL, ProtocolError, proof, recv_message, send_message
-from sim.shared_arrays import SharedArrays
-from sim.vector import Command
+from sim.vector.pool import THREAD_VARIABLES, ChildWorker, Worker
+from sim.vector.runner import Command
+from sim.vector.shared_arrays import SharedArrays
 from vla_rl.config import ConfigError
 from vla_rl.types import EnvSpec, EpisodeSpec
 

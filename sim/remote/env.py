@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from sim.base import ChunkResult, SingleObservation
-from sim.pool import PoolVecEnv, deal, observation_layout, shut_down, start_all
 from sim.remote.client import DistantHost, HostWorker, LocalHost, same_spec
 from sim.remote.config import RemoteConfig
-from sim.shared_arrays import SharedArrays
-from sim.vector import Command
+from sim.vector.pool import PoolVecEnv, deal, observation_layout, shut_down, start_all
+from sim.vector.runner import Command
+from sim.vector.shared_arrays import SharedArrays
 from vla_rl.types import EnvSpec, Keyframe
 
 _known_specs: dict[str, EnvSpec] = {}  # what hosts of this process have said, by their options

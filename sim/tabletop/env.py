@@ -18,7 +18,7 @@ from sim.tabletop.config import TabletopConfig, check_tasks
 from sim.tabletop.expert import Expert
 from sim.tabletop.render import render
 from sim.tabletop.tasks import Knock, View, draw_knock, draw_layout, episode_rng, is_solved_now, knocked_velocity
-from vla_rl.data.structure import CAMERA_PREFIX
+from vla_rl.data.segmentation import CAMERA_PREFIX
 from vla_rl.types import SPLITS, EpisodeSpec, Keyframe
 
 POSITION_SCALE = 0.05  # metres of travel for an action of 1

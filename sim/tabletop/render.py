@@ -11,7 +11,7 @@ import mujoco
 import numpy as np
 
 from sim import gl
-from sim.structure import draw_structure
+from sim.segmentation import draw_structure
 
 _MAX_GEOMS = 100
 _OFF = ("SHADOW", "REFLECTION", "SKYBOX", "FOG", "HAZE")

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import mujoco
 import numpy as np
 
-from sim.structure import ARM, GRIPPER
+from sim.segmentation import ARM, GRIPPER
 from sim.tabletop.config import VIEW
-from vla_rl.data.structure import TABLE
+from vla_rl.data.segmentation import TABLE
 
 TIMESTEP = 0.005
 SUBSTEPS = 10  # 20 Hz control

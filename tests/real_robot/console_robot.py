@@ -15,20 +15,20 @@ from typing import Any
 import numpy as np
 from memory_transport import MemoryTransport
 
-from real_robot.codec import to_quaternion
-from real_robot.console.board import Board
-from real_robot.console.operator import ConsoleOperator
-from real_robot.console.server import ConsoleConfig, ConsoleServer
-from real_robot.contract import load_contract
-from real_robot.images import encode_image
-from real_robot.intervention import Intervention
-from real_robot.messages import CompressedImage, JointState, Message, PoseStamped, TwistStamped
-from real_robot.operators import Operators
-from real_robot.playback import SynchronousActions
-from real_robot.robot import TopicRobot
-from real_robot.robot_loop import ControlLoop, ReferencePacer, Tick, Wish
-from real_robot.safety import Supervisor
-from real_robot.teleop import Teleoperation
+from real_robot.bridge.codec import to_quaternion
+from real_robot.bridge.contract import load_contract
+from real_robot.bridge.images import encode_image
+from real_robot.bridge.messages import CompressedImage, JointState, Message, PoseStamped, TwistStamped
+from real_robot.bridge.robot import TopicRobot
+from real_robot.control.playback import SynchronousActions
+from real_robot.control.robot_loop import ControlLoop, ReferencePacer, Tick, Wish
+from real_robot.control.safety import Supervisor
+from real_robot.operator.console.console_state import Board
+from real_robot.operator.console.operator import ConsoleOperator
+from real_robot.operator.console.server import ConsoleConfig, ConsoleServer
+from real_robot.operator.intervention import Intervention
+from real_robot.operator.operators import Operators
+from real_robot.operator.teleop import Teleoperation
 from real_robot.types import RobotObservation
 
 RATE = 10.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 
-from real_robot.ros.install import enable
+from real_robot.bridge.ros.install import enable
 
 SHIFT = {"stale": -10, "ahead": 3600, "behind": -3600}
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from real_robot.requests import PolicyFacts
-from real_robot.server import ServeConfig, run
+from real_robot.serving.requests import PolicyFacts
+from real_robot.serving.server import ServeConfig, run
 from vla_rl.types import ActionChunk, Observation
 
 CHUNK = 8

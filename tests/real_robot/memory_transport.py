@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from real_robot.messages import Message
-from real_robot.transports.base import Handler, Publisher, QosConfig
+from real_robot.bridge.messages import Message
+from real_robot.bridge.transports.base import Handler, Publisher, QosConfig
 
 
 class MemoryTransport:

@@ -17,23 +17,23 @@ import numpy as np
 from console_robot import PATIENT, RATE, PointRobot
 from memory_transport import MemoryTransport
 
-from real_robot.client import PolicyClient
-from real_robot.console.board import Board
-from real_robot.contract import load_contract
-from real_robot.execution import ChunkExecutor
+from real_robot.bridge.contract import load_contract
+from real_robot.bridge.robot import TopicRobot
+from real_robot.control.execution import ChunkExecutor
+from real_robot.control.playback import SynchronousActions
+from real_robot.control.robot_loop import ControlLoop, Tick
+from real_robot.control.safety import Supervisor
 from real_robot.failure.config import FailureConfig
 from real_robot.failure.detector import FailureDetector
 from real_robot.failure.fit import fit
 from real_robot.failure.runner import DetectorThread
 from real_robot.failure.watch import FailureWatch, load_detector
-from real_robot.intervention import Intervention
-from real_robot.operators import Operators
-from real_robot.playback import SynchronousActions
-from real_robot.requests import PolicyFacts
-from real_robot.robot import TopicRobot
-from real_robot.robot_loop import ControlLoop, Tick
-from real_robot.safety import Supervisor
-from real_robot.server import PolicyServer, ServeConfig
+from real_robot.operator.console.console_state import Board
+from real_robot.operator.intervention import Intervention
+from real_robot.operator.operators import Operators
+from real_robot.serving.client import PolicyClient
+from real_robot.serving.requests import PolicyFacts
+from real_robot.serving.server import PolicyServer, ServeConfig
 from vla_rl.data.embeddings import EmbeddedEpisodes
 from vla_rl.types import ActionChunk, Observation
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from libero_setup import ASSETS, needs_assets
 
-from sim.structure import ARM, GRIPPER
+from sim.segmentation import ARM, GRIPPER
 from sim.tabletop.config import TabletopConfig
 from vla_rl.config import build_component
-from vla_rl.data.structure import CAMERA_PREFIX, TABLE, unpack
+from vla_rl.data.segmentation import CAMERA_PREFIX, TABLE, unpack
 from vla_rl.types import EpisodeSpec
 
 SIZE = 64

@@ -8,8 +8,8 @@ from typing import Any
 
 from sim.dummy import DummyConfig
 from vla_rl.config import apply_overrides, validate
-from vla_rl.policies.openvla import OpenVLAConfig
-from vla_rl.recipe import Recipe
+from vla_rl.policies.openvla.config import OpenVLAConfig
+from vla_rl.recipe.recipe import Recipe
 
 RECIPE: dict[str, Any] = {
     "name": "tiny",

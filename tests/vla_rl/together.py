@@ -19,16 +19,16 @@ from tiny_run import make_recipe
 
 from sim.dummy import DummyConfig
 from vla_rl.algorithms.configs import AlgoConfig, GRPOConfig, PPOConfig
-from vla_rl.bc_trainer import BCTrainer, open_bc_dataset
-from vla_rl.checkpoint import trained_weights
-from vla_rl.distributed import World, joined
+from vla_rl.distributed.fsdp import local
+from vla_rl.distributed.process_group import World, joined
 from vla_rl.interfaces import VecEnv
-from vla_rl.memory import _chunk, _observation, _unit_statistics
 from vla_rl.policies.fake_input import fake_env_spec
-from vla_rl.policies.openvla import OpenVLAConfig
-from vla_rl.rollout import collect
-from vla_rl.sft import SFTConfig
-from vla_rl.sharding import local
+from vla_rl.policies.openvla.config import OpenVLAConfig
+from vla_rl.rollout.collect import collect
+from vla_rl.training.bc_trainer import BCTrainer, open_bc_dataset
+from vla_rl.training.checkpoint import trained_weights
+from vla_rl.training.memory import _chunk, _observation, _unit_statistics
+from vla_rl.training.sft import SFTConfig
 from vla_rl.types import Episode, EpisodeSpec
 
 ENV = DummyConfig(num_envs=4, tasks=("reach_red",), horizon=8)

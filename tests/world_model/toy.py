@@ -20,9 +20,9 @@ from torch import nn
 
 from vla_rl.types import EnvSpec, EpisodeSpec, Keyframe, Observation
 from world_model.config import ImaginationConfig, WorldModelConfig
-from world_model.env import WorldModelEnv
-from world_model.facts import WorldModelFacts
-from world_model.model import Parts, WorldModel
+from world_model.env.env import WorldModelEnv
+from world_model.metadata import WorldModelFacts
+from world_model.model.world_model import Parts, WorldModel
 from world_model.types import Actions, Clip, Frames, NoiseStream
 
 FRAME_STEPS = 4

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from vla_rl.distributed import World
+from vla_rl.distributed.process_group import World
 from vla_rl.types import ActionChunk, Episode, Observation
 
 

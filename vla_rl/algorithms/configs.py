@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import torch
 
     from vla_rl.algorithms.learner import Learner
-    from vla_rl.distributed import World
-    from vla_rl.timing import Stopwatch
+    from vla_rl.common.timing import Stopwatch
+    from vla_rl.distributed.process_group import World
 
 Control = Literal["none", "shuffled_rewards"]
 RatioLevel = Literal["token", "action", "chunk"]

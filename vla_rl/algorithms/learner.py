@@ -19,13 +19,13 @@ import torch
 from vla_rl.algorithms import losses
 from vla_rl.algorithms.batch import Batch, Pool, gather_observations, rollout_metrics, usable_episodes
 from vla_rl.algorithms.configs import AlgoConfig, Control, GroupConfig, PPOConfig
-from vla_rl.algorithms.optimizers import build_optimizers, clip_gradients, is_critic
 from vla_rl.algorithms.prepare import critic_batch, group_batch, skips_zero_advantage
-from vla_rl.checkpoint import flatten_optimizer, restore_optimizer
-from vla_rl.distributed import ALONE, World, add_up
-from vla_rl.outlines import everyones
-from vla_rl.sharding import exchange, full, like, local
-from vla_rl.timing import Stopwatch
+from vla_rl.common.timing import Stopwatch
+from vla_rl.distributed.fsdp import exchange, full, like, local
+from vla_rl.distributed.outcomes import everyones
+from vla_rl.distributed.process_group import ALONE, World, add_up
+from vla_rl.training.checkpoint import flatten_optimizer, restore_optimizer
+from vla_rl.training.optimizers import build_optimizers, clip_gradients, is_critic
 from vla_rl.types import ActionChunk, Episode
 
 ExtraLoss = Callable[[], tuple[torch.Tensor, Mapping[str, Any]]]

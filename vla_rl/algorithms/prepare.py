@@ -14,7 +14,7 @@ import numpy as np
 from vla_rl.algorithms import advantages as adv
 from vla_rl.algorithms.batch import Batch, has_spread, index_decisions, valid_actions
 from vla_rl.algorithms.configs import AlgoConfig, GroupConfig, PPOConfig
-from vla_rl.distributed import ALONE, World
+from vla_rl.distributed.process_group import ALONE, World
 from vla_rl.types import ActionChunk, Episode
 
 Evaluate = Callable[[Sequence[Episode], np.ndarray, np.ndarray, ActionChunk], tuple[np.ndarray, np.ndarray | None]]

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.atomic import atomic_folder, disk_full
+from vla_rl.common.atomic import atomic_folder, disk_full
 from vla_rl.data.config import DatasetError
 from vla_rl.data.lerobot_io import (
     ACTION,

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vla_rl.atomic import atomic_folder
+from vla_rl.common.atomic import atomic_folder
 from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.dataset import camera_names
 from vla_rl.data.lerobot_io import ACTION, CONTROL_SOURCE, POLICY_VERSION, STATE

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field, FiniteFloat, NonNegativeInt, PositiveInt, ValidationError
 
-from vla_rl.atomic import write_text_atomic
+from vla_rl.common.atomic import write_text_atomic
 from vla_rl.config import Config
 from vla_rl.types import SPLITS, EpisodeSpec, Keyframe
 

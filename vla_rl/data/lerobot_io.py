@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vla_rl.atomic import atomic_folder
+from vla_rl.common.atomic import atomic_folder
 from vla_rl.data.keyframes import STATES_FOLDER, write_states
-from vla_rl.data.structure import structure_file, write_structure
+from vla_rl.data.segmentation import structure_file, write_structure
 from vla_rl.types import Keyframe
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class RecordedEpisode:
         final_png, final_state: the observation after the last action. Stored with the episode's
             metadata, since a LeRobot frame always has an action.
         simulator_states: the simulator's states along the episode, for keyframes; empty where none were saved.
-        structure: camera -> packed structure of T + 1 images (see `vla_rl.data.structure`); empty where not recorded.
+        structure: camera -> packed structure of T + 1 images (see `vla_rl.data.segmentation`); empty where not recorded.
     """
 
     task: str

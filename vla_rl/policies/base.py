@@ -77,7 +77,7 @@ class PolicyConfig(Config):
 
 def pretrained_folder() -> Path:
     """Where the policies that ship with the package lie."""
-    return Path(__file__).resolve().parent.parent / "pretrained"
+    return Path(__file__).resolve().parent / "pretrained"
 
 
 def resolve_path(path: str | Path) -> Path:
@@ -167,7 +167,7 @@ def load_policy(path: str | Path, device: str | torch.device = "cpu") -> Policy:
         ConfigError: unknown path or kind.
         ValueError: no policy family knows the folder, or a file of it is missing or damaged.
     """
-    from vla_rl.policies.families import describe
+    from vla_rl.policies.inspect import describe
 
     folder = resolve_path(path)
     config_class = resolve_kind("policy", _saved_kind(folder) or describe(folder).kind)

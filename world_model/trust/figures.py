@@ -7,7 +7,7 @@ import math
 from typing import Literal, NamedTuple
 
 from vla_rl.config import Config
-from vla_rl.statistics import Interval
+from vla_rl.evaluation.statistics import Interval
 from world_model.trust.numbers import Number
 
 Unit = Literal["rate", "points", "gap", "dB", "times", "steps", "number"]

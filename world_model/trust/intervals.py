@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vla_rl.statistics import Interval
+from vla_rl.evaluation.statistics import Interval
 
 NUM_RESAMPLES = 2000
 # A denominator below this counts as this, so that a perfect prediction gives a large ratio and not an infinite one.

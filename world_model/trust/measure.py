@@ -12,15 +12,23 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from vla_rl.statistics import Interval
-from world_model.trust.actions import InverseDynamics
+from vla_rl.evaluation.statistics import Interval
 from world_model.trust.config import MeasureConfig
 from world_model.trust.figures import Figure, figure
-from world_model.trust.horizon import horizon_figures
 from world_model.trust.intervals import ratio_interval
-from world_model.trust.metrics import MIN_SSIM_SIDE, Curve, drift_curve
-from world_model.trust.open_loop import OTHER_ACTIONS, Noise, Replay, action_errors, imagine, imagined_outcomes, replay
-from world_model.trust.outcomes import (
+from world_model.trust.measures.actions import InverseDynamics
+from world_model.trust.measures.horizon import horizon_figures
+from world_model.trust.measures.metrics import MIN_SSIM_SIDE, Curve, drift_curve
+from world_model.trust.measures.open_loop import (
+    OTHER_ACTIONS,
+    Noise,
+    Replay,
+    action_errors,
+    imagine,
+    imagined_outcomes,
+    replay,
+)
+from world_model.trust.measures.outcomes import (
     NO_INTERVAL,
     Calibration,
     calibration,
@@ -30,7 +38,7 @@ from world_model.trust.outcomes import (
     policy_rates,
     rate_figure,
 )
-from world_model.trust.perceptual import Lpips, VideoFeatures, frechet_distance
+from world_model.trust.measures.perceptual import Lpips, VideoFeatures, frechet_distance
 from world_model.trust.report import Provenance, TrustReport
 from world_model.trust.types import LoggedEpisode, TrustData, WorldModel, check_episodes, collate
 

@@ -10,14 +10,14 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from vla_rl.atomic import write_text_atomic
+from vla_rl.common.atomic import write_text_atomic
 from vla_rl.config import Config
 from vla_rl.interfaces import TrustError
 from world_model.trust.config import MeasureConfig, Requirement, TrustConfig
 from world_model.trust.figures import Figure, bound_as_text, figure_info, with_evidence
-from world_model.trust.metrics import Curve
+from world_model.trust.measures.metrics import Curve
+from world_model.trust.measures.outcomes import Calibration, PolicyRates
 from world_model.trust.numbers import Number
-from world_model.trust.outcomes import Calibration, PolicyRates
 
 SCHEMA_VERSION = 1
 TRUST_FILE = "trust.json"

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sim.pool import PoolVecEnv
 from sim.remote import RemoteConfig, client
 from sim.remote.env import RemoteVecEnv
+from sim.vector.pool import PoolVecEnv
 from vla_rl.types import EpisodeSpec, StepResult
 
 HERE = str(Path(__file__).parent)

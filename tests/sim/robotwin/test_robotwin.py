@@ -15,9 +15,9 @@ import pytest
 
 import sim.robotwin.config as robotwin
 from sim.robotwin import RoboTwinConfig
-from vla_rl.collect import CollectConfig, collect_dataset
 from vla_rl.config import ConfigError, build_component
 from vla_rl.types import EpisodeSpec
+from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
 
 TASK = "stack_blocks_two"
 sys.path.append(str(robotwin.INSIDE))

@@ -12,7 +12,7 @@ from toy_problem import ToyPolicy, roll_out
 
 from vla_rl.algorithms.configs import GRPOConfig, MCGRPOConfig, PPOConfig, RLOOConfig
 from vla_rl.config import Config, build_component
-from vla_rl.task_sampling import SamplingConfig
+from vla_rl.rollout.task_sampling import SamplingConfig
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "algorithms.md").read_text()
 

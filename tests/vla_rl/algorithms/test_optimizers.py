@@ -11,9 +11,9 @@ from torch import nn
 from toy_problem import ToyPolicy, roll_out
 
 from vla_rl.algorithms.configs import GRPOConfig, PPOConfig
-from vla_rl.algorithms.optimizers import build_optimizers, is_critic, optimizer_bytes
-from vla_rl.checkpoint import flatten_optimizer, restore_optimizer
 from vla_rl.config import ConfigError
+from vla_rl.training.checkpoint import flatten_optimizer, restore_optimizer
+from vla_rl.training.optimizers import build_optimizers, is_critic, optimizer_bytes
 
 
 def names(optimizer: torch.optim.Optimizer, module: nn.Module) -> list[set[str]]:
@@ -112,7 +112,7 @@ def test_a_learner_with_8_bits_warms_up_and_resumes():
 
 def test_without_torchao_the_error_says_what_to_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchao", None)
-    monkeypatch.delitem(sys.modules, "vla_rl.algorithms.adamw_8bit", raising=False)
+    monkeypatch.delitem(sys.modules, "vla_rl.training.adamw_8bit", raising=False)
     monkeypatch.setitem(sys.modules, "torchao.optim", None)
     with pytest.raises(ConfigError, match=r"'adamw_8bit' needs torchao.*low_memory"):
         build_optimizers(GRPOConfig(optimizer="adamw_8bit"), dict(ToyPolicy().named_parameters()))

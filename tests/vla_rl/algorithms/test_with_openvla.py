@@ -8,9 +8,9 @@ import torch
 
 from sim.dummy import DummyConfig
 from vla_rl.algorithms.configs import GRPOConfig, PPOConfig
-from vla_rl.policies.openvla import OpenVLAConfig
-from vla_rl.rollout import collect
-from vla_rl.task_sampling import SamplingConfig
+from vla_rl.policies.openvla.config import OpenVLAConfig
+from vla_rl.rollout.collect import collect
+from vla_rl.rollout.task_sampling import SamplingConfig
 
 TEMPERATURE = 1.2
 

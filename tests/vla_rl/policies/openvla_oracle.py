@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from vla_rl.policies.openvla_policy import OpenVLAPolicy
+from vla_rl.policies.openvla.policy import OpenVLAPolicy
 from vla_rl.types import Observation
 
 VARIABLE = "VLA_RL_OPENVLA_ORACLE"

@@ -13,8 +13,8 @@ from vla_rl.algorithms.configs import GRPOConfig, PPOConfig
 from vla_rl.config import ConfigError, validate
 from vla_rl.policies.base import load_policy
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics
-from vla_rl.policies.lerobot_config import FLOW_TYPES, LeRobotConfig, describe
-from vla_rl.policies.lerobot_tiny import tiny_pi
+from vla_rl.policies.lerobot.config import FLOW_TYPES, LeRobotConfig, describe
+from vla_rl.policies.lerobot.tiny import tiny_pi
 
 pytest.importorskip("num2words", reason="SmolVLA's processor needs it: install vla-rl[flow]")
 

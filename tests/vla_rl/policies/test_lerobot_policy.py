@@ -8,7 +8,7 @@ from vla_rl.algorithms.configs import GRPOConfig
 from vla_rl.config import ConfigError, validate
 from vla_rl.policies.base import load_policy
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics
-from vla_rl.policies.lerobot_config import LeRobotConfig, describe
+from vla_rl.policies.lerobot.config import LeRobotConfig, describe
 
 SPEC = fake_env_spec(image_size=96)
 RESNET = {"vision_backbone": "resnet18", "pretrained_backbone_weights": None}

@@ -6,8 +6,8 @@ import torch
 
 from vla_rl.config import ConfigError, validate
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics
-from vla_rl.policies.openvla import OpenVLAConfig
-from vla_rl.policies.openvla_policy import OpenVLAPolicy, draw
+from vla_rl.policies.openvla.config import OpenVLAConfig
+from vla_rl.policies.openvla.policy import OpenVLAPolicy, draw
 from vla_rl.types import ActionChunk
 
 SPEC = fake_env_spec()

@@ -11,15 +11,15 @@ import torch
 
 from vla_rl.algorithms.configs import GRPOConfig
 from vla_rl.config import ConfigError
-from vla_rl.policies import merge as merging
-from vla_rl.policies import openvla_weights
 from vla_rl.policies.base import load_policy, resolve_path
-from vla_rl.policies.fake_checkpoint import write_checkpoint
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation
-from vla_rl.policies.families import describe
-from vla_rl.policies.openvla import OpenVLAConfig
-from vla_rl.policies.openvla_inputs import prompt_batch
-from vla_rl.policies.openvla_policy import OpenVLAPolicy
+from vla_rl.policies.inspect import describe
+from vla_rl.policies.openvla import merge as merging
+from vla_rl.policies.openvla.config import OpenVLAConfig
+from vla_rl.policies.openvla.files import weights as openvla_weights
+from vla_rl.policies.openvla.files.fake_checkpoint import write_checkpoint
+from vla_rl.policies.openvla.inputs import prompt_batch
+from vla_rl.policies.openvla.policy import OpenVLAPolicy
 
 SPEC = fake_env_spec(("agentview", "wrist"))
 VARIANTS = ("base", "discrete", "l1", "film")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vla_rl.policies.tokenizer import ANSWER, ASK, BOS, ROBOT_WORDS, WordTokenizer, split_words
+from vla_rl.policies.openvla.tokenizer import ANSWER, ASK, BOS, ROBOT_WORDS, WordTokenizer, split_words
 
 SIZE = 512
 

@@ -1,0 +1,1 @@
+"""Between a robot's topics and observations and actions: contracts, messages, transports."""

@@ -1,0 +1,157 @@
+"""Numbers out of messages and into them, as a contract says: joints by name, poses, conversions, frames."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from real_robot.bridge.contract import ActionSink, ConversionConfig, ImageSource, SourceConfig, StateSource
+from real_robot.bridge.images import decode_image
+from real_robot.bridge.messages import (
+    Bool,
+    CompressedImage,
+    Float64MultiArray,
+    Image,
+    JointState,
+    JointTrajectory,
+    Message,
+    MessageError,
+    PoseStamped,
+    TwistStamped,
+)
+
+_EMPTY = np.zeros(0)
+
+
+def check_frame(source: SourceConfig, message: Message) -> None:
+    """
+    Raises:
+        MessageError: the message is in another frame than the contract says.
+    """
+    if source.frame and message.frame_id.lstrip("/") != source.frame.lstrip("/"):
+        raise MessageError(f"frame {message.frame_id!r}, expected {source.frame!r}")
+
+
+def read_image(source: ImageSource, message: Message) -> np.ndarray:
+    """The camera's picture, uint8 (height, width, 3) RGB, of the contract's size."""
+    assert isinstance(message, Image | CompressedImage)
+    picture = decode_image(message, source.size)
+    return np.ascontiguousarray(picture[..., ::-1]) if source.swap_red_blue else picture
+
+
+def read_state(source: StateSource, message: Message) -> np.ndarray:
+    """The numbers that the contract takes from a message, float32 (source.num_values,).
+
+    Raises:
+        MessageError: a joint missing, another number of values, NaN or infinity.
+    """
+    if isinstance(message, JointState):
+        values = _by_name(source.joints, message.name, getattr(message, source.quantity))
+    elif isinstance(message, PoseStamped):
+        values = _read_pose(source, message)
+    elif isinstance(message, Float64MultiArray):
+        values = message.data
+    else:
+        assert isinstance(message, Bool)
+        values = np.array([float(message.data)])
+    if len(values) != source.num_values:
+        raise MessageError(f"{len(values)} numbers, the contract says {source.num_values}")
+    values = _convert(values, source.convert)
+    if not np.isfinite(values).all():
+        raise MessageError("NaN or infinity")
+    return values.astype(np.float32)
+
+
+def _read_pose(source: StateSource, message: PoseStamped) -> np.ndarray:
+    quaternion = _unit(message.orientation)
+    parts = {
+        "position": lambda: message.position,
+        "quaternion": lambda: quaternion,
+        "axis_angle": lambda: to_axis_angle(quaternion, np.array(source.axis_angle_near)),
+    }
+    return np.concatenate([parts[p]() for p in source.parts])
+
+
+def _unit(quaternion: np.ndarray) -> np.ndarray:
+    length = float(np.linalg.norm(quaternion))
+    if not 0.9 < length < 1.1:
+        raise MessageError(f"orientation {quaternion.tolist()} is no unit quaternion")
+    return quaternion / length
+
+
+def to_axis_angle(quaternion: np.ndarray, near: np.ndarray) -> np.ndarray:
+    """Axis times angle (3,), radians, of a unit quaternion x, y, z, w: of its two within one turn, the nearer one."""
+    sine, cosine = float(np.linalg.norm(quaternion[:3])), float(quaternion[3])
+    if sine < 1e-12:
+        return np.zeros(3)
+    axis, angle = quaternion[:3] / sine, 2 * math.atan2(sine, cosine)  # angle in 0 .. 2 pi
+    first, second = axis * angle, axis * (angle - 2 * math.pi)
+    return min((first, second), key=lambda v: (float(np.linalg.norm(v - near)), float(np.linalg.norm(v))))
+
+
+def to_quaternion(axis_angle: np.ndarray) -> np.ndarray:
+    """Unit quaternion x, y, z, w (4,) of axis times angle, radians."""
+    angle = float(np.linalg.norm(axis_angle))
+    axis = np.asarray(axis_angle, np.float64) / angle if angle > 0 else np.zeros(3)
+    return np.array([*(axis * math.sin(angle / 2)), math.cos(angle / 2)])
+
+
+def write_action(sink: ActionSink, action: np.ndarray, stamp: int) -> Message:
+    """The message that carries this sink's part of an action (A,), stamped `stamp` ns since the epoch."""
+    values = _convert(np.asarray(action, np.float64)[list(sink.indices)], sink.convert)
+    header = {"stamp": stamp, "frame_id": sink.frame}
+    if sink.type == "geometry_msgs/TwistStamped":
+        return TwistStamped(**header, linear=values[:3], angular=values[3:])
+    if sink.type == "geometry_msgs/PoseStamped":
+        return PoseStamped(**header, position=values[:3], orientation=to_quaternion(values[3:]))
+    if sink.type == "trajectory_msgs/JointTrajectory":
+        times = (round(sink.time_from_start * 1e9),)
+        return JointTrajectory(**header, joint_names=sink.joints, positions=values[None], times=times)
+    if sink.type == "sensor_msgs/JointState":
+        return JointState(**header, name=sink.joints, position=values, velocity=_EMPTY, effort=_EMPTY)
+    if sink.type == "std_msgs/Float64MultiArray":
+        return Float64MultiArray(data=values)
+    return Bool(data=bool(values[0] > sink.threshold))
+
+
+def read_action(sink: ActionSink, message: Message) -> np.ndarray:
+    """The numbers of an action that a recorded command carries, float32 (len(sink.indices),): `write_action` backwards.
+
+    Raises:
+        MessageError: other joints than the contract's, another number of values, NaN or infinity.
+    """
+    if isinstance(message, TwistStamped):
+        values = np.concatenate([message.linear, message.angular])
+    elif isinstance(message, PoseStamped):
+        values = np.concatenate([message.position, to_axis_angle(_unit(message.orientation), np.zeros(3))])
+    elif isinstance(message, JointTrajectory):
+        if not len(message.positions):
+            raise MessageError("a trajectory without points")
+        values = _by_name(sink.joints, message.joint_names, message.positions[0])
+    elif isinstance(message, JointState):
+        values = _by_name(sink.joints, message.name, message.position)
+    elif isinstance(message, Float64MultiArray):
+        values = message.data
+    else:
+        assert isinstance(message, Bool)
+        values = np.array([1.0 if message.data else -1.0])
+    if len(values) != len(sink.indices):
+        raise MessageError(f"{len(values)} numbers, the contract says {len(sink.indices)}")
+    if not isinstance(message, Bool):
+        values = (values - np.asarray(sink.convert.offset)) / np.asarray(sink.convert.scale)
+    if not np.isfinite(values).all():
+        raise MessageError("NaN or infinity")
+    return values.astype(np.float32)
+
+
+def _by_name(wanted: tuple[str, ...], names: tuple[str, ...], values: np.ndarray) -> np.ndarray:
+    places = {name: i for i, name in enumerate(names)}
+    missing = [name for name in wanted if name not in places]
+    if missing or len(values) != len(names):
+        raise MessageError(f"no value of joint {', '.join(missing or wanted)}")
+    return values[[places[name] for name in wanted]]
+
+
+def _convert(values: np.ndarray, convert: ConversionConfig) -> np.ndarray:
+    return values * np.asarray(convert.scale) + np.asarray(convert.offset)

@@ -1,0 +1,289 @@
+"""The contract of one robot: which topic holds which part of an observation, and where each part of an action goes.
+
+One YAML file a robot, read by `load_contract`. Shipped ones are in `real_robot/bridge/contracts/`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from real_robot.bridge.messages import MESSAGES, Message
+from real_robot.bridge.transports.base import LeRobotConfig, QosConfig, Ros1Config, Ros2Config, RosbridgeConfig
+from real_robot.control.execution import ExecutionConfig
+from real_robot.control.safety_config import SafetyConfig
+from real_robot.failure.watch_config import WatchConfig
+from real_robot.operator.teleop import TeleopConfig
+from vla_rl.config import Config, ConfigError, apply_overrides, read_yaml, validate
+
+POSE_PARTS = {"position": 3, "quaternion": 4, "axis_angle": 3}
+
+
+class AlignConfig(Config):
+    """Which message of a topic belongs to an observation."""
+
+    strategy: Literal["hold", "asof", "drop"] = Field(
+        default="asof",
+        description="hold: the newest, however old. asof: the newest that is not after the observation's time and at "
+        "most `tolerance` before it. drop: the same, and it must not have been used before.",
+    )
+    timeline: Literal["header", "receive"] = Field(
+        default="header",
+        description="Time of a message: its header's stamp (needs synchronised clocks) or its arrival.",
+    )
+    tolerance: float = Field(default=0.1, gt=0, description="Seconds; see strategy.")
+
+
+class ChannelConfig(Config):
+    """One topic."""
+
+    topic: str = Field(description="Topic name, such as /joint_states.", pattern=r"^~?/?[A-Za-z][A-Za-z0-9_/]*$")
+    type: str = Field(description="Message type, such as sensor_msgs/JointState.")
+    qos: QosConfig = QosConfig()
+
+    @property
+    def message_type(self) -> type[Message]:
+        return MESSAGES[self.type]
+
+
+class SourceConfig(ChannelConfig):
+    """A topic that is read."""
+
+    align: AlignConfig = AlignConfig()
+    frame: str = Field(default="", description="The header's frame_id must be this; empty takes any.")
+
+    @model_validator(mode="after")
+    def _check_timeline(self) -> SourceConfig:
+        if self.type in MESSAGES and not self.message_type.HAS_HEADER:
+            if self.align.timeline == "header":
+                raise ConfigError(f"{self.topic}: {self.type} has no header; set align.timeline: receive")
+            if self.frame:
+                raise ConfigError(
+                    f"{self.topic}: {self.type} has no header, so no frame to compare with {self.frame!r}"
+                )
+        return self
+
+
+class ImageSource(SourceConfig):
+    """A camera."""
+
+    type: Literal["sensor_msgs/Image", "sensor_msgs/CompressedImage"] = Field(
+        default="sensor_msgs/CompressedImage", description="Message type."
+    )
+    size: tuple[int, int] | None = Field(default=None, description="(height, width) to resize to; null keeps.")
+    swap_red_blue: bool = Field(
+        default=False, description="For drivers that compress BGR pictures as if they were RGB."
+    )
+
+
+class ConversionConfig(Config):
+    """number * scale + offset, each one number for all or one for each; for actions the same, on the way out."""
+
+    scale: float | tuple[float, ...] = Field(default=1.0, description="Factor: 57.2958 makes degrees of radians.")
+    offset: float | tuple[float, ...] = Field(default=0.0, description="Added after scaling.")
+
+
+class StateSource(SourceConfig):
+    """A topic that gives some numbers of the state, in the order of the contract's list."""
+
+    type: Literal[
+        "sensor_msgs/JointState", "geometry_msgs/PoseStamped", "std_msgs/Float64MultiArray", "std_msgs/Bool"
+    ] = Field(description="Message type.")
+    joints: tuple[str, ...] = Field(default=(), description="JointState: these joints, by name, in this order.")
+    quantity: Literal["position", "velocity", "effort"] = Field(default="position", description="JointState: of what.")
+    parts: tuple[Literal["position", "quaternion", "axis_angle"], ...] = Field(
+        default=("position", "quaternion"), description="PoseStamped: what to take, in order."
+    )
+    axis_angle_near: tuple[float, float, float] = Field(
+        default=(0.0, 0.0, 0.0),
+        description="Of the two axis-angles of a rotation, take the one nearer to this: (3.1416, 0, 0) for a gripper "
+        "that points down keeps the numbers from jumping.",
+    )
+    size: int = Field(default=1, ge=1, le=256, description="Float64MultiArray: how many numbers it must have.")
+    convert: ConversionConfig = ConversionConfig()
+
+    @model_validator(mode="after")
+    def _check_joints(self) -> StateSource:
+        if (self.type == "sensor_msgs/JointState") != bool(self.joints):
+            raise ConfigError(f"{self.topic}: `joints` belongs to sensor_msgs/JointState, and is required there")
+        if len(set(self.joints)) < len(self.joints):
+            raise ConfigError(f"{self.topic}: joints: {list(self.joints)} names one twice")
+        _check_lengths(self.topic, self.convert, self.num_values)
+        return self
+
+    @property
+    def num_values(self) -> int:
+        """How many numbers of the state this gives."""
+        if self.type == "geometry_msgs/PoseStamped":
+            return sum(POSE_PARTS[p] for p in self.parts)
+        return {"sensor_msgs/JointState": len(self.joints), "std_msgs/Float64MultiArray": self.size}.get(self.type, 1)
+
+
+class ObservationConfig(Config):
+    """What the policy sees."""
+
+    images: dict[str, ImageSource] = Field(default={}, description="Camera name -> topic.")
+    state: tuple[StateSource, ...] = Field(default=(), description="Topics whose numbers, joined, are the state.")
+    instruction_topic: str = Field(default="", description="std_msgs/String with the instruction; empty: none.")
+    reference: str = Field(
+        default="",
+        description="The camera, or state topic, whose newest message sets an observation's time; empty: the present.",
+    )
+    max_age: float = Field(
+        default=0.25, gt=0, description="Seconds: older messages are refused on arrival, older observations not given."
+    )
+
+    @model_validator(mode="after")
+    def _check_reference(self) -> ObservationConfig:
+        if not self.images and not self.state:
+            raise ConfigError("observation: needs at least one camera or state topic")
+        topics = [s.topic for s in self.state]
+        if len(set(topics)) < len(topics) or set(topics) & set(self.images):
+            raise ConfigError(f"observation.state: {topics}: each topic once, and none named like a camera")
+        known = [*self.images, *topics]
+        if self.reference and self.reference not in known:
+            raise ConfigError(f"observation.reference: got {self.reference!r}, allowed: {', '.join(known)}, or empty")
+        return self
+
+    @property
+    def state_dim(self) -> int:
+        return sum(s.num_values for s in self.state)
+
+
+class ActionSink(ChannelConfig):
+    """A topic that takes some numbers of the action."""
+
+    type: Literal[
+        "geometry_msgs/TwistStamped",
+        "geometry_msgs/PoseStamped",
+        "trajectory_msgs/JointTrajectory",
+        "sensor_msgs/JointState",
+        "std_msgs/Float64MultiArray",
+        "std_msgs/Bool",
+    ] = Field(description="Message type.")
+    indices: tuple[int, ...] = Field(
+        description="Which numbers of the action, in the message's order: linear x, y, z, angular x, y, z for a twist; "
+        "x, y, z, axis-angle for a pose; one for each of `joints` for joint types."
+    )
+    joints: tuple[str, ...] = Field(default=(), description="JointTrajectory and JointState: joint names.")
+    frame: str = Field(default="", description="The header's frame_id.")
+    time_from_start: float = Field(default=0.1, gt=0, description="JointTrajectory: seconds until it is reached.")
+    threshold: float = Field(default=0.0, description="Bool: true above this.")
+    convert: ConversionConfig = ConversionConfig()
+
+    @model_validator(mode="after")
+    def _check_indices(self) -> ActionSink:
+        needed = {"geometry_msgs/TwistStamped": 6, "geometry_msgs/PoseStamped": 6, "std_msgs/Bool": 1}.get(self.type)
+        is_joints = self.type in ("trajectory_msgs/JointTrajectory", "sensor_msgs/JointState")
+        if is_joints != bool(self.joints):
+            raise ConfigError(
+                f"{self.topic}: `joints` belongs to joint messages, and is required there; got {self.type}"
+            )
+        needed = len(self.joints) if is_joints else needed or len(self.indices)
+        if len(self.indices) != needed or not self.indices or min(self.indices) < 0:
+            raise ConfigError(
+                f"{self.topic}: indices: {self.type} needs {needed} of 0 or more, got {list(self.indices)}"
+            )
+        _check_lengths(self.topic, self.convert, len(self.indices))
+        return self
+
+
+class OperatorTopics(Config):
+    """Topics with which a person, a button or a pedal commands the loop."""
+
+    stop: str = Field(default="", description="std_msgs/Bool: true stops the robot until a reset; empty: none.")
+    reset: str = Field(default="", description="std_msgs/String: who resets, after a stop; empty: none.")
+    deadman: str = Field(default="", description="std_msgs/Bool: true while the deadman switch is held; empty: none.")
+
+
+class RobotContract(Config):
+    """One robot: its rate, its topics, its limits."""
+
+    name: str = Field(description="The robot's name, for logs and datasets.")
+    rate: float = Field(default=20.0, gt=0, le=1000, description="Control ticks per second.")
+    pace: Literal["clock", "reference"] = Field(
+        default="clock",
+        description="clock: a tick every 1 / rate seconds. reference: a tick at each new message of "
+        "observation.reference, for robots that publish at their control rate; 1 / rate seconds then is the norm.",
+    )
+    pace_timeout: float = Field(
+        default=0.0, ge=0, description="pace reference: seconds after which a tick comes anyway; 0: two periods."
+    )
+    transport: Ros1Config | Ros2Config | RosbridgeConfig | LeRobotConfig = Field(
+        default=Ros1Config(), discriminator="kind", description="How its topics are reached."
+    )
+    observation: ObservationConfig = Field(description="What is read.")
+    action: tuple[ActionSink, ...] = Field(description="What is sent.", min_length=1)
+    operator: OperatorTopics = OperatorTopics()
+    safety: SafetyConfig = Field(description="Limits of each number of the action, in the action's own units.")
+    execution: ExecutionConfig = Field(description="How chunks of actions become a stream.")
+    teleop: TeleopConfig = Field(default=TeleopConfig(), description="How a person's keys or gamepad drive it.")
+    failure: WatchConfig = Field(default=WatchConfig(), description="How it heeds its failure detector, if it has one.")
+    silence: float = Field(
+        default=2.0,
+        gt=0,
+        description="Seconds without an observation, or without an action, after which the robot is stopped until a "
+        "person resets it. It holds much earlier: observation.max_age, safety.command_timeout.",
+    )
+
+    @model_validator(mode="after")
+    def _check_actions(self) -> RobotContract:
+        used = sorted(i for sink in self.action for i in sink.indices)
+        if used != list(range(len(used))):
+            raise ConfigError(f"action: indices: together they must be 0, 1, 2, ... each once; got {used}")
+        if len(self.safety.dimensions) != len(used):
+            raise ConfigError(
+                f"safety.dimensions: {len(self.safety.dimensions)} entries for {len(used)} numbers of the action"
+            )
+        for name, told in (("safety", self.safety.control_hz), ("execution", self.execution.control_hz)):
+            if told != self.rate:
+                raise ConfigError(f"{name}.control_hz: {told:g}, but rate is {self.rate:g}; leave it out")
+        if self.pace == "reference" and not self.observation.reference:
+            raise ConfigError("pace: `reference` needs observation.reference")
+        return self
+
+    @property
+    def action_dim(self) -> int:
+        return sum(len(sink.indices) for sink in self.action)
+
+
+def load_contract(name: str | Path, overrides: Iterable[str] = ()) -> RobotContract:
+    """A contract by path, or by the name of one that ships, with `key=value` overrides on top.
+
+    Raises:
+        ConfigError: no such file, not YAML, or a wrong key or value (the message names it).
+    """
+    values: dict[str, Any] = apply_overrides(read_yaml(_find(name)), overrides)
+    rate = values.setdefault("rate", RobotContract.model_fields["rate"].default)
+    for section in ("safety", "execution"):
+        if isinstance(values.setdefault(section, {}), dict):
+            values[section] = {"control_hz": rate, **values[section]}
+    return validate(RobotContract, values)
+
+
+def shipped_contracts() -> dict[str, Path]:
+    """Name -> file of the contracts that ship with the package."""
+    return {p.stem: p for p in sorted((Path(__file__).parent / "contracts").glob("*.yaml"))}
+
+
+def _find(name: str | Path) -> Path:
+    path = Path(name)
+    if path.is_file():
+        return path
+    shipped = shipped_contracts()
+    if path.parent == Path(".") and path.stem in shipped and path.suffix in ("", ".yaml"):
+        return shipped[path.stem]
+    nearest = difflib.get_close_matches(path.stem, shipped, n=1)
+    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+    raise ConfigError(f"robot contract not found: {name}.{hint} Shipped: {', '.join(shipped)}.")
+
+
+def _check_lengths(topic: str, convert: ConversionConfig, num_values: int) -> None:
+    for name in ("scale", "offset"):
+        value = getattr(convert, name)
+        if isinstance(value, tuple) and len(value) != num_values:
+            raise ConfigError(f"{topic}: convert.{name}: one number, or {num_values}; got {len(value)}")

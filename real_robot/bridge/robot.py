@@ -1,0 +1,200 @@
+"""A robot behind its topics: observations put together as the contract says, actions sent as it says."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from real_robot.bridge.alignment import HeaderClock, Sample, Track
+from real_robot.bridge.codec import check_frame, read_image, read_state, write_action
+from real_robot.bridge.contract import ActionSink, ImageSource, RobotContract, StateSource
+from real_robot.bridge.messages import Message, MessageError, String
+from real_robot.bridge.transports.base import QosConfig, Transport, TransportError
+from real_robot.types import RobotObservation
+
+LATCHED = QosConfig(durability="transient_local")
+
+
+class Robot(Protocol):
+    """What the control loop needs of a robot."""
+
+    def read(self) -> RobotObservation | None:
+        """The present observation, or None where some part of it is missing or too old. Does not block."""
+        ...
+
+    def wait(self, timeout: float) -> bool:
+        """Block until the reference topic has a message that `read` has not used, at most `timeout` seconds."""
+        ...
+
+    def send(self, values: np.ndarray) -> None:
+        """Send an action, float32 (A,)."""
+        ...
+
+    def flush(self, before: float = float("inf")) -> None:
+        """Forget what was received before that time (monotonic), and trust the clocks as they are now."""
+        ...
+
+    @property
+    def fault(self) -> str | None:
+        """Why the robot cannot be relied on now, or None."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class TopicRobot:
+    """A robot behind topics, by its contract. Messages arrive, and are decoded, on the transport's threads.
+
+    Raises:
+        TransportError: the contract names a topic or joint that the robot, as far as the transport knows it, lacks.
+    """
+
+    def __init__(
+        self,
+        contract: RobotContract,
+        transport: Transport,
+        instruction: str = "",
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.contract, self.transport, self.instruction = contract, transport, instruction
+        self._clock, self._wall = clock, wall
+        self._arrived = threading.Condition()
+        self._last_reference = float("-inf")
+        self._header_clock = HeaderClock(clock, wall)
+        config = contract.observation
+        self._tracks: dict[str, Track] = {}
+        for name, source in [*config.images.items(), *((s.topic, s) for s in config.state)]:
+            track = Track(source.align, config.max_age, self._header_clock)
+            self._tracks[name] = track
+            transport.subscribe(source.topic, source.message_type, source.qos, self._receiver(source, track))
+        if config.instruction_topic:
+            transport.subscribe(config.instruction_topic, String, LATCHED, self._receive_instruction)
+        self._publish = [transport.advertise(s.topic, s.message_type, s.qos) for s in contract.action]
+        for part in (*config.state, *contract.action):
+            if (known := transport.joints_of(part.topic)) is not None:
+                _check_joints(part, known)
+
+    def _receiver(self, source: ImageSource | StateSource, track: Track) -> Callable[[Message], None]:
+        def receive(message: Message) -> None:
+            arrival = self._clock()
+            moment = track.time_of(message.stamp, arrival)
+            if moment is None:
+                return
+            try:
+                check_frame(source, message)
+                value = read_image(source, message) if isinstance(source, ImageSource) else read_state(source, message)
+            except MessageError as error:
+                track.refuse(error)
+                return
+            track.add(Sample(value, moment, arrival))
+            with self._arrived:
+                self._arrived.notify_all()
+
+        return receive
+
+    def _receive_instruction(self, message: Message) -> None:
+        assert isinstance(message, String)
+        self.instruction = message.data
+
+    def read(self) -> RobotObservation | None:
+        now = self._clock()
+        config = self.contract.observation
+        reference = now
+        if config.reference:
+            newest = self._tracks[config.reference].newest()
+            if newest is None:
+                return None
+            reference = newest.time
+        picked = {name: track.pick(reference) for name, track in self._tracks.items()}
+        samples = {name: sample for name, sample in picked.items() if sample is not None}
+        if len(samples) < len(picked):
+            return None
+        aged = [s.time for name, s in samples.items() if self._tracks[name].has_age] or [reference]
+        stamp = min(aged)
+        if now - stamp > config.max_age:
+            return None
+        for name, sample in samples.items():
+            self._tracks[name].use(sample)
+        self._last_reference = reference
+        parts = [samples[s.topic].value for s in config.state]
+        return RobotObservation(
+            images={name: samples[name].value for name in config.images},
+            state=np.concatenate(parts) if parts else np.zeros(0, np.float32),
+            instruction=self.instruction,
+            stamp=min(stamp, now),  # Another machine's clock may be ahead a little.
+        )
+
+    def wait(self, timeout: float) -> bool:
+        """As `Robot.wait`; with all other parts that belong to the reference's message where they come in time."""
+        config = self.contract.observation
+
+        def is_new() -> bool:
+            newest = self._tracks[config.reference].newest()
+            if newest is None or newest.time <= self._last_reference:
+                return False
+            return all(track.pick(newest.time) is not None for track in self._tracks.values())
+
+        with self._arrived:
+            return self._arrived.wait_for(is_new, timeout)
+
+    def send(self, values: np.ndarray) -> None:
+        stamp = self._wall()
+        for sink, publish in zip(self.contract.action, self._publish, strict=True):
+            publish(write_action(sink, values, stamp))
+
+    def flush(self, before: float = float("inf")) -> None:
+        """As `Robot.flush`. The clocks are taken anew when everything is forgotten."""
+        if before == float("inf"):
+            self._header_clock.reset()
+        for track in self._tracks.values():
+            track.clear(before)
+        self._last_reference = float("-inf")
+
+    def monotonic(self, stamp: int) -> float:
+        """Seconds on the monotonic clock of a header's stamp, ns since the epoch."""
+        return self._header_clock.to_monotonic(stamp)
+
+    @property
+    def fault(self) -> str | None:
+        return self.transport.fault
+
+    @property
+    def dropped(self) -> dict[str, dict[str, int]]:
+        """Topic or camera -> reason -> messages refused since the start."""
+        counts = {name: dict(track.dropped) for name, track in self._tracks.items() if track.dropped}
+        for topic, count in self.transport.unreadable.items():
+            counts.setdefault(topic, {})["unreadable"] = count
+        return counts
+
+    def unheard(self) -> list[str]:
+        """Action topics that nobody listens to."""
+        topics = [sink.topic for sink in self.contract.action]
+        return [topic for topic in topics if not self.transport.has_listener(topic)]
+
+    def missing(self) -> list[str]:
+        """Cameras and topics without a message younger than the contract's `max_age`."""
+        limit = self._clock() - self.contract.observation.max_age
+        newest = {name: track.newest() for name, track in self._tracks.items()}
+        return [name for name, sample in newest.items() if sample is None or sample.time < limit]
+
+    def close(self) -> None:
+        self.transport.close()
+
+
+def _check_joints(part: StateSource | ActionSink, known: tuple[str, ...]) -> None:
+    """
+    Raises:
+        TransportError: a name that the robot does not have, or an action that leaves one of the robot's out.
+    """
+    if wrong := [name for name in part.joints if name not in known]:
+        raise TransportError(f"{part.topic}: joints: the robot has no {wrong[0]!r}; it has: {', '.join(known)}")
+    left_out = [name for name in known if name not in part.joints]
+    if left_out and isinstance(part, ActionSink):
+        raise TransportError(
+            f"{part.topic}: joints: {left_out[0]!r} is left out; the robot takes all of: {', '.join(known)}"
+        )

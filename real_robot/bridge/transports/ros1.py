@@ -1,0 +1,194 @@
+"""ROS 1 through rospy, from a ROS installation or from the packages of `vla-rl ros install`."""
+
+# pyright: reportMissingImports=false
+# (rospy comes from ROS 1's packages, not from PyPI.)
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from real_robot.bridge.messages import Message, MessageError, Tree
+from real_robot.bridge.ros.install import enable
+from real_robot.bridge.ros.master import master_pid
+from real_robot.bridge.transports.base import Handler, Publisher, QosConfig, Ros1Config, TransportError
+
+_log = logging.getLogger(__name__)
+
+
+class Ros1Transport:
+    """A rospy node. rospy allows one node a process, for the process's life.
+
+    rospy does not notice that the master died: open connections go on, new ones never come. So the
+    master is asked every `check_period`; while it is away `fault` says so, and when another one
+    comes up all topics are registered with it anew.
+
+    Raises:
+        RosInstallError: rospy is not installed.
+        TransportError: no master answers, or this process has been a node before.
+    """
+
+    _used = False
+
+    def __init__(self, config: Ros1Config) -> None:
+        enable()
+        if config.master:
+            os.environ["ROS_MASTER_URI"] = config.master
+        if config.host:
+            os.environ["ROS_IP"] = config.host
+        self._uri = os.environ.get("ROS_MASTER_URI", "http://localhost:11311")
+        self._master = master_pid(self._uri)
+        if self._master is None:
+            raise TransportError(
+                f"no ROS master answers at {self._uri}. Start one (roscore), or set transport.master or ROS_MASTER_URI"
+            )
+        if Ros1Transport._used:
+            raise TransportError("rospy allows one node a process, and this process has had its own")
+        Ros1Transport._used = True
+        import rospy
+
+        rospy.init_node(config.node, anonymous=True, disable_signals=True)
+        self._rospy = rospy
+        self._fault: str | None = None
+        self._unreadable: Counter[str] = Counter()
+        self._subscriptions: list[tuple[str, type[Message], QosConfig, Handler]] = []
+        self._publishers: dict[str, tuple[type[Message], QosConfig]] = {}
+        self._open_subscribers: list[Any] = []
+        self._open_publishers: dict[str, Any] = {}
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, args=(config.check_period,), daemon=True)
+        self._watcher.start()
+
+    @property
+    def fault(self) -> str | None:
+        return self._fault
+
+    @property
+    def unreadable(self) -> dict[str, int]:
+        return dict(self._unreadable)
+
+    def subscribe(self, topic: str, message_type: type[Message], qos: QosConfig, handler: Handler) -> None:
+        with self._lock:
+            self._subscriptions.append((topic, message_type, qos, handler))
+            self._open_subscribers.append(self._open_subscriber(topic, message_type, qos, handler))
+
+    def _open_subscriber(self, topic: str, message_type: type[Message], qos: QosConfig, handler: Handler) -> Any:
+        def receive(native: Any) -> None:
+            try:
+                message = message_type.from_tree(tree_of(native))
+            except MessageError:
+                self._unreadable[topic] += 1
+                return
+            handler(message)
+
+        # The buffer must hold a whole queue of messages, or the newest is stuck behind old ones.
+        return self._rospy.Subscriber(
+            topic, native_class(message_type), receive, queue_size=qos.depth, buff_size=2**24, tcp_nodelay=True
+        )
+
+    def advertise(self, topic: str, message_type: type[Message], qos: QosConfig) -> Publisher:
+        with self._lock:
+            self._publishers[topic] = (message_type, qos)
+            self._open_publishers[topic] = self._open_publisher(topic, message_type, qos)
+
+        def publish(message: Message) -> None:
+            try:
+                self._open_publishers[topic].publish(native_of(message))
+            except self._rospy.ROSException as error:
+                if not self._closing.is_set():
+                    _log.warning("%s: not published: %s", topic, error)
+
+        return publish
+
+    def has_listener(self, topic: str) -> bool:
+        return self._open_publishers[topic].get_num_connections() > 0
+
+    def joints_of(self, topic: str) -> tuple[str, ...] | None:
+        """Not known: messages name their joints."""
+        return None
+
+    def _open_publisher(self, topic: str, message_type: type[Message], qos: QosConfig) -> Any:
+        return self._rospy.Publisher(
+            topic,
+            native_class(message_type),
+            queue_size=qos.depth,
+            latch=qos.durability == "transient_local",
+            tcp_nodelay=True,
+        )
+
+    def _watch(self, period: float) -> None:
+        while not self._closing.wait(period):
+            found = master_pid(self._uri)
+            if found is None:
+                self._fault = f"the ROS master at {self._uri} does not answer"
+            elif found != self._master:
+                _log.warning("another ROS master runs at %s; registering all topics again", self._uri)
+                self._register_again()
+                self._master, self._fault = found, None
+            else:
+                self._fault = None
+
+    def _register_again(self) -> None:
+        with self._lock:
+            for opened in (*self._open_subscribers, *self._open_publishers.values()):
+                opened.unregister()
+            self._open_subscribers = [self._open_subscriber(*args) for args in self._subscriptions]
+            self._open_publishers = {t: self._open_publisher(t, *args) for t, args in self._publishers.items()}
+
+    def close(self) -> None:
+        if not self._closing.is_set():
+            self._closing.set()
+            self._rospy.signal_shutdown("closed")
+
+
+def native_class(message_type: type[Message]) -> Any:
+    """rospy's class of a message type."""
+    package, _, name = message_type.TYPE.partition("/")
+    return getattr(importlib.import_module(f"{package}.msg"), name)
+
+
+def tree_of(native: Any) -> Any:
+    """A rospy message as a tree (see `real_robot.bridge.messages`)."""
+    if hasattr(native, "secs"):
+        return {"sec": native.secs, "nanosec": native.nsecs}
+    if hasattr(native, "__slots__") and hasattr(native, "_slot_types"):
+        return {name: tree_of(getattr(native, name)) for name in native.__slots__}
+    if isinstance(native, list | tuple) and native and hasattr(native[0], "_slot_types"):
+        return [tree_of(item) for item in native]
+    return native
+
+
+def native_of(message: Message) -> Any:
+    """A message as rospy's own."""
+    return _fill(native_class(type(message)), message.tree())
+
+
+def _fill(kind: Any, tree: Tree) -> Any:
+    native = kind()
+    for name, type_name in zip(native.__slots__, native._slot_types, strict=True):
+        if name not in tree:
+            continue  # ROS 1's header has a sequence number, which rospy fills in.
+        setattr(native, name, _native_value(type_name, tree[name], getattr(native, name)))
+    return native
+
+
+def _native_value(type_name: str, value: Any, default: Any) -> Any:
+    if type_name in ("time", "duration"):
+        return type(default)(value["sec"], value["nanosec"])
+    if isinstance(value, Mapping):
+        return _fill(type(default), dict(value))
+    if "/" in type_name and type_name.endswith("[]"):
+        package, _, name = type_name[:-2].partition("/")
+        kind = getattr(importlib.import_module(f"{package}.msg"), name)
+        return [_fill(kind, item) for item in value]
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return list(value)
+    return value.tolist() if isinstance(value, np.ndarray) else value

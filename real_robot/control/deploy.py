@@ -1,0 +1,400 @@
+"""`vla-rl deploy`: builds robot, policy client, supervisor and loop from one contract, and runs them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import numpy as np
+
+from real_robot.bridge.contract import RobotContract, load_contract
+from real_robot.bridge.robot import TopicRobot
+from real_robot.bridge.transports.base import Transport
+from real_robot.control.execution import ChunkExecutor
+from real_robot.control.playback import SynchronousActions
+from real_robot.control.robot_loop import ActionSource, ClockPacer, ControlLoop, Operator, ReferencePacer, Tick
+from real_robot.control.safety import ASKED_TO_HOLD, HOLDING, RUNNING, SafetyEvent, Supervisor
+from real_robot.failure.runner import DetectorThread
+from real_robot.failure.watch import FailureWatch, Overseer, load_detector
+from real_robot.operator.console.console_state import Board
+from real_robot.operator.console.operator import ConsoleOperator
+from real_robot.operator.console.server import ConsoleConfig, ConsoleServer
+from real_robot.operator.devices import LeaderArm, device_overrides, open_device
+from real_robot.operator.intervention import Intervention, Kind, Transition
+from real_robot.operator.leader import LeaderFollowing
+from real_robot.operator.operators import KEYS, EpisodeResult, KeyOperator, Operators, SimEpisodes, TopicOperator
+from real_robot.operator.recorder import EpisodeLabels, Recorder, Recording
+from real_robot.operator.teleop import Teleoperation
+from real_robot.serving.client import PolicyClient, PolicyClientError, ServerUnavailable
+from real_robot.serving.protocol import read_token
+from real_robot.types import RobotObservation
+from vla_rl.common.atomic import write_text_atomic
+from vla_rl.config import ConfigError
+from vla_rl.evaluation.statistics import wilson_interval
+from vla_rl.types import EpisodeSpec, Split
+
+if TYPE_CHECKING:
+    from real_robot.failure.detector import FailureDetector
+
+_log = logging.getLogger(__name__)
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class DeployOptions:
+    """The command line of `vla-rl deploy`; its help says what each is."""
+
+    robot: str
+    overrides: tuple[str, ...] = ()
+    server: str = "127.0.0.1:8000"
+    token_file: Path | None = None
+    instruction: str = ""
+    log: Path | None = None
+    wait: float = 60.0
+    dry_run: bool = False
+    synchronous: bool = False
+    episodes: int = 0
+    tasks: tuple[str, ...] = ("push_to_zone",)
+    split: Split = "eval"
+    start: bool = False
+    results: Path | None = None
+    console: ConsoleConfig | None = None
+    record: Path | None = None
+    round: int = 0
+    detector: Path | None = None
+    teleop: str = ""
+
+
+def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
+    """Run the control loop until the operator ends it. Returns the simulated episodes' results, if any were asked for.
+
+    Raises:
+        ConfigError: a bad contract. TransportError: the robot's graph cannot be reached.
+        PolicyClientError: the policy server is not there, or serves a policy that does not fit the robot.
+        DeviceError: the person's device is missing, or does not fit the robot's commands.
+        DetectorError: the failure detector is missing, or was fitted on another policy.
+    """
+    contract = load_contract(options.robot, (*device_overrides(options.teleop), *options.overrides))
+    _check_options(options, contract)
+    with ExitStack() as stack:
+        token = read_token(options.token_file) if options.token_file else None
+        client = PolicyClient(options.server, token, infer_timeout=contract.execution.infer_timeout)
+        stack.callback(client.close)
+        _await_server(client, options.wait, say)
+        check_fit(contract, client.metadata)
+        detector = load_detector(options.detector, options.server, client.metadata) if options.detector else None
+        transport = contract.transport.open()
+        stack.callback(transport.close)
+        robot = TopicRobot(contract, transport, options.instruction)
+        safety = contract.safety.model_copy(update={"dry_run": True}) if options.dry_run else contract.safety
+        board = Board(contract, detector.kind if detector else "")
+
+        supervisor = Supervisor(safety, on_event=_Events(say, board))
+        episodes = _episodes(options, transport, robot) if options.episodes else None
+        intervention: Intervention | None = None
+        persons: list[Operator]
+        if options.console is not None:
+            console, intervention = _console(contract, board, say, options.console.link_timeout, stack)
+            port = stack.enter_context(ConsoleServer(options.console, console, supervisor).running())
+            say(f"console: http://{options.console.host}:{port}")
+            overseer, persons = intervention, [console, intervention]
+        else:
+            overseer = episodes or _keys(options, say)
+            persons = [overseer]
+        watch = _watch(detector, contract, client, overseer, board, say, stack) if detector else None
+        actions = _actions(options, contract, client, watch)
+        stack.callback(actions.close)
+        observers: list[Callable[[Tick], None]] = [o for o in (intervention, watch, board) if o is not None]
+        if options.log is not None:
+            observers.append(stack.enter_context(TickLog(options.log, watch)))
+        if options.record is not None and (labels := intervention or episodes) is not None:
+            recorder = _recorder(options, contract, labels, client, watch, stack, board.notice)
+            observers.append(episodes.recorded(recorder) if episodes else recorder)
+        if options.start and intervention is not None:
+            intervention.begin("deploy --start")
+        operator = Operators([TopicOperator(contract.operator, transport), *persons])
+        loop = ControlLoop(
+            robot,
+            actions,
+            supervisor,
+            operator,
+            _pacer(contract, robot),
+            needs_new=contract.pace == "reference",
+            silence=contract.silence,
+            observers=observers,
+        )
+        say(f"{contract.name}: waiting for {', '.join(robot.missing() + robot.unheard()) or 'nothing'}")
+        try:
+            loop.run()
+        except KeyboardInterrupt:
+            say("stopped")
+        if robot.dropped:
+            say(f"messages refused: {json.dumps(robot.dropped)}")
+        if episodes is None:
+            return []
+        _report(episodes, options, say)
+        return episodes.results
+
+
+def _check_options(options: DeployOptions, contract: RobotContract) -> None:
+    """
+    Raises:
+        ConfigError: options that contradict one another, or lack one.
+    """
+    if options.record is not None and options.console is None and not options.episodes:
+        raise ConfigError(
+            "--record: begin, end and outcome of an episode come from the console, or from the simulator; give "
+            "--console PORT, or --episodes N"
+        )
+    if options.console is not None and options.episodes:
+        raise ConfigError("--console and --episodes: one says a person runs the episodes, the other a script; give one")
+    if options.teleop and options.console is None:
+        raise ConfigError("--teleop: the console's buttons say when the person takes over; give --console PORT")
+    if options.synchronous and contract.execution.real_time_chunking is not None:
+        raise ConfigError(
+            "--synchronous: waits for each chunk, so real_time_chunking has nothing to go on from; give one"
+        )
+    if not options.instruction and not contract.observation.instruction_topic:
+        raise ConfigError("--instruction: what shall the robot do? The contract has no observation.instruction_topic")
+
+
+class _Events:
+    """Tells what the supervisor did, in the terminal and on the console.
+
+    Not that the robot held because it was asked to, as between two chunks: several times a second, it would drown the
+    rest; the page shows the mode all the time, and the episode's events are told apart from these.
+    """
+
+    def __init__(self, say: Say, board: Board) -> None:
+        self._say, self._board = say, board
+        self._told = ""
+
+    def __call__(self, event: SafetyEvent) -> None:
+        if event.text == f"{HOLDING}: {ASKED_TO_HOLD}" or event.text == self._told == RUNNING:
+            return
+        self._told = event.text
+        self._say(f"safety: {event.text}")
+        self._board.notice(event.text)
+
+
+def _await_server(client: PolicyClient, seconds: float, say: Say) -> None:
+    """Connect; a server that is not there yet, or still loads its policy, has that long."""
+    deadline = time.monotonic() + seconds
+    told = False
+    while True:
+        try:
+            client.connect()
+            return
+        except ServerUnavailable as error:
+            if time.monotonic() > deadline:
+                raise
+            if not told:
+                say(f"waiting for the policy server: {error}")
+                told = True
+            time.sleep(0.6)
+
+
+def check_fit(contract: RobotContract, metadata: dict) -> None:
+    """
+    Raises:
+        PolicyClientError: the served policy needs a camera that the contract lacks, has other sizes, or cannot do
+            what the contract's execution asks of it.
+    """
+    cameras = [c for c in metadata.get("cameras", []) if c not in contract.observation.images]
+    if cameras:
+        raise PolicyClientError(
+            f"the policy reads camera {cameras[0]!r}; {contract.name}'s contract has: "
+            f"{', '.join(contract.observation.images) or 'none'}"
+        )
+    sizes = [("action", metadata.get("action_dim"), contract.action_dim)]
+    if metadata.get("uses_state"):
+        sizes.append(("state", metadata.get("state_dim"), contract.observation.state_dim))
+    for name, theirs, ours in sizes:
+        if theirs is not None and theirs != ours:
+            raise PolicyClientError(f"the policy's {name} has {theirs} numbers, {contract.name}'s contract has {ours}")
+    if contract.execution.real_time_chunking is not None and not metadata.get("real_time_chunking"):
+        raise PolicyClientError(
+            f"execution.real_time_chunking: {contract.name}'s contract asks for it, but the served policy cannot go on "
+            "from actions under way (SmolVLA, pi0 and pi0.5 can, served at temperature 0); leave it out, or set it to "
+            "false"
+        )
+
+
+def _watch(
+    detector: FailureDetector,
+    contract: RobotContract,
+    client: PolicyClient,
+    overseer: Overseer,
+    board: Board,
+    say: Say,
+    stack: ExitStack,
+) -> FailureWatch:
+    """The detector in its thread, which ends when `stack` closes."""
+
+    def tell(text: str) -> None:
+        say(text)
+        board.notice(text)
+
+    identity = detector.identity
+    thread = stack.enter_context(DetectorThread(detector))
+    say(f"failure detector: {detector.kind}, fitted on {identity.policy_name} {identity.policy_hash[:12]}")
+    return FailureWatch(
+        thread,
+        identity.every,
+        identity.policy_hash,
+        client.act,
+        lambda: client.metadata,
+        overseer,
+        contract.failure,
+        board.score,
+        tell,
+    )
+
+
+def _actions(
+    options: DeployOptions, contract: RobotContract, client: PolicyClient, watch: FailureWatch | None
+) -> ActionSource:
+    def infer(observation: RobotObservation, **continuation: Any) -> np.ndarray:
+        return (watch.infer if watch else client.actions)(observation, **continuation)
+
+    def infer_now(observation: RobotObservation) -> np.ndarray | None:
+        try:
+            return infer(observation)
+        except PolicyClientError as error:
+            _log.warning("no actions: %s", error)
+            return None
+
+    actions = SynchronousActions(infer_now) if options.synchronous else ChunkExecutor(infer, contract.execution)
+    return watch.around(actions) if watch else actions
+
+
+def _pacer(contract: RobotContract, robot: TopicRobot) -> ClockPacer | ReferencePacer:
+    if contract.pace == "clock":
+        return ClockPacer(contract.rate)
+    return ReferencePacer(robot, contract.pace_timeout or 2 / contract.rate)
+
+
+def _console(
+    contract: RobotContract, board: Board, say: Say, link_timeout: float, stack: ExitStack
+) -> tuple[ConsoleOperator, Intervention]:
+    """What a console commands, and the board that it shows."""
+
+    def on_transition(change: Transition) -> None:
+        text = f"{change.event.replace('_', ' ')} ({change.who}{': ' + change.reason if change.reason else ''})"
+        say(f"episode: {text}")
+        board.notice(text)
+
+    kinds: list[Kind] = [d.kind for d in contract.safety.dimensions]
+    timeout = min(contract.teleop.timeout, contract.safety.command_timeout)
+    intervention = Intervention(kinds, command_timeout=timeout, on_transition=on_transition)
+    teleoperation = Teleoperation(contract.teleop, contract.safety)
+    device, leader = None, None
+    if contract.teleop.device is not None:
+
+        def tell(text: str) -> None:
+            say(text)
+            board.notice(text)
+
+        opened = open_device(contract.teleop.device, contract, teleoperation.moves)
+        stack.callback(opened.close)
+        if isinstance(opened, LeaderArm):
+            leader = LeaderFollowing(opened, contract.safety, contract.teleop.device.align_within, timeout, tell)
+        else:
+            device = opened
+    return ConsoleOperator(intervention, teleoperation, board, link_timeout, device, leader), intervention
+
+
+def _recorder(
+    options: DeployOptions,
+    contract: RobotContract,
+    labels: EpisodeLabels,
+    client: PolicyClient,
+    watch: FailureWatch | None,
+    stack: ExitStack,
+    tell: Say,
+) -> Recorder:
+    """Writes the labelled episodes as a dataset; it is finished when `stack` closes."""
+    assert options.record is not None, "checked by the caller"
+    recording = stack.enter_context(Recording(options.record, contract.rate, contract.name, tell))
+    version = str(client.metadata.get("policy_version", ""))
+    scores = (lambda: watch.score) if watch else None
+    recorder = Recorder(recording, labels, version, options.round, failure_score=scores)
+    stack.callback(recorder.close)
+    return recorder
+
+
+def _keys(options: DeployOptions, say: Say) -> KeyOperator:
+    say(KEYS)
+    return KeyOperator(active=options.start, say=say)
+
+
+def _episodes(options: DeployOptions, transport: Transport, robot: TopicRobot) -> SimEpisodes:
+    tasks = options.tasks
+    specs = [EpisodeSpec(tasks[i % len(tasks)], options.split, i // len(tasks)) for i in range(options.episodes)]
+    return SimEpisodes(transport, robot, specs)
+
+
+def _report(episodes: SimEpisodes, options: DeployOptions, say: Say) -> None:
+    for task in dict.fromkeys(r.task for r in episodes.results):
+        counted = [r for r in episodes.results if r.task == task and not r.lost]
+        successes = sum(r.success for r in counted)
+        low, high = wilson_interval(successes, len(counted))
+        rate = 100 * successes / max(1, len(counted))
+        say(f"{task}: {rate:.1f} % [{100 * low:.1f}, {100 * high:.1f}], n = {len(counted)}")
+        if options.detector is not None:
+            alarms = [sum(r.alarm is not None for r in counted if r.success == s) for s in (True, False)]
+            say(
+                f"{task}: alarms in {alarms[0]} of {successes} successes, "
+                f"{alarms[1]} of {len(counted) - successes} failures"
+            )
+    if options.results:
+        write_text_atomic(options.results, json.dumps(episodes.as_json(), indent=1) + "\n")
+
+
+class TickLog:
+    """Every tick as a JSON line: what was asked, what was sent, why. Written line by line, whole after a crash."""
+
+    def __init__(self, path: Path, watch: FailureWatch | None = None) -> None:
+        self._path, self._watch = path, watch
+        self._file: TextIO | None = None
+        self.modes: Counter[str] = Counter()
+
+    def __enter__(self) -> TickLog:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self._path.open("a", buffering=1)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def __call__(self, tick: Tick) -> None:
+        assert self._file is not None, "used as a context manager"
+        sent, requested = tick.sent, tick.requested
+        line = {
+            "time": tick.time,
+            "step": tick.step,
+            "stamp": tick.observation.stamp if tick.observation else None,
+            "source": requested.source if requested else None,
+            "requested": _plain(requested.values) if requested else None,
+            "sent": _plain(sent.values) if sent and sent.values is not None else None,
+            "mode": sent.mode if sent else "inactive",
+            "limited": list(sent.limited) if sent else [],
+            "late": round(tick.late, 6),
+            "latency": round(tick.latency, 6),
+        }
+        if self._watch is not None:
+            line["failure"] = self._watch.score
+        self._file.write(json.dumps(line) + "\n")
+
+
+def _plain(values: np.ndarray) -> list[float | str]:
+    """JSON has no NaN."""
+    return [float(v) if np.isfinite(v) else str(v) for v in values]

@@ -1,0 +1,278 @@
+"""The control loop next to the robot, on one screen: observe, ask, filter, send, report.
+
+    loop = ControlLoop(robot, actions, supervisor, operator, pacer)
+    loop.run()
+
+The supervisor comes last and has the last word, over the policy and over people. The loop itself never
+waits for the policy: an action source that has nothing yet gives None, and the supervisor holds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from real_robot.bridge.robot import Robot
+from real_robot.control.safety import RUNNING, STOPPED, SentCommand, Supervisor
+from real_robot.types import Command, RobotObservation
+
+IDLE_TICK = 0.1  # seconds between looks at the operator while the robot is inactive
+
+
+class ActionSource(Protocol):
+    """Gives the policy's actions: `execution.ChunkExecutor`, or `playback.SynchronousActions` for simulators.
+
+    `step` counts the actions that were followed since the episode's start: while the robot holds, nothing of
+    a chunk passes.
+    """
+
+    def submit(self, observation: RobotObservation, step: int) -> None:
+        """Offer the newest observation, made before `step`."""
+        ...
+
+    def next_action(self, step: int) -> Command | None:
+        """The policy's action for `step`, or None where there is none (yet)."""
+        ...
+
+    def reset(self) -> None:
+        """Drop every queued action: a new episode, a reset after a stop, or control that comes back from a person."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the operator wants at one tick.
+
+    Attributes:
+        active: the robot may move at all; False sends nothing.
+        begin: a new episode begins with this tick.
+        replan: drop the policy's queued actions; the episode goes on.
+        command: a person's own action, in place of the policy's.
+        stop: reason to stop now, until a reset. reset: who resets, after a stop.
+        deadman: state of the deadman switch, None where there is none.
+        finished: end the loop.
+    """
+
+    active: bool = True
+    begin: bool = False
+    replan: bool = False
+    command: Command | None = None
+    stop: str | None = None
+    reset: str | None = None
+    deadman: bool | None = None
+    finished: bool = False
+
+
+class Operator(Protocol):
+    """Whoever watches over the robot: a console, topics, a script."""
+
+    def poll(self, observation: RobotObservation | None) -> Wish:
+        """What is wanted now. Must not block."""
+        ...
+
+
+@dataclass(frozen=True)
+class Tick:
+    """All there is to know of one control tick, for recorders, consoles and failure detectors.
+
+    Attributes:
+        step: actions followed in the episode so far. time: monotonic seconds at its start.
+        observation: what the robot showed; None where a part was missing or too old.
+        is_new: it is another one than at the tick before.
+        requested: what the policy, or a person, asked. sent: what the supervisor made of it; None while inactive.
+        late: seconds that the tick began after it was due. latency: seconds that the tick took.
+        wish: what the operator wanted.
+    """
+
+    step: int
+    time: float
+    observation: RobotObservation | None
+    is_new: bool
+    requested: Command | None
+    sent: SentCommand | None
+    late: float
+    latency: float
+    wish: Wish = field(default_factory=Wish)
+
+
+class Pacer(Protocol):
+    """Waits until a tick is due."""
+
+    def wait(self, active: bool) -> float:
+        """Returns how late the tick is, seconds. `active`: the robot may move."""
+        ...
+
+
+class ClockPacer:
+    """A tick every 1 / rate seconds of the monotonic clock. Ticks that were missed are skipped, not made up for."""
+
+    def __init__(self, rate: float) -> None:
+        self._period = 1 / rate
+        self._due = time.monotonic()
+
+    def wait(self, active: bool) -> float:
+        self._due += self._period
+        now = time.monotonic()
+        if now < self._due:
+            time.sleep(self._due - now)
+            return time.monotonic() - self._due
+        late = now - self._due
+        self._due += late // self._period * self._period
+        return late
+
+
+class ReferencePacer:
+    """A tick at each new observation, and after `timeout` seconds without one; sooner while the robot is inactive."""
+
+    def __init__(self, robot: Robot, timeout: float) -> None:
+        self._robot, self._timeout = robot, timeout
+
+    def wait(self, active: bool) -> float:
+        self._robot.wait(self._timeout if active else min(self._timeout, IDLE_TICK))
+        return 0.0
+
+
+class ControlLoop:
+    """Ties a robot, an action source, the supervisor and an operator together.
+
+    Args:
+        needs_new: ask for an action only at a new observation (pace: reference), so that a robot that is
+            late gets each action once.
+        silence: seconds without an observation, or without an action of the policy, after which the robot is
+            stopped until a person resets it; the supervisor holds much earlier.
+        observers: called with each tick, in order, after the command was sent; they must not block.
+    """
+
+    def __init__(
+        self,
+        robot: Robot,
+        actions: ActionSource,
+        supervisor: Supervisor,
+        operator: Operator,
+        pacer: Pacer,
+        needs_new: bool = False,
+        silence: float = 2.0,
+        observers: Sequence[Callable[[Tick], None]] = (),
+    ) -> None:
+        self.robot, self.actions, self.supervisor, self.operator = robot, actions, supervisor, operator
+        self.pacer, self.needs_new, self.observers = pacer, needs_new, list(observers)
+        self.step = 0
+        self._num_values = len(supervisor.config.dimensions)
+        self._seen = float("-inf")
+        self._watch = _Silence(silence)
+
+    def run(self) -> None:
+        """Tick until the operator has finished, then brake and stand."""
+        active = False
+        try:
+            while not (wish := self.tick(self.pacer.wait(active)).wish).finished:
+                active = wish.active
+        finally:
+            for _ in range(round(self.supervisor.config.stopping_time() * self.supervisor.config.control_hz) + 1):
+                self._send(self._hold())
+                if self.supervisor.is_still:
+                    break
+                time.sleep(1 / self.supervisor.config.control_hz)
+
+    def tick(self, late: float = 0.0) -> Tick:
+        """One control tick."""
+        start = time.monotonic()
+        observation = self.robot.read()
+        is_new = observation is not None and observation.stamp > self._seen
+        wish = self.operator.poll(observation)
+        if self._obey(wish):
+            observation, is_new = None, False  # It may be from before.
+        if observation is not None and is_new:
+            self._seen = observation.stamp
+            self.supervisor.observe(observation)
+        requested, sent, step = None, None, self.step
+        if wish.active:
+            requested = wish.command or self._ask(observation, is_new)
+            moves = requested is not None and requested.source != "hold"
+            if reason := self._watch.trouble(start, is_new, moves or wish.command is not None):
+                self.supervisor.stop(reason)
+            sent = self._send(requested)
+            self._count(moves, sent)
+        else:
+            self._watch.restart(start)
+            if not self.supervisor.is_still:
+                sent = self._send(self._hold())
+        tick = Tick(step, start, observation, is_new, requested, sent, late, time.monotonic() - start, wish)
+        for observer in self.observers:
+            observer(tick)
+        return tick
+
+    def _obey(self, wish: Wish) -> bool:
+        """Stops, resets, the deadman switch, the robot's own faults. Returns whether everything begins anew."""
+        if wish.deadman is not None:
+            self.supervisor.deadman(wish.deadman)
+        if wish.stop is not None:
+            self.supervisor.stop(wish.stop)
+        if fault := self.robot.fault:
+            self.supervisor.stop(fault)
+        elif wish.reset is not None:
+            self.supervisor.reset(wish.reset)
+            self.robot.flush()
+        begins = wish.begin or wish.reset is not None
+        if begins:
+            self.actions.reset()
+            self._watch.restart(time.monotonic())
+            self.step, self._seen = 0, float("-inf")
+        elif wish.replan:
+            self.actions.reset()
+        return begins
+
+    def _count(self, moves: bool, sent: SentCommand) -> None:
+        """A step is an action that was followed. One that is forbidden costs the queue: none is played late."""
+        if moves and sent.mode == RUNNING:
+            self.step += 1
+        elif moves:
+            self.actions.reset()
+
+    def _ask(self, observation: RobotObservation | None, is_new: bool) -> Command | None:
+        """The policy's action; a hold where it has none. None where nothing new is to be asked."""
+        if observation is None or (self.needs_new and not is_new) or self.supervisor.state.mode == STOPPED:
+            return None
+        if is_new:
+            self.actions.submit(observation, self.step)
+        return self.actions.next_action(self.step) or self._hold()
+
+    def _hold(self) -> Command:
+        return Command(np.zeros(self._num_values, np.float32), "hold", time.monotonic())
+
+    def _send(self, command: Command | None) -> SentCommand:
+        sent = self.supervisor.filter(command)
+        if sent.values is not None:
+            self.robot.send(sent.values)
+        return sent
+
+
+class _Silence:
+    """How long there has been no observation, or no action, while there should have been.
+
+    Counts from the first observation, or from the last `restart`: a robot may come up after its bridge.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+        self._observed = self._acted = float("inf")
+
+    def restart(self, now: float) -> None:
+        self._observed = self._acted = now
+
+    def trouble(self, now: float, observed: bool, acted: bool) -> str | None:
+        """What has been missing for too long at this tick, or None."""
+        if observed and self._observed == float("inf"):
+            self.restart(now)
+        self._observed = now if observed else self._observed
+        self._acted = now if acted else self._acted
+        for what, since in (("observation", self._observed), ("action", self._acted)):
+            if now - since > self._limit:
+                return f"no {what} for {self._limit:g} s"
+        return None

@@ -1,0 +1,384 @@
+"""The safety supervisor: the last thing between any command, a policy's or a person's, and the robot.
+
+It runs in the robot's process, needs neither network nor torch, never blocks, and is asked at every control tick.
+What it sends keeps the limits of `SafetyConfig` whatever is asked, however late, and however often. It holds when
+observations or commands stop coming, and a stop stays until a person resets it.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from real_robot.control.limiter import Limiter, braking_speed
+from real_robot.control.safety_config import DimensionLimits, SafetyConfig, Workspace
+from real_robot.types import Command, RobotObservation
+
+__all__ = [
+    "DimensionLimits", "SafetyConfig", "SafetyEvent", "SentCommand", "State", "Supervisor", "Workspace",
+]  # fmt: skip
+
+SOURCES = ("policy", "recovery", "correction", "demo", "rewind", "hold")
+MAX_FROZEN_TICKS = 5
+RUNNING, HOLDING, STOPPED = "running", "holding", "stopped"
+ASKED_TO_HOLD = "asked to hold"  # why it holds where a command said so
+
+
+class State(NamedTuple):
+    """What the supervisor does, and why: running, holding (goes on by itself) or stopped (until a reset)."""
+
+    mode: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class SentCommand:
+    """What came of one tick. Log every one.
+
+    Attributes:
+        values: float32 (A,) to send now; None: send nothing (dry run, or the robot's position is not known yet).
+        requested: float32 (A,) as asked at this tick; None when nothing new was asked.
+        limited: which limits and rules acted, by name.
+        mode: running, holding or stopped.
+        allowed: float32 (A,), what the limits made of it: `values`, also in a dry run.
+    """
+
+    values: np.ndarray | None
+    requested: np.ndarray | None
+    limited: tuple[str, ...]
+    mode: str
+    allowed: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class SafetyEvent:
+    """Something a person should see in the log.
+
+    Attributes:
+        stamp: seconds on the supervisor's clock.
+        kind: state (mode or reason changed), observation (one was refused), reset.
+        text: what happened.
+    """
+
+    stamp: float
+    kind: str
+    text: str
+
+
+class Supervisor:
+    """See the module. Methods may be called from any thread, `stop` also from a signal handler.
+
+    Args:
+        config: the limits.
+        clock: monotonic seconds, the same that stamps observations and commands.
+        on_event: called with each `SafetyEvent`, after the decision; if it raises, the robot is stopped.
+    """
+
+    def __init__(
+        self,
+        config: SafetyConfig,
+        clock: Callable[[], float] = time.monotonic,
+        on_event: Callable[[SafetyEvent], None] | None = None,
+    ) -> None:
+        self.config = config
+        self._clock, self._on_event = clock, on_event
+        self._lock = threading.RLock()
+        self._limiter = Limiter(config)
+        self._state = State(HOLDING, "no observation yet")
+        self._events: deque[SafetyEvent] = deque()
+        self._last_tick: float | None = None
+        self._frozen = 0  # ticks one after the other at which the clock had not moved
+        self._observation: RobotObservation | None = None
+        self._must_seed = True
+        self._target: Command | None = None
+        self._refused, self._num_refused = "", 0
+        self._not_before = -math.inf
+        self._deadman: tuple[bool, float] = (False, -math.inf)
+        self._sent_velocities: deque[tuple[float, np.ndarray]] = deque(maxlen=256)  # (time, way in the tick after)
+
+    # --- what others tell it ------------------------------------------------------------------
+
+    @property
+    def state(self) -> State:
+        """Mode and reason, as of the last tick or stop."""
+        return self._state
+
+    @property
+    def is_still(self) -> bool:
+        """What was sent last moves nothing."""
+        return self._limiter.is_still
+
+    def observe(self, observation: RobotObservation) -> None:
+        """Take the newest observation. One that is older, from the future, or holds NaN is refused, so goes stale."""
+        with self._lock:
+            now = self._clock()
+            trouble = self._trouble_with(observation, now)
+            if trouble:
+                self._tell("observation", trouble, now)
+            else:
+                self._observation = observation
+        self._deliver()
+
+    def stop(self, reason: str) -> None:
+        """Brake, then stand, until `reset`. The first reason is kept."""
+        with self._lock:
+            self._target = None
+            if self._state.mode != STOPPED:
+                self._enter(State(STOPPED, reason), self._clock())
+        self._deliver()
+
+    def reset(self, operator: str) -> None:
+        """A person allows motion again after a stop. It begins with commands made from now on, where the robot is.
+
+        Raises:
+            ValueError: no name of who resets.
+        """
+        if not operator.strip():
+            raise ValueError("reset: say who resets; got an empty name")
+        with self._lock:
+            now = self._clock()
+            if self._state.mode == STOPPED:
+                self._tell("reset", f"{operator} resets after: {self._state.reason}", now)
+                self._drop(now)
+                self._must_seed = True
+                self._enter(State(HOLDING, "reset; no observation since"), now)
+        self._deliver()
+
+    def deadman(self, pressed: bool) -> None:
+        """The state of the deadman switch; must be told again within `deadman_timeout`."""
+        with self._lock:
+            self._deadman = (bool(pressed), self._clock())
+
+    def drop_commands(self) -> None:
+        """Execute nothing that was asked before now: after a reconnection, or a change of control."""
+        with self._lock:
+            self._drop(self._clock())
+
+    # --- every tick ---------------------------------------------------------------------------
+
+    def filter(self, command: Command | None) -> SentCommand:
+        """What to send at this tick.
+
+        Args:
+            command: what is asked; None when nothing new was. The last one holds until `command_timeout`. One with
+                source "hold" brakes and holds, whatever its values.
+        """
+        with self._lock:
+            now = self._clock()
+            dt = self._advance(now)
+            limited: set[str] = set()
+            requested = None
+            if command is not None:
+                requested, rule = self._take(command, now)
+                limited |= {rule} if rule else set()
+            if not self._seed_if_due(now) and self._state.mode != STOPPED:
+                limited.add("observation")
+            running, rule = self._decide(now)
+            limited |= {rule} if rule else set()
+            allowed = None
+            if self._limiter.is_known:
+                target = self._target.values.astype(np.float64) if running and self._target is not None else None
+                allowed, acted = self._limiter.move(target, dt, self._room(now))
+                limited |= acted
+                self._remember(now)
+            values = allowed
+            if self.config.dry_run:
+                values = None
+                limited.add("dry_run")
+            sent = SentCommand(values, requested, tuple(sorted(limited)), self._state.mode, allowed)
+        self._deliver()
+        return sent
+
+    def _advance(self, now: float) -> float:
+        """Seconds that motion may use at this tick, at most the tick's length."""
+        tick, last = self._limiter.tick, self._last_tick
+        self._last_tick = now
+        if last is None:
+            return tick
+        gap = now - last
+        self._frozen = self._frozen + 1 if gap == 0 else 0
+        if self._frozen >= MAX_FROZEN_TICKS:
+            self._limiter.halt()
+            if self._state.mode != STOPPED:
+                self._enter(State(STOPPED, "the clock stands still"), now)
+        if not gap >= 0:  # NaN too
+            self._observation = None
+            self._drop(now)
+            if self._state.mode != STOPPED:
+                self._enter(State(STOPPED, "the clock went backwards"), now)
+            return 0.0
+        if gap > 2 * tick:
+            self._limiter.stand()
+        return min(gap, tick)
+
+    def _take(self, command: Command, now: float) -> tuple[np.ndarray | None, str | None]:
+        """Check a command and make it the target. Returns it as an array, and the rule that refused it."""
+        requested, trouble = self._read(command)
+        if trouble:
+            self._target, self._refused = None, f"command refused: {trouble}"
+            self._num_refused += 1
+            if self._num_refused >= self.config.max_refused and self._state.mode != STOPPED:
+                self._enter(State(STOPPED, f"{self._num_refused} commands refused, the last: {trouble}"), now)
+            return requested, "bad_command"
+        age = now - command.stamp
+        newest = self._target.stamp if self._target is not None else -math.inf
+        if not -self.config.clock_tolerance <= age <= self.config.command_timeout or command.stamp < newest:
+            return requested, "stale_command"
+        if command.stamp < self._not_before:
+            return requested, "dropped_command"
+        assert requested is not None, "readable"
+        self._refused, self._num_refused = "", 0
+        self._target = Command(requested, command.source, min(command.stamp, now))
+        return requested, None
+
+    def _read(self, command: Command) -> tuple[np.ndarray | None, str | None]:
+        """(values float32 (A,), None), or (what there is of them, what is wrong)."""
+        expected = self._limiter.num_dimensions
+        try:
+            with np.errstate(over="ignore"):
+                values = np.array(command.values, dtype=np.float32)
+        except (TypeError, ValueError, OverflowError):
+            return None, "not numbers"
+        if values.shape != (expected,):
+            return values, f"shape {values.shape}, expected ({expected},)"
+        if not np.isfinite(values).all():
+            return values, f"NaN or infinite {self._limiter.names[int(np.argmin(np.isfinite(values)))]}"
+        if command.source not in SOURCES:
+            return values, f"source {str(command.source)[:40]!r}, allowed: {', '.join(SOURCES)}"
+        if not isinstance(command.stamp, int | float) or not math.isfinite(command.stamp):
+            return values, "no stamp"
+        return values, None
+
+    def _decide(self, now: float) -> tuple[bool, str | None]:
+        """Whether the target may be followed, and the rule that forbids it; sets the state."""
+        if self._state.mode == STOPPED:
+            return False, "stopped"
+        if (outside := self._left_workspace()) is not None:
+            self._enter(State(STOPPED, outside), now)
+            return False, "workspace"
+        hold: tuple[str, str] | None = None
+        if self.config.deadman and not self._deadman_held(now):
+            hold = ("deadman", "deadman switch released")
+        elif not self._is_fresh(now):
+            hold = ("observation", "no observation yet" if self._observation is None else "observations are stale")
+        elif self._must_seed:
+            hold = ("observation", "no observation since the reset")
+        elif self._refused:
+            hold = ("bad_command", self._refused)
+        elif self._target is None or not 0 <= now - self._target.stamp <= self.config.command_timeout:
+            hold = ("command_timeout", "no command")
+            self._target = None
+        elif self._target.source == "hold":
+            hold = ("hold", ASKED_TO_HOLD)
+        rule, reason = hold if hold is not None else (None, "")
+        self._enter(State(HOLDING if hold else RUNNING, reason), now)
+        return hold is None, rule
+
+    # --- parts --------------------------------------------------------------------------------
+
+    def _is_fresh(self, now: float) -> bool:
+        if self._observation is None:
+            return False
+        age = now - self._observation.stamp
+        return -self.config.clock_tolerance <= age <= self.config.observation_timeout
+
+    def _deadman_held(self, now: float) -> bool:
+        pressed, told = self._deadman
+        return pressed and 0 <= now - told <= self.config.deadman_timeout
+
+    def _trouble_with(self, observation: RobotObservation, now: float) -> str | None:
+        state = np.asarray(observation.state)
+        if not math.isfinite(observation.stamp) or observation.stamp > now + self.config.clock_tolerance:
+            return f"observation refused: its stamp {observation.stamp:.3f} is not in the past (now {now:.3f})"
+        if self._observation is not None and observation.stamp < self._observation.stamp:
+            return "observation refused: older than the one before"
+        box = self.config.workspace
+        needed = max(self._limiter.state_size, 0 if box is None else max(box.state) + 1)
+        if state.ndim != 1 or state.shape[0] < needed:
+            return f"observation refused: state of shape {state.shape}, at least ({needed},) is needed"
+        if state.dtype.kind not in "fiu" or not np.isfinite(state).all():
+            return "observation refused: its state is not finite"
+        return None
+
+    def _seed_if_due(self, now: float) -> bool:
+        """Learn where the robot is, at the start and after a reset. False while that is not known."""
+        if not self._must_seed:
+            return True
+        if self._state.mode == STOPPED or not self._is_fresh(now) or self._observation is None:
+            return False
+        if self._observation.stamp < self._not_before:
+            return False
+        if self._limiter.is_known and not self._limiter.is_still:
+            return False  # it still brakes
+        if (outside := self._limiter.seed(np.asarray(self._observation.state, np.float64))) is not None:
+            self._enter(State(STOPPED, f"{outside}: move it inside by hand, then reset"), now)
+            return False
+        self._must_seed = False
+        return True
+
+    def _left_workspace(self) -> str | None:
+        """With joint commands nobody knows which way leads back, so that leaving is a stop."""
+        box, observation = self.config.workspace, self._observation
+        if box is None or box.commands is not None or observation is None:
+            return None
+        for axis, number, low, high in zip("xyz", box.state, box.low, box.high, strict=True):
+            if not low <= observation.state[number] <= high:
+                return f"the end effector left the workspace ({axis})"
+        return None
+
+    def _room(self, now: float) -> tuple[np.ndarray, np.ndarray] | None:
+        """Velocities that keep the end effector in its box: measured position, and where it may be by now."""
+        box, observation = self.config.workspace, self._observation
+        if box is None or box.commands is None or observation is None:
+            return None
+        dims = self.config.dimensions
+        if dims[box.commands[0]].kind != "velocity":
+            return None
+        low, high = np.full(len(dims), -np.inf), np.full(len(dims), np.inf)
+        ways = [way for sent, way in self._sent_velocities if observation.stamp <= sent <= now]
+        way = np.sum(ways, axis=0) if ways else np.zeros(len(dims))
+        for axis, number in enumerate(box.commands):
+            here = float(observation.state[box.state[axis]])
+            there = here + way[number] * box.metres_per_unit
+            acceleration = (dims[number].max_acceleration or math.inf) * box.metres_per_unit
+            above = max(0.0, box.high[axis] - max(here, there))
+            below = max(0.0, min(here, there) - box.low[axis])
+            high[number] = braking_speed(above, acceleration, self._limiter.tick) / box.metres_per_unit
+            low[number] = -braking_speed(below, acceleration, self._limiter.tick) / box.metres_per_unit
+        return low, high
+
+    def _remember(self, now: float) -> None:
+        self._sent_velocities.append((now, self._limiter.values * self._limiter.tick))
+
+    def _drop(self, now: float) -> None:
+        self._target, self._not_before = None, now
+        self._refused, self._num_refused = "", 0
+
+    def _enter(self, state: State, now: float) -> None:
+        if state != self._state:
+            self._state = state
+            self._tell("state", f"{state.mode}: {state.reason}" if state.reason else state.mode, now)
+
+    def _tell(self, kind: str, text: str, now: float) -> None:
+        if self._on_event is not None and len(self._events) < 1000:
+            self._events.append(SafetyEvent(now, kind, text))
+
+    def _deliver(self) -> None:
+        while self._on_event is not None:
+            with self._lock:
+                if not self._events:
+                    return
+                event = self._events.popleft()
+            try:
+                self._on_event(event)
+            except Exception as error:  # a broken log must not take the supervisor with it, nor go unseen
+                with self._lock:
+                    if self._state.mode != STOPPED:
+                        self._state = State(STOPPED, f"the event log failed: {type(error).__name__}: {error}")

@@ -1,0 +1,1 @@
+"""The person beside the robot: devices, console, who is in control, recordings."""

@@ -1,0 +1,220 @@
+"""A person's devices at the robot's own computer: LeRobot's leader arms and gamepads, and a SpaceMouse.
+
+Each is read in a thread of its own, so that one that hangs delays nothing: it is silent then, and the robot holds.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from real_robot.bridge.codec import read_action
+from real_robot.bridge.contract import RobotContract
+from real_robot.bridge.lerobot_devices import DeviceError, connect_device, let_go, make_device, number_names
+from real_robot.bridge.messages import JointState, MessageError
+from real_robot.operator.teleop import Axes, DeviceConfig, GripperWish
+from vla_rl.config import ConfigError
+
+SILENCE = 0.25  # seconds after which what a device said no longer counts
+DEAD_ZONE = 0.05  # of full deflection: a SpaceMouse at rest is not quite at zero
+_DELTAS = ("delta_x", "delta_y", "delta_z")
+_GRIPPER: dict[int, GripperWish] = {0: "close", 2: "open"}  # LeRobot's; 1 leaves it as it is
+_NONE = np.zeros(0)
+
+
+def device_overrides(name: str) -> tuple[str, ...]:
+    """The contract overrides that `--teleop NAME` means; NAME is spacemouse, or lerobot: and a teleoperator.
+
+    Raises:
+        ConfigError: something else.
+    """
+    kind, _, teleoperator = name.partition(":")
+    if not name:
+        return ()
+    if kind == "lerobot" and teleoperator:
+        return "teleop.device.kind=lerobot", f"teleop.device.teleoperator={teleoperator}"
+    if name == "spacemouse":
+        return ("teleop.device.kind=spacemouse",)
+    raise ConfigError(f"--teleop: got {name!r}; allowed: spacemouse, or lerobot:NAME, such as lerobot:so101_leader")
+
+
+class Polled[T]:
+    """What a device said last, read again and again in a thread.
+
+    Args:
+        read: called `hz` times a second. close: called at the end, in the same thread.
+    """
+
+    def __init__(self, read: Callable[[], T], close: Callable[[], object], hz: float) -> None:
+        self._read, self._close, self._period = read, close, 1 / hz
+        self._newest: tuple[T, float] | None = None
+        self._closing = threading.Event()
+        self.error = ""
+        self._thread = threading.Thread(target=self._run, name="person's device", daemon=True)
+        self._thread.start()
+
+    @property
+    def newest(self) -> tuple[T, float] | None:
+        """What it said, and when reading it began, monotonic seconds; None before the first time."""
+        return self._newest
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._period):
+            begun = time.monotonic()
+            try:
+                self._newest = (self._read(), begun)
+                self.error = ""
+            except Exception as error:  # A driver's own, as when its cable is pulled: the device is silent.
+                self.error = f"{type(error).__name__}: {error}"
+        self._close()
+
+    def close(self) -> None:
+        """Let go of the device. Waits a second for one that hangs."""
+        self._closing.set()
+        self._thread.join(1.0)
+
+
+class LeaderArm:
+    """Joint targets of a LeRobot leader, as commands in the contract's units."""
+
+    def __init__(self, device: Any, config: DeviceConfig, contract: RobotContract) -> None:
+        self._polled = Polled(
+            lambda: leader_command(device.get_action(), config.names, contract), lambda: let_go(device), config.read_hz
+        )
+
+    def target(self) -> tuple[np.ndarray, float] | None:
+        return self._polled.newest
+
+    @property
+    def error(self) -> str:
+        return self._polled.error
+
+    def close(self) -> None:
+        self._polled.close()
+
+
+class AxesDevice:
+    """A gamepad, keyboard or SpaceMouse that gives `Axes`; at rest, or silent, it gives none."""
+
+    def __init__(self, read: Callable[[], Axes | None], close: Callable[[], object], hz: float) -> None:
+        self._polled = Polled(read, close, hz)
+
+    def read(self) -> Axes | None:
+        newest = self._polled.newest
+        return None if newest is None or time.monotonic() - newest[1] > SILENCE else newest[0]
+
+    def close(self) -> None:
+        self._polled.close()
+
+
+def open_device(config: DeviceConfig, contract: RobotContract, moves: tuple[str, ...]) -> LeaderArm | AxesDevice:
+    """Connect the person's device.
+
+    Args:
+        moves: the axes that move something (`Teleoperation.moves`).
+
+    Raises:
+        DeviceError: it is missing, not calibrated, or has nothing that the robot's commands take.
+    """
+    if config.kind == "spacemouse":
+        _check_moves("spacemouse", moves)
+        mouse = _open_spacemouse()
+        return AxesDevice(lambda: spacemouse_axes(mouse), mouse.close, max(config.read_hz, 100.0))
+    kind = config.teleoperator
+    values = {**config.settings, **{k: v for k, v in (("id", config.id), ("port", config.port)) if v}}
+    device = make_device("teleoperators", kind, values, config.modules)
+    try:
+        features: Mapping[str, Any] = device.action_features
+    except AttributeError as error:  # LeRobot's plain keyboard wants a robot's arm that it does not have.
+        raise DeviceError(f"{kind}: gives keys, no motion; use keyboard_ee, or the console's keys") from error
+    has_deltas = set(_DELTAS) <= set(features.get("names") or ())
+    if has_deltas:
+        _check_moves(kind, moves)
+    else:
+        _check_names(kind, features, config.names, contract)
+    how = f"lerobot-calibrate --teleop.type={kind} --teleop.port={config.port} --teleop.id={config.id}"
+    connect_device(device, kind, how)
+    if not device.is_connected:
+        raise DeviceError(f"{kind}: did not connect; LeRobot's keyboards need an X11 session, gamepads a gamepad")
+    if has_deltas:
+        return AxesDevice(lambda: lerobot_axes(device.get_action()), lambda: let_go(device), config.read_hz)
+    return LeaderArm(device, config, contract)
+
+
+def leader_command(action: Mapping[str, Any], names: Mapping[str, str], contract: RobotContract) -> np.ndarray:
+    """A leader's joints, by name, as a command float32 (A,) in the contract's units: its conversions backwards.
+
+    Raises:
+        MessageError: a joint is missing, or not a finite number.
+    """
+    position = np.array([float(v) for v in action.values()])
+    message = JointState(name=tuple(names.get(n, n) for n in action), position=position, velocity=_NONE, effort=_NONE)
+    command = np.zeros(contract.action_dim, np.float32)
+    for sink in contract.action:
+        command[list(sink.indices)] = read_action(sink, message)
+    return command
+
+
+def lerobot_axes(action: Mapping[str, Any]) -> Axes | None:
+    """What LeRobot's gamepad and keyboard_ee say; None where nothing is touched."""
+    values = np.array([*(float(action[name]) for name in _DELTAS), 0, 0, 0], np.float32)
+    gripper = _GRIPPER.get(int(action.get("gripper", 1)))
+    return Axes(values, gripper) if values.any() or gripper else None
+
+
+def spacemouse_axes(mouse: Any) -> Axes | None:
+    """What a SpaceMouse says: its left button closes the gripper, its right one opens it. None at rest.
+
+    A report carries half of the axes, and the driver keeps them in a queue: it is emptied, or motion would lag.
+    """
+    state = mouse.read()
+    for _ in range(64):
+        before = state.t
+        if (state := mouse.read()).t == before:
+            break
+    values = np.array([state.x, state.y, state.z, state.roll, state.pitch, state.yaw], np.float32)
+    values[np.abs(values) < DEAD_ZONE] = 0
+    buttons = [*state.buttons, 0, 0]
+    gripper: GripperWish | None = "close" if buttons[0] else "open" if buttons[1] else None
+    return Axes(values, gripper) if values.any() or gripper else None
+
+
+def _open_spacemouse() -> Any:
+    try:
+        library: Any = importlib.import_module("pyspacemouse")
+        return library.open(axis_convention=library.AxisConvention.ROS)
+    except ImportError as error:
+        raise DeviceError(f"spacemouse: {error}. Run: pip install 'vla-rl[spacemouse]'") from error
+    except (RuntimeError, OSError) as error:
+        raise DeviceError(
+            f"spacemouse: {error} It needs the library hidapi (Debian: libhidapi-hidraw0) and leave to read "
+            "/dev/hidraw*"
+        ) from error
+
+
+def _check_moves(kind: str, moves: tuple[str, ...]) -> None:
+    if not {"x", "y", "z"} & set(moves):
+        raise DeviceError(
+            f"{kind}: gives motion along x, y, z; the robot's commands have none. Give a leader arm, or say in "
+            "teleop.translation which numbers it moves"
+        )
+
+
+def _check_names(kind: str, features: Mapping[str, Any], names: Mapping[str, str], contract: RobotContract) -> None:
+    known = tuple(names.get(n, n) for n in number_names(features))
+    message = JointState(name=known, position=np.zeros(len(known)), velocity=_NONE, effort=_NONE)
+    for sink in contract.action:
+        if not sink.joints:
+            raise DeviceError(f"{kind}: a leader arm gives joints; {sink.topic} takes {sink.type}")
+        try:
+            read_action(sink, message)
+        except MessageError as error:
+            raise DeviceError(
+                f"{kind}: {error}; it has: {', '.join(number_names(features)) or 'no joints'}. Where only the names "
+                "differ, say so in teleop.device.names"
+            ) from error

@@ -1,0 +1,111 @@
+"""A leader arm as the person's hands: it says where each joint is to be, so it must first be where the robot is.
+
+While the leader is elsewhere the robot holds, and the console says which joints are off. Once aligned it drives, within
+the supervisor's limits like everything else. When the robot stopped or held meanwhile, when control changed hands, or
+when the leader fell silent, it must be aligned anew.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from real_robot.control.safety import RUNNING, STOPPED
+from real_robot.control.safety_config import SafetyConfig
+
+SAY_EVERY = 2.0  # seconds between two lines about the same misalignment
+
+
+class Leader(Protocol):
+    """Something that says where the robot is to be."""
+
+    def target(self) -> tuple[np.ndarray, float] | None:
+        """float32 (A,) in the contract's units, and when it was read, monotonic seconds. None: nothing yet."""
+        ...
+
+    @property
+    def error(self) -> str:
+        """Why it says nothing now, where it knows."""
+        ...
+
+
+class LeaderFollowing:
+    """See the module.
+
+    Args:
+        within: largest distance of the leader from the set-point, as a share of each number's low..high, to be aligned.
+        timeout: seconds: an older target is not followed.
+        tell: a line for the console.
+    """
+
+    def __init__(
+        self,
+        leader: Leader,
+        safety: SafetyConfig,
+        within: float,
+        timeout: float,
+        tell: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._leader, self._within, self._timeout = leader, within, timeout
+        self._tell, self._clock = tell, clock
+        self._names = [d.name for d in safety.dimensions]
+        self._range = np.array([d.high - d.low for d in safety.dimensions])
+        self._gave = self._drives = False
+        self._told, self._told_at = "", float("-inf")
+
+    @property
+    def drives(self) -> bool:
+        """The robot follows the leader."""
+        return self._drives
+
+    def step(self, person_drives: bool, told: np.ndarray | None, mode: str) -> tuple[np.ndarray, float] | None:
+        """The person's command at this tick, and when it was made; None where the leader must not be followed.
+
+        Args:
+            person_drives: the person has taken over.
+            told: float32 (A,), what the robot was told last. mode: what the supervisor did at the last tick.
+        """
+        found = self._leader.target() if person_drives and told is not None else None
+        if not person_drives or told is None:
+            self._release("")
+            return None
+        if found is None or self._clock() - found[1] > self._timeout:
+            why = f" ({self._leader.error})" if self._leader.error else ""
+            self._release(f"the leader is silent{why}: the robot holds")
+            return None
+        if mode == STOPPED or (self._drives and mode != RUNNING):
+            self._release("")
+        if not self._drives and not self._is_aligned(found[0] - told):
+            self._gave = False
+            return None
+        if self._gave and mode == RUNNING and not self._drives:
+            self._drives = True
+            self._say("the leader is aligned: the robot follows it")
+        self._gave = True
+        return found
+
+    def _release(self, why: str) -> None:
+        self._gave = self._drives = False
+        if why:
+            self._say(why)
+        else:
+            self._told = ""
+
+    def _is_aligned(self, distance: np.ndarray) -> bool:
+        far = np.flatnonzero(np.abs(distance) > self._within * self._range)
+        if len(far):
+            ways = ", ".join(f"{self._names[i]} by {-distance[i]:+.3g}" for i in far)
+            self._say(f"move the leader to the robot: {ways}", "move the leader")
+        return not len(far)
+
+    def _say(self, text: str, kind: str = "") -> None:
+        """Once each time, and again after a while for what changes in between."""
+        now = self._clock()
+        kind = kind or text
+        if kind != self._told or (kind != text and now - self._told_at > SAY_EVERY):
+            self._told, self._told_at = kind, now
+            self._tell(text)

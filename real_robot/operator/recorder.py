@@ -1,0 +1,386 @@
+"""Records episodes with who was in control at each step, as a LeRobotDataset v3.
+
+    with Recording(folder, rate=20, robot="sim_robot") as recording:
+        recorder = Recorder(recording, intervention, policy_version="base 1a2b")
+        loop = ControlLoop(..., observers=[intervention, recorder])
+        loop.run()
+
+The control tick only puts references into a bounded queue; a thread encodes the images and writes each finished
+episode as a whole (a folder that appears by a rename). A crash loses at most the episode under way: `Recording` on
+the same folder goes on after the last whole one, `finish` makes the dataset of what is there.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from real_robot.control.robot_loop import Tick
+from real_robot.control.safety import RUNNING
+from real_robot.operator.intervention import EpisodeSummary
+from real_robot.types import RobotObservation
+from vla_rl.common.atomic import write_text_atomic
+from vla_rl.data.lerobot_io import (
+    FAILURE_FEATURES,
+    RecordedEpisode,
+    assemble,
+    dataset_features,
+    encode_png,
+    read_shards,
+    write_shard,
+)
+from vla_rl.types import CONTROL_SOURCES, EpisodeSpec, Split
+
+_log = logging.getLogger(__name__)
+SETTINGS = "settings.json"
+NO_SCORE = (float("nan"), float("nan"))
+
+
+class RecordingError(ValueError):
+    """A recording that cannot be begun or finished; the message says what to do."""
+
+
+class EpisodeLabels(Protocol):
+    """Who says when an episode ends, and how it went: `Intervention`, or a script of simulated episodes."""
+
+    @property
+    def state(self) -> str:
+        """ "idle" or "ended" between episodes."""
+        ...
+
+    @property
+    def summary(self) -> EpisodeSummary:
+        """What is known of the present (or last) episode."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Frame:
+    observation: RobotObservation
+    requested: np.ndarray
+    sent: np.ndarray
+    source: str
+    failure: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class _End:
+    """What is known when an episode is over. `keep`: store it."""
+
+    spec: EpisodeSpec | None
+    final: RobotObservation
+    summary: EpisodeSummary
+    policy_version: str
+    round: int
+    cut: bool
+    keep: bool = True
+
+
+@dataclass
+class _Open:
+    """The episode under way, in the writer's thread."""
+
+    png: dict[str, list[bytes]] = field(default_factory=dict)
+    frames: list[_Frame] = field(default_factory=list)  # without their images
+
+
+class Recording:
+    """A folder into which recorders write episodes; becomes the dataset when it is closed without an error.
+
+    Args:
+        folder: of the LeRobotDataset v3; must not exist yet. Until then episodes are in `.NAME.recording` beside it.
+        rate: control ticks per second, the dataset's fps. robot: its name.
+        on_problem: called with what a person should know (from any thread).
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        rate: float,
+        robot: str,
+        on_problem: Callable[[str], None] = lambda text: _log.warning("%s", text),
+    ) -> None:
+        self.folder, self.on_problem = Path(folder), on_problem
+        if self.folder.exists():
+            raise RecordingError(f"{self.folder} exists already; record into another folder")
+        if rate <= 0 or abs(rate - round(rate)) > 1e-6:
+            raise RecordingError(f"rate: {rate}; a LeRobotDataset has a whole number of frames per second")
+        self._settings: dict[str, Any] = {"rate": round(rate), "robot": robot}
+        self._lock = threading.Lock()
+        self.staging = staging_folder(self.folder)
+        self._features: dict[str, Any] | None = None
+        self._open_staging()
+        self._next = 1 + max((int(s.name.removeprefix("shard_")) for s in self.staging.glob("shard_*")), default=-1)
+
+    def _open_staging(self) -> None:
+        if (self.staging / SETTINGS).is_file():
+            found = json.loads((self.staging / SETTINGS).read_text())
+            if {key: found.get(key) for key in self._settings} != self._settings:
+                raise RecordingError(
+                    f"{self.staging} holds a recording of {found.get('robot')} at {found.get('rate')} Hz that was not "
+                    "finished; finish it (`vla-rl finish-recording`), or record into another folder"
+                )
+            self._features = found.get("features")
+            return
+        self.staging.mkdir(parents=True, exist_ok=True)
+        write_text_atomic(self.staging / SETTINGS, json.dumps(self._settings))
+
+    def __enter__(self) -> Recording:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.close()
+
+    def add(self, episode: RecordedEpisode, image_sizes: Mapping[str, tuple[int, int]]) -> None:
+        """Store an episode, whole or not at all. May be called from several threads.
+
+        Raises:
+            RecordingError: other cameras or sizes than the episodes before. DiskFullError: no room.
+        """
+        if len(set(image_sizes.values())) > 1:
+            raise RecordingError(
+                f"cameras of different sizes, {dict(image_sizes)}: set `size` in the contract's images"
+            )
+        size = next(iter(image_sizes.values()), (0, 0))
+        features = dataset_features(tuple(episode.png), size, episode.state.shape[1], episode.actions.shape[1])
+        if episode.failure_score is not None:
+            features |= FAILURE_FEATURES
+        with self._lock:
+            if self._features is None:
+                self._features = json.loads(json.dumps(features))
+                write_text_atomic(self.staging / SETTINGS, json.dumps({**self._settings, "features": features}))
+            elif self._features != json.loads(json.dumps(features)):
+                raise RecordingError(
+                    "an episode has other cameras, image sizes, states or actions than those before it, or a failure "
+                    "detector where they have none"
+                )
+            number, self._next = self._next, self._next + 1
+        write_shard(self.staging / f"shard_{number:05d}", [episode], [], features)
+
+    @property
+    def num_episodes(self) -> int:
+        """Whole episodes stored."""
+        return sum(1 for _ in self.staging.glob("shard_*"))
+
+    def close(self) -> dict[str, int]:
+        """Make the dataset. Returns {"episodes", "frames"}; with no episode there is no dataset."""
+        if not self.num_episodes:
+            shutil.rmtree(self.staging)
+            return {"episodes": 0, "frames": 0}
+        return finish(self.folder)
+
+
+def staging_folder(folder: Path) -> Path:
+    """Where a recording is before it is finished."""
+    return folder.parent / f".{folder.name}.recording"
+
+
+def finish(folder: Path) -> dict[str, int]:
+    """Make the dataset of a recording's whole episodes, after a crash too. Returns {"episodes", "frames"}.
+
+    Raises:
+        RecordingError: there is no unfinished recording, or it holds no whole episode.
+    """
+    staging = staging_folder(Path(folder))
+    if not (staging / SETTINGS).is_file():
+        raise RecordingError(f"{folder}: there is no unfinished recording ({staging.name}) beside it")
+    settings = json.loads((staging / SETTINGS).read_text())
+    if not any(rows for rows, _, _ in read_shards(staging)):
+        raise RecordingError(f"{staging} holds no whole episode; delete it")
+    features = {name: {**f, "shape": tuple(f["shape"])} for name, f in settings["features"].items()}
+    notes = {"source": "recording", "robot": settings["robot"], "rate": settings["rate"]}
+    totals = assemble(
+        staging, Path(folder), fps=settings["rate"], features=features, robot=settings["robot"], notes=notes
+    )
+    shutil.rmtree(staging)
+    return totals
+
+
+def discard(folder: Path) -> None:
+    """Delete an unfinished recording, if there is one."""
+    staging = staging_folder(Path(folder))
+    if (staging / SETTINGS).is_file():
+        shutil.rmtree(staging)
+
+
+class Recorder:
+    """Observes the ticks of one robot. Stands behind its labels' source (the `Intervention`) in the loop's observers.
+
+    A frame is recorded where the robot followed a command: the observation before it, what was asked (`action`) and
+    what the supervisor sent (`executed_action`), and who asked. What is recorded of an episode has no gap: should the
+    queue or `max_frames` be full, the episode is cut there, and counts as failed.
+
+    Args:
+        recording: where to. One recording may serve several recorders.
+        labels: when episodes end, and how.
+        policy_version, round: written with each episode; may be changed between episodes.
+        capacity: frames that may wait for the writer. max_frames: longest episode.
+        wait: wait for the writer in place of cutting: for simulators, whose time stands still.
+        failure_score: a failure detector's (score, threshold) now, None where it has none; recorded with each frame.
+    """
+
+    def __init__(
+        self,
+        recording: Recording,
+        labels: EpisodeLabels,
+        policy_version: str = "",
+        round: int = 0,
+        capacity: int = 256,
+        max_frames: int = 36_000,
+        wait: bool = False,
+        failure_score: Callable[[], tuple[float, float] | None] | None = None,
+    ) -> None:
+        self._failure_score = failure_score
+        self.recording, self.labels = recording, labels
+        self.policy_version, self.round = policy_version, round
+        self.spec: EpisodeSpec | None = None  # of the next episode, where it has one (simulators)
+        self._max_frames, self._wait = max_frames, wait
+        self._num_frames, self._cut = 0, False
+        self._last: RobotObservation | None = None
+        self._final: RobotObservation | None = None
+        self._summary: EpisodeSummary | None = None
+        self._queue: queue.Queue[_Frame | _End | None] = queue.Queue(capacity)
+        self._thread = threading.Thread(target=self._write, name="recorder", daemon=True)
+        self._thread.start()
+
+    # --- the control tick ---------------------------------------------------------------------
+
+    def __call__(self, tick: Tick) -> None:
+        if tick.wish.begin:
+            self._end_episode()  # One that nobody has labelled.
+        state, observation = self.labels.state, tick.observation
+        if self._num_frames and observation is not None and self._final is None and state in ("idle", "ended"):
+            self._final = observation
+        if tick.sent is not None and tick.sent.mode == RUNNING and tick.sent.allowed is not None:
+            self._take(tick)
+        # Kept here, since the labels forget an episode when the next one begins.
+        if not tick.wish.begin or self._num_frames:
+            self._summary = self.labels.summary
+        if self._final is not None and self._summary is not None and self._summary.outcome is not None:
+            self._end_episode()
+
+    def _take(self, tick: Tick) -> None:
+        requested, sent = tick.requested, tick.sent
+        assert sent is not None and sent.allowed is not None, "checked by the caller"
+        if tick.observation is None or requested is None or requested.source not in CONTROL_SOURCES or self._cut:
+            return
+        failure = self._failure_score() or NO_SCORE if self._failure_score else None
+        frame = _Frame(tick.observation, requested.values, sent.allowed, requested.source, failure)
+        if self._num_frames >= self._max_frames or not self._put(frame):
+            self._cut = True
+            self.recording.on_problem(f"recording: episode cut after {self._num_frames} frames; the writer is too slow")
+            return
+        self._num_frames += 1
+        self._last = tick.observation
+
+    def _put(self, item: _Frame | _End) -> bool:
+        if self._wait:
+            self._queue.put(item)
+            return True
+        try:
+            self._queue.put_nowait(item)
+        except queue.Full:
+            return False
+        return True
+
+    def _end_episode(self, keep: bool = True) -> None:
+        """Hand the episode to the writer; nothing where none has a frame."""
+        if self._num_frames and self._last is not None and self._summary is not None:
+            final = self._final or self._last
+            end = _End(self.spec, final, self._summary, self.policy_version, self.round, self._cut, keep)
+            self._put_end(end)
+        self._num_frames, self._cut, self._final, self._last, self._summary = 0, False, None, None, None
+
+    def _put_end(self, end: _End | None) -> None:
+        """An end must not be lost: here, where the robot rests, it may wait for the writer."""
+        while self._thread.is_alive():
+            try:
+                self._queue.put(end, timeout=0.1)
+                return
+            except queue.Full:
+                continue
+        self.recording.on_problem("recording: the writer has ended; nothing is recorded any more")
+
+    def end(self) -> None:
+        """The episode is over, and this is all there is to know of it: for loops that tick no further."""
+        self._summary = self.labels.summary
+        self._end_episode()
+
+    def discard(self) -> None:
+        """Forget the episode under way."""
+        self._summary = self.labels.summary
+        self._end_episode(keep=False)
+
+    def finalize(self, observation: RobotObservation) -> None:
+        """The observation after the last action, where no further tick brings it; ends the episode."""
+        self._final = observation
+        self.end()
+
+    def close(self) -> None:
+        """Write what waits, an episode under way included, and end the thread. Before the recording is closed."""
+        if self._num_frames:
+            self.end()
+        self._put_end(None)
+        self._thread.join()
+
+    # --- the writer's thread ------------------------------------------------------------------
+
+    def _write(self) -> None:
+        episode = _Open()
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, _Frame):
+                images = item.observation.images
+                for camera, image in images.items():
+                    episode.png.setdefault(camera, []).append(encode_png(image))
+                bare = RobotObservation({}, item.observation.state, item.observation.instruction, 0.0)
+                episode.frames.append(replace(item, observation=bare))
+                continue
+            if not item.keep:
+                episode = _Open()
+                continue
+            try:
+                sizes = {camera: image.shape[:2] for camera, image in item.final.images.items()}
+                self.recording.add(_episode(episode, item, self.recording.num_episodes), sizes)
+            except (ValueError, OSError) as error:  # The robot goes on; a person must know.
+                self.recording.on_problem(f"recording: an episode of {len(episode.frames)} frames is lost: {error}")
+            episode = _Open()
+
+
+def _episode(episode: _Open, end: _End, number: int) -> RecordedEpisode:
+    frames, summary = episode.frames, end.summary
+    success = summary.outcome == "success" and not end.cut
+    instruction = frames[0].observation.instruction
+    split: Split = "train" if end.spec is None else end.spec.split
+    scores = [f.failure for f in frames]
+    reward = np.zeros(len(frames), np.float32)
+    reward[-1] = float(success)
+    return RecordedEpisode(
+        task=instruction if end.spec is None else end.spec.task,
+        split=split,
+        index=number if end.spec is None else end.spec.index,
+        instruction=instruction,
+        png=episode.png,
+        state=np.stack([f.observation.state for f in frames]).astype(np.float32),
+        actions=np.stack([f.requested for f in frames]).astype(np.float32),
+        executed_actions=np.stack([f.sent for f in frames]).astype(np.float32),
+        reward=reward,
+        success=success,
+        control_source=[f.source for f in frames],
+        policy_version=end.policy_version,
+        final_png={camera: encode_png(image) for camera, image in end.final.images.items()},
+        final_state=np.asarray(end.final.state, np.float32),
+        interventions=summary.interventions,
+        recoveries=summary.recoveries,
+        round=end.round,
+        failure_score=None if scores[0] is None else np.asarray(scores, np.float32),
+    )

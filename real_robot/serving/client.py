@@ -1,0 +1,235 @@
+"""The policy client that runs beside the robot: numpy, msgpack and websockets, no torch.
+
+Every wait has a time-out. A request that is not answered in time costs the connection, so that its late answer can
+never be taken for that of the next; the next request connects anew. `generation` counts connections: what was
+computed over an earlier one is to be dropped.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, Self
+
+import numpy as np
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
+from websockets.sync.client import ClientConnection, connect
+
+from real_robot.serving.protocol import DEFAULT_LIMITS, ProtocolError, WireLimits, pack, short, unpack
+from real_robot.types import RobotObservation
+
+
+class PolicyClientError(RuntimeError):
+    """Base of what a client can meet: catch it to hold the robot."""
+
+
+class ServerUnavailable(PolicyClientError):
+    """No server there, the connection was lost, or it is not ready yet. The next request tries again."""
+
+
+class NotAuthorised(PolicyClientError):
+    """The server wants a token, or another one."""
+
+
+class InferenceTimeout(PolicyClientError):
+    """The server did not answer in time."""
+
+
+class ServerError(PolicyClientError):
+    """The server answered with an error; the text is its own."""
+
+
+class PolicyClient:
+    """One connection to a policy server. Calls are made one at a time; a second thread waits for its turn.
+
+    Args:
+        address: "host:port" or a ws:// or wss:// address.
+        token: bearer token.
+        connect_timeout: seconds for the connection and its handshake.
+        ready_timeout: seconds to wait for the metadata, which come when the policy is loaded and warm.
+        infer_timeout: seconds from a request to its answer.
+        retry_after: seconds after a failed connection in which further requests fail at once.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        token: str | None = None,
+        connect_timeout: float = 2.0,
+        ready_timeout: float = 10.0,
+        infer_timeout: float = 2.0,
+        retry_after: float = 0.5,
+        limits: WireLimits = DEFAULT_LIMITS,
+    ) -> None:
+        self.address = address if "://" in address else f"ws://{address}"
+        self.generation = 0
+        self._token = token
+        self._connect_timeout, self._ready_timeout = connect_timeout, ready_timeout
+        self._infer_timeout, self._retry_after = infer_timeout, retry_after
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._connection: ClientConnection | None = None
+        self._metadata: dict[str, Any] = {}
+        self._not_before = 0.0
+
+    def __enter__(self) -> Self:
+        return self.connect()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What the server told of its policy at the last connection; empty before the first."""
+        return self._metadata
+
+    def connect(self) -> Self:
+        """Connect now, if not connected, and read the metadata.
+
+        Raises:
+            ServerUnavailable, NotAuthorised, ServerError: see the classes.
+        """
+        with self._lock:
+            self._connected()
+        return self
+
+    def infer(self, observation: dict[str, Any]) -> dict[str, Any]:
+        """Send one request (keys: real_robot/serving/requests.py) and wait for its answer.
+
+        Returns:
+            `actions` float32 (H, A), `server_timing`, and `embedding` (D,) where asked for.
+
+        Raises:
+            ServerUnavailable, NotAuthorised, InferenceTimeout, ServerError: see the classes.
+            ProtocolError: the request cannot be packed.
+        """
+        data = pack(observation)
+        with self._lock:
+            connection = self._connected()
+            try:
+                connection.send(data)
+                reply = self._receive(connection, self._infer_timeout)
+                if not isinstance(reply.get("actions"), np.ndarray) or reply["actions"].ndim != 2:
+                    raise ServerError(f"answer without actions (H, A): it has {short(list(reply))}")
+            except BaseException as error:  # an answer may still come, and must not meet the next request
+                self._drop()
+                if isinstance(error, ConnectionClosed | OSError):
+                    raise ServerUnavailable(f"lost the policy server at {self.address}: {error}") from error
+                raise
+            return reply
+
+    def act(
+        self,
+        observation: RobotObservation,
+        prefix: np.ndarray | None = None,
+        num_frozen: int = 0,
+        embedding: bool = False,
+        guidance: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """`infer` for a robot's observation.
+
+        Args:
+            prefix: float32 (P, A), the actions under way, for real-time chunking. num_frozen: see `ActionPrefix`.
+            embedding: ask for the policy's features too.
+            guidance: options of `ActionPrefix` by name.
+        """
+        request: dict[str, Any] = {
+            "images": observation.images,
+            "state": observation.state,
+            "instruction": observation.instruction,
+        }
+        if prefix is not None:
+            request |= {"prefix": np.asarray(prefix, np.float32), "num_frozen": int(num_frozen), **(guidance or {})}
+        if embedding:
+            request["embedding"] = True
+        return self.infer(request)
+
+    def actions(
+        self,
+        observation: RobotObservation,
+        prefix: np.ndarray | None = None,
+        num_frozen: int = 0,
+        guidance: Mapping[str, Any] | None = None,
+    ) -> np.ndarray:
+        """The chunk float32 (H, A) of `act`: what `execution.ChunkExecutor` calls."""
+        return self.act(observation, prefix, num_frozen, guidance=guidance)["actions"]
+
+    def close(self) -> None:
+        """Close the connection; the client may be used again."""
+        with self._lock:
+            self._drop()
+
+    # --- parts --------------------------------------------------------------------------------
+
+    def _connected(self) -> ClientConnection:
+        if self._connection is not None and self._connection.close_code is None:
+            return self._connection
+        self._drop()
+        if (wait := self._not_before - time.monotonic()) > 0:
+            raise ServerUnavailable(f"no policy server at {self.address}; next attempt in {wait:.1f} s")
+        self._not_before = time.monotonic() + self._retry_after
+        headers = None if self._token is None else {"Authorization": f"Bearer {self._token}"}
+        try:
+            self._connection = connect(
+                self.address,
+                additional_headers=headers,
+                open_timeout=self._connect_timeout,
+                close_timeout=0.2,
+                max_size=self._limits.max_message_bytes,
+                max_queue=2,
+                compression=None,
+                proxy=None,
+            )
+        except InvalidStatus as error:
+            status, body = error.response.status_code, error.response.body or b""
+            text = body.decode("utf-8", "replace").strip()
+            if status in (401, 403):
+                raise NotAuthorised(f"{self.address} refused the connection ({status}): {text}") from error
+            raise ServerUnavailable(f"{self.address} refused the connection ({status}): {text}") from error
+        except InvalidURI as error:
+            raise ValueError(f"policy server address {self.address!r}: expected host:port or ws://host:port") from error
+        except (OSError, TimeoutError, InvalidHandshake, EOFError) as error:
+            raise ServerUnavailable(f"no policy server at {self.address}: {error or type(error).__name__}") from error
+        _limit_sending(self._connection, self._infer_timeout)
+        try:
+            metadata = self._receive(self._connection, self._ready_timeout)
+        except InferenceTimeout as error:
+            self._drop()
+            raise ServerUnavailable(
+                f"{self.address} is there, but its policy was not ready in {self._ready_timeout:g} s"
+            ) from error
+        except (ConnectionClosed, PolicyClientError) as error:
+            self._drop()
+            raise ServerUnavailable(f"{self.address} closed the connection: {error}") from error
+        self._metadata = metadata
+        self.generation += 1
+        self._not_before = 0.0
+        return self._connection
+
+    def _receive(self, connection: ClientConnection, timeout: float) -> dict[str, Any]:
+        """The next message."""
+        try:
+            data = connection.recv(timeout=timeout)
+        except TimeoutError:
+            raise InferenceTimeout(f"{self.address} did not answer in {timeout:g} s") from None
+        if isinstance(data, str):
+            raise ServerError(f"the policy server says: {data}")
+        try:
+            return unpack(data, self._limits)
+        except ProtocolError as error:
+            raise ServerError(f"unreadable answer: {error}") from error
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+def _limit_sending(connection: ClientConnection, seconds: float) -> None:
+    """Let a send fail with OSError after this long: else one to a hung server with full buffers waits for ever."""
+    whole, part = divmod(seconds, 1)
+    value = struct.pack("@ll", int(whole), int(part * 1e6))
+    connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)

@@ -1,0 +1,232 @@
+"""What a policy server is asked, read from a message: openpi's keys and our own, checked before inference.
+
+Ours:    images {camera: uint8 (height, width, 3)}, state (S,), instruction;
+         optional: embedding (true: `Policy.embed`'s features too); for real-time chunking prefix (P, A) and num_frozen,
+         with them execution_horizon, max_guidance_weight, prefix_attention_schedule (LeRobot's names).
+openpi:  observation/image, observation/wrist_image (or observation/<camera>), observation/state, prompt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from real_robot.serving.protocol import WireLimits, short
+from vla_rl.types import PREFIX_SCHEDULES, ActionPrefix, Observation
+
+OPENPI = "observation/"
+_OURS = {"images", "state", "instruction"}
+GUIDANCE = ("execution_horizon", "max_guidance_weight", "prefix_attention_schedule")
+_OPTIONS = {"embedding", "prefix", "num_frozen", *GUIDANCE}
+MAX_IMAGE_SIDE = 2048
+MAX_GUIDANCE = 1000.0
+MAX_HORIZON = 10_000  # More than the prefix has means all of it.
+
+
+class RequestError(ValueError):
+    """A well-formed message that this policy cannot answer; the text names the key, what came and what is allowed."""
+
+
+@dataclass(frozen=True)
+class PolicyFacts:
+    """What a client must know of the policy that is served; sent first, as metadata.
+
+    Attributes:
+        checkpoint: the folder's name or 'pretrained:NAME'. version: what recordings say of who acted, with the first
+            digits of its hash.
+        cameras: names, in the policy's order. image_size: (height, width) that it works at; others are resized.
+        state_dim: S, None where the policy does not say. uses_state: whether it reads the state.
+        chunk_size: H. action_dim: A. action_names: A names, or None where not told.
+        control_hz: steps a second that a chunk is meant for, None where not told.
+        can_embed: `embedding` may be asked for. can_continue: `prefix` may be given (real-time chunking).
+        policy_hash: SHA-256 of the checkpoint, the one that evaluations and failure detectors record; "": not known.
+    """
+
+    checkpoint: str
+    version: str
+    cameras: tuple[str, ...]
+    image_size: tuple[int, int] | None
+    state_dim: int | None
+    uses_state: bool
+    chunk_size: int
+    action_dim: int
+    action_names: tuple[str, ...] | None = None
+    control_hz: float | None = None
+    can_embed: bool = True
+    can_continue: bool = False
+    policy_hash: str = ""
+
+    def metadata(self, limits: WireLimits) -> dict[str, Any]:
+        """The first message to a client: plain strings, numbers, lists."""
+        return {
+            "server": "vla-rl",
+            "protocol": 1,
+            "checkpoint": self.checkpoint,
+            "policy_version": self.version,
+            "policy_hash": self.policy_hash,
+            "cameras": list(self.cameras),
+            "image_size": None if self.image_size is None else list(self.image_size),
+            "state_dim": self.state_dim,
+            "uses_state": self.uses_state,
+            "chunk_size": self.chunk_size,
+            "action_dim": self.action_dim,
+            "action_names": None if self.action_names is None else list(self.action_names),
+            "control_hz": self.control_hz,
+            "embedding": self.can_embed,
+            "real_time_chunking": self.can_continue,
+            "max_message_bytes": limits.max_message_bytes,
+        }
+
+
+@dataclass(frozen=True)
+class Request:
+    """One observation to act on.
+
+    Attributes:
+        observation: batch of one.
+        embedding: features are asked for too.
+        prefix: the actions that run from this observation on, for real-time chunking; batch of one.
+    """
+
+    observation: Observation
+    embedding: bool = False
+    prefix: ActionPrefix | None = None
+
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        """Requests of the same signature can share one forward pass."""
+        images = tuple(sorted((name, image.shape) for name, image in self.observation.images.items()))
+        how = None
+        if (given := self.prefix) is not None:
+            options = (given.execution_horizon, given.max_guidance_weight, given.prefix_attention_schedule)
+            how = given.actions.shape, given.num_frozen, *options
+        return images, self.observation.state.shape, self.embedding, how
+
+
+def read_request(message: dict[Any, Any], facts: PolicyFacts) -> Request:
+    """The request in an unpacked message.
+
+    Raises:
+        RequestError: an unknown or missing key, or a value of the wrong type, shape, size or range.
+    """
+    unknown = [key for key in message if not _is_known(key)]
+    if unknown:
+        raise RequestError(
+            f"unknown key {short(unknown[0])}; allowed: {', '.join(sorted(_OURS | _OPTIONS))}, or openpi's "
+            f"{OPENPI}image, {OPENPI}wrist_image, {OPENPI}state, prompt"
+        )
+    found = _images(message, facts)
+    images = {camera: _image(found[camera], camera)[None] for camera in facts.cameras}
+    state = _state(message.get("state", message.get(f"{OPENPI}state")), facts)
+    instruction = message.get("instruction", message.get("prompt"))
+    if not isinstance(instruction, str) or not instruction.strip():
+        raise RequestError(f"instruction (or prompt): expected a text, got {short(instruction)}")
+    prefix = _prefix(message, facts)
+    embedding = message.get("embedding", False)
+    if not isinstance(embedding, bool | np.bool_):
+        raise RequestError(f"embedding: expected true or false, got {short(embedding)}")
+    if embedding and not facts.can_embed:
+        raise RequestError("embedding: this policy has no features to give")
+    return Request(Observation(images, state[None], [instruction]), bool(embedding), prefix)
+
+
+def _is_known(key: Any) -> bool:
+    return isinstance(key, str) and (key in _OURS | _OPTIONS or key == "prompt" or key.startswith(OPENPI))
+
+
+def _images(message: dict[Any, Any], facts: PolicyFacts) -> dict[str, Any]:
+    """Camera -> value, from `images` or from openpi's keys."""
+    images = message.get("images", {})
+    if not isinstance(images, dict):
+        raise RequestError(f"images: expected a map of camera to image, got {short(images)}")
+    found = dict(images)
+    for camera, key in openpi_keys(facts.cameras).items():
+        for name in (key, f"{OPENPI}{camera}"):
+            if name in message:
+                found.setdefault(camera, message[name])
+    missing = [camera for camera in facts.cameras if camera not in found]
+    if missing:
+        keys = openpi_keys(facts.cameras)
+        raise RequestError(
+            f"images: no image of camera {missing[0]!r}; this policy reads {', '.join(facts.cameras)}. "
+            f"Send images[{missing[0]!r}] or {keys[missing[0]]!r}."
+        )
+    return found
+
+
+def openpi_keys(cameras: tuple[str, ...]) -> dict[str, str]:
+    """Which of openpi's keys each camera has: the wrist's, the first other's, `observation/<camera>` for more."""
+    keys = {camera: f"{OPENPI}{camera}" for camera in cameras}
+    wrist = next((c for c in cameras if "wrist" in c), cameras[1] if len(cameras) > 1 else None)
+    first = next((c for c in cameras if c != wrist), None)
+    if wrist is not None:
+        keys[wrist] = f"{OPENPI}wrist_image"
+    if first is not None:
+        keys[first] = f"{OPENPI}image"
+    return keys
+
+
+def _image(value: Any, camera: str) -> np.ndarray:
+    if not isinstance(value, np.ndarray):
+        raise RequestError(f"image of {camera}: expected an array, got {short(value)}")
+    if value.dtype != np.uint8 or value.ndim != 3 or value.shape[2] != 3:
+        raise RequestError(
+            f"image of {camera}: expected uint8 (height, width, 3), RGB, got {value.dtype} {value.shape}"
+        )
+    if not 1 <= min(value.shape[:2]) <= max(value.shape[:2]) <= MAX_IMAGE_SIDE:
+        raise RequestError(f"image of {camera}: {value.shape[:2]} pixels; allowed are 1 to {MAX_IMAGE_SIDE} a side")
+    return value
+
+
+def _state(value: Any, facts: PolicyFacts) -> np.ndarray:
+    if value is None and not facts.uses_state:
+        return np.zeros(facts.state_dim or 0, np.float32)
+    state = _numbers(value, "state", 1)
+    expected = facts.state_dim
+    if expected is not None and facts.uses_state and state.shape != (expected,):
+        raise RequestError(f"state: expected {expected} numbers, got {state.shape[0]}")
+    return state
+
+
+def _numbers(value: Any, name: str, dimensions: int) -> np.ndarray:
+    """float32 array with so many dimensions, all finite."""
+    if isinstance(value, list) and all(isinstance(x, int | float) for x in value):
+        try:
+            value = np.asarray(value, np.float64)
+        except OverflowError:
+            raise RequestError(f"{name}: holds a number that is too large") from None
+    if not isinstance(value, np.ndarray) or value.ndim != dimensions or value.dtype == np.bool_:
+        what = f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else short(value)
+        raise RequestError(f"{name}: expected numbers with {dimensions} dimension(s), got {what}")
+    with np.errstate(over="ignore"):
+        numbers = value.astype(np.float32)
+    if not np.isfinite(numbers).all():
+        raise RequestError(f"{name}: holds NaN, infinity or a number too large")
+    return numbers
+
+
+def _prefix(message: dict[Any, Any], facts: PolicyFacts) -> ActionPrefix | None:
+    if message.get("prefix") is None:
+        return None
+    if not facts.can_continue:
+        raise RequestError("prefix: this policy cannot continue given actions (no real-time chunking); leave it out")
+    prefix = _numbers(message["prefix"], "prefix", 2)
+    if not 1 <= prefix.shape[0] <= facts.chunk_size or prefix.shape[1] != facts.action_dim:
+        raise RequestError(
+            f"prefix: expected 1 to {facts.chunk_size} actions of {facts.action_dim} numbers, got shape {prefix.shape}"
+        )
+    frozen = message.get("num_frozen", 0)
+    if type(frozen) is not int or not 0 <= frozen <= prefix.shape[0]:
+        raise RequestError(f"num_frozen: expected 0 to {prefix.shape[0]} (the prefix's length), got {short(frozen)}")
+    horizon, weight, schedule = (message.get(name) for name in GUIDANCE)
+    if horizon is not None and (type(horizon) is not int or not 1 <= horizon <= MAX_HORIZON):
+        raise RequestError(f"execution_horizon: expected 1 to {MAX_HORIZON} actions, got {short(horizon)}")
+    if weight is not None and (type(weight) not in (int, float) or not 0 < weight <= MAX_GUIDANCE):
+        raise RequestError(f"max_guidance_weight: expected a number above 0, to {MAX_GUIDANCE:g}, got {short(weight)}")
+    if schedule is not None and schedule not in PREFIX_SCHEDULES:
+        raise RequestError(
+            f"prefix_attention_schedule: expected one of {', '.join(PREFIX_SCHEDULES)}, got {short(schedule)}"
+        )
+    return ActionPrefix(prefix[None], frozen, horizon, weight, schedule)

@@ -1,0 +1,149 @@
+"""robosuite 1.4's Lift, Stack and PickPlaceCan with the Panda arm, with LIBERO's conventions and instructions.
+
+Everything comes from the package's own assets. Images are upright (robosuite's arrays start at the bottom row).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field, field_validator
+
+from sim.base import SimConfig, SingleEnv, SingleObservation, check_horizons, check_known
+from vla_rl.data.segmentation import CAMERA_PREFIX
+from vla_rl.types import SPLITS, EnvSpec, EpisodeSpec, Keyframe
+
+if TYPE_CHECKING:
+    from sim.robosuite.scene import Scene
+
+INSTRUCTIONS = {
+    "Lift": "lift the red cube",
+    "Stack": "stack the red cube on the green cube",
+    "PickPlaceCan": "pick up the can and put it in its bin",
+}
+HORIZONS = {"Lift": 120, "Stack": 200, "PickPlaceCan": 240}  # about twice what the expert needs
+CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}  # our name -> robosuite's
+CONTROL_HZ = 20.0
+MAX_INDEX = 2**30  # initial states in each split: the seed is split * 2**30 + index, so splits share none
+
+
+class RobosuiteConfig(SimConfig):
+    """robosuite tasks with a Panda arm under OSC_POSE control, 20 Hz."""
+
+    known_cameras: ClassVar[tuple[str, ...]] = tuple(CAMERAS)
+    shows_structure: ClassVar[bool] = True
+    kind: Literal["robosuite"] = "robosuite"
+    image_size: int = Field(default=128, ge=32, le=1024, description="Height and width of the rendered images, pixels.")
+    exact_rendering: bool = Field(
+        default=False, description="Reflections and shadows as robosuite draws them; three times slower on a CPU."
+    )
+    horizons: dict[str, int] = Field(default={}, description="Control steps before truncation, for tasks that differ.")
+
+    @field_validator("tasks")
+    @classmethod
+    def _known_tasks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            check_known("robosuite task", name, INSTRUCTIONS)
+        return value
+
+    @field_validator("horizons")
+    @classmethod
+    def _known_horizons(cls, value: dict[str, int]) -> dict[str, int]:
+        check_horizons("robosuite task", value, INSTRUCTIONS)
+        return value
+
+    def env_spec(self) -> EnvSpec:
+        """Tasks, horizons, cameras and action bounds; does not import robosuite."""
+        tasks = self.tasks or tuple(INSTRUCTIONS)
+        return self._arm_spec(
+            "robosuite",
+            {task: INSTRUCTIONS[task] for task in tasks},
+            {task: self.horizons.get(task, HORIZONS[task]) for task in tasks},
+            CONTROL_HZ,
+        )
+
+    def make(self, record_frames: bool = False) -> RobosuiteEnv:
+        """One environment; a task's scene is loaded at its first reset (seconds).
+
+        Raises:
+            ImportError: robosuite is not installed.
+        """
+        if importlib.util.find_spec("robosuite") is None:
+            raise ImportError("the robosuite environments need the package: pip install 'vla-rl[robosuite]'")
+        return RobosuiteEnv(self, record_frames)
+
+
+class RobosuiteEnv(SingleEnv):
+    """One episode at a time. Holds one scene per task that was asked for.
+
+    Action (7,), each in [-1, 1]: dx, dy, dz (5 cm at 1) and axis-angle turn (0.5 rad at 1) of the
+    end effector from where it is, gripper (below 0 opens, above 0 closes). State (8,): see
+    `Scene.proprioception`.
+    """
+
+    def __init__(self, config: RobosuiteConfig, record_frames: bool = False) -> None:
+        self.config = config
+        self.spec = config.env_spec()
+        self.record_frames = record_frames
+        self._scenes: dict[str, Scene] = {}
+        self._task = ""
+
+    def reset(self, spec: EpisodeSpec) -> SingleObservation:
+        """Start the episode.
+
+        Raises:
+            ValueError: an unknown task or split, an index out of range, or a keyframe of another
+                environment or task.
+        """
+        from sim.robosuite.scene import Scene
+
+        check_known("robosuite task", spec.task, INSTRUCTIONS)
+        if spec.split not in SPLITS or not 0 <= spec.index < MAX_INDEX:
+            raise ValueError(f"no initial state {spec.index} in split {spec.split!r}: indices are below {MAX_INDEX}")
+        if spec.task not in self._scenes:
+            self._scenes[spec.task] = Scene(spec.task, self.config.exact_rendering)
+        self._scene, self._task = self._scenes[spec.task], spec.task
+        self._instruction = spec.instruction or INSTRUCTIONS[spec.task]
+        self.horizon = self.spec.horizon[spec.task]
+        if spec.keyframe is None:
+            self._scene.start(SPLITS.index(spec.split) * MAX_INDEX + spec.index)
+            self.num_steps = 0
+            return self.observe()
+        found = f"{spec.keyframe.env}/{spec.keyframe.task}"
+        if found != f"robosuite/{spec.task}":
+            raise ValueError(f"this keyframe is of {found}, the episode asked for is of robosuite/{spec.task}")
+        self._scene.restore(spec.keyframe.arrays)
+        self.num_steps = spec.keyframe.step
+        return self.observe()
+
+    def apply(self, action: np.ndarray) -> bool:
+        """One control step. Returns robosuite's own success check."""
+        return self._scene.step(np.asarray(action, np.float64))
+
+    def observe(self) -> SingleObservation:
+        """Render the configured cameras and read the state."""
+        self._scene.refresh()
+        images = {name: self._scene.image(CAMERAS[name], self.config.image_size) for name in self.config.cameras}
+        if self.config.structure:
+            for name in self.config.cameras:
+                images[CAMERA_PREFIX + name] = self._scene.structure(CAMERAS[name], self.config.image_size)
+        return SingleObservation(images, self._scene.proprioception(), self._instruction)
+
+    def save_state(self) -> Keyframe:
+        """The state at the last observation."""
+        return Keyframe("robosuite", self._task, self.num_steps, self._scene.save())
+
+    def expert_action(self) -> np.ndarray:
+        """A scripted pick (and place), from the state of the simulator alone: it keeps no memory."""
+        from sim.robosuite.expert import act
+
+        return act(self._task, self._scene.env)
+
+    def close(self) -> None:
+        """Drop the simulators. What is uploaded for drawing belongs to the process."""
+        for scene in self._scenes.values():
+            scene.close()
+        self._scenes = {}
+        self._task = ""

@@ -1,0 +1,129 @@
+"""The vector runner with worker processes: several environments each, images and states in shared memory.
+
+What happens to a worker that dies or hangs is `sim.vector.pool`'s to say.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+from typing import Any
+
+from sim.base import SimConfig
+from sim.vector.pool import THREAD_VARIABLES, ChildWorker, PoolVecEnv, deal, observation_layout, start_all
+from sim.vector.runner import Command, rendering_variables
+from sim.vector.shared_arrays import SharedArrays
+
+START_SECONDS = 300.0  # for importing the simulator and making the environments; a reset may load a scene, too
+
+
+class WorkerProcess(ChildWorker):
+    """A worker that runs `sim.vector.worker` in this Python."""
+
+    connection: Connection
+
+    def __init__(self, index: int, env_ids: list[int], config: SimConfig, record_frames: bool, shared: SharedArrays):
+        super().__init__(f"worker {index}", env_ids, START_SECONDS, config.step_timeout)
+        self._shared = shared
+        self._setup = {
+            "layout": shared.layout,
+            "config_class": _import_path(type(config)),
+            "config": config.model_dump_json(),
+            "env_ids": env_ids,
+            "record_frames": record_frames,
+        }
+        self._environ = {
+            **dict.fromkeys(THREAD_VARIABLES, "1"),
+            **os.environ,
+            **rendering_variables(config, index),
+            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+        }
+
+    def start(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs, tempfile.TemporaryFile() as output:
+            self.log_fd = os.dup(output.fileno())
+            command = [sys.executable, "-P", "-X", "faulthandler", "-m", "sim.vector.worker"]
+            self.process = subprocess.Popen(
+                [*command, str(theirs.fileno()), str(os.getpid())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=self._environ,
+            )
+        self.connection = Connection(ours.detach())
+        self.ready = False
+        self._frames: SharedArrays | None = None
+        try:
+            self.connection.send(self._setup)
+            reduction.send_handle(self.connection, self._shared.fd, self.process.pid)
+        except ConnectionError:
+            pass  # it died at once: wait_ready says why
+
+    def wait_ready(self) -> None:
+        if self.ready:
+            return
+        try:
+            if not self.connection.poll(START_SECONDS):
+                raise RuntimeError(f"{self.name} did not start within {START_SECONDS:.0f} s.{self.hang_trace()}")
+            word, text = self.connection.recv()
+        except (EOFError, ConnectionError):
+            word, text = "failed", f"{self.exit_reason()}.{self.log_tail()}"
+        if word != "ready":
+            raise RuntimeError(f"{self.name} (environments {self.env_ids}) cannot start:\n{text}")
+        self.ready = True
+
+    def send(self, serial: int, command: Command, arguments: Mapping[int, Any], frames: SharedArrays | None) -> None:
+        if frames is not self._frames and frames is not None:
+            self.connection.send((serial, "frames", frames.layout))
+            reduction.send_handle(self.connection, frames.fd, self.process.pid)
+            self._frames = frames
+        self.connection.send((serial, command, arguments))
+
+
+def _import_path(config_class: type) -> str:
+    if config_class.__module__ == "__main__" or "<locals>" in config_class.__qualname__:
+        raise ValueError(
+            f"{config_class.__qualname__} is defined in the running script or in a function, where worker processes "
+            "cannot import it: move it to a module of its own, or use num_workers=0"
+        )
+    return f"{config_class.__module__}:{config_class.__qualname__}"
+
+
+class ProcessVecEnv(PoolVecEnv):
+    """Environments dealt in turn to `config.num_workers` processes."""
+
+    def __init__(self, config: SimConfig, num_envs: int, record_frames: bool = False) -> None:
+        spec = config.env_spec()
+        self._shared = SharedArrays(observation_layout(spec, num_envs))
+        workers = [
+            WorkerProcess(i, env_ids, config, record_frames, self._shared)
+            for i, env_ids in enumerate(deal(num_envs, config.num_workers))
+        ]
+        start_all(workers)
+        super().__init__(spec, num_envs, record_frames, workers)
+        self._processes = workers
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """Process ids of the workers, for tools that watch them."""
+        return [worker.process.pid for worker in self._processes]
+
+    def close(self) -> None:
+        super().close()
+        self._shared.close()
+
+    def _expand(self, command: Command, env_id: int, payload: Any) -> Any:
+        if command == "reset":
+            return self._read(self._shared, env_id, payload)
+        if command != "step":
+            return payload
+        instruction, *outcome = payload
+        return self._read_step(self._shared, env_id, instruction, outcome)

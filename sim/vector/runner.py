@@ -1,0 +1,281 @@
+"""N environments as one `VecEnv`: the checks and the bookkeeping, and the variant that runs in this process.
+
+`sim.vector.processes` holds the variant with worker processes. Both give the same results, to the bit.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from sim.base import ChunkResult, SimConfig, SingleEnv, SingleObservation
+from vla_rl.interfaces import VecEnv
+from vla_rl.types import SPLITS, EnvSpec, EpisodeSpec, Keyframe, Observation, StepResult
+
+log = logging.getLogger(__name__)
+
+Command = Literal["reset", "step", "save_state", "expert_action", "expert_remaining"]
+Status = Literal["never started", "running", "ended", "broken"]
+
+_MESA_VENDOR = Path("/usr/share/glvnd/egl_vendor.d/50_mesa.json")
+
+
+def make_vec_env(config: SimConfig, num_envs: int, record_frames: bool = False) -> VecEnv:
+    """`num_envs` of the config's environments, in this process or in `config.num_workers` others.
+
+    Args:
+        record_frames: render every control step and return the frames in `StepResult.info`.
+
+    Raises:
+        RuntimeError: a worker process cannot start; with its own error text.
+    """
+    if num_envs < 1:
+        raise ValueError(f"num_envs must be at least 1, got {num_envs}")
+    if config.num_workers == 0:
+        return InlineVecEnv(config, num_envs, record_frames)
+    from sim.vector.processes import ProcessVecEnv
+
+    return ProcessVecEnv(config, num_envs, record_frames)
+
+
+def rendering_variables(config: SimConfig, worker: int) -> dict[str, str]:
+    """Environment variables that say where the worker's process renders; to be set before it opens GL."""
+    variables = {}
+    if config.render_devices:
+        variables["MUJOCO_EGL_DEVICE_ID"] = str(config.render_devices[worker % len(config.render_devices)])
+    if config.on_gpu == "never":
+        variables["LIBGL_ALWAYS_SOFTWARE"] = "1"
+        if _MESA_VENDOR.is_file():
+            variables["__EGL_VENDOR_LIBRARY_FILENAMES"] = str(_MESA_VENDOR)
+    return variables
+
+
+class BaseVecEnv(ABC):
+    """What every vector runner shares: input checks, which episodes run, and putting batches together.
+
+    A runner implements `_call`. An environment that `_call` leaves out of its answer has broken
+    (its worker died or hung); so has one named to `_mark_broken`. Its episode is then returned as lost.
+    """
+
+    def __init__(self, spec: EnvSpec, num_envs: int, record_frames: bool) -> None:
+        self.spec = spec
+        self.num_envs = num_envs
+        self.record_frames = record_frames
+        self._status: list[Status] = ["never started"] * num_envs
+        self._instruction = [""] * num_envs
+
+    @abstractmethod
+    def _call(self, command: Command, arguments: Mapping[int, Any]) -> dict[int, Any]:
+        """Run a method of `SingleEnv` in each environment: environment id -> argument to id -> answer."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release workers and renderers. May be called twice."""
+
+    def reset(self, specs: Sequence[EpisodeSpec], env_ids: Sequence[int] | None = None) -> Observation:
+        """Start one episode in each given environment (see `VecEnv.reset`)."""
+        ids = self._check_ids(env_ids)
+        if len(specs) != len(ids):
+            raise ValueError(
+                f"reset needs one spec per environment: got {len(specs)} specs for {len(ids)} environments"
+            )
+        for spec in specs:
+            self._check_spec(spec)
+        self._set_status(ids, "ended")
+        wanted = missing = dict(zip(ids, specs, strict=True))
+        first: dict[int, SingleObservation] = {}
+        while missing:  # a worker that breaks here has been restarted, or _call has raised
+            first.update(self._call("reset", missing))
+            self._set_status([i for i in missing if i in first], "running")
+            missing = {i: spec for i, spec in wanted.items() if self._status[i] != "running"}
+        for i in ids:
+            self._instruction[i] = first[i].instruction
+        return self._stack([first[i] for i in ids])
+
+    def step(self, actions: np.ndarray, env_ids: Sequence[int] | None = None) -> StepResult:
+        """Execute a chunk in each given environment (see `VecEnv.step`)."""
+        ids = self._check_ids(env_ids)
+        chunks = self._check_actions(actions, ids)
+        self._check_running(ids, "step")
+        alive = {i: chunk for i, chunk in zip(ids, chunks, strict=True) if self._status[i] == "running"}
+        self._set_status(ids, "ended")  # also where _call raises
+        answers = self._call("step", alive)
+        for i, answer in list(answers.items()):
+            if not np.isfinite(answer.obs.state).all():
+                log.warning("environment %d: its state is no longer finite; its episode counts as lost", i)
+                del answers[i]
+        num_actions = chunks.shape[1]
+        results = [answers.get(i) or self._lost_result(i, num_actions) for i in ids]
+        info: dict[str, Any] = {}
+        if self.record_frames:
+            info = {"frames": [r.frames for r in results], "states": [r.states for r in results]}
+        result = StepResult(
+            obs=self._stack([r.obs for r in results]),
+            reward=np.stack([r.reward for r in results]),
+            terminated=np.stack([r.terminated for r in results]),
+            truncated=np.stack([r.truncated for r in results]),
+            num_steps=np.array([r.num_steps for r in results], np.int64),
+            success=np.array([r.success for r in results], bool),
+            lost=np.array([i not in answers for i in ids], bool),
+            info=info,
+        )
+        self._set_status([i for i, done in zip(ids, result.done, strict=True) if not done], "running")
+        return result
+
+    def save_state(self, env_ids: Sequence[int] | None = None) -> list[Keyframe]:
+        """Full state of each given environment, for `EpisodeSpec.keyframe`.
+
+        Raises:
+            RuntimeError: the environment's worker broke; its next `step` says lost.
+        """
+        ids = self._check_ids(env_ids)
+        self._check_started(ids, "save_state")
+        answers = self._call("save_state", dict.fromkeys(i for i in ids if self._status[i] != "broken"))
+        if broken := [i for i in ids if i not in answers]:
+            raise RuntimeError(f"save_state: the worker of environments {broken} broke, so there is no state to save")
+        return [answers[i] for i in ids]
+
+    def expert_action(self, env_ids: Sequence[int] | None = None) -> np.ndarray:
+        """The scripted expert's next action, float32 (B, A); zeros where the worker broke."""
+        ids = self._check_ids(env_ids)
+        self._check_running(ids, "expert_action")
+        answers = self._call("expert_action", dict.fromkeys(i for i in ids if self._status[i] != "broken"))
+        zeros = np.zeros(self.spec.action_dim, np.float32)
+        return np.stack([answers.get(i, zeros) for i in ids]).astype(np.float32, copy=False)
+
+    def expert_remaining(self, env_ids: Sequence[int] | None = None) -> np.ndarray:
+        """About how many control steps the scripted expert would need from here, float64 (B,).
+
+        Infinite where it could not finish; 0 where a worker broke.
+
+        Raises:
+            NotImplementedError: the simulator does not say.
+        """
+        ids = self._check_ids(env_ids)
+        self._check_running(ids, "expert_remaining")
+        answers = self._call("expert_remaining", dict.fromkeys(i for i in ids if self._status[i] != "broken"))
+        return np.array([answers.get(i, 0.0) for i in ids], np.float64)
+
+    def _mark_broken(self, env_ids: Sequence[int]) -> None:
+        """Episodes under way in these environments are lost; their next `step` says so."""
+        self._set_status([i for i in env_ids if self._status[i] == "running"], "broken")
+
+    def _set_status(self, env_ids: Sequence[int], status: Status) -> None:
+        for i in env_ids:
+            self._status[i] = status
+
+    def _check_ids(self, env_ids: Sequence[int] | None) -> list[int]:
+        ids = list(range(self.num_envs)) if env_ids is None else [int(i) for i in env_ids]
+        if not ids:
+            raise ValueError("env_ids is empty: name at least one environment, or give None for all")
+        if outside := [i for i in ids if not 0 <= i < self.num_envs]:
+            raise ValueError(f"env_ids {outside}: this environment has ids 0 to {self.num_envs - 1}")
+        if len(set(ids)) < len(ids):
+            raise ValueError(f"env_ids {ids}: each environment can be named once")
+        return ids
+
+    def _check_spec(self, spec: EpisodeSpec) -> None:
+        tasks = self.spec.tasks
+        if spec.task not in tasks:
+            nearest = difflib.get_close_matches(str(spec.task), tasks, n=1)
+            hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+            raise ValueError(f"unknown task {spec.task!r} of {self.spec.kind}.{hint} Tasks here: {', '.join(tasks)}.")
+        if spec.split not in SPLITS:
+            raise ValueError(f"unknown split {spec.split!r}: splits are {', '.join(SPLITS)}")
+        limit = self.spec.num_eval_states.get(spec.task) if spec.split == "eval" else None
+        if spec.index < 0 or (limit is not None and spec.index >= limit):
+            allowed = "0 and up" if limit is None else f"0 to {limit - 1}"
+            raise ValueError(
+                f"no initial state {spec.index} of {spec.task!r} in split {spec.split!r}: allowed {allowed}"
+            )
+
+    def _check_actions(self, actions: np.ndarray, ids: list[int]) -> np.ndarray:
+        array = np.asarray(actions, np.float32)
+        action_dim = self.spec.action_dim
+        if array.ndim != 3 or array.shape[0] != len(ids) or array.shape[1] < 1 or array.shape[2] != action_dim:
+            expected = f"({len(ids)} environments, H >= 1, {action_dim} dimensions)"
+            raise ValueError(f"actions have shape {array.shape}, expected {expected}")
+        if np.isnan(array).any():
+            row, step, dim = (int(x) for x in np.argwhere(np.isnan(array))[0])
+            raise ValueError(f"actions hold NaN: environment {ids[row]}, action {step} of the chunk, dimension {dim}")
+        return array
+
+    def _check_started(self, ids: list[int], method: str) -> None:
+        for i in ids:
+            if self._status[i] == "never started":
+                raise ValueError(f"{method}: environment {i} has no episode yet; call reset first")
+
+    def _check_running(self, ids: list[int], method: str) -> None:
+        self._check_started(ids, method)
+        for i in ids:
+            if self._status[i] == "ended":
+                raise ValueError(
+                    f"{method}: the episode of environment {i} has ended; reset it, or leave it out of env_ids"
+                )
+
+    def _stack(self, parts: list[SingleObservation]) -> Observation:
+        return Observation(
+            images={camera: np.stack([p.images[camera] for p in parts]) for camera in self.spec.cameras},
+            state=np.stack([p.state for p in parts]),
+            instruction=[p.instruction for p in parts],
+        )
+
+    def _lost_result(self, env_id: int, num_actions: int) -> ChunkResult:
+        """The answer of an environment that broke: black images, nothing executed."""
+        size = self.spec.image_size
+        return ChunkResult(
+            obs=SingleObservation(
+                {camera: np.zeros((*size, 3), np.uint8) for camera in self.spec.cameras},
+                np.zeros(self.spec.state_dim, np.float32),
+                self._instruction[env_id],
+            ),
+            reward=np.zeros(num_actions, np.float32),
+            terminated=np.zeros(num_actions, bool),
+            truncated=np.zeros(num_actions, bool),
+            num_steps=0,
+            success=False,
+            frames={camera: np.zeros((0, *size, 3), np.uint8) for camera in self.spec.cameras},
+            states=np.zeros((0, self.spec.state_dim), np.float32),
+        )
+
+
+class InlineVecEnv(BaseVecEnv):
+    """All environments in this process, one after the other."""
+
+    def __init__(self, config: SimConfig, num_envs: int, record_frames: bool = False) -> None:
+        super().__init__(config.env_spec(), num_envs, record_frames)
+        os.environ.update(rendering_variables(config, worker=0))
+        self._envs: list[SingleEnv] = [config.start(record_frames) for _ in range(num_envs)]
+
+    def _call(self, command: Command, arguments: Mapping[int, Any]) -> dict[int, Any]:
+        assert self._envs, "the environment is closed"
+        return {i: run_command(self._envs[i], command, argument) for i, argument in arguments.items()}
+
+    def close(self) -> None:
+        """Release the simulators and renderers. May be called twice."""
+        for env in self._envs:
+            env.close()
+        self._envs = []
+
+
+def run_command(env: SingleEnv, command: Command, argument: Any) -> Any:
+    """One command of `BaseVecEnv._call` in one environment."""
+    match command:
+        case "reset":
+            env.succeeded_at = None
+            return env.reset(argument)
+        case "step":
+            return env.run_chunk(argument)
+        case "save_state":
+            return env.save_state()
+        case "expert_action":
+            return env.expert_action()
+        case "expert_remaining":
+            return env.expert_remaining()

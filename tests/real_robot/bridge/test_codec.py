@@ -1,0 +1,137 @@
+"""Numbers out of messages and into them, against values worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from real_robot.bridge.codec import check_frame, read_action, read_state, to_axis_angle, to_quaternion, write_action
+from real_robot.bridge.contract import ActionSink, StateSource
+from real_robot.bridge.messages import (
+    Bool,
+    Float64MultiArray,
+    JointState,
+    JointTrajectory,
+    MessageError,
+    PoseStamped,
+    TwistStamped,
+)
+
+NONE = np.zeros(0)
+ACTION = np.array([0.1, -0.2, 0.3, 0.4, 0.5, -0.6, 1.0], np.float32)
+
+
+def joints(**change: object) -> JointState:
+    values = {"name": ("c", "a", "b"), "position": np.array([3.0, 1.0, 2.0]), "velocity": NONE, "effort": NONE}
+    return JointState(**values | change)  # type: ignore[arg-type]
+
+
+def test_joints_are_taken_by_name() -> None:
+    source = StateSource(topic="/j", type="sensor_msgs/JointState", joints=("a", "c"), convert={"scale": 10.0})
+    assert read_state(source, joints()).tolist() == [10.0, 30.0]
+
+
+@pytest.mark.parametrize(
+    ("source", "message", "reason"),
+    [
+        ({"joints": ("a", "z")}, joints(), "no value of joint z"),
+        ({"joints": ("a",), "quantity": "velocity"}, joints(), "no value of joint a"),
+        ({"joints": ("a",)}, joints(position=np.array([0.0, np.nan, 0.0])), "NaN"),
+    ],
+)
+def test_joint_messages_that_lack_something_are_refused(source: dict, message: JointState, reason: str) -> None:
+    with pytest.raises(MessageError, match=reason):
+        read_state(StateSource(topic="/j", type="sensor_msgs/JointState", **source), message)
+
+
+def test_a_pose_becomes_position_and_axis_angle() -> None:
+    source = StateSource(topic="/p", type="geometry_msgs/PoseStamped", parts=("position", "axis_angle"))
+    half = math.radians(90) / 2
+    pose = PoseStamped(position=np.array([1.0, 2.0, 3.0]), orientation=np.array([0, 0, math.sin(half), math.cos(half)]))
+    np.testing.assert_allclose(read_state(source, pose), [1, 2, 3, 0, 0, math.pi / 2], atol=1e-6)
+    with pytest.raises(MessageError, match="no unit quaternion"):
+        read_state(source, PoseStamped(position=np.zeros(3), orientation=np.zeros(4)))
+
+
+@pytest.mark.parametrize("angle", [3.0, 3.14, 3.1416, 3.15, 3.3])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_gripper_that_points_down_has_no_jump(angle: float, sign: int) -> None:
+    """Angles on both sides of pi, from either of the two quaternions of the rotation."""
+    vector = np.array([angle, 0.05, -0.02])
+    back = to_axis_angle(sign * to_quaternion(vector), near=np.array([math.pi, 0, 0]))
+    np.testing.assert_allclose(back, vector, atol=1e-9)
+
+
+def test_near_zero_the_small_rotation_is_meant() -> None:
+    np.testing.assert_allclose(to_axis_angle(-to_quaternion(np.array([0, 0.3, 0])), np.zeros(3)), [0, 0.3, 0])
+    assert to_axis_angle(np.array([0, 0, 0, 1.0]), np.zeros(3)).tolist() == [0, 0, 0]
+
+
+def test_a_float_array_must_have_its_size() -> None:
+    source = StateSource(
+        topic="/f", type="std_msgs/Float64MultiArray", size=2, align={"timeline": "receive"}, convert={"offset": (1, 2)}
+    )
+    assert read_state(source, Float64MultiArray(data=np.array([5.0, 6.0]))).tolist() == [6.0, 8.0]
+    with pytest.raises(MessageError, match="3 numbers, the contract says 2"):
+        read_state(source, Float64MultiArray(data=np.zeros(3)))
+
+
+def test_frames_are_compared() -> None:
+    source = StateSource(topic="/p", type="geometry_msgs/PoseStamped", frame="base")
+    check_frame(source, PoseStamped(frame_id="/base", position=np.zeros(3), orientation=np.zeros(4)))
+    with pytest.raises(MessageError, match="frame 'tool', expected 'base'"):
+        check_frame(source, PoseStamped(frame_id="tool", position=np.zeros(3), orientation=np.zeros(4)))
+
+
+def test_a_twist_is_scaled_and_stamped() -> None:
+    sink = ActionSink(
+        topic="/t",
+        type="geometry_msgs/TwistStamped",
+        indices=(0, 1, 2, 3, 4, 5),
+        frame="base",
+        convert={"scale": (2, 2, 2, 10, 10, 10)},
+    )
+    message = write_action(sink, ACTION, stamp=42)
+    assert isinstance(message, TwistStamped) and (message.stamp, message.frame_id) == (42, "base")
+    np.testing.assert_allclose(message.linear, [0.2, -0.4, 0.6], rtol=1e-6)
+    np.testing.assert_allclose(message.angular, [4, 5, -6], rtol=1e-6)
+
+
+def test_a_trajectory_has_one_point_a_while_ahead() -> None:
+    names = ("a", "b")
+    sink = ActionSink(
+        topic="/t", type="trajectory_msgs/JointTrajectory", indices=(1, 0), joints=names, time_from_start=0.2
+    )
+    message = write_action(sink, ACTION, stamp=1)
+    assert isinstance(message, JointTrajectory) and message.joint_names == names and message.times == (200_000_000,)
+    np.testing.assert_allclose(message.positions, [[-0.2, 0.1]], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "sink",
+    [
+        {"type": "geometry_msgs/TwistStamped", "indices": (5, 4, 3, 2, 1, 0), "convert": {"scale": 4, "offset": 1}},
+        {"type": "geometry_msgs/PoseStamped", "indices": (0, 1, 2, 3, 4, 5)},
+        {"type": "trajectory_msgs/JointTrajectory", "indices": (1, 0), "joints": ("a", "b")},
+        {"type": "sensor_msgs/JointState", "indices": (1, 0), "joints": ("a", "b"), "convert": {"scale": (2, 5)}},
+        {"type": "std_msgs/Float64MultiArray", "indices": (2, 3, 4)},
+        {"type": "std_msgs/Bool", "indices": (6,)},
+    ],
+    ids=lambda s: s["type"].split("/")[1],
+)
+def test_a_recorded_command_reads_back_as_its_action(sink: dict) -> None:
+    sink = ActionSink(topic="/t", **sink)
+    back = read_action(sink, write_action(sink, ACTION, stamp=1))
+    np.testing.assert_allclose(back, ACTION[list(sink.indices)], rtol=1e-5)
+
+
+def test_a_pose_command_and_a_gripper_switch() -> None:
+    sink = ActionSink(topic="/t", type="geometry_msgs/PoseStamped", indices=(0, 1, 2, 3, 4, 5))
+    message = write_action(sink, ACTION, stamp=1)
+    assert isinstance(message, PoseStamped)
+    np.testing.assert_allclose(to_axis_angle(message.orientation, np.zeros(3)), ACTION[3:6], rtol=1e-6)
+    switch = ActionSink(topic="/g", type="std_msgs/Bool", indices=(6,), threshold=0.5)
+    closed, opened = write_action(switch, ACTION, 0), write_action(switch, -ACTION, 0)
+    assert isinstance(closed, Bool) and closed.data and isinstance(opened, Bool) and not opened.data

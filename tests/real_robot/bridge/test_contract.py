@@ -1,0 +1,76 @@
+"""Contracts: those that ship load, and a wrong one is told which field is wrong and what is allowed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from real_robot.bridge.contract import load_contract, shipped_contracts
+from vla_rl.config import ConfigError, apply_overrides
+
+
+@pytest.mark.parametrize("name", sorted(shipped_contracts()))
+def test_shipped_contracts_load(name: str) -> None:
+    contract = load_contract(name)
+    assert contract.name == name and len(contract.safety.dimensions) == contract.action_dim
+    assert contract.safety.control_hz == contract.execution.control_hz == contract.rate
+
+
+def test_the_rate_reaches_every_section() -> None:
+    contract = load_contract("sim_robot", ["rate=5"])
+    assert contract.safety.control_hz == contract.execution.control_hz == 5
+
+
+def test_servo_commands_come_within_its_time_out() -> None:
+    assert 1 / load_contract("franka_servo").rate < 0.1
+
+
+def changed(tmp_path: Path, *overrides: str, **sections: Any) -> Path:
+    values = apply_overrides(yaml.safe_load(shipped_contracts()["sim_robot"].read_text()), overrides) | sections
+    path = tmp_path / "robot.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+STATE = {"topic": "/j", "type": "sensor_msgs/JointState"}
+TWIST = {"topic": "/t", "type": "geometry_msgs/TwistStamped"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sections", "message"),
+    [
+        (["rat=5"], {}, "rat: unknown key.*Did you mean 'rate'"),
+        (["rate=0"], {}, "rate: got 0"),
+        (["transport.kind=ros3"], {}, "transport.*ros3"),
+        (["observation.reference=wrist"], {}, "observation.reference: got 'wrist', allowed: agentview, "),
+        (["observation.reference="], {}, "needs observation.reference|observation.reference: got None"),
+        (["safety.control_hz=10"], {}, r"safety.control_hz: 10, but rate is 20"),
+        ([], {"observation": {"state": [STATE]}}, "/j: `joints` belongs to sensor_msgs/JointState, and is required"),
+        ([], {"observation": {"state": [STATE | {"joints": ["a", "a"]}]}}, "names one twice"),
+        (
+            [],
+            {"observation": {"state": [STATE | {"joints": ["a"], "convert": {"scale": [1, 2]}}]}},
+            "/j: convert.scale: one number, or 1; got 2",
+        ),
+        (
+            [],
+            {"observation": {"state": [{"topic": "/f", "type": "std_msgs/Float64MultiArray"}]}},
+            "/f: std_msgs/Float64MultiArray has no header; set align.timeline: receive",
+        ),
+        ([], {"observation": {}}, "at least one camera or state topic"),
+        ([], {"action": [TWIST | {"indices": [0, 1, 2]}]}, r"/t: indices: .* needs 6 of 0 or more, got \[0, 1, 2\]"),
+        ([], {"action": [TWIST | {"indices": [0, 1, 2, 3, 4, 6]}]}, "together they must be 0, 1, 2"),
+        ([], {"action": [TWIST | {"indices": [0, 1, 2, 3, 4, 5]}]}, "safety.dimensions: 7 entries for 6 numbers"),
+    ],
+)
+def test_what_is_wrong_is_told(tmp_path: Path, overrides: list[str], sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_contract(changed(tmp_path, *overrides, **sections))
+
+
+def test_an_unknown_name_lists_those_that_ship() -> None:
+    with pytest.raises(ConfigError, match=r"Did you mean 'sim_robot'.*Shipped: franka_servo, sim_robot"):
+        load_contract("simrobot")

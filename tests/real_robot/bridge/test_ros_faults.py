@@ -1,0 +1,257 @@
+"""Faults with real processes on a real ROS 1 graph: master, policy server, simulated robot, `vla-rl deploy`.
+
+In each the robot must stand within the time that its contract says, never be told more than its limits, go on
+by itself only after a short fault, else after a person's reset, and the log up to then must be whole.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from processes import Child, RosGraph, json_lines, missing_ros, until
+
+from real_robot.bridge.ros.master import free_port
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(bool(missing_ros()), reason=missing_ros() or "ROS 1 is there"),
+]
+
+RATE = 10.0  # half of the tabletop's 20 Hz, so that a busy machine keeps up
+SILENCE = 3.0
+MAX_AGE = 0.5
+SLACK = 1.0  # of the machine's scheduling
+LIMITS = np.array([1, 1, 1, 10, 10, 10])
+CONTRACT = [
+    f"rate={RATE}",
+    f"silence={SILENCE}",
+    "pace_timeout=0.1",
+    f"observation.max_age={MAX_AGE}",
+    f"safety.observation_timeout={MAX_AGE}",
+    f"safety.command_timeout={MAX_AGE}",
+]
+
+
+class Deployment:
+    """The four processes, and what they wrote."""
+
+    def __init__(self, folder: Path, behaviour: str = "normal", camera_between: bool = False) -> None:
+        self.graph = RosGraph(folder)
+        self.port = free_port()
+        self.trace, self.ticks = folder / "trace.jsonl", folder / "ticks.jsonl"
+        self.behaviour = behaviour
+        self.camera = self.graph.start("camera", "tests/real_robot/faulty_camera.py") if camera_between else None
+        self.sim = self.start_sim()
+        self.server = self.start_server()
+        topic = ["observation.images.agentview.topic=/faulty/image/compressed"] if camera_between else []
+        self.deploy = self.graph.cli(
+            *("deploy", "deploy", "sim_robot", *self.transport(), *CONTRACT, *topic),
+            *("--server", f"127.0.0.1:{self.port}", "--start", "--log", str(self.ticks)),
+        )
+
+    def transport(self) -> list[str]:
+        """Overrides of the contract: how deploy reaches the graph."""
+        return [f"transport.master={self.graph.master.uri}"]
+
+    def start_sim(self) -> Child:
+        scene = ["env.horizons.push_to_zone=1000000", "env.success.hold_steps=1000000", f"speed={RATE / 20}"]
+        return self.graph.cli("sim", "sim-robot", *scene, f"trace={self.trace}", "--master", self.graph.master.uri)
+
+    def start_server(self) -> Child:
+        return self.graph.start("server", "tests/real_robot/light_server.py", str(self.port), self.behaviour)
+
+    def moves(self, since: float) -> bool:
+        """The robot has followed a twist that is not zero since then."""
+        return any(line["twist"] and np.any(line["twist"]) for line in json_lines(self.trace) if line["time"] > since)
+
+    def await_motion(self) -> None:
+        now = time.monotonic()
+        until(lambda: self.graph.check_alive() or self.moves(now), "motion")
+
+    def mode(self) -> str:
+        lines = json_lines(self.ticks)
+        return lines[-1]["mode"] if lines else "none"
+
+    def check_stands(self, since: float, seconds: float) -> None:
+        """Nothing that moves was sent, or followed, from `since` on, for so long."""
+        time.sleep(max(0.0, since + seconds - time.monotonic()))
+        for line in json_lines(self.ticks):
+            if line["time"] > since and line["sent"]:
+                assert not np.any(line["sent"][:6]), f"sent {line['sent']} {line['time'] - since:.2f} s too late"
+        assert not self.moves(since), "the robot still moves"
+
+    def reset(self) -> None:
+        self.deploy.type("r")
+        self.await_motion()
+
+    def check_records(self) -> None:
+        """Limits were kept throughout, and every line that was written is whole."""
+        sent = [line["sent"] for line in json_lines(self.ticks) if line["sent"]]
+        assert sent and np.abs(np.array(sent)).max() <= 1.0
+        twists = [line["twist"] for line in json_lines(self.trace) if line["twist"]]
+        assert twists and (np.abs(np.array(twists)) <= LIMITS + 1e-9).all()
+        stamps = [line["time"] for line in json_lines(self.ticks)]
+        assert stamps == sorted(stamps)
+
+    def close(self) -> None:
+        self.graph.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+
+
+@pytest.fixture
+def robot(folder: Path, request: pytest.FixtureRequest) -> Iterator[Deployment]:
+    options = getattr(request, "param", {})
+    deployment = Deployment(folder, **options)
+    try:
+        if options.get("behaviour", "normal") in ("normal", "wild"):
+            deployment.await_motion()
+        yield deployment
+        deployment.check_records()
+    finally:
+        deployment.close()
+
+
+def test_a_short_silence_is_held_and_a_long_one_stops(robot: Deployment) -> None:
+    """The robot's process is frozen (SIGSTOP): its connections stay open, and nothing raises."""
+    robot.sim.signal(signal.SIGSTOP)
+    frozen = time.monotonic()
+    robot.check_stands(frozen + MAX_AGE + 0.5, 1.0)
+    assert robot.mode() == "holding"
+    robot.sim.signal(signal.SIGCONT)
+    robot.await_motion()  # by itself
+
+    robot.sim.signal(signal.SIGSTOP)
+    until(lambda: robot.mode() == "stopped", "the stop", SILENCE + 5)
+    robot.sim.signal(signal.SIGCONT)
+    robot.check_stands(time.monotonic() + 0.3, 2.0)
+    assert robot.mode() == "stopped"
+    robot.reset()
+
+
+def test_a_robot_that_dies_and_comes_back_waits_for_a_person(robot: Deployment) -> None:
+    robot.sim.kill()
+    died = time.monotonic()
+    robot.check_stands(died + MAX_AGE + 0.5, SILENCE)
+    until(lambda: robot.mode() == "stopped", "the stop", SILENCE + 5)
+    robot.sim = robot.start_sim()
+    back = time.monotonic()
+    until(lambda: any(line["time"] > back for line in json_lines(robot.trace)), "the robot's return")
+    robot.check_stands(back, 2.0)
+    robot.reset()
+
+
+@pytest.mark.parametrize("how", ["killed", "hung"])
+def test_without_the_policy_server_the_robot_holds_then_stops(robot: Deployment, how: str) -> None:
+    robot.server.signal(signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+    gone = time.monotonic()
+    chunk = 8 / RATE  # what it had been told already is played to its end
+    robot.check_stands(gone + chunk + MAX_AGE + SLACK, 1.0)
+    assert robot.mode() in ("holding", "stopped")
+    until(lambda: robot.mode() == "stopped", "the stop", chunk + SILENCE + 10)
+    if how == "killed":
+        robot.server = robot.start_server()
+    else:
+        robot.server.signal(signal.SIGCONT)
+    robot.check_stands(time.monotonic(), 2.0)
+    robot.reset()
+
+
+@pytest.mark.parametrize("robot", [{"behaviour": "slow"}, {"behaviour": "nan"}], indirect=True, ids=["slow", "nan"])
+def test_a_policy_that_gives_nothing_usable_ends_in_a_stop(robot: Deployment) -> None:
+    until(lambda: robot.mode() == "stopped", "the stop")
+    robot.check_stands(time.monotonic() + 0.2, 2.0)
+    robot.deploy.type("r")
+    until(lambda: robot.mode() == "holding", "the reset", 10)
+    until(lambda: robot.mode() == "stopped", "the next stop", SILENCE + 10)
+
+
+@pytest.mark.parametrize("robot", [{"behaviour": "wild"}], indirect=True)
+def test_actions_out_of_range_are_limited(robot: Deployment) -> None:
+    time.sleep(3)
+    lines = [line for line in json_lines(robot.ticks) if line["requested"] and line["sent"]]
+    assert max(abs(x) for line in lines for x in line["requested"]) > 1e4
+    assert all(line["limited"] for line in lines if np.abs(line["requested"]).max() > 1)
+
+
+def test_without_the_master_the_robot_stops_until_a_reset(robot: Deployment) -> None:
+    robot.graph.master.process.kill()
+    robot.graph.master.process.wait()
+    lost = time.monotonic()
+    until(lambda: robot.mode() == "stopped", "the stop", 10)
+    robot.check_stands(lost + 0.5 + 1.0 + SLACK, 1.0)  # the master is asked each 0.5 s, and has 1 s to answer
+    robot.deploy.type("r")
+    robot.check_stands(time.monotonic() + 0.2, 2.0)
+    assert robot.mode() == "stopped", "no reset without a master"
+    robot.graph.restart_master()
+    robot.sim.kill()  # as on a robot, whose nodes do not outlive the master
+    robot.sim = robot.start_sim()
+    robot.check_stands(time.monotonic(), 3.0)
+    until(lambda: "registering all topics again" in robot.deploy.output(), "the return of the master")
+    back = time.monotonic()
+    until(lambda: any(line["time"] > back for line in json_lines(robot.trace)), "the robot's return")
+    time.sleep(1)
+    robot.reset()
+
+
+def tell_camera(robot: Deployment, fault: str) -> None:
+    """Switch the fault, from a node of its own."""
+    code = (
+        "import sys, time; from real_robot.ros.install import enable; enable(); import rospy\n"
+        "from std_msgs.msg import String; rospy.init_node('tell')\n"
+        "p = rospy.Publisher('/fault', String, queue_size=1)\n"
+        "while not p.get_num_connections(): time.sleep(0.02)\n"
+        "time.sleep(0.1); p.publish(sys.argv[1]); time.sleep(0.2)"
+    )
+    subprocess.run([sys.executable, "-c", code, fault], env=robot.graph.env, timeout=60, check=True)
+
+
+@pytest.mark.parametrize("robot", [{"camera_between": True}], indirect=True)
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [("stale", "stale"), ("corrupt", "undecodable"), ("ahead", "future"), ("behind", "stale")],
+)
+def test_pictures_that_cannot_be_used_stop_the_robot(robot: Deployment, fault: str, reason: str) -> None:
+    tell_camera(robot, fault)
+    robot.check_stands(time.monotonic() + MAX_AGE + SLACK, 1.0)
+    until(lambda: robot.mode() == "stopped", "the stop", SILENCE + 5)
+    tell_camera(robot, "none")
+    robot.check_stands(time.monotonic(), 1.0)
+    assert robot.mode() == "stopped"
+    robot.reset()
+    robot.deploy.type("q")
+    assert robot.deploy.process.wait(30) == 0
+    assert f'"{reason}"' in robot.deploy.output()
+
+
+@pytest.mark.parametrize("robot", [{"camera_between": True}], indirect=True)
+def test_pictures_out_of_order_are_left_out(robot: Deployment) -> None:
+    tell_camera(robot, "shuffled")
+    robot.await_motion()
+    time.sleep(2)
+    stamps = [line["stamp"] for line in json_lines(robot.ticks) if line["stamp"]]
+    assert stamps == sorted(stamps), "the policy never sees an older picture"
+    robot.deploy.type("q")
+    assert robot.deploy.process.wait(30) == 0
+    assert '"out of order"' in robot.deploy.output()
+
+
+def test_nothing_is_left_running(folder: Path) -> None:
+    deployment = Deployment(folder)
+    groups = [child.process.pid for child in deployment.graph.children]
+    deployment.close()
+    for group in groups:
+        with pytest.raises(ProcessLookupError):
+            os.killpg(group, 0)

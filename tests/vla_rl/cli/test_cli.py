@@ -1,0 +1,281 @@
+"""The command line: quick help, one message for a person's mistake, exit codes, listings, configs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from vla_rl.cli import main as cli
+from vla_rl.config import KINDS, recipes_folder
+
+ROOT = Path(cli.__file__).resolve().parent.parent
+COMMANDS = (
+    "train",
+    "sft",
+    "collect",
+    "eval",
+    "compare",
+    "ablate",
+    "demo",
+    "bench",
+    "doctor",
+    "list",
+    "config show",
+    "config schema",
+    "loop",
+    "world-model keyframes",
+    "world-model rank",
+    "world-model styles",
+)
+HEAVY = ("torch", "numpy", "mujoco", "transformers", "lerobot", "matplotlib", "pandas", "wandb", "sim")
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.app, list(arguments))
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.yaml"
+    path.write_text("name: tiny\ndescription: For tests.\nenv: {kind: dummy}\npolicy: {kind: openvla}\n")
+    return path
+
+
+# ---------------------------------------------------------------- help
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; sys.argv = ['vla-rl', '--help']\n"
+        "from vla_rl.cli import main\n"
+        "try: main()\n"
+        f"finally: print([m for m in {HEAVY} if m in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "train" in done.stdout
+    assert done.stderr.strip() == "[]"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str) -> None:
+    result = run(*command.split(), "--help")
+    assert result.exit_code == 0 and "Usage" in result.output
+
+
+def test_no_help_text_is_eaten_as_markup() -> None:
+    import typer.main
+    from rich.text import Text
+
+    def parameters(command: Any) -> list[Any]:
+        return [*command.params, *(p for inner in getattr(command, "commands", {}).values() for p in parameters(inner))]
+
+    texts = [p.help for p in parameters(typer.main.get_command(cli.app)) if getattr(p, "help", None)]
+    assert len(texts) > 50
+    assert [text for text in texts if Text.from_markup(text).plain != text] == []
+
+
+# ---------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "nosuch"], "recipe not found: nosuch"),
+        (["config", "show", "{recipe}", "lr"], "override 'lr': expected key=value"),
+        (["config", "show", "{recipe}", "seeed=1"], "seeed: unknown key (value 1). Did you mean 'seed'?"),
+        (["config", "show", "{recipe}", "seed=x"], "seed: got 'x'"),
+        (["config", "show", "{recipe}", "env.kind=tabeltop"], "Did you mean 'tabletop'?"),
+        (["train", "{recipe}", "--resume"], "--resume: no run runs/tiny-DATE-TIME"),
+        (["list", "tasks", "nosuch"], "env.kind: got 'nosuch'"),
+        (["doctor", "nosuch"], "recipe not found: nosuch"),
+        (["merge", "{tmp}/nosuch", "-o", "{tmp}/merged"], "nosuch: no such folder"),
+        (["compare", "nosuch"], "nosuch: no such file or folder"),
+        (["compare", "a", "--recipe", "{recipe}"], "give both folders, A and B"),
+        (["sft", "{recipe}", "--output", "{tmp}/run"], "sft: the recipe has no sft section"),
+    ],
+)
+def test_a_mistake_gets_one_message_and_exit_code_2(
+    arguments: list[str], message: str, recipe: Path, tmp_path: Path
+) -> None:
+    result = run(*(a.format(recipe=recipe, tmp=tmp_path) for a in arguments))
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("error: ") and message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_debug_shows_the_traceback(recipe: Path) -> None:
+    result = run("--debug", "config", "show", str(recipe), "seed=x")
+    assert result.exit_code == 2 and "Traceback" in result.stderr and "seed: got 'x'" in result.stderr
+
+
+def test_classes_named_in_a_recipe_may_lie_where_the_program_is_run(tmp_path: Path) -> None:
+    (tmp_path / "my_lab.py").write_text(
+        "from typing import Literal\nfrom sim.dummy import DummyConfig\n"
+        "class BenchConfig(DummyConfig):\n    kind: Literal['my_lab:BenchConfig'] = 'my_lab:BenchConfig'\n"
+    )
+    (tmp_path / "yaml.py").write_text("raise ImportError('hides an installed package')")
+    code = f"import sys; sys.path[:1] = [{str(ROOT)!r}]; from vla_rl.cli import main; main()"
+    command = [sys.executable, "-c", code, "list", "tasks", "my_lab:BenchConfig"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "reach" in done.stdout, done.stderr
+
+
+def test_an_unknown_command_exits_with_2() -> None:
+    assert run("trian").exit_code == 2
+
+
+def test_a_bug_is_not_hidden(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise AssertionError("an invariant")
+
+    monkeypatch.setattr("vla_rl.training.train.train", broken)
+    result = run("train", str(recipe), "--output", str(recipe.parent / "run"))
+    assert isinstance(result.exception, AssertionError)
+
+
+def test_whose_errors_are_for_people() -> None:
+    from sim.gl import RenderError
+    from vla_rl.config import parse_override
+
+    def caught(function, *arguments) -> Exception:
+        with pytest.raises(Exception) as info:
+            function(*arguments)
+        return info.value
+
+    def raise_(error: Exception) -> None:
+        raise error
+
+    assert cli.is_for_people(caught(parse_override, "novalue"))
+    assert cli.is_for_people(caught(raise_, RenderError("no GL")))
+    assert cli.is_for_people(caught(open, "/no/such/file"))
+    assert not cli.is_for_people(caught(json.loads, "{"))
+    assert not cli.is_for_people(caught(raise_, AssertionError("an invariant")))
+
+
+def test_ctrl_c_says_how_to_go_on(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vla_rl.training.train.train", interrupted)
+    folder = recipe.parent / "my run"
+    result = run("train", str(recipe), "seed=3", "--output", str(folder))
+    assert result.exit_code == 130
+    assert f"The run is saved in {folder}" in result.stderr
+    assert f"vla-rl train {recipe} seed=3 --output '{folder}' --resume" in result.stderr
+
+
+# ---------------------------------------------------------------- run folders
+
+
+def test_train_hands_over_recipe_folder_and_resume(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def fake(loaded: object, folder: Path, resume: bool) -> Path:
+        calls.append((loaded.seed, folder, resume))  # type: ignore[attr-defined]
+        (folder / "metrics.jsonl").write_text("{}\n")
+        return folder / "policy"
+
+    monkeypatch.setattr("vla_rl.training.train.train", fake)
+    folder = recipe.parent / "run"
+    first = run("train", str(recipe), "seed=7", "-o", str(folder))
+    assert first.exit_code == 0 and str(folder / "policy") in first.output
+    assert yaml.safe_load((folder / "config.yaml").read_text())["seed"] == 7
+    used = run("train", str(recipe), "seed=7", "-o", str(folder))
+    assert used.exit_code == 2 and "is not empty" in used.stderr and "--resume" in used.stderr
+    other = run("train", str(recipe), "seed=8", "-o", str(folder), "--resume")
+    assert other.exit_code == 2 and "seed: 7" in other.stderr and "seed: 8" in other.stderr
+    assert run("train", str(recipe), "seed=7", "-o", str(folder), "--resume").exit_code == 0
+    assert calls == [(7, folder, False), (7, folder, True)]
+
+
+# ---------------------------------------------------------------- listings, configs, doctor
+
+
+@pytest.mark.parametrize(("what", "section"), [("envs", "env"), ("policies", "policy"), ("algos", "algo")])
+def test_list_names_every_kind(what: str, section: str) -> None:
+    result = run("list", what)
+    assert result.exit_code == 0
+    lines = result.output.splitlines()
+    assert [line.split()[0] for line in lines] == list(KINDS[section])
+    assert all(len(line.split()) > 2 and "not usable" not in line for line in lines), result.output
+
+
+def test_list_recipes_gives_each_its_description(monkeypatch: pytest.MonkeyPatch, recipe: Path) -> None:
+    monkeypatch.setattr("vla_rl.config.recipes_folder", lambda: recipe.parent)
+    assert run("list", "recipes").output == "tiny  For tests.\n"
+
+
+def test_list_tasks_gives_instructions() -> None:
+    from sim.tabletop import TabletopConfig
+
+    result = run("list", "tasks")
+    assert result.exit_code == 0
+    for task, instruction in TabletopConfig().env_spec().tasks.items():
+        assert f"{task} " in result.output and instruction in result.output
+
+
+def test_config_show_prints_what_loads_again(recipe: Path, tmp_path: Path) -> None:
+    shown = run("config", "show", str(recipe), "train.iterations=3", "algo.kind=grpo", "algo.lr=1e-5")
+    assert shown.exit_code == 0, shown.stderr
+    values = yaml.safe_load(shown.output)
+    assert values["train"]["iterations"] == 3 and float(values["algo"]["lr"]) == 1e-5
+    resolved = tmp_path / "resolved.yaml"
+    resolved.write_text(shown.output)
+    assert run("config", "show", str(resolved)).output == shown.output
+
+
+def shipped() -> list[Path]:
+    return sorted(recipes_folder().glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", shipped(), ids=lambda p: p.stem)
+def test_every_shipped_recipe_loads_and_says_what_it_is_for(path: Path) -> None:
+    from vla_rl.recipe.recipe import load_recipe
+
+    recipe = load_recipe(path.stem)
+    assert recipe.description and recipe.name == path.stem
+
+
+def test_the_schema_accepts_shipped_recipes_and_refuses_wrong_ones() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    result = run("config", "schema")
+    assert result.exit_code == 0, result.stderr
+    schema = json.loads(result.output)
+    validator = jsonschema.Draft202012Validator(schema)
+    validator.check_schema(schema)
+    good = {"name": "x", "env": {"kind": "tabletop", "image_size": 64}, "policy": {"kind": "openvla"}}
+    for values in (
+        good,
+        {**good, "algo": {"kind": "grpo", "lr": 1e-5}},
+        {**good, "env": {"kind": "my_lab.robots:BenchConfig", "anything": 1}},
+        {"base": "other.yaml", "env": {"image_size": 64}},
+        *(yaml.safe_load(path.read_text()) for path in shipped()),
+    ):
+        validator.validate(values)
+    for values in (
+        {"name": "x", "policy": {"kind": "openvla"}},
+        {**good, "seeed": 1},
+        {**good, "env": {"kind": "tabeltop"}},
+        {**good, "env": {"kind": "tabletop", "image_sise": 64}},
+        {**good, "env": {"kind": "tabletop", "image_size": "big"}},
+    ):
+        assert not validator.is_valid(values), values
+
+
+def test_doctor_exits_with_1_when_the_recipe_needs_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vla_rl.workflows.doctor.find_gl", lambda: ("egl", "stand-in"))
+    path = tmp_path / "r.yaml"
+    path.write_text(f"env: {{kind: libero, assets_path: {tmp_path}/nowhere}}\n")
+    failing = run("doctor", str(path), "--json")
+    assert failing.exit_code == 1 and json.loads(failing.output)["ok"] is False
+    passing = run("doctor", str(path), "env.kind=tabletop", "--json")
+    assert passing.exit_code == 0 and json.loads(passing.output)["ok"] is True

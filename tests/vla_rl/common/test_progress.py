@@ -1,0 +1,49 @@
+"""Progress: success over the episodes so far, a rate, and no flood where the output is a file."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+
+from vla_rl.common.progress import episode_progress
+from vla_rl.recipe.collect_config import CollectConfig
+from vla_rl.workflows import commands
+
+
+def play(num: int, **options) -> None:
+    with episode_progress(num, "rollout", **options) as on_episode:
+        for i in range(num):
+            on_episode(SimpleNamespace(lost=i == 0, success=i in (1, 2)))
+
+
+def test_a_file_gets_one_line(capsys):
+    play(300)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert len(lines) <= 2
+    text = " ".join(lines)
+    assert "rollout" in text and "300/300" in text and "1 % success" in text and re.search(r"\d/s", text)
+
+
+def test_a_passing_bar_leaves_nothing_and_no_bar_is_no_bar(capsys):
+    play(300, transient=True)
+    play(300, show=False)
+    assert capsys.readouterr().out.strip() == ""
+
+
+def test_collecting_shows_the_success_of_what_was_played(monkeypatch):
+    def collect_dataset(*_, on_progress, **__):
+        on_progress(
+            {
+                "episodes": 20,
+                "episodes_wanted": 100,
+                "attempts": {"push": 20, "stack": 0},
+                "success_rate": {"push": 0.9, "stack": 0.0},
+                "frames_per_second": 30.4,
+            }
+        )
+        return {}
+
+    monkeypatch.setattr("vla_rl.workflows.record_dataset.collect_dataset", collect_dataset)
+    shown: list[str] = []
+    commands.collect(SimpleNamespace(acting_env=None, seed=0), CollectConfig(), shown.append)  # type: ignore[arg-type]
+    assert shown == ["20 of 100 episodes, 90 % success, 30 frames/s"]

@@ -1,0 +1,122 @@
+"""A run's folder: what identifies the run, and which folders are refused, with a message that says why."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vla_rl.common import run_folder as run
+from vla_rl.common.run_folder import git_commit, open_run
+from vla_rl.config import Config, ConfigError, read_yaml, validate
+
+
+class Section(Config):
+    lr: float = 1e-5
+    betas: tuple[float, float] = (0.9, 0.95)
+
+
+class Asked(Config):
+    name: str = "tiny"
+    seed: int = 0
+    num_threads: int = 0
+    algo: Section = Section()
+    log: Section | None = None
+
+
+def test_a_new_folder_says_what_was_run_and_with_what(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["vla-rl", "train", "my recipe.yaml", "seed=4"])
+    folder = open_run(Asked(seed=4), tmp_path / "deep" / "run", resume=False)
+    assert validate(Asked, read_yaml(folder / "config.yaml")) == Asked(seed=4)
+    assert (folder / "command.txt").read_text() == "vla-rl train 'my recipe.yaml' seed=4\n"
+    versions = json.loads((folder / "versions.json").read_text())
+    assert versions["python"].startswith("3.") and versions["torch"] and versions["cpus"] >= 1
+    assert versions["git_commit"] == git_commit()
+    assert {p.name for p in folder.iterdir() if p.is_dir()} == {"checkpoints", "evaluations", "videos"}
+
+
+def test_without_output_the_folder_is_named_by_recipe_and_time(tmp_path):
+    folder = open_run(Asked(), None, resume=False, root=tmp_path)
+    assert folder.parent == tmp_path and folder.name.startswith("tiny-20")
+
+
+def test_the_commit_is_this_projects_own(tmp_path, monkeypatch):
+    here = Path(run.__file__).parent
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False)
+    if head.returncode == 0:
+        assert head.stdout.startswith((git_commit() or "missing").removesuffix("+changes"))
+    monkeypatch.setattr(run, "__file__", str(tmp_path / "run.py"))
+    assert git_commit() is None
+    # Installed inside somebody's own repository, whose commit says nothing about us.
+    for command in (
+        ["init", "-q"],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", "x"],
+    ):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    assert git_commit() is None
+
+
+def test_a_folder_in_use_is_refused(tmp_path):
+    folder = open_run(Asked(), tmp_path / "run", resume=False)
+    (folder / "metrics.jsonl").write_text("{}\n")
+    with pytest.raises(ConfigError, match=r"run is not empty\. Choose another --output, or add --resume"):
+        open_run(Asked(), folder, resume=False)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").write_text("precious")
+    with pytest.raises(ConfigError, match=r"other is not empty\. Choose another --output\.$"):
+        open_run(Asked(), tmp_path / "other", resume=False)
+    with pytest.raises(ConfigError, match=r"thesis\.tex is a file\. Choose another --output\.$"):
+        open_run(Asked(), tmp_path / "other" / "thesis.tex", resume=False)
+    assert (tmp_path / "other" / "thesis.tex").read_text() == "precious"
+
+
+def test_resuming_needs_a_run_of_the_same_recipe(tmp_path):
+    folder = open_run(Asked(), tmp_path / "run", resume=False)
+    assert open_run(Asked(), folder, resume=True) == folder
+    assert open_run(Asked(num_threads=2), folder, resume=True) == folder, "a machine with other cores"
+    (folder / "checkpoints" / "weights.safetensors").touch()
+    with pytest.raises(ConfigError, match=r"another recipe: there algo\.lr: 1e-05, here algo\.lr: 0\.01\. Resume with"):
+        open_run(Asked(algo=Section(lr=0.01)), folder, resume=True)
+    difference = (
+        r"there seed: 0, here seed: 1; there log: None, here log: '\(nothing\)'; .*here log\.lr: 1e-05; and 1 more"
+    )
+    with pytest.raises(ConfigError, match=difference):
+        open_run(Asked(seed=1, log=Section()), folder, resume=True)
+    with pytest.raises(ConfigError, match=r"there seed: 0, here seed: 1\. Resume"):
+        open_run(Asked(seed=1, algo=Section(lr=0.01)), folder, resume=True, free=("algo.lr",))
+    assert open_run(Asked(algo=Section(lr=0.01)), folder, resume=True, free=("algo.lr",)) == folder
+    assert read_yaml(folder / "config.yaml")["algo"]["lr"] == 0.01, "what it goes on with"
+    for nowhere in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(ConfigError, match=r"--resume: .* holds no earlier run"):
+            open_run(Asked(), nowhere, resume=True)
+    (folder / "config.yaml").write_text("name: [tiny")
+    with pytest.raises(ConfigError, match=r"config\.yaml: not valid YAML"):
+        open_run(Asked(), folder, resume=True)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_that_failed_before_it_began_leaves_its_folder_free(tmp_path, resume):
+    folder = open_run(Asked(), tmp_path / "run", resume=False)
+    assert open_run(Asked(seed=1), folder, resume=resume) == folder
+    assert validate(Asked, read_yaml(folder / "config.yaml")) == Asked(seed=1)
+
+
+def test_resuming_without_a_folder_takes_the_newest_run_of_the_recipe_and_command(tmp_path, monkeypatch, capsys):
+    def runs(command: str, place: str) -> Path:
+        monkeypatch.setattr(sys, "argv", ["vla-rl", "--debug", command, "tiny"])
+        return open_run(Asked(), tmp_path / place, resume=False)
+
+    runs("train", "tiny-20260101-000000")
+    newest = runs("train", "tiny-20260102-000000")
+    runs("train", "tiny-ablation")
+    runs("train", "tiny-long-20260103-000000")
+    runs("eval", "tiny-20260104-000000")
+    (tmp_path / "tiny-20260105-000000").mkdir()
+    monkeypatch.setattr(sys, "argv", ["vla-rl", "train", "tiny", "--resume"])
+    assert open_run(Asked(), None, resume=True, root=tmp_path) == newest
+    assert str(newest) in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"--resume: no run .*other-DATE-TIME of this command is here; .*--output"):
+        open_run(Asked(name="other"), None, resume=True, root=tmp_path)

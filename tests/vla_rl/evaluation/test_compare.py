@@ -1,0 +1,164 @@
+"""Comparisons: pairs of the same states, hand-computed numbers, refusals, early stopping."""
+
+import pytest
+from reach_policy import ReachPolicy
+
+from sim.dummy import DummyConfig
+from vla_rl.evaluation import statistics
+from vla_rl.evaluation.compare import Comparison, SequentialConfig, compare, compare_sequential, format_p
+from vla_rl.evaluation.results import EpisodeRecord, Evaluation, EvaluationError, EvaluationMeta
+
+
+def make(outcomes: dict[str, list[int]], mode="sampled", samples=1, start=0, lost=(), **meta) -> Evaluation:
+    """An evaluation with the given outcomes per task, in the order of states and their samples."""
+    episodes = [
+        EpisodeRecord(
+            mode=mode,
+            task=task,
+            split=meta.get("split", "eval"),
+            index=start + i // samples,
+            sample=i % samples,
+            success=bool(success),
+            steps=10,
+            lost=i in lost,
+        )
+        for task, successes in outcomes.items()
+        for i, success in enumerate(successes)
+    ]
+    values = {
+        "name": "x",
+        "env": "dummy",
+        "split": "eval",
+        "seed": 0,
+        "temperatures": {mode: 1.0},
+        "horizon": dict.fromkeys(outcomes, 16),
+        "cameras": ("agentview",),
+        "image_size": (32, 32),
+        "num_envs": 4,
+        "protocol": "",
+        "config": {},
+        "created": "",
+        "wall_seconds": 1.0,
+    }
+    return Evaluation(meta=EvaluationMeta(**{**values, **meta}), episodes=tuple(episodes))
+
+
+def test_numbers_by_hand():
+    # 20 pairs: 4 solved by both, 1 lost, 9 gained, 6 by none.
+    a = make({"push": [1] * 4 + [1] + [0] * 9 + [0] * 6})
+    b = make({"push": [1] * 4 + [0] + [1] * 9 + [0] * 6})
+    result = compare(a, b).result("sampled")
+    assert (result.num_pairs, result.gained, result.lost) == (20, 9, 1)
+    assert (result.rate_a, result.rate_b, result.difference) == (0.25, 0.65, 0.4)
+    assert result.p_value == pytest.approx(22 / 1024) and result.p_value_by_state == pytest.approx(22 / 1024)
+    assert result.newcombe == statistics.newcombe_paired_interval(4, 1, 9, 6)
+    assert result.interval_b == statistics.wilson_interval(13, 20)
+    assert 0.05 < result.bootstrap.low < 0.2 and 0.6 <= result.bootstrap.high < 0.75
+    assert "25.0 % -> 65.0 %, +40.0 points" in result.text() and "McNemar p 0.0215" in result.text()
+
+
+def test_the_other_way_round_is_the_mirror_image():
+    a, b = make({"push": [1, 0, 0, 1, 0, 1]}), make({"push": [1, 1, 1, 0, 0, 1]})
+    forward, backward = compare(a, b).result("sampled"), compare(b, a).result("sampled")
+    assert forward.difference == -backward.difference and forward.p_value == backward.p_value
+    assert forward.newcombe == pytest.approx((-backward.newcombe.high, -backward.newcombe.low))
+
+
+def test_per_task_and_total():
+    a = make({"push": [0, 0, 0, 0], "stack": [1, 1, 0, 0]})
+    b = make({"push": [1, 1, 1, 0], "stack": [1, 0, 0, 0]})
+    comparison = compare(a, b)
+    assert [(r.task, r.gained, r.lost) for r in comparison.results] == [("push", 3, 0), ("stack", 0, 1), (None, 3, 1)]
+    assert comparison.table().row_count == 3
+    with pytest.raises(EvaluationError, match="mode 'greedy'"):
+        comparison.result("greedy")
+
+
+def test_pairs_by_state_whatever_the_order():
+    a, b = make({"push": [1, 0, 1, 0]}), make({"push": [1, 1, 0, 0]})
+    shuffled = b.model_copy(update={"episodes": tuple(reversed(b.episodes))})
+    assert compare(a, shuffled).result("sampled") == compare(a, b).result("sampled")
+
+
+def test_samples_of_a_state_are_one_piece_of_evidence():
+    # Three states, five samples each: one state flips from never to always.
+    a = make({"push": [0] * 5 + [1] * 5 + [0] * 5}, samples=5)
+    b = make({"push": [1] * 5 + [1] * 5 + [0] * 5}, samples=5)
+    result = compare(a, b).result("sampled")
+    assert (result.num_pairs, result.num_states) == (15, 3)
+    assert result.p_value == pytest.approx(2 / 32) and result.p_value_by_state == 1.0
+    assert result.text().endswith("5 gained, 0 lost of 15, p by state 1.00")
+    assert result.bootstrap.low == 0.0 and result.bootstrap.high == 1.0
+
+
+def test_refuses_what_does_not_pair():
+    a = make({"push": [1, 0]})
+    with pytest.raises(EvaluationError, match="split 'eval', 'x' on 'validation'"):
+        compare(a, make({"push": [1, 0]}, split="validation"))
+    with pytest.raises(EvaluationError, match="env 'dummy', 'x' on 'libero'"):
+        compare(a, make({"push": [1, 0]}, env="libero"))
+    with pytest.raises(EvaluationError, match="no common mode"):
+        compare(a, make({"push": [1, 0]}, mode="greedy"))
+    with pytest.raises(EvaluationError, match=r"a: states 0 to 1 of push; b: states 7 to 8 of push"):
+        compare(a, make({"push": [1, 0]}, start=7))
+    with pytest.raises(EvaluationError, match="b: no episodes"):
+        compare(a, make({"push": [1, 0]}, lost=(0, 1)))
+
+
+def test_warns_of_what_is_not_alike():
+    a = make({"push": [1, 0, 1]}, policy_hash="abc", env_config={"horizon": 16, "num_envs": 4})
+    b = make({"push": [1, 1, 0, 1, 1]}, lost=(1,), horizon={"push": 20}, temperatures={"sampled": 0.5},
+             policy_hash="abc", env_config={"horizon": 20, "num_envs": 8})  # fmt: skip
+    comparison = compare(a, b)
+    assert comparison.result("sampled").num_pairs == 2
+    text = comparison.text()
+    assert "2 episodes pair; 1 of a and 2 of b have no counterpart" in text
+    assert "1 episodes were lost" in text
+    assert "temperature 1 in a, 0.5 in b" in text
+    assert "push: horizon is 16 steps in a, 20 in b" in text
+    assert "env.horizon is 16 in a, 20 in b" in text and "num_envs" not in text
+    assert "the same weights" in text
+    assert compare(make({"push": [1]}), make({"push": [0]})).warnings == ()
+
+
+def test_json_round_trip(tmp_path):
+    comparison = compare(make({"push": [1, 0, 0]}), make({"push": [1, 1, 0]}))
+    comparison.save(tmp_path / "comparison.json")
+    assert Comparison.load(tmp_path / "comparison.json") == comparison
+    (tmp_path / "comparison.json").write_text("{")
+    with pytest.raises(EvaluationError, match=r"comparison\.json: not valid JSON"):
+        Comparison.load(tmp_path / "comparison.json")
+
+
+def test_p_values_for_people():
+    assert [format_p(p) for p in (3.14e-7, 0.02148, 0.5)] == ["3.1e-07", "0.0215", "0.50"]
+
+
+def test_sequential_stops_early_on_a_clear_difference():
+    env = DummyConfig(num_envs=8).build()
+    seen = []
+    result = compare_sequential(
+        ReachPolicy(speed=0.1),
+        ReachPolicy(),
+        env,
+        SequentialConfig(max_pairs=200, temperature=0.0),
+        on_batch=lambda n, p: seen.append((n, p)),
+    )
+    assert result.decision == "better" and result.num_pairs < 40 and result.rate_b == 1.0
+    assert result.p_value <= 0.05 and result.interval.low > 0
+    assert seen[-1] == (result.num_pairs, result.p_value)
+    assert result.gained + result.lost + result.tied == result.num_pairs
+    assert result.text().startswith("b is better than a after")
+    worse = compare_sequential(ReachPolicy(), ReachPolicy(speed=0.1), env, SequentialConfig(temperature=0.0))
+    assert worse.decision == "worse" and worse.num_pairs == result.num_pairs
+
+
+def test_sequential_spends_its_budget_on_equal_policies_or_stops_for_no_gain():
+    env = DummyConfig(num_envs=8).build()
+    policy = ReachPolicy(speed=0.2)
+    result = compare_sequential(policy, policy, env, SequentialConfig(max_pairs=20, temperature=0.0))
+    assert (result.decision, result.num_pairs, result.gained, result.p_value) == ("undecided", 20, 0, 1.0)
+    stopped = compare_sequential(policy, policy, env, SequentialConfig(max_pairs=200, min_gain=0.2))
+    assert stopped.decision == "no_gain" and stopped.num_pairs < 60
+    with pytest.raises(EvaluationError, match="unknown task 'fly'"):
+        compare_sequential(policy, policy, env, SequentialConfig(tasks=("fly",)))

@@ -1,0 +1,216 @@
+"""Evaluation on the dummy environment with a scripted policy: states, modes, lost episodes, JSON, pictures."""
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from reach_policy import ReachPolicy
+
+from sim.dummy import DummyConfig
+from vla_rl.config import ConfigError, validate
+from vla_rl.evaluation.evaluate import EvalConfig, episode_specs, evaluate, policy_hash
+from vla_rl.evaluation.results import Evaluation, EvaluationError
+from vla_rl.evaluation.statistics import wilson_interval
+
+ENV = DummyConfig(num_envs=4)
+SMALL = EvalConfig(episodes_per_task=6, videos=0)
+
+
+class FlakyEnv:
+    """Breaks the episode of one initial state at its first chunk, the first `times` times."""
+
+    def __init__(self, env, index: int, times: int) -> None:
+        self.env, self.index, self.times = env, index, times
+        self.num_envs, self.spec = env.num_envs, env.spec
+        self.running = {}
+
+    def reset(self, specs, env_ids=None):
+        self.running.update(zip(env_ids, specs, strict=True))
+        return self.env.reset(specs, env_ids)
+
+    def step(self, actions, env_ids=None):
+        result = self.env.step(actions, env_ids)
+        lost = np.array([self.running[i].index == self.index and self.times > 0 for i in env_ids])
+        self.times -= int(lost.sum())
+        return replace(result, lost=lost, success=result.success & ~lost)
+
+
+def test_a_perfect_policy_succeeds_everywhere_and_the_numbers_add_up():
+    evaluation = evaluate(ReachPolicy(), ENV, SMALL, name="expert")
+    assert evaluation.modes == ["greedy", "sampled"] and evaluation.tasks == ["reach_red", "reach_blue"]
+    rate = evaluation.rate("greedy")
+    assert (rate.num_episodes, rate.num_successes, rate.num_states, rate.rate) == (12, 12, 12, 1.0)
+    assert rate.interval == wilson_interval(12, 12)
+    steps = [e.steps for e in evaluation.select("greedy")]
+    assert rate.mean_steps_to_success == np.mean(steps) and 1 <= min(steps) <= max(steps) < 16
+    assert "100.0 % [" in rate.text() and rate.text().endswith("n = 12")
+
+
+def test_a_slow_policy_fails_from_afar_with_the_whole_horizon():
+    evaluation = evaluate(ReachPolicy(speed=0.2), ENV, replace_config(SMALL, episodes_per_task=20))
+    rate = evaluation.rate("greedy")
+    assert 0 < rate.num_successes < rate.num_episodes == 40
+    assert all(e.steps == 16 for e in evaluation.select("greedy") if not e.success)
+    per_task = [evaluation.rate("greedy", task).num_successes for task in evaluation.tasks]
+    assert sum(per_task) == rate.num_successes
+    helpless = evaluate(ReachPolicy(speed=0.0), ENV, replace_config(SMALL, temperatures=(0.0,)))
+    assert math.isnan(helpless.rate("greedy").mean_steps_to_success)
+
+
+def replace_config(config: EvalConfig, **changes) -> EvalConfig:
+    return validate(EvalConfig, {**config.model_dump(), **changes})
+
+
+def test_same_config_same_records_and_greedy_ignores_the_seed():
+    policy = ReachPolicy(speed=0.2, noise=1.0)
+    first, again = evaluate(policy, ENV, SMALL), evaluate(policy, ENV, SMALL)
+    assert first.episodes == again.episodes
+    other = evaluate(policy, ENV, replace_config(SMALL, seed=1))
+    assert first.select("greedy") == other.select("greedy")
+    assert [e.steps for e in first.select("sampled")] != [e.steps for e in other.select("sampled")]
+
+
+def test_several_samples_of_a_state_count_once_as_a_state():
+    config = replace_config(SMALL, samples_per_state=3, start_index=4)
+    evaluation = evaluate(ReachPolicy(speed=0.2, noise=0.5), ENV, config)
+    greedy, sampled = evaluation.rate("greedy"), evaluation.rate("sampled")
+    assert (greedy.num_episodes, greedy.num_states) == (12, 12)
+    assert (sampled.num_episodes, sampled.num_states) == (36, 12)
+    assert {(e.index, e.sample) for e in evaluation.select("sampled", "reach_red")} == {
+        (index, sample) for index in range(4, 10) for sample in range(3)
+    }
+    naive = wilson_interval(sampled.num_successes, 36)
+    assert sampled.interval.high - sampled.interval.low > naive.high - naive.low
+
+
+def test_modes_are_named_by_temperature():
+    assert EvalConfig(temperatures=(0.0, 1.6)).modes() == {"greedy": 0.0, "sampled": 1.6}
+    assert EvalConfig(temperatures=(0.5, 1.0)).modes() == {"sampled_T0.5": 0.5, "sampled_T1": 1.0}
+    for wrong in ([], [-1.0], [1.0, 1.0]):
+        with pytest.raises(ConfigError, match=r"eval\.temperatures"):
+            validate(EvalConfig, {"temperatures": wrong}, "eval")
+
+
+def test_lost_episodes_are_run_again():
+    with_retry = evaluate(ReachPolicy(), FlakyEnv(ENV.build(), index=2, times=1), SMALL)
+    assert with_retry.meta.num_retried == 1
+    assert with_retry.rate("greedy").num_episodes == 12 and with_retry.rate("greedy").num_lost == 0
+
+
+def test_episodes_lost_in_every_try_are_left_out_in_the_open():
+    config = replace_config(SMALL, max_retries=2, tasks=("reach_red",))
+    evaluation = evaluate(ReachPolicy(), FlakyEnv(ENV.build(), index=2, times=10**6), config)
+    rate = evaluation.rate("greedy")
+    assert (rate.num_episodes, rate.num_successes, rate.num_lost) == (5, 5, 1)
+    assert evaluation.meta.num_retried == 2 * 2
+    (lost,) = [e for e in evaluation.select("greedy") if e.lost]
+    assert lost.index == 2 and not lost.success
+    assert "lost" in [column.header for column in evaluation.table().columns]
+
+
+def test_meta_says_how_to_repeat_it(tmp_path):
+    (tmp_path / "policy.json").write_text("{}")
+    evaluation = evaluate(ReachPolicy(), ENV, SMALL, name="base", policy_path=tmp_path)
+    meta = evaluation.meta
+    assert (meta.name, meta.env, meta.split, meta.horizon["reach_red"]) == ("base", "dummy", "eval", 16)
+    assert meta.policy_hash == policy_hash(tmp_path) and len(meta.policy_hash) == 64
+    assert meta.temperatures == {"greedy": 0.0, "sampled": 1.0}
+    assert meta.env_config["horizon"] == 16 and meta.config["episodes_per_task"] == 6
+    assert "initial states 0 to 5" in meta.protocol and "torch" in meta.versions
+    (tmp_path / "policy.json").write_text("{ }")
+    assert policy_hash(tmp_path) != meta.policy_hash
+    with pytest.raises(EvaluationError, match="policy not found"):
+        policy_hash(tmp_path / "missing")
+
+
+def test_states_that_do_not_exist_are_refused():
+    spec = replace(ENV.env_spec(), num_eval_states={"reach_red": 5, "reach_blue": 50})
+    with pytest.raises(EvaluationError, match=r"'reach_red' has 5 official initial states, asked for 0 to 5"):
+        episode_specs(spec, SMALL)
+    assert len(episode_specs(spec, replace_config(SMALL, split="validation"))) == 12
+    with pytest.raises(EvaluationError, match="unknown task 'reach_green'; dummy has: reach_red, reach_blue"):
+        episode_specs(spec, replace_config(SMALL, tasks=("reach_green",)))
+
+
+def test_json_round_trip_and_readable_rates(tmp_path):
+    evaluation = evaluate(ReachPolicy(speed=0.2, noise=0.5), ENV, SMALL)
+    path = tmp_path / "evaluations/base.json"
+    evaluation.save(path)
+    assert Evaluation.load(path) == evaluation
+    rates = {(r["mode"], r["task"]): r for r in json.loads(path.read_text())["rates"]}
+    total = evaluation.rate("sampled")
+    assert rates["sampled", "all"]["num_successes"] == total.num_successes
+    assert rates["sampled", "all"]["low"] == pytest.approx(total.interval.low, abs=1e-6)
+
+
+def test_unusable_files_are_named(tmp_path):
+    path = tmp_path / "base.json"
+    with pytest.raises(EvaluationError, match=r"evaluation not found: .*base\.json"):
+        Evaluation.load(path)
+    evaluate(ReachPolicy(), ENV, SMALL).save(path)
+    whole = path.read_text()
+    path.write_text(whole[: len(whole) // 2])
+    with pytest.raises(EvaluationError, match=r"base\.json: not valid JSON, truncated"):
+        Evaluation.load(path)
+    path.write_text(whole.replace('"schema_version": 1', '"schema_version": 99'))
+    with pytest.raises(EvaluationError, match="schema_version is 99, this version reads 1"):
+        Evaluation.load(path)
+    path.write_text(whole.replace('"split": "eval"', '"split": "exam"'))
+    with pytest.raises(EvaluationError, match=r"base\.json: not a usable evaluation: meta\.split"):
+        Evaluation.load(path)
+
+
+def test_table_and_picture(tmp_path):
+    evaluation = evaluate(ReachPolicy(speed=0.2), ENV, SMALL, name="base")
+    assert evaluation.table().row_count == 6
+    evaluation.plot(tmp_path / "base.png")
+    assert (tmp_path / "base.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    with pytest.raises(EvaluationError, match="no episodes of mode 'sample'"):
+        evaluation.rate("sample")
+
+
+def test_training_mode_is_put_back():
+    import torch
+
+    class Module(ReachPolicy, torch.nn.Module):
+        def __init__(self) -> None:
+            torch.nn.Module.__init__(self)
+            ReachPolicy.__init__(self)
+            self.seen = []
+
+        def act(self, obs, generator=None, temperature=1.0):
+            self.seen.append(self.training)
+            return super().act(obs, generator, temperature)
+
+    policy = Module().train()
+    evaluate(policy, ENV, SMALL)
+    assert policy.training and not any(policy.seen)
+
+
+def test_videos_of_successes_and_failures_at_every_step(tmp_path):
+    import imageio.v2 as imageio
+
+    config = replace_config(SMALL, episodes_per_task=10, videos=1, temperatures=(0.0,), tasks=("reach_red",))
+    evaluation = evaluate(ReachPolicy(speed=0.2), ENV, config, name="base", video_folder=tmp_path)
+    records = evaluation.select("greedy")
+    names = sorted(p.name for p in tmp_path.iterdir())
+    first_success = next(e for e in records if e.success)
+    first_failure = next(e for e in records if not e.success)
+    assert names == sorted(
+        [
+            f"base__reach_red__greedy__eval-{first_success.index:04d}__success.mp4",
+            f"base__reach_red__greedy__eval-{first_failure.index:04d}__failure.mp4",
+        ]
+    )
+    frames = imageio.mimread(tmp_path / f"base__reach_red__greedy__eval-{first_failure.index:04d}__failure.mp4")
+    assert len(frames) == 1 + first_failure.steps == 17
+
+
+def test_a_dying_worker_costs_its_own_episode_only():
+    config = DummyConfig(num_envs=2, num_workers=2, fault="die", fault_index=1, fault_step=2, tasks=("reach_red",))
+    eval_config = EvalConfig(episodes_per_task=4, temperatures=(0.0,), videos=0, max_retries=1)
+    evaluation = evaluate(ReachPolicy(), config, eval_config)
+    assert [e.lost for e in evaluation.episodes] == [False, True, False, False]
+    assert evaluation.meta.num_retried == 1

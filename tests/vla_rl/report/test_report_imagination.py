@@ -1,0 +1,75 @@
+"""What report.html says of a run in a world model: trusted or not, what the gate found, imagined beside real."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_report import run  # noqa: F401  (a fixture)
+
+from vla_rl.evaluation.compare import SequentialComparison
+from vla_rl.evaluation.gate import GateCheck
+from vla_rl.evaluation.statistics import Interval
+from vla_rl.report.report import write_report
+from vla_rl.report.video import write_mp4
+
+VERDICT = {
+    "figure": "false_success",
+    "value": 0.2,
+    "bound": "at most 0.1",
+    "refuses": True,
+    "text": "False successes: 20 %",
+}
+
+
+@pytest.fixture
+def imagined(run: Path, tmp_path: Path) -> Path:  # noqa: F811
+    trust = tmp_path / "world_model"
+    write_mp4(trust / "clips" / "0.mp4", np.zeros((3, 32, 64, 3), np.uint8), 5)
+    clip = {
+        "file": "clips/0.mp4",
+        "start": "stack/train/1",
+        "instruction": "stack <it>",
+        "real": False,
+        "imagined": True,
+    }
+    (trust / "trust.json").write_text(json.dumps({"clips": [clip, clip | {"file": "clips/gone.mp4"}]}))
+    write_admission(run, trust, problem="")
+    return run
+
+
+def write_admission(run: Path, trust: Path, problem: str) -> None:  # noqa: F811
+    values = {"report": str(trust / "trust.json"), "problem": problem, "ignored": bool(problem), "warnings": []}
+    values["verdicts"] = [VERDICT | {"passed": not problem}]
+    (run / "admission.json").write_text(json.dumps(values))
+
+
+def test_a_trusted_world_model_is_shown_with_a_clip(imagined):
+    page = write_report(imagined).read_text()
+    assert "every figure is in" in page and "holds</span> False successes: 20 %" in page
+    assert page.count("really failure, imagined success") == 1 and "stack &lt;it&gt;" in page
+    assert '<div class="distrust">' not in page
+
+
+def test_distrust_that_was_overruled_is_shown_in_red(imagined, tmp_path):
+    write_admission(imagined, tmp_path / "nowhere", problem="the world model cannot be trusted enough")
+    page = write_report(imagined).read_text()
+    assert '<div class="distrust"><strong>Not trusted' in page and "cannot be trusted enough" in page
+    assert "fails</span> False successes" in page
+
+
+def test_the_gates_checks_are_told(imagined):
+    found = SequentialComparison(
+        decision="better", gained=9, lost=1, tied=10, num_pairs=20, max_pairs=150, num_lost_pairs=0, rate_a=0.3,
+        rate_b=0.7, interval=Interval(0.1, 0.7), p_value=0.01, alpha=0.05,
+    )  # fmt: skip
+    check = GateCheck(iteration=8, mark=0, comparison=found, imagined=0.8, outcome="confirmed")
+    (imagined / "gate.json").write_text(json.dumps({"mark": 8, "checks": [check.model_dump(mode="json")]}))
+    page = write_report(imagined).read_text()
+    assert "gate at iteration 8: confirmed; real success 30 % -&gt; 70 % in 20 pairs" in page
+
+
+def test_a_run_in_a_simulator_says_nothing_of_world_models(run):  # noqa: F811
+    assert "The world model" not in write_report(run).read_text()

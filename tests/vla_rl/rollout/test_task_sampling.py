@@ -1,0 +1,155 @@
+"""Task sampling: uniform order, finite states, VADE's preference, dynamic resampling, resume."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from vla_rl.config import ConfigError, validate
+from vla_rl.rollout.task_sampling import SamplingConfig, TaskSampler, groups_to_resample
+from vla_rl.types import ActionChunk, Episode, EpisodeSpec, Observation
+
+
+def episode(task: str = "a", success: bool = True, group: int = 0, index: int = 0, lost: bool = False) -> Episode:
+    obs = Observation({}, np.zeros((1, 2), np.float32), [task])
+    end = np.array([[success]])
+    return Episode(
+        spec=EpisodeSpec(task, "train", index),
+        obs=obs,
+        chunks=ActionChunk(np.zeros((1, 1, 1), np.float32)),
+        reward=end.astype(np.float32),
+        terminated=end,
+        truncated=~end,
+        num_steps=np.ones(1, np.int64),
+        success=success,
+        final_obs=obs,
+        group=group,
+        lost=lost,
+    )
+
+
+def outcomes(task: str, successes: int, failures: int, index: int = 0) -> list[Episode]:
+    return [episode(task, i < successes, index=index) for i in range(successes + failures)]
+
+
+def test_uniform_visits_every_task_equally_with_fresh_states():
+    specs = SamplingConfig().build(["a", "b", "c"], seed=3).draw(30)
+    assert Counter(s.task for s in specs) == {"a": 10, "b": 10, "c": 10}
+    for start in range(0, 30, 3):
+        assert {s.task for s in specs[start : start + 3]} == {"a", "b", "c"}
+    assert len({(s.task, s.index) for s in specs}) == 30
+    assert {s.split for s in specs} == {"train"}
+    assert sorted(s.index for s in specs if s.task == "a") == list(range(10))
+
+
+def test_first_state_moves_the_indices():
+    specs = SamplingConfig(first_state=100).build(["a"]).draw(3)
+    assert [s.index for s in specs] == [100, 101, 102]
+
+
+def test_finite_states_come_back_in_another_order():
+    specs = SamplingConfig(train_states=6, first_state=10).build(["a"], seed=1).draw(18)
+    laps = [[s.index for s in specs[i : i + 6]] for i in (0, 6, 12)]
+    assert all(sorted(lap) == [10, 11, 12, 13, 14, 15] for lap in laps)
+    assert len({tuple(lap) for lap in laps}) > 1
+
+
+def test_seed_decides_the_draws():
+    draws = [SamplingConfig(train_states=50).build(["a", "b"], seed=s).draw(20) for s in (1, 1, 2)]
+    assert draws[0] == draws[1]
+    assert draws[0] != draws[2]
+
+
+def evidence(sampler: TaskSampler) -> dict[str, tuple[float, float]]:
+    """Task -> successes and failures that count, of a sampler by task."""
+    state = sampler.state()
+    return dict(zip(state["tasks"], zip(state["successes"], state["failures"], strict=True), strict=True))
+
+
+def test_vade_prefers_tasks_near_half():
+    sampler = SamplingConfig(kind="vade").build(["easy", "half", "hard"], seed=0)
+    sampler.update(outcomes("easy", 38, 2) + outcomes("half", 20, 20) + outcomes("hard", 1, 39))
+    counts = Counter(s.task for s in sampler.draw(200))
+    assert counts["half"] > 150
+    assert evidence(sampler) == {"easy": (38, 2), "half": (20, 20), "hard": (1, 39)}
+
+
+def test_vade_explores_what_it_does_not_know():
+    sampler = SamplingConfig(kind="vade").build(["known", "unknown"], seed=0)
+    sampler.update(outcomes("known", 36, 4))
+    counts = Counter(s.task for s in sampler.draw(200))
+    assert counts["unknown"] > counts["known"] > 0
+
+
+def test_vade_decays_evidence_by_hand():
+    sampler = SamplingConfig(kind="vade", decay=0.5, idle_decay=0.9).build(["a", "b"])
+    sampler.update(outcomes("a", 4, 0) + outcomes("b", 0, 10))
+    sampler.update(outcomes("a", 0, 2))
+    assert evidence(sampler) == {"a": (4 * 0.5, 2), "b": (0, 10 * 0.9)}
+
+
+def test_vade_ignores_lost_episodes():
+    sampler = SamplingConfig(kind="vade").build(["a"])
+    sampler.update([episode("a", False, lost=True)])
+    assert evidence(sampler) == {"a": (0, 0)}
+
+
+def test_vade_per_state_draws_distinct_states_and_prefers_half():
+    sampler = SamplingConfig(kind="vade", level="state", train_states=8).build(["a"], seed=0)
+    sampler.update([e for i in range(8) for e in outcomes("a", 20 if i == 5 else 40, 20 if i == 5 else 0, index=i)])
+    specs = sampler.draw(8)
+    assert specs[0].index == 5
+    assert sorted(s.index for s in specs) == list(range(8))
+    assert len(sampler.draw(20)) == 20  # More than there are states: they come again.
+
+
+@pytest.mark.parametrize(
+    "config",
+    [SamplingConfig(), SamplingConfig(kind="vade"), SamplingConfig(kind="vade", level="state", train_states=5)],
+)
+def test_resume_continues_the_same_draws(config):
+    def run(sampler: TaskSampler) -> list[EpisodeSpec]:
+        specs = sampler.draw(7)
+        sampler.update([episode(s.task, s.index % 2 == 0, index=s.index) for s in specs])
+        return specs
+
+    whole = config.build(["a", "b", "c"], seed=5)
+    first = [run(whole) for _ in range(3)]
+    saved = json.loads(json.dumps(whole.state()))
+    rest = [run(whole) for _ in range(2)]
+    resumed = config.build(["a", "b", "c"], seed=5)
+    resumed.load_state(saved)
+    assert [run(resumed) for _ in range(2)] == rest
+    assert first[0] != rest[0]
+
+
+def test_load_state_of_other_tasks_is_refused():
+    saved = SamplingConfig().build(["a", "b"]).state()
+    with pytest.raises(ValueError, match=r"checkpoint is of tasks \['a', 'b'\].*this run has \['a'\]"):
+        SamplingConfig().build(["a"]).load_state(saved)
+
+
+def test_state_level_needs_finitely_many_states():
+    with pytest.raises(ConfigError, match=r"sampling\.level: got 'state' with train_states null"):
+        validate(SamplingConfig, {"kind": "vade", "level": "state"}, prefix="sampling")
+
+
+def test_tasks_are_checked():
+    with pytest.raises(ValueError, match="need at least one"):
+        SamplingConfig().build([])
+
+
+def test_groups_to_resample():
+    mixed = [episode(success=s, group=g) for g in (0, 1) for s in (True, False)]
+    same = [episode(success=g == 2, group=g) for g in (2, 3, 4) for _ in range(2)]
+    # A lost failure does not make group 2 informative.
+    broken = [episode(success=False, group=2, lost=True)]
+    episodes = mixed + same + broken
+    assert groups_to_resample(episodes, target=5, budget=10) == 3
+    assert groups_to_resample(episodes, target=5, budget=2) == 2
+    assert groups_to_resample(episodes, target=2, budget=10) == 0
+    assert groups_to_resample(episodes, target=1, budget=10) == 0
+    assert groups_to_resample([], target=4, budget=0) == 0

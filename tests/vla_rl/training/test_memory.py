@@ -1,0 +1,89 @@
+"""`vla-rl memory`: fake tensors count what a real step allocates, at any size."""
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from vla_rl.policies.fake_input import fake_env_spec
+from vla_rl.policies.openvla.config import OpenVLAConfig
+from vla_rl.training.memory import (
+    MemoryEstimate,
+    _chunk,
+    _device_type,
+    _observation,
+    _unit_statistics,
+    measure,
+    skeleton,
+    without_values,
+)
+
+SPEC = fake_env_spec()
+BATCH = 6
+VARIANTS = {
+    "parallel": {},
+    "parallel, sdpa": {"attention": "sdpa"},
+    "autoregressive": {"decoder": "autoregressive", "chunk_size": 1},
+    "l1": {"decoder": "l1", "laplace": {}},
+    "adapters": {"lora": {"rank": 4}, "trainable": "lora"},
+    "checkpointing, critic": {"gradient_checkpointing": True, "value_head": True},
+    "frozen vision, bf16": {"trainable": "frozen_vision", "precision": "bf16"},
+}
+
+
+def peak_by_the_allocator(run) -> int:
+    """The most bytes that torch's CPU allocator had given out in `run`, from the profiler's record of each call."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
+    assert profiler.profiler is not None
+    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    live = peak = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        live += event.nbytes()
+        peak = max(peak, live)
+    return peak
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_estimate_is_within_15_percent_of_what_the_allocator_gives(variant):
+    config = OpenVLAConfig(**{"precision": "fp32", **VARIANTS[variant]})
+    fake = skeleton(config, SPEC, "cpu")
+    with without_values(fake):
+        estimate = measure(fake, SPEC, batch_size=BATCH)
+    policy = config.build(SPEC)
+    policy.norm_stats = _unit_statistics(policy, SPEC)
+    obs, chunk = _observation(policy, SPEC, BATCH), _chunk(policy, BATCH)
+    trained = policy.trainable_parameters()
+    optimizer = torch.optim.AdamW(trained)
+
+    def step():
+        out = policy.evaluate(obs, chunk)
+        value = 0.0 if out.value is None else out.value.sum()
+        (out.log_prob.sum() + out.entropy.sum() + value).backward()
+
+    step()
+    optimizer.step()  # From now on gradients and optimizer state are there.
+    step_peak = peak_by_the_allocator(step)
+    size = sum(p.numel() * p.element_size() for p in policy.parameters())
+    held = sum(t.numel() * t.element_size() for s in optimizer.state.values() for t in s.values() if t.ndim)
+    gradients = sum(p.grad.numel() * p.grad.element_size() for p in trained if p.grad is not None)
+    assert estimate.weights == size and estimate.optimizer == held and estimate.gradients == gradients
+    found = estimate.activations + estimate.logits + estimate.working
+    assert found == pytest.approx(step_peak, rel=0.15), f"estimated {found / 1e6:.1f} MB, {step_peak / 1e6:.1f} MB seen"
+
+
+@pytest.mark.slow
+def test_seven_billion_parameters_are_counted_without_memory():
+    config = OpenVLAConfig(
+        preset="7b", precision="bf16", lora={"rank": 32}, trainable="lora", gradient_checkpointing=True
+    )
+    policy = skeleton(config, SPEC, "cuda")
+    with without_values(policy):
+        estimate = measure(policy, SPEC, batch_size=1)
+    assert isinstance(estimate, MemoryEstimate)
+    assert 7.4e9 < estimate.weights / 4 < 7.8e9  # Our own layout holds float32.
+    assert "peak" in estimate.text()
+    assert min(estimate.activations, estimate.logits, estimate.working) >= 0
+
+
+def test_auto_counts_for_a_gpu_whether_or_not_there_is_one():
+    assert [_device_type(device) for device in ("auto", "cuda:1", "cpu")] == ["cuda", "cuda", "cpu"]

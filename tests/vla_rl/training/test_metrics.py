@@ -1,0 +1,106 @@
+"""Metric writers: JSONL that survives NaN, kills and resumes; TensorBoard; Weights & Biases offline."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from vla_rl.training.metrics import LogConfig, MetricLogger, read_metrics
+
+QUIET = LogConfig(tensorboard=False, console=False)
+
+
+def test_one_json_object_per_line_flushed_at_once(tmp_path):
+    logger = MetricLogger(tmp_path / "run", QUIET)
+    logger.log(0, {"train/success": np.float32(0.5), "loss/policy": torch.tensor(-0.25), "train/episodes": 64})
+    # Read before closing: a kill now loses nothing.
+    text = (tmp_path / "run/metrics.jsonl").read_text()
+    assert [json.loads(line) for line in text.splitlines()] == [
+        {"step": 0, "train/success": 0.5, "loss/policy": -0.25, "train/episodes": 64}
+    ]
+    logger.close()
+    logger.close()
+
+
+def test_nan_and_infinity_are_valid_json_and_read_as_nan(tmp_path):
+    with MetricLogger(tmp_path, QUIET) as logger:
+        logger.log(0, {"a": math.nan, "b": -math.inf, "c": 1.0})
+
+    def refuse(name):
+        raise AssertionError(f"{name} is not JSON")
+
+    line = (tmp_path / "metrics.jsonl").read_text()
+    assert json.loads(line, parse_constant=refuse) == {"step": 0, "a": None, "b": None, "c": 1.0}
+    (row,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert math.isnan(row["a"]) and math.isnan(row["b"]) and row["c"] == 1.0
+
+
+@pytest.mark.parametrize("value", ["high", None, [1.0, 2.0], torch.zeros(3)])
+def test_what_is_no_number_is_named(tmp_path, value):
+    with MetricLogger(tmp_path, QUIET) as logger, pytest.raises(ValueError, match="loss/policy"):
+        logger.log(0, {"loss/policy": value})
+
+
+def test_resume_forgets_later_steps_and_a_cut_line(tmp_path):
+    with MetricLogger(tmp_path, QUIET) as logger:
+        for step in range(6):
+            logger.log(step, {"x": step})
+            logger.log(step, {"y": 10 * step})
+    path = tmp_path / "metrics.jsonl"
+    with path.open("a") as file:
+        file.write('{"step": 6, "x": 0.1')  # Killed in the middle of a write.
+    assert len(read_metrics(path)) == 12
+    with MetricLogger(tmp_path, QUIET, resume_step=3) as logger:
+        logger.log(4, {"x": 44})
+    assert [row["step"] for row in read_metrics(path)] == [0, 0, 1, 1, 2, 2, 3, 3, 4]
+    assert read_metrics(path)[-1] == {"step": 4, "x": 44}
+    assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"], "nothing temporary is left"
+
+
+def test_a_corrupt_line_is_named(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 0}\nnot json\n{"step": 2}\n')
+    with pytest.raises(ValueError, match="line 2"):
+        read_metrics(path)
+
+
+def test_tensorboard_holds_the_scalars_and_a_resume_replaces_them(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config = LogConfig(tensorboard=True, console=False)
+    with MetricLogger(tmp_path, config) as logger:
+        for step in range(4):
+            logger.log(step, {"train/success": step / 10})
+    with MetricLogger(tmp_path, config, resume_step=1) as logger:
+        logger.log(2, {"train/success": 0.9})
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    scalars = [(event.step, event.value) for event in events.Scalars("train/success")]
+    assert scalars == [(0, 0.0), (1, pytest.approx(0.1)), (2, pytest.approx(0.9))]
+
+
+def test_wandb_offline_writes_a_run_to_sync(tmp_path, monkeypatch):
+    import wandb
+
+    for name in ("WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+    config = LogConfig(wandb="offline", tensorboard=False, console=False)
+    with MetricLogger(tmp_path, config, run_config={"seed": 7}) as logger:
+        logger.log(0, {"train/success": 0.25})
+        logger.log(1, {"train/success": 0.5})
+    wandb.teardown()  # Its service writes in the background; this waits for it.
+    (run,) = (tmp_path / "wandb").glob("offline-run-*")
+    (file,) = run.glob("*.wandb")
+    content = file.read_bytes()
+    assert b"train/success" in content and b"seed" in content
+    assert (tmp_path / "wandb_id.txt").read_text() in run.name
+
+
+def test_console_prints_the_chosen_metrics(tmp_path, capsys):
+    with MetricLogger(tmp_path, LogConfig(tensorboard=False, console_keys=("loss/*", "train/success"))) as logger:
+        logger.log(12, {"train/success": 0.4375, "loss/policy": -0.0123, "time/rollout": 3.0})
+        logger.log(13, {"time/rollout": 3.0})
+    (line,) = capsys.readouterr().out.strip().splitlines()
+    assert line.split() == ["step", "12", "loss/policy", "-0.0123", "train/success", "0.4375"]

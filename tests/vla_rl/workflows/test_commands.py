@@ -1,0 +1,70 @@
+"""The commands on real input, end to end and tiny: demonstrations, cloning, resuming, evaluating, comparing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from vla_rl.cli.main import app
+from vla_rl.config import ConfigError
+from vla_rl.workflows.commands import find_evaluation
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == 0, f"{arguments}: {result.output}{result.exception}"
+    return result.output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_from_demonstrations_to_a_comparison(tmp_path: Path) -> None:
+    recipe = tmp_path / "tiny.yaml"
+    recipe.write_text(
+        "name: tiny\n"
+        "env: {kind: dummy, num_envs: 2}\n"
+        "policy: {kind: openvla, preset: tiny}\n"
+        "collect: {episodes_per_task: 2}\n"
+        f"sft: {{datasets: [{tmp_path}/demos], steps: 3, batch_size: 4, warmup_steps: 1, log_every: 1}}\n"
+        "eval: {episodes_per_task: 2, videos: 0}\n"
+        "log: {tensorboard: false}\n"
+    )
+    assert "2 episodes" in run("collect", str(recipe), "env.tasks=[reach_red]", "-o", str(tmp_path / "demos"))
+
+    folder = tmp_path / "run"
+    assert f"policy: {folder / 'policy'}" in run("sft", str(recipe), "-o", str(folder))
+    run("sft", str(recipe), "-o", str(folder), "--resume")
+    steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert steps == sorted(set(steps)) and max(steps) == 3
+
+    evaluation = tmp_path / "evaluation"
+    command = ("eval", str(recipe), f"policy.path={folder / 'policy'}", "-o", str(evaluation))
+    assert "greedy" in run(*command)
+    assert "sampled" in run(*command, "--name", "again")  # A second one in the same folder.
+    assert CliRunner().invoke(app, list(command)).exit_code == 2  # Not over the first.
+    assert (evaluation / "report.html").stat().st_size > 1000
+    first, again = (evaluation / "evaluations" / f"{name}.json" for name in ("policy", "again"))
+    table = run("compare", str(first), str(again), "-o", str(tmp_path / "comparison.json"))
+    assert "McNemar" in table
+    greedy = [r for r in json.loads((tmp_path / "comparison.json").read_text())["results"] if r["mode"] == "greedy"]
+    assert greedy and all(r["gained"] == r["lost"] == 0 for r in greedy)
+
+    policy = str(folder / "policy")
+    assert "of at most 4 pairs" in run("compare", policy, policy, "--recipe", str(recipe), "compare.max_pairs=4")
+
+
+def test_finding_an_evaluation(tmp_path: Path) -> None:
+    folder = tmp_path / "evaluations"
+    folder.mkdir()
+    with pytest.raises(ConfigError, match="It has: none"):
+        find_evaluation(tmp_path, "final")
+    (folder / "a.json").touch()
+    assert find_evaluation(tmp_path, "final") == folder / "a.json" == find_evaluation(folder / "a.json", "final")
+    (folder / "b.json").touch()
+    with pytest.raises(ConfigError, match=r"which evaluation\? It has: a\.json, b\.json"):
+        find_evaluation(tmp_path, "final")
+    (folder / "final.json").touch()
+    assert find_evaluation(tmp_path, "final") == folder / "final.json"

@@ -1,0 +1,85 @@
+"""The demo's own part: what it says of the result, how it is interrupted, how the base policy is made anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_ablate import evaluation
+from tiny_run import make_recipe
+
+from vla_rl.config import dump_yaml
+from vla_rl.workflows import commands, demo
+from vla_rl.workflows.loop_rounds import Round
+
+
+@pytest.fixture
+def recipe_file(tmp_path: Path, monkeypatch) -> Path:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(dump_yaml(make_recipe(tmp_path / "base")))
+    monkeypatch.setattr(demo, "RECIPE", str(path))
+    return path
+
+
+def test_it_says_what_was_gained_beside_the_control_and_what_that_does_not_prove(
+    recipe_file, tmp_path, monkeypatch, capsys
+):
+    def loop(recipe, folder, show):
+        assert recipe.algo.lr == 0.5
+        done = Round(folder / "round_1")
+        for run, name, outcomes in (
+            (done.run, "base", "10000000"),
+            (done.run, "final", "11111110"),
+            (done.control("shuffled_rewards"), "final", "11000000"),
+        ):
+            evaluation(name, outcomes).save(run / "evaluations" / f"{name}.json")
+        return done
+
+    monkeypatch.setattr(demo, "loop", loop)
+    report = demo.demo(["algo.lr=0.5", "loop.controls=[shuffled_rewards]"], tmp_path / "run")
+    assert report == tmp_path / "run" / "round_1" / "train" / "report.html"
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "RL: sampled, all tasks: 12.5 % -> 87.5 %, +75.0" in shown
+    assert "shuffled rewards: sampled, all tasks: 12.5 % -> 25.0 %" in shown and "no proof" in shown
+
+
+def test_ctrl_c_says_how_to_go_on(recipe_file, tmp_path, monkeypatch, capsys):
+    def loop(recipe, folder, show):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo, "loop", loop)
+    with pytest.raises(KeyboardInterrupt):
+        demo.demo(["seed=4"], tmp_path / "run")
+    shown = capsys.readouterr().out.replace("\n", "")
+    assert f"vla-rl loop {recipe_file} seed=4 --output {tmp_path / 'run'} --resume".replace(" ", "") in shown.replace(
+        " ", ""
+    )
+
+
+def test_the_base_policy_is_made_step_by_step_and_finished_steps_are_kept(recipe_file, tmp_path, monkeypatch):
+    done: list[str] = []
+
+    def collect(recipe, config, show):
+        done.append(f"collect {Path(config.dataset).name}")
+        Path(config.dataset).mkdir()
+
+    def sft(recipe, folder):
+        done.append(f"sft {recipe.name}")
+        (folder / "policy").mkdir()
+
+    monkeypatch.setattr(commands, "collect", collect)
+    monkeypatch.setattr(commands, "sft", sft)
+    names = []
+    for name in ("clean", "sloppy"):
+        path = tmp_path / f"{name}.yaml"
+        dataset = f"collect={{dataset: {tmp_path}/{name}_demos}}"
+        path.write_text(dump_yaml(make_recipe(tmp_path / "base", f"name={name}", dataset)))
+        names.append(str(path))
+    monkeypatch.setattr(demo, "BASE_RECIPES", tuple(names))
+    policy = demo.make_base_policy(tmp_path / "runs")
+    assert done == ["collect clean_demos", "sft clean", "collect sloppy_demos", "sft sloppy"]
+    assert policy.is_dir() and policy.parent.name.startswith("sloppy")
+    policy.rmdir()  # As if cut off while cloning: the demonstrations are there.
+    done.clear()
+    demo.make_base_policy(tmp_path / "runs")
+    assert done == ["sft sloppy"]

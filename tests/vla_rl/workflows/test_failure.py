@@ -1,0 +1,81 @@
+"""`vla-rl failure fit | eval` on a tiny policy, from episodes to the page; and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tiny_run import save_policy
+from typer.testing import CliRunner, Result
+
+from vla_rl.cli.main import app
+
+RECIPE = """
+name: tiny
+num_threads: 1
+env: {{kind: dummy, num_envs: 16, tasks: [reach_red], horizon: 16}}
+policy: {{kind: openvla, path: {policy}}}
+failure:
+  kind: conformal
+  alpha: 0.4
+  detectors: [rnd, safe_mlp]
+  min_failures: 5
+  fit_on: {{episodes_per_task: 80}}
+  calibrate_on: {{episodes_per_task: 80, start_index: 100}}
+  evaluate_on: {{episodes_per_task: 60, split: eval}}
+  rnd: {{network: {{steps: 20, width: 16}}}}
+  safe_mlp: {{network: {{steps: 20, width: 16}}}}
+"""
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["failure", *arguments])
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    file = tmp_path / "tiny.yaml"
+    file.write_text(RECIPE.format(policy=save_policy(tmp_path / "policy")))
+    return file
+
+
+@pytest.mark.slow
+def test_fit_and_eval(recipe: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    fitted = run("fit", str(recipe), "-o", str(folder))
+    assert fitted.exit_code == 0, fitted.output
+    assert f"detector: {folder / 'detectors' / 'rnd'}" in fitted.output
+    written = (folder / "embeddings" / "fit_on" / "embeddings.safetensors").stat().st_mtime_ns
+    assert run("fit", str(recipe), "-o", str(folder), "--resume").exit_code == 0
+    assert (folder / "embeddings" / "fit_on" / "embeddings.safetensors").stat().st_mtime_ns == written
+    other = run("fit", str(recipe), "failure.alpha=0.3", "--episodes-of", str(folder), "-o", str(tmp_path / "other"))
+    assert other.exit_code == 0, other.output
+    assert not (tmp_path / "other" / "embeddings").exists()
+    measured = run("eval", str(recipe), str(folder))
+    assert measured.exit_code == 0, measured.output
+    result = json.loads((folder / "failure.json").read_text())
+    assert result["facts"]["num_episodes"] == 60
+    assert set(result["figures"]) == {"rnd", "safe_mlp", "clock"}
+    assert (folder / "failure.html").is_file()
+    changed = run("eval", str(recipe), str(folder), "failure.evaluate_on.episodes_per_task=61")
+    assert changed.exit_code == 2
+    assert "holds episodes embedded for another policy, environment or source" in changed.output
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("failure=null", "failure: the recipe has none"),
+        ("failure.detectors=[oracle]", "failure.detectors.0: got 'oracle'"),
+        ("failure.alpha=0", "failure.alpha: got 0"),
+        ("failure.alfa=0.1", "Did you mean 'alpha'?"),
+        ("failure.kind=magic", "failure.kind: got 'magic'"),
+        ("policy.path=null", "a failure detector belongs to one checkpoint"),
+        ("failure.every=3", "new episodes are embedded once a chunk (4 steps)"),
+    ],
+)
+def test_what_is_refused(recipe: Path, tmp_path: Path, override: str, message: str) -> None:
+    result = run("fit", str(recipe), override, "-o", str(tmp_path / "run"))
+    assert result.exit_code == 2
+    assert message in result.output

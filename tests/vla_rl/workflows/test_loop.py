@@ -1,0 +1,469 @@
+"""The outer loop on the dummy environment, every part real and tiny: what it leaves, and that a stopped one goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_run
+import yaml
+from tiny_run import save_policy
+
+from vla_rl.common import atomic
+from vla_rl.common.run_folder import open_run
+from vla_rl.config import ConfigError, apply_overrides, dump_yaml, read_yaml, validate
+from vla_rl.data.config import DatasetConfig, DatasetError
+from vla_rl.data.dataset import DataNeeds, open_dataset
+from vla_rl.evaluation.evaluate import EvalConfig, evaluate
+from vla_rl.evaluation.results import Evaluation
+from vla_rl.interfaces import TrustError
+from vla_rl.policies.base import load_policy
+from vla_rl.recipe.collect_config import CollectConfig
+from vla_rl.recipe.recipe import Recipe, load_recipe
+from vla_rl.workflows import closed_loop as loop
+from vla_rl.workflows import commands, loop_controls
+from vla_rl.workflows.loop_rounds import Round, RoundsTable, counted_episodes, planned_episodes
+from vla_rl.workflows.policy_ranking import rank_policies
+
+REAL = {"kind": "dummy", "num_envs": 8, "tasks": ["reach_red"], "horizon": 40}
+STAGE = {"steps": 2, "batch_size": 4, "warmup_steps": 1}
+FIT = {
+    "kind": "latent_video",
+    "model": {
+        "autoencoder": {"channels": [4, 8], "blocks": [1, 1], "latent_channels": 4},
+        "dynamics": {"width": 32, "depth": 1, "heads": 2, "patch": 4, "memory": 2},
+        "success": {"width": 32, "depth": 1},
+        "frame_steps": 4,
+    },
+    "clip_frames": 3,
+    "holdout": 0.5,
+    "autoencoder": STAGE,
+    "dynamics": STAGE,
+    "success": STAGE,
+    "max_false_success": 0.99,
+    "min_failures": 1,
+    "measure": {"inverse_updates": 2, "num_clips": 0},
+}
+RECIPE: dict[str, Any] = {
+    "name": "tiny_loop",
+    "num_threads": 1,
+    "env": {"kind": "world_model", "first_frames": REAL, "num_envs": 8, "trust": {"ignore": True}},
+    "real_env": REAL,
+    "algo": {"kind": "grpo", "lr": 1e-3, "minibatch_size": 24},
+    "sampling": {"first_state": 7, "train_states": 2},
+    "train": {"iterations": 1, "groups": 2, "group_size": 4, "allow_no_success": True},
+    "loop": {"episodes": 24, "held_out": 24, "steps_after_success": 4, "controls": ["shuffled_rewards"]},
+    "world_model": FIT,
+    "eval": {"episodes_per_task": 4, "videos": 0},
+    "log": {"tensorboard": False, "console": False},
+}
+
+
+def make_recipe(folder: Path, *overrides: str) -> Recipe:
+    """With a policy that moves at random and a world model fitted in two updates a stage."""
+    policy = save_policy(folder / "policy")
+    values = RECIPE | {"policy": {"kind": "openvla", "path": str(policy)}}
+    recipe = validate(Recipe, values | {"env": REAL, "real_env": None})
+    episodes = folder / "episodes"
+    config = CollectConfig(source="policy", dataset=str(episodes), episodes_per_task=24)
+    commands.collect(recipe, config, lambda _: None)
+    world_model = commands.fit_world_model(recipe, folder / "fit", [episodes])
+    values["env"] = RECIPE["env"] | {"path": str(world_model)}
+    values["world_model"] = {**FIT, "model": None, "autoencoder": {"steps": 0}}
+    return validate(Recipe, apply_overrides(values, overrides))
+
+
+def started(recipe: Recipe, folder: Path) -> Path:
+    """The loop's folder, as `vla-rl loop` opens it."""
+    return open_run(recipe, folder, resume=False)
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory) -> Recipe:
+    return make_recipe(tmp_path_factory.mktemp("loop"))
+
+
+def test_a_round_goes_from_real_episodes_to_a_real_evaluation(recipe, tmp_path, monkeypatch):
+    trained: list[Path] = []
+    monkeypatch.setattr(loop_controls, "train", lambda recipe, folder, *_, **__: trained.append(folder) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):  # Stopped at the start of RL.
+        loop.loop(recipe, started(recipe, tmp_path / "run"), lambda _: None)
+    monkeypatch.undo()
+    folder = tmp_path / "run"
+    kept = {path: path.stat().st_mtime_ns for path in (folder / "round_1" / "fit").rglob("*.safetensors")}
+    assert kept and trained == [folder / "round_1" / "train"]
+
+    done = loop.loop(recipe, folder, lambda _: None)
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept, "the world model was not fitted again"
+    trust = json.loads((done.world_model / "trust.json").read_text())
+    assert trust["figures"]["agreement"]["n"] == 24 and trust["provenance"]["chunk_frames"] == 1
+    admission = json.loads((done.run / "admission.json").read_text())
+    assert Path(admission["report"]) == done.world_model / "trust.json" and admission["ignored"]
+    base = Evaluation.load(done.run / "evaluations" / "base.json")
+    assert base.meta.env == "dummy", "evaluated in the real environment"
+    assert set(loop_controls.evaluations(recipe, done)) == {"none", "shuffled_rewards"}
+    for page in (done.run / "report.html", folder / "report.html"):
+        assert "Not trusted" in page.read_text() and "over shuffled rewards" in page.read_text()
+    rounds = json.loads((folder / "rounds.json").read_text())
+    assert [row["total"] for row in rounds["rows"]] == [48] and "48 real episodes" in page.read_text()
+
+
+def test_an_untrusted_world_model_stops_the_loop(recipe, tmp_path):
+    values = recipe.model_dump(mode="json")
+    values["env"]["trust"]["ignore"] = False
+    with pytest.raises(ValueError, match="cannot be trusted enough"):
+        loop.loop(validate(Recipe, values), tmp_path, lambda _: None)
+
+
+def test_a_loop_needs_its_evaluations(recipe, tmp_path):
+    quiet = recipe.model_copy(update={"train": recipe.train.model_copy(update={"evaluate": "never"})})
+    with pytest.raises(ConfigError, match=r"train\.evaluate: got 'never'"):
+        loop.loop(quiet, tmp_path, lambda _: None)
+
+
+def test_a_recipe_without_its_sections_is_refused(recipe, tmp_path):
+    with pytest.raises(ConfigError, match="real_env, world_model and algo"):
+        loop.loop(recipe.model_copy(update={"world_model": None}), tmp_path, lambda _: None)
+
+
+def test_a_loop_with_styles_records_what_guides_them(recipe, tmp_path):
+    """Which the dummy environment cannot: the loop stops before any episode."""
+    styled = validate(Recipe, apply_overrides(recipe.model_dump(mode="json"), ["world_model.style.share=0.5"]))
+    with pytest.raises(ConfigError, match=r"collect\.structure: dummy draws no segmentation"):
+        loop.loop(styled, tmp_path, lambda _: None)
+
+
+# --- rounds ----------------------------------------------------------------------------------------
+
+TWO = (
+    *("loop.rounds=2", "loop.episodes=16", "loop.held_out=24", "loop.controls=[online_grpo]"),
+    *("sampling.keyframe_share=0.5", "train.groups=4", "gate.every=1", "gate.pairs=8", "loop.real_episodes=112"),
+)
+
+
+@pytest.fixture(scope="module")
+def two(recipe) -> Recipe:
+    """Two rounds, with keyframes and a gate, against RL in the simulator."""
+    return validate(Recipe, apply_overrides(recipe.model_dump(mode="json"), TWO))
+
+
+@pytest.fixture(scope="module")
+def whole(two, tmp_path_factory) -> Path:
+    folder = started(two, tmp_path_factory.mktemp("rounds") / "run")
+    loop.loop(two, folder, lambda _: None)
+    return folder
+
+
+@pytest.mark.slow
+def test_rounds_start_from_one_another(whole, two):
+    first, second = (Round(whole / f"round_{n}") for n in (1, 2))
+    config = read_yaml(second.run / "config.yaml")
+    assert config["policy"]["path"] == str(first.run / "policy")
+    assert config["env"]["path"] == str(second.world_model)
+    assert config["gate"]["start_index"] == two.gate.start_index + two.gate.pairs, "states that no gate has used"
+    fit = read_yaml(second.folder / "train.yaml")
+    assert fit["sampling"]["keyframes"] == str(second.keyframes)
+    notes = json.loads((second.rollouts / "collect.json").read_text())
+    explorer = first.explorer.name
+    assert notes["policy_version"].startswith(explorer) and notes["collect"]["start_index"] == 100_016
+    before = json.loads((second.trust_before / "trust.json").read_text())
+    after = json.loads((second.world_model / "trust.json").read_text())
+    assert before["provenance"]["model"] == str(first.world_model) != after["provenance"]["model"]
+    assert before["provenance"]["dataset_keys"] == after["provenance"]["dataset_keys"], "on the same held-out episodes"
+    base = Evaluation.load(second.run / "evaluations" / "base.json")
+    ended = Evaluation.load(first.run / "evaluations" / "final.json")
+    assert base.meta.name == "base" and base.episodes == ended.episodes, "a round begins where the last one ended"
+    row = json.loads((second.run / "metrics.jsonl").read_text().splitlines()[0])
+    assert "train/success_from_keyframes" in row and "train/success_from_start" in row
+
+
+@pytest.mark.slow
+def test_every_real_episode_is_counted_once(whole, two):
+    table = RoundsTable.model_validate_json((whole / "rounds.json").read_text())
+    for row, done in zip(table.rows, (Round(whole / "round_1"), Round(whole / "round_2")), strict=True):
+        checks = json.loads((done.run / "gate.json").read_text())["checks"]
+        assert (row.episodes.rollouts, row.episodes.held_out) == (16, 24)
+        assert row.episodes.gate == sum(check["comparison"]["num_episodes"] for check in checks) > 0
+        assert row.num_keyframes and row.after and bool(row.before) == (row.number == 2)
+    assert table.total == sum(row.episodes.total for row in table.rows) <= 112 == table.budget
+    online = read_yaml(whole / "online_grpo" / "config.yaml")
+    played = sum(
+        json.loads(line)["train/episodes"]
+        for line in (whole / "online_grpo" / "metrics.jsonl").read_text().splitlines()
+    )
+    assert online["env"]["kind"] == "dummy" and online["policy"]["path"] == str(two.policy.path)  # type: ignore[attr-defined]
+    assert table.total - 4 * online["train"]["iterations"] < played == table.online <= table.total
+    page = (whole / "report.html").read_text()
+    assert (
+        "RL in the simulator, as many real episodes" in page and f"{table.total} real episodes of at most 112" in page
+    )
+    assert "<h2>Rounds</h2>" in page and "Controls" in page
+
+
+@pytest.mark.slow
+def test_a_later_round_that_trust_refuses_ends_the_loop_with_the_round_before(two, tmp_path, monkeypatch):
+    run = loop.run_beside_controls
+
+    def refuse_the_second(recipe: Recipe, done: Round, before: Round | None, show: Callable[[str], None]) -> None:
+        if before is not None:
+            raise TrustError("False successes: too many")
+        run(recipe, done, before, show)
+
+    monkeypatch.setattr(loop, "run_beside_controls", refuse_the_second)
+    told: list[str] = []
+    folder = started(two, tmp_path / "run")
+    last = loop.loop(two, folder, told.append)
+    assert last.folder.name == "round_1" and "round 2 of 2: no RL. False successes: too many" in told
+    first, second = RoundsTable.model_validate_json((folder / "rounds.json").read_text()).rows
+    assert (first.refused, second.refused) == ("", "False successes: too many")
+    assert second.real == first.real and second.episodes.rollouts == 16, "collected, so counted"
+    assert "no RL: trust refused" in (folder / "report.html").read_text()
+    final = Evaluation.load(folder / "evaluations" / "final.json")
+    assert final.episodes == Evaluation.load(last.run / "evaluations" / "final.json").episodes
+
+
+class _Stopped(BaseException):
+    """Stands for a kill."""
+
+
+@pytest.mark.slow
+def test_stopped_at_every_stage_it_ends_the_same(whole, two, tmp_path, monkeypatch):
+    """Stopped before whatever it would have published next, again and again."""
+    folder = started(two, tmp_path / "run")
+    publish, allowed, stops = atomic._publish, [0], 0
+
+    def limited(*args: Any) -> None:
+        if allowed[0] == 0:
+            raise _Stopped
+        allowed[0] -= 1
+        publish(*args)
+
+    monkeypatch.setattr(atomic, "_publish", limited)
+    for _ in range(200):
+        allowed[0] = 3
+        try:
+            loop.loop(two, folder, lambda _: None)
+            break
+        except _Stopped:
+            stops += 1
+    assert stops >= 6
+    same_result(whole, folder)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from vla_rl import atomic, loop
+from vla_rl.recipe import load_recipe
+publish, allowed = atomic._publish, [int(sys.argv[3])]
+def limited(*args):
+    if allowed[0] == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    allowed[0] -= 1
+    publish(*args)
+atomic._publish = limited
+loop.loop(load_recipe(sys.argv[1]), Path(sys.argv[2]), lambda _: None)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_killed_at_every_stage_it_ends_the_same(whole, two, tmp_path):
+    """SIGKILL, in a process of its own, in the middle of each stage in turn."""
+    folder = started(two, tmp_path / "run")
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    kills = 0
+    for _ in range(60):
+        command = [sys.executable, "-c", KILLED, str(folder / "config.yaml"), str(folder), "3"]
+        code = subprocess.run(command, env=environment, check=False).returncode
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL
+        kills += 1
+    assert kills >= 6
+    same_result(whole, folder)
+
+
+def same_result(one: Path, other: Path) -> None:
+    """The same policies to the bit, and the same count of real episodes."""
+    for run in ("round_1/train", "round_2/train", "online_grpo"):
+        weights = [(folder / run / "policy" / "model.safetensors").read_bytes() for folder in (one, other)]
+        assert weights[0] == weights[1], run
+    tables = [RoundsTable.model_validate_json((folder / "rounds.json").read_text()) for folder in (one, other)]
+    assert [row.episodes for row in tables[0].rows] == [row.episodes for row in tables[1].rows]
+    assert tables[0].online == tables[1].online
+
+
+@pytest.mark.slow
+def test_without_refits_later_rounds_stay_in_the_first_world_model(recipe, tmp_path, monkeypatch):
+    overrides = [*TWO, "loop.refit=false", "loop.controls=[]", "gate.every=0", "sampling.keyframe_share=0"]
+    two = validate(Recipe, apply_overrides(recipe.model_dump(mode="json"), overrides))
+    folder = started(two, tmp_path / "run")
+    done = loop.loop(two, folder, lambda _: None)
+    config = read_yaml(done.run / "config.yaml")
+    assert config["env"]["path"] == str(folder / "round_1" / "fit" / "world_model")
+    assert config["env"]["trust"]["report"] == str(done.trust_before / "trust.json")
+    assert not done.world_model.exists() and done.rollouts.is_dir()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["loop.real_episodes=50"],
+            r"got 50, too few for 2 rounds: each takes up to 56 \(16 to fit on, 24 held out, 16",
+        ),
+        (["loop.real_episodes=60"], r"all of them 112\. Raise it, set loop\.rounds=1, or lower"),
+        (["loop.real_episodes=112", "train.validate_every=1"], "40 for validation"),
+        (["loop.controls=[online]"], "loop.controls"),
+        (["loop.old_weight=0"], "loop.old_weight"),
+    ],
+)
+def test_a_budget_that_is_too_small_is_refused_before_anything_runs(two, tmp_path, overrides, message):
+    values = apply_overrides(two.model_dump(mode="json"), overrides)
+    with pytest.raises(ConfigError, match=message):
+        loop.loop(validate(Recipe, values), tmp_path / "run", lambda _: None)
+    assert not (tmp_path / "run").exists()
+
+
+def test_validation_is_counted_as_it_is_run(tmp_path):
+    options = ["train.validate_every=2", "train.validation_episodes=5", "eval.samples_per_state=4"]
+    one_task = "eval.tasks=[reach_red]"
+    recipe = tiny_run.make_recipe(tmp_path / "policy", "env.tasks=[reach_red, reach_blue]", *options, one_task)
+    assert planned_episodes(recipe).validation == 2 * 5 * (1 + 4), "twice; one task; greedy and four samples"
+    done = Round(tmp_path / "round_1")
+    done.run.mkdir(parents=True)
+    rows = [{"step": step, "validation/sampled": 0.5} for step in (2, 4, 4)]
+    (done.run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert counted_episodes(recipe, done).validation == 2 * 5 * (1 + 4)
+
+
+def with_control(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Recipe, list[Recipe]]:
+    """A recipe with a control whose process fails at once, and the recipes that were started."""
+    recipe = tiny_run.make_recipe(
+        save_policy(folder / "policy"),
+        *("loop.controls=[continue_bc]", "train.keep=best", "train.validate_every=1", "train.validation_episodes=2"),
+    )
+    started: list[Recipe] = []
+
+    def start(_: Recipe, file: Path, __: Path, overrides: Sequence[str]) -> subprocess.Popen[bytes]:
+        started.append(load_recipe(file, overrides))
+        process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+        process.wait()
+        return process
+
+    monkeypatch.setattr(loop_controls, "_start", start)
+    return recipe, started
+
+
+def test_a_control_that_fails_ends_rl_at_once(tmp_path, monkeypatch):
+    recipe, started = with_control(tmp_path, monkeypatch)
+    done = Round(tmp_path / "round_1")
+    done.folder.mkdir()
+    with pytest.raises(RuntimeError, match=r"the control continue_bc failed; its output .*train_continue_bc\.log"):
+        loop_controls.run_beside_controls(recipe, done, None, lambda _: None)
+    assert {row["step"] for row in tiny_run.metrics(done.run)} == {1}, "not only after RL's four iterations"
+    assert started[0].train.keep == "last" and started[0].train.control == "continue_bc"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("notes", "message"),
+    [
+        (
+            {"policy_version": "policy 0123456789ab"},
+            r"collected with other settings \(policy_version: there 'policy 01",
+        ),
+        ({"env": {"cameras": ["wrist"]}}, r"env\.cameras: there \['wrist'\], now \['agentview'\]"),
+    ],
+)
+def test_a_rounds_episodes_of_another_policy_or_camera_are_refused(whole, two, tmp_path, notes, message):
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder, ignore=shutil.ignore_patterns("train", "fit", ".cache", "online_grpo"))
+    file = folder / "round_1" / "held_out" / "collect.json"
+    values = json.loads(file.read_text())
+    for key, value in notes.items():
+        values[key] = values[key] | value if isinstance(value, dict) else value
+    file.write_text(json.dumps(values))
+    with pytest.raises(ConfigError, match=message):
+        loop.loop(two, folder, lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("num_episodes", "options", "expected"),
+    [
+        (160, [], (40, 1)),  # 40 groups of 4.
+        (400, [], (50, 2)),  # 2.5 iterations of 40: two, larger ones.
+        (400, ["loop.online_groups=10"], (10, 10)),
+        (7, [], (1, 1)),
+    ],
+)
+def test_the_control_in_the_simulator_takes_no_more_than_the_loop_did(two, num_episodes, options, expected):
+    recipe = validate(Recipe, apply_overrides(two.model_dump(mode="json"), ["train.groups=40", *options]))
+    online = loop_controls.online_recipe(recipe, num_episodes)
+    assert (online.train.groups, online.train.iterations) == expected
+    assert online.train.groups * online.train.iterations * 4 <= num_episodes
+    assert online.env.kind == "dummy" and not online.gate.every and not online.sampling.keyframe_share  # type: ignore[attr-defined]
+    again = validate(Recipe, yaml.safe_load(dump_yaml(online)))
+    assert again.train == online.train and again.real_env is None
+
+
+# --- imagined episodes as data -----------------------------------------------------------------------
+
+
+def test_imagined_episodes_become_a_dataset_that_says_so(recipe, tmp_path):
+    config = CollectConfig(source="policy", imagined=True, dataset=str(tmp_path / "dreams"), episodes_per_task=4)
+    commands.collect(recipe, config, lambda _: None)
+    spec = recipe.env.env_spec()
+    needs = DataNeeds(spec.cameras, spec.action_dim, spec.state_dim, spec.image_size[0], spec.control_hz)
+    dataset = open_dataset(DatasetConfig(path=config.dataset, control_sources=("imagined",)), needs)
+    step = dataset.rows - dataset.starts[np.searchsorted(dataset.starts, dataset.rows, side="right") - 1]
+    assert not (step % 4).any() and len(dataset.rows) == -(-dataset.lengths // 4).sum(), (
+        "rows with an image of their own"
+    )
+    assert dataset.batch(dataset.rows[:2], 4).valid.all()
+    with pytest.raises(DatasetError, match=r"frames=all; the dataset holds \['imagined'\]"):
+        open_dataset(DatasetConfig(path=config.dataset, control_sources=("policy",)), needs)
+    real = recipe.model_copy(update={"env": recipe.real_env, "real_env": None})
+    with pytest.raises(ConfigError, match="env is no world model"):
+        commands.collect(real, config, lambda _: None)
+    for options in ({"source": "expert"}, {"source": "policy", "keyframes": True}):
+        with pytest.raises(ConfigError, match=r"collect\.imagined"):
+            validate(CollectConfig, {"imagined": True, **options})
+
+
+# --- uses beyond RL ----------------------------------------------------------------------------------
+
+
+def test_policies_are_ranked_in_both_worlds(recipe, tmp_path):
+    other = save_policy(tmp_path / "other", seed=1)
+    few = recipe.model_copy(update={"world_model": recipe.world_model.model_copy(update={"compare_episodes": 5})})
+    policies = [str(recipe.policy.path), str(other)]  # type: ignore[attr-defined]
+    ranking = rank_policies(few, recipe.env.path, policies, tmp_path / "ranking.json", lambda _: None)
+    written = json.loads((tmp_path / "ranking.json").read_text())
+    assert {policy["name"] for policy in written["policies"]} == set(policies) and written["num_states"] == 5
+    assert set(written["imagined"]) == {"pearson", "spearman", "mmrv", "policy_gap"} == set(written["judged"])
+    assert all(name in ranking.text() for name in policies)
+    with pytest.raises(ConfigError, match="ranking needs at least two, each once"):
+        rank_policies(few, recipe.env.path, policies[:1], tmp_path / "ranking.json")
+
+
+def test_an_evaluation_can_plan(recipe, tmp_path):
+    """In the real environment, with the real world model: recorded with what it took."""
+    policy = load_policy(recipe.policy.path)  # type: ignore[attr-defined]
+    plan = {"world_model": str(recipe.env.path), "candidates": 3}
+    config = EvalConfig.model_validate({"episodes_per_task": 5, "temperatures": [0, 1], "plan": plan})
+    found = [evaluate(policy, recipe.real_env, config) for _ in range(2)]
+    assert found[0].episodes == found[1].episodes and len(found[0].episodes) == 10
+    assert found[0].meta.latency["decision_ms"] > 0 and "best of 3 chunks imagined" in found[0].meta.protocol
+    found[0].save(tmp_path / "planned.json")
+    assert Evaluation.load(tmp_path / "planned.json").meta.config["plan"]["candidates"] == 3

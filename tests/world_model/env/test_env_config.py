@@ -1,0 +1,258 @@
+"""The environment from a config: where episodes begin, what trust must say, real networks, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from test_model import SMALL, small_world_model
+from toy import FACTS, start_position, through_a_file, toy_env_spec
+
+from vla_rl.config import ConfigError, build_component
+from vla_rl.data.config import DatasetError
+from vla_rl.types import EpisodeSpec, Keyframe, Observation
+from world_model.config import ImaginationConfig
+from world_model.data.initial_frames import MAX_KEPT, RecordedFirstFrames, SimulatedFirstFrames, check_alike
+from world_model.env.config import WorldModelEnvConfig
+from world_model.env.env import WorldModelEnv
+from world_model.metadata import WorldModelFacts, content_key
+from world_model.model.world_model import WorldModel, build_parts
+from world_model.trust.config import DEFAULT_REQUIRE, MeasureConfig
+from world_model.trust.figures import Figure
+from world_model.trust.report import TRUST_FILE, Provenance, TrustError, TrustReport
+
+SPEC = EpisodeSpec("reach", "train", 1)
+
+
+# --- first frames ---------------------------------------------------------------------------
+
+
+class FakeSimulator:
+    """Shows `start_position`; counts its resets."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.num_envs, self.spec = 3, toy_env_spec(**changes)
+        self.calls: list[int] = []
+        self.num_closed = 0
+
+    def reset(self, specs: list[EpisodeSpec], env_ids: list[int]) -> Observation:
+        assert list(env_ids) == list(range(len(specs)))
+        self.calls.append(len(specs))
+        position = np.array([start_position(spec) for spec in specs], np.float32)
+        images = np.broadcast_to((8 * position)[:, None, None, None], (len(specs), 8, 8, 3)).astype(np.uint8)
+        state = np.stack([position, position], 1)
+        return Observation({"wrist": images, "agentview": images}, state, ["x"] * len(specs))
+
+    def close(self) -> None:
+        self.num_closed += 1
+
+
+def test_a_group_is_rendered_once() -> None:
+    simulator = FakeSimulator()
+    frames = SimulatedFirstFrames(cast(Any, simulator))
+    specs = [EpisodeSpec("reach", "train", i) for i in (0, 1, 0, 2, 3, 0)]
+    expected = [1 + i / 8 for i in (0, 1, 0, 2, 3, 0)]
+    assert frames.observe(specs).state[:, 0].tolist() == expected
+    assert simulator.calls == [3, 1]
+    assert frames.observe(specs[::-1]).state[:, 0].tolist() == expected[::-1]
+    assert simulator.calls == [3, 1]
+    keyframes = [Keyframe("sim", "reach", 3, {"position": np.array(p)}) for p in (5.0, 6.0)]
+    stored = [replace(SPEC, keyframe=k) for k in (*keyframes, keyframes[0])]
+    assert frames.observe([SPEC, *stored]).state[:, 0].tolist() == [1.125, 5, 6, 5]
+    assert simulator.calls == [3, 1, 2]
+    frames.observe([EpisodeSpec("reach", "eval", i) for i in range(MAX_KEPT)])
+    num_calls = len(simulator.calls)
+    frames.observe(specs)  # Forgotten, and rendered again.
+    assert len(simulator.calls) == num_calls + 2
+    frames.close()
+    assert simulator.num_closed == 1
+
+
+def dataset(names: list[str], instructions: list[str], first: float = 0.0) -> Any:
+    """Episodes of two rows each."""
+    rows = 2 * len(names)
+    images = (first + np.arange(rows, dtype=np.float32))[:, None, None, None] * np.ones((8, 8, 3), np.uint8)
+    return SimpleNamespace(
+        path=Path("data"),
+        initial_states=names,
+        instructions=instructions,
+        task=np.repeat(np.arange(len(names)) % len(instructions), 2),
+        starts=np.arange(0, rows, 2),
+        episodes=np.arange(len(names)),
+        images={"agentview": images.astype(np.uint8), "wrist": images.astype(np.uint8)},
+        state=np.arange(2 * rows, dtype=np.float32).reshape(rows, 2),
+    )
+
+
+def test_recorded_episodes_begin_where_they_began() -> None:
+    recorded = dataset(["reach/train/40", "reach/eval/0", "reach_back/train/40"], ["go", "come", "turn"])
+    frames = RecordedFirstFrames([recorded], FACTS.tasks)
+    obs = frames.observe([EpisodeSpec("reach_back", "train", 40), EpisodeSpec("reach", "train", 40)])
+    assert obs.images["wrist"][:, 0, 0, 0].tolist() == [4, 0] and obs.instruction == ["turn", "go"]
+    np.testing.assert_array_equal(obs.state, recorded.state[[4, 0]])
+    with pytest.raises(ValueError, match=r"reach/train/41; .* 1, numbered 40 to 40.*sampling\.first_state"):
+        frames.observe([EpisodeSpec("reach", "train", 41)])
+    with pytest.raises(ValueError, match="are none"):
+        frames.observe([EpisodeSpec("reach", "validation", 0)])
+    with pytest.raises(ValueError, match=r"env\.first_frames"):
+        frames.observe([replace(SPEC, keyframe=Keyframe("tabletop", "reach", 0, {}))])
+
+
+def test_episodes_of_other_sources_are_numbered_by_instruction() -> None:
+    texts = list(FACTS.tasks.values())
+    parts = [dataset([f"robot/{i}" for i in range(4)], texts), dataset(["robot/0"], texts, first=100)]
+    frames = RecordedFirstFrames(parts, FACTS.tasks)
+    specs = [EpisodeSpec("reach", "train", i) for i in range(3)]
+    assert frames.observe(specs).images["wrist"][:, 0, 0, 0].tolist() == [0, 4, 100]
+    with pytest.raises(DatasetError, match="no episode of task 'reach_back'"):
+        RecordedFirstFrames(parts[1:], FACTS.tasks)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cameras": ("wrist",)}, r"env\.first_frames lacks \['agentview'\]"),
+        ({"image_size": (16, 16)}, r"image size: the world model has \(8, 8\), env\.first_frames has \(16, 16\)"),
+        ({"control_hz": 20.0}, r"control Hz: the world model has 10\.0, env\.first_frames has 20\.0"),
+        ({"action_dim": 4, "action_low": -np.ones(4), "action_high": np.ones(4)}, "action dimensions: .* 3, .* 4"),
+        ({"state_dim": 8}, "state dimensions"),
+        ({"action_high": np.full(3, 0.5)}, "action bounds"),
+        ({"tasks": {"reach": "x"}, "horizon": {"reach": 3}}, r"has no \['reach_back'\]"),
+    ],
+)
+def test_first_frames_of_another_robot_are_refused(changes: dict[str, Any], message: str) -> None:
+    check_alike(FACTS, toy_env_spec(), list(FACTS.tasks))
+    check_alike(FACTS, toy_env_spec(cameras=("front", "wrist", "agentview")), list(FACTS.tasks))
+    with pytest.raises(ConfigError, match=message):
+        check_alike(FACTS, toy_env_spec(**changes), list(FACTS.tasks))
+
+
+# --- built from a config ----------------------------------------------------------------------
+
+
+DUMMY = {"kind": "dummy", "image_size": 16, "cameras": ["agentview", "wrist"], "horizon": 12}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A world model of the dummy simulator, untrained."""
+    spec = cast(Any, build_component("env", DUMMY)).env_spec()
+    facts = WorldModelFacts.of(spec, np.zeros(8), np.ones(8), success_threshold=1e6)
+    torch.manual_seed(0)
+    WorldModel(SMALL, facts, build_parts(SMALL, facts)).save(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def section(folder: Path, **changes: Any) -> dict[str, Any]:
+    values = {"kind": "world_model", "path": str(folder), "first_frames": DUMMY, "num_envs": 2, "device": "cpu"}
+    return {**values, "trust": {"ignore": True}, **changes}
+
+
+def build(folder: Path, **changes: Any) -> WorldModelEnv:
+    return cast(Any, build_component("env", section(folder, **changes))).build()
+
+
+def test_real_networks_keep_the_contract(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parent.parent)
+    from checks import check_vec_env
+
+    config = build_component("env", section(folder, imagination={"fresh_noise": False}))
+    check_vec_env(cast(Any, config).build)
+
+
+def test_a_section_comes_back_from_its_own_dump(folder: Path) -> None:
+    config = build_component("env", section(folder))
+    assert isinstance(config, WorldModelEnvConfig) and config.is_imagined
+    assert build_component("env", config.model_dump(mode="json")) == config
+    moved = config.model_copy(update={"path": folder.parent})
+    assert moved.model_dump(mode="json")["path"] == str(folder.parent)
+
+
+def test_the_spec_needs_no_weights(folder: Path) -> None:
+    for file in folder.glob("*.safetensors"):
+        file.unlink()
+    config = cast(Any, build_component("env", section(folder, tasks=["reach_red"], imagination={"horizon": 8})))
+    spec = config.env_spec()
+    assert spec.kind == "world_model" and spec.horizon == {"reach_red": 8} and spec.cameras == ("agentview", "wrist")
+    shorter = section(folder, first_frames=DUMMY | {"horizon": 6})
+    assert set(cast(Any, build_component("env", shorter)).env_spec().horizon.values()) == {6}
+
+
+def test_without_trust_nothing_is_built(folder: Path) -> None:
+    with pytest.raises(TrustError, match=r"trust\.json.*trust\.ignore=true"):
+        build(folder, trust={})
+    (folder / "trust.json").write_text("{")
+    with pytest.raises(TrustError, match="not valid JSON"):
+        build(folder, trust={})
+    env = build(folder)
+    assert env.admission is not None and env.admission.ignored and "not valid JSON" in env.admission.problem
+    env.close()
+
+
+def test_trust_must_be_about_these_weights_and_high_enough(folder: Path) -> None:
+    def report(horizon: float, key: str) -> None:
+        TrustReport(
+            created="2026-01-01T00:00:00",
+            provenance=Provenance(model_key=key),
+            config=MeasureConfig(),
+            frame_steps=4,
+            figures={"trust_horizon": Figure(value=horizon, n=200)},
+        ).save(folder / TRUST_FILE)
+
+    only = {"require": dict.fromkeys(DEFAULT_REQUIRE) | {"trust_horizon": {"above": 8.0}}}
+    report(12, content_key(folder))
+    env = build(folder, trust=only)
+    assert env.admission is not None and not env.admission.ignored and env.admission.verdicts[0].passed
+    env.close()
+    report(8, content_key(folder))
+    with pytest.raises(TrustError, match="cannot be trusted enough"):
+        build(folder, trust=only)
+    report(12, "of older weights")
+    with pytest.raises(TrustError, match="another world model"):
+        build(folder, trust=only)
+    env = build(folder, trust={**only, "ignore": True})
+    assert env.admission is not None and env.admission.ignored
+    env.close()
+
+
+def test_what_does_not_fit_is_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"lacks \['wrist'\]"):
+        build(folder, first_frames=DUMMY | {"cameras": ["agentview"]})
+    with pytest.raises(ConfigError, match="image size"):
+        build(folder, first_frames=DUMMY | {"image_size": 32})
+    with pytest.raises(ConfigError, match="Did you mean 'reach_red'"):
+        build(folder, tasks=["reach_rad"])
+    with pytest.raises(ConfigError, match="no such folder"):
+        build(folder / "nowhere")
+    with pytest.raises(ValueError, match="num_envs"):
+        WorldModelEnv(small_world_model(), cast(Any, None), ImaginationConfig(), 0)
+
+
+def test_episodes_begin_in_one_place(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"env\.first_frames: .* got neither"):
+        build(folder, first_frames=None)
+    with pytest.raises(ConfigError, match="got both"):
+        build(folder, datasets="somewhere")
+    with pytest.raises(ConfigError, match="must be a real environment"):
+        build(folder, first_frames=section(folder))
+    with pytest.raises(DatasetError, match="somewhere"):
+        build(folder, first_frames=None, datasets="somewhere")
+
+
+def test_keyframes_keep_what_numpy_does_not_know(folder: Path) -> None:
+    env = build(folder)
+    cast(torch.nn.Module, env.world_model.dynamics).to(torch.bfloat16)
+    spec, ahead = EpisodeSpec("reach_red", "train", 1), np.full((1, 4, 7), 0.5, np.float32)
+    env.reset([spec], [0])
+    env.step(ahead, [0])
+    keyframe = through_a_file(env.save_state([0])[0])
+    assert any(name.endswith(":bfloat16") for name in keyframe.arrays)
+    expected = env.step(ahead, [0])
+    env.reset([replace(spec, keyframe=keyframe)], [1])
+    np.testing.assert_array_equal(env.step(ahead, [1]).obs.state, expected.obs.state)
+    env.close()

@@ -1,0 +1,129 @@
+"""Latent bootstrapping: what the dynamics sees of its own frames, a cache that is bounded, detached and made anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from test_fit import ENV, MODEL, collect, config, stop_fitting, weights
+
+from vla_rl.config import ConfigError, validate
+from vla_rl.data.config import DatasetConfig
+from world_model.config import BootstrapConfig, WorldModelConfig
+from world_model.data.clips import ClipDataset
+from world_model.data.episodes import EpisodeFrames, open_episodes
+from world_model.data.latents import open_latents
+from world_model.fit.config import FitConfig
+from world_model.fit.latent_bootstrap import Bootstrap
+from world_model.metadata import WorldModelFacts
+from world_model.model.world_model import WorldModel, build_parts
+
+
+@pytest.fixture(scope="module")
+def episodes(tmp_path_factory) -> Path:
+    return collect(tmp_path_factory.mktemp("bootstrap") / "episodes", noise=1.5, noise_hold=4)
+
+
+@pytest.fixture(scope="module")
+def world_model() -> WorldModel:
+    facts = WorldModelFacts.of(ENV.env_spec(), np.zeros(8), np.ones(8))
+    torch.manual_seed(0)
+    model = WorldModelConfig.model_validate(MODEL)
+    built = WorldModel(model, facts, build_parts(model, facts))
+    for parameter in built.parameters():
+        parameter.data += 0.05 * torch.randn(parameter.shape)
+    return built
+
+
+@pytest.fixture(scope="module")
+def clips(episodes, world_model) -> ClipDataset:
+    spec = ENV.env_spec()
+    frames = EpisodeFrames.of(
+        open_episodes(DatasetConfig(path=str(episodes)), spec), 4, spec.action_low, spec.action_high
+    )
+    return ClipDataset([open_latents(frames, world_model.autoencoder)], 3, np.zeros(8), np.ones(8))
+
+
+def make(clips: ClipDataset, world_model: WorldModel, **options: float) -> Bootstrap:
+    values = {"share": 0.5, "start": 0.0, "ramp": 0.1, "refresh_every": 10, "episodes": 6, **options}
+    return Bootstrap(BootstrapConfig.model_validate(values), clips, world_model.dynamics, 100, seed=1)
+
+
+def test_the_share_rises(clips, world_model) -> None:
+    rising = make(clips, world_model, share=0.8, start=0.2, ramp=0.5)
+    assert [round(rising.share(step), 3) for step in (0, 20, 45, 70, 100)] == [0, 0, 0.4, 0.8, 0.8]
+    clip, seen = make(clips, world_model, share=0.0).batch(4, 50)
+    assert seen is None and torch.equal(clip.frames.latents, clips.batch(4, 1, 50).frames.latents)
+
+
+def test_what_is_seen_was_imagined_and_what_is_predicted_is_real(clips, world_model) -> None:
+    bootstrap = make(clips, world_model)
+    clip, seen = bootstrap.batch(64, 10)
+    assert seen is not None
+    part = clips.parts[0]
+    changed = (seen.latents != clip.frames.latents).flatten(1).any(1)
+    assert 20 < changed.sum() < 44
+    torch.testing.assert_close(seen.latents[:, 0], clip.frames.latents[:, 0], atol=2e-3, rtol=0)  # The first is real.
+    real = torch.from_numpy(np.asarray(part.latents, np.float32))
+    for row in range(64):
+        frames = clip.frames.latents[row]
+        assert all(any(torch.equal(frame, known) for known in real) for frame in frames[:2])
+    cached = torch.cat([episode.latents for episode in bootstrap.cache.values()]).float()
+    for row in torch.nonzero(changed).flatten().tolist():
+        assert all(any(torch.equal(frame, known) for known in cached) for frame in seen.latents[row, 1:])
+
+
+def test_the_cache_is_bounded_detached_and_made_anew(clips, world_model) -> None:
+    bootstrap = make(clips, world_model, max_frames=12, episodes=100)
+    before = None
+    for step in (10, 20, 30):
+        bootstrap.batch(4, step)
+        assert 0 < bootstrap.num_frames <= 12
+        for episode in bootstrap.cache.values():
+            assert not episode.latents.requires_grad and episode.latents.grad_fn is None
+            assert episode.latents.dtype == torch.float16 and episode.latents.device.type == "cpu"
+        keys = set(bootstrap.cache)
+        assert keys != before
+        before, held = keys, bootstrap.cache
+        bootstrap.batch(4, step + 1)
+        assert bootstrap.cache is held, "refreshed at every tenth step alone"
+    clip, seen = bootstrap.batch(8, 40)
+    assert seen is not None
+    loss, _ = world_model.dynamics.loss(clip, torch.Generator().manual_seed(0), seen)
+    loss.backward()
+    assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in world_model.dynamics.parameters())  # type: ignore[attr-defined]
+    world_model.zero_grad()
+
+
+def test_it_uses_the_dynamics_as_it_is_now(clips, world_model) -> None:
+    bootstrap = make(clips, world_model)
+    bootstrap.refresh(10)
+    first = {key: episode.latents for key, episode in bootstrap.cache.items()}
+    bootstrap.refresh(10)
+    assert all(torch.equal(first[key], episode.latents) for key, episode in bootstrap.cache.items())
+    weight = next(world_model.dynamics.parameters())  # type: ignore[attr-defined]
+    weight.data += 0.5
+    bootstrap.refresh(10)
+    weight.data -= 0.5
+    assert any(not torch.equal(first[key], episode.latents) for key, episode in bootstrap.cache.items())
+
+
+def test_a_stopped_fit_goes_on_to_the_same_result(episodes, tmp_path, monkeypatch) -> None:
+    stage = {"steps": 5, "batch_size": 4, "warmup_steps": 1}
+    bootstrap = {"share": 0.9, "start": 0.0, "ramp": 0.1, "refresh_every": 2, "episodes": 4}
+    fit = config(episodes, dynamics=stage, bootstrap=bootstrap)
+    whole = fit.fit(ENV.env_spec(), tmp_path / "whole", seed=1)
+    plain = config(episodes, dynamics=stage).fit(ENV.env_spec(), tmp_path / "plain", seed=1)
+    assert weights(whole)["dynamics.safetensors"] != weights(plain)["dynamics.safetensors"]
+    stop_fitting(monkeypatch, 3 + 3)  # The autoencoder's three updates, and three of the dynamics'.
+    with pytest.raises(KeyboardInterrupt):
+        fit.fit(ENV.env_spec(), tmp_path / "run", seed=1)
+    monkeypatch.undo()
+    assert weights(fit.fit(ENV.env_spec(), tmp_path / "run", seed=1)) == weights(whole)
+
+
+def test_what_could_not_resume_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"refresh_every: got 3, must divide save_every \(200\)"):
+        validate(FitConfig, {"bootstrap": {"share": 0.5, "refresh_every": 3}})

@@ -1,0 +1,232 @@
+"""Fitting a world model of the dummy environment, a few updates a stage: results, resuming, fine-tuning, bad input."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.dummy import DummyConfig
+from vla_rl.config import ConfigError, validate
+from vla_rl.data.config import DatasetError
+from vla_rl.recipe.recipe import Recipe
+from vla_rl.training.metrics import METRICS_FILE, read_metrics
+from vla_rl.workflows.commands import fit_world_model
+from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
+from world_model.fit import fit as fit_module
+from world_model.fit.calibration import CalibrationError
+from world_model.fit.config import FitConfig
+from world_model.fit.trainer import Fitting
+from world_model.model.world_model import load_world_model
+from world_model.trust.report import TrustReport
+
+ENV = DummyConfig(num_envs=8, tasks=("reach_red",), horizon=12, steps_after_success=4)
+MODEL = {
+    "autoencoder": {"channels": [4, 8], "blocks": [1, 1], "latent_channels": 4},
+    "dynamics": {"width": 32, "depth": 1, "heads": 2, "patch": 4, "memory": 2},
+    "success": {"width": 32, "depth": 1},
+    "frame_steps": 4,
+}
+STAGE = {"steps": 3, "batch_size": 4, "warmup_steps": 1}
+
+
+def collect(folder: Path, **options: Any) -> Path:
+    collect_dataset(ENV, CollectConfig.model_validate({"dataset": str(folder), "episodes_per_task": 24, **options}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def episodes(tmp_path_factory) -> Path:
+    """Of a noisy expert, which fails now and then."""
+    return collect(tmp_path_factory.mktemp("fit") / "episodes", noise=1.5, noise_hold=4)
+
+
+def config(episodes: Path, **options: Any) -> FitConfig:
+    values = {"model": MODEL, "datasets": str(episodes), "clip_frames": 3, "holdout": 0.5, "save_every": 2}
+    values |= {"autoencoder": STAGE, "dynamics": STAGE, "success": STAGE, "precision": "fp32"}
+    values |= {"max_false_success": 0.99, "min_failures": 1}
+    return FitConfig.model_validate(values | options)
+
+
+@pytest.fixture(scope="module")
+def fitted(episodes, tmp_path_factory) -> Path:
+    return config(episodes).fit(ENV.env_spec(), tmp_path_factory.mktemp("fit") / "run", seed=1)
+
+
+@pytest.fixture(scope="module")
+def held_out(tmp_path_factory) -> Path:
+    return collect(tmp_path_factory.mktemp("fit") / "held_out", noise=1.5, noise_hold=4, start_index=700)
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.safetensors"))}
+
+
+def test_a_fit_leaves_a_world_model_that_knows_its_data_and_thresholds(fitted):
+    world_model = load_world_model(fitted)
+    facts = world_model.facts
+    assert facts.cameras == ENV.cameras and facts.tasks == ENV.env_spec().tasks and len(facts.datasets) == 1
+    assert facts.calibration["num_episodes"] == 12 and 0 < facts.calibration["num_failures"] < 12
+    assert facts.success_threshold == facts.calibration["success_threshold"]
+    assert not (fitted.parent / "checkpoints").exists()
+
+
+def stop_fitting(monkeypatch: pytest.MonkeyPatch, updates: int) -> list[int]:
+    """Fits stop after so many updates; the list's only entry is how many are left, and may be set."""
+    advance, budget = Fitting.advance, [updates]
+
+    def stopping(self: Fitting) -> dict[str, float]:
+        if budget[0] == 0:
+            raise KeyboardInterrupt
+        budget[0] -= 1
+        return advance(self)
+
+    monkeypatch.setattr(Fitting, "advance", stopping)
+    return budget
+
+
+def fit_with_stops(fit: FitConfig, run: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stopped in the middle of each stage in turn."""
+    budget = stop_fitting(monkeypatch, 0)
+    for tries in range(10):
+        budget[0] = 2 if tries % 2 == 0 else 1
+        try:
+            result = fit.fit(ENV.env_spec(), run, seed=1)
+        except KeyboardInterrupt:
+            continue
+        assert tries == 7, "four stages of three updates, each stopped after two of them"
+        return result
+    raise AssertionError("never finished")
+
+
+def test_a_stopped_fit_goes_on_to_the_same_result(episodes, fitted, tmp_path, monkeypatch):
+    assert weights(fit_with_stops(config(episodes), tmp_path / "run", monkeypatch)) == weights(fitted)
+
+
+def test_a_stopped_fits_metrics_are_those_of_a_whole_one(episodes, tmp_path, monkeypatch):
+    monkeypatch.setattr(fit_module, "LOG_EVERY", 1)
+    values = {"name": "fit", "device": "cpu", "env": ENV.model_dump(), "policy": {"kind": "openvla"}}
+    values |= {"world_model": config(episodes).model_dump(), "log": {"tensorboard": False, "console": False}}
+    recipe = validate(Recipe, values)
+
+    def metrics(folder: Path) -> list[dict[str, float]]:
+        return read_metrics(folder / METRICS_FILE)
+
+    fit_world_model(recipe, tmp_path / "whole")
+    whole = metrics(tmp_path / "whole")
+    assert [row["step"] for row in whole] == [*range(1, 13), 12]
+    budget = stop_fitting(monkeypatch, 0)
+    for _ in range(3):  # Each time an update is lost: stages of three, checkpoints after the second.
+        budget[0] = 4
+        with pytest.raises(KeyboardInterrupt):
+            fit_world_model(recipe, tmp_path / "cut")
+    budget[0] = 12
+    fit_world_model(recipe, tmp_path / "cut")
+    assert metrics(tmp_path / "cut") == whole
+    fit_world_model(recipe, tmp_path / "cut")
+    assert metrics(tmp_path / "cut") == whole, "a finished fit is left as it is"
+
+
+def test_fine_tuning_starts_from_the_weights_and_keeps_what_is_not_fitted(episodes, fitted, tmp_path):
+    tuned = config(episodes, model=None, start_from=str(fitted), autoencoder={"steps": 0}).fit(
+        ENV.env_spec(), tmp_path / "run"
+    )
+    before, after = weights(fitted), weights(tuned)
+    assert before["autoencoder.safetensors"] == after["autoencoder.safetensors"]
+    assert before["dynamics.safetensors"] != after["dynamics.safetensors"]
+    assert load_world_model(tuned).facts.state_mean == load_world_model(fitted).facts.state_mean
+
+
+def test_episodes_of_their_own_can_choose_the_threshold_and_then_not_measure_trust(episodes, tmp_path):
+    others = collect(tmp_path / "others", noise=1.5, noise_hold=4, start_index=500)
+    fit = config(episodes, calibrate_on=str(others))
+    chosen = fit.fit(ENV.env_spec(), tmp_path / "run")
+    facts = load_world_model(chosen).facts
+    assert facts.calibration["num_episodes"] == 24
+    assert set(facts.calibrated_on).isdisjoint(facts.datasets)
+    for seen, why in ((episodes, "was fitted on it"), (others, "chose its thresholds on it")):
+        with pytest.raises(DatasetError, match=why):
+            fit.measure_trust(chosen, [seen])
+
+
+def test_what_ships_with_the_package_gets_its_report_elsewhere(tmp_path):
+    with pytest.raises(ConfigError, match=r"pretrained:tabletop: ships with the package.*--output"):
+        FitConfig().measure_trust(Path("pretrained:tabletop"), [])
+    with pytest.raises(DatasetError, match="nowhere"):  # It is found, and its facts are read.
+        FitConfig().measure_trust(Path("pretrained:tabletop"), [tmp_path / "nowhere"], folder=tmp_path)
+
+
+@pytest.mark.parametrize(("chunk_size", "frames"), [(None, 1), (4, 1), (6, 2), (8, 2)])
+def test_trust_verifies_successes_over_the_policys_chunk(episodes, fitted, held_out, tmp_path, chunk_size, frames):
+    fit = config(episodes, measure={"inverse_updates": 0, "num_clips": 0})
+    fit.measure_trust(fitted, [held_out], chunk_size=chunk_size, folder=tmp_path)
+    assert TrustReport.load(tmp_path / "trust.json").provenance.chunk_frames == frames
+
+
+def test_the_last_datasets_episodes_alone_can_choose_the_threshold(episodes, tmp_path):
+    newest = collect(tmp_path / "newest", noise=1.5, noise_hold=4, start_index=500)
+    chosen_on = []
+    for holdout_from in ("all", "last"):
+        fit = config(episodes, datasets=[str(episodes), str(newest)], holdout_from=holdout_from)
+        facts = load_world_model(fit.fit(ENV.env_spec(), tmp_path / holdout_from)).facts
+        chosen_on.append(facts.calibration["num_episodes"])
+    assert chosen_on == [24, 12]
+
+
+def test_success_networks_can_start_afresh_and_learn_from_episodes_of_their_own(episodes, fitted, tmp_path):
+    others = collect(tmp_path / "others", noise=1.5, noise_hold=4, start_index=500)
+    kept = {"model": None, "start_from": str(fitted), "autoencoder": {"steps": 0}, "dynamics": {"steps": 0}}
+    found = {}
+    for name, options in {
+        "continued": {},
+        "fresh": {"fresh_success": True},
+        "others": {"success_datasets": str(others)},
+    }.items():
+        result = config(episodes, **kept, **options).fit(ENV.env_spec(), tmp_path / name)
+        assert weights(result)["dynamics.safetensors"] == weights(fitted)["dynamics.safetensors"]
+        found[name] = weights(result)["success.safetensors"]
+        assert len(load_world_model(result).facts.datasets) == (2 if name == "others" else 1)
+    assert len(set(found.values())) == 3
+
+
+def test_a_finished_fit_is_not_repeated(episodes, fitted, monkeypatch):
+    monkeypatch.setattr(fit_module, "_Fit", None)
+    assert config(episodes).fit(ENV.env_spec(), fitted.parent) == fitted
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"datasets": []}, ConfigError, "world_model.datasets: empty"),
+        ({"min_failures": 40}, CalibrationError, "40 are needed"),
+        ({"start_from": "nowhere"}, ConfigError, "no such folder"),
+        ({"start_from": "FITTED", "model": MODEL | {"frame_steps": 2}}, ConfigError, "differs from that of start_from"),
+    ],
+)
+def test_what_cannot_be_fitted_is_refused(episodes, fitted, tmp_path, options, error, message):
+    options = {key: str(fitted) if value == "FITTED" else value for key, value in options.items()}
+    with pytest.raises(error, match=message):
+        config(episodes, **options).fit(ENV.env_spec(), tmp_path / "run")
+    assert not (tmp_path / "run" / "stages").exists(), "before anything is fitted"
+
+
+def test_a_start_of_another_robot_is_refused(episodes, fitted, tmp_path):
+    spec = DummyConfig(cameras=("wrist",)).env_spec()
+    with pytest.raises(ConfigError, match=r"has cameras \('agentview',\), the environment \('wrist',\)"):
+        config(episodes, model=None, start_from=str(fitted)).fit(spec, tmp_path / "run")
+
+
+def test_episodes_without_failures_are_refused(tmp_path):
+    perfect = collect(tmp_path / "perfect", keep="successes", episodes_per_task=12)
+    with pytest.raises(CalibrationError, match="0 failed episodes"):
+        config(perfect).fit(ENV.env_spec(), tmp_path / "run")
+
+
+def test_actions_in_other_units_are_refused(episodes, tmp_path):
+    spec = ENV.env_spec()
+    small = type(spec)(**{**spec.__dict__, "action_low": spec.action_low / 100, "action_high": spec.action_high / 100})
+    shutil.copytree(episodes, tmp_path / "episodes")
+    with pytest.raises(DatasetError, match="other units"):
+        config(tmp_path / "episodes").fit(small, tmp_path / "run")

@@ -1,0 +1,74 @@
+"""Commands about checkpoints: `inspect`, `merge` and `memory`. Heavy imports wait until one runs."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class StorageDtype(StrEnum):
+    """How a merged checkpoint is stored."""
+
+    base = "base"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+def inspect(
+    path: Annotated[
+        str, typer.Argument(metavar="PATH", help="A folder, pretrained:NAME, or the hub's ORGANISATION/NAME.")
+    ],
+) -> None:
+    """Say what a checkpoint is, what RL can be done with it, and the recipe line to start from it."""
+    from vla_rl.policies.base import resolve_path
+    from vla_rl.policies.inspect import describe
+
+    typer.echo(describe(resolve_path(path)).text(path))
+
+
+def merge(
+    adapters: Annotated[Path, typer.Argument(metavar="ADAPTERS", help="A folder of LoRA adapters (PEFT's format).")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The merged checkpoint's folder; must not exist.")],
+    base: Annotated[
+        str | None, typer.Option("--base", help="The checkpoint the adapters belong to, if the folder names none.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Where to compute: cpu or cuda.")] = "cpu",
+    dtype: Annotated[StorageDtype, typer.Option(help="How to store the weights; base: as they were.")] = (
+        StorageDtype.base
+    ),
+) -> None:
+    """Merge LoRA adapters into their base checkpoint, and verify it: same outputs before and after."""
+    import torch
+
+    from vla_rl.policies.base import resolve_path
+    from vla_rl.policies.openvla.merge import merge as run_merge
+
+    stored = None if dtype is StorageDtype.base else getattr(torch, dtype.value)
+    report = run_merge(adapters, output, None if base is None else resolve_path(base), device, stored)
+    typer.echo(report.text())
+
+
+def memory(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a shipped recipe.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, for example algo.lr=1e-5")
+    ] = None,
+    processes: Annotated[
+        int, typer.Option("--processes", min=1, help="GPUs that train together; parallel=fsdp shares the weights out.")
+    ] = 1,
+) -> None:
+    """Print the memory that a training run will need on each GPU, by part, before anything is loaded."""
+    from vla_rl.recipe.recipe import load_recipe
+    from vla_rl.training.memory import estimate
+
+    typer.echo(estimate(load_recipe(recipe, overrides or ()), processes).text())
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(inspect)
+    app.command()(merge)
+    app.command()(memory)

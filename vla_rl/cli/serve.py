@@ -1,0 +1,54 @@
+"""The command that serves a policy to robots."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def serve(
+    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="A policy's folder, or 'pretrained:NAME'.")],
+    host: Annotated[str, typer.Option(help="Address to listen on; beyond loopback a token is required.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.")] = 8000,
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", help="File with the token that clients must send.")
+    ] = None,
+    max_batch: Annotated[int, typer.Option("--max-batch", help="Most requests in one forward pass.")] = 8,
+    max_clients: Annotated[int, typer.Option("--max-clients", help="Connections at a time.")] = 16,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    temperature: Annotated[float, typer.Option(help="Of the actions drawn; 0 is greedy.")] = 0.0,
+    control_hz: Annotated[
+        float | None, typer.Option("--control-hz", help="Told to clients: the rate that the policy was trained at.")
+    ] = None,
+    action_names: Annotated[
+        str | None, typer.Option("--action-names", help="Told to clients: names of the action's numbers, a,b,c.")
+    ] = None,
+) -> None:
+    """Serve a policy over WebSocket to robots: openpi's protocol, several clients batched."""
+    from vla_rl.config import ConfigError, validate
+
+    try:
+        server: Any = importlib.import_module("real_robot.serving.server")
+        protocol: Any = importlib.import_module("real_robot.serving.protocol")
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"serve: {error.name} is not installed. Run: pip install 'vla-rl[robot]'") from error
+    values = {
+        "host": host,
+        "port": port,
+        "token": None if token_file is None else protocol.read_token(token_file),
+        "max_batch": max_batch,
+        "max_clients": max_clients,
+        "device": device,
+        "temperature": temperature,
+        "control_hz": control_hz,
+        "action_names": None if action_names is None else tuple(action_names.split(",")),
+    }
+    server.main(checkpoint, validate(server.ServeConfig, values), typer.echo)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the `vla-rl` program."""
+    app.command()(serve)

@@ -1,0 +1,170 @@
+"""A run's folder: what was asked, with what, and all that came of it.
+
+config.yaml      the resolved recipe           command.txt    the command line
+versions.json    packages, git commit, machine metrics.jsonl  one JSON object per step
+checkpoints/     resume points                 policy/        the result (and best/, by validation)
+evaluations/     one JSON per evaluation       videos/        a few episodes
+report.html      the page to look at
+"""
+
+from __future__ import annotations
+
+import glob
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from vla_rl.common.atomic import write_text_atomic
+from vla_rl.config import Config, ConfigError, dump_yaml, read_yaml, validate
+
+PACKAGES = ("vla-rl", "torch", "transformers", "timm", "peft", "accelerate", "lerobot", "mujoco", "robosuite",
+            "hf-libero", "numpy")  # fmt: skip
+
+DESCRIPTION = frozenset({"config.yaml", "command.txt", "versions.json"})  # what identifies a run, before its first step
+_ABSENT = "(nothing)"
+_FREE = ("num_threads",)  # May differ in a resumed run: the machine's, not the run's.
+
+
+def open_run(
+    recipe: Config, folder: Path | None, resume: bool, root: Path = Path("runs"), free: Sequence[str] = ()
+) -> Path:
+    """Create a run's folder and write what identifies it, or open an existing one to resume.
+
+    A folder that holds nothing but what this function wrote (the run failed before it began) is used again.
+
+    Args:
+        folder: where; by default `root/<name>-<date>-<time>`, with `resume` the newest of these.
+        resume: go on in `folder`, which must hold the same resolved recipe, except for num_threads.
+        free: further fields, dotted, that may differ then: those that only matter to what is still to be done.
+
+    Raises:
+        ConfigError: a folder in use without `resume`, nothing to resume, or another recipe in it.
+    """
+    name = getattr(recipe, "name", "run")
+    if resume:
+        if folder is None:
+            folder = _newest_run(name, root)
+            print(f"--resume: going on with the newest run, {folder}", file=sys.stderr)
+        if not (folder / "config.yaml").is_file():
+            raise ConfigError(f"--resume: {folder} holds no earlier run (no config.yaml); see --output")
+        if _difference_to(folder, recipe):
+            difference = _difference_to(folder, recipe, free)
+            if difference and not _has_not_begun(folder):
+                raise ConfigError(
+                    f"{folder} was made by another recipe: {difference}. "
+                    "Resume with the recipe and overrides it was started with, or choose another --output."
+                )
+            _describe(folder, recipe)
+        return folder
+    if folder is None:
+        folder = root / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not _has_not_begun(folder):
+        found = "is not empty" if folder.is_dir() else "is a file"
+        again = ", or add --resume to go on in it" if (folder / "config.yaml").is_file() else ""
+        raise ConfigError(f"{folder} {found}. Choose another --output{again}.")
+    _describe(folder, recipe)
+    return folder
+
+
+def _describe(folder: Path, recipe: Config) -> None:
+    """Write what identifies a run."""
+    for name in ("checkpoints", "evaluations", "videos"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    (folder / "command.txt").write_text(shlex.join(["vla-rl", *sys.argv[1:]]) + "\n")
+    (folder / "versions.json").write_text(json.dumps(versions(), indent=1))
+    write_text_atomic(folder / "config.yaml", dump_yaml(recipe))
+
+
+def _has_not_begun(folder: Path) -> bool:
+    """Whether a run's folder holds what `_describe` writes and nothing else: no step, checkpoint or evaluation."""
+    if not (folder / "config.yaml").is_file():
+        return False
+    return {path.name for path in folder.rglob("*") if not path.is_dir()} <= DESCRIPTION
+
+
+def _newest_run(name: str, root: Path) -> Path:
+    """The newest `root/<name>-<date>-<time>` that the same command made.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    own = re.compile(re.escape(name) + r"-\d{8}-\d{6}")
+    command = _command(sys.argv[1:])
+    for folder in sorted(root.glob(f"{glob.escape(name)}-*"), reverse=True):
+        if own.fullmatch(folder.name) and (folder / "config.yaml").is_file():
+            written = folder / "command.txt"
+            if not written.is_file() or _command(shlex.split(written.read_text())[1:]) == command:
+                return folder
+    raise ConfigError(
+        f"--resume: no run {root / name}-DATE-TIME of this command is here; name the run's folder with --output"
+    )
+
+
+def _command(arguments: Sequence[str]) -> str:
+    """The command in a program's arguments: `train`, `eval`, ..."""
+    return next((word for word in arguments if not word.startswith("-")), "")
+
+
+def versions() -> dict[str, str | int | None]:
+    """Package versions, Python, the machine and this project's git commit."""
+    found: dict[str, str | int | None] = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    found["platform"] = platform.platform()
+    found["cpus"] = os.cpu_count()
+    found["git_commit"] = git_commit()
+    return found
+
+
+def git_commit() -> str | None:
+    """The commit of this checkout, with "+changes" where files differ from it; None outside git."""
+    here = Path(__file__).resolve().parent
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", Path(__file__).name)  # Not a repository that only surrounds us.
+        commit = git("rev-parse", "--short=12", "HEAD")
+        changed = git("status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return commit + ("+changes" if changed else "")
+
+
+def _difference_to(folder: Path, recipe: Config, free: Sequence[str] = ()) -> str:
+    """How a run's recipe differs from `recipe`, but for the fields that are `free`; empty where they are the same."""
+    # Validated, so that options which are newer than the run are there with their defaults.
+    saved = validate(type(recipe), read_yaml(folder / "config.yaml"), prefix=str(folder / "config.yaml"))
+    return _difference(saved.model_dump(mode="json"), recipe.model_dump(mode="json"), free)
+
+
+def _difference(found: Mapping[str, Any], asked: Mapping[str, Any], free: Sequence[str]) -> str:
+    """The first few fields in which two recipes differ, with both values; empty where they are the same."""
+    there, here = _flat(found), _flat(asked)
+    ignored = {*_FREE, *free}
+    names = [n for n in there | here if n not in ignored and there.get(n, _ABSENT) != here.get(n, _ABSENT)]
+    parts = [
+        f"there {name}: {there.get(name, _ABSENT)!r}, here {name}: {here.get(name, _ABSENT)!r}" for name in names[:3]
+    ]
+    return "; ".join(parts) + (f"; and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested sections as one mapping with dotted names."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat

@@ -1,0 +1,449 @@
+"""Is policy b better than policy a? Paired on the same initial states.
+
+    comparison = compare(Evaluation.load("base.json"), Evaluation.load("final.json"))
+    print(comparison.text())
+
+`compare_sequential` runs both policies and stops as soon as the answer is clear.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError
+
+from vla_rl.common.atomic import write_text_atomic
+from vla_rl.config import Config
+from vla_rl.evaluation.results import EpisodeRecord, Evaluation, EvaluationError, read_json_document
+from vla_rl.evaluation.statistics import (
+    Interval,
+    clustered_sign_test,
+    clustered_wilson_interval,
+    mcnemar_exact,
+    newcombe_paired_interval,
+    paired_bootstrap_interval,
+)
+from vla_rl.interfaces import Policy, VecEnv
+from vla_rl.types import EpisodeSpec, Split
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+SCHEMA_VERSION = 1
+
+
+class PairedResult(Config):
+    """Both policies on the same episodes of one mode, for one task or all together.
+
+    Attributes:
+        mode: "greedy", "sampled", ...  task: None for all tasks together.
+        num_pairs: episodes of each. num_states: distinct initial states among them.
+        rate_a, rate_b: success rates, with 95 % intervals.
+        gained: solved by b alone. lost: by a alone.
+        difference: rate_b - rate_a. bootstrap: its 95 % interval, states resampled within tasks.
+        newcombe: its 95 % interval by Newcombe's formula; better below some 50 pairs.
+        p_value: exact McNemar, as if samples of a state were independent. p_value_by_state: exact, with all samples
+            of a state flipped together; the same when each state has one sample. It is the one to show.
+    """
+
+    mode: str
+    task: str | None
+    num_pairs: int
+    num_states: int
+    rate_a: float
+    interval_a: Interval
+    rate_b: float
+    interval_b: Interval
+    gained: int
+    lost: int
+    difference: float
+    bootstrap: Interval
+    newcombe: Interval
+    p_value: float
+    p_value_by_state: float
+
+    @property
+    def p_name(self) -> str:
+        """What `p_value_by_state` is called."""
+        return "p by state" if self.num_states < self.num_pairs else "McNemar p"
+
+    def text(self) -> str:
+        """One line for people, in percentage points."""
+        return (
+            f"{self.mode}, {self.task or 'all tasks'}: {100 * self.rate_a:.1f} % -> {100 * self.rate_b:.1f} %, "
+            f"{100 * self.difference:+.1f} points [{100 * self.bootstrap.low:+.1f}, {100 * self.bootstrap.high:+.1f}], "
+            f"{self.gained} gained, {self.lost} lost of {self.num_pairs}, "
+            f"{self.p_name} {format_p(self.p_value_by_state)}"
+        )
+
+
+class Comparison(Config):
+    """What changed from a to b, and what to know before believing it (`warnings`)."""
+
+    schema_version: int = SCHEMA_VERSION
+    name_a: str
+    name_b: str
+    policy_a: str | None
+    policy_b: str | None
+    env: str
+    split: Split
+    results: tuple[PairedResult, ...]
+    warnings: tuple[str, ...] = ()
+
+    def result(self, mode: str, task: str | None = None) -> PairedResult:
+        """The result of a mode, for one task or all.
+
+        Raises:
+            EvaluationError: nothing was paired there.
+        """
+        for result in self.results:
+            if (result.mode, result.task) == (mode, task):
+                return result
+        known = sorted({r.mode for r in self.results})
+        raise EvaluationError(f"nothing compared for mode {mode!r}, task {task!r}; modes: {', '.join(known)}")
+
+    @property
+    def modes(self) -> list[str]:
+        return list(dict.fromkeys(r.mode for r in self.results))
+
+    @property
+    def p_name(self) -> str:
+        """What the results' `p_value_by_state` are called, in a table's head."""
+        return "p by state" if any(r.num_states < r.num_pairs for r in self.results) else "McNemar p"
+
+    def text(self) -> str:
+        """A line per mode and task, then the warnings."""
+        return "\n".join([*(r.text() for r in self.results), *(f"warning: {w}" for w in self.warnings)])
+
+    def table(self) -> Table:
+        """A table for the console, 80 columns wide; with several samples a state, its p-value is the one by state."""
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table
+
+        table = Table(
+            title=f"{self.name_a} (a) against {self.name_b} (b) on {self.env}, {self.split} split",
+            title_justify="left",
+            box=SIMPLE_HEAD,
+            pad_edge=False,
+            padding=(0, 1, 0, 0),
+        )
+        table.add_column("task", min_width=12, overflow="fold")
+        for name in ("a %", "b %", "b - a, 95 % interval", "+ / -", "pairs", self.p_name):
+            table.add_column(name, justify="right", no_wrap=True)
+        for r in self.results:
+            table.add_row(
+                r.task or f"{r.mode}, all",
+                f"{100 * r.rate_a:.1f}",
+                f"{100 * r.rate_b:.1f}",
+                f"{100 * r.difference:+.1f} [{100 * r.bootstrap.low:+.1f}, {100 * r.bootstrap.high:+.1f}]",
+                f"{r.gained} / {r.lost}",
+                str(r.num_pairs),
+                format_p(r.p_value_by_state),
+                style="bold" if r.task is None else None,
+                end_section=r.task is None,
+            )
+        return table
+
+    def save(self, path: Path) -> None:
+        """Write JSON, atomically."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        write_text_atomic(Path(path), json.dumps(self.model_dump(mode="json"), indent=1) + "\n")
+
+    @staticmethod
+    def load(path: str | Path) -> Comparison:
+        """Read a comparison written by `save`.
+
+        Raises:
+            EvaluationError: missing, truncated, of another schema, or with invalid fields.
+        """
+        try:
+            return Comparison.model_validate(read_json_document(Path(path), "comparison", SCHEMA_VERSION))
+        except ValidationError as error:
+            raise EvaluationError(f"{path}: not a usable comparison: {error.errors()[0]['msg']}") from None
+
+
+def format_p(p: float) -> str:
+    """ "0.0215", "3.1e-07"."""
+    return f"{p:.2g}" if p < 0.001 else f"{p:.3g}" if p < 0.1 else f"{p:.2f}"
+
+
+def compare(a: Evaluation, b: Evaluation, seed: int = 0) -> Comparison:
+    """Compare two evaluations on the initial states (and samples) that both hold.
+
+    Args:
+        seed: of the bootstrap.
+
+    Raises:
+        EvaluationError: other environments or splits, no common mode, or no common initial state.
+    """
+    for field in ("env", "split"):
+        value_a, value_b = getattr(a.meta, field), getattr(b.meta, field)
+        if value_a != value_b:
+            raise EvaluationError(
+                f"cannot compare: {a.meta.name!r} was evaluated on {field} {value_a!r}, {b.meta.name!r} on "
+                f"{value_b!r}. Evaluate both with the same recipe."
+            )
+    modes = [mode for mode in a.modes if mode in b.modes]
+    if not modes:
+        raise EvaluationError(f"cannot compare: no common mode; a has {a.modes}, b has {b.modes}")
+    warnings = _differences_in_making(a, b)
+    results: list[PairedResult] = []
+    for mode in modes:
+        pairs = _pair(a, b, mode, warnings)
+        tasks = list(dict.fromkeys(first.task for first, _ in pairs))
+        for task in [*tasks, None]:
+            chosen = [p for p in pairs if task in (None, p[0].task)]
+            results.append(_paired_result(mode, task, chosen, seed))
+    return Comparison(
+        name_a=a.meta.name,
+        name_b=b.meta.name,
+        policy_a=a.meta.policy,
+        policy_b=b.meta.policy,
+        env=a.meta.env,
+        split=a.meta.split,
+        results=tuple(results),
+        warnings=tuple(warnings),
+    )
+
+
+def _pair(a: Evaluation, b: Evaluation, mode: str, warnings: list[str]) -> list[tuple[EpisodeRecord, EpisodeRecord]]:
+    """Episodes of the same task, state and sample, lost ones left out; appends to `warnings` what did not pair."""
+
+    def by_state(evaluation: Evaluation) -> dict[tuple[str, int, int], EpisodeRecord]:
+        return {(e.task, e.index, e.sample): e for e in evaluation.select(mode) if not e.lost}
+
+    first, second = by_state(a), by_state(b)
+    common = [key for key in first if key in second]
+    if not common:
+        raise EvaluationError(
+            f"cannot compare: in mode {mode!r} no initial state is common to both. "
+            f"a: {_describe(first)}; b: {_describe(second)}. Evaluate both with the same tasks and start_index."
+        )
+    left_out = len(first) + len(second) - 2 * len(common)
+    if left_out:
+        warnings.append(
+            f"{mode}: {len(common)} episodes pair; {len(first) - len(common)} of a and "
+            f"{len(second) - len(common)} of b have no counterpart and are left out"
+        )
+    num_lost = sum(e.lost for e in (*a.select(mode), *b.select(mode)))
+    if num_lost:
+        warnings.append(f"{mode}: {num_lost} episodes were lost with their worker and are left out")
+    return [(first[key], second[key]) for key in common]
+
+
+def _describe(episodes: dict[tuple[str, int, int], EpisodeRecord]) -> str:
+    if not episodes:
+        return "no episodes"
+    indices = [index for _, index, _ in episodes]
+    tasks = sorted({task for task, _, _ in episodes})
+    return f"states {min(indices)} to {max(indices)} of {', '.join(tasks)}"
+
+
+def _differences_in_making(a: Evaluation, b: Evaluation) -> list[str]:
+    """What makes a pair unlike in more than the policy."""
+    warnings = []
+    for mode in a.modes:
+        t_a, t_b = a.meta.temperatures[mode], b.meta.temperatures.get(mode)
+        if t_b is not None and t_a != t_b:
+            warnings.append(f"{mode}: drawn at temperature {t_a:g} in a, {t_b:g} in b")
+    for task, horizon in a.meta.horizon.items():
+        other = b.meta.horizon.get(task, horizon)
+        if other != horizon:
+            warnings.append(f"{task}: horizon is {horizon} steps in a, {other} in b")
+    if a.meta.policy_hash is not None and a.meta.policy_hash == b.meta.policy_hash:
+        warnings.append("both evaluations are of the same weights")
+    config_a, config_b = a.meta.env_config, b.meta.env_config
+    if config_a is not None and config_b is not None:
+        running = {"num_envs", "num_workers", "render_devices", "step_timeout", "tasks", "cameras", "image_size"}
+        changed = [k for k in config_a if k not in running and config_a[k] != config_b.get(k)]
+        warnings.extend(f"env.{key} is {config_a[key]!r} in a, {config_b.get(key)!r} in b" for key in changed)
+    return warnings
+
+
+def _paired_result(
+    mode: str, task: str | None, pairs: list[tuple[EpisodeRecord, EpisodeRecord]], seed: int
+) -> PairedResult:
+    outcome_a = np.array([x.success for x, _ in pairs])
+    outcome_b = np.array([y.success for _, y in pairs])
+    tasks = np.array([x.task for x, _ in pairs])
+    _, states = np.unique([f"{x.task}/{x.index}" for x, _ in pairs], return_inverse=True)
+    gained, lost = int((outcome_b & ~outcome_a).sum()), int((outcome_a & ~outcome_b).sum())
+    both = int((outcome_a & outcome_b).sum())
+    by_state = np.bincount(states, weights=outcome_b.astype(int) - outcome_a.astype(int)).round().astype(int)
+    return PairedResult(
+        mode=mode,
+        task=task,
+        num_pairs=len(pairs),
+        num_states=int(states.max()) + 1,
+        rate_a=float(outcome_a.mean()),
+        interval_a=clustered_wilson_interval(outcome_a, states, tasks),
+        rate_b=float(outcome_b.mean()),
+        interval_b=clustered_wilson_interval(outcome_b, states, tasks),
+        gained=gained,
+        lost=lost,
+        difference=(gained - lost) / len(pairs),
+        bootstrap=paired_bootstrap_interval(outcome_a, outcome_b, clusters=states, strata=tasks, seed=seed),
+        newcombe=newcombe_paired_interval(both, lost, gained, len(pairs) - both - gained - lost),
+        p_value=mcnemar_exact(gained, lost),
+        p_value_by_state=clustered_sign_test(by_state),
+    )
+
+
+class SequentialConfig(Config):
+    """When to stop comparing two policies."""
+
+    split: Split = Field(default="validation", description="Initial states to use.")
+    tasks: tuple[str, ...] = Field(default=(), description="Tasks; empty means all of the environment's.")
+    start_index: NonNegativeInt = Field(default=0, description="First initial state of the split.")
+    temperature: float = Field(default=1.0, ge=0, description="Of the action sampling; 0 is greedy.")
+    max_pairs: PositiveInt = Field(default=400, description="Give up undecided after this many pairs.")
+    alpha: float = Field(
+        default=0.05, gt=0, lt=1, description="Chance of calling equal policies different, over all looks."
+    )
+    min_gain: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="Stop with 'no_gain' once b's advantage is surely below this; null: never.",
+    )
+    seed: int = Field(default=0, description="Of the action sampling.")
+    max_retries: NonNegativeInt = Field(default=2, description="Times an episode whose worker broke is run again.")
+
+
+class SequentialComparison(Config):
+    """How a sequential comparison ended.
+
+    Attributes:
+        decision: "better" or "worse": b against a, wrong with probability at most alpha; "no_gain": b's
+            advantage is below min_gain; "undecided": max_pairs, or the split's states, were used up.
+        gained, lost, tied: pairs. num_pairs: their sum. max_pairs: what was allowed.
+        num_lost_pairs: left out because a worker broke.
+        num_episodes: run in all, of both policies: also those of a last batch that were not needed, and tries again.
+        rate_a, rate_b: on the pairs run. After an early stop the difference leans away from zero;
+            `interval`, valid at any stopping time, does not.
+        p_value: anytime-valid.
+    """
+
+    decision: Literal["better", "worse", "no_gain", "undecided"]
+    gained: int
+    lost: int
+    tied: int
+    num_pairs: int
+    max_pairs: int
+    num_lost_pairs: int
+    num_episodes: int = 0
+    rate_a: float
+    rate_b: float
+    interval: Interval
+    p_value: float
+    alpha: float
+
+    def text(self) -> str:
+        """One line for people."""
+        verdict = {
+            "better": "b is better than a",
+            "worse": "b is worse than a",
+            "no_gain": "b has no gain worth looking for",
+            "undecided": "undecided",
+        }[self.decision]
+        return (
+            f"{verdict} after {self.num_pairs} of at most {self.max_pairs} pairs: "
+            f"{100 * self.rate_a:.1f} % -> {100 * self.rate_b:.1f} %, {self.gained} gained, {self.lost} lost, "
+            f"difference between {100 * self.interval.low:+.1f} and {100 * self.interval.high:+.1f} points, "
+            f"anytime-valid p {format_p(self.p_value)}"
+        )
+
+
+def compare_sequential(
+    policy_a: Policy,
+    policy_b: Policy,
+    env: VecEnv,
+    config: SequentialConfig,
+    on_batch: Callable[[int, float], None] | None = None,
+) -> SequentialComparison:
+    """Run both policies on the same states, batch by batch, until the difference is clear.
+
+    Each batch is one round of `env.num_envs` episodes of each policy; tasks take turns.
+
+    Args:
+        on_batch: called with (pairs so far, anytime-valid p-value), for progress.
+    """
+    from vla_rl.evaluation.evaluate import derived_seed, evaluation_mode, run_episodes
+    from vla_rl.evaluation.sequential import PairedSequentialTest
+
+    test = PairedSequentialTest(config.alpha, config.min_gain)
+    num_lost = num_episodes = 0
+    num_successes = np.zeros(2, np.int64)
+    states = _states(env, config)
+    with evaluation_mode(policy_a), evaluation_mode(policy_b):
+        for batch in range(config.max_pairs):
+            num = min(env.num_envs, config.max_pairs - test.num_pairs)
+            specs = list(islice(states, num))
+            if not specs or test.decision != "undecided":
+                break
+            runs = [
+                run_episodes(
+                    policy,
+                    env,
+                    specs,
+                    temperature=config.temperature,
+                    seed=derived_seed(config.seed, batch),
+                    max_retries=config.max_retries,
+                )
+                for policy in (policy_a, policy_b)
+            ]
+            num_episodes += sum(len(episodes) + num_retried for episodes, num_retried in runs)
+            for episode_a, episode_b in zip(*(episodes for episodes, _ in runs), strict=True):
+                if episode_a.lost or episode_b.lost:
+                    num_lost += 1
+                elif test.decision == "undecided":
+                    test.update(episode_a.success, episode_b.success)
+                    num_successes += (episode_a.success, episode_b.success)
+            if on_batch is not None:
+                on_batch(test.num_pairs, test.p_value)
+    if test.num_pairs == 0:
+        raise EvaluationError("no pair of episodes finished: every one was lost with its worker")
+    rate_a, rate_b = num_successes / test.num_pairs
+    return SequentialComparison(
+        decision=test.decision,
+        gained=test.gained,
+        lost=test.lost,
+        tied=test.tied,
+        num_pairs=test.num_pairs,
+        max_pairs=config.max_pairs,
+        num_lost_pairs=num_lost,
+        num_episodes=num_episodes,
+        rate_a=float(rate_a),
+        rate_b=float(rate_b),
+        interval=test.interval,
+        p_value=test.p_value,
+        alpha=config.alpha,
+    )
+
+
+def _states(env: VecEnv, config: SequentialConfig) -> Iterator[EpisodeSpec]:
+    """State after state, tasks in turn. Official states, being few, come again when sampled."""
+    tasks = config.tasks or tuple(env.spec.tasks)
+    for task in tasks:
+        if task not in env.spec.tasks:
+            raise EvaluationError(f"tasks: unknown task {task!r}; {env.spec.kind} has: {', '.join(env.spec.tasks)}")
+    official = env.spec.num_eval_states if config.split == "eval" else {}
+    rounds = 0
+    while True:
+        some = False
+        for task in tasks:
+            index = config.start_index + rounds
+            if task in official and index >= official[task]:
+                if config.temperature == 0:
+                    continue
+                index %= official[task]
+            some = True
+            yield EpisodeSpec(task, config.split, index)
+        if not some:
+            return
+        rounds += 1

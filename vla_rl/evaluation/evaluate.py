@@ -1,0 +1,354 @@
+"""Run a policy on numbered initial states, greedily and sampled, and count honestly.
+
+    evaluation = evaluate(policy, env_config, EvalConfig(split="eval", episodes_per_task=100))
+    evaluation.save("evaluations/final.json")
+
+The same EvalConfig gives the same initial states for every policy, so that two evaluations can be
+paired (`vla_rl.evaluation.compare`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, SerializeAsAny, field_validator
+
+from vla_rl.common.timing import Stopwatch
+from vla_rl.config import Config, ConfigError, build_component
+from vla_rl.evaluation.results import EpisodeRecord, Evaluation, EvaluationError, EvaluationMeta
+from vla_rl.interfaces import Policy, VecEnv
+from vla_rl.rollout.collect import collect
+from vla_rl.types import EnvSpec, Episode, EpisodeSpec, Split
+
+# Episodes are reduced to records batch by batch, so that their images never fill the memory.
+_MAX_BATCH_BYTES = 2**30
+
+
+def _plan_section(values: Any) -> Config | None:
+    if isinstance(values, Mapping):
+        values = {"kind": "best_of_n", **values}
+    return None if values is None else build_component("plan", values)
+
+
+class EvalConfig(Config):
+    """Which initial states, how often each, how actions are drawn."""
+
+    split: Split = Field(default="eval", description="eval for the claim, validation to choose, train to debug.")
+    tasks: tuple[str, ...] = Field(default=(), description="Tasks to evaluate; empty means all of the environment's.")
+    episodes_per_task: PositiveInt = Field(default=50, description="Initial states per task.")
+    start_index: NonNegativeInt = Field(default=0, description="First initial state of the split.")
+    temperatures: tuple[float, ...] = Field(default=(0.0, 1.0), description="0 is greedy; others are sampled.")
+    samples_per_state: PositiveInt = Field(
+        default=1, description="Episodes from each state when sampled; greedy runs once."
+    )
+    num_envs: NonNegativeInt = Field(
+        default=0, description="Environments stepped together; 0: as the env section says."
+    )
+    videos: NonNegativeInt = Field(default=2, description="Successes, and failures, filmed per task.")
+    seed: int = Field(default=0, description="Of the action sampling; initial states do not depend on it.")
+    max_retries: NonNegativeInt = Field(default=2, description="Times an episode whose worker broke is run again.")
+    plan: Annotated[SerializeAsAny[Config] | None, BeforeValidator(_plan_section)] = Field(
+        default=None,
+        description="Planning at test time: {world_model: FOLDER, candidates: N}; null: the policy's own actions.",
+    )
+
+    @field_validator("temperatures")
+    @classmethod
+    def _check_temperatures(cls, temperatures: tuple[float, ...]) -> tuple[float, ...]:
+        if not temperatures or min(temperatures) < 0 or len(set(temperatures)) != len(temperatures):
+            raise ConfigError(
+                f"eval.temperatures: got {list(temperatures)}; needs at least one, each >= 0, none twice, e.g. [0, 1]"
+            )
+        return temperatures
+
+    def modes(self) -> dict[str, float]:
+        """Mode name -> temperature: "greedy" for 0, "sampled" for the one other, "sampled_T0.7", ... for several."""
+        sampled = [t for t in self.temperatures if t > 0]
+        return {
+            "greedy" if t == 0 else "sampled" if len(sampled) == 1 else f"sampled_T{t:g}": t for t in self.temperatures
+        }
+
+    def num_episodes(self, spec: EnvSpec) -> int:
+        """Episodes of all modes in an environment of this spec; those run again are not counted."""
+        per_state = sum(1 if t == 0 else self.samples_per_state for t in self.temperatures)
+        return len(self.tasks or spec.tasks) * self.episodes_per_task * per_state
+
+
+def evaluate(
+    policy: Policy,
+    env: VecEnv | Config,
+    config: EvalConfig,
+    *,
+    name: str = "policy",
+    policy_path: Path | None = None,
+    video_folder: Path | None = None,
+    stopwatch: Stopwatch | None = None,
+    on_episode: Callable[[Episode], None] | None = None,
+) -> Evaluation:
+    """Evaluate a policy in every mode of the config, on the same initial states.
+
+    Args:
+        env: a running environment, or an environment config, which is built here and closed.
+        name: what is evaluated, for tables and file names ("base", "final").
+        policy_path: where the policy was loaded from; its hash goes into the result.
+        video_folder: write `config.videos` successes and failures per task there; None for no videos.
+            Given an environment config, every control step is filmed; else what `env` records.
+        stopwatch: counts "simulation" and "inference".
+        on_episode: called with each finished episode, for progress.
+
+    Raises:
+        EvaluationError: unknown task, or more states asked than the split has.
+    """
+    film_folder = video_folder if config.videos else None
+    if config.plan is not None:
+        policy = config.plan.build(policy, str(getattr(policy, "device", "cpu")))  # type: ignore[attr-defined]
+    if isinstance(env, Config):
+        with closing(build_env(env, config.num_envs)) as built:
+            evaluation = _evaluate(policy, built, config, name, policy_path, env, stopwatch, on_episode)
+        if film_folder is not None:
+            num_envs = min(evaluation.meta.num_envs, 2 * config.videos * len(evaluation.tasks))
+            with closing(build_env(env, num_envs, record_frames=True)) as built:
+                film(policy, built, evaluation, config, film_folder)
+    else:
+        evaluation = _evaluate(policy, env, config, name, policy_path, None, stopwatch, on_episode)
+        if film_folder is not None:
+            film(policy, env, evaluation, config, film_folder)
+    return evaluation
+
+
+def film(policy: Policy, env: VecEnv, evaluation: Evaluation, config: EvalConfig, folder: Path) -> list[Path]:
+    """Repeat a few successes and failures of each task, in the last mode, and write them as MP4.
+
+    A sampled episode need not end as it did before; the file name says how the filmed one ended:
+    `<name>__<task>__<mode>__<split>-<index>__<success|failure>.mp4`.
+    """
+    from vla_rl.report.video import write_episode_video
+
+    mode, temperature = list(config.modes().items())[-1]
+    chosen: list[EpisodeRecord] = []
+    for task in evaluation.tasks:
+        records = [e for e in evaluation.select(mode, task) if e.sample == 0 and not e.lost]
+        for success in (True, False):
+            chosen += [e for e in records if e.success == success][: config.videos]
+    specs = [EpisodeSpec(e.task, e.split, e.index) for e in chosen]
+    with evaluation_mode(policy):
+        episodes = collect(policy, env, specs, temperature=temperature, seed=config.seed)
+    paths = []
+    for episode in episodes:
+        if not episode.lost:
+            spec, outcome = episode.spec, "success" if episode.success else "failure"
+            stem = f"{evaluation.meta.name}__{spec.task}__{mode}__{spec.split}-{spec.index:04d}__{outcome}"
+            paths.append(write_episode_video(folder / f"{stem}.mp4", episode, env.spec.control_hz))
+    return paths
+
+
+def build_env(env_config: Config, num_envs: int = 0, record_frames: bool = False) -> VecEnv:
+    """The vector environment of an env section; `num_envs` 0 leaves the section's own number."""
+    build = getattr(env_config, "build", None)
+    if build is None:
+        raise EvaluationError(f"{type(env_config).__name__} is not an environment config: it has no build()")
+    return build(num_envs=num_envs or None, record_frames=record_frames)
+
+
+def policy_hash(folder: Path) -> str:
+    """SHA-256 over a saved policy's files (names and contents), so that results can be tied to weights.
+
+    Raises:
+        EvaluationError: no such folder or file.
+    """
+    folder = Path(folder)
+    files = [folder] if folder.is_file() else sorted(p for p in folder.rglob("*") if p.is_file())
+    if not files:
+        raise EvaluationError(f"policy not found: {folder}")
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(str(file.relative_to(folder)).encode())
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()
+
+
+def episode_specs(spec: EnvSpec, config: EvalConfig) -> list[EpisodeSpec]:
+    """The initial states an EvalConfig names, task by task.
+
+    Raises:
+        EvaluationError: unknown task, or more states than a benchmark's official ones.
+    """
+    tasks = config.tasks or tuple(spec.tasks)
+    stop = config.start_index + config.episodes_per_task
+    for task in tasks:
+        if task not in spec.tasks:
+            raise EvaluationError(f"eval.tasks: unknown task {task!r}; {spec.kind} has: {', '.join(spec.tasks)}")
+        available = spec.num_eval_states.get(task)
+        if config.split == "eval" and available is not None and stop > available:
+            raise EvaluationError(
+                f"eval.episodes_per_task: task {task!r} has {available} official initial states, asked for "
+                f"{config.start_index} to {stop - 1}. Lower it, and raise eval.samples_per_state for more episodes."
+            )
+    return [EpisodeSpec(task, config.split, i) for task in tasks for i in range(config.start_index, stop)]
+
+
+def _evaluate(
+    policy: Policy,
+    env: VecEnv,
+    config: EvalConfig,
+    name: str,
+    policy_path: Path | None,
+    env_config: Config | None,
+    stopwatch: Stopwatch | None,
+    on_episode: Callable[[Episode], None] | None,
+) -> Evaluation:
+    from vla_rl.common.run_folder import versions
+
+    specs = episode_specs(env.spec, config)
+    hashed = policy_hash(policy_path) if policy_path is not None else None
+    started = time.perf_counter()
+    records: list[EpisodeRecord] = []
+    num_retried = 0
+    with evaluation_mode(policy):
+        for m, (mode, temperature) in enumerate(config.modes().items()):
+            samples = 1 if temperature == 0 else config.samples_per_state
+            wanted = [(spec, sample) for spec in specs for sample in range(samples)]
+            for b, batch in enumerate(_batches(wanted, _batch_size(env, policy))):
+                episodes, retried = run_episodes(
+                    policy,
+                    env,
+                    [spec for spec, _ in batch],
+                    temperature=temperature,
+                    seed=derived_seed(config.seed, m, b),
+                    max_retries=config.max_retries,
+                    stopwatch=stopwatch,
+                    on_episode=on_episode,
+                )
+                num_retried += retried
+                records += [
+                    EpisodeRecord(
+                        mode=mode,
+                        task=spec.task,
+                        split=spec.split,
+                        index=spec.index,
+                        sample=sample,
+                        success=episode.success,
+                        steps=episode.length,
+                        lost=episode.lost,
+                    )
+                    for (spec, sample), episode in zip(batch, episodes, strict=True)
+                ]
+    meta = EvaluationMeta(
+        name=name,
+        policy=str(policy_path) if policy_path is not None else None,
+        policy_hash=hashed,
+        env=env.spec.kind,
+        env_config=env_config.model_dump(mode="json") if env_config is not None else None,
+        split=config.split,
+        seed=config.seed,
+        temperatures=config.modes(),
+        horizon={task: env.spec.horizon[task] for task in dict.fromkeys(s.task for s in specs)},
+        cameras=env.spec.cameras,
+        image_size=env.spec.image_size,
+        num_envs=env.num_envs,
+        protocol=_protocol(env.spec, config),
+        config=config.model_dump(mode="json"),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        wall_seconds=round(time.perf_counter() - started, 3),
+        num_retried=num_retried,
+        versions=versions(),
+        latency=policy.latency() if config.plan is not None else {},  # type: ignore[attr-defined]
+    )
+    return Evaluation(meta=meta, episodes=tuple(records))
+
+
+def run_episodes(
+    policy: Policy,
+    env: VecEnv,
+    specs: Sequence[EpisodeSpec],
+    *,
+    temperature: float,
+    seed: int,
+    max_retries: int,
+    stopwatch: Stopwatch | None = None,
+    on_episode: Callable[[Episode], None] | None = None,
+) -> tuple[list[Episode], int]:
+    """`collect`, where episodes whose worker broke are run again, up to `max_retries` times.
+
+    Returns:
+        Episodes in the order of `specs` (still `lost` where every try broke), and how many were run again.
+    """
+    episodes = collect(
+        policy, env, specs, temperature=temperature, seed=seed, stopwatch=stopwatch, on_episode=on_episode
+    )
+    num_retried = 0
+    for attempt in range(1, max_retries + 1):
+        lost = [row for row, episode in enumerate(episodes) if episode.lost]
+        if not lost:
+            break
+        num_retried += len(lost)
+        again = collect(
+            policy,
+            env,
+            [specs[row] for row in lost],
+            temperature=temperature,
+            seed=derived_seed(seed, attempt),
+            stopwatch=stopwatch,
+            on_episode=on_episode,
+        )
+        for row, episode in zip(lost, again, strict=True):
+            episodes[row] = episode
+    return episodes, num_retried
+
+
+def derived_seed(*numbers: int) -> int:
+    """A seed that differs for each list of numbers, in 0 .. 2^32 - 1."""
+    return int(np.random.SeedSequence([n % 2**32 for n in numbers]).generate_state(1)[0])
+
+
+@contextmanager
+def evaluation_mode(policy: Policy) -> Iterator[None]:
+    """Dropout and the like off inside the block; the module's mode is put back afterwards."""
+    if not getattr(policy, "training", False):
+        yield
+        return
+    module: Any = policy
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train()
+
+
+def _batch_size(env: VecEnv, policy: Policy) -> int:
+    """Episodes per `collect`, so that their images stay below `_MAX_BATCH_BYTES`; at least two a slot."""
+    height, width = env.spec.image_size
+    image = height * width * 3 * len(env.spec.cameras)
+    decisions = max(env.spec.horizon.values()) / policy.chunk_size + 2
+    return max(2 * env.num_envs, int(_MAX_BATCH_BYTES / (image * decisions)))
+
+
+def _batches[T](items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def _protocol(spec: EnvSpec, config: EvalConfig) -> str:
+    stop = config.start_index + config.episodes_per_task - 1
+    official = " (the benchmark's official initial states)" if config.split == "eval" and spec.num_eval_states else ""
+    modes = ", ".join(
+        f"{mode} at temperature {t:g} once per state"
+        if t == 0 or config.samples_per_state == 1
+        else f"{mode} at temperature {t:g}, {config.samples_per_state} episodes per state"
+        for mode, t in config.modes().items()
+    )
+    planned: Any = config.plan
+    plan = f"; {planned.choose} of {planned.candidates} chunks imagined in a world model" if planned is not None else ""
+    return (
+        f"{spec.kind}, {config.split} split{official}, initial states {config.start_index} to {stop} of each task; "
+        f"{modes}{plan}; an episode succeeds when the simulator says so before its horizon; an episode whose worker "
+        f"broke is run again up to {config.max_retries} times, then left out and counted as lost."
+    )

@@ -1,0 +1,150 @@
+"""Is a gain made in imagination real? Paired episodes in the real environment, at set intervals, decide.
+
+Each check compares the policy with the last confirmed one on fresh initial states, pair by pair, by a
+sequential test (`vla_rl.compare.compare_sequential`). A confirmed gain moves the mark; a gain that is
+not there sends the run back to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from vla_rl.config import Config
+from vla_rl.evaluation.compare import SequentialComparison, SequentialConfig, compare_sequential
+from vla_rl.interfaces import Policy, VecEnv
+from vla_rl.policies.base import load_policy
+from vla_rl.types import Split
+
+GATE_FILE = "gate.json"
+REJECTED = "rejected"  # Folder of the policy that the gate sent back.
+Outcome = Literal["confirmed", "open", "rolled back"]
+
+
+class GateConfig(Config):
+    """When gains are checked in the real environment, and how surely."""
+
+    every: NonNegativeInt = Field(default=0, description="Iterations between checks; 0: no gate.")
+    pairs: PositiveInt = Field(default=150, description="Real episodes of each policy that one check may take.")
+    alpha: float = Field(default=0.05, gt=0, lt=1, description="Chance of confirming no gain, in one check.")
+    min_gain: float = Field(
+        default=0.02, gt=0, lt=1, description="A check ends as failed once the gain is surely below this."
+    )
+    split: Split = Field(default="validation", description="Initial states of the checks.")
+    start_index: NonNegativeInt = Field(
+        default=1000, description="First initial state, beyond those of `train.validation_episodes`."
+    )
+
+
+class GateCheck(Config):
+    """One check.
+
+    Attributes:
+        iteration: finished when it was made. mark: the iteration of the confirmed policy (0: the base policy).
+        comparison: a is the confirmed policy, b the one checked; real episodes, sampled.
+        imagined: success of the checked policy in imagination, this iteration's rollouts.
+        outcome: "confirmed": a real gain; "open": undecided, RL goes on and the next check decides; "rolled back":
+            worse, no gain, or undecided at the end of the run.
+    """
+
+    iteration: int
+    mark: int
+    comparison: SequentialComparison
+    imagined: float
+    outcome: Outcome
+
+    def text(self) -> str:
+        """One line for people."""
+        c = self.comparison
+        return (
+            f"gate at iteration {self.iteration}: {self.outcome}; real success {100 * c.rate_a:.0f} % -> "
+            f"{100 * c.rate_b:.0f} % in {c.num_pairs} pairs against the policy of iteration {self.mark}, difference "
+            f"between {100 * c.interval.low:+.0f} and {100 * c.interval.high:+.0f} points; "
+            f"imagined {100 * self.imagined:.0f} %"
+        )
+
+
+class Gate:
+    """Checks a policy against the last confirmed one, which it keeps in a folder named by its iteration.
+
+    Args:
+        folder: for the confirmed policies.
+        policy: what the run starts from, confirmed as iteration 0.
+    """
+
+    def __init__(self, config: GateConfig, folder: Path, policy: Any) -> None:
+        self.config, self.folder = config, Path(folder)
+        self.mark = 0
+        self.checks: list[GateCheck] = []
+        if not self.confirmed.is_dir():
+            policy.save(self.confirmed)
+
+    @property
+    def confirmed(self) -> Path:
+        """Folder of the last confirmed policy."""
+        return self.folder / f"iteration_{self.mark:05d}"
+
+    @property
+    def is_closed(self) -> bool:
+        """A check has failed: RL in this world model must not go on."""
+        return bool(self.checks) and self.checks[-1].outcome == "rolled back"
+
+    def check(
+        self,
+        policy: Any,
+        env: VecEnv,
+        *,
+        iteration: int,
+        imagined: float,
+        temperature: float,
+        seed: int,
+        is_last: bool,
+        on_batch: Callable[[int, float], None] | None = None,
+    ) -> GateCheck:
+        """Compare the policy with the confirmed one in the real environment, and move the mark if it is better.
+
+        Args:
+            is_last: no later check can decide: what stays undecided is rolled back.
+        """
+        confirmed: Policy = load_policy(self.confirmed, policy.device)
+        used = sum(check.comparison.num_pairs for check in self.checks)
+        comparison = compare_sequential(
+            confirmed,
+            policy,
+            env,
+            SequentialConfig(
+                split=self.config.split,
+                start_index=self.config.start_index + used,
+                temperature=temperature,
+                max_pairs=self.config.pairs,
+                alpha=self.config.alpha,
+                min_gain=self.config.min_gain,
+                seed=seed,
+            ),
+            on_batch,
+        )
+        outcome: Outcome = "open"
+        if comparison.decision == "better":
+            outcome = "confirmed"
+        elif comparison.decision != "undecided" or is_last:
+            outcome = "rolled back"
+        check = GateCheck(
+            iteration=iteration, mark=self.mark, comparison=comparison, imagined=imagined, outcome=outcome
+        )
+        self.checks.append(check)
+        if outcome == "confirmed":
+            self.mark = iteration
+            policy.save(self.confirmed)
+        return check
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"mark": self.mark, "checks": [check.model_dump(mode="json") for check in self.checks]}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self.mark = int(state["mark"])
+        self.checks = [GateCheck.model_validate(check) for check in state["checks"]]

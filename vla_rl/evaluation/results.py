@@ -1,0 +1,304 @@
+"""What an evaluation found: every episode's outcome, success rates with intervals, JSON, table, picture.
+
+evaluation = Evaluation.load("runs/x/evaluations/final.json")
+evaluation.rate("sampled")               # all tasks: rate, n, 95 % interval
+evaluation.rate("greedy", "pick_place")  # one task
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import Field, ValidationError
+
+from vla_rl.common.atomic import write_text_atomic
+from vla_rl.config import Config
+from vla_rl.evaluation.statistics import Interval, clustered_wilson_interval
+from vla_rl.types import Split
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+SCHEMA_VERSION = 1
+# Colour-blind-safe (Okabe & Ito), shared with the report.
+MODE_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")
+
+
+class EvaluationError(ValueError):
+    """An evaluation that cannot be read or used; the message names the file and what to do."""
+
+
+class EpisodeRecord(Config):
+    """One evaluated episode.
+
+    Attributes:
+        mode: "greedy", "sampled", ...: how actions were drawn.
+        task, split, index: the initial state.
+        sample: which repetition of that state, from 0.
+        success: the task was solved.
+        steps: control steps executed.
+        lost: broken by its worker in every try; not counted.
+    """
+
+    mode: str
+    task: str
+    split: Split
+    index: int
+    sample: int
+    success: bool
+    steps: int
+    lost: bool = False
+
+
+class EvaluationMeta(Config):
+    """How an evaluation was made, enough to repeat it.
+
+    Attributes:
+        name: what was evaluated, for people ("base", "final").
+        policy: its path, and policy_hash the SHA-256 of its files; None for one that lives in memory.
+        env: kind of the environment. env_config: its config, when known.
+        temperatures: mode -> temperature.
+        horizon: task -> control steps. image_size: (height, width).
+        protocol: in words. config: the EvalConfig used.
+        num_retried: episodes run again because their worker broke.
+        latency: with planning, milliseconds of a decision; see `world_model.planning.Planner.latency`.
+    """
+
+    name: str
+    policy: str | None = None
+    policy_hash: str | None = None
+    env: str
+    env_config: dict[str, Any] | None = None
+    split: Split
+    seed: int
+    temperatures: dict[str, float]
+    horizon: dict[str, int]
+    cameras: tuple[str, ...]
+    image_size: tuple[int, int]
+    num_envs: int
+    protocol: str
+    config: dict[str, Any]
+    created: str
+    wall_seconds: float
+    num_retried: int = 0
+    versions: dict[str, Any] = Field(default_factory=dict)
+    latency: dict[str, float] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SuccessRate:
+    """A success rate with what is needed to judge it.
+
+    Attributes:
+        mode: how actions were drawn. task: None for all tasks together.
+        num_episodes: n, lost ones excluded. num_successes: of them. num_states: distinct initial states.
+        rate: successes / n; NaN when n = 0.
+        interval: 95 % Wilson interval (n reduced by the design effect when states were sampled several times).
+        mean_steps_to_success: control steps, over the successes; NaN without any.
+        num_lost: episodes excluded because their worker broke.
+    """
+
+    mode: str
+    task: str | None
+    num_episodes: int
+    num_successes: int
+    num_states: int
+    rate: float
+    interval: Interval
+    mean_steps_to_success: float
+    num_lost: int
+
+    def text(self) -> str:
+        """For people: "42.5 % [37.7, 47.4], n = 400"."""
+        if self.num_episodes == 0:
+            return "no episode"
+        return (
+            f"{100 * self.rate:.1f} % [{100 * self.interval.low:.1f}, {100 * self.interval.high:.1f}], "
+            f"n = {self.num_episodes}"
+        )
+
+
+class Evaluation(Config):
+    """Every episode of an evaluation and how it was made."""
+
+    schema_version: int = SCHEMA_VERSION
+    meta: EvaluationMeta
+    episodes: tuple[EpisodeRecord, ...]
+
+    @property
+    def modes(self) -> list[str]:
+        """Modes, in the order evaluated."""
+        return list(dict.fromkeys(e.mode for e in self.episodes))
+
+    @property
+    def tasks(self) -> list[str]:
+        """Tasks, in the order evaluated."""
+        return list(dict.fromkeys(e.task for e in self.episodes))
+
+    def select(self, mode: str, task: str | None = None) -> list[EpisodeRecord]:
+        """The episodes of a mode, and of a task unless None, lost ones included."""
+        return [e for e in self.episodes if e.mode == mode and task in (None, e.task)]
+
+    def rate(self, mode: str, task: str | None = None) -> SuccessRate:
+        """Success rate of a mode, for one task or for all.
+
+        Raises:
+            EvaluationError: the evaluation holds no such mode or task.
+        """
+        if mode not in self.modes or task not in (None, *self.tasks):
+            raise EvaluationError(
+                f"no episodes of mode {mode!r}, task {task!r}; modes: {', '.join(self.modes)}; "
+                f"tasks: {', '.join(self.tasks)}"
+            )
+        chosen = self.select(mode, task)
+        counted = [e for e in chosen if not e.lost]
+        outcomes = np.array([e.success for e in counted], bool)
+        states = np.array([f"{e.task}/{e.index}" for e in counted])
+        steps = [e.steps for e in counted if e.success]
+        return SuccessRate(
+            mode=mode,
+            task=task,
+            num_episodes=len(counted),
+            num_successes=int(outcomes.sum()),
+            num_states=len(set(states)),
+            rate=float(outcomes.mean()) if counted else math.nan,
+            interval=clustered_wilson_interval(outcomes, states, np.array([e.task for e in counted])),
+            mean_steps_to_success=float(np.mean(steps)) if steps else math.nan,
+            num_lost=len(chosen) - len(counted),
+        )
+
+    def rates(self) -> list[SuccessRate]:
+        """Per mode: each task, then all tasks together."""
+        return [self.rate(mode, task) for mode in self.modes for task in [*self.tasks, None]]
+
+    def save(self, path: Path) -> None:
+        """Write JSON, atomically: how it was made, the rates (for readers), one line per episode."""
+        head = {
+            "schema_version": self.schema_version,
+            "meta": self.meta.model_dump(mode="json"),
+            "rates": [_rate_as_json(r) for r in self.rates()],
+        }
+        lines = ",\n".join("  " + json.dumps(e.model_dump(mode="json")) for e in self.episodes)
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        write_text_atomic(Path(path), json.dumps(head, indent=1)[:-2] + f',\n "episodes": [\n{lines}\n ]\n}}\n')
+
+    @staticmethod
+    def load(path: str | Path) -> Evaluation:
+        """Read an evaluation written by `save`.
+
+        Raises:
+            EvaluationError: missing, not JSON (truncated), another schema, or with invalid fields.
+        """
+        values = read_json_document(Path(path), "evaluation", SCHEMA_VERSION)
+        values.pop("rates", None)
+        try:
+            return Evaluation.model_validate(values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(str(p) for p in first["loc"])
+            raise EvaluationError(
+                f"{path}: not a usable evaluation: {field}: {first['msg']} (found {first['input']!r:.60}). "
+                "Evaluate again with `vla-rl eval`."
+            ) from None
+
+    def table(self) -> Table:
+        """A table for the console: a row per task and one for all, per mode."""
+        from rich.table import Table
+
+        title = f"{self.meta.name} on {self.meta.env}, {self.meta.split} split"
+        table = Table(title=title, title_justify="left")
+        for name in ("mode", "task", "success", "95 % interval", "n", "states", "steps to success"):
+            table.add_column(name, justify="left" if name in ("mode", "task") else "right")
+        has_lost = any(e.lost for e in self.episodes)
+        if has_lost:
+            table.add_column("lost", justify="right")
+        for rate in self.rates():
+            row = [
+                rate.mode,
+                rate.task or "all",
+                f"{100 * rate.rate:.1f} %",
+                f"{100 * rate.interval.low:.1f} - {100 * rate.interval.high:.1f} %",
+                str(rate.num_episodes),
+                str(rate.num_states),
+                "-" if math.isnan(rate.mean_steps_to_success) else f"{rate.mean_steps_to_success:.0f}",
+            ] + ([str(rate.num_lost)] if has_lost else [])
+            table.add_row(*row, style="bold" if rate.task is None else None, end_section=rate.task is None)
+        return table
+
+    def plot(self, path: Path) -> None:
+        """A picture (PNG, SVG, ... by suffix): success per task with 95 % intervals, a colour per mode."""
+        from matplotlib.figure import Figure
+
+        tasks = [*self.tasks, None]
+        num_modes = len(self.modes)
+        height = 0.8 / num_modes
+        figure = Figure(figsize=(7.5, 1.4 + 0.34 * num_modes * len(tasks)), layout="constrained")
+        axes = figure.add_subplot()
+        for m, mode in enumerate(self.modes):
+            rates = [self.rate(mode, task) for task in tasks]
+            y = np.arange(len(tasks)) + (m - (num_modes - 1) / 2) * height
+            percent = np.array([100 * r.rate for r in rates])
+            ends = 100 * np.array([r.interval for r in rates]).T
+            label = f"{mode} (T = {self.meta.temperatures[mode]:g})"
+            axes.barh(y, percent, height * 0.92, color=MODE_COLORS[m % len(MODE_COLORS)], label=label)
+            reach = np.clip([percent - ends[0], ends[1] - percent], 0, None)
+            axes.errorbar(percent, y, xerr=reach, fmt="none", ecolor="#222222", capsize=3, linewidth=1.2)
+            for end, row, rate in zip(ends[1], y, rates, strict=True):
+                axes.text(end + 1.5, row, f"{100 * rate.rate:.0f} %  n = {rate.num_episodes}", va="center", fontsize=8)
+        axes.set_yticks(range(len(tasks)), [shorten(task or "all tasks", 44) for task in tasks])
+        axes.invert_yaxis()
+        axes.set_xlim(0, 115)
+        axes.set_xticks(range(0, 101, 20))
+        axes.set_xlabel("success, %, with 95 % interval")
+        figure.suptitle(f"{self.meta.name}: {self.meta.env}, {self.meta.split} split", x=0.01, ha="left")
+        axes.spines[["top", "right"]].set_visible(False)
+        figure.legend(frameon=False, loc="upper right", ncols=num_modes, fontsize=9)
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=130)
+
+
+def shorten(text: str, length: int) -> str:
+    """The text, its middle left out where it is longer than `length`."""
+    return text if len(text) <= length else f"{text[: length // 2 - 1]}…{text[len(text) - length // 2 :]}"
+
+
+def read_json_document(path: Path, what: str, schema_version: int) -> dict[str, Any]:
+    """A JSON object with the expected `schema_version`, or an error that names the file.
+
+    Raises:
+        EvaluationError: missing, unreadable, truncated, not an object, or another schema version.
+    """
+    if not path.is_file():
+        raise EvaluationError(f"{what} not found: {path}")
+    try:
+        values = json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise EvaluationError(f"{path}: not valid JSON, truncated or not an {what} file: {error}") from None
+    if not isinstance(values, dict) or "schema_version" not in values:
+        raise EvaluationError(f"{path}: not an {what} file (no schema_version)")
+    if values["schema_version"] != schema_version:
+        raise EvaluationError(
+            f"{path}: schema_version is {values['schema_version']!r}, this version reads {schema_version}. "
+            "Make the file again with this version."
+        )
+    return values
+
+
+def _rate_as_json(rate: SuccessRate) -> dict[str, Any]:
+    return {
+        "mode": rate.mode,
+        "task": rate.task or "all",
+        "success_rate": None if math.isnan(rate.rate) else round(rate.rate, 6),
+        "low": round(rate.interval.low, 6),
+        "high": round(rate.interval.high, 6),
+        "num_episodes": rate.num_episodes,
+        "num_successes": rate.num_successes,
+        "num_states": rate.num_states,
+        "mean_steps_to_success": None if math.isnan(rate.mean_steps_to_success) else rate.mean_steps_to_success,
+        "num_lost": rate.num_lost,
+    }

@@ -1,0 +1,313 @@
+"""Intervals and tests for success rates: one policy, two policies on the same states, several seeds.
+
+Conventions: an outcome is 1 (success) or 0; a *difference* is b minus a, so positive means that b
+is better; a *pair* is one episode of each policy from the same initial state; `gained` counts the
+pairs that a failed and b solved, `lost` the reverse. All p-values are two-sided. Everything drawn
+at random is seeded. Tests that may stop early are in `vla_rl.evaluation.sequential`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+DEFAULT_RESAMPLES = 10_000
+# Resamples are drawn in blocks of at most this many random counts, which bounds memory to some 30 MB.
+_BLOCK = 4_000_000
+
+
+class Interval(NamedTuple):
+    """A confidence interval, ends included."""
+
+    low: float
+    high: float
+
+    @property
+    def excludes_zero(self) -> bool:
+        return self.low > 0 or self.high < 0
+
+
+def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> Interval:
+    """Wilson's score interval for a success rate (Wilson 1927, JASA 22:209-212).
+
+    With n = 0 nothing is known: [0, 1].
+
+    Raises:
+        ValueError: successes outside 0 .. n.
+    """
+    if not 0 <= successes <= n:
+        raise ValueError(f"successes must lie in 0 .. n = {n}, got {successes}")
+    if n == 0:
+        return Interval(0.0, 1.0)
+    from scipy.stats import binomtest
+
+    interval = binomtest(successes, n).proportion_ci(confidence, method="wilson")
+    return Interval(float(interval.low), float(interval.high))
+
+
+def clustered_wilson_interval(
+    outcomes: np.ndarray, clusters: np.ndarray, strata: np.ndarray | None = None, confidence: float = 0.95
+) -> Interval:
+    """Wilson interval of a success rate when states were sampled several times each.
+
+    Samples of one state resemble each other, so n is divided by the design effect, the variance of
+    the rate over clusters relative to independent episodes (Korn & Graubard 1998, Survey
+    Methodology 24:193-201), never below 1. With one sample per state this is `wilson_interval`.
+
+    Args:
+        outcomes: 0/1 (n,). clusters: (n,) the state of each. strata: (n,) the task of each.
+    """
+    outcomes = np.asarray(outcomes, np.float64)
+    n, successes = outcomes.size, int(outcomes.sum())
+    cluster = np.unique(clusters, return_inverse=True)[1]
+    if n == 0 or successes in (0, n) or cluster.max() + 1 == n:
+        return wilson_interval(successes, n, confidence)
+    rate = successes / n
+    stratum = np.zeros(n, np.int64) if strata is None else np.unique(strata, return_inverse=True)[1]
+    variance = 0.0
+    for s in range(stratum.max() + 1):
+        inside = stratum == s
+        _, rows = np.unique(cluster[inside], return_inverse=True)
+        residual = np.bincount(rows, weights=outcomes[inside] - rate)
+        size = residual.size
+        variance += residual.var() * size * size / max(size - 1, 1) / n**2
+    effective = n / max(variance / (rate * (1 - rate) / n), 1.0)
+    from scipy.stats import norm
+
+    z = float(norm.ppf(0.5 + confidence / 2))
+    centre = (rate + z * z / (2 * effective)) / (1 + z * z / effective)
+    half = z / (1 + z * z / effective) * math.sqrt(rate * (1 - rate) / effective + z * z / (4 * effective**2))
+    return Interval(centre - half, centre + half)
+
+
+def mcnemar_exact(gained: int, lost: int) -> float:
+    """Exact McNemar p-value: a binomial test of 1/2 on the discordant pairs (McNemar 1947).
+
+    1.0 when no pair is discordant.
+    """
+    if gained < 0 or lost < 0:
+        raise ValueError(f"discordant counts must not be negative, got gained={gained}, lost={lost}")
+    if gained + lost == 0:
+        return 1.0
+    from scipy.stats import binomtest
+
+    return float(binomtest(gained, gained + lost, 0.5).pvalue)
+
+
+def clustered_sign_test(cluster_differences: Sequence[int] | np.ndarray) -> float:
+    """Exact p-value for paired differences that come in clusters (several samples of one state).
+
+    The sum of each cluster's differences keeps or flips its sign with probability 1/2 under the null
+    hypothesis that the two policies are exchangeable within a state; the distribution of the total is
+    computed exactly by convolution. With one pair per cluster this is `mcnemar_exact`. (Fisher's
+    randomisation test; for clustered pairs see Durkalski et al. 2003, Stat. Med. 22:2417-2428.)
+
+    Args:
+        cluster_differences: int (states,), gained minus lost in each state.
+    """
+    sizes = np.abs(np.asarray(cluster_differences, dtype=np.int64))
+    sizes = sizes[sizes > 0]
+    total = int(sizes.sum())
+    if total == 0:
+        return 1.0
+    probability = np.zeros(2 * total + 1)  # of each sum -total .. total
+    probability[total] = 1.0
+    for size in sizes:
+        probability = 0.5 * (np.roll(probability, size) + np.roll(probability, -size))
+    observed = abs(int(np.sum(cluster_differences)))
+    sums = np.abs(np.arange(-total, total + 1))
+    return float(min(1.0, probability[sums >= observed].sum()))
+
+
+def newcombe_paired_interval(both: int, lost: int, gained: int, neither: int, confidence: float = 0.95) -> Interval:
+    """Interval of the paired difference of two success rates, b minus a, from the 2 x 2 table.
+
+    Newcombe's square-and-add of Wilson intervals with his corrected correlation (Newcombe 1998,
+    Stat. Med. 17:2635-2650, method 10). Good for few pairs, where a bootstrap is too narrow, and
+    not degenerate without discordant pairs. It treats the pairs as independent.
+
+    Args:
+        both: pairs solved by both. lost: by a alone. gained: by b alone. neither: by none.
+    """
+    n = both + lost + gained + neither
+    if min(both, lost, gained, neither) < 0 or n == 0:
+        raise ValueError(f"needs at least one pair and no negative count, got {(both, lost, gained, neither)}")
+    successes_a, successes_b = both + lost, both + gained
+    rate_a, rate_b = successes_a / n, successes_b / n
+    low_a, high_a = wilson_interval(successes_a, n, confidence)
+    low_b, high_b = wilson_interval(successes_b, n, confidence)
+    margins = successes_a * (n - successes_a) * successes_b * (n - successes_b)
+    phi = 0.0
+    if margins > 0:
+        determinant = both * neither - lost * gained
+        corrected = max(determinant - n / 2, 0) if determinant > 0 else determinant
+        phi = corrected / math.sqrt(margins)
+
+    def reach(x: float, y: float) -> float:
+        return math.sqrt(max(x * x - 2 * phi * x * y + y * y, 0.0))
+
+    difference = rate_b - rate_a
+    return Interval(
+        max(difference - reach(rate_b - low_b, high_a - rate_a), -1.0),
+        min(difference + reach(high_b - rate_b, rate_a - low_a), 1.0),
+    )
+
+
+def unpaired_difference_interval(
+    outcomes_a: np.ndarray,
+    outcomes_b: np.ndarray,
+    clusters_a: np.ndarray | None = None,
+    clusters_b: np.ndarray | None = None,
+    confidence: float = 0.95,
+) -> Interval:
+    """Interval of the difference b minus a of two success rates, each of episodes of its own.
+
+    Newcombe's hybrid score interval (Newcombe 1998, Stat. Med. 17:873-890, method 10) of `clustered_wilson_interval`s,
+    put together as the recovered variances of Zou & Donner (2008, Stat. Med. 27:1693-1702). Honest for few episodes,
+    where a bootstrap is too narrow. Without an episode of either nothing is known: [-1, 1].
+
+    Args:
+        outcomes_a, outcomes_b: 0/1 (n_a,), (n_b,).
+        clusters_a, clusters_b: (n_a,), (n_b,) the state of each; None: each its own.
+    """
+    if len(outcomes_a) == 0 or len(outcomes_b) == 0:
+        return Interval(-1.0, 1.0)
+    rates, limits = [], []
+    for outcomes, clusters in ((outcomes_a, clusters_a), (outcomes_b, clusters_b)):
+        rates.append(float(np.mean(outcomes)))
+        states = np.arange(len(outcomes)) if clusters is None else clusters
+        limits.append(clustered_wilson_interval(outcomes, states, confidence=confidence))
+    difference, (a, b) = rates[1] - rates[0], limits
+    return Interval(
+        difference - math.hypot(rates[1] - b.low, a.high - rates[0]),
+        difference + math.hypot(b.high - rates[1], rates[0] - a.low),
+    )
+
+
+def paired_bootstrap_interval(
+    outcomes_a: np.ndarray,
+    outcomes_b: np.ndarray,
+    *,
+    clusters: np.ndarray | None = None,
+    strata: np.ndarray | None = None,
+    confidence: float = 0.95,
+    num_resamples: int = DEFAULT_RESAMPLES,
+    seed: int = 0,
+) -> Interval:
+    """Percentile bootstrap interval of the mean paired difference, b minus a.
+
+    Initial states are resampled, with all samples of a state together, since they are not
+    independent; within each stratum (task), since the tasks are fixed (Efron & Tibshirani 1993,
+    ch. 8; Field & Welsh 2007 for clusters).
+
+    Args:
+        outcomes_a, outcomes_b: 0/1 or float (n,), pair by pair.
+        clusters: (n,) the state of each pair; None: each pair its own.
+        strata: (n,) the task of each pair; None: one stratum.
+    """
+    difference = np.asarray(outcomes_b, np.float64) - np.asarray(outcomes_a, np.float64)
+    if difference.ndim != 1 or difference.size == 0:
+        raise ValueError(f"needs two equally long, non-empty lists of outcomes, got shape {difference.shape}")
+    n = difference.size
+    cluster = np.arange(n) if clusters is None else np.unique(clusters, return_inverse=True)[1]
+    stratum = np.zeros(n, np.int64) if strata is None else np.unique(strata, return_inverse=True)[1]
+    rng = np.random.default_rng(seed)
+    sums = np.zeros(num_resamples)
+    counts = np.zeros(num_resamples)
+    for s in range(stratum.max() + 1):
+        inside = stratum == s
+        _, rows = np.unique(cluster[inside], return_inverse=True)
+        cluster_sum = np.bincount(rows, weights=difference[inside])
+        cluster_count = np.bincount(rows).astype(np.float64)
+        for block, weights in _resample_counts(rng, cluster_sum.size, num_resamples):
+            sums[block] += weights @ cluster_sum
+            counts[block] += weights @ cluster_count
+    return _percentile_interval(sums / counts, confidence)
+
+
+class SeedSummary(NamedTuple):
+    """A gain over several training seeds.
+
+    Attributes:
+        mean: mean over seeds of each seed's mean difference.
+        per_seed: that mean difference for each seed.
+        interval: bootstrap over seeds and states at once. The claim about a new seed and new states.
+            Two seeds or fewer carry no such information: NaN.
+        num_seeds, num_states: how many of each.
+    """
+
+    mean: float
+    per_seed: tuple[float, ...]
+    interval: Interval
+    num_seeds: int
+    num_states: int
+
+
+def summarize_seeds(
+    differences: np.ndarray, confidence: float = 0.95, num_resamples: int = DEFAULT_RESAMPLES, seed: int = 0
+) -> SeedSummary:
+    """Mean gain over seeds, with uncertainty from seeds and from initial states.
+
+    Seeds are evaluated on the same states, so both are resampled, independently: the bootstrap for
+    crossed random effects of Owen (2007, Ann. Appl. Stat. 1:386-411), which is conservative. The
+    drawn seeds are widened by sqrt(seeds / (seeds - 1)) around the mean, because a plain bootstrap of
+    three seeds has only two thirds of the variance between them (Davison & Hinkley 1997, sec. 3.8).
+
+    Args:
+        differences: float (seeds, states), difference per seed and initial state, averaged over
+            samples of a state; NaN where a state is missing (a lost episode).
+    """
+    table = np.atleast_2d(np.asarray(differences, np.float64))
+    valid = np.isfinite(table)
+    if table.ndim != 2 or not valid.any(1).all():
+        raise ValueError(f"needs (seeds, states) with a value in every seed, got shape {table.shape}")
+    num_seeds, num_states = table.shape
+    per_seed = np.nanmean(table, axis=1)
+    mean = float(per_seed.mean())
+    interval = Interval(math.nan, math.nan)
+    if num_seeds > 2:
+        widen = math.sqrt(num_seeds / (num_seeds - 1))
+        filled = np.where(valid, table, 0.0)
+        rng = np.random.default_rng(seed)
+        draws = np.empty(num_resamples)
+        for block, weights in _resample_counts(rng, num_states, num_resamples):
+            # (resamples, seeds): each seed's mean over the drawn states that it has.
+            count = weights @ valid.T.astype(np.float64)
+            means = np.where(count > 0, (weights @ filled.T) / np.maximum(count, 1), per_seed)
+            centre = means.mean(1, keepdims=True)
+            drawn = rng.integers(num_seeds, size=means.shape)
+            shifted = np.take_along_axis(means, drawn, 1) - centre
+            draws[block] = (centre + widen * shifted).mean(1)
+        interval = _percentile_interval(draws, confidence)
+    return SeedSummary(mean, tuple(map(float, per_seed)), interval, num_seeds, num_states)
+
+
+def pearson(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Pearson correlation along the last axis, float (..., P); NaN where either is constant."""
+    a, b = a - a.mean(-1, keepdims=True), b - b.mean(-1, keepdims=True)
+    scale = np.sqrt((a * a).sum(-1) * (b * b).sum(-1))
+    return np.where(scale > 1e-12, (a * b).sum(-1) / np.maximum(scale, 1e-12), np.nan)
+
+
+def spearman(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Spearman's rank correlation along the last axis, float (..., P): Pearson's of the ranks, ties sharing theirs."""
+    from scipy.stats import rankdata
+
+    return pearson(rankdata(a, axis=-1), rankdata(b, axis=-1))
+
+
+def _resample_counts(rng: np.random.Generator, size: int, num_resamples: int):
+    """Yield (slice of resamples, float (resamples in it, size)): how often each of `size` items is drawn."""
+    step = max(1, _BLOCK // size)
+    for start in range(0, num_resamples, step):
+        stop = min(start + step, num_resamples)
+        counts = rng.multinomial(size, np.full(size, 1 / size), size=stop - start)
+        yield slice(start, stop), counts.astype(np.float64)
+
+
+def _percentile_interval(draws: np.ndarray, confidence: float) -> Interval:
+    low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return Interval(float(low), float(high))

@@ -1,0 +1,387 @@
+"""Making, loading and saving LeRobot policies, in LeRobot's own layout.
+
+A folder holds what LeRobot writes (config.json, model.safetensors, the two processors) and beside it
+what only this package reads: vla_rl.json with our options, vla_rl.safetensors with heads and adapters, and
+`vlm/` and `tokenizer/`, so that a checkpoint needs no hub.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import tempfile
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from vla_rl.config import ConfigError
+from vla_rl.policies.base import read_policy_config
+from vla_rl.policies.checkpoint_files import WEIGHTS_FILE, write_folder
+from vla_rl.policies.lerobot import lora as lerobot_lora
+from vla_rl.policies.lerobot.config import EXTRAS_FILE, FLOW_TYPES, IMAGE_PREFIX, LeRobotConfig, saved_config
+from vla_rl.policies.lerobot.policy import ACTION, STATE, LeRobotPolicy
+from vla_rl.policies.lerobot.tiny import tiny_options, tiny_pi, tiny_tokenizer, write_tiny_vlm
+from vla_rl.types import EnvSpec
+
+EXTRA_WEIGHTS_FILE = "vla_rl.safetensors"
+VLM_FOLDER, TOKENIZER_FOLDER = "vlm", "tokenizer"
+_PREPROCESSOR_FILE = "policy_preprocessor.json"
+_HEADS = ("value_head.", "noise_head.")
+
+
+def create(config: LeRobotConfig, env_spec: EnvSpec, device: str | torch.device, seed: int) -> LeRobotPolicy:
+    """Fresh weights, the same for the same seed. See `PolicyConfig.build`."""
+    assert config.type is not None, "the config checks this"
+    missing = [camera for camera in config.cameras if camera not in env_spec.cameras]
+    if missing:
+        raise ConfigError(
+            f"policy.cameras: {missing} not in environment {env_spec.kind!r}, which has {list(env_spec.cameras)}"
+        )
+    options: dict[str, Any] = {"chunk_size": config.chunk_size, "n_action_steps": config.chunk_size}
+    tokenizer = None
+    with tempfile.TemporaryDirectory() as folder:
+        vlm = config.vlm
+        if config.preset == "tiny":
+            options |= tiny_options(config.type, config.image_size, env_spec.state_dim, env_spec.action_dim)
+            tokenizer = tiny_tokenizer(env_spec.tasks.values())
+            if config.type == "smolvla":
+                write_tiny_vlm(Path(folder), tokenizer, config.image_size)
+                vlm = folder
+        core_config = _core_config(config.type, options | config.options, config.cameras, env_spec)
+        core_config.device = str(device)
+        if vlm is not None:
+            core_config.vlm_model_name = vlm
+        with torch.random.fork_rng(devices=[]), _tiny(config, tokenizer):
+            torch.manual_seed(seed)
+            core = _build(core_config)
+            processors = _make_processors(core_config)
+            size = getattr(core_config, "chunk_size", config.chunk_size)  # policy.options may say another.
+            policy = _wrap(config.model_copy(update={"chunk_size": size}), core, *processors)
+    return _finish(policy, device, seed)
+
+
+def load(
+    folder: Path, device: str | torch.device = "cpu", seed: int = 0, chosen: Mapping[str, Any] | None = None
+) -> LeRobotPolicy:
+    """The policy in a folder of LeRobot's or ours, with what a recipe `chosen` anew (critic, sampling, adapters, ...).
+
+    Heads and adapters that the folder lacks are fresh from `seed`.
+
+    Raises:
+        ValueError: a file is missing or damaged. ConfigError: `chosen` contradicts the checkpoint.
+    """
+    folder = Path(folder)
+    values = read_policy_config(folder, "type")
+    saved = saved_config(folder)
+    config = saved.with_chosen(dict(chosen or {}))
+    core_config = _read_core_config(folder, config, device)
+    if "vlm_model_name" in values:
+        own = str(folder / VLM_FOLDER) if (folder / VLM_FOLDER).is_dir() else None
+        core_config.vlm_model_name = config.vlm or own or core_config.vlm_model_name
+    if getattr(core_config, "load_vlm_weights", False):
+        core_config.load_vlm_weights = False  # They are in the checkpoint.
+    with torch.random.fork_rng(devices=[]), _tiny(config):
+        torch.manual_seed(seed)
+        core = _build(core_config)
+        read_core_weights(folder, core)
+        processors = _read_processors(folder, core_config, config)
+        policy = _wrap(config, core, *processors)
+    return _finish(policy, device, seed, folder, saved)
+
+
+def save(policy: LeRobotPolicy, folder: Path) -> None:
+    """Write a policy so that `load_policy(folder)` and LeRobot restore it. The folder appears whole or not at all.
+
+    Adapters are merged into model.safetensors, which so acts like the policy in LeRobot too; vla_rl.safetensors keeps
+    them and the weights that they adapt, so that training goes on exactly.
+    """
+
+    def write(path: Path) -> None:
+        final = folder.absolute()
+        core_config = copy.copy(policy.core.config)
+        core_config.pretrained_path = None
+        if hasattr(core_config, "vlm_model_name"):
+            towers = policy.core.model.vlm_with_expert
+            towers.config.save_pretrained(path / VLM_FOLDER)
+            towers.processor.save_pretrained(path / VLM_FOLDER)
+            if _is_folder(core_config.vlm_model_name):
+                core_config.vlm_model_name = str(final / VLM_FOLDER)
+        core_config._save_pretrained(path)
+        weights = {name: t.detach().cpu() for name, t in lerobot_lora.plain_state(policy.core).items()}
+        safetensors.torch.save_file(_without_aliases(weights), path / WEIGHTS_FILE, metadata={"format": "pt"})
+        _write_processors(policy, path, final)
+        config = policy.config.model_copy(update={"path": None, "options": {}, "vlm": None, "tokenizer": None})
+        extras = {"format": 1, "kind": "lerobot", "config": config.model_dump(mode="json")}
+        (path / EXTRAS_FILE).write_text(json.dumps(extras, indent=2))
+        safetensors.torch.save_file(_extra_weights(policy), path / EXTRA_WEIGHTS_FILE)
+
+    write_folder(folder, write)
+
+
+# --- building ----------------------------------------------------------------------------------
+
+
+def _core_config(policy_type: str, options: dict[str, Any], cameras: tuple[str, ...], env_spec: EnvSpec) -> Any:
+    from lerobot.configs import FeatureType, PolicyFeature
+
+    config_class = _config_class(policy_type)
+    known = {field.name for field in dataclasses.fields(config_class)}
+    unknown = sorted(set(options) - known - {"chunk_size", "n_action_steps"})
+    if unknown:
+        raise ConfigError(f"policy.options: {unknown} not in LeRobot's {policy_type} config, which has {sorted(known)}")
+    inputs = {IMAGE_PREFIX + name: PolicyFeature(FeatureType.VISUAL, (3, *env_spec.image_size)) for name in cameras} | {
+        STATE: PolicyFeature(FeatureType.STATE, (env_spec.state_dim,))
+    }
+    outputs = {ACTION: PolicyFeature(FeatureType.ACTION, (env_spec.action_dim,))}
+    given = {name: value for name, value in options.items() if name in known}
+    return config_class(input_features=inputs, output_features=outputs, **given)
+
+
+def _config_class(policy_type: str) -> Any:
+    import lerobot.policies  # noqa: F401  (registers the configs)
+    from lerobot.configs import PreTrainedConfig
+
+    known = PreTrainedConfig.get_known_choices()
+    if policy_type not in known:
+        raise ConfigError(f"policy.type: got {policy_type!r}, LeRobot has: {', '.join(sorted(known))}")
+    return known[policy_type]
+
+
+def _read_core_config(folder: Path, config: LeRobotConfig, device: str | torch.device) -> Any:
+    from draccus.utils import DraccusException
+    from lerobot.configs import PreTrainedConfig
+
+    _config_class(str(config.type))
+    try:
+        core_config: Any = PreTrainedConfig.from_pretrained(folder)
+    except (DraccusException, ValueError, TypeError) as error:
+        raise ValueError(f"{folder / 'config.json'}: LeRobot cannot read it: {error}") from error
+    for name, value in config.options.items():
+        if not hasattr(core_config, name):
+            known = sorted(field.name for field in dataclasses.fields(core_config))
+            raise ConfigError(f"policy.options: {name!r} not in LeRobot's {config.type} config, which has {known}")
+        setattr(core_config, name, value)
+    core_config.device = str(device)
+    return core_config
+
+
+def _tiny(config: LeRobotConfig, tokenizer: Any = None) -> Any:
+    is_tiny_pi = config.preset == "tiny" and config.type in ("pi0", "pi05")
+    return tiny_pi(str(config.type), tokenizer) if is_tiny_pi else nullcontext()
+
+
+def _build(core_config: Any) -> Any:
+    """LeRobot's policy with fresh weights.
+
+    Raises:
+        ValueError: a package is missing, or a file that neither the disk nor a hub has.
+    """
+    from lerobot.policies.factory import get_policy_class
+
+    try:
+        return get_policy_class(core_config.type)(core_config)
+    except ImportError as error:
+        raise ValueError(
+            f"LeRobot's {core_config.type!r} needs a package that is missing: {error}. Install vla-rl[flow]."
+        ) from error
+    except OSError as error:
+        name = getattr(core_config, "vlm_model_name", None)
+        hint = f" Give a folder with its config and tokenizer: policy.vlm=FOLDER (now {name!r})." if name else ""
+        raise ValueError(f"LeRobot's {core_config.type!r} cannot be built: {error}{hint}") from error
+
+
+def _wrap(config: LeRobotConfig, core: Any, preprocessor: Any, postprocessor: Any) -> LeRobotPolicy:
+    if core.config.type in FLOW_TYPES:
+        from vla_rl.policies.lerobot.flow import LeRobotFlowPolicy
+
+        return LeRobotFlowPolicy(config, core, preprocessor, postprocessor)
+    wanted = [name for name in ("value_head", "lora", "gradient_checkpointing") if getattr(config, name)]
+    if wanted:
+        raise ConfigError(f"policy.{wanted[0]}: only for {', '.join(FLOW_TYPES)}, which can be trained here")
+    return LeRobotPolicy(config, core, preprocessor, postprocessor)
+
+
+def _finish(
+    policy: LeRobotPolicy,
+    device: str | torch.device,
+    seed: int,
+    folder: Path | None = None,
+    saved: LeRobotConfig | None = None,
+) -> LeRobotPolicy:
+    """Adapters, heads from the folder, what is trained, and the device."""
+    config = policy.config
+    trainable = {name for name, parameter in policy.core.named_parameters() if parameter.requires_grad}
+    if config.lora is not None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            lerobot_lora.add_adapters(policy.core, config.lora, policy.network)  # type: ignore[attr-defined]
+    if folder is not None and saved is not None:
+        _read_extra_weights(folder, policy, saved)
+    for name, parameter in policy.core.named_parameters():
+        adapter = lerobot_lora.is_adapter(name)
+        free = config.trainable == "lerobot" and ".base_layer." not in name and name in trainable
+        parameter.requires_grad_(adapter or free)
+    if config.gradient_checkpointing and hasattr(policy.core.model, "gradient_checkpointing_enable"):
+        policy.core.model.gradient_checkpointing_enable()
+    return policy.to(device).eval()
+
+
+# --- weights -----------------------------------------------------------------------------------
+
+
+def read_core_weights(folder: Path, core: nn.Module) -> None:
+    """Load model.safetensors into a LeRobot policy, strictly; openpi's names are translated as LeRobot does.
+
+    Raises:
+        ValueError: the file is missing or truncated; tensors are missing, unknown, of another shape, or hold NaN.
+    """
+    file = folder / WEIGHTS_FILE
+    found = _read_tensors(file)
+    expected = core.state_dict()
+    if not found.keys() <= expected.keys() and hasattr(core, "_fix_pytorch_state_dict_keys"):
+        fixed = core._fix_pytorch_state_dict_keys(found, core.config)  # type: ignore[operator]
+        found = {name if name.startswith("model.") else f"model.{name}": value for name, value in fixed.items()}
+    present = {_storage(expected[name]) for name in found if name in expected}
+    problems = [f"{n}: missing" for n, t in expected.items() if n not in found and _storage(t) not in present]
+    problems += [f"{name}: not part of this policy" for name in found if name not in expected]
+    problems += [
+        f"{name}: found shape {tuple(value.shape)}, expected {tuple(expected[name].shape)}"
+        for name, value in found.items()
+        if name in expected and value.shape != expected[name].shape
+    ]
+    if problems:
+        raise ValueError(f"{file}: does not fit its config.json: {_some(problems)}. Copy the checkpoint again.")
+    broken = [name for name, value in found.items() if not bool(torch.isfinite(value).all())]
+    if broken:
+        raise ValueError(f"{file}: NaN or infinity in {_some(broken)}. Use an earlier checkpoint.")
+    core.load_state_dict(found, strict=False)
+
+
+def _extra_weights(policy: nn.Module) -> dict[str, Tensor]:
+    """Heads, and adapters with the weights that they adapt, by name."""
+    return {
+        name: value.detach().cpu().contiguous()
+        for name, value in policy.state_dict().items()
+        if name.startswith(_HEADS) or lerobot_lora.is_adapter(name) or ".base_layer." in name
+    }
+
+
+def _read_extra_weights(folder: Path, policy: LeRobotPolicy, saved: LeRobotConfig) -> None:
+    file = folder / EXTRA_WEIGHTS_FILE
+    if not (folder / EXTRAS_FILE).is_file():
+        return
+    found = _read_tensors(file)
+    expected = policy.state_dict()
+    needed = [name for name in _extra_weights(policy) if name not in found]
+    new = tuple(
+        prefix for prefix, had in ((_HEADS[0], saved.value_head), (_HEADS[1], _has_noise_head(saved))) if not had
+    )
+    missing = [
+        n for n in needed if not n.startswith(new or ("\0",)) and (saved.lora is not None or n.startswith(_HEADS))
+    ]
+    wrong = [n for n, value in found.items() if n in expected and value.shape != expected[n].shape]
+    if missing or wrong:
+        raise ValueError(f"{file}: does not fit {EXTRAS_FILE}: {_some(missing + wrong)}. Copy the policy folder again.")
+    policy.load_state_dict({name: value for name, value in found.items() if name in expected}, strict=False)
+
+
+def _has_noise_head(config: LeRobotConfig) -> bool:
+    return config.sampling.method == "flow_noise"
+
+
+def _read_tensors(file: Path) -> dict[str, Tensor]:
+    if not file.is_file():
+        raise ValueError(f"{file}: not found. Copy the policy folder again, with all of its files.")
+    try:
+        return safetensors.torch.load_file(file)
+    except SafetensorError as error:
+        raise ValueError(f"{file}: truncated or not a safetensors file ({error}). Copy it again.") from error
+
+
+def _storage(tensor: Tensor) -> tuple[int, tuple[int, ...]]:
+    return tensor.data_ptr(), tuple(tensor.shape)
+
+
+def _without_aliases(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each storage once, under its first name: tied weights are written once, as LeRobot does."""
+    seen: set[tuple[int, tuple[int, ...]]] = set()
+    result = {}
+    for name in sorted(tensors):
+        key = _storage(tensors[name])
+        if tensors[name].numel() and key in seen:
+            continue
+        seen.add(key)
+        result[name] = tensors[name].contiguous()
+    return result
+
+
+def _some(items: Iterable[str], limit: int = 8) -> str:
+    items = list(items)
+    more = f" and {len(items) - limit} more" if len(items) > limit else ""
+    return "; ".join(items[:limit]) + more
+
+
+# --- processors --------------------------------------------------------------------------------
+
+
+def _make_processors(core_config: Any) -> tuple[Any, Any]:
+    from lerobot.policies.factory import make_pre_post_processors
+
+    try:
+        return make_pre_post_processors(core_config)
+    except OSError as error:
+        raise ValueError(f"the tokenizer of LeRobot's {core_config.type!r} is not at hand: {error}") from error
+
+
+def _read_processors(folder: Path, core_config: Any, config: LeRobotConfig) -> tuple[Any, Any]:
+    """The saved pipelines, on this device, with the tokenizer of the recipe's or the folder's own if there is one."""
+    from lerobot.policies.factory import make_pre_post_processors
+
+    file = folder / _PREPROCESSOR_FILE
+    if not file.is_file():
+        raise ValueError(
+            f"{file}: not found. Checkpoints of LeRobot before 0.4 keep normalisation in the weights; convert it with "
+            "`python -m lerobot.processor.migrate_policy_normalization`."
+        )
+    try:
+        steps = {step.get("registry_name") for step in json.loads(file.read_text())["steps"]}
+    except (json.JSONDecodeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{file}: not a LeRobot processor: {error}. Copy the checkpoint again.") from error
+    overrides: dict[str, Any] = {}
+    if "device_processor" in steps:
+        overrides["device_processor"] = {"device": core_config.device}
+    own = folder / TOKENIZER_FOLDER
+    tokenizer = config.tokenizer or config.vlm or (str(own) if own.is_dir() else None)
+    if "tokenizer_processor" in steps and tokenizer is not None:
+        overrides["tokenizer_processor"] = {"tokenizer_name": tokenizer}
+    try:
+        return make_pre_post_processors(core_config, pretrained_path=str(folder), preprocessor_overrides=overrides)
+    except OSError as error:
+        raise ValueError(
+            f"{file}: its tokenizer is not at hand: {error}. Give a folder with it: policy.tokenizer=FOLDER."
+        ) from error
+
+
+def _is_folder(name: str) -> bool:
+    """Whether a model's name is a folder of this machine, perhaps gone by now, and no hub id."""
+    return Path(name).is_absolute() or Path(name).is_dir()
+
+
+def _write_processors(policy: LeRobotPolicy, path: Path, final: Path) -> None:
+    """Both pipelines and their tokenizer; a name that is a folder here becomes the one in the checkpoint."""
+    from lerobot.processor import TokenizerProcessorStep
+
+    for step in policy.preprocessor.steps:
+        if isinstance(step, TokenizerProcessorStep):
+            step.input_tokenizer.save_pretrained(path / TOKENIZER_FOLDER)
+            if step.tokenizer is not None or _is_folder(step.tokenizer_name or ""):
+                step.tokenizer, step.tokenizer_name = None, str(final / TOKENIZER_FOLDER)
+    policy.preprocessor.save_pretrained(path)
+    policy.postprocessor.save_pretrained(path)

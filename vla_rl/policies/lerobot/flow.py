@@ -1,0 +1,262 @@
+"""SmolVLA, pi0 and pi0.5 as policies that RL can train: paths with a likelihood, a critic, behaviour cloning."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from vla_rl.config import ConfigError
+from vla_rl.policies.base import PolicyOutput
+from vla_rl.policies.lerobot import flow_sampling, real_time_chunking
+from vla_rl.policies.lerobot.config import LeRobotConfig
+from vla_rl.policies.lerobot.networks import NETWORKS, FlowNetwork, Prefix
+from vla_rl.policies.lerobot.policy import ACTION, STATE, LeRobotPolicy
+from vla_rl.types import ActionChunk, ActionPrefix, Observation
+
+
+class LeRobotFlowPolicy(LeRobotPolicy):
+    """A flow policy of LeRobot's that acts by the ODE (temperature 0) or with a likelihood, and learns by RL.
+
+    At temperature 0 the start noise comes from the generator, as in LeRobot's own evaluations, or is always the
+    same without one. `ActionChunk.path` is as `flow_sampling` says. The log-probability (B, H, A) is of the
+    components that reach the environment: those of padded dimensions, and of steps beyond `num_actions`, are left
+    out, as in pi_RL.
+    """
+
+    resizes_images = False
+
+    def __init__(self, config: LeRobotConfig, core: Any, preprocessor: Any, postprocessor: Any) -> None:
+        super().__init__(config, core, preprocessor, postprocessor)
+        self._refuse_what_changes_actions()
+        self.network: FlowNetwork = NETWORKS[core.config.type](core)
+        self.num_steps = config.sampling.num_steps or self.network.num_steps
+        self.demonstration_size: int = core.config.chunk_size  # Actions that cloning learns at once.
+        size = self.network.feature_size + (self.state_dim or 0)
+        self.value_head = ValueHead(size) if config.value_head else None
+        learns_noise = config.sampling.method == "flow_noise"
+        bounds = config.sampling.noise_bounds
+        width = core.config.max_action_dim
+        self.noise_head = NoiseHead(self.network.hidden_size, width, bounds) if learns_noise else None
+
+    def _refuse_what_changes_actions(self) -> None:
+        config = self.core.config
+        for name in ("adapt_to_pi_aloha", "use_relative_actions"):
+            if getattr(config, name, False):
+                raise ConfigError(f"LeRobot option {name}=true: not supported here; use a checkpoint without it")
+
+    def _num_actions(self) -> int:
+        if self.config.num_actions is None:
+            return self.core.config.n_action_steps
+        return self._at_most(self.core.config.chunk_size)
+
+    # --- Policy -------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def act(self, obs: Observation, generator: torch.Generator | None = None, temperature: float = 1.0) -> ActionChunk:
+        """Draw one chunk per environment. See `Policy.act`.
+
+        Raises:
+            ValueError: no statistics yet, a camera is missing, wrong state size, or temperature < 0.
+        """
+        if temperature < 0:
+            raise ValueError(f"temperature: got {temperature}, must be at least 0")
+        batch = self._batch(obs)
+        shape = (obs.batch_size, self.core.config.chunk_size, self.core.config.max_action_dim)
+        source = torch.Generator().manual_seed(0) if generator is None and temperature == 0 else generator
+        noise = flow_sampling.normal(shape, source, self.device)
+        with self._autocast():
+            prefix = self.network.prefix(batch)
+        velocity = self._velocity(prefix)
+        drawn = flow_sampling.sample(velocity, noise, self.num_steps, self.config.sampling, temperature, generator)
+        value = self._value(prefix, batch)
+        return ActionChunk(
+            actions=self._to_environment(self._executed(drawn.x)),
+            path=None if drawn.path is None else drawn.path.cpu().numpy(),
+            log_prob=None if drawn.log_prob is None else self._executed(drawn.log_prob).cpu().numpy(),
+            value=None if value is None else value.cpu().numpy(),
+        )
+
+    @torch.no_grad()
+    def act_with_prefix(
+        self, obs: Observation, prefix: ActionPrefix, generator: torch.Generator | None = None
+    ) -> ActionChunk:
+        """The ODE's chunk that goes on from a prefix: real-time chunking. See `ContinuingPolicy` and its module.
+
+        For robots alone: it has no likelihood, and RL's rollouts, where nothing moves while a chunk is computed, are
+        drawn by `act`.
+
+        Raises:
+            ValueError: as `act`; a prefix of another shape, or options out of range.
+        """
+        size, given = self.core.config.chunk_size, prefix.actions.shape
+        if len(given) != 3 or given[::2] != (obs.batch_size, self.action_dim) or not 1 <= given[1] <= size:
+            raise ValueError(
+                f"prefix: expected 1 to {size} actions, (B, P, A) with B {obs.batch_size} and A {self.action_dim}; "
+                f"got shape {given}"
+            )
+        if not 0 <= prefix.num_frozen <= given[1]:
+            raise ValueError(f"num_frozen: got {prefix.num_frozen}, must be 0 to {given[1]} (the prefix's length)")
+        config = real_time_chunking.rtc_config(prefix, self.core.config.rtc_config)
+        batch = self._batch(obs, prefix.actions)
+        leftover = batch.pop(ACTION).to(self.device, torch.float32)
+        source = torch.Generator().manual_seed(0) if generator is None else generator
+        noise = flow_sampling.normal((len(leftover), size, self.core.config.max_action_dim), source, self.device)
+        with self._autocast():
+            seen = self.network.prefix(batch)
+        velocity = real_time_chunking.guided(self._velocity(seen), leftover, prefix.num_frozen, config)
+        drawn = flow_sampling.sample(velocity, noise, self.num_steps, self.config.sampling, 0.0)
+        return ActionChunk(actions=self._to_environment(self._executed(drawn.x)))
+
+    def evaluate(self, obs: Observation, chunk: ActionChunk, temperature: float = 1.0) -> PolicyOutput:
+        """Log-probability, entropy and value of given chunks, with gradient. See `Policy.evaluate`.
+
+        Raises:
+            ValueError: the chunk has no path, or one of another sampler; temperature <= 0.
+        """
+        if not temperature > 0:
+            raise ValueError(f"temperature: got {temperature}, must be above 0")
+        path = torch.from_numpy(self._check_path(chunk.path)).to(self.device)
+        batch = self._batch(obs)
+        with self._autocast():
+            prefix = self.network.prefix(batch)
+        log_prob, entropy = flow_sampling.path_log_prob(self._velocity(prefix), path, self.config.sampling, temperature)
+        return PolicyOutput(self._executed(log_prob), self._executed(entropy), self._value(prefix, batch))
+
+    def bc_loss(
+        self, obs: Observation, actions: np.ndarray, valid: np.ndarray | None = None, keyframe: np.ndarray | None = None
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """LeRobot's flow-matching loss on actions float32 (B, C, A); fewer than C leave the rest out of the loss.
+
+        In evaluation mode noise and times depend on the actions alone, so that validation losses can be compared.
+
+        Args:
+            valid: bool (B, C or fewer), False where a chunk runs past its episode's end.
+        """
+        size = self.core.config.chunk_size
+        given = actions.shape[1]
+        if given > size:
+            raise ValueError(f"actions: got {given} a chunk, this policy denoises {size} at once")
+        counted = np.zeros((len(actions), size), bool)
+        counted[:, :given] = True if valid is None else valid
+        padded = np.concatenate([actions, np.repeat(actions[:, -1:], size - given, 1)], 1)
+        batch = self._batch(obs, padded)
+        target = self.core.prepare_action(batch)
+        source = None if self.training else torch.Generator().manual_seed(zlib.crc32(actions.tobytes()))
+        noise = flow_sampling.normal(target.shape, source, target.device)
+        level = self._random_levels(len(target), source).to(target.device)
+        with self._autocast():
+            losses = self.network.losses(batch, target, noise, level)
+        losses = losses.float()[..., : self.action_dim].mean(-1)
+        weight = torch.from_numpy(counted).to(losses)
+        loss = (losses * weight).sum() / weight.sum().clamp_min(1.0)
+        return loss, {"flow_loss": float(loss.detach())}
+
+    @torch.no_grad()
+    def embed(self, obs: Observation) -> Tensor:
+        """Mean vision-language features and the normalised state, (B, D). See `Policy.embed`."""
+        batch = self._batch(obs)
+        with self._autocast():
+            prefix = self.network.prefix(batch)
+        return self._features(prefix, batch)
+
+    # --- parts --------------------------------------------------------------------------------
+
+    def _velocity(self, prefix: Prefix) -> flow_sampling.Velocity:
+        """Velocity and Flow-Noise's standard deviation, float32, given what was seen."""
+
+        def velocity(x: Tensor, level: Tensor) -> tuple[Tensor, Tensor | None]:
+            with self._autocast():
+                speed, hidden = self.network.velocity(prefix, x, level)
+            return speed, None if self.noise_head is None else self.noise_head(hidden.float())
+
+        if not self.config.gradient_checkpointing:
+            return velocity
+
+        def recomputed(x: Tensor, level: Tensor) -> tuple[Tensor, Tensor | None]:
+            if not torch.is_grad_enabled():
+                return velocity(x, level)
+            return checkpoint(velocity, x, level, use_reentrant=False)  # pyright: ignore[reportReturnType]
+
+        return recomputed
+
+    def _features(self, prefix: Prefix, batch: dict[str, Any]) -> Tensor:
+        return torch.cat([prefix.features, batch[STATE].float()], 1) if self.uses_state else prefix.features
+
+    def _value(self, prefix: Prefix, batch: dict[str, Any]) -> Tensor | None:
+        if self.value_head is None:
+            return None
+        features = self._features(prefix, batch)
+        return self.value_head(features.detach() if self.config.value_detach else features)
+
+    def _random_levels(self, rows: int, source: torch.Generator | None) -> Tensor:
+        """Noise levels float32 (rows,) with the distribution that LeRobot trains with: Beta(1.5, 1) from 0.001 to 1.
+
+        Drawn through the inverse of its distribution function, u^(1/a) for Beta(a, 1), so that a generator serves.
+        """
+        config = self.core.config
+        alpha = getattr(config, "time_sampling_beta_alpha", 1.5)
+        if getattr(config, "time_sampling_beta_beta", 1.0) != 1.0:
+            raise ConfigError("LeRobot option time_sampling_beta_beta: only 1.0 is supported here")
+        scale = getattr(config, "time_sampling_scale", 0.999)
+        offset = getattr(config, "time_sampling_offset", 0.001)
+        return torch.rand(rows, generator=source) ** (1 / alpha) * scale + offset
+
+    def _executed(self, x: Tensor) -> Tensor:
+        """(B, C, D) -> (B, H, A): the steps that are executed, without padded dimensions."""
+        return x[:, : self.chunk_size, : self.action_dim]
+
+    def _check_path(self, path: np.ndarray | None) -> np.ndarray:
+        if path is None:
+            raise ValueError("chunk.path: None; this policy can only evaluate chunks that carry a denoising path")
+        config = self.core.config
+        tail = (config.chunk_size, config.max_action_dim + 1)
+        points = path.shape[1] if path.ndim == 4 else None
+        if points is None or path.shape[2:] != tail or points < 2 or (points != 2 and not self.config.sampling.joint):
+            wanted = "points" if self.config.sampling.joint else 2
+            raise ValueError(
+                f"chunk.path has shape {path.shape}, this policy's is (B, {wanted}, {', '.join(map(str, tail))}); "
+                "it was drawn with other policy.sampling options"
+            )
+        return path
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.config.precision == "bf16")
+
+
+class ValueHead(nn.Module):
+    """V of what is seen, float32 (B,): a small network on features (B, F), normalised. Starts at 0."""
+
+    def __init__(self, size: int, hidden: int = 256) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(size)
+        self.inner = nn.Linear(size, hidden)
+        self.out = nn.Linear(hidden, 1)
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.out.bias)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.out(nn.functional.gelu(self.inner(self.norm(features)))).squeeze(-1)
+
+
+class NoiseHead(nn.Module):
+    """Flow-Noise's standard deviation (B, C, D) between two bounds, from the action expert's hidden states.
+
+    Starts at the geometric mean of the bounds everywhere.
+    """
+
+    def __init__(self, size: int, width: int, bounds: tuple[float, float], hidden: int = 64) -> None:
+        super().__init__()
+        self.low, self.high = (float(np.log(bound)) for bound in bounds)
+        self.inner = nn.Linear(size, hidden)
+        self.out = nn.Linear(hidden, width)
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.out.bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        share = self.out(torch.tanh(self.inner(hidden))).sigmoid()
+        return (self.low + (self.high - self.low) * share).exp()

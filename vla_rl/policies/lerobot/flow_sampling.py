@@ -1,0 +1,161 @@
+"""Sampling a flow-matching policy with a likelihood: the ODE, Flow-SDE and Flow-Noise, and the paths they draw.
+
+A flow policy moves noise x at level t = 1 to actions at t = 0 along a velocity v = dx/dt that a network
+gives; the ODE has no likelihood that RL could use. Flow-SDE and Flow-Noise (pi_RL, Chen et al. 2025,
+arXiv 2510.25889) make each denoising step a Gaussian, so that a sampled *path* has one.
+
+Shape legend: B rows, C actions that the network denoises at once, D their dimensions with the network's
+padding, K denoising steps, P points of a stored path.
+
+A path is stored as float32 (B, P, C, D + 1): P points x, each with its noise level t in the last
+column (the same for all C). The log-probability is of each point given the one before it. With
+`joint` that is the whole path, P = K + 1; else P = 2, the one step that was drawn at random.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vla_rl.policies.lerobot.config import FlowSampling
+
+# (x (B, C, D), t (B,)) -> velocity (B, C, D), and the learned noise (B, C, D) or None.
+Velocity = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
+
+_LOG_2PI = math.log(2 * math.pi)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A sample: x (B, C, D) at noise level 0, and with a likelihood its path and log-probability (B, C, D)."""
+
+    x: Tensor
+    path: Tensor | None = None
+    log_prob: Tensor | None = None
+
+
+def gaussian_step(
+    sampling: FlowSampling,
+    x: Tensor,
+    velocity: Tensor,
+    learned_std: Tensor | None,
+    level: Tensor,
+    next_level: Tensor,
+    temperature: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation, (B, C, D), of one noisy denoising step from `level` to `next_level`, (B,).
+
+    Flow-SDE (pi_RL, eq. of Flow-SDE; Flow-GRPO, arXiv 2505.05470): with the predicted ends of the path
+    x0 = x - t v and x1 = x + (1 - t) v, step d = t - t', sigma = a sqrt(t / (1 - t)),
+
+        mean = (1 - t') x0 + (t' - sigma^2 d / 2t) x1,   std = sigma sqrt(d),
+
+    whose marginals are the ODE's as d -> 0. At t = 1, 1 - t is replaced by d, as pi_RL does. Flow-Noise and
+    ReinFlow (arXiv 2505.22094): the ODE's mean x - d v, and a learned std. Both: std at least `std_floor`.
+    """
+    t, after = level[:, None, None], next_level[:, None, None]
+    step = t - after
+    if sampling.method == "flow_noise":
+        assert learned_std is not None, "Flow-Noise has a noise head"
+        mean, std = x - step * velocity, temperature * learned_std
+    else:
+        start, end = x - t * velocity, x + (1 - t) * velocity
+        sigma = sampling.noise_level * temperature * (t / torch.maximum(1 - t, step)).sqrt()
+        mean = (1 - after) * start + (after - sigma**2 * step / (2 * t)) * end
+        std = (sigma * step.sqrt()).expand_as(x)
+    return mean, std.clamp_min(sampling.std_floor)
+
+
+def log_density(x: Tensor, mean: Tensor, std: Tensor, clamp: tuple[float, float] | None = None) -> Tensor:
+    """log N(x; mean, std^2) of each component; `clamp` bounds it, so that no outlier rules a gradient (DPPO)."""
+    value = -0.5 * ((x - mean) / std) ** 2 - std.log() - 0.5 * _LOG_2PI
+    return value if clamp is None else value.clamp(*clamp)
+
+
+def sample(
+    velocity: Velocity,
+    noise: Tensor,
+    num_steps: int,
+    sampling: FlowSampling,
+    temperature: float,
+    generator: torch.Generator | None = None,
+) -> Drawn:
+    """Denoise `noise` (B, C, D), which is N(0, I), in `num_steps` steps.
+
+    Args:
+        temperature: 0 integrates the ODE by Euler steps, as LeRobot does; else the injected noise is scaled by it.
+        generator: of the injected noise; its device may differ from the noise's.
+    """
+    levels = torch.linspace(1.0, 0.0, num_steps + 1, dtype=torch.float32).to(noise.device)
+    rows = len(noise)
+    noisy_step = None  # Of each row, with one-step likelihoods.
+    if temperature > 0 and not sampling.joint:
+        where = "cpu" if generator is None else generator.device
+        noisy_step = torch.randint(num_steps, (rows,), generator=generator, device=where).to(noise.device)
+    x, points, total = noise, [noise], torch.zeros_like(noise)
+    if temperature > 0 and sampling.joint:
+        total = log_density(noise, torch.zeros_like(noise), torch.ones_like(noise))
+    before, after = noise, noise
+    for k in range(num_steps):
+        level, next_level = levels[k].expand(rows), levels[k + 1].expand(rows)
+        speed, learned_std = velocity(x, level)
+        ode = x + (levels[k + 1] - levels[k]) * speed
+        if temperature == 0:
+            x = ode
+            continue
+        mean, std = gaussian_step(sampling, x, speed, learned_std, level, next_level, temperature)
+        drawn = mean + std * normal(x.shape, generator, x.device)
+        log_prob = log_density(drawn, mean, std, sampling.log_prob_clamp)
+        if noisy_step is None:
+            total = total + log_prob
+            x = drawn
+            points.append(x)
+            continue
+        here = (noisy_step == k)[:, None, None]
+        before, after = torch.where(here, x, before), torch.where(here, drawn, after)
+        total = torch.where(here, log_prob, total)
+        x = torch.where(here, drawn, ode)
+    if temperature == 0:
+        return Drawn(x)
+    if noisy_step is None:
+        return Drawn(x, _pack(torch.stack(points, 1), levels.expand(rows, -1)), total)
+    pair = torch.stack([levels[noisy_step], levels[noisy_step + 1]], 1)
+    return Drawn(x, _pack(torch.stack([before, after], 1), pair), total)
+
+
+def path_log_prob(
+    velocity: Velocity, path: Tensor, sampling: FlowSampling, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """Log-probability of stored paths (B, P, C, D + 1), and the entropy of their steps, (B, C, D) each, with gradient.
+
+    The density of the start noise, which no parameter changes, is counted in a joint path.
+    """
+    points, levels = path[..., :-1], path[:, :, 0, -1]
+    first = points[:, 0]
+    total, entropy = torch.zeros_like(first), torch.zeros_like(first)
+    if sampling.joint:
+        total = log_density(first, torch.zeros_like(first), torch.ones_like(first))
+        entropy = entropy + 0.5 * (_LOG_2PI + 1)
+    for k in range(points.shape[1] - 1):
+        x = points[:, k]
+        speed, learned_std = velocity(x, levels[:, k])
+        mean, std = gaussian_step(sampling, x, speed, learned_std, levels[:, k], levels[:, k + 1], temperature)
+        total = total + log_density(points[:, k + 1], mean, std, sampling.log_prob_clamp)
+        entropy = entropy + std.log() + 0.5 * (_LOG_2PI + 1)
+    return total, entropy
+
+
+def normal(shape: torch.Size | tuple[int, ...], generator: torch.Generator | None, device: torch.device) -> Tensor:
+    """N(0, I) noise, float32, drawn where the generator lives."""
+    where = "cpu" if generator is None else generator.device
+    return torch.randn(shape, generator=generator, device=where, dtype=torch.float32).to(device)
+
+
+def _pack(points: Tensor, levels: Tensor) -> Tensor:
+    """Points (B, P, C, D) and their levels (B, P) as one path (B, P, C, D + 1)."""
+    column = levels[:, :, None, None].expand(*points.shape[:-1], 1)
+    return torch.cat([points, column], -1)

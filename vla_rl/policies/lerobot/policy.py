@@ -1,0 +1,243 @@
+"""Any LeRobot policy behind our `Policy`: observations into its batches, its actions into the environment's units."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vla_rl.config import ConfigError
+from vla_rl.policies.base import PolicyOutput
+from vla_rl.policies.lerobot.config import LeRobotConfig, image_name, no_rl_reason
+from vla_rl.types import ActionChunk, EnvSpec, Observation
+
+ACTION, STATE = "action", "observation.state"
+
+
+class LeRobotPolicy(nn.Module):
+    """A `Policy` (vla_rl/interfaces.py) around a LeRobot policy, to evaluate and deploy.
+
+    Make one with `LeRobotConfig.build` or `load_policy`. LeRobot's own processors rename, normalise, tokenise and
+    bring actions back. A decision knows only its own observation: policies that read a history get it filled with
+    the present observation, as LeRobot does at an episode's start, and ACT's temporal ensembling does nothing.
+
+    Attributes:
+        core: LeRobot's policy. preprocessor, postprocessor: its pipelines.
+        chunk_size: actions of a decision, all of which are executed.
+        no_rl_reason: why RL cannot train it; None where it can.
+    """
+
+    resizes_images = True  # SmolVLA and pi0 resize, and pad, themselves.
+
+    def __init__(self, config: LeRobotConfig, core: Any, preprocessor: Any, postprocessor: Any) -> None:
+        super().__init__()
+        self.config = config
+        self.core = core
+        self.preprocessor, self.postprocessor = preprocessor, postprocessor
+        features = core.config.input_features or {}
+        self.image_keys = [key for key, feature in features.items() if feature.type.value == "VISUAL"]
+        self.state_dim: int | None = features[STATE].shape[0] if STATE in features else None
+        self.action_dim: int = core.config.output_features[ACTION].shape[0]
+        self.camera_of = self._match_cameras()
+        self.cameras = tuple(dict.fromkeys(self.camera_of.values()))
+        self.uses_state = self.state_dim is not None
+        self.chunk_size = self._num_actions()
+        self.no_rl_reason = no_rl_reason(core.config.type)
+
+    def _match_cameras(self) -> dict[str, str]:
+        """LeRobot's image key -> the environment's camera, in the policy's order."""
+        names = {image_name(key): key for key in self.image_keys}
+        unknown = sorted(set(self.config.camera_map) - set(names))
+        if unknown:
+            raise ConfigError(f"policy.camera_map: {unknown} not among this policy's images: {', '.join(names)}")
+        cameras = {key: self.config.camera_map.get(name, name) for name, key in names.items()}
+        return {key: camera for key, camera in cameras.items() if camera is not None}
+
+    def _num_actions(self) -> int:
+        config = self.core.config
+        most = getattr(config, "n_action_steps", None) or getattr(config, "action_chunk_size", None) or 1
+        return self._at_most(most)
+
+    def _at_most(self, most: int) -> int:
+        if (self.config.num_actions or 1) > most:
+            raise ConfigError(f"policy.num_actions: got {self.config.num_actions}, this policy gives at most {most}")
+        return self.config.num_actions or most
+
+    # --- facts about the data -----------------------------------------------------------------
+
+    def check_env(self, env_spec: EnvSpec) -> None:
+        """Check that the policy can act in environments of this spec.
+
+        Raises:
+            ConfigError: a camera is missing, or the state or action size differs.
+        """
+        missing = [camera for camera in self.cameras if camera not in env_spec.cameras]
+        if missing:
+            names = {image_name(key): camera for key, camera in self.camera_of.items()}
+            raise ConfigError(
+                f"policy.camera_map: this policy's images come from {names}, but environment {env_spec.kind!r} has "
+                f"{list(env_spec.cameras)}. Say which is which, e.g. policy.camera_map.{next(iter(names))}="
+                f"{env_spec.cameras[0]}, or add cameras to env.cameras."
+            )
+        for name, own, theirs in (
+            ("action_dim", self.action_dim, env_spec.action_dim),
+            ("state_dim", self.state_dim, env_spec.state_dim),
+        ):
+            if own is not None and own != theirs:
+                raise ConfigError(
+                    f"policy {name}: the policy has {own}, environment {env_spec.kind!r} has {theirs}; "
+                    "start from a policy made for this environment"
+                )
+
+    @property
+    def norm_stats(self) -> dict[str, Any] | None:
+        """LeRobot's statistics of the actions in the postprocessor; None when there are none yet."""
+        for step in self._normalizers():
+            if (step.stats or {}).get(ACTION):
+                return step.stats[ACTION]
+        return None
+
+    def _normalizers(self) -> list[Any]:
+        from lerobot.processor import NormalizerProcessorStep, UnnormalizerProcessorStep
+
+        steps = [*self.postprocessor.steps, *self.preprocessor.steps]
+        return [step for step in steps if isinstance(step, NormalizerProcessorStep | UnnormalizerProcessorStep)]
+
+    def set_norm_stats(
+        self, action: Mapping[str, Any], state: Mapping[str, Any] | None = None, name: str = "dataset"
+    ) -> None:
+        """Set the statistics in LeRobot's processors: {"mean", "std", "min", "max", "q01", "q99"[, "mask"]} of each.
+
+        Dimensions with `mask` False (the gripper) pass through unchanged.
+
+        Raises:
+            ValueError: a kind that LeRobot's normalisation of this policy needs is missing, or of the wrong size.
+        """
+        if state is None and self.state_dim is not None:
+            raise ValueError("state statistics: this policy reads the state, so they are needed; got None")
+        stats = {ACTION: self._statistics("ACTION", action, self.action_dim)}
+        if state is not None and self.state_dim is not None:
+            stats[STATE] = self._statistics("STATE", state, self.state_dim)
+        for step in self._normalizers():
+            step.stats = {**(step.stats or {}), **stats}
+            step.to(step.device)
+
+    def _statistics(self, kind: str, given: Mapping[str, Any], size: int) -> dict[str, np.ndarray]:
+        mode = self.core.config.normalization_mapping.get(kind)
+        needed = {"MEAN_STD": ("mean", "std"), "MIN_MAX": ("min", "max"), "QUANTILES": ("q01", "q99")}
+        wanted = needed.get(getattr(mode, "value", str(mode)), ())
+        missing = [key for key in wanted if key not in given]
+        if missing:
+            raise ValueError(f"{kind.lower()} statistics: {missing} missing, which {mode} needs; found {sorted(given)}")
+        mask = np.asarray(given.get("mask", np.ones(size)), bool)
+        identity = {"mean": 0.0, "std": 1.0, "min": -1.0, "max": 1.0, "q01": -1.0, "q99": 1.0}
+        result = {}
+        for key, neutral in identity.items():
+            if key not in given:
+                continue
+            value = np.asarray(given[key], np.float32)
+            if value.shape != (size,) or not np.isfinite(value).all():
+                raise ValueError(f"{kind.lower()} statistics: {key} must be {size} finite numbers, got {given[key]}")
+            result[key] = np.where(mask, value, np.float32(neutral))
+        return result
+
+    # --- Policy -------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def act(self, obs: Observation, generator: torch.Generator | None = None, temperature: float = 1.0) -> ActionChunk:
+        """The policy's own actions, drawn as LeRobot draws them at any temperature; no likelihood. See `Policy.act`."""
+        actions = self._select(self._batch(obs), generator)
+        return ActionChunk(self._to_environment(actions))
+
+    def _select(self, batch: dict[str, Any], generator: torch.Generator | None) -> Tensor:
+        """Normalised actions (B, H, A) through LeRobot's `select_action`, from an empty history."""
+        seed = int(torch.randint(2**62, (), generator=generator)) if generator is not None else 0
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(seed)  # LeRobot's samplers draw from the global stream.
+            self.core.reset()
+            return torch.stack([self.core.select_action(dict(batch)) for _ in range(self.chunk_size)], 1)
+
+    def evaluate(self, obs: Observation, chunk: ActionChunk, temperature: float = 1.0) -> PolicyOutput:
+        """Refused: there is no likelihood.
+
+        Raises:
+            ValueError: always, with the reason.
+        """
+        raise ValueError(f"RL cannot train this policy: {self.no_rl_reason}")
+
+    def bc_loss(
+        self, obs: Observation, actions: np.ndarray, valid: np.ndarray | None = None, keyframe: np.ndarray | None = None
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Refused: such policies are trained by LeRobot.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(
+            f"behaviour cloning of LeRobot's {self.core.config.type!r} is not done here: train it with LeRobot's own "
+            "`lerobot-train`, then evaluate its checkpoint with policy.kind=lerobot"
+        )
+
+    @torch.no_grad()
+    def embed(self, obs: Observation) -> Tensor:
+        """The normalised chunk it would execute, and the normalised state, (B, D). See `Policy.embed`."""
+        batch = self._batch(obs)
+        parts = [self._select(batch, None).flatten(1)]
+        return torch.cat([*parts, batch[STATE].float()] if self.uses_state else parts, 1).float()
+
+    def save(self, folder: Path) -> None:
+        """Write it in LeRobot's layout, with our options beside. The folder appears whole or not at all."""
+        from vla_rl.policies.lerobot.files import save
+
+        save(self, Path(folder))
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.core.parameters()).device
+
+    # --- in and out ---------------------------------------------------------------------------
+
+    def _batch(self, obs: Observation, actions: np.ndarray | None = None) -> dict[str, Any]:
+        """LeRobot's preprocessed batch of an observation and, to learn from, of actions (B, C, A)."""
+        if self.norm_stats is None and self._needs_statistics():
+            raise ValueError(
+                "this policy has no action statistics yet; train it by behaviour cloning first, "
+                "or call set_norm_stats with those of its training data"
+            )
+        missing = [camera for camera in self.cameras if camera not in obs.images]
+        if missing:
+            raise ValueError(f"observation lacks the images of {missing}; it has {sorted(obs.images)}")
+        batch: dict[str, Any] = {"task": list(obs.instruction)}
+        for key, camera in self.camera_of.items():
+            batch[key] = self._image(key, obs.images[camera])
+        if self.state_dim is not None:
+            if obs.state.shape[1:] != (self.state_dim,):
+                raise ValueError(f"observation state has shape {obs.state.shape}, expected (B, {self.state_dim})")
+            batch[STATE] = torch.from_numpy(np.ascontiguousarray(obs.state, np.float32))
+        if actions is not None:
+            batch[ACTION] = torch.from_numpy(np.ascontiguousarray(actions, np.float32))
+        return self.preprocessor(batch)
+
+    def _image(self, key: str, image: np.ndarray) -> Tensor:
+        """float32 (B, 3, height, width) in [0, 1], at the size that the policy was trained with."""
+        if image.dtype != np.uint8 or image.ndim != 4 or image.shape[-1] != 3:
+            raise ValueError(f"observation image for {key}: expected uint8 (B, height, width, 3), got {image.shape}")
+        pixels = torch.from_numpy(np.ascontiguousarray(image)).permute(0, 3, 1, 2).float() / 255
+        size = tuple(self.core.config.input_features[key].shape[1:])
+        if self.resizes_images and pixels.shape[2:] != size:
+            pixels = F.interpolate(pixels, size, mode="bilinear", antialias=True).clamp(0, 1)
+        return pixels
+
+    def _needs_statistics(self) -> bool:
+        mode = self.core.config.normalization_mapping.get("ACTION")
+        return getattr(mode, "value", "IDENTITY") != "IDENTITY"
+
+    def _to_environment(self, actions: Tensor) -> np.ndarray:
+        """Normalised actions (B, H, A) as float32 in the environment's units."""
+        return self.postprocessor(actions.float()).float().cpu().numpy()

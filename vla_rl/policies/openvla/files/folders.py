@@ -1,0 +1,311 @@
+"""OpenVLA policies in folders, of three kinds, told apart by their files.
+
+- ours: config.json with a `kind`, model.safetensors, tokenizer.json (a policy trained from scratch);
+- the published layout (`openvla_layout.py`), read from a download and written back as it was, with
+  vla_rl.json for our options and heads.safetensors for heads of ours;
+- adapters on a published checkpoint: PEFT's two files, vla_rl.json that names the base, heads.safetensors.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import safetensors.torch
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from torch import nn
+
+from vla_rl.common.precision import wants_bf16
+from vla_rl.config import ConfigError
+from vla_rl.policies import checkpoint_files, lora
+from vla_rl.policies.base import CONFIG_FILE, OWN_FILE, read_policy_config
+from vla_rl.policies.normalization import STATISTICS_FILE, NormStats
+from vla_rl.policies.openvla.config import L1_AS_TOKENS, OPENVLA_CHAIN, Architecture, LoraOptions, OpenVLAConfig
+from vla_rl.policies.openvla.files import layout as openvla_layout
+from vla_rl.policies.openvla.files import weights as openvla_weights
+from vla_rl.policies.openvla.files.layout import PublishedFolder
+from vla_rl.policies.openvla.llama_tokenizer import LlamaTokenizer
+from vla_rl.policies.openvla.network.network import OpenVLANetwork
+from vla_rl.policies.openvla.tokenizer import WordTokenizer
+
+if TYPE_CHECKING:
+    from vla_rl.policies.openvla.policy import OpenVLAPolicy
+
+HEADS_FILE = "heads.safetensors"
+NORM_FROM_DATA = "from_data"
+NEW_HEADS = ("value_head.", "keyframe_head.", "scale_head.")
+# OFT's own heads: trained whole where the rest only gets adapters, as upstream does.
+TRAINED_WHOLE = ("action_head.", "proprio_projector.")
+
+
+def load(
+    cls: type[OpenVLAPolicy],
+    folder: Path,
+    device: str | torch.device,
+    seed: int,
+    chosen: Mapping[str, Any],
+    for_training: bool,
+) -> OpenVLAPolicy:
+    """The policy in a folder of any of the three kinds. See `OpenVLAPolicy.load`."""
+    folder = Path(folder)
+    if (folder / OWN_FILE).is_file():
+        values = _read_own(folder / OWN_FILE)
+        base = Path(values.get("base", folder))
+        if not base.is_dir():
+            raise ValueError(
+                f"{folder / OWN_FILE}: its base checkpoint {base} is not there any more. Put it back, or write its new "
+                f"place into 'base' of {OWN_FILE}."
+            )
+        published = openvla_layout.read_published(base, statistics_of=folder)
+        config = parse_config(values, folder / OWN_FILE)[0].with_chosen(dict(chosen))
+        return _load_published(cls, folder, published, config, device, seed, for_training)
+    if openvla_layout.is_published(folder):
+        published = openvla_layout.read_published(folder)
+        config = published_config(published, chosen)
+        return _load_published(cls, folder, published, config, device, seed, for_training)
+    return _load_ours(cls, folder, device, seed, chosen)
+
+
+def _read_own(file: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file}: not valid JSON ({error}). Copy the policy folder again.") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{file}: expected a mapping. Copy the policy folder again.")
+    return values
+
+
+def parse_config(values: Mapping[str, Any], file: Path) -> tuple[OpenVLAConfig, Architecture]:
+    try:
+        return OpenVLAConfig.model_validate(values["config"]), Architecture.model_validate(values["architecture"])
+    except (KeyError, ValidationError) as error:
+        raise ValueError(f"{file}: not a config of this package's OpenVLA policy: {error}") from error
+
+
+# --- our own layout -----------------------------------------------------------------------------
+
+
+def _load_ours(
+    cls: type[OpenVLAPolicy], folder: Path, device: str | torch.device, seed: int, chosen: Mapping[str, Any]
+) -> OpenVLAPolicy:
+    saved, architecture = parse_config(read_policy_config(folder), folder / CONFIG_FILE)
+    config = saved.with_chosen(dict(chosen))
+    stats = NormStats.read(folder, architecture.action_dim, architecture.state_dim)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = make_network(config, architecture)
+        if saved.lora is not None:
+            lora.add_adapters(network, saved.lora)
+        checkpoint_files.read_weights(folder, network, may_miss=NEW_HEADS)
+        if saved.lora is None and config.lora is not None:
+            lora.add_adapters(network, config.lora)
+    return cls(config, architecture, WordTokenizer.read(folder), stats, network).finish(device)
+
+
+def make_network(config: OpenVLAConfig, architecture: Architecture) -> OpenVLANetwork:
+    """A network with the heads that a config asks for; random weights."""
+    network = OpenVLANetwork(architecture)
+    network.add_heads(config.value_head, config.keyframe_loss_weight > 0, config.laplace)
+    return network
+
+
+# --- the published layout -----------------------------------------------------------------------
+
+
+def published_config(published: PublishedFolder, chosen: Mapping[str, Any]) -> OpenVLAConfig:
+    """The options of a downloaded checkpoint: what its files speak for, with what a recipe chose.
+
+    Raises:
+        ConfigError: a chosen value contradicts the files.
+    """
+    decoder, _ = published.guess_decoder()
+    decoder = chosen.get("decoder", decoder)
+    values: dict[str, Any] = {
+        "decoder": decoder,
+        "chunk_size": 1 if decoder == "autoregressive" else 8,
+        "cameras": ("agentview", "wrist") if decoder == "l1" else ("agentview",),
+        "images": OPENVLA_CHAIN,
+        "gripper": "open_is_one",
+        "use_state": "proprio_projector" in published.components,
+        "placeholder": "zero",
+        "action_bins": published.config.get("n_action_bins", 256),
+    }
+    base = OpenVLAConfig.model_validate(values)
+    if chosen.get("use_state") and not values["use_state"]:
+        raise ConfigError(f"policy.use_state: true, but {published.folder} has no proprio_projector file; remove it")
+    if decoder == "l1" and "action_head" not in published.components:
+        raise ConfigError(f"policy.decoder: got 'l1', but {published.folder} has no action_head--*_checkpoint.pt")
+    if chosen.get("laplace") is not None and decoder != "l1":
+        raise ConfigError(f"policy.laplace: a scale head belongs to the l1 decoder; here the decoder is {decoder!r}")
+    return base.with_chosen(dict(chosen), published=True)
+
+
+def published_architecture(published: PublishedFolder, config: OpenVLAConfig) -> tuple[Architecture, NormStats | None]:
+    """What decides the network, and the statistics in use (None: to be set from data).
+
+    Raises:
+        ValueError: unknown `norm_key`, or statistics that cannot be used.
+    """
+    if config.norm_key == NORM_FROM_DATA:
+        known = next(iter(published.statistics.values()), None)
+        name, stats = NORM_FROM_DATA, None
+    else:
+        name, known = openvla_layout.choose_statistics(published, config.norm_key)
+    try:
+        action_dim = 7 if known is None else len(known["action"]["q01"])
+        state_dim = _state_dim(published) if config.use_state else None
+        if config.norm_key != NORM_FROM_DATA:
+            assert known is not None, "choose_statistics found them"
+            stats = NormStats.of(name, _in_range(known, config.norm_range), action_dim, state_dim)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{published.folder}: statistics of {name!r}: {error}") from error
+    if stats is not None and config.decoder == "autoregressive":
+        stats = stats.without_epsilon()
+    architecture = openvla_layout.architecture(
+        published,
+        decoder=config.decoder,
+        chunk_size=config.chunk_size,
+        action_dim=action_dim,
+        state_dim=state_dim,
+        end_token=config.end_token,
+    )
+    return architecture, stats
+
+
+def _state_dim(published: PublishedFolder) -> int:
+    file = published.components["proprio_projector"]
+    tensors = openvla_weights.read_component("proprio_projector", file)
+    if "proprio_projector.fc1.weight" not in tensors:
+        raise ValueError(f"{file.name} has no fc1.weight; found {sorted(tensors)}")
+    return tensors["proprio_projector.fc1.weight"].shape[1]
+
+
+def _in_range(known: Mapping[str, Any], norm_range: str) -> dict[str, Any]:
+    parts = {name: dict(part) for name, part in known.items() if isinstance(part, Mapping)}
+    if norm_range == "min_max":
+        for part in parts.values():
+            part |= {"q01": part.get("min", part.get("q01")), "q99": part.get("max", part.get("q99"))}
+    return parts
+
+
+def _load_published(
+    cls: type[OpenVLAPolicy],
+    folder: Path,
+    published: PublishedFolder,
+    config: OpenVLAConfig,
+    device: str | torch.device,
+    seed: int,
+    for_training: bool,
+) -> OpenVLAPolicy:
+    architecture, stats = published_architecture(published, config)
+    with torch.device("meta"):
+        network = OpenVLANetwork(architecture)
+    tokenizer = LlamaTokenizer(published.folder, architecture.llm.vocab_size)
+    policy = cls(config, architecture, tokenizer, stats, network)
+    bf16 = wants_bf16(config.precision, torch.device(device).type)
+    trained = policy.trained_names() if for_training else set()
+
+    def dtype_of(name: str) -> torch.dtype:
+        """auto: what is trained in float32, since small updates would vanish in bfloat16; the rest as it computes."""
+        narrow = config.weights == "bf16" or (config.weights == "auto" and bf16 and name not in trained)
+        return torch.bfloat16 if narrow and not name.startswith(TRAINED_WHOLE) else torch.float32
+
+    openvla_weights.read_into(network, published, device, dtype_of)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network.add_heads(config.value_head, config.keyframe_loss_weight > 0, config.laplace)
+        if (folder / lora.ADAPTER_CONFIG_FILE).is_file():
+            lora.read_adapters(network, folder)
+        elif config.lora is not None:
+            lora.add_adapters(network, config.lora)
+    _read_heads(folder / HEADS_FILE, network)
+    policy.published = published
+    if config.decoder == "parallel" and "action_head" in published.components:
+        policy.no_rl_reason = L1_AS_TOKENS
+    return policy.finish(device)
+
+
+def _read_heads(file: Path, network: nn.Module) -> None:
+    """Our heads, and whatever else was trained beside adapters; heads that the file lacks stay fresh."""
+    if not file.is_file():
+        return
+    try:
+        stored = safetensors.torch.load_file(file)
+    except SafetensorError as error:
+        raise ValueError(f"{file}: truncated or not a safetensors file ({error}). Copy it again.") from error
+    known = dict(network.named_parameters())
+    for name, tensor in stored.items():
+        if name not in known:
+            continue  # A head that the recipe turned off.
+        if known[name].shape != tensor.shape:
+            raise ValueError(f"{file}: {name} has shape {tuple(tensor.shape)}, expected {tuple(known[name].shape)}")
+        if not bool(torch.isfinite(tensor).all()):
+            raise ValueError(f"{file}: NaN or infinity in {name}. Use an earlier checkpoint of the run.")
+        known[name].data.copy_(tensor)
+
+
+# --- writing ------------------------------------------------------------------------------------
+
+
+def save(policy: OpenVLAPolicy, folder: Path, dtype: torch.dtype | None) -> None:
+    """Write a policy as it was read: ours, published, or adapters on a published checkpoint."""
+
+    def write(path: Path) -> None:
+        config = {
+            "format": 1,
+            "kind": policy.config.kind,
+            "config": _config_to_keep(policy).model_dump(mode="json"),
+            "architecture": policy.architecture.model_dump(mode="json"),
+        }
+        published = policy.published
+        if published is None:
+            assert isinstance(policy.tokenizer, WordTokenizer), "policies of our own layout have our tokenizer"
+            checkpoint_files.write_weights(path, policy.network, config, dtype)
+            policy.tokenizer.write(path)
+        elif policy.config.lora is not None:
+            config["base"] = str(published.folder.resolve())
+            _write_adapters(policy, policy.config.lora, config["base"], path)
+        else:
+            drop = () if policy.config.decoder == "l1" else ("action_head",)
+            openvla_weights.write_published(policy.network, published, path, drop, dtype)
+            _write_heads(policy, path, NEW_HEADS)
+        if published is not None:
+            (path / OWN_FILE).write_text(json.dumps(config, indent=2))
+        if policy.norm_stats is not None:
+            _write_statistics(policy.norm_stats, published, path)
+
+    checkpoint_files.write_folder(Path(folder), write)
+
+
+def _config_to_keep(policy: OpenVLAPolicy) -> OpenVLAConfig:
+    changes: dict[str, Any] = {"path": None}
+    if policy.published is not None and policy.norm_stats is not None:
+        changes["norm_key"] = policy.norm_stats.name
+    return policy.config.model_copy(update=changes)
+
+
+def _write_adapters(policy: OpenVLAPolicy, options: LoraOptions, base: str, folder: Path) -> None:
+    lora.write_adapters(policy.network, options, base, folder)
+    _write_heads(policy, folder, (*NEW_HEADS, *TRAINED_WHOLE))
+
+
+def _write_heads(policy: OpenVLAPolicy, folder: Path, prefixes: tuple[str, ...]) -> None:
+    heads = {
+        n: p.detach().to("cpu").contiguous() for n, p in policy.network.named_parameters() if n.startswith(prefixes)
+    }
+    if heads:
+        safetensors.torch.save_file(heads, folder / HEADS_FILE, metadata={"format": "pt"})
+
+
+def _write_statistics(stats: NormStats, published: PublishedFolder | None, folder: Path) -> None:
+    """Ours alone; or, where they are new, beside those of the published checkpoint."""
+    if published is None:
+        stats.write(folder)
+    elif stats.name not in published.statistics:
+        everything = {**published.statistics, stats.name: stats.to_json()}
+        (folder / STATISTICS_FILE).write_text(json.dumps(everything, indent=2))

@@ -1,0 +1,261 @@
+"""The OpenVLA network: images, state, prompt and action positions in; action-token logits out.
+
+Sequence of each row (S patches per camera, n = chunk_size * action_dim action tokens):
+
+    BOS | S patches per camera | [state] | rest of prompt, padded on its left or right | action positions
+
+Rotary positions count the real tokens only, and padding is never looked at, so that a row gives the
+same numbers alone and in a batch. Action token j is read one position before it: from the last
+prompt token for j = 0. The parallel decoders fill the action positions with placeholders and `</s>`
+and attend in both directions, the autoregressive one with the action tokens drawn so far and
+attends backwards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vla_rl.policies.openvla.config import Architecture, LaplaceOptions
+from vla_rl.policies.openvla.network.action_heads import L1Head, ScaleHead
+from vla_rl.policies.openvla.network.llama import AttentionKernel, LayerCache, LlamaForCausalLM
+from vla_rl.policies.openvla.network.vision import Projector, ProprioProjector, VisionBackbone
+
+END_TOKEN = 2  # </s>, in Llama's vocabulary and in WordTokenizer's.
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Token ids of a batch of prompts.
+
+    Attributes:
+        ids: int64 (B, P): BOS, then the rest, padded on the left or right to the longest.
+        valid: bool (B, P), False on padding; None: all are as long, so none is padded.
+        last: int64 (B,), column of each row's last token; None: the last column.
+    """
+
+    ids: Tensor
+    valid: Tensor | None = None
+    last: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """Everything before the action positions, embedded.
+
+    Attributes:
+        embeddings: (B, L, hidden).
+        valid: bool (B, L), False on padding; None: there is none.
+        last: int64 (B,), position of each row's last prompt token; None: L - 1.
+        num_words: columns of the prompt after BOS, at the end.
+    """
+
+    embeddings: Tensor
+    valid: Tensor | None
+    last: Tensor | None
+    num_words: int
+
+    @property
+    def length(self) -> int:
+        """L."""
+        return self.embeddings.shape[1]
+
+
+class ValueHead(nn.Module):
+    """RL4VLA's critic on the hidden state that the first action token is read from (arXiv:2505.19789)."""
+
+    def __init__(self, hidden_size: int):
+        super().__init__()
+        self.fc1 = nn.Linear(hidden_size, 512)
+        self.fc2 = nn.Linear(512, 128)
+        self.fc3 = nn.Linear(128, 1, bias=False)
+        nn.init.normal_(self.fc3.weight, 0.0, 0.02)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """(B, hidden) -> (B,)."""
+        return self.fc3(F.gelu(self.fc2(F.gelu(self.fc1(hidden))))).squeeze(-1)
+
+
+class OpenVLANetwork(nn.Module):
+    """Vision towers, projector, Llama and the small heads; parameter names as in OpenVLA's checkpoints."""
+
+    def __init__(self, architecture: Architecture):
+        super().__init__()
+        self.architecture = arch = architecture
+        hidden = arch.llm.hidden_size
+        self.vision_backbone = VisionBackbone(arch.towers, arch.image_size, hidden if arch.film else None)
+        self.projector = Projector(self.vision_backbone.embed_dim, hidden, fused=len(arch.towers) == 2)
+        self.language_model = LlamaForCausalLM(arch.llm)
+        self.proprio_projector = None if arch.state_dim is None else ProprioProjector(arch.state_dim, hidden)
+        learned = arch.decoder != "autoregressive" and arch.placeholder == "learned"
+        self.placeholder = nn.Embedding(arch.num_action_tokens, hidden) if learned else None
+        self.action_head = L1Head(hidden, arch.action_dim) if arch.decoder == "l1" else None
+        self.scale_head: ScaleHead | None = None
+        self.value_head: ValueHead | None = None
+        self.keyframe_head: nn.Linear | None = None
+        self.compute_dtype = torch.float32
+        self._first_action_id = arch.llm.vocab_size - arch.action_bins
+
+    def add_heads(self, value: bool, keyframe: bool, laplace: LaplaceOptions | None) -> None:
+        """Fresh heads of ours, which no published checkpoint has: critic, keyframe prediction, scale."""
+        hidden = self._hidden
+        self.value_head = ValueHead(hidden) if value else None
+        self.keyframe_head = nn.Linear(hidden, 3) if keyframe else None
+        if self.architecture.decoder == "l1" and laplace is not None:
+            self.scale_head = ScaleHead(hidden, self.architecture.action_dim, laplace)
+
+    def initialize(self) -> None:
+        """Fresh weights for training from scratch.
+
+        Matrices by fan-in, those that write into a residual stream smaller by the square root of
+        their number, embeddings and the output N(0, 0.02). Learns faster than 0.02 for all, which
+        is made for widths in the thousands.
+        """
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear):
+                std = module.in_features**-0.5
+                if name.endswith(("o_proj", "down_proj")):
+                    std *= (2 * self.architecture.llm.num_layers) ** -0.5
+                elif name.endswith(("attn.proj", "mlp.fc2")):
+                    std *= (2 * self.architecture.towers[0].depth) ** -0.5
+                nn.init.trunc_normal_(module.weight, std=0.02 if name.endswith("lm_head") else std)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.Embedding):
+                nn.init.trunc_normal_(module.weight, std=0.02)
+        if self.value_head is not None:
+            nn.init.normal_(self.value_head.fc3.weight, 0.0, 0.02)
+        if self.scale_head is not None:
+            self.scale_head.reset()
+
+    def set_kernel(self, kernel: AttentionKernel) -> None:
+        """Choose the attention kernel of all parts."""
+        self.vision_backbone.set_kernel(kernel)
+        self.language_model.model.kernel = kernel
+
+    # --- inputs -----------------------------------------------------------------------------
+
+    def prefix(self, images: Tensor, state: Tensor | None, prompt: Prompt) -> Prefix:
+        """Everything before the actions, embedded.
+
+        Args:
+            images: uint8 (B, cameras, size, size, 3).
+            state: float32 (B, S), normalised.
+        """
+        b, cameras = images.shape[:2]
+        dtype = self.compute_dtype
+        words = self.language_model.model.embed_tokens(prompt.ids).to(dtype)
+        language = self._language(words, prompt.valid).repeat_interleave(cameras, 0) if self.architecture.film else None
+        features = self.vision_backbone(images.flatten(0, 1), dtype, language)
+        parts = [words[:, :1], self.projector(features).view(b, -1, self._hidden).to(dtype)]
+        if self.proprio_projector is not None:
+            assert state is not None, "this network reads the state"
+            parts.append(self.proprio_projector(state)[:, None].to(dtype))
+        num_visual = sum(part.shape[1] for part in parts[1:])
+        parts.append(words[:, 1:])
+        valid = prompt.valid
+        if valid is not None:
+            valid = torch.cat((valid[:, :1], valid.new_ones(b, num_visual), valid[:, 1:]), 1)
+        last = None if prompt.last is None else prompt.last + num_visual
+        return Prefix(torch.cat(parts, 1), valid, last, prompt.ids.shape[1] - 1)
+
+    def _language(self, words: Tensor, valid: Tensor | None) -> Tensor:
+        """Mean embedding (B, hidden) of the prompt's tokens and of `</s>`, which OFT's FiLM counts in."""
+        end = self.language_model.model.embed_tokens.weight[END_TOKEN].to(words.dtype)
+        if valid is None:
+            return (words.sum(1) + end) / (words.shape[1] + 1)
+        return ((words * valid[..., None]).sum(1) + end) / (valid.sum(1, keepdim=True) + 1)
+
+    @property
+    def _hidden(self) -> int:
+        return self.architecture.llm.hidden_size
+
+    def placeholders(self, batch_size: int) -> Tensor:
+        """Input embeddings (B, n [+ 1], hidden) of the parallel decoders' action positions and `</s>`."""
+        embed = self.language_model.model.embed_tokens
+        end = embed.weight[END_TOKEN][None]
+        n = self.architecture.num_action_tokens
+        slots = end.new_zeros(n, self._hidden) if self.placeholder is None else self.placeholder.weight
+        if self.architecture.end_token:
+            slots = torch.cat((slots, end.to(slots.dtype)))
+        return slots.to(self.compute_dtype).expand(batch_size, -1, -1)
+
+    def embed_actions(self, tokens: Tensor) -> Tensor:
+        """Embeddings (B, k, hidden) of action tokens int64 (B, k)."""
+        return self.language_model.model.embed_tokens(tokens + self._first_action_id).to(self.compute_dtype)
+
+    # --- decoding ---------------------------------------------------------------------------
+
+    def hidden(self, prefix: Prefix, tokens: Tensor | None) -> Tensor:
+        """Hidden states float32 (B, n, hidden) that the n action tokens are read from.
+
+        `tokens`: int64 (B, n), the chunk, or its beginning, whose likelihood is wanted; needed by the autoregressive
+        decoder. Without, n is all of a chunk's.
+        """
+        causal = self.architecture.decoder == "autoregressive"
+        if causal:
+            assert tokens is not None, "the autoregressive decoder needs the tokens to evaluate"
+            slots, num_read = self.embed_actions(tokens[:, :-1]), tokens.shape[1]
+        else:
+            slots, num_read = self.placeholders(prefix.embeddings.shape[0]), self.architecture.num_action_tokens
+        return self._run(prefix, slots, causal, num_read)[0]
+
+    def _run(self, prefix: Prefix, slots: Tensor, causal: bool, num_read: int) -> tuple[Tensor, list[LayerCache]]:
+        """Hidden states (B, num_read, hidden) from each row's last prompt token on, and the cache."""
+        length = prefix.length + slots.shape[1]
+        valid = prefix.valid
+        if valid is not None:
+            valid = F.pad(valid, (0, slots.shape[1]), value=True)
+        device = slots.device
+        mask, positions = attention_mask(valid, length, causal, device), token_positions(valid, length, device)
+        first = prefix.length - 1 - (0 if prefix.last is None else prefix.num_words)
+        read = slice(first, prefix.length - 1 + num_read)
+        x = torch.cat((prefix.embeddings, slots), 1)
+        hidden, cache = self.language_model.model(x, positions, mask, read)
+        if prefix.last is not None:  # Padding stands between the last prompt token and the action positions.
+            rest = torch.arange(prefix.num_words + 1, prefix.num_words + num_read, device=device)
+            rows = torch.cat((prefix.last[:, None] - first, rest.expand(len(x), -1)), 1)
+            hidden = hidden.gather(1, rows[..., None].expand(-1, -1, hidden.shape[-1]))
+        return hidden, cache
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """float32 (..., action_bins) of hidden states float32 (..., hidden), for the action ids alone."""
+        last = self.architecture.llm.vocab_size
+        return F.linear(hidden, self.language_model.lm_head.weight[self._first_action_id : last].to(hidden.dtype))
+
+    def start(self, prefix: Prefix) -> tuple[Tensor, list[LayerCache]]:
+        """Autoregressive: hidden state (B, 1, hidden) for the first action token, and the cache."""
+        return self._run(prefix, prefix.embeddings[:, :0], causal=True, num_read=1)
+
+    def step(self, token: Tensor, valid: Tensor | None, past: list[LayerCache]) -> tuple[Tensor, list[LayerCache]]:
+        """Autoregressive: hidden state (B, 1, hidden) for the token after `token` int64 (B, 1).
+
+        `valid`: bool (B, L) over all positions so far, the new one included; None: no padding.
+        """
+        length = past[0][0].shape[2] + 1
+        mask = None if valid is None else valid[:, None, None, :]
+        positions = token_positions(valid, length, token.device)[:, -1:]
+        return self.language_model.model(self.embed_actions(token), positions, mask, past=past)
+
+
+def attention_mask(valid: Tensor | None, length: int, causal: bool, device: torch.device) -> Tensor | None:
+    """bool mask, broadcastable to (B, 1, L, L), True where a query may look; None: everywhere.
+
+    Built here, so that no attention kernel's idea of `is_causal` decides: OFT's weights fall to 60 %
+    success under a kernel that stays causal, and reach 98 % with the right one (openvla-oft, issue 135).
+    """
+    keys = None if valid is None else valid[:, None, None, :]
+    if not causal:
+        return keys
+    below = torch.ones(length, length, dtype=torch.bool, device=device).tril()[None, None]
+    return below if keys is None else below & keys
+
+
+def token_positions(valid: Tensor | None, length: int, device: torch.device) -> Tensor:
+    """int64 (B, L) rotary positions that count real tokens only; (1, L) without padding."""
+    if valid is None:
+        return torch.arange(length, device=device)[None]
+    return (valid.cumsum(1) - 1).clamp_min_(0)

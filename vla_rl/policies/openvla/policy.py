@@ -1,0 +1,500 @@
+"""The OpenVLA policy: acting, likelihoods and behaviour cloning around `OpenVLANetwork`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vla_rl.common.precision import wants_bf16
+from vla_rl.config import ConfigError
+from vla_rl.policies import lora
+from vla_rl.policies.base import PolicyOutput
+from vla_rl.policies.normalization import NormStats, QuantileStats
+from vla_rl.policies.openvla.action_tokens import ActionTokenizer
+from vla_rl.policies.openvla.config import L1_WITHOUT_SCALE, Architecture, OpenVLAConfig
+from vla_rl.policies.openvla.files import folders as openvla_folders
+from vla_rl.policies.openvla.files.folders import NEW_HEADS, TRAINED_WHOLE
+from vla_rl.policies.openvla.files.layout import PublishedFolder
+from vla_rl.policies.openvla.inputs import image_batch, prompt_batch, state_batch
+from vla_rl.policies.openvla.llama_tokenizer import PromptTokenizer
+from vla_rl.policies.openvla.network.action_heads import laplace_draw, laplace_entropy, laplace_log_prob
+from vla_rl.policies.openvla.network.network import OpenVLANetwork, Prefix
+from vla_rl.policies.openvla.tokenizer import WordTokenizer
+from vla_rl.types import ActionChunk, EnvSpec, Observation
+
+
+class OpenVLAPolicy(nn.Module):
+    """A `Policy` (vla_rl/interfaces.py) of the OpenVLA architecture.
+
+    Make one with `OpenVLAConfig.build` or `load_policy`. A fresh policy acts only after
+    `set_norm_stats`, since its actions are relative to the training data's quantiles.
+
+    Attributes:
+        published: the checkpoint in the published layout that it came from; None for our own.
+        no_rl_reason: why RL cannot train it, for the user; None where it can.
+    """
+
+    def __init__(
+        self,
+        config: OpenVLAConfig,
+        architecture: Architecture,
+        tokenizer: PromptTokenizer,
+        stats: NormStats | None,
+        network: OpenVLANetwork,
+    ):
+        super().__init__()
+        self.config = config
+        self.architecture = architecture
+        self.tokenizer = tokenizer
+        self.norm_stats = stats
+        self.action_tokenizer = ActionTokenizer(architecture.action_bins)
+        self.network = network
+        self.published: PublishedFolder | None = None
+        self.no_rl_reason: str | None = None
+        self.demonstration_size = architecture.chunk_size  # Actions that cloning learns at once.
+        self.chunk_size = self._num_actions()
+        self.action_dim = architecture.action_dim
+        self.cameras = config.cameras
+        self.uses_state = architecture.state_dim is not None
+
+    # --- making, saving, loading ------------------------------------------------------------
+
+    @classmethod
+    def create(cls, config: OpenVLAConfig, env_spec: EnvSpec, device: str | torch.device, seed: int) -> Self:
+        """Fresh weights, the same for the same seed. See `PolicyConfig.build`."""
+        architecture = config.architecture(env_spec.action_dim, env_spec.state_dim)
+        words = architecture.llm.vocab_size - architecture.action_bins
+        tokenizer = WordTokenizer.for_instructions(env_spec.tasks.values(), words)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            network = openvla_folders.make_network(config, architecture)
+            network.initialize()
+            if config.lora is not None:
+                lora.add_adapters(network, config.lora)
+        return cls(config, architecture, tokenizer, None, network).finish(device)
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path,
+        device: str | torch.device = "cpu",
+        seed: int = 0,
+        chosen: Mapping[str, Any] | None = None,
+        for_training: bool = False,
+    ) -> Self:
+        """The policy in a folder, with what a recipe `chosen` anew (critic, adapters, precision, ...).
+
+        Weights that the folder lacks (a critic, adapters) are fresh from `seed`. A checkpoint in OpenVLA's published
+        layout is read shard by shard straight to the device, so that no second copy of it is ever in memory.
+
+        Args:
+            for_training: hold the weights that will be trained in float32, where the others may be bfloat16.
+
+        Raises:
+            ValueError: a file is missing or damaged. ConfigError: `chosen` contradicts the checkpoint.
+        """
+        return cast(Self, openvla_folders.load(cls, folder, device, seed, chosen or {}, for_training))
+
+    def finish(self, device: str | torch.device) -> Self:
+        """Move to the device and set up what depends on it; called once, when the weights are there."""
+        self.to(device)
+        kind = self.device.type
+        kernel = self.config.attention
+        self.network.set_kernel(("eager" if kind == "cpu" else "sdpa") if kernel == "auto" else kernel)
+        self.network.language_model.model.gradient_checkpointing = self.config.gradient_checkpointing
+        bf16 = wants_bf16(self.config.precision, kind)
+        if not bf16 and self.config.weights == "bf16":
+            raise ConfigError(
+                "policy.weights: got 'bf16', but policy.precision computes in float32 here; set precision=bf16, or "
+                "leave weights at auto"
+            )
+        self.network.compute_dtype = torch.bfloat16 if bf16 else torch.float32
+        if self.network.action_head is not None and self.network.scale_head is None:
+            self.no_rl_reason = L1_WITHOUT_SCALE
+        trained = {id(p) for p in self.trainable_parameters()}
+        for parameter in self.network.parameters():
+            parameter.requires_grad_(id(parameter) in trained)
+        return self
+
+    def save(self, folder: Path, dtype: torch.dtype | None = None) -> None:
+        """Write the policy so that `load_policy(folder)` restores it. The folder appears whole or not at all.
+
+        A policy that came in OpenVLA's published layout is written in it, with the keys, shapes and dtypes that it
+        had; one with adapters as a PEFT folder that names its base (`vla-rl merge` makes a whole one of it).
+
+        Args:
+            folder: is replaced when it exists.
+            dtype: store the weights so; None: in our own layout as they are, in the published one as they were.
+        """
+        openvla_folders.save(self, folder, dtype)
+
+    def check_env(self, env_spec: EnvSpec) -> None:
+        """Check that the policy can act in environments of this spec.
+
+        Raises:
+            ConfigError: a camera is missing, or the state or action size differs.
+        """
+        missing = [camera for camera in self.cameras if camera not in env_spec.cameras]
+        if missing:
+            raise ConfigError(
+                f"policy.cameras: {missing} not in environment {env_spec.kind!r}, which has {list(env_spec.cameras)}; "
+                "set env.cameras to include them, or policy.cameras to those there are"
+            )
+        for name, own, theirs in (
+            ("action_dim", self.action_dim, env_spec.action_dim),
+            ("state_dim", self.architecture.state_dim, env_spec.state_dim),
+        ):
+            if own is not None and own != theirs:
+                raise ConfigError(
+                    f"policy {name}: the policy has {own}, environment {env_spec.kind!r} has {theirs}; "
+                    "start from a policy made for this environment"
+                )
+
+    def set_norm_stats(
+        self, action: Mapping[str, Any], state: Mapping[str, Any] | None = None, name: str = "dataset"
+    ) -> None:
+        """Set the training data's statistics: {"q01", "q99"[, "mask"]} of actions and of states.
+
+        `mask` is False for dimensions that are used as they are (the gripper).
+
+        Raises:
+            ValueError: wrong sizes or values, or no state statistics for a policy that reads the state.
+        """
+        state_dim = self.architecture.state_dim
+        if state is None and state_dim is not None:
+            raise ValueError("state statistics: this policy reads the state, so q01 and q99 of it are needed; got None")
+        self.norm_stats = NormStats(
+            name,
+            QuantileStats.of("action", action, self.action_dim),
+            None if state is None else QuantileStats.of("state", state, state_dim or len(state.get("q01", ()))),
+        )
+
+    def sharding_units(self) -> list[nn.Module]:
+        """What FSDP gathers one at a time: the language model's layers, which hold most of the weights."""
+        return list(self.network.language_model.model.layers)
+
+    def trainable_parameters(self) -> list[nn.Parameter]:
+        """The parameters that `config.trainable` selects: those to hand to the optimiser."""
+        names = self.trained_names()
+        return [parameter for name, parameter in self.network.named_parameters() if name in names]
+
+    def trained_names(self) -> set[str]:
+        """Names in the network of the parameters that `config.trainable` selects."""
+        unused = self.network.vision_backbone.unused_parameters()
+        if self.network.action_head is not None:
+            unused |= {id(p) for p in self.network.language_model.lm_head.parameters()}
+        mode = self.config.trainable
+        heads = NEW_HEADS if self.config.decoder != "l1" else (*NEW_HEADS, *TRAINED_WHOLE)
+        chosen = set()
+        for name, parameter in self.network.named_parameters():
+            adapted = lora.is_adapter(name) or name.startswith(heads)
+            full = mode == "full" or (mode == "frozen_vision" and not name.startswith("vision_backbone."))
+            base_of_adapter = ".base_layer." in name
+            if id(parameter) not in unused and (adapted or (full and not base_of_adapter)):
+                chosen.add(name)
+        return chosen
+
+    def merge_lora(self) -> None:
+        """Add the adapters to the weights they adapt, so that a plain checkpoint can be saved."""
+        lora.merge_adapters(self.network)
+        trainable = "full" if self.config.trainable == "lora" else self.config.trainable
+        self.config = self.config.model_copy(update={"lora": None, "trainable": trainable})
+        self.finish(self.device)
+
+    @property
+    def device(self) -> torch.device:
+        return self.network.language_model.lm_head.weight.device
+
+    # --- Policy -----------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def act(self, obs: Observation, generator: torch.Generator | None = None, temperature: float = 1.0) -> ActionChunk:
+        """Draw one chunk per environment. See `Policy.act`.
+
+        Raises:
+            ValueError: no statistics yet, a camera is missing, wrong state size, or temperature < 0.
+        """
+        stats = self._stats()
+        _check_temperature(temperature, lowest=0.0)
+        with self._autocast():
+            prefix = self._prefix(obs)
+            if self.architecture.decoder == "autoregressive":
+                tokens, logits, hidden = self._decode(prefix, temperature, generator)
+            else:
+                hidden = self.network.hidden(prefix, None)
+                tokens = logits = None
+        value = self._value(hidden)
+        value = None if value is None else value.cpu().numpy()
+        if self.network.action_head is not None:
+            path, log_prob = self._draw_continuous(hidden, temperature, generator)
+            return ActionChunk(self._to_env(path, stats), path=path, log_prob=log_prob, value=value)
+        if tokens is None or logits is None:
+            logits = self.network.logits(hidden[:, : self._num_tokens])
+            tokens = draw(logits, temperature, generator)
+        log_prob = self._shape(_log_prob(logits / temperature, tokens)).cpu().numpy() if temperature > 0 else None
+        drawn = self._shape(tokens).cpu().numpy()
+        return ActionChunk(
+            self._to_env(self.action_tokenizer.decode(drawn), stats), tokens=drawn, log_prob=log_prob, value=value
+        )
+
+    def _to_env(self, normalized: np.ndarray, stats: NormStats) -> np.ndarray:
+        """Normalised actions (..., A) in the environment's units, float32."""
+        actions = stats.action.unnormalize(normalized)
+        if self.config.gripper == "open_is_one":
+            actions[..., -1] = -np.sign(2.0 * actions[..., -1] - 1.0)
+        return actions
+
+    def _from_env(self, actions: np.ndarray, stats: NormStats) -> np.ndarray:
+        """The environment's actions, normalised: what behaviour cloning aims at."""
+        if self.config.gripper == "open_is_one":
+            actions = actions.copy()
+            actions[..., -1] = 0.5 * (1.0 - actions[..., -1])
+        return stats.action.normalize(actions)
+
+    def _draw_continuous(
+        self, hidden: Tensor, temperature: float, generator: torch.Generator | None
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Normalised actions float32 (B, H, A) of the L1 head, and their log-density where there is one."""
+        location, log_scale = self._executed(self._density(hidden))
+        if temperature == 0 or log_scale is None:
+            return location.cpu().numpy(), None
+        log_scale = log_scale + math.log(temperature)
+        path = laplace_draw(location, log_scale, generator)
+        return path.cpu().numpy(), laplace_log_prob(path, location, log_scale).cpu().numpy()
+
+    def _density(self, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Location and log-scale float32 (B, H, A) of the continuous decoder; no scale without its head."""
+        assert self.network.action_head is not None, "only the l1 decoder has an action head"
+        scale_head = self.network.scale_head
+        return self.network.action_head(hidden), None if scale_head is None else scale_head(hidden)
+
+    def evaluate(self, obs: Observation, chunk: ActionChunk, temperature: float = 1.0) -> PolicyOutput:
+        """Log-probability, entropy and value of given chunks, with gradient. See `Policy.evaluate`.
+
+        Raises:
+            ValueError: the chunk has no tokens, or temperature <= 0.
+        """
+        _check_temperature(temperature, lowest=1e-6)
+        if self.network.action_head is not None:
+            return self._evaluate_continuous(obs, chunk, temperature)
+        if chunk.tokens is None:
+            raise ValueError("chunk.tokens: None; this policy can only evaluate chunks that carry action tokens")
+        tokens = torch.from_numpy(chunk.tokens).to(self.device).flatten(1)
+        hidden, logits = self._read(obs, tokens)
+        log_probs = torch.log_softmax(logits / temperature, -1)
+        return PolicyOutput(
+            log_prob=self._shape(log_probs.gather(-1, tokens[..., None]).squeeze(-1)),
+            entropy=self._shape(-(log_probs.exp() * log_probs).sum(-1)),
+            value=self._value(hidden),
+        )
+
+    def _evaluate_continuous(self, obs: Observation, chunk: ActionChunk, temperature: float) -> PolicyOutput:
+        if self.network.scale_head is None:
+            raise ValueError(f"policy.decoder 'l1': {L1_WITHOUT_SCALE}")
+        if chunk.path is None:
+            raise ValueError("chunk.path: None; this policy can only evaluate chunks that carry what was drawn")
+        hidden = self._hidden(obs, None)
+        location, log_scale = self._executed(self._density(hidden))
+        assert log_scale is not None, "there is a scale head"
+        log_scale = log_scale + math.log(temperature)
+        path = torch.from_numpy(chunk.path).to(self.device)
+        return PolicyOutput(
+            log_prob=laplace_log_prob(path, location, log_scale),
+            entropy=laplace_entropy(log_scale),
+            value=self._value(hidden),
+        )
+
+    def bc_loss(
+        self,
+        obs: Observation,
+        actions: np.ndarray,
+        valid: np.ndarray | None = None,
+        keyframe: np.ndarray | None = None,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Cross-entropy of the demonstrated action tokens; of the l1 decoder, mean absolute error of the normalised
+        actions. Where there is a scale head, also their negative log-density, for the scale. See `Policy.bc_loss`.
+
+        Args:
+            obs: B observations.
+            actions: float32 (B, H, A), environment units.
+            valid: bool (B, H), False where the chunk runs past the episode's end; None: all valid.
+            keyframe: float32 (B, 3), end-effector position in metres when the gripper next opens or
+                closes, or at the episode's end: the target of an auxiliary loss, weighted by
+                `keyframe_loss_weight`; rows with NaN are left out.
+
+        Returns:
+            loss and metrics: token_accuracy, action_l1 (environment units, greedy), bc_loss and,
+            with keyframes, keyframe_loss.
+        """
+        stats = self._stats()
+        if actions.shape[1:] != (self.demonstration_size, self.action_dim):
+            raise ValueError(
+                f"actions: shape {actions.shape}, expected (B, {self.demonstration_size}, {self.action_dim}) "
+                "(policy.chunk_size actions per chunk)"
+            )
+        targets = self._from_env(actions, stats)
+        rows: np.ndarray = np.ones(actions.shape[:2], dtype=bool) if valid is None else valid
+        weight = torch.from_numpy(rows).to(self.device).float()[..., None].expand(-1, -1, self.action_dim)
+        total = weight.sum().clamp_min(1.0)
+        hidden, losses, guess, right = self._bc_terms(obs, targets)
+        loss = (losses * weight).sum() / total
+        metrics: dict[str, Any] = {"bc_loss": loss.item()}
+        if self.network.keyframe_head is not None and keyframe is not None:
+            keyframe_loss = self._keyframe_loss(hidden, keyframe)
+            loss = loss + self.config.keyframe_loss_weight * keyframe_loss
+            metrics["keyframe_loss"] = keyframe_loss.item()
+        if right is not None:
+            metrics["token_accuracy"] = ((right * weight).sum() / total).item()
+        error = np.abs(self._to_env(guess, stats) - actions)[rows]
+        metrics["action_l1"] = float(error.mean()) if rows.any() else 0.0
+        return loss, metrics
+
+    def _bc_terms(self, obs: Observation, targets: np.ndarray) -> tuple[Tensor, Tensor, np.ndarray, Tensor | None]:
+        """Hidden states, loss (B, H, A), greedy normalised actions, and where greedy tokens are right (B, H, A)."""
+        if self.network.action_head is not None:
+            hidden = self._hidden(obs, None)
+            location, log_scale = self._density(hidden)
+            wanted = torch.from_numpy(targets).to(self.device)
+            losses = (location - wanted).abs()
+            if log_scale is not None:
+                # The location's gradient through the density is 1 / b: a dimension that hardly moves, whose b is
+                # small, would leave none for the others. Both have the median as their optimum, so it learns by L1.
+                losses = losses - laplace_log_prob(wanted, location.detach(), log_scale)
+            return hidden, losses, location.detach().cpu().numpy(), None
+        tokens = torch.from_numpy(self.action_tokenizer.encode(targets)).to(self.device).flatten(1)
+        hidden, logits = self._read(obs, tokens)
+        losses = F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="none").view_as(tokens)
+        greedy = logits.detach().argmax(-1)
+        guess = self.action_tokenizer.decode(self._shape(greedy).cpu().numpy())
+        return hidden, self._shape(losses), guess, self._shape(greedy == tokens)
+
+    @torch.no_grad()
+    def embed(self, obs: Observation) -> Tensor:
+        """Features float32 (B, hidden): mean hidden state of the action positions. No gradient."""
+        if self.architecture.decoder != "autoregressive":
+            return self._hidden(obs, None).mean(1)
+        with self._autocast():
+            return self._decode(self._prefix(obs), 0.0, None)[2].mean(1)
+
+    # --- parts ------------------------------------------------------------------------------
+
+    def _hidden(self, obs: Observation, tokens: Tensor | None) -> Tensor:
+        """Hidden states float32 (B, n, hidden) of the action positions."""
+        with self._autocast():
+            return self.network.hidden(self._prefix(obs), tokens)
+
+    def _read(self, obs: Observation, tokens: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Hidden states (B, n, hidden) and logits (B, n, bins), float32, of given tokens (B, n); None: of all."""
+        hidden = self._hidden(obs, tokens)[:, : None if tokens is None else tokens.shape[1]]
+        return hidden, self.network.logits(hidden)
+
+    def _decode(
+        self, prefix: Prefix, temperature: float, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Token by token: tokens (B, n), logits (B, n, bins), hidden states (B, n, hidden)."""
+        hidden, past = self.network.start(prefix)
+        valid = prefix.valid
+        tokens, logits, hiddens = [], [], []
+        for i in range(self._num_tokens):
+            if i > 0:
+                valid = None if valid is None else F.pad(valid, (0, 1), value=True)
+                hidden, past = self.network.step(tokens[-1], valid, past)
+            with self._full_precision():
+                logits.append(self.network.logits(hidden))
+            hiddens.append(hidden)
+            tokens.append(draw(logits[-1], temperature, generator))
+        return torch.cat(tokens, 1), torch.cat(logits, 1), torch.cat(hiddens, 1)
+
+    def _value(self, hidden: Tensor) -> Tensor | None:
+        if self.network.value_head is None:
+            return None
+        first = hidden[:, 0]
+        return self.network.value_head(first.detach() if self.config.value_detach else first)
+
+    def _keyframe_loss(self, hidden: Tensor, keyframe: np.ndarray) -> Tensor:
+        stats = self._stats().state
+        if stats is None:
+            raise ValueError(
+                "keyframe: needs state statistics, since positions are normalised by them; see set_norm_stats"
+            )
+        known = np.asarray(np.isfinite(keyframe).all(1))
+        target = 2.0 * (keyframe - stats.q01[:3]) / (stats.q99[:3] - stats.q01[:3] + 1e-8) - 1.0
+        target = torch.from_numpy(np.where(known[:, None], target, 0.0).astype(np.float32)).to(self.device)
+        assert self.network.keyframe_head is not None, "checked by the caller"
+        error = F.smooth_l1_loss(self.network.keyframe_head(hidden.mean(1)), target, reduction="none").mean(1)
+        weight = torch.from_numpy(known).to(self.device).float()
+        return (error * weight).sum() / weight.sum().clamp_min(1.0)
+
+    def _prefix(self, obs: Observation) -> Prefix:
+        """Everything before the action positions, embedded."""
+        arch, device = self.architecture, self.device
+        prompts = [self.tokenizer.encode_prompt(text) for text in obs.instruction]
+        return self.network.prefix(
+            image_batch(obs, self.cameras, arch.image_size, self.config.images, device),
+            None if arch.state_dim is None else state_batch(obs, arch.state_dim, self._stats(), device),
+            prompt_batch(prompts, arch.llm.vocab_size, self.config.padding, device),
+        )
+
+    def _stats(self) -> NormStats:
+        if self.norm_stats is None:
+            raise ValueError(
+                "this policy has no action statistics yet; train it by behaviour cloning first, "
+                "or call set_norm_stats with those of its training data"
+            )
+        return self.norm_stats
+
+    def _num_actions(self) -> int:
+        """H, actions of a chunk that are executed."""
+        size, asked = self.architecture.chunk_size, self.config.num_actions
+        if asked is not None and asked > size:
+            raise ConfigError(f"policy.num_actions: got {asked}, at most {size}, the policy's chunk_size")
+        return asked or size
+
+    @property
+    def _num_tokens(self) -> int:
+        """Tokens of the actions that are executed."""
+        return self.chunk_size * self.action_dim
+
+    def _executed(self, density: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
+        """The part of a location and a log-scale that belongs to the actions that are executed."""
+        location, log_scale = density
+        return location[:, : self.chunk_size], None if log_scale is None else log_scale[:, : self.chunk_size]
+
+    def _shape(self, x: Tensor) -> Tensor:
+        """(B, n) -> (B, n / A, A)."""
+        return x.reshape(len(x), -1, self.action_dim)
+
+    def _autocast(self) -> torch.autocast:
+        dtype = self.network.compute_dtype
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16)
+
+    def _full_precision(self) -> torch.autocast:
+        return torch.autocast(self.device.type, enabled=False)
+
+
+def draw(logits: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
+    """Tokens int64 (...) of logits float32 (..., bins): greedy at temperature 0, else by inverse CDF."""
+    if temperature == 0:
+        return logits.argmax(-1)
+    cumulative = (logits.double() / temperature).softmax(-1).cumsum(-1)
+    device = logits.device if generator is None else generator.device
+    uniform = torch.rand(logits.shape[:-1], generator=generator, device=device, dtype=torch.float64).to(logits.device)
+    threshold = uniform[..., None] * cumulative[..., -1:]
+    return torch.searchsorted(cumulative, threshold, right=True).squeeze(-1).clamp_max_(logits.shape[-1] - 1)
+
+
+def _log_prob(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Log-probability float32 (...) of tokens under logits (..., bins)."""
+    return torch.log_softmax(logits, -1).gather(-1, tokens[..., None]).squeeze(-1)
+
+
+def _check_temperature(temperature: float, lowest: float) -> None:
+    if not temperature >= lowest:
+        raise ValueError(f"temperature: got {temperature}, must be at least {lowest:g}")

@@ -1,0 +1,1 @@
+"""What one run needs, from one YAML file: the recipe, its schema, options of the workflows."""

@@ -1,0 +1,145 @@
+"""A recipe: everything one run needs, from one YAML file.
+
+Sections whose class depends on their `kind` (env, policy, algo) are resolved at run time; see
+`vla_rl.config`. Each section's class sits beside the code that it configures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
+
+from vla_rl.config import Config, ConfigError, apply_overrides, build_component, find_recipe, read_yaml, validate
+from vla_rl.evaluation.evaluate import EvalConfig
+from vla_rl.evaluation.gate import GateConfig
+from vla_rl.recipe.collect_config import CollectConfig
+from vla_rl.recipe.loop_config import LoopConfig
+from vla_rl.recipe.rac_config import RacConfig
+from vla_rl.rollout.task_sampling import SamplingConfig
+from vla_rl.training.metrics import LogConfig
+from vla_rl.training.sft import SFTConfig
+from vla_rl.training.train import TrainConfig
+
+
+def _component(section: str) -> Any:
+    return BeforeValidator(lambda values: None if values is None else build_component(section, values))
+
+
+def is_imagined(env: Config) -> bool:
+    """Whether episodes of this env section are a world model's, and so no evidence."""
+    return bool(getattr(env, "is_imagined", False))
+
+
+class Recipe(Config):
+    """One run. Commands read the sections they need: `train` env, policy, algo, sampling, train, eval, log."""
+
+    name: str = Field(description="Names the run's folder.")
+    description: str = Field(default="", description="What the recipe is for, in a sentence.")
+    seed: int = Field(default=0, description="Of everything random.")
+    device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N.")
+    parallel: Literal["ddp", "fsdp"] = Field(
+        default="ddp",
+        description="Several processes: ddp: each holds the whole policy; fsdp: weights, gradients and optimizer state "
+        "are cut into one part per process. No meaning with one process.",
+    )
+    num_threads: int = Field(default=0, ge=0, description="torch threads on a CPU; 0 leaves torch's choice.")
+    env: Annotated[SerializeAsAny[Config], _component("env")]
+    real_env: Annotated[SerializeAsAny[Config] | None, _component("env")] = Field(
+        default=None,
+        description="Where env is a world model: the simulator in which policies are evaluated and gains checked.",
+    )
+    policy: Annotated[SerializeAsAny[Config], _component("policy")]
+    algo: Annotated[SerializeAsAny[Config] | None, _component("algo")] = None
+    sampling: SamplingConfig = Field(default_factory=SamplingConfig)
+    train: TrainConfig = Field(default_factory=TrainConfig)
+    gate: GateConfig = Field(default_factory=GateConfig)
+    collect: CollectConfig | None = None
+    datasets: tuple[CollectConfig, ...] = Field(
+        default=(), description="Datasets that `world-model fit` collects first, where they are not there yet."
+    )
+    world_model: Annotated[SerializeAsAny[Config] | None, _component("world_model")] = None
+    failure: Annotated[SerializeAsAny[Config] | None, _component("failure")] = None
+    loop: LoopConfig = Field(default_factory=LoopConfig)
+    sft: SFTConfig | None = None
+    rac: RacConfig | None = None
+    eval: EvalConfig = Field(default_factory=EvalConfig)
+    log: LogConfig = Field(default_factory=LogConfig)
+
+    @property
+    def acting_env(self) -> Config:
+        """The environment in which episodes count as real: `real_env`, or `env` where that is no world model.
+
+        Raises:
+            ConfigError: env is a world model and there is no real_env.
+        """
+        if self.real_env is not None:
+            return self.real_env
+        if is_imagined(self.env):
+            raise ConfigError(
+                "real_env: the recipe has none, and its env is a world model; evaluating, collecting and the gate need "
+                "a real environment: give real_env a section such as env's, or set train.evaluate=never, gate.every=0"
+            )
+        return self.env
+
+    @property
+    def validation(self) -> EvalConfig:
+        """What each validation of RL runs: the `eval` section's, on the validation split, greedy and as sampled."""
+        train = self.train
+        changes = {"split": "validation", "episodes_per_task": train.validation_episodes}
+        return self.eval.model_copy(update=changes | {"temperatures": (0.0, train.temperature)})
+
+    @model_validator(mode="after")
+    def _real_env_is_real(self) -> Recipe:
+        if self.real_env is not None and (is_imagined(self.real_env) or not is_imagined(self.env)):
+            raise ConfigError(
+                "real_env: is for a recipe whose env is a world model, and is itself a simulator or robot; "
+                f"got env {getattr(self.env, 'kind', '')!r}, real_env {getattr(self.real_env, 'kind', '')!r}"
+            )
+        if self.gate.every and not is_imagined(self.env):
+            raise ConfigError("gate.every: env is no world model, so every gain is real already; leave gate.every at 0")
+        if self.gate.every and self.train.keep == "best":
+            raise ConfigError("train.keep: got 'best', but a gate keeps the last confirmed policy; set it to last")
+        return self
+
+
+def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read, merge, override and validate a recipe, by path or by the name of a shipped one.
+
+    Raises:
+        ConfigError: naming the field, the value and what is allowed.
+    """
+    return validate(Recipe, apply_overrides(read_yaml(find_recipe(name)), overrides))
+
+
+def check_same_robot(recipe: Recipe) -> None:
+    """The policy meets in `real_env` what it has met in `env`.
+
+    Raises:
+        ConfigError: there is no real environment, or it differs in cameras, sizes or control rate, or lacks a task.
+    """
+    env, real = recipe.env, recipe.acting_env
+    if real is env:
+        return
+    imagined, acting = env.env_spec(), real.env_spec()  # type: ignore[attr-defined]
+    for field in ("cameras", "image_size", "state_dim", "action_dim", "control_hz"):
+        if getattr(imagined, field) != getattr(acting, field):
+            raise ConfigError(
+                f"real_env: its {field} is {getattr(acting, field)}, the world model's {getattr(imagined, field)}; "
+                "set real_env to what the world model was fitted on, or fit it again"
+            )
+    if lacking := sorted(set(imagined.tasks) - set(acting.tasks)):
+        raise ConfigError(f"real_env.tasks: lacks {', '.join(lacking)}, which env has")
+
+
+def resolve_device(device: str) -> str:
+    """ "auto" -> "cuda" where torch finds one, else "cpu"; of several processes, each has a GPU of its own."""
+    from vla_rl.distributed.process_group import current
+
+    if device == "auto":
+        import torch
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return current().device if device == "cuda" and current().size > 1 else device

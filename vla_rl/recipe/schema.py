@@ -1,0 +1,61 @@
+"""The JSON schema of a recipe, so that editors complete and check it.
+
+In VS Code (with its YAML extension): write the schema once, `vla-rl config schema > recipe.schema.json`,
+and put `# yaml-language-server: $schema=recipe.schema.json` in a recipe's first line.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vla_rl.config import KINDS, ConfigError, resolve_kind
+
+
+def recipe_schema() -> dict[str, Any]:
+    """JSON schema of `Recipe`; a section whose class depends on its `kind` is a `oneOf` over the kinds.
+
+    Kinds whose package is not installed here are left out.
+    """
+    from vla_rl.recipe.recipe import Recipe
+
+    schema = Recipe.model_json_schema()
+    definitions = schema.setdefault("$defs", {})
+    for section in (name for name in KINDS if name in schema["properties"]):
+        field = schema["properties"][section]
+        kept = {key: field[key] for key in ("description", "title") if key in field}
+        schema["properties"][section] = {**kept, "oneOf": _branches(section, definitions)}
+    schema["properties"]["real_env"]["anyOf"] = [*_branches("env", definitions), {"type": "null"}]
+    plan = definitions["EvalConfig"]["properties"]["plan"]  # Inside a section, and its kind may be left out.
+    plan["anyOf"] = [*_branches("plan", definitions), {"type": "null"}]
+    definitions["Config"] = {"type": "object", "description": "An env section.", "required": ["kind"]}
+    schema["properties"]["base"] = {"type": "string", "description": "A recipe that this one extends, relative to it."}
+    required = schema.pop("required", [])
+    schema["anyOf"] = [{"required": ["base"]}, {"required": required}]
+    schema["title"] = "vla-rl recipe"
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _branches(section: str, definitions: dict[str, Any]) -> list[dict[str, Any]]:
+    """One branch per known kind, one for a user's own class, one for a section that only extends its base's."""
+    branches = []
+    for kind in KINDS[section]:
+        try:
+            branch = resolve_kind(section, kind).model_json_schema(ref_template="#/$defs/{model}")
+        except ConfigError:
+            continue
+        definitions.update(branch.pop("$defs", {}))
+        branch["properties"] = {**branch.get("properties", {}), "kind": {"const": kind}}
+        branch["required"] = sorted({*branch.get("required", []), "kind"})
+        branches.append(branch)
+    branches.append(
+        {
+            "title": "A class of your own",
+            "type": "object",
+            "properties": {"kind": {"type": "string", "pattern": "^[A-Za-z_][\\w.]*:[A-Za-z_]\\w*$"}},
+            "required": ["kind"],
+        }
+    )
+    branches.append({"title": "More for the base's section", "type": "object", "not": {"required": ["kind"]}})
+    if section in ("algo", "world_model", "failure"):
+        branches.append({"type": "null"})
+    return branches

@@ -1,0 +1,124 @@
+"""The part of report.html on a run inside a world model: was it trusted, and what did the gate find."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from vla_rl.evaluation.gate import GATE_FILE, GateCheck
+
+ADMISSION_FILE = "admission.json"
+ROUNDS_FILE = "rounds.json"
+_COUNTED = {"rollouts": "to fit on", "held_out": "held out", "gate": "gate", "validation": "validation"}
+_TRUSTED = {"informedness": "successes told from failures", "false_success": "false successes"}
+MAX_CLIPS, MAX_CLIP_BYTES = 8, 4 * 2**20
+
+
+def imagination(folder: Path) -> dict[str, Any] | None:
+    """What the template shows; None where the run was not in a world model.
+
+    Args:
+        folder: the run's, with the files that `vla_rl.training.run` writes.
+    """
+    file = folder / ADMISSION_FILE
+    if not file.is_file():
+        return None
+    admission = json.loads(file.read_text(encoding="utf-8"))
+    trust_folder = Path(admission["report"]).parent
+    return {
+        "problem": admission["problem"],
+        "verdicts": [verdict | {"state": _state(verdict)} for verdict in admission["verdicts"]],
+        "page": str(trust_folder / "trust.html"),
+        "checks": [check.text() for check in _checks(folder)],
+        "clips": _clips(trust_folder),
+    }
+
+
+def rounds(folder: Path) -> dict[str, Any] | None:
+    """The table of an outer loop's rounds; None where the folder is not one's."""
+    file = folder / ROUNDS_FILE
+    if not file.is_file():
+        return None
+    table = json.loads(file.read_text(encoding="utf-8"))
+    rows = table["rows"]
+    total = rows[-1]["total"]
+    budget = f" of at most {table['budget']}" if table["budget"] else ""
+    online = f" RL in the simulator learned from {table['online']}." if table["online"] is not None else ""
+    return {
+        "lead": f"{total} real episodes{budget}, each counted once; the evaluation's are not learned from.{online}",
+        "modes": list(rows[-1]["real"]),
+        "rows": [_round(row) for row in rows],
+    }
+
+
+def _round(row: dict[str, Any]) -> dict[str, Any]:
+    counts = row["episodes"]
+    parts = [f"{counts[name]} {word}" for name, word in _COUNTED.items() if counts[name]]
+    keyframes = ", ".join(f"{count} {kind}" for kind, count in row["num_keyframes"].items())
+    return {
+        "number": row["number"],
+        "episodes": f"{sum(counts.values())}: {', '.join(parts)}",
+        "total": row["total"],
+        "keyframes": keyframes or "–",
+        "trust": [
+            f"{title} {_figure(row['before'].get(name))} → {_figure(row['after'].get(name))}"
+            if row["before"]
+            else f"{title} {_figure(row['after'].get(name))}"
+            for name, title in _TRUSTED.items()
+        ],
+        "imagined": _imagined(row),
+        "real": [f"{100 * rate:.1f} % [{100 * low:.1f}, {100 * high:.1f}]" for rate, low, high in row["real"].values()],
+    }
+
+
+def _imagined(row: dict[str, Any]) -> str:
+    if row["refused"]:
+        return "no RL: trust refused"
+    return "–" if row["imagined"] is None else f"{100 * row['imagined']:.1f} %"
+
+
+def _figure(figure: list[float | None] | None) -> str:
+    """A fraction in per cent, with its interval."""
+    value, low, high = figure or (None, None, None)
+    if value is None:
+        return "not measured"
+    interval = f" [{100 * low:.0f}, {100 * high:.0f}]" if low is not None and high is not None else ""
+    return f"{100 * value:.0f} %{interval}"
+
+
+def _state(verdict: dict[str, Any]) -> str:
+    """In a word: whether a requirement holds."""
+    if verdict["passed"]:
+        return "holds"
+    return "fails" if verdict["value"] is not None else "open"
+
+
+def _checks(folder: Path) -> list[GateCheck]:
+    file = folder / GATE_FILE
+    if not file.is_file():
+        return []
+    return [GateCheck.model_validate(check) for check in json.loads(file.read_text(encoding="utf-8"))["checks"]]
+
+
+def _clips(trust_folder: Path) -> list[dict[str, Any]]:
+    """Imagined-beside-real clips of the trust report: one of each outcome, then more."""
+    report = trust_folder / "trust.json"
+    if not report.is_file():
+        return []
+    seen: dict[tuple[bool, bool], int] = {}
+    ranked = []
+    for clip in json.loads(report.read_text(encoding="utf-8"))["clips"]:
+        outcome = (clip["real"], clip["imagined"])
+        seen[outcome] = seen.get(outcome, 0) + 1
+        ranked.append((seen[outcome], clip))
+    shown = []
+    for _, clip in sorted(ranked, key=lambda pair: pair[0]):
+        file = trust_folder / clip["file"]
+        if len(shown) < MAX_CLIPS and file.is_file() and file.stat().st_size <= MAX_CLIP_BYTES:
+            data = base64.b64encode(file.read_bytes()).decode()
+            shown.append(clip | {"data": Markup("data:video/mp4;base64," + data)})
+    return shown

@@ -1,0 +1,439 @@
+"""One self-contained HTML page about a run: did it get better, how surely, how it learned, what it looks like.
+
+    write_report(Path("runs/tabletop_grpo"))   # -> runs/tabletop_grpo/report.html
+
+Nothing is fetched when the page is opened: styles, charts and videos are inside it. What the
+folder lacks is said on the page.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from vla_rl.common.atomic import write_text_atomic
+from vla_rl.evaluation.compare import Comparison, PairedResult, compare, format_p
+from vla_rl.evaluation.results import Evaluation, EvaluationError, SuccessRate
+from vla_rl.report.charts import BLUE, GREEN, GREY, ORANGE, PURPLE, Bar, Line, bar_chart, line_chart, stacked_bar
+from vla_rl.report.imagination import imagination, rounds
+from vla_rl.training.metrics import METRICS_FILE, read_metrics
+
+REPORT_FILE = "report.html"
+# Videos beyond this are left out, so that the page still opens.
+MAX_VIDEO_BYTES = 24 * 2**20
+_VIDEO_NAME = re.compile(
+    r"(?P<name>.+?)__(?P<task>.+)__(?P<mode>.+?)__(?P<split>[a-z]+)-(?P<index>\d+)__(?P<outcome>success|failure)"
+)
+_STAGE_NAMES = {"simulation": "simulation and rendering", "inference": "policy forward, rollout"}
+
+
+class Run(NamedTuple):
+    """What a run's folder holds. `missing` says, for people, what it does not."""
+
+    folder: Path
+    before: Evaluation | None
+    after: Evaluation | None
+    comparison: Comparison | None
+    metrics: list[dict[str, float]]
+    ablation: dict[str, Any] | None
+    config: str
+    command: str
+    versions: dict[str, Any]
+    missing: list[str]
+
+
+def write_report(run_folder: Path, title: str | None = None, before: str = "base", after: str = "final") -> Path:
+    """Write `report.html` into a run's folder and return its path.
+
+    Args:
+        title: by default the recipe's name.
+        before, after: names of the evaluations (`evaluations/<name>.json`) to set against each other.
+            With only one evaluation in the folder, whatever its name, the page shows that one.
+
+    Raises:
+        EvaluationError: `run_folder` does not exist.
+    """
+    run = read_run(Path(run_folder), before, after)
+    template = Environment(
+        loader=PackageLoader("vla_rl.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    ).get_template("report_template.html")
+    path = run.folder / REPORT_FILE
+    write_text_atomic(path, template.render(_page(run, title)))
+    return path
+
+
+def read_run(folder: Path, before: str = "base", after: str = "final") -> Run:
+    """Read what there is of a run; parts that are missing or unreadable are listed, not raised."""
+    if not folder.is_dir():
+        raise EvaluationError(f"run folder not found: {folder}")
+    missing: list[str] = []
+
+    def text(name: str) -> str:
+        path = folder / name
+        if path.is_file():
+            return path.read_text().strip()
+        missing.append(f"{name}: not in the folder")
+        return ""
+
+    def parsed(name: str, required: bool = True) -> dict[str, Any] | None:
+        if not required and not (folder / name).is_file():
+            return None
+        try:
+            return json.loads(text(name) or "null")
+        except json.JSONDecodeError as error:
+            missing.append(f"{name}: not valid JSON ({error})")
+            return None
+
+    found = _read_evaluations(folder, before, after, missing)
+    comparison = None
+    if found[0] is not None and found[1] is not None:
+        try:
+            comparison = compare(found[0], found[1])
+        except EvaluationError as error:
+            missing.append(str(error))
+    metrics: list[dict[str, float]] = []
+    try:
+        metrics = read_metrics(folder / METRICS_FILE)
+    except FileNotFoundError:
+        missing.append(f"learning curves and timing: no {METRICS_FILE}")
+    except ValueError as error:
+        missing.append(str(error))
+    ablation = parsed("ablation.json", required=False)
+    config, command, versions = text("config.yaml"), text("command.txt"), parsed("versions.json") or {}
+    return Run(folder, *found, comparison, metrics, ablation, config, command, versions, missing)
+
+
+def _read_evaluations(
+    folder: Path, before: str, after: str, missing: list[str]
+) -> tuple[Evaluation | None, Evaluation | None]:
+    files = {path.stem: path for path in sorted((folder / "evaluations").glob("*.json"))}
+    if len(files) == 1:
+        before, after = "", next(iter(files))
+    loaded: list[Evaluation | None] = []
+    for name in (before, after):
+        evaluation = None
+        if name in files:
+            try:
+                evaluation = Evaluation.load(files[name])
+            except EvaluationError as error:
+                missing.append(str(error))
+        elif name:
+            others = f" (found: {', '.join(files)})" if files else ""
+            missing.append(f"evaluations/{name}.json: not in the folder{others}")
+        loaded.append(evaluation)
+    first, second = loaded
+    return (None, first) if second is None else (first, second)
+
+
+def _page(run: Run, title: str | None) -> dict[str, Any]:
+    recipe = _recipe(run)
+    clips, left_out = _clips(run)
+    missing = run.missing + ([left_out] if left_out else [])
+    evaluation = run.after
+    commit = run.versions.get("git_commit")
+    kicker = [
+        "vla-rl run report",
+        evaluation.meta.created[:10] if evaluation else "",
+        f"commit {commit}" if commit else "",
+    ]
+    shown = [e for e in (run.before, evaluation) if e is not None]
+    return {
+        "title": title or recipe.get("name") or run.folder.resolve().name,
+        "kicker": " · ".join(part for part in kicker if part),
+        "headline": _headline(run),
+        "cards": [_card(run, mode) for mode in _modes(evaluation)] if evaluation else [],
+        "warnings": _warnings(run),
+        "protocol": _capitalised(evaluation.meta.protocol) if evaluation else "",
+        "series": [(e.meta.name, color) for e, color in zip(shown, _colors(shown), strict=True)],
+        "bars": [_task_bars(mode, shown) for mode in _modes(evaluation)] if evaluation else [],
+        "before": run.before.meta.name if run.before else "",
+        "after": evaluation.meta.name if evaluation else "",
+        "p_name": run.comparison.p_name if run.comparison else "",
+        "paired_rows": _paired_rows(run.comparison) if run.comparison else [],
+        "imagination": imagination(run.folder),
+        "rounds": rounds(run.folder),
+        "controls": _controls(run.ablation) if run.ablation else None,
+        "curves": _curves(run.metrics),
+        "timing": _timing(run.metrics),
+        "clips": clips,
+        "commands": _commands(run),
+        "config": run.config,
+        "versions": list(run.versions.items()),
+        "missing": missing,
+    }
+
+
+def _recipe(run: Run) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(run.config)
+    except yaml.YAMLError as error:
+        run.missing.append(f"config.yaml: not valid YAML ({error})")
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _modes(evaluation: Evaluation | None) -> list[str]:
+    """Sampled before greedy: it is what was trained."""
+    return sorted(evaluation.modes, key=lambda mode: mode == "greedy") if evaluation else []
+
+
+def _colors(shown: Sequence[Evaluation]) -> tuple[str, ...]:
+    return (GREY, BLUE)[2 - len(shown) :]
+
+
+def _headline(run: Run) -> list[tuple[str, str]]:
+    """The result, a (statement, evidence) for each mode; then what the controls say."""
+    lines: list[tuple[str, str]] = []
+    if run.comparison is not None:
+        lines = [_change(run.comparison.result(mode)) for mode in _modes(run.after) if mode in run.comparison.modes]
+    elif run.after is not None:
+        for mode in _modes(run.after):
+            rate = run.after.rate(mode)
+            lines.append((f"{_capitalised(mode)} success of {run.after.meta.name} is {rate.text()}.", ""))
+    if run.ablation:
+        gains = [g for g in run.ablation["gains"] if g["of"] == "RL" and g["mode"].startswith("sampled")]
+        num_seeds = len(run.ablation["seeds"])
+        against = "; ".join(
+            f"{_points(g['mean'])} over {g['over']} "
+            + (_interval_text(g["interval"]) if num_seeds > 1 else f"(p = {format_p(g['p_values'][0])})")
+            for g in gains
+        )
+        over = f"Over {num_seeds} seeds" if num_seeds > 1 else "Beside its control"
+        lines.append((over, f"RL's sampled success, in points: {against}."))
+    return lines or [("This run has no evaluation yet,", "so there is no success rate to report.")]
+
+
+def _change(result: PairedResult) -> tuple[str, str]:
+    rates = f"from {_percent(result.rate_a)} to {_percent(result.rate_b)}"
+    mode = f"{_capitalised(result.mode)} success"
+    if result.p_value_by_state < 0.05:
+        statement = f"{mode} {'rose' if result.gained > result.lost else 'fell'} {rates}."
+    else:
+        statement = f"{mode} went {rates}, which can be chance."
+    return statement, (
+        f"95 % intervals {_interval_text(result.interval_a, signed=False)} and "
+        f"{_interval_text(result.interval_b, signed=False)}; difference {_points(result.difference)} points "
+        f"{_interval_text(result.bootstrap)} on {result.num_pairs} episodes from the same initial states; "
+        f"{result.gained} gained, {result.lost} lost, exact {result.p_name} = {format_p(result.p_value_by_state)}."
+    )
+
+
+def _warnings(run: Run) -> list[str]:
+    warnings = list(run.comparison.warnings) if run.comparison else []
+    if run.comparison and (run.ablation is None or len(run.ablation["seeds"]) == 1):
+        what = "without its controls" if run.ablation is None else "with one seed"
+        warnings.append(
+            f"This is one run {what}. Runs with shuffled rewards can gain too: `vla-rl ablate` repeats it with several "
+            "seeds and both controls."
+        )
+    if run.after and run.after.meta.split != "eval":
+        warnings.append(f"Measured on the {run.after.meta.split} split, not on eval; no claim should rest on it.")
+    return warnings
+
+
+def _card(run: Run, mode: str) -> dict[str, Any]:
+    assert run.after is not None, "a card shows an evaluation"
+    after = run.after.rate(mode)
+    temperature = run.after.meta.temperatures[mode]
+    card = {
+        "name": f"{_capitalised(mode)} success, temperature {temperature:g}, all tasks",
+        "after": _percent(after.rate),
+    }
+    details = [_rate_detail(run.after.meta.name, after)]
+    card["before"] = ""
+    if run.before is not None and mode in run.before.modes:
+        before = run.before.rate(mode)
+        card["before"] = _percent(before.rate)
+        details.insert(0, _rate_detail(run.before.meta.name, before))
+    return {**card, "details": details}
+
+
+def _rate_detail(name: str, rate: SuccessRate) -> str:
+    steps = f", {rate.mean_steps_to_success:.0f} steps to success" if rate.num_successes else ""
+    lost = f", {rate.num_lost} lost episodes left out" if rate.num_lost else ""
+    return f"{name}: {rate.text()}{steps}{lost}"
+
+
+def _task_bars(mode: str, shown: Sequence[Evaluation]) -> Markup:
+    with_mode = [(e, color) for e, color in zip(shown, _colors(shown), strict=True) if mode in e.modes]
+    rows = []
+    for task in [*shown[-1].tasks, None]:
+        bars = []
+        for evaluation, color in with_mode:
+            if task is None or task in evaluation.tasks:
+                rate = evaluation.rate(mode, task)
+                if rate.num_episodes:
+                    bars.append(Bar(rate.rate, rate.interval, f"n = {rate.num_episodes}", color))
+        rows.append((task or "all tasks", bars))
+    return Markup(bar_chart(f"{_capitalised(mode)} success", rows))
+
+
+def _paired_rows(comparison: Comparison) -> list[dict[str, Any]]:
+    rows = []
+    for r in sorted(comparison.results, key=lambda r: r.mode == "greedy"):
+        cells = [
+            _percent(r.rate_a),
+            _percent(r.rate_b),
+            _points(r.difference),
+            _interval_text(r.bootstrap),
+            f"{r.gained} / {r.lost}",
+            str(r.num_pairs),
+            format_p(r.p_value_by_state),
+        ]
+        rows.append({"mode": r.mode, "task": r.task or "all tasks", "total": r.task is None, "cells": cells})
+    return rows
+
+
+def _controls(ablation: Mapping[str, Any]) -> dict[str, Any]:
+    rows = [
+        {
+            "mode": gain["mode"],
+            "name": f"{gain['of']} − {gain['over']}",
+            "main": gain["of"] == "RL",
+            "mean": _points(gain["mean"]),
+            "interval": _interval_text(gain["interval"]),
+            "per_seed": ", ".join(_points(d) for d in gain["per_seed"]),
+            "p_values": ", ".join(format_p(p) for p in gain["p_values"]),
+        }
+        for gain in ablation["gains"]
+    ]
+    seeds = ", ".join(str(seed) for seed in ablation["seeds"])
+    lead = (
+        f"Seeds {seeds}, {ablation['num_episodes']} episodes per seed and mode. Intervals are 95 %, by bootstrap over "
+        "seeds and initial states. A gain counts when it exceeds both controls': rewards shuffled over all "
+        "trajectories, and as many updates of behaviour cloning."
+    )
+    return {"lead": lead, "rows": rows}
+
+
+def _curves(metrics: Sequence[Mapping[str, float]]) -> list[Markup]:
+    """Success, then every loss, KL, clip fraction and entropy that was logged."""
+    series: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for row in metrics:
+        for key, value in row.items():
+            if key != "step":
+                series[key].append((row["step"], value))
+    success = [
+        Line(name, series[key], color, marked)
+        for key, name, color, marked in (
+            ("train/success", "imagined, sampled" if "gate/real" in series else "train, sampled", ORANGE, False),
+            ("gate/real", "real, sampled", PURPLE, True),
+            ("validation/sampled", "validation, sampled", BLUE, True),
+            ("validation/greedy", "validation, greedy", GREEN, True),
+        )
+        if key in series
+    ]
+    charts = [line_chart("Success", success, percent=True)] if success else []
+    for key, points in series.items():
+        if key.startswith("loss/"):
+            charts.append(line_chart(f"Loss: {key.removeprefix('loss/').replace('_', ' ')}", [Line("", points, BLUE)]))
+    for title, word in (("KL divergence", "kl"), ("Clipped fraction", "clip_fraction"), ("Entropy", "entropy")):
+        keys = [key for key in series if word in key.rpartition("/")[2]]
+        lines = [
+            Line(key.rpartition("/")[2].replace("_", " "), series[key], color)
+            for key, color in zip(keys, (BLUE, ORANGE, GREEN, PURPLE), strict=False)
+        ]
+        charts += [line_chart(title, lines)] if lines else []
+    return [Markup(chart) for chart in charts if chart]
+
+
+def _timing(metrics: Sequence[Mapping[str, float]]) -> dict[str, Any] | None:
+    """Seconds by stage, summed over the iterations."""
+    seconds: dict[str, float] = defaultdict(float)
+    totals = []
+    for row in metrics:
+        for key, value in row.items():
+            stage = key.removeprefix("time/")
+            if stage == key or stage.endswith(("fraction", "per_second")) or not math.isfinite(value):
+                continue
+            if stage == "total":
+                totals.append(value)
+            else:
+                seconds[stage] += value
+    seconds = defaultdict(float, {stage: value for stage, value in seconds.items() if value > 0})
+    if not seconds:
+        return None
+    stages = sorted(seconds, key=lambda stage: (stage == "other", -seconds[stage]))
+    named = {_STAGE_NAMES.get(stage, stage.replace("_", " ")): seconds[stage] for stage in stages}
+    total = sum(totals) or sum(seconds.values())
+    lead = f"{_duration(total)} in {len(totals)} iterations, {total / len(totals):.1f} s each." if totals else ""
+    return {"lead": lead, "chart": Markup(stacked_bar("Share of wall time", named))}
+
+
+def _clips(run: Run) -> tuple[list[dict[str, Any]], str]:
+    """Videos by task, one side per evaluation; and what had to be left out."""
+    names = [e.meta.name for e in (run.before, run.after) if e is not None]
+    by_task: dict[str, dict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+    num_bytes, num_left_out = 0, 0
+    for path in sorted((run.folder / "videos").glob("*.mp4")):
+        match = _VIDEO_NAME.fullmatch(path.stem)
+        if match is None or (names and match["name"] not in names):
+            continue
+        num_bytes += path.stat().st_size
+        if num_bytes > MAX_VIDEO_BYTES:
+            num_left_out += 1
+            continue
+        by_task[match["task"]][match["name"]].append(
+            {
+                "success": match["outcome"] == "success",
+                "state": f"{match['mode']}, {match['split']} state {int(match['index'])}",
+                "data": Markup("data:video/mp4;base64," + base64.b64encode(path.read_bytes()).decode()),
+            }
+        )
+    if not by_task:
+        return [], "videos: none in the folder"
+    shown = names or sorted({name for sides in by_task.values() for name in sides})
+    order = run.after.tasks if run.after else []
+    tasks = [
+        {
+            "name": task,
+            "sides": [{"name": n, "clips": sorted(sides[n], key=lambda c: not c["success"])} for n in shown],
+        }
+        for task, sides in sorted(by_task.items(), key=lambda item: [t != item[0] for t in order])
+    ]
+    return tasks, f"{num_left_out} videos beyond {MAX_VIDEO_BYTES >> 20} MiB; see videos/" if num_left_out else ""
+
+
+def _commands(run: Run) -> list[str]:
+    commands = [run.command] if run.command else []
+    if run.comparison is not None:
+        first, second = run.comparison.name_a, run.comparison.name_b
+        folder = run.folder / "evaluations"
+        commands.append(f"vla-rl compare {folder / first}.json {folder / second}.json")
+    return commands
+
+
+def _percent(rate: float) -> str:
+    return "–" if math.isnan(rate) else f"{100 * rate:.1f} %"
+
+
+def _points(difference: float) -> str:
+    return f"{100 * difference:+.1f}".replace("-", "−")
+
+
+def _interval_text(interval: Sequence[float | None], signed: bool = True) -> str:
+    low, high = interval
+    if low is None or high is None or math.isnan(low) or math.isnan(high):
+        return "(no interval: needs three seeds)"
+    if signed:
+        return f"[{_points(low)}, {_points(high)}]"
+    return f"[{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def _capitalised(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

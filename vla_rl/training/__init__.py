@@ -1,0 +1,1 @@
+"""RL, behavior cloning and what both stand on: optimizers, checkpoints, metrics, memory."""

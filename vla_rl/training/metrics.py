@@ -1,0 +1,223 @@
+"""Where a run's numbers go: metrics.jsonl always; console, TensorBoard and Weights & Biases as asked.
+
+    with MetricLogger(folder, LogConfig(wandb="offline")) as logger:
+        logger.log(3, {"train/success": 0.4, "loss/policy": -0.01})
+
+Names are "group/name". The same step may be logged several times (training, then validation).
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import math
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, TextIO
+
+from pydantic import Field
+
+from vla_rl.common.atomic import disk_full, is_disk_full, write_text_atomic
+from vla_rl.config import Config
+
+METRICS_FILE = "metrics.jsonl"
+_WANDB_ID_FILE = "wandb_id.txt"
+
+
+class LogConfig(Config):
+    """Who is told the numbers, besides metrics.jsonl."""
+
+    wandb: Literal["disabled", "offline", "online"] = Field(
+        default="disabled", description="Weights & Biases; offline writes files for `wandb sync`."
+    )
+    project: str = Field(default="vla-rl", description="Weights & Biases project.")
+    tensorboard: bool = Field(default=True, description="Write TensorBoard files into the run's folder.")
+    console: bool = Field(default=True, description="Print a line per step.")
+    console_keys: tuple[str, ...] = Field(
+        default=(
+            "train/success*",
+            "validation/sampled",
+            "validation/greedy",
+            "loss/*",
+            "*/kl",
+            "*/clip_fraction",
+            "time/total",
+            "time/episodes_per_second",
+        ),
+        description="Metrics printed on the console, as shell patterns, in this order.",
+    )
+
+
+class MetricLogger:
+    """Writes each step's numbers to every writer asked for.
+
+    Args:
+        folder: the run's folder. A metrics.jsonl already there is continued.
+        config: which writers.
+        resume_step: forget what was logged after this step, as a resumed run logs it again, and a
+            last line that a kill cut off. None for a new run.
+        run_config: the resolved recipe, shown by Weights & Biases.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: LogConfig,
+        *,
+        resume_step: int | None = None,
+        run_config: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.folder = Path(folder)
+        self.config = config
+        self._run_config = dict(run_config or {})
+        self._resume_step = resume_step
+        self._file: TextIO | None = None
+        self._tensorboard: Any = None
+        self._wandb: Any = None
+        path = self.folder / METRICS_FILE
+        if resume_step is not None and path.exists():
+            kept = [line for line in _whole_lines(path) if json.loads(line)["step"] <= resume_step]
+            write_text_atomic(path, "".join(line + "\n" for line in kept))
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        """Write one step's numbers: Python, numpy or torch scalars. NaN and infinity become null in JSON.
+
+        Raises:
+            ValueError: a value that is no number, named.
+            OSError: the disk is full.
+        """
+        numbers = {key: _number(key, value) for key, value in values.items()}
+        self._write_jsonl(step, numbers)
+        if self.config.tensorboard:
+            self._write_tensorboard(step, numbers)
+        if self.config.wandb != "disabled":
+            self._write_wandb(step, numbers)
+        if self.config.console:
+            self._print_step(step, numbers)
+
+    def print(self, message: Any) -> None:
+        """Show a text or a rich table on the console, where that is on."""
+        if self.config.console:
+            import rich
+
+            rich.print(message)
+
+    def close(self) -> None:
+        """Flush and close every writer. May be called twice."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+            self._tensorboard = None
+        if self._wandb is not None:
+            self._wandb.finish()
+            self._wandb = None
+
+    def __enter__(self) -> MetricLogger:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _write_jsonl(self, step: int, numbers: dict[str, float]) -> None:
+        finite = {key: value if math.isfinite(value) else None for key, value in numbers.items()}
+        line = json.dumps({"step": step, **finite}) + "\n"
+        path = self.folder / METRICS_FILE
+        try:
+            if self._file is None:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self._file = path.open("a")
+            self._file.write(line)
+            self._file.flush()
+        except OSError as error:
+            if is_disk_full(error):
+                raise disk_full(path, "metrics") from error
+            raise
+
+    def _write_tensorboard(self, step: int, numbers: dict[str, float]) -> None:
+        if self._tensorboard is None:
+            from torch.utils.tensorboard.writer import SummaryWriter
+
+            purge = None if self._resume_step is None else self._resume_step + 1
+            self._tensorboard = SummaryWriter(str(self.folder / "tensorboard"), purge_step=purge)
+        for key, value in numbers.items():
+            self._tensorboard.add_scalar(key, value, step)
+        self._tensorboard.flush()
+
+    def _write_wandb(self, step: int, numbers: dict[str, float]) -> None:
+        if self._wandb is None:
+            self._wandb = self._start_wandb()
+        self._wandb.log({**numbers, "step": step})
+
+    def _start_wandb(self) -> Any:
+        import wandb
+
+        id_file = self.folder / _WANDB_ID_FILE
+        if not id_file.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            id_file.write_text(uuid.uuid4().hex[:12])
+        run = wandb.init(
+            project=self.config.project,
+            name=self.folder.name,
+            id=id_file.read_text().strip(),
+            dir=str(self.folder),
+            mode=self.config.wandb,
+            resume="allow" if self.config.wandb == "online" else None,
+            config=self._run_config,
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+        # Our own axis, since a resumed run logs some steps again.
+        run.define_metric("*", step_metric="step")
+        return run
+
+    def _print_step(self, step: int, numbers: dict[str, float]) -> None:
+        shown = dict.fromkeys(k for pattern in self.config.console_keys for k in fnmatch.filter(numbers, pattern))
+        if shown:
+            cells = (f"[dim]{key}[/] {numbers[key]:<9.4g}" for key in shown)
+            self.print(f"[bold]step {step:>5}[/]  " + " ".join(cells))
+
+
+class SilentLogger(MetricLogger):
+    """Writes and shows nothing: for the processes of a run that do not write."""
+
+    def __init__(self) -> None:
+        super().__init__(Path(), LogConfig(tensorboard=False, console=False))
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+
+def read_metrics(path: str | Path) -> list[dict[str, float]]:
+    """The rows of a metrics.jsonl, null as NaN; a last line cut off by a kill is left out.
+
+    Raises:
+        ValueError: a line that is not JSON, by number.
+    """
+    rows = []
+    for line in _whole_lines(Path(path)):
+        rows.append({key: math.nan if value is None else value for key, value in json.loads(line).items()})
+    return rows
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """The complete lines of a JSONL file."""
+    lines = path.read_text(errors="replace").split("\n")[:-1]
+    for number, line in enumerate(lines, start=1):
+        try:
+            json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}, line {number}: not valid JSON ({error}). Remove the line to go on.") from None
+    return lines
+
+
+def _number(key: str, value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError: torch, several elements.
+        raise ValueError(f"metric {key!r}: expected a number, got {type(value).__name__} {value!r:.60}") from None
+    return int(value) if isinstance(value, (bool, int)) else number

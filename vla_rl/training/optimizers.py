@@ -1,0 +1,109 @@
+"""Optimizers of a policy and its critic: AdamW, with moments in 32 or 8 bits, or Muon for the hidden matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+import torch
+
+from vla_rl.algorithms.configs import PPOConfig
+from vla_rl.config import ConfigError
+from vla_rl.distributed.fsdp import is_sharded
+
+CRITIC_NAME = "value_head"
+# Matrices that are not hidden layers: rows are looked up, or are classes. Muon is not meant for these.
+_NOT_HIDDEN = ("embed", "head")
+# torchao's: smaller parameters, and those that blocks do not fill, keep moments of their own dtype.
+_SMALLEST_IN_8_BITS, _BLOCK, _NUM_CODES = 4096, 256, 256
+
+OptimizerName = Literal["adamw", "adamw_8bit", "muon"]
+
+
+class OptimizerOptions(Protocol):
+    """The fields that `AlgoConfig` and `SFTConfig` share."""
+
+    @property
+    def optimizer(self) -> str: ...
+    @property
+    def lr(self) -> float: ...
+    @property
+    def betas(self) -> tuple[float, float]: ...
+    @property
+    def weight_decay(self) -> float: ...
+
+
+def is_critic(name: str) -> bool:
+    """Whether a parameter belongs to the critic: its name has a part `value_head`."""
+    return CRITIC_NAME in name.split(".")
+
+
+def build_optimizers(
+    config: OptimizerOptions, parameters: Mapping[str, torch.nn.Parameter]
+) -> list[torch.optim.Optimizer]:
+    """AdamW over everything, or Muon over the hidden matrices and AdamW over the rest.
+
+    The critic has its own learning rate, and is left out for algorithms without one. Muon (Jordan et
+    al. 2024) scales its steps to AdamW's root mean square, so one `lr` fits both (Liu et al. 2025,
+    arXiv 2502.16982).
+
+    Raises:
+        ConfigError: adamw_8bit without torchao.
+    """
+    critic = [p for n, p in parameters.items() if is_critic(n)]
+    policy = {n: p for n, p in parameters.items() if not is_critic(n)}
+    hidden = [p for n, p in policy.items() if config.optimizer == "muon" and _is_hidden_matrix(n, p)]
+    taken = {id(p) for p in hidden}
+    rest = [p for p in policy.values() if id(p) not in taken]
+    groups: list[dict] = [{"params": rest, "lr": config.lr}] if rest else []
+    if isinstance(config, PPOConfig):
+        groups.append({"params": critic, "lr": config.value_lr, "weight_decay": 0.0})
+    optimizers: list[torch.optim.Optimizer] = []
+    if hidden:
+        optimizers.append(
+            torch.optim.Muon(hidden, lr=config.lr, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw")
+        )
+    if groups:
+        kind: Any = _eight_bit_adamw() if config.optimizer == "adamw_8bit" else torch.optim.AdamW
+        optimizers.append(kind(groups, betas=config.betas, weight_decay=config.weight_decay))
+    return optimizers
+
+
+def _eight_bit_adamw() -> type[torch.optim.Optimizer]:
+    try:
+        from vla_rl.training.adamw_8bit import EightBitAdamW
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "torchao":
+            raise
+        raise ConfigError(
+            "optimizer: 'adamw_8bit' needs torchao, which is not installed: pip install 'vla-rl[low_memory]'; or set "
+            "it to adamw, whose moments take four times the memory"
+        ) from None
+    return EightBitAdamW
+
+
+def optimizer_bytes(optimizer: OptimizerName, parameters: Mapping[str, torch.nn.Parameter]) -> int:
+    """What the optimizer will hold for these trained parameters: momentum (Muon), or the two moments."""
+    total = 0
+    for name, parameter in parameters.items():
+        plain, count = parameter.numel() * parameter.element_size(), parameter.numel()
+        if optimizer == "muon" and _is_hidden_matrix(name, parameter):
+            total += plain
+        elif optimizer == "adamw_8bit" and count >= _SMALLEST_IN_8_BITS and count % _BLOCK == 0:
+            total += 2 * (count + 4 * (count // _BLOCK) + 4 * _NUM_CODES)
+        else:
+            total += 2 * plain
+    return total
+
+
+def _is_hidden_matrix(name: str, parameter: torch.nn.Parameter) -> bool:
+    return parameter.ndim == 2 and not any(word in name for word in _NOT_HIDDEN)
+
+
+def clip_gradients(parameters: Sequence[torch.nn.Parameter], limit: float) -> float:
+    """Scale gradients to a norm of at most `limit`; the norm before. Sharded ones: by the norm of the whole.
+
+    All processes call it together.
+    """
+    norm: Any = torch.nn.utils.clip_grad_norm_(parameters, limit)
+    return float(norm.full_tensor() if is_sharded(norm) else norm)

@@ -1,0 +1,427 @@
+"""What `train.py`'s loop calls: rollouts, logging, validation, checkpoints of one RL run."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from vla_rl.algorithms.learner import TrainingDivergedError
+from vla_rl.common.atomic import restore_replaced, write_text_atomic
+from vla_rl.common.progress import episode_progress
+from vla_rl.common.timing import Stopwatch
+from vla_rl.config import ConfigError
+from vla_rl.distributed.outcomes import everyones
+from vla_rl.distributed.process_group import current
+from vla_rl.evaluation.evaluate import build_env, derived_seed, evaluate
+from vla_rl.evaluation.gate import GATE_FILE, REJECTED, Gate
+from vla_rl.interfaces import VecEnv
+from vla_rl.policies.base import load_policy, resolve_path
+from vla_rl.report.imagination import ADMISSION_FILE
+from vla_rl.rollout.collect import collect
+from vla_rl.rollout.task_sampling import groups_to_resample
+from vla_rl.training.checkpoint import (
+    checkpoint_path,
+    keep_last,
+    latest_checkpoint,
+    load_checkpoint,
+    load_weights,
+    save_checkpoint,
+    trained_weights,
+)
+from vla_rl.training.demonstrations import ContinueBC, Demonstrations
+from vla_rl.training.metrics import MetricLogger, SilentLogger
+from vla_rl.types import Episode, EpisodeSpec
+
+if TYPE_CHECKING:
+    from vla_rl.recipe.recipe import Recipe
+
+_ROLLOUT, _RESAMPLE, _GATE = 1, 2, 3  # streams of the rollouts' seeds
+
+
+class TrainingRun:
+    """One RL run: its environment, policy, learner and sampler, and the folder that records it.
+
+    Attributes:
+        iteration: iterations finished.
+        world: the processes that share the run; each has an instance of this class, and the first one writes.
+        learner: has `prepare(episodes)` and `update(batch, demonstrations)`.
+        demonstrations: batches for the algorithm's anchor or the control; None when neither is on.
+    """
+
+    def __init__(self, recipe: Recipe, folder: Path, resume: bool):
+        from vla_rl.recipe.recipe import check_same_robot, is_imagined, resolve_device
+
+        if recipe.algo is None:
+            raise ConfigError("algo: this recipe has none, and `train` needs one; see docs/algorithms.md")
+        if recipe.num_threads:
+            import torch
+
+            torch.set_num_threads(recipe.num_threads)
+        self.recipe, self.config, self.folder = recipe, recipe.train, Path(folder)
+        self.iteration = 0
+        self.world = current()
+        self.stopwatch = Stopwatch()
+        self._best: tuple[float, int] | None = None  # validation success, iteration
+        self._saved_at = -1
+        self._interrupted = self._is_looping = False
+        self._handlers: dict[int, Any] = {}
+        self._imagined = math.nan  # success in the last rollouts
+        if self.config.evaluate != "never" or self.config.validate_every or recipe.gate.every:
+            check_same_robot(recipe)
+        env_config: Any = recipe.env
+        self.env = env_config.build()
+        self._real_env: VecEnv | None = None
+        try:
+            policy_config: Any = recipe.policy
+            algo: Any = recipe.algo
+            self.policy: Any = policy_config.build(self.env.spec, resolve_device(recipe.device), recipe.seed)
+            self.world.distribute(self.policy)
+            self.sampler = recipe.sampling.build(list(self.env.spec.tasks), recipe.seed, is_imagined(recipe.env))
+            self.demonstrations = self._open_demonstrations()
+            control = self.config.control
+            self.learner = algo.build(
+                self.policy,
+                recipe.seed,
+                temperature=self.config.temperature,
+                control="none" if control == "continue_bc" else control,
+                stopwatch=self.stopwatch,
+                world=self.world,
+            )
+            if self.demonstrations is not None and control == "continue_bc":
+                self.learner = ContinueBC(self.learner, self.demonstrations)
+            self.gate = Gate(recipe.gate, self.folder / "confirmed", self.policy) if recipe.gate.every else None
+            self._keep_admission()
+            if resume:
+                self._restore()
+            self.logger = self._open_logger(self.iteration if resume else None)
+        except BaseException:
+            self.env.close()
+            raise
+
+    def _open_logger(self, resume_step: int | None) -> MetricLogger:
+        if not self.world.is_main:
+            return SilentLogger()
+        run_config = self.recipe.model_dump(mode="json")
+        return MetricLogger(self.folder, self.recipe.log, run_config=run_config, resume_step=resume_step)
+
+    def _keep_admission(self) -> None:
+        """What trust said of the world model that the run is in, for its report."""
+        admission = getattr(self.env, "admission", None)
+        if admission is not None:
+            write_text_atomic(self.folder / ADMISSION_FILE, admission.model_dump_json(indent=1) + "\n")
+
+    # --- one iteration ----------------------------------------------------------------------
+
+    def roll_out(self) -> list[Episode]:
+        """Groups of episodes from fresh train states; uninformative groups are replaced within the budget.
+
+        With several processes: this one's share of the groups.
+
+        Raises:
+            ValueError: the policy never succeeded in the first rollout, so there is nothing to learn from.
+        """
+        self._is_looping = True
+        cfg = self.config
+        with self.world.unsharded(self.policy):
+            episodes = self._run_groups(self.sampler.draw(cfg.groups), first_group=0, stream=_ROLLOUT)
+            budget, drawn = cfg.resample_budget, cfg.groups
+            while more := groups_to_resample(everyones(self.world, episodes), target=cfg.groups, budget=budget):
+                episodes += self._run_groups(self.sampler.draw(more), first_group=drawn, stream=_RESAMPLE)
+                budget, drawn = budget - more, drawn + more
+        outcomes = everyones(self.world, episodes)
+        self.sampler.update(outcomes)
+        played = [e for e in outcomes if not e.lost]
+        if self.iteration == 0 and not cfg.allow_no_success and played and not any(e.success for e in played):
+            acting: Any = self.recipe.acting_env
+            ends, whole = (max(spec.horizon.values()) for spec in (self.env.spec, acting.env_spec()))
+            cut = f" Imagined episodes end after {ends} of {whole} control steps." if ends < whole else ""
+            raise ValueError(
+                f"the policy solved none of {len(played)} train episodes at temperature {cfg.temperature:g}, so "
+                f"every reward is 0 and RL has nothing to learn from.{cut} Train it longer by behaviour cloning "
+                "(`vla-rl sft`), choose easier tasks (env.tasks), or set train.allow_no_success=true to go on anyway."
+            )
+        return episodes
+
+    def _run_groups(self, specs: Sequence[EpisodeSpec], first_group: int, stream: int) -> list[Episode]:
+        algo: Any = self.recipe.algo
+        size = algo.rollouts_per_group(self.config.group_size)
+        text = f"iteration {self.iteration + 1} of {self.config.iterations}"
+        share = self.world.share(len(specs))
+        specs, first_group = specs[share], first_group + share.start
+        if not specs:
+            return []
+        with self._progress(len(specs) * size, text, transient=True) as on_episode:
+            return collect(
+                self.policy,
+                self.env,
+                [spec for spec in specs for _ in range(size)],
+                temperature=self.config.temperature,
+                seed=derived_seed(self.recipe.seed, self.iteration, stream, first_group),
+                groups=[first_group + i for i in range(len(specs)) for _ in range(size)],
+                stopwatch=self.stopwatch,
+                on_episode=on_episode,
+            )
+
+    def finish_iteration(self, episodes: Sequence[Episode], metrics: dict[str, float]) -> None:
+        """Log the iteration and where its time went."""
+        self.iteration += 1
+        episodes = everyones(self.world, episodes)
+        played = [e for e in episodes if not e.lost]
+        # Success from keyframes is not to be compared with the real one, which is from initial states.
+        from_start = [e.success for e in played if e.spec.keyframe is None]
+        self._imagined = float(np.mean(from_start or [e.success for e in played]))
+        logged: dict[str, Any] = {
+            "train/success": float(np.mean([e.success for e in played])),
+            "train/episodes": len(played),
+            "train/lost": len(episodes) - len(played),
+            "train/steps": float(np.mean([e.length for e in played])),
+        }
+        for task in self.env.spec.tasks:
+            outcomes = [e.success for e in played if e.spec.task == task]
+            if outcomes:
+                logged[f"train/success/{task}"] = float(np.mean(outcomes))
+        if 0 < len(from_start) < len(played):
+            logged["train/success_from_start"] = self._imagined
+            logged["train/success_from_keyframes"] = float(np.mean([e.success for e in played if e.spec.keyframe]))
+        for name in played[0].info:
+            logged[f"env/{name}"] = float(np.mean([e.info[name].mean() for e in played]))
+        times = self.stopwatch.report()
+        logged |= metrics | {f"time/{stage}": seconds for stage, seconds in times.items()}
+        logged["time/episodes_per_second"] = len(episodes) / (times["simulation"] + times["inference"])
+        logged["time/overhead_fraction"] = (times["other"] + times.get("optimizer", 0.0)) / times["total"]
+        self.logger.log(self.iteration, logged)
+
+    def is_due(self, every: int) -> bool:
+        """Whether something done every so many iterations (0: never) is due; the last counts."""
+        return bool(every) and (self.iteration % every == 0 or self.iteration == self.config.iterations)
+
+    @property
+    def demonstration_loss(self) -> Any:
+        """What `learner.update` calls for the algorithm's anchor; None without demonstrations."""
+        return self.demonstrations.loss if self.demonstrations else None
+
+    # --- measuring --------------------------------------------------------------------------
+
+    def validate(self) -> None:
+        """Success on the validation split, sampled and greedy; the best by sampled success is remembered."""
+        cfg = self.config
+        wanted = self.recipe.validation
+
+        def rates() -> list[float]:
+            num_episodes = wanted.num_episodes(self.real_env.spec)
+            with self._progress(num_episodes, "validation", transient=True) as on_episode:
+                result = evaluate(
+                    self.policy, self.real_env, wanted, name=f"iteration {self.iteration}", on_episode=on_episode
+                )
+            return [result.rate("sampled").rate, result.rate("greedy").rate]
+
+        with self.world.unsharded(self.policy):
+            sampled, greedy = self.world.from_main(rates)
+        self.logger.log(self.iteration, {"validation/sampled": sampled, "validation/greedy": greedy})
+        if not math.isnan(sampled) and (self._best is None or sampled > self._best[0]):
+            self._best = (sampled, self.iteration)
+            if cfg.keep == "best":
+                self._save_policy(self.folder / "best")
+        self.stopwatch.report()
+
+    @property
+    def real_env(self) -> VecEnv:
+        """The environment of real episodes: the run's own, or beside a world model the recipe's `real_env`."""
+        if self.recipe.acting_env is self.recipe.env:
+            return self.env
+        if self._real_env is None:
+            self._real_env = build_env(self.recipe.acting_env)
+        return self._real_env
+
+    def check_gain(self) -> None:
+        """The gate: is the gain real? If not, the policy goes back to the last confirmed one and RL ends.
+
+        The rejected one is kept beside it: its real episodes are what the world model got wrong.
+        """
+        assert self.gate is not None, "check_gain is due only with a gate"
+        check = self.gate.check(
+            self.policy,
+            self.real_env,
+            iteration=self.iteration,
+            imagined=self._imagined,
+            temperature=self.config.temperature,
+            seed=derived_seed(self.recipe.seed, self.iteration, _GATE),
+            is_last=self.iteration == self.config.iterations,
+        )
+        real = check.comparison
+        self.logger.log(self.iteration, {"gate/real": real.rate_b, "gate/real_confirmed": real.rate_a})
+        self.logger.print(check.text())
+        write_text_atomic(self.folder / GATE_FILE, json.dumps(self.gate.state(), indent=1) + "\n")
+        if self.gate.is_closed:
+            self.policy.save(self.folder / REJECTED)
+            self.policy = load_policy(self.gate.confirmed, self.policy.device)
+        self.stopwatch.report()
+
+    def evaluate(self, name: str, policy_path: Path | None = None) -> None:
+        """Evaluate on the recipe's `eval` section; writes evaluations/<name>.json, a picture and videos.
+
+        With several processes the first one does it.
+
+        Args:
+            policy_path: where the policy is saved; by default where the run's policy came from.
+        """
+        with self.world.unsharded(self.policy):
+            if self.world.is_main:
+                self._evaluate(name, policy_path)
+            self.world.wait()
+        self.stopwatch.report()
+
+    def _evaluate(self, name: str, policy_path: Path | None) -> None:
+        base = getattr(self.recipe.policy, "path", None)
+        with self._progress(self.recipe.eval.num_episodes(self.env.spec), f"evaluation, {name}") as on_episode:
+            result = evaluate(
+                self.policy,
+                self.recipe.acting_env,
+                self.recipe.eval,
+                name=name,
+                policy_path=policy_path or (resolve_path(base) if base else None),
+                video_folder=self.folder / "videos",
+                on_episode=on_episode,
+            )
+        path = self.folder / "evaluations" / f"{name}.json"
+        result.save(path)
+        result.plot(path.with_suffix(".png"))
+        self.logger.print(result.table())
+
+    # --- keeping ----------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Write a checkpoint from which the run resumes exactly."""
+        if self._saved_at == self.iteration:
+            return
+        with self.world.whole_weights(self.policy):
+            self._write_checkpoint()
+        self._saved_at = self.iteration
+
+    def _write_checkpoint(self) -> None:
+        tensors, learner_state = self.learner.state()
+        if not self.world.is_main:
+            return
+        state = {
+            "iteration": self.iteration,
+            "best": self._best,
+            "learner": learner_state,
+            "sampler": self.sampler.state(),
+            "demonstrations_drawn": self.demonstrations.num_drawn if self.demonstrations else 0,
+            "gate": self.gate.state() if self.gate else None,
+            "env": self._env_state(),
+        }
+        folder = self.folder / "checkpoints"
+        save_checkpoint(checkpoint_path(folder, self.iteration), tensors | trained_weights(self.policy), state)
+        keep_last(folder, self.config.keep_checkpoints)
+
+    def _save_policy(self, folder: Path) -> None:
+        with self.world.whole_weights(self.policy):
+            if self.world.is_main:
+                self.policy.save(folder)
+
+    def _restore(self) -> None:
+        path = latest_checkpoint(self.folder / "checkpoints")
+        if path is None:
+            return
+        tensors, state = load_checkpoint(path)
+        load_weights(self.policy, tensors, str(path))
+        self.learner.load_state(tensors, state["learner"])
+        self.sampler.load_state(state["sampler"])
+        if self.demonstrations is not None:
+            self.demonstrations.num_drawn = int(state["demonstrations_drawn"])
+        self.iteration = self._saved_at = int(state["iteration"])
+        if state["env"] is not None:
+            self.env.load_state(state["env"])  # type: ignore[attr-defined]
+        if self.gate is not None and state["gate"]:
+            self.gate.load_state(state["gate"])
+        self._best = tuple(state["best"]) if state["best"] else None  # type: ignore[assignment]
+
+    def _env_state(self) -> Any:
+        """What a world model's noise depends on besides seeds; None of a simulator, whose episodes depend on none."""
+        return self.env.state() if hasattr(self.env, "state") else None  # type: ignore[attr-defined]
+
+    def keep_policy(self) -> Path:
+        """Write the run's result to policy/: the best by validation or the last, as train.keep says."""
+        self._is_looping = False
+        target = self.folder / "policy"
+        if self.config.keep == "best" and self._best is not None:
+            restore_replaced(self.folder / "best")
+            self.policy = load_policy(self.folder / "best", self.policy.device)
+        self._save_policy(target)
+        return target
+
+    def _keep_last_good(self) -> str:
+        """Save the policy that a diverged update was set back to; says where, and how to go on from it."""
+        folder = self.folder / "last_good"
+        self._save_policy(folder)
+        return f"That policy is saved: start a new run with policy.path={folder} and these changes."
+
+    def report(self) -> None:
+        """Write report.html."""
+        from vla_rl.report.report import write_report
+
+        if self.world.is_main:
+            write_report(self.folder)
+
+    # --- demonstrations ---------------------------------------------------------------------
+
+    def _open_demonstrations(self) -> Demonstrations | None:
+        """The recipe's demonstrations where the algorithm's anchor or the control learns from them."""
+        algo: Any = self.recipe.algo
+        if algo.bc_coef == 0 and self.config.control != "continue_bc":
+            return None
+        if self.recipe.sft is None:
+            raise ConfigError(
+                "sft: this recipe has none, but algo.bc_coef > 0 or train.control=continue_bc learns from "
+                "demonstrations: name them in sft.datasets"
+            )
+        return Demonstrations(self.policy, self.recipe.sft, self.env.spec, self.recipe.seed, self.world)
+
+    # --- as a context -----------------------------------------------------------------------
+
+    def goes_on(self) -> bool:
+        """Whether another iteration is due: not after the gate has closed. After Ctrl-C: saves, and stops the run."""
+        if any(self.world.gather(self._interrupted)):
+            self.save()
+            raise KeyboardInterrupt
+        return self.iteration < self.config.iterations and not (self.gate and self.gate.is_closed)
+
+    def _on_interrupt(self, signum: int, frame: Any) -> None:
+        """First Ctrl-C (or SIGTERM): finish the iteration, save, stop. Second: stop at once, at the last checkpoint."""
+        if self._interrupted or not self._is_looping:
+            raise KeyboardInterrupt
+        self._interrupted = True
+        self.logger.print("Stopping after this iteration, then saving. Press Ctrl-C again to stop at once.")
+
+    def __enter__(self) -> Self:
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        for number in (signal.SIGINT, signal.SIGTERM) if in_main_thread else ():
+            self._handlers[number] = signal.signal(number, self._on_interrupt)
+        self.stopwatch.report()  # Setting up is no part of the first iteration.
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        try:
+            self.logger.close()
+        finally:
+            self.env.close()
+            if self._real_env is not None:
+                self._real_env.close()
+        if isinstance(error, TrainingDivergedError):
+            raise TrainingDivergedError(f"{error} {self._keep_last_good()}") from None
+
+    def _progress(self, total: int, text: str, transient: bool = False) -> Any:
+        return episode_progress(total, text, show=self.recipe.log.console and self.world.is_main, transient=transient)

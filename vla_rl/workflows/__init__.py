@@ -1,0 +1,1 @@
+"""What the commands do: each puts core, simulators, world model and robot side together."""

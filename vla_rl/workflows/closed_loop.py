@@ -1,0 +1,201 @@
+"""The outer loop: real episodes, a world model fitted on them, its trust, RL in imagination, the truth. On one screen.
+
+    vla-rl loop tabletop_closed_loop
+
+Each stage leaves a file or folder that appears whole; stopped anywhere, the same command goes on from there.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from vla_rl.common.atomic import write_text_atomic
+from vla_rl.config import ConfigError
+from vla_rl.evaluation.gate import GATE_FILE
+from vla_rl.evaluation.results import Evaluation
+from vla_rl.interfaces import TrustError
+from vla_rl.recipe.collect_config import CollectConfig
+from vla_rl.recipe.recipe import Recipe
+from vla_rl.report.imagination import ADMISSION_FILE, ROUNDS_FILE
+from vla_rl.report.report import write_report
+from vla_rl.training.metrics import METRICS_FILE
+from vla_rl.workflows import commands
+from vla_rl.workflows.loop_controls import evaluations, run_beside_controls, run_online, summarize_controls
+from vla_rl.workflows.loop_rounds import Round, check_budget, gate_checks, rounds_table
+
+TRUST_REPORT, TRUST_PAGE = "trust.json", "trust.html"  # the page is the last file that measuring writes
+HELD_OUT_START = 500_000  # Initial states of the held-out episodes: none that RL or the fit could draw.
+ONLINE = "online_grpo"
+
+
+def loop(recipe: Recipe, folder: Path, show: Callable[[str], None] = print) -> Round:
+    """Run all rounds of the recipe in its folder; each starts from the policy and world model of the one before.
+
+    Where trust refuses a later round, the loop ends with the policy of the round before.
+
+    Returns:
+        the last round whose RL ran. `folder`/report.html is about all of them.
+
+    Raises:
+        ConfigError: the recipe's env is no world model, it lacks a section that a stage needs, its budget of real
+            episodes is too small, or a round's episodes are there already and were collected otherwise.
+        TrustError: the first world model cannot be trusted enough, and `env.trust.ignore` is not set.
+    """
+    config = recipe.loop
+    if recipe.world_model is None or recipe.real_env is None or recipe.algo is None:
+        raise ConfigError(
+            "loop: the recipe needs an env of kind world_model, and sections real_env, world_model and algo; "
+            "configs/tabletop_imagination.yaml has them"
+        )
+    if recipe.train.evaluate != "before_and_after":
+        raise ConfigError(
+            f"train.evaluate: got {recipe.train.evaluate!r}; the loop says what it gained: set it to before_and_after"
+        )
+    check_budget(recipe)
+    policy, world_model = str(recipe.policy.path), str(recipe.env.path)  # type: ignore[attr-defined]
+    explorer, rounds = policy, [Round(folder / f"round_{n}") for n in range(1, config.rounds + 1)]
+    for number, done in enumerate(rounds):
+        before = rounds[number - 1] if number else None
+        title = f"round {number + 1} of {config.rounds}: " if config.rounds > 1 else ""
+        acting, collected = with_parts(recipe, policy=policy), [each.rollouts for each in rounds[: number + 1]]
+        show(f"{title}real episodes of {explorer}")
+        keeps = bool(recipe.sampling.keyframe_share) and config.save_states
+        first = config.first_state + number * config.episodes
+        structure = bool(getattr(recipe.world_model, "needs_structure", False))
+        collect(with_parts(recipe, policy=explorer), done.rollouts, config.episodes, first, show, keeps, structure)
+        collect(acting, done.held_out, config.held_out, HELD_OUT_START + number * config.held_out, show)
+        if before and not (done.trust_before / TRUST_PAGE).is_file():
+            show(f"{title}how far the world model can be trusted where the new policy goes")
+            measured = (Path(world_model), [done.held_out])
+            commands.measure_world_model(acting, *measured, train=collected, folder=done.trust_before)
+        if config.refit or not before:
+            show(f"{title}fitting the world model from {world_model}")
+            weights = [config.old_weight**age for age in range(number, -1, -1)]
+            commands.fit_world_model(acting, done.folder / "fit", collected, world_model, weights, holdout_from="last")
+            world_model = str(done.world_model)
+            if not (done.world_model / TRUST_PAGE).is_file():
+                show(f"{title}how far it can be trusted")
+                commands.measure_world_model(acting, done.world_model, [done.held_out], train=collected)
+        if recipe.sampling.keyframe_share and not done.keyframes.is_file():
+            show(f"{title}moments that decide an episode")
+            commands.mine_keyframes(acting, Path(world_model), [done.rollouts], done.keyframes)
+        show(f"{title}RL in imagination")
+        imagining = in_round(recipe, rounds, number, policy, world_model)
+        try:
+            run_beside_controls(imagining, done, before, show)
+        except TrustError as refusal:
+            if before is None:
+                raise
+            show(f"{title}no RL. {refusal}")
+            write_text_atomic(done.refusal, str(refusal))
+            rounds = rounds[: number + 1]
+            break
+        conclude_round(imagining, done, before)
+        policy, explorer = str(done.run / "policy"), str(done.explorer)
+    conclude(recipe, folder, rounds, show)
+    return [done for done in rounds if done.finished][-1]
+
+
+def in_round(recipe: Recipe, rounds: Sequence[Round], number: int, policy: str, world_model: str) -> Recipe:
+    """The recipe of a round's RL: its policy, world model and keyframes; initial states that no gate has used."""
+    done, gate = rounds[number], recipe.gate
+    checks = -(-recipe.train.iterations // gate.every) if gate.every else 0
+    changes: dict[str, Any] = {
+        "gate": gate.model_copy(update={"start_index": gate.start_index + number * checks * gate.pairs})
+    }
+    if recipe.sampling.keyframe_share:
+        changes["sampling"] = recipe.sampling.model_copy(update={"keyframes": done.keyframes})
+    if number:
+        changes["train"] = recipe.train.model_copy(update={"evaluate": "after"})
+    result = with_parts(recipe, policy=policy, world_model=world_model).model_copy(update=changes)
+    if not done.world_model.is_dir():  # Not fitted again: what was measured where this round's policy goes.
+        trust: Any = recipe.env.trust.model_copy(update={"report": done.trust_before / TRUST_REPORT})  # type: ignore[attr-defined]
+        result = result.model_copy(update={"env": result.env.model_copy(update={"trust": trust})})
+    return result
+
+
+def conclude_round(recipe: Recipe, done: Round, before: Round | None) -> None:
+    """Put before and after side by side: a round's "before" is what the round before it ended with."""
+    base = done.run / "evaluations" / "base.json"
+    if before is not None and not base.is_file():
+        ended = Evaluation.load(before.run / "evaluations" / "final.json")
+        ended.model_copy(update={"meta": ended.meta.model_copy(update={"name": "base"})}).save(base)
+        write_report(done.run)
+    if before is None and recipe.loop.negative_controls:
+        summarize_controls(recipe, done.run, Evaluation.load(base), evaluations(recipe, done))
+
+
+def conclude(recipe: Recipe, folder: Path, rounds: Sequence[Round], show: Callable[[str], None]) -> None:
+    """The control with as many real episodes, and the report on all rounds, in the loop's own folder."""
+    finished = [done for done in rounds if done.finished]
+    online, after = None, evaluations(recipe, finished[-1])
+    if ONLINE in recipe.loop.controls:
+        taken = rounds_table(recipe, rounds).total
+        show(f"RL in the real simulator, with as many real episodes: {taken}")
+        online = run_online(recipe, folder / ONLINE, taken)
+        after[ONLINE] = Evaluation.load(folder / ONLINE / "evaluations" / "final.json")
+    table = rounds_table(recipe, rounds, online)
+    write_text_atomic(folder / ROUNDS_FILE, table.model_dump_json(indent=1) + "\n")
+    base = Evaluation.load(rounds[0].run / "evaluations" / "base.json")
+    base.save(folder / "evaluations" / "base.json")
+    after["none"].save(folder / "evaluations" / "final.json")
+    checks = [check.model_dump(mode="json") for done in rounds for check in gate_checks(done)]
+    write_text_atomic(folder / GATE_FILE, json.dumps({"checks": checks}, indent=1) + "\n")
+    shutil.copyfile(finished[-1].run / ADMISSION_FILE, folder / ADMISSION_FILE)
+    write_text_atomic(folder / METRICS_FILE, _metrics(recipe, finished))
+    if len(after) > 1:
+        summarize_controls(recipe, folder, base, after)
+    else:
+        write_report(folder)
+
+
+def _metrics(recipe: Recipe, rounds: Sequence[Round]) -> str:
+    """The rounds' metrics one after another, iterations counted on."""
+    lines = []
+    for number, done in enumerate(rounds):
+        for line in (done.run / METRICS_FILE).read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            lines.append(json.dumps(row | {"step": row["step"] + number * recipe.train.iterations}))
+    return "\n".join(lines) + "\n"
+
+
+def collect(
+    recipe: Recipe,
+    folder: Path,
+    episodes: int,
+    first_state: int,
+    show: Callable[[str], None],
+    keyframes: bool = False,
+    structure: bool = False,
+) -> None:
+    """Real episodes of the recipe's policy, sampled, from `train` states; nothing where they are there already.
+
+    Raises:
+        ConfigError: those there are of another policy, environment or number.
+    """
+    config = CollectConfig(
+        source="policy",
+        dataset=str(folder),
+        episodes_per_task=episodes,
+        start_index=first_state,
+        temperature=recipe.train.temperature,
+        keyframes=keyframes,
+        structure=structure,
+        every_frame=recipe.loop.every_frame or structure,
+    )
+    real: Any = recipe.acting_env
+    if "steps_after_success" in type(real).model_fields:
+        real = real.model_copy(update={"steps_after_success": recipe.loop.steps_after_success})
+    commands.collect(recipe.model_copy(update={"real_env": real}), config, show)
+
+
+def with_parts(recipe: Recipe, policy: str, world_model: str | None = None) -> Recipe:
+    """The recipe with another policy, and another world model where one is given."""
+    changes: dict[str, Any] = {"policy": recipe.policy.model_copy(update={"path": policy})}
+    if world_model is not None:
+        changes["env"] = recipe.env.model_copy(update={"path": Path(world_model)})
+    return recipe.model_copy(update=changes)

@@ -1,0 +1,102 @@
+"""`vla-rl demo`: the whole loop on the built-in tabletop, from the shipped policy and world model to a report."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import rich
+
+from vla_rl.common.run_folder import open_run
+from vla_rl.evaluation.compare import compare
+from vla_rl.evaluation.results import Evaluation
+from vla_rl.recipe.recipe import Recipe, load_recipe
+from vla_rl.workflows.ablate import LABELS
+from vla_rl.workflows.closed_loop import loop
+from vla_rl.workflows.loop_controls import evaluations
+from vla_rl.workflows.loop_rounds import Round
+
+RECIPE = "tabletop_imagination"
+# How the shipped base policy was made: recipes to collect and clone, in order.
+BASE_RECIPES = ("tabletop_pretrain", "tabletop_colour", "tabletop_bowl", "tabletop_habit")
+WORLD_MODEL_RECIPE = "tabletop_world_model"
+
+
+def demo(overrides: Sequence[str] = (), output: Path | None = None, from_scratch: bool = False) -> Path:
+    """Real episodes of the base policy, a world model fitted on them, GRPO in it, real success before and after.
+
+    Beside it, on another core, the same with shuffled rewards.
+
+    Args:
+        overrides: `key=value` on the demo's recipe.
+        output: the run's folder; by default one in `runs/`.
+        from_scratch: make the base policy and the base world model anew first, which takes hours.
+
+    Returns:
+        the report's path.
+    """
+    started = time.monotonic()
+    if from_scratch:
+        policy = make_base_policy()
+        world_model = make_base_world_model(policy)
+        overrides = [f"policy.path={policy}", f"env.path={world_model}", *overrides]
+    recipe = load_recipe(RECIPE, overrides)
+    folder = open_run(recipe, output, resume=False)
+    rich.print(f"Post-training the base policy in imagination; everything goes to [bold]{folder}[/].")
+    try:
+        done = loop(recipe, folder, lambda text: rich.print(f"[bold]{text}[/]"))
+    except KeyboardInterrupt:
+        again = shlex.join(["vla-rl", "loop", RECIPE, *overrides, "--output", str(folder), "--resume"])
+        rich.print(f"Stopped. The run is saved in {folder}; to go on with it:\n  {again}")
+        raise
+    _show(recipe, done)
+    rich.print(
+        f"in {(time.monotonic() - started) / 60:.1f} minutes. One run is no proof that RL did it: "
+        "docs/results.md has several seeds, with both controls."
+    )
+    return done.run / "report.html"
+
+
+def _show(recipe: Recipe, done: Round) -> None:
+    """What the run and its controls came to."""
+    base = Evaluation.load(done.run / "evaluations" / "base.json")
+    for name, after in evaluations(recipe, done).items():
+        comparison = compare(base, after)
+        for mode in sorted(comparison.modes, reverse=True):  # sampled first
+            rich.print(f"[bold]{LABELS[name]}[/]: {comparison.result(mode).text()}")
+
+
+def make_base_policy(root: Path = Path("runs")) -> Path:
+    """Collect demonstrations and clone them, clean ones first, then sloppy ones; goes on where it was stopped."""
+    from vla_rl.workflows import commands
+
+    policy = Path()
+    for name in BASE_RECIPES:
+        recipe = load_recipe(name)
+        folder = root / recipe.name
+        policy = folder / "policy"
+        if policy.is_dir():
+            continue
+        _collect(recipe)
+        commands.sft(recipe, open_run(recipe, folder, resume=(folder / "config.yaml").is_file()))
+    return policy
+
+
+def make_base_world_model(policy: Path, root: Path = Path("runs")) -> Path:
+    """Collect broad episodes, some of them the policy's, and fit a world model; goes on where it was stopped."""
+    from vla_rl.workflows import commands
+
+    recipe = load_recipe(WORLD_MODEL_RECIPE, [f"policy.path={policy}"])
+    folder = root / recipe.name
+    open_run(recipe, folder, resume=(folder / "config.yaml").is_file())
+    return commands.fit_world_model(recipe, folder)
+
+
+def _collect(recipe: Recipe) -> None:
+    from vla_rl.workflows import commands
+
+    assert recipe.collect is not None, "the base policy's recipes say what to collect"
+    if not Path(recipe.collect.dataset).is_dir():
+        commands.collect(recipe, recipe.collect, rich.print)

@@ -1,0 +1,134 @@
+"""What `vla-rl failure fit` and `eval` do: run or read the policy's episodes, embed them, and hand them on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vla_rl.config import ConfigError
+from vla_rl.data.embeddings import EmbeddedEpisodes, embed_dataset, embed_episodes
+from vla_rl.recipe.recipe import Recipe
+
+if TYPE_CHECKING:
+    from vla_rl.interfaces import Policy
+
+EMBEDDED = "embeddings"
+
+
+def fit_failure(
+    recipe: Recipe, folder: Path, show: Callable[[str], None], episodes_of: Path | None = None
+) -> list[Path]:
+    """Fit and calibrate the recipe's failure detectors on its policy's episodes; returns their folders.
+
+    Args:
+        episodes_of: a run's folder whose embedded episodes are used again, if they are those asked for; None: `folder`.
+
+    Raises:
+        ConfigError: the recipe has no failure section, or its policy is no checkpoint.
+    """
+    section, path = _section(recipe), _policy_path(recipe)
+    store = (episodes_of or folder) / EMBEDDED
+    train = embedded(recipe, section.fit_on, store / "fit_on", show)
+    calibration = embedded(recipe, section.calibrate_on, store / "calibrate_on", show)
+    return section.fit(train, calibration, folder, policy_name=path.name, seed=recipe.seed, show=show)
+
+
+def evaluate_failure(recipe: Recipe, folder: Path, show: Callable[[str], None], episodes_of: Path | None = None) -> Any:
+    """Measure the detectors in a run's folder on held-out episodes; writes failure.json and failure.html, returns both.
+
+    Returns:
+        the report (`real_robot.failure.measure.FailureReport`) and the page's path.
+    """
+    section = _section(recipe)
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: no such folder; `vla-rl failure fit RECIPE --output {folder}` makes it")
+    held_out = embedded(recipe, section.evaluate_on, (episodes_of or folder) / EMBEDDED / "evaluate_on", show)
+    report = section.evaluate(folder, held_out, seed=recipe.seed)
+    return report, report.save(folder)
+
+
+def embedded(recipe: Recipe, config: Any, folder: Path, show: Callable[[str], None]) -> EmbeddedEpisodes:
+    """Episodes of the recipe's policy, embedded by it: recorded ones, or ones run now; kept in `folder`.
+
+    Raises:
+        ConfigError: `folder` holds episodes of another policy or from other sources.
+    """
+    from vla_rl.evaluation.evaluate import evaluation_mode, policy_hash
+    from vla_rl.workflows.commands import build_policy
+
+    wanted = policy_hash(_policy_path(recipe))
+    note = folder.with_suffix(".yaml")
+    from vla_rl.config import dump_yaml
+
+    asked = f"policy_hash: {wanted}\nevery: {_section(recipe).every}\n{dump_yaml(config)}{dump_yaml(recipe.acting_env)}"
+    if folder.is_dir() and note.is_file():
+        if note.read_text() != asked:
+            raise ConfigError(
+                f"{folder} holds episodes embedded for another policy, environment or source (see {note.name}); "
+                "delete it, or choose another --output"
+            )
+        return EmbeddedEpisodes.load(folder)
+    env: Any = recipe.acting_env
+    policy = build_policy(recipe, env.env_spec())
+    with evaluation_mode(policy):
+        if config.datasets:
+            every = _section(recipe).every
+            parts = [embed_dataset(policy, d, wanted, every, config.same_policy) for d in config.datasets]
+        else:
+            parts = [_run(recipe, policy, config, wanted)]
+    episodes = EmbeddedEpisodes.concatenate(parts)
+    episodes.save(folder)
+    note.write_text(asked)
+    show(f"{folder.name}: {len(episodes)} episodes, {100 * episodes.success.mean():.0f} % success")
+    return episodes
+
+
+def _run(recipe: Recipe, policy: Policy, config: Any, policy_hash: str) -> EmbeddedEpisodes:
+    """Run the policy in the recipe's environment, some episodes at a time, and embed what it saw."""
+    from vla_rl.common.progress import episode_progress
+    from vla_rl.evaluation.evaluate import EvalConfig, build_env, derived_seed, episode_specs, run_episodes
+
+    if _section(recipe).every not in (0, policy.chunk_size):
+        raise ConfigError(
+            f"failure.every: got {_section(recipe).every}; new episodes are embedded once a chunk "
+            f"({policy.chunk_size} steps). Leave it at 0, or give recorded datasets"
+        )
+    parts = []
+    with closing(build_env(recipe.acting_env)) as env:
+        states = EvalConfig(
+            split=config.split, episodes_per_task=config.episodes_per_task, start_index=config.start_index
+        )
+        specs = episode_specs(env.spec, states)
+        size = 4 * env.num_envs  # Images of a whole set would not fit the memory.
+        with episode_progress(len(specs)) as on_episode:
+            for start in range(0, len(specs), size):
+                episodes, _ = run_episodes(
+                    policy,
+                    env,
+                    specs[start : start + size],
+                    temperature=config.temperature,
+                    seed=derived_seed(recipe.seed, start),
+                    max_retries=2,
+                    on_episode=on_episode,
+                )
+                parts.append(embed_episodes(policy, episodes, policy_hash))
+    return EmbeddedEpisodes.concatenate(parts)
+
+
+def _section(recipe: Recipe) -> Any:
+    if recipe.failure is None:
+        raise ConfigError("failure: the recipe has none; see configs/tabletop_failure.yaml for one")
+    return recipe.failure
+
+
+def _policy_path(recipe: Recipe) -> Path:
+    from vla_rl.policies.base import resolve_path
+
+    path = getattr(recipe.policy, "path", None)
+    if path is None:
+        raise ConfigError(
+            "policy.path: a failure detector belongs to one checkpoint; give its folder or pretrained:NAME"
+        )
+    return resolve_path(path)

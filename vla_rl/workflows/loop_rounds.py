@@ -1,0 +1,265 @@
+"""The rounds of the outer loop: where each keeps what, how many real episodes they take, and the table of rounds.
+
+Real episodes are counted from what a round left behind, not added up while it runs: so each counts once, however often
+the loop was stopped. Those that a kill cut off, and that were run again, count once as well.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vla_rl.config import Config, ConfigError
+from vla_rl.evaluation.gate import GATE_FILE, REJECTED, GateCheck
+from vla_rl.evaluation.results import Evaluation
+from vla_rl.recipe.recipe import Recipe
+from vla_rl.training.metrics import METRICS_FILE, read_metrics
+from vla_rl.types import EnvSpec
+
+TRUST_FIGURES = ("agreement", "informedness", "false_success", "skill", "trust_horizon")
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round made, all inside `folder`."""
+
+    folder: Path
+
+    @property
+    def rollouts(self) -> Path:
+        """Real episodes which the world model is fitted on, of the policy that has been optimised most."""
+        return self.folder / "rollouts"
+
+    @property
+    def held_out(self) -> Path:
+        """Real episodes of the policy that RL starts from, which only trust sees."""
+        return self.folder / "held_out"
+
+    @property
+    def trust_before(self) -> Path:
+        """Trust of the world model before this round's refit, on this round's held-out episodes."""
+        return self.folder / "trust_before"
+
+    @property
+    def explorer(self) -> Path:
+        """Whose real episodes the next world model is fitted on: RL's last policy, even if the gate refused it."""
+        rejected = self.run / REJECTED
+        return rejected if rejected.is_dir() else self.run / "policy"
+
+    @property
+    def world_model(self) -> Path:
+        return self.folder / "fit" / "world_model"
+
+    @property
+    def keyframes(self) -> Path:
+        """Mined from the rollouts."""
+        return self.folder / "keyframes.json"
+
+    @property
+    def run(self) -> Path:
+        """The RL run's folder."""
+        return self.folder / "train"
+
+    @property
+    def refusal(self) -> Path:
+        """Why trust did not let this round's RL start; there only then."""
+        return self.folder / "refused.txt"
+
+    @property
+    def finished(self) -> bool:
+        """Its RL has ended and been evaluated."""
+        return (self.run / "evaluations" / "final.json").is_file()
+
+    def control(self, name: str) -> Path:
+        """The RL run's folder of a negative control."""
+        return self.folder / f"train_{name}"
+
+
+class RealEpisodes(Config):
+    """Real episodes of a round.
+
+    Attributes:
+        rollouts: to fit the world model on. held_out: for trust. gate: of both policies, in all checks.
+        validation: while RL runs.
+    """
+
+    rollouts: int = 0
+    held_out: int = 0
+    gate: int = 0
+    validation: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.rollouts + self.held_out + self.gate + self.validation
+
+    def text(self) -> str:
+        """For people: "800 + 500 + 400 gate"."""
+        parts = [f"{self.rollouts} to fit on", f"{self.held_out} held out"]
+        parts += [f"{self.gate} for the gate"] if self.gate else []
+        parts += [f"{self.validation} for validation"] if self.validation else []
+        return ", ".join(parts)
+
+
+def planned_episodes(recipe: Recipe) -> RealEpisodes:
+    """The most that a round takes; episodes whose worker breaks are run again and come on top."""
+    config, train, gate = recipe.loop, recipe.train, recipe.gate
+    spec: EnvSpec = recipe.acting_env.env_spec()  # type: ignore[attr-defined]
+    num_tasks = len(spec.tasks)
+    checks = math.ceil(train.iterations / gate.every) if gate.every else 0
+    validations = math.ceil(train.iterations / train.validate_every) if train.validate_every else 0
+    return RealEpisodes(
+        rollouts=config.episodes * num_tasks,
+        held_out=config.held_out * num_tasks,
+        gate=checks * gate.pairs * 2,
+        validation=validations * recipe.validation.num_episodes(spec),
+    )
+
+
+def check_budget(recipe: Recipe) -> None:
+    """All rounds fit into `loop.real_episodes`.
+
+    Raises:
+        ConfigError: they do not; the message says what a round takes, and what would fit.
+    """
+    budget, rounds = recipe.loop.real_episodes, recipe.loop.rounds
+    if budget is None:
+        return
+    one = planned_episodes(recipe)
+    if rounds * one.total <= budget:
+        return
+    fitting = budget // one.total
+    remedy = f"set loop.rounds={fitting}, or " if fitting else ""
+    raise ConfigError(
+        f"loop.real_episodes: got {budget}, too few for {rounds} round{'s' * (rounds > 1)}: each takes up to "
+        f"{one.total} ({one.text()}), all of them {rounds * one.total}. Raise it, {remedy}lower loop.episodes, "
+        "loop.held_out, gate.pairs or train.validation_episodes."
+    )
+
+
+def counted_episodes(recipe: Recipe, done: Round) -> RealEpisodes:
+    """What a round really took, by what it left behind."""
+    per_validation = recipe.validation.num_episodes(recipe.acting_env.env_spec())  # type: ignore[attr-defined]
+    metrics = read_metrics(done.run / METRICS_FILE) if (done.run / METRICS_FILE).is_file() else []
+    return RealEpisodes(
+        rollouts=_collected(done.rollouts),
+        held_out=_collected(done.held_out),
+        gate=sum(check.comparison.num_episodes for check in gate_checks(done)),
+        validation=per_validation * len({row["step"] for row in metrics if "validation/sampled" in row}),
+    )
+
+
+def gate_checks(done: Round) -> list[GateCheck]:
+    """The checks of a round's gate, in order."""
+    file = done.run / GATE_FILE
+    if not file.is_file():
+        return []
+    return [GateCheck.model_validate(check) for check in json.loads(file.read_text(encoding="utf-8"))["checks"]]
+
+
+def _collected(dataset: Path) -> int:
+    file = dataset / "collect.json"
+    return sum(json.loads(file.read_text(encoding="utf-8"))["attempts"].values()) if file.is_file() else 0
+
+
+# --- the table of rounds ------------------------------------------------------------------------
+
+
+class RoundRow(Config):
+    """A round in the report.
+
+    Attributes:
+        episodes: real ones. total: of all rounds so far.
+        num_keyframes: by kind. explorer: success of the rollouts' policy, by task.
+        before, after: trust figures ([value, low, high]) at the policy's states, before and after the refit; empty
+            where not measured.
+        imagined: success in the last iteration's rollouts, from initial states. gate: what it found.
+        real: mode -> [success, low, high] on the evaluation's states, after the round.
+        refused: why trust did not let the round's RL start; empty where it did.
+    """
+
+    number: int
+    episodes: RealEpisodes
+    total: int
+    num_keyframes: dict[str, int]
+    explorer: dict[str, float]
+    before: dict[str, tuple[float | None, float | None, float | None]]
+    after: dict[str, tuple[float | None, float | None, float | None]]
+    imagined: float | None
+    gate: tuple[str, ...]
+    real: dict[str, tuple[float, float, float]]
+    refused: str = ""
+
+
+class RoundsTable(Config):
+    """All rounds, and the real episodes of the control that had as many.
+
+    Attributes:
+        online: real episodes that online_grpo learned from; None where it did not run.
+        budget: `loop.real_episodes`.
+    """
+
+    rows: tuple[RoundRow, ...]
+    budget: int | None
+    online: int | None = None
+
+    @property
+    def total(self) -> int:
+        """Real episodes of all rounds."""
+        return self.rows[-1].total if self.rows else 0
+
+
+def rounds_table(recipe: Recipe, rounds: Sequence[Round], online: int | None = None) -> RoundsTable:
+    """Read what rounds left behind; a last one that trust refused leaves the policy of the one before."""
+    rows, total, ended = [], 0, rounds[0]
+    for number, done in enumerate(rounds, start=1):
+        episodes = counted_episodes(recipe, done)
+        total += episodes.total
+        ended = done if done.finished else ended
+        final = Evaluation.load(ended.run / "evaluations" / "final.json")
+        steps = read_metrics(done.run / METRICS_FILE) if done.finished else []
+        metrics = [row for row in steps if "train/success" in row]
+        last = metrics[-1] if metrics else {}
+        trusted = done.world_model if done.world_model.is_dir() else None
+        rows.append(
+            RoundRow(
+                number=number,
+                episodes=episodes,
+                total=total,
+                num_keyframes=_keyframe_counts(done.keyframes),
+                explorer=_json(done.rollouts / "collect.json").get("success_rate", {}),
+                before=_trust(done.trust_before),
+                after=_trust(trusted) if trusted else {},
+                imagined=last.get("train/success_from_start", last.get("train/success")),
+                gate=tuple(check.text() for check in gate_checks(done)),
+                real={mode: _rate(final, mode) for mode in final.modes},
+                refused="" if done.finished else done.refusal.read_text(encoding="utf-8"),
+            )
+        )
+    return RoundsTable(rows=tuple(rows), budget=recipe.loop.real_episodes, online=online)
+
+
+def _rate(evaluation: Evaluation, mode: str) -> tuple[float, float, float]:
+    found = evaluation.rate(mode)
+    return found.rate, found.interval.low, found.interval.high
+
+
+def _trust(folder: Path) -> dict[str, tuple[float | None, float | None, float | None]]:
+    figures = _json(folder / "trust.json").get("figures", {})
+    return {
+        name: (figures[name]["value"], figures[name]["low"], figures[name]["high"])
+        for name in TRUST_FIGURES
+        if name in figures
+    }
+
+
+def _keyframe_counts(file: Path) -> dict[str, int]:
+    kinds = [kind for keyframe in _json(file).get("keyframes", []) for kind in keyframe["kinds"]]
+    return {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
+
+
+def _json(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}

@@ -1,0 +1,83 @@
+"""Rank policies without a robot: by their success in imagination, and how far that order can be believed.
+
+    vla-rl world-model rank tabletop_imagination runs/fit/world_model --policy A --policy B ... --output ranking.json
+
+Each policy acts from the same initial states in the world model and in the simulator. Beside the imagined success
+stands what the same success head says of the real frames: where that is wrong too, the head is at fault, not the
+dynamics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vla_rl.config import ConfigError
+from vla_rl.evaluation.evaluate import EvalConfig, build_env, episode_specs, evaluation_mode, run_episodes
+from vla_rl.policies.base import load_policy
+from vla_rl.recipe.recipe import Recipe, resolve_device
+from vla_rl.types import Episode
+from vla_rl.workflows.commands import limit_threads
+
+if TYPE_CHECKING:
+    from vla_rl.interfaces import Policy, VecEnv
+
+WANTED = 6  # Policies below which a correlation says little.
+
+
+def rank_policies(
+    recipe: Recipe, world_model: Path, policies: Sequence[str], file: Path, show: Callable[[str], None] = print
+) -> Any:
+    """Run every policy in both, and write the ranking; returns it (see `world_model.ranking.Ranking`).
+
+    Initial states are the `validation` split's, `world_model.compare_episodes` per task, each sampled from once.
+
+    Raises:
+        ConfigError: fewer than two policies, or one given twice; the recipe has no world_model section.
+    """
+    if len(policies) < 2 or len(set(policies)) < len(policies):
+        raise ConfigError(
+            f"--policy: got {', '.join(policies) or 'none'}; ranking needs at least two, each once ({WANTED} or more "
+            "to make the correlation worth something)"
+        )
+    if recipe.world_model is None:
+        raise ConfigError("world_model: the recipe has none; see configs/tabletop_imagination.yaml for one")
+    limit_threads(recipe)
+    section: Any = recipe.world_model
+    device = resolve_device(recipe.device)
+    values = recipe.env.model_dump() | {"path": str(world_model), "trust": {"ignore": True}}
+    imagined_env: Any = type(recipe.env).model_validate(values)
+    outcomes = []
+    with (
+        closing(build_env(recipe.acting_env, record_frames=True)) as real,
+        closing(build_env(imagined_env)) as imagined,
+    ):
+        for path in policies:
+            show(f"{path}: in the simulator and in imagination")
+            policy = load_policy(path, device)
+            found = {name: _run(policy, env, section.compare_episodes) for name, env in (("r", real), ("i", imagined))}
+            kept = [pair for pair in zip(found["r"], found["i"], strict=True) if not (pair[0].lost or pair[1].lost)]
+            judged = section.judge_episodes(
+                world_model, [a for a, _ in kept], imagination=imagined_env.imagination, device=device
+            )
+            starts = [f"{a.spec.task}/{a.spec.split}/{a.spec.index}" for a, _ in kept]
+            outcomes.append((path, starts, [a.success for a, _ in kept], [b.success for _, b in kept], judged))
+    ranking = section.rank(outcomes)
+    ranking.save(file)
+    return ranking
+
+
+def _run(policy: Policy, env: VecEnv, num_states: int) -> list[Episode]:
+    wanted = EvalConfig(split="validation", episodes_per_task=num_states, temperatures=(1.0,), videos=0)
+    with evaluation_mode(policy):
+        episodes, _ = run_episodes(
+            policy,
+            env,
+            episode_specs(env.spec, wanted),
+            temperature=1.0,
+            seed=wanted.seed,
+            max_retries=wanted.max_retries,
+        )
+    return episodes

@@ -1,0 +1,278 @@
+"""Rounds of correcting and training again, in a simulator: `vla-rl rac`.
+
+Each round runs the newest policy with a scripted person beside it, trains the first policy on its own demonstrations
+and on all rounds so far, and evaluates it. The controls get full demonstrations in place of interventions: as many,
+from other initial states or from the same ones, with the same share of each batch and as many updates; they are trained
+once, after the last round. Killed at any moment, the same command goes on with the first step that is not finished.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, get_args
+
+from vla_rl.common.atomic import write_text_atomic
+from vla_rl.config import Config, ConfigError
+from vla_rl.data.config import DatasetConfig, Frames
+from vla_rl.data.source import LeRobotSource
+from vla_rl.evaluation.compare import compare, format_p
+from vla_rl.evaluation.evaluate import build_env, evaluate, policy_hash
+from vla_rl.evaluation.results import Evaluation
+from vla_rl.evaluation.statistics import wilson_interval
+from vla_rl.interfaces import Policy
+from vla_rl.recipe.rac_config import RacConfig, RacControl
+from vla_rl.recipe.recipe import Recipe, resolve_device
+from vla_rl.types import EpisodeSpec
+from vla_rl.workflows import commands
+
+RESULTS = "rac.json"
+Show = Callable[[str], None]
+
+
+def run_rac(recipe: Recipe, folder: Path, show: Show) -> dict[str, Any]:
+    """All rounds of the recipe's `rac` section; writes `folder`/rac.json and rac.md, and returns the former.
+
+    Raises:
+        ConfigError: a section is missing, or the environment has no horizons to lengthen.
+        DatasetError: one of `sft.datasets` is missing or damaged.
+    """
+    if recipe.rac is None or recipe.sft is None:
+        raise ConfigError("rac: the recipe needs the sections rac and sft; see configs/tabletop_rac.yaml")
+    commands.limit_threads(recipe)
+    rounds = _Rounds(recipe, recipe.rac, folder, show)  # First: a policy that is missing is said at once.
+    if recipe.collect is not None and not Path(recipe.collect.dataset).exists():
+        show(f"collecting {recipe.collect.dataset}")
+        commands.collect(recipe, recipe.collect, show)
+    for dataset in recipe.sft.datasets:
+        LeRobotSource(Path(dataset.path))  # A missing one is said before anything is collected with the policy.
+    evaluations = {"base": rounds.evaluation("base", _base_policy(recipe), None)}
+    rows = [rounds.run(number, evaluations) for number in range(1, recipe.rac.rounds + 1)]
+    result = {"rounds": rows, "comparisons": _comparisons(evaluations)}
+    write_text_atomic(folder / RESULTS, json.dumps(result, indent=1) + "\n")
+    write_text_atomic(folder / "rac.md", markdown(result))
+    return result
+
+
+class _Rounds:
+    """What the rounds share, and one round at a time."""
+
+    def __init__(self, recipe: Recipe, config: RacConfig, folder: Path, show: Show) -> None:
+        self.recipe, self.config, self.folder, self.show = recipe, config, folder, show
+        self.spec = recipe.acting_env.env_spec()  # type: ignore[attr-defined]
+        self.env = _longer(recipe.acting_env, self.spec.horizon, config.operator_steps)
+        self.newest = _base_policy(recipe)
+
+    def run(self, number: int, evaluations: dict[str, Evaluation]) -> dict[str, Any]:
+        """Collect, train, evaluate. Returns the round's row; adds to `evaluations`."""
+        config, place = self.config, self.folder / f"round_{number}"
+        first = config.start_index + (number - 1) * config.episodes_per_task
+        specs = [
+            EpisodeSpec(t, "train", i) for t in self.spec.tasks for i in range(first, first + config.episodes_per_task)
+        ]
+        outcomes = self.collect(place / "episodes", specs, number, demonstrate=False)
+        row = _summarise(number, outcomes)
+        self.show(f"round {number}: {row['interventions']} interventions in {row['episodes']} episodes")
+        arms: list[tuple[str, str, Frames]] = [("rac", "episodes", config.frames)]
+        for control in config.controls:
+            dataset = f"demonstrations_{control}"
+            if row["interventions"]:
+                self.collect(place / dataset, self.control_states(control, outcomes, number), number, demonstrate=True)
+            if number == config.rounds:  # Before that nothing hangs on it.
+                arms.append((f"control_{control}", dataset, "all"))
+        for arm, dataset, frames in arms:
+            recordings = [self.folder / f"round_{n}" / dataset for n in range(1, number + 1)]
+            recordings = [r for r in recordings if r.exists()]
+            if arm != "rac" and not recordings:
+                continue  # There was no intervention in any round.
+            path = self.train(place / arm, recordings, frames)
+            name = f"{arm}_{number}"
+            evaluations[name] = self.evaluation(name, self.load(path), path)
+            row[f"{arm}_success"] = _rate(evaluations[name])
+            if arm == "rac":
+                self.newest = self.load(path)
+        return row
+
+    def control_states(self, control: RacControl, outcomes: Sequence[dict], number: int) -> list[EpisodeSpec]:
+        """Where a control's demonstrations of a round begin: as many of each task as there were interventions."""
+        helped = [(o["task"], o["index"]) for o in outcomes if o["intervened"]]
+        if control == "new_states":  # Beyond the states of all rounds.
+            config = self.config
+            first = config.start_index + (config.rounds + number - 1) * config.episodes_per_task
+            counts = Counter(task for task, _ in helped)
+            helped = [(task, first + i) for task, count in counts.items() for i in range(count)]
+        return [EpisodeSpec(task, "train", index) for task, index in helped]
+
+    def load(self, path: Path) -> Policy:
+        from vla_rl.policies.base import load_policy
+
+        return load_policy(path, resolve_device(self.recipe.device))
+
+    def collect(self, dataset: Path, specs: Sequence[EpisodeSpec], number: int, demonstrate: bool) -> list[dict]:
+        """Run and record episodes with the scripted person; their outcomes, from the file where it is done already."""
+        file = dataset.with_name(f"{dataset.name}.json")
+        if dataset.exists() and file.exists():
+            return json.loads(file.read_text())
+        runner: Any = importlib.import_module("real_robot.operator.sim_interventions")
+        recorder: Any = importlib.import_module("real_robot.operator.recorder")
+        config = self.config
+        options = runner.OperatorOptions(
+            alarm=config.alarm,
+            patience=config.patience,
+            alarm_fraction=config.alarm_fraction,
+            rewind_steps=config.rewind_steps,
+            demonstrate=demonstrate,
+            temperature=config.temperature,
+        )
+        recorder.discard(dataset)  # What a killed call has left; episodes depend on each other's sampling.
+        dataset.parent.mkdir(parents=True, exist_ok=True)
+        with closing(build_env(self.env)) as env, recorder.Recording(dataset, env.spec.control_hz, env.spec.kind) as to:
+            outcomes = runner.run_interventions(
+                None if demonstrate else self.newest,
+                env,
+                specs,
+                to,
+                horizons=self.spec.horizon,
+                options=options,
+                policy_version="" if demonstrate else f"round {number - 1}",
+                round=number,
+                seed=self.recipe.seed + number,
+            )
+            rows = [asdict(o) for o in outcomes]
+            write_text_atomic(file, json.dumps(rows, indent=1) + "\n")
+        return rows
+
+    def train(self, folder: Path, recordings: Sequence[Path], frames: Frames) -> Path:
+        """The first policy, trained on its demonstrations and the recordings. Returns the policy's folder."""
+        if (folder / "policy").exists():
+            return folder / "policy"
+        sft = self.recipe.sft
+        assert sft is not None, "checked by the caller"
+        usable = [r for r in recordings if _has_frames(r, frames)]
+        if not usable:
+            raise ConfigError("rac: no frame to learn from in any round; raise rac.episodes_per_task")
+        share = self.config.weight / len(usable)
+        added = tuple(DatasetConfig(path=str(r), weight=share, frames=frames) for r in usable)
+        folder.mkdir(parents=True, exist_ok=True)
+        recipe = self.recipe.model_copy(update={"sft": sft.model_copy(update={"datasets": (*sft.datasets, *added)})})
+        return Path(commands.sft(recipe, folder)["policy"])
+
+    def evaluation(self, name: str, policy: Policy, path: Path | None) -> Evaluation:
+        """The evaluation of a policy, from its file where it is done already with these weights."""
+        file = self.folder / "evaluations" / f"{name}.json"
+        if file.exists():
+            found = Evaluation.load(file)
+            if path is None or found.meta.policy_hash == policy_hash(path):
+                return found
+        self.show(f"evaluating {name}")
+        config = self.recipe.eval.model_copy(update={"videos": 0})
+        evaluation = evaluate(policy, self.recipe.acting_env, config, name=name, policy_path=path)
+        evaluation.save(file)
+        return evaluation
+
+
+def _base_policy(recipe: Recipe) -> Policy:
+    return commands.build_policy(recipe, recipe.acting_env.env_spec())  # type: ignore[attr-defined]
+
+
+def _longer(env: Config, horizons: dict[str, int], steps: int) -> Config:
+    """The environment with horizons that leave the person `steps` control steps."""
+    if not hasattr(env, "horizons"):
+        raise ConfigError(
+            f"env: {getattr(env, 'kind', '')} has no option horizons, so rac cannot make room for a person"
+        )
+    return env.model_copy(update={"horizons": {task: horizon + steps for task, horizon in horizons.items()}})
+
+
+def _has_frames(dataset: Path, frames: Frames) -> bool:
+    """Whether a recording holds a frame to learn from: with few episodes and a weak policy it may not."""
+    from vla_rl.data.masks import frames_in
+
+    return frames_in(dataset, frames) > 0
+
+
+def _rate(evaluation: Evaluation) -> dict[str, float]:
+    rate = evaluation.rate(evaluation.modes[0])
+    return {"rate": rate.rate, "low": rate.interval.low, "high": rate.interval.high, "n": rate.num_episodes}
+
+
+def _summarise(number: int, outcomes: Sequence[dict]) -> dict[str, Any]:
+    """A round's row: counts, and shares with 95 % Wilson intervals."""
+    counted = [o for o in outcomes if not o["lost"]]
+    interventions = sum(o["intervened"] for o in counted)
+    alone = sum(o["success"] and not o["intervened"] for o in counted)
+    recovery, correction = (sum(o[f"{name}_frames"] for o in counted) for name in ("recovery", "correction"))
+    return {
+        "round": number,
+        "episodes": len(counted),
+        "lost": len(outcomes) - len(counted),
+        "interventions": interventions,
+        "interventions_per_episode": interventions / max(1, len(counted)),
+        "interventions_interval": list(wilson_interval(interventions, len(counted))),
+        "beyond_help": sum(o["given_up"] and not o["intervened"] for o in counted),
+        "solved_alone": alone,
+        "solved": sum(o["success"] for o in counted),
+        "recoveries": sum(o["recoveries"] for o in counted),
+        "recovery_frames": recovery,
+        "correction_frames": correction,
+        "corrections_per_recovery_frame": correction / recovery if recovery else None,
+    }
+
+
+def _comparisons(evaluations: dict[str, Evaluation]) -> list[dict[str, Any]]:
+    """Paired on equal initial states: each arm's last round against the base, and RaC against the controls."""
+    last = {name.rpartition("_")[0]: name for name in evaluations if name != "base"}
+    controls = [name for arm, name in last.items() if arm != "rac"]
+    pairs = [("base", name) for name in last.values()] + [(name, last["rac"]) for name in controls]
+    rows = []
+    for a, b in pairs:
+        comparison = compare(evaluations[a], evaluations[b])
+        for mode in comparison.modes:
+            rows.append({"a": a, "b": b} | comparison.result(mode).model_dump(mode="json"))
+    return rows
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The rounds and the comparisons as tables."""
+    arms = {"rac": "RaC"} | {f"control_{c}": f"control, {c.replace('_', ' ')}" for c in get_args(RacControl)}
+    lines = [
+        "| round | interventions per episode | beyond help | solved alone | recoveries | recovery : correction | "
+        + " | ".join(arms.values())
+        + " |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in result["rounds"]:
+        low, high = row["interventions_interval"]
+        ratio = row["corrections_per_recovery_frame"]
+        lines.append(
+            f"| {row['round']} | {row['interventions_per_episode']:.3f} [{low:.3f}, {high:.3f}], n = {row['episodes']} "
+            f"| {row['beyond_help']} | {row['solved_alone']} | {row['recoveries']} "
+            f"| {'-' if ratio is None else f'1 : {ratio:.2f}'} | "
+            + " | ".join(_percent(row.get(f"{arm}_success")) for arm in arms)
+            + " |"
+        )
+    by_state = any(row["num_states"] < row["num_pairs"] for row in result["comparisons"])
+    lines += [
+        "",
+        f"| from | to | mode | n | success | difference, points | {'p by state' if by_state else 'McNemar p'} |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in result["comparisons"]:
+        low, high = row["bootstrap"]
+        lines.append(
+            f"| {row['a']} | {row['b']} | {row['mode']} | {row['num_pairs']} | {100 * row['rate_a']:.1f} -> "
+            f"{100 * row['rate_b']:.1f} | {100 * row['difference']:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}] "
+            f"| {format_p(row['p_value_by_state'])} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _percent(rate: dict[str, float] | None) -> str:
+    if rate is None:
+        return "-"
+    return f"{100 * rate['rate']:.1f} [{100 * rate['low']:.1f}, {100 * rate['high']:.1f}], n = {rate['n']}"

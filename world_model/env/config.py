@@ -1,0 +1,129 @@
+"""Options of the environment that imagines, and what must hold before it is built. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, SerializeAsAny, model_validator
+
+from vla_rl.config import Config, ConfigError, build_component
+from vla_rl.data.config import MaybeDatasets
+from vla_rl.types import EnvSpec
+from world_model.config import ImaginationConfig
+from world_model.data.initial_frames import FirstFrames, SimulatedFirstFrames, check_alike, open_recorded
+from world_model.metadata import WorldModelFacts, content_key, read_facts, resolve_path, shortened
+from world_model.trust.config import TrustConfig
+
+if TYPE_CHECKING:
+    from world_model.env.env import WorldModelEnv
+
+
+def _env_section(values: Any) -> Config | None:
+    return None if values is None else build_component("env", values)
+
+
+class WorldModelEnvConfig(Config):
+    """Episodes imagined by a world model, from real first frames."""
+
+    is_imagined: ClassVar[bool] = True  # Outcomes here are no evidence.
+
+    kind: Literal["world_model"] = "world_model"
+    path: str | Path = Field(description="The world model: a folder, or pretrained:NAME.")
+    tasks: tuple[str, ...] = Field(default=(), description="Task names; empty means all that the world model knows.")
+    first_frames: Annotated[SerializeAsAny[Config] | None, BeforeValidator(_env_section)] = Field(
+        default=None,
+        description="A real environment in which episodes begin: an env section. It is reset, but never stepped, so "
+        "any initial state can be had.",
+    )
+    datasets: MaybeDatasets = Field(
+        default=(), description="In place of first_frames: episodes begin as those of these LeRobotDatasets did."
+    )
+    imagination: ImaginationConfig = Field(default_factory=ImaginationConfig)
+    trust: TrustConfig = Field(default_factory=TrustConfig)
+    num_envs: PositiveInt = Field(default=64, description="Environments stepped together.")
+    device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N.")
+    seed: NonNegativeInt = Field(default=0, description="Of what the world model draws.")
+
+    @model_validator(mode="after")
+    def _one_beginning(self) -> WorldModelEnvConfig:
+        if (self.first_frames is None) == (not self.datasets):
+            raise ConfigError(
+                "env.first_frames: give either it (a simulator's env section) or env.datasets (recorded episodes); "
+                f"got {'both' if self.datasets else 'neither'}"
+            )
+        if getattr(self.first_frames, "is_imagined", False):
+            raise ConfigError("env.first_frames: got a world model, must be a real environment")
+        return self
+
+    def env_spec(self) -> EnvSpec:
+        """Facts about the environment; loads no weights and starts no simulator.
+
+        Raises:
+            ConfigError: no such world model, an unknown task, or first frames of another robot or camera.
+        """
+        _, facts = read_facts(resolve_path(self.path))
+        section: Any = self.first_frames
+        spec = self._task_spec(facts, section.env_spec() if hasattr(section, "env_spec") else None)
+        return shortened(spec, self.imagination.horizon)
+
+    def build(self, num_envs: int | None = None, record_frames: bool = False) -> WorldModelEnv:
+        """The environment, with its `admission`: what trust says of the world model.
+
+        Raises:
+            TrustError: trust is missing or fails, and `env.trust.ignore` is not set.
+            ValueError: the world model, the first frames and the config do not fit, or a file is damaged.
+        """
+        from world_model.env.env import WorldModelEnv
+        from world_model.model.world_model import load_world_model
+        from world_model.trust.report import TRUST_FILE, admit
+
+        folder = resolve_path(self.path)
+        _, facts = read_facts(folder)
+        admission = admit(self.trust, folder / TRUST_FILE, content_key(folder))
+        horizon = self.imagination.horizon or admission.trust_horizon or None
+        first_frames, spec = self._first_frames(facts)
+        try:
+            return WorldModelEnv(
+                load_world_model(folder, self._torch_device()).compute_in(self.imagination.precision),
+                first_frames,
+                self.imagination.model_copy(update={"horizon": horizon}),
+                num_envs or self.num_envs,
+                spec=spec,
+                seed=self.seed,
+                record_frames=record_frames,
+                admission=admission,
+            )
+        except BaseException:
+            first_frames.close()
+            raise
+
+    def _first_frames(self, facts: WorldModelFacts) -> tuple[FirstFrames, EnvSpec]:
+        section: Any = self.first_frames
+        if section is None:
+            spec = self._task_spec(facts, None)
+            return open_recorded(self.datasets, facts, spec.tasks), spec
+        env = section.build()
+        try:
+            return SimulatedFirstFrames(env), self._task_spec(facts, env.spec)
+        except ConfigError:
+            env.close()
+            raise
+
+    def _task_spec(self, facts: WorldModelFacts, real: EnvSpec | None) -> EnvSpec:
+        """Of the tasks, without the trust horizon; how long they take is as in the real environment if there is one."""
+        spec = facts.env_spec(self.tasks)
+        if real is None:
+            return spec
+        check_alike(facts, real, list(spec.tasks))
+        return replace(
+            spec,
+            horizon={task: real.horizon[task] for task in spec.tasks},
+            num_eval_states={task: n for task, n in real.num_eval_states.items() if task in spec.tasks},
+        )
+
+    def _torch_device(self) -> str:
+        import torch
+
+        return self.device if self.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"

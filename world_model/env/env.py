@@ -1,0 +1,390 @@
+"""The world model as an environment: `vla_rl.interfaces.VecEnv`, imagined from real first frames.
+
+    env = build_component("env", {"kind": "world_model", "path": "pretrained:tabletop", "first_frames": {...}}).build()
+
+The world model decides what is seen every G control steps, and whether the instruction has been carried out by then. So
+an episode ends with the last action of a frame: `terminated` with reward 1 at the first frame that counts as a success
+(see `world_model.imagination`), `truncated` where the horizon is reached, or where futures disagree too much. What is
+left of the chunk is not executed and counts for nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from vla_rl.data.keyframes import RECORDED
+from vla_rl.types import EnvSpec, EpisodeSpec, Keyframe, Observation, StepResult
+from world_model.config import ImaginationConfig
+from world_model.data.initial_frames import FirstFrames
+from world_model.data.recorded_prefixes import RecordedBeginnings, remember
+from world_model.env.checks import check_episode, checked_actions, checked_ids
+from world_model.env.imagination import ImaginedChunk, imagine_chunk
+from world_model.metadata import shortened
+from world_model.model.world_model import Memory, WorldModel
+from world_model.types import Frames
+
+if TYPE_CHECKING:
+    from world_model.trust.report import Admission
+
+log = logging.getLogger(__name__)
+
+KIND = "world_model"
+BFLOAT16 = ":bfloat16"  # Ends the name of an array that holds the bits of one, which numpy does not know.
+
+
+class WorldModelEnv:
+    """B imagined environments. See the module's text and `VecEnv`.
+
+    `StepResult.info` has, for each environment, "discarded" (bool: a predicted success did not hold under new noise),
+    "disagreement" (float32: spread of the futures) and "untrusted" (bool: more than is allowed). Recorded frames repeat
+    the last one that was imagined until there is a new one.
+
+    A keyframe of a recorded episode (`KeyframeSet.recorded`) starts with the real frames that led there in memory. One
+    of a real environment is where the first frames' environment is set to. One of this environment holds what the world
+    model remembers, and its noise, so that the same actions lead to the same future; with `fresh_noise`, that is for
+    the first episode that starts there, and others have noise of their own.
+
+    Args:
+        first_frames: of episodes; closed with the environment.
+        spec: the tasks, with how long they take; None takes those of the world model. The environment's own `spec` is
+            this with the trust horizon.
+        seed: an episode's noise is drawn from it, its spec, and how many have begun there before (with `fresh_noise`).
+        admission: what trust said of the world model, for the run's report.
+
+    Raises:
+        ValueError: num_envs below 1.
+    """
+
+    def __init__(
+        self,
+        world_model: WorldModel,
+        first_frames: FirstFrames,
+        config: ImaginationConfig,
+        num_envs: int,
+        *,
+        spec: EnvSpec | None = None,
+        seed: int = 0,
+        record_frames: bool = False,
+        admission: Admission | None = None,
+    ) -> None:
+        if num_envs < 1:
+            raise ValueError(f"num_envs: got {num_envs}, must be at least 1")
+        self.world_model, self.config, self.num_envs = world_model, config, num_envs
+        self.observed_every = world_model.frame_steps  # Control steps from one new image to the next.
+        spec = spec or world_model.facts.env_spec()
+        self.spec, self._horizon = shortened(spec, config.horizon), spec.horizon
+        self.record_frames, self.admission = record_frames, admission
+        self._first_frames, self._seed = first_frames, seed
+        self._beginnings = RecordedBeginnings(world_model)
+        self._begun: Counter[str] = Counter()
+        self._memory: Memory | None = None
+        self._shown = np.zeros((num_envs, len(self.spec.cameras), *self.spec.image_size, 3), np.uint8)
+        self._state = np.zeros((num_envs, self.spec.state_dim), np.float32)
+        self._task, self._instruction = [""] * num_envs, [""] * num_envs
+        self._running = np.zeros(num_envs, bool)
+        # Control steps of the episode, and how many of them were imagined since a real frame.
+        self._steps, self._imagined = np.zeros((2, num_envs), np.int64)
+        self._warned = False
+
+    # --- starting ---------------------------------------------------------------------------
+
+    def reset(self, specs: Sequence[EpisodeSpec], env_ids: Sequence[int] | None = None) -> Observation:
+        """Start one episode in each given environment (see `VecEnv.reset`).
+
+        Raises:
+            ValueError: also for a keyframe of another task, simulator or world model.
+        """
+        ids = checked_ids(env_ids, self.num_envs)
+        if len(specs) != len(ids):
+            raise ValueError(f"specs: got {len(specs)} for {len(ids)} environments; give one for each")
+        for spec in specs:
+            check_episode(spec, self.spec)
+            if spec.keyframe is not None and spec.keyframe.task != spec.task:
+                raise ValueError(f"keyframe: is of task {spec.keyframe.task!r}, the episode of {spec.task!r}")
+        self._running[ids] = False
+        real, recorded = [], []
+        for i, spec in zip(ids, specs, strict=True):
+            kind = spec.keyframe.env if spec.keyframe else ""
+            if spec.keyframe is not None and kind == KIND:
+                self._restore(i, spec, spec.keyframe)
+            else:
+                (recorded if kind == RECORDED else real).append((i, spec))
+        if real:
+            self._begin([i for i, _ in real], [spec for _, spec in real])
+        if recorded:
+            self._begin_recorded([i for i, _ in recorded], [spec for _, spec in recorded])
+        for i, spec in zip(ids, specs, strict=True):
+            self._task[i] = spec.task
+        self._running[ids] = True
+        return self._observation(ids)
+
+    def _begin(self, ids: Sequence[int], specs: Sequence[EpisodeSpec]) -> None:
+        """Start at real frames."""
+        obs = self._first_frames.observe(specs)
+        images = np.stack([obs.images[camera] for camera in self.spec.cameras], 1)
+        first = self.world_model.encode(images[:, None], obs.state[:, None])
+        seeds = [self._seed_of(spec, self._position(spec)) for spec in specs]
+        self._remember(ids, self.world_model.begin(first, obs.instruction, seeds))
+        rows = list(ids)
+        self._shown[rows], self._state[rows], self._imagined[rows] = images, obs.state, 0
+        for i, spec, instruction in zip(ids, specs, obs.instruction, strict=True):
+            self._steps[i] = spec.keyframe.step if spec.keyframe else 0
+            self._instruction[i] = instruction
+
+    def _begin_recorded(self, ids: Sequence[int], specs: Sequence[EpisodeSpec]) -> None:
+        """Start in the middle of recorded episodes."""
+        beginnings = [self._beginnings.of(spec) for spec in specs]
+        seeds = [self._seed_of(spec, self._position(spec)) for spec in specs]
+        self._remember(ids, remember(self.world_model, beginnings, seeds))
+        for i, spec, beginning in zip(ids, specs, beginnings, strict=True):
+            assert spec.keyframe is not None, "only episodes with a keyframe begin here"
+            self._shown[i], self._state[i] = beginning.images, beginning.state
+            self._steps[i], self._imagined[i] = spec.keyframe.step, 0
+            self._instruction[i] = beginning.instruction
+
+    def _restore(self, env_id: int, spec: EpisodeSpec, keyframe: Keyframe) -> None:
+        """Start at a keyframe of this environment."""
+        arrays, position = keyframe.arrays, self._position(spec)
+        instruction = spec.instruction or arrays["instruction"].tobytes().decode()
+        seed = None if position == 0 else self._seed_of(spec, position)
+        self._remember([env_id], self._memory_of(keyframe, instruction, seed))
+        self._shown[env_id], self._state[env_id] = arrays["images"], arrays["state"]
+        self._steps[env_id], self._imagined[env_id] = keyframe.step, int(arrays["imagined"])
+        self._instruction[env_id] = instruction
+
+    def _memory_of(self, keyframe: Keyframe, instruction: str, seed: int | None) -> Memory:
+        """What the keyframe remembers, with its own noise or that of a seed."""
+        tensors: dict[str, torch.Tensor] = {}
+        for name, array in keyframe.arrays.items():
+            if name.startswith("memory."):
+                tensor = _as_tensor(name, array)[None].to(self.world_model.device)
+                tensors[name.removeprefix("memory.").removesuffix(BFLOAT16)] = tensor
+        other = "keyframe: is of another world model; use one that was saved in this one"
+        expected = {
+            "reference.latents": (1, 1, len(self.spec.cameras), *self.world_model.autoencoder.latent_shape),
+            "reference.states": (1, 1, self.spec.state_dim),
+        }
+        if any(name not in tensors or tensors[name].shape != shape for name, shape in expected.items()):
+            raise ValueError(other)
+        reference = Frames(tensors["reference.latents"], tensors["reference.states"])
+        blank = self.world_model.begin(reference, [instruction], [seed or 0])
+        if {n: t.shape for n, t in blank.tensors().items()} != {n: t.shape for n, t in tensors.items()}:
+            raise ValueError(other)
+        memory = blank.with_tensors(tensors)
+        if seed is None:
+            memory.noise.load_state([torch.from_numpy(keyframe.arrays["noise"].copy())])
+            memory.other_noise.load_state([torch.from_numpy(keyframe.arrays["other_noise"].copy())])
+        return memory
+
+    def _remember(self, ids: Sequence[int], memory: Memory) -> None:
+        """Put episodes' memory in their places."""
+        if self._are_all(ids):
+            self._memory = memory
+        else:
+            # Places never started are filled with any; nothing reads them before their own reset.
+            whole = memory.select([0] * self.num_envs) if self._memory is None else self._memory
+            self._memory = whole.put(ids, memory)
+
+    def _position(self, spec: EpisodeSpec) -> int:
+        """How many episodes have begun like this one before: its place in its group."""
+        if not self.config.fresh_noise:
+            return 0
+        name = _name(spec)
+        self._begun[name] += 1
+        return self._begun[name] - 1
+
+    def _seed_of(self, spec: EpisodeSpec, position: int) -> int:
+        text = f"{self._seed}/{_name(spec)}/{position}".encode()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest())
+
+    # --- stepping ---------------------------------------------------------------------------
+
+    def step(self, actions: np.ndarray, env_ids: Sequence[int] | None = None) -> StepResult:
+        """Imagine a chunk in each given environment (see `VecEnv.step`)."""
+        ids = checked_ids(env_ids, self.num_envs)
+        array = checked_actions(actions, ids, self.spec.action_dim)
+        self._check_running(ids, "step")
+        batch, length = array.shape[:2]
+        self._warn_of_partial_frames(length)
+        assert self._memory is not None, "an environment runs, so it has been reset"
+        memory = self._memory if self._are_all(ids) else self._memory.select(ids)
+        left = self._steps_left(ids)
+        planned = np.minimum(length, left)
+        chunk = imagine_chunk(self.world_model, memory, self.world_model.actions(array, planned), self.config)
+
+        lost = self._broken(ids, chunk)
+        success = chunk.success.cpu().numpy() & ~lost[:, None]
+        succeeded, untrusted = success.any(1), chunk.untrusted.cpu().numpy() & ~lost
+        frame_steps = self.world_model.frame_steps
+        num_steps = np.where(succeeded, np.minimum((success.argmax(1) + 1) * frame_steps, planned), planned)
+        num_steps = np.where(lost, 0, num_steps)
+        reward = np.zeros((batch, length), np.float32)
+        terminated, truncated = np.zeros((2, batch, length), bool)
+        row, last = np.arange(batch), np.maximum(num_steps - 1, 0)
+        reward[row, last] = terminated[row, last] = succeeded
+        truncated[row, last] = ~succeeded & ~lost & ((planned == left) | untrusted)
+
+        going = ~(succeeded | truncated.any(1) | lost)
+        self._go_on(ids, memory, chunk, going)
+        self._steps[ids] += num_steps
+        self._imagined[ids] += num_steps
+        info = {
+            "discarded": chunk.discarded.cpu().numpy() & ~lost,
+            "disagreement": chunk.disagreement.cpu().numpy(),
+            "untrusted": untrusted,
+            **self._show(ids, chunk, num_steps),
+        }
+        self._running[ids] = going
+        return StepResult(
+            self._observation(ids), reward, terminated, truncated, num_steps, np.asarray(succeeded), lost, info
+        )
+
+    def _steps_left(self, ids: Sequence[int]) -> np.ndarray:
+        """Control steps until an episode is truncated, int64 (B,), at least 1."""
+        horizon = np.array([self._horizon[self._task[i]] for i in ids])
+        left = horizon - self._steps[ids]
+        if self.config.horizon is not None:
+            left = np.minimum(left, self.config.horizon - self._imagined[ids])
+        return np.maximum(left, 1)
+
+    def _broken(self, ids: Sequence[int], chunk: ImaginedChunk) -> np.ndarray:
+        """bool (B,): what was imagined is not finite."""
+        finite = chunk.frames.latents.isfinite().flatten(1).all(1) & chunk.frames.states.isfinite().flatten(1).all(1)
+        lost = ~finite.cpu().numpy()
+        for i in np.flatnonzero(lost):
+            log.warning("environment %d: the world model imagined NaN or infinity; its episode is lost", ids[i])
+        return lost
+
+    def _go_on(self, ids: Sequence[int], memory: Memory, chunk: ImaginedChunk, going: np.ndarray) -> None:
+        """Remember the chunk, in the episodes that go on."""
+        rows = np.flatnonzero(going).tolist()
+        if not rows:
+            return
+        frames, actions = chunk.frames, chunk.actions
+        if len(rows) < len(ids):
+            memory, frames, actions = memory.select(rows), frames.select(rows), actions.select(rows)
+        self._remember([ids[row] for row in rows], self.world_model.extend(memory, frames, actions))
+
+    def _show(self, ids: Sequence[int], chunk: ImaginedChunk, num_steps: np.ndarray) -> dict[str, Any]:
+        """Set what is seen after the last executed action; with recording, what was seen after each."""
+        frame_steps = self.world_model.frame_steps
+        last = np.maximum(-(-num_steps // frame_steps) - 1, 0)
+        row = np.arange(len(ids))
+        states = self.world_model.states(chunk.frames)
+        recorded: dict[str, Any] = {}
+        if self.record_frames:
+            images = self.world_model.decode(chunk.frames)
+            every_image = np.concatenate([self._shown[ids][:, None], images], 1)
+            every_state = np.concatenate([self._state[ids][:, None], states], 1)
+            recorded = {"frames": [], "states": []}
+            for i, count in enumerate(num_steps.tolist()):
+                seen = np.arange(1, count + 1) // frame_steps
+                seen[-1:] = last[i] + 1
+                views = every_image[i, seen].swapaxes(0, 1)
+                recorded["frames"].append(dict(zip(self.spec.cameras, views, strict=True)))
+                recorded["states"].append(every_state[i, seen])
+            shown = images[row, last]
+        else:
+            final = Frames(chunk.frames.latents[row, last][:, None], chunk.frames.states[row, last][:, None])
+            shown = self.world_model.decode(final)[:, 0]
+        lost = num_steps == 0
+        self._shown[ids] = np.where(lost[:, None, None, None, None], 0, shown)
+        self._state[ids] = np.where(lost[:, None], 0, states[row, last])
+        return recorded
+
+    def _observation(self, ids: Sequence[int]) -> Observation:
+        images = {camera: self._shown[ids, view] for view, camera in enumerate(self.spec.cameras)}
+        return Observation(images, self._state[ids], [self._instruction[i] for i in ids])
+
+    def _are_all(self, ids: Sequence[int]) -> bool:
+        return list(ids) == list(range(self.num_envs))
+
+    def _check_running(self, ids: Sequence[int], method: str) -> None:
+        for i in ids:
+            if not self._task[i]:
+                raise ValueError(f"{method}: environment {i} has no episode yet; call reset first")
+            if not self._running[i]:
+                raise ValueError(f"{method}: the episode of environment {i} has ended; reset it, or leave it out")
+
+    def _warn_of_partial_frames(self, length: int) -> None:
+        frame_steps = self.world_model.frame_steps
+        if length % frame_steps and not self._warned:
+            self._warned = True
+            log.warning(
+                "chunks have %d actions, the world model's frames %d: each chunk ends in a frame of %d, which it has "
+                "seen only at the end of episodes. Fit it with a frame_steps that divides the chunk.",
+                length,
+                frame_steps,
+                length % frame_steps,
+            )
+
+    # --- keyframes and the rest -------------------------------------------------------------
+
+    def save_state(self, env_ids: Sequence[int] | None = None) -> list[Keyframe]:
+        """What is remembered of each given environment's episode, which must not have ended."""
+        ids = checked_ids(env_ids, self.num_envs)
+        self._check_running(ids, "save_state")
+        assert self._memory is not None, "an environment runs, so it has been reset"
+        keyframes = []
+        for i in ids:
+            memory = self._memory.select([i])
+            arrays = dict(_as_array(f"memory.{name}", tensor[0]) for name, tensor in memory.tensors().items())
+            arrays |= {
+                "noise": memory.noise.state()[0].numpy(),
+                "other_noise": memory.other_noise.state()[0].numpy(),
+                "images": self._shown[i].copy(),
+                "state": self._state[i].copy(),
+                "imagined": self._imagined[i].copy(),
+                "instruction": np.frombuffer(self._instruction[i].encode(), np.uint8),
+            }
+            keyframes.append(Keyframe(KIND, self._task[i], int(self._steps[i]), arrays))
+        return keyframes
+
+    def expert_action(self, env_ids: Sequence[int] | None = None) -> np.ndarray:
+        """There is none: nothing here knows the true state."""
+        raise NotImplementedError("world_model has no scripted expert; collect demonstrations in a simulator")
+
+    def state(self) -> dict[str, int]:
+        """For a checkpoint, JSON-able: how many episodes have begun where; all that `reset` does not set anew."""
+        return dict(self._begun)
+
+    def load_state(self, state: Mapping[str, int]) -> None:
+        """Undo `state`: the same resets then draw the same noise."""
+        self._begun = Counter(state)
+
+    def close(self) -> None:
+        """Close the first frames and forget all episodes. May be called twice."""
+        self._first_frames.close()
+        self._memory = None
+        self._running[:] = False
+
+
+def _name(spec: EpisodeSpec) -> str:
+    """Of where an episode begins."""
+    name = f"{spec.task}/{spec.split}/{spec.index}"
+    if spec.keyframe is None:
+        return name
+    digest = hashlib.blake2b(str(spec.keyframe.step).encode(), digest_size=8)
+    for key, array in sorted(spec.keyframe.arrays.items()):
+        digest.update(key.encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return f"{spec.keyframe.env}/{spec.task}/{digest.hexdigest()}"
+
+
+def _as_array(name: str, tensor: torch.Tensor) -> tuple[str, np.ndarray]:
+    tensor = tensor.detach().cpu()
+    if tensor.dtype == torch.bfloat16:
+        return name + BFLOAT16, tensor.view(torch.int16).numpy().copy()
+    return name, tensor.numpy().copy()
+
+
+def _as_tensor(name: str, array: np.ndarray) -> torch.Tensor:
+    tensor = torch.from_numpy(np.array(array))
+    return tensor.view(torch.bfloat16) if name.endswith(BFLOAT16) else tensor

@@ -1,0 +1,167 @@
+"""Best of N: draw several action chunks, imagine each, execute the one that the success head likes best.
+
+As V-GPS (arXiv 2410.13816) ranks samples by a value function and Cosmos Policy by values of imagined states; here the
+score is the success head's highest logit over the imagined frames. All candidates of a decision are imagined with the
+same noise, so that what differs between them is what they do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from vla_rl.interfaces import Policy
+from vla_rl.types import ActionChunk, Observation
+from world_model.env.plan_config import PlanConfig
+from world_model.model.world_model import Memory, WorldModel, load_world_model
+from world_model.types import NoiseStream
+
+
+class Planner:
+    """A policy that plans with a world model. It watches whole episodes: `watch` says which row is which.
+
+    Attributes:
+        seconds: of each `act`, and `num_decisions`, how many chunks they chose.
+
+    Raises:
+        ValueError: the world model lacks a camera of the policy's, or its frames are not the policy's chunks.
+    """
+
+    def __init__(self, policy: Policy, config: PlanConfig, device: str = "cpu") -> None:
+        self.policy, self.config = policy, config
+        self.world_model = load_world_model(config.world_model, device).compute_in(config.precision)
+        _check(self.world_model, policy)
+        self.seconds: list[float] = []
+        self.num_decisions = 0
+        self._ids: list[int] = []
+        self._begins: list[bool] = []
+        self._memory: Memory | None = None
+        self._last: dict[int, np.ndarray] = {}
+        self._drawn = 0
+
+    def __getattr__(self, name: str) -> Any:
+        """All else is the policy's: chunk size, cameras, mode, device."""
+        return getattr(self.policy, name)
+
+    def watch(self, env_ids: Sequence[int], begins: Sequence[bool]) -> None:
+        """Before each `act`: the environment of each row, and whether its episode begins."""
+        self._ids, self._begins = list(env_ids), list(begins)
+
+    def act(self, obs: Observation, generator: torch.Generator | None = None, temperature: float = 1.0) -> ActionChunk:
+        """The chosen chunk of each row. At temperature 0 the first candidate is the policy's greedy chunk."""
+        if len(self._ids) != obs.batch_size:
+            raise ValueError(
+                f"planning: got {obs.batch_size} observations and knows of {len(self._ids)} episodes; call watch first "
+                "(vla_rl.rollout.collect does)"
+            )
+        started = time.perf_counter()
+        self._see(obs)
+        count, size = self.config.candidates, obs.batch_size
+        rows = np.repeat(np.arange(size), count)
+        chunk = self.policy.act(obs.select(rows), generator, self.config.temperature)
+        if temperature == 0:
+            chunk = _with_first(chunk, self.policy.act(obs, generator, 0.0), count)
+        if self.config.choose == "random":
+            rng = np.random.default_rng([self.config.seed, self._drawn])
+            best = rng.integers(count, size=size)
+        else:
+            best = self._scores(obs, chunk, rows).reshape(size, count).argmax(1)
+        chosen = chunk.select(np.arange(size) * count + best)
+        for env_id, actions in zip(self._ids, chosen.actions, strict=True):
+            self._last[env_id] = actions
+        self._drawn += 1
+        self.num_decisions += size
+        self.seconds.append(time.perf_counter() - started)
+        return chosen
+
+    def latency(self) -> dict[str, float]:
+        """Milliseconds of a decision of all environments together (mean, 95th percentile), and per environment."""
+        milliseconds = 1000 * np.array(self.seconds or [np.nan])
+        return {
+            "act_ms": float(milliseconds.mean()),
+            "act_ms_p95": float(np.quantile(milliseconds, 0.95)),
+            "decision_ms": float(milliseconds.sum() / max(self.num_decisions, 1)),
+        }
+
+    # --- what it remembers ---------------------------------------------------------------------
+
+    def _see(self, obs: Observation) -> None:
+        """Remember what is seen, with the chunk that led there."""
+        images = np.stack([obs.images[camera] for camera in self.world_model.facts.cameras], 1)
+        seen = self.world_model.encode(images[:, None], obs.state[:, None])
+        new = [row for row, begins in enumerate(self._begins) if begins]
+        old = [row for row, begins in enumerate(self._begins) if not begins]
+        if new:
+            text = [obs.instruction[row] for row in new]
+            seeds = [self._seed(self._ids[row]) for row in new]
+            self._remember(new, self.world_model.begin(seen.select(new), text, seeds))
+        if old:
+            assert self._memory is not None, "an episode that goes on has begun"
+            actions = np.stack([self._last[self._ids[row]] for row in old])
+            done = self.world_model.actions(actions, np.full(len(old), actions.shape[1]))
+            memory = self._memory.select([self._ids[row] for row in old])
+            self._remember(old, self.world_model.extend(memory, seen.select(old), done))
+
+    def _remember(self, rows: Sequence[int], memory: Memory) -> None:
+        """Put episodes' memory in their environments' places."""
+        ids = [self._ids[row] for row in rows]
+        size = max(self._ids) + 1
+        if self._memory is None:
+            self._memory = memory.select([0] * size)
+        elif self._memory.size < size:
+            self._memory = self._memory.select([*range(self._memory.size), *[0] * (size - self._memory.size)])
+        self._memory = self._memory.put(ids, memory)
+
+    # --- what it imagines ----------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _scores(self, obs: Observation, chunk: ActionChunk, rows: np.ndarray) -> np.ndarray:
+        """float (rows,): the highest logit of success in each candidate's imagined future."""
+        assert self._memory is not None, "what is seen has been remembered"
+        world_model = self.world_model
+        memory = self._memory.select([self._ids[row] for row in rows])
+        seeds = [self._seed(self._ids[row], self._drawn) for row in rows]
+        memory = replace(memory, noise=NoiseStream(seeds), other_noise=NoiseStream(seeds))
+        actions, best = chunk.actions, np.full(len(rows), -np.inf)
+        for number in range(self.config.chunks):
+            done = world_model.actions(actions, np.full(len(rows), actions.shape[1]))
+            frames = world_model.dynamics.imagine(memory.context, done, memory.noise)
+            score, _ = world_model.scores(memory, frames)
+            best = np.maximum(best, score.float().amax(1).cpu().numpy())
+            if number == self.config.chunks - 1:
+                break
+            memory = world_model.extend(memory, frames, done)
+            images, states = world_model.decode(frames)[:, -1], world_model.states(frames)[:, -1]
+            cameras = world_model.facts.cameras
+            seen = {camera: images[:, view] for view, camera in enumerate(cameras)}
+            text = [obs.instruction[row] for row in rows]
+            actions = self.policy.act(Observation(seen, states, text), None, 0.0).actions
+        return best
+
+    def _seed(self, *numbers: int) -> int:
+        return int(np.random.SeedSequence([self.config.seed, *numbers]).generate_state(1)[0])
+
+
+def _with_first(chunk: ActionChunk, first: ActionChunk, count: int) -> ActionChunk:
+    """The candidates with each row's first one replaced; only the actions matter from here on."""
+    actions = chunk.actions.copy()
+    actions[::count] = first.actions
+    return ActionChunk(actions)
+
+
+def _check(world_model: WorldModel, policy: Policy) -> None:
+    facts = world_model.facts
+    if lacking := sorted(set(policy.cameras) - set(facts.cameras)):
+        raise ValueError(
+            f"plan.world_model: shows {list(facts.cameras)}, the policy also reads {lacking}; use one with its cameras"
+        )
+    if policy.chunk_size != world_model.frame_steps:
+        raise ValueError(
+            f"plan.world_model: has frames of {world_model.frame_steps} control steps, the policy decides every "
+            f"{policy.chunk_size}; planning needs a world model with frame_steps = {policy.chunk_size}"
+        )

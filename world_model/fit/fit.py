@@ -1,0 +1,392 @@
+"""`vla-rl world-model fit`: autoencoder, dynamics, success head and classifier, threshold. Each stage is resumable.
+
+folder/
+  stages/autoencoder/ ...        weights of finished stages, which are not fitted again
+  checkpoints/dynamics/ ...      the stage under way
+  world_model/                   the result
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from vla_rl.common.atomic import atomic_folder
+from vla_rl.common.precision import wants_bf16
+from vla_rl.config import ConfigError
+from vla_rl.data.dataset import EpisodeDataset
+from vla_rl.training.checkpoint import (
+    checkpoint_path,
+    checkpoint_step,
+    keep_last,
+    latest_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
+from vla_rl.types import EnvSpec
+from world_model.config import DynamicsConfig, StageConfig, WorldModelConfig
+from world_model.data.clips import ClipDataset, SuccessBatch, SuccessSamples
+from world_model.data.episodes import EpisodeFrames, logged_episodes, open_episodes, state_statistics
+from world_model.data.latents import ImageSamples, open_latents
+from world_model.data.styled import Restyler, StyledImages, restylers, with_styles
+from world_model.fit.calibration import SuccessCalibration, calibrate, check_outcomes
+from world_model.fit.config import FitConfig
+from world_model.fit.latent_bootstrap import Bootstrap
+from world_model.fit.replay import ImaginedSamples, replay_logits
+from world_model.fit.trainer import Fitting
+from world_model.metadata import WorldModelFacts
+from world_model.model.autoencoder import TinyAutoencoder
+from world_model.model.world_model import WorldModel, build_parts, load_world_model
+from world_model.types import Frames
+
+OnMetrics = Callable[[int, Mapping[str, Any]], None]
+CALIBRATION_IMAGES = 1024
+LOG_EVERY = 50
+WEIGHTS = "weights.safetensors"
+
+
+def fit(
+    config: FitConfig,
+    spec: EnvSpec,
+    folder: Path,
+    *,
+    seed: int = 0,
+    device: str = "cpu",
+    on_metrics: OnMetrics | None = None,
+) -> Path:
+    """Fit a world model and return its folder, `folder`/world_model. Stopped anywhere, the same call goes on.
+
+    The same seed gives the same result on a CPU.
+
+    Args:
+        spec: the environment that it imitates.
+        on_metrics: called with (updates done over all stages, metrics).
+
+    Raises:
+        ConfigError: no dataset, or a start that does not fit the environment.
+        DatasetError: a dataset that is damaged or of another robot, or without successes or failures.
+        CalibrationError: too few failures to bound false successes, or no threshold that does.
+    """
+    result = Path(folder) / "world_model"
+    if result.is_dir():
+        return result
+    run = _Fit(config, spec, Path(folder), seed, device, on_metrics)
+    run.autoencoder()
+    run.dynamics()
+    run.success()
+    run.calibrate()
+    run.world_model.save(result, torch.float16 if config.weights == "float16" else None)
+    shutil.rmtree(Path(folder) / "checkpoints", ignore_errors=True)
+    return result
+
+
+def updates_kept(config: FitConfig, folder: Path) -> int:
+    """Updates, over all stages, that `fit` would not make again in this folder."""
+    stages = {"autoencoder": config.autoencoder, "dynamics": config.dynamics}
+    updates = 0
+    for name, stage in (stages | {"success": config.success, "clip": config.success}).items():
+        if stage.steps and not _finished(folder, name).is_file():
+            checkpoint = latest_checkpoint(_checkpoints(folder, name))
+            return updates + (checkpoint_step(checkpoint) if checkpoint else 0)
+        updates += stage.steps
+    return updates
+
+
+def _finished(folder: Path, name: str) -> Path:
+    """A stage's weights, there once it is finished."""
+    return folder / "stages" / name / WEIGHTS
+
+
+def _checkpoints(folder: Path, name: str) -> Path:
+    return folder / "checkpoints" / name
+
+
+@dataclass
+class _Data:
+    """Episodes to fit on, those the threshold is chosen on (of `fitted`, or datasets of their own), and `judged`, which
+    the success networks learn from.
+
+    `shown` is `fitted`, and its copies in other styles where they are asked for; `restylers` makes those.
+    """
+
+    fitted: list[EpisodeFrames]
+    calibration: list[EpisodeFrames]
+    shown: list[EpisodeFrames]
+    judged: list[EpisodeFrames]
+    restylers: list[Restyler]
+
+
+class _Fit:
+    """The stages share the data and the world model under way."""
+
+    def __init__(
+        self, config: FitConfig, spec: EnvSpec, folder: Path, seed: int, device: str, on_metrics: OnMetrics | None
+    ) -> None:
+        if not config.datasets:
+            raise ConfigError("world_model.datasets: empty; name at least one LeRobotDataset (`vla-rl collect`)")
+        self.config, self.folder, self.seed, self.on_metrics = config, folder, seed, on_metrics
+        self.updates = 0
+        start = load_world_model(config.start_from, device) if config.start_from else None
+        if start is not None:
+            _check_start(start, spec, config)
+        self.model = start.config if start is not None else _with_projections(config.model or WorldModelConfig(), spec)
+        self.data = self._open(spec)
+        self._check_calibration()
+        fitted_on = _content_keys([*self.data.fitted, *self.data.judged])
+        if start is not None:
+            seen = {*start.facts.datasets, *fitted_on}
+            facts = start.facts.model_copy(update={"datasets": tuple(sorted(seen))})
+        else:
+            mean, std = state_statistics(self.data.fitted)
+            facts = WorldModelFacts.of(spec, mean, std, datasets=fitted_on)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.world_model = start or WorldModel(self.model, facts, build_parts(self.model, facts)).to(device)
+            if start is not None and config.fresh_success:
+                fresh = build_parts(self.model, facts)
+                start.success, start.clip = fresh.success, fresh.clip
+                start.to(device)
+        self.world_model.facts = facts
+        if config.temperature is not None:
+            self.world_model.set_temperature(config.temperature)
+
+    # --- data --------------------------------------------------------------------------------
+
+    def _open(self, spec: EnvSpec) -> _Data:
+        fitted, calibration = [], []
+        for number, one in enumerate(self.config.datasets):
+            dataset = open_episodes(one, spec)
+            newest = number == len(self.config.datasets) - 1
+            if not self.config.calibrate_on and (newest or self.config.holdout_from == "all"):
+                dataset, held = dataset.hold_out(self.config.holdout, [self.seed, number])
+                calibration.append(self._frames(held, spec))
+            fitted.append(self._frames(dataset, spec))
+        calibration += [self._frames(open_episodes(one, spec), spec) for one in self.config.calibrate_on]
+        judged = [self._frames(open_episodes(one, spec), spec) for one in self.config.success_datasets]
+        style = self.config.style
+        if not style.share:
+            return _Data(fitted, calibration, fitted, judged or fitted, [])
+        makers = restylers(style, fitted, [one.camera_map for one in self.config.datasets], tuple(spec.projections))
+        shown = with_styles(style, fitted, makers, self.seed)
+        return _Data(fitted, calibration, shown, judged or shown, makers)
+
+    def _check_calibration(self) -> None:
+        """Fail before hours of fitting where the episodes cannot give a threshold after it."""
+        parts, config = self.data.calibration, self.config
+        real = np.concatenate([part.dataset.success[part.episodes] for part in parts])
+        starts = np.array([part.dataset.initial_states[episode] for part in parts for episode in part.episodes])
+        check_outcomes(real, starts, config.max_false_success, config.min_failures)
+
+    def _frames(self, dataset: EpisodeDataset, spec: EnvSpec) -> EpisodeFrames:
+        return EpisodeFrames.of(dataset, self.model.frame_steps, spec.action_low, spec.action_high)
+
+    def _clips(self, episodes: Sequence[EpisodeFrames], cuts: int = 1) -> ClipDataset:
+        """Clips of episodes, cut in `cuts` ways, evenly over a frame's steps."""
+        facts, steps = self.world_model.facts, self.model.frame_steps
+        first_steps = sorted({max(steps * (i + 1) // cuts, 1) for i in range(cuts)})
+        parts = [
+            open_latents(part.cut_after(first), self.world_model.autoencoder)
+            for part in episodes
+            for first in first_steps
+        ]
+        return ClipDataset(parts, self.config.clip_frames, np.array(facts.state_mean), np.array(facts.state_std))
+
+    # --- stages ------------------------------------------------------------------------------
+
+    def autoencoder(self) -> None:
+        """Reconstruct the episodes' images; then measure the latents' scale."""
+        network = self.world_model.autoencoder
+        stage = self.config.autoencoder
+        if not stage.steps:
+            return
+        if not isinstance(network, TinyAutoencoder):
+            raise ConfigError("world_model.autoencoder.steps: a pretrained one is taken as it is; set steps to 0")
+        datasets = [part.dataset for part in self.data.fitted]
+        samples = ImageSamples(datasets)
+        if self.data.restylers:
+            samples = StyledImages(datasets, self.data.restylers, self.config.style.share)
+
+        def loss(step: int) -> tuple[torch.Tensor, dict[str, Any]]:
+            images, background = samples.batch(stage.batch_size, self.seed, step)
+            device = self.world_model.device
+            return network.loss(images.to(device), background.to(device), _generator(self.seed, step))
+
+        images = samples.batch(CALIBRATION_IMAGES, self.seed, stage.steps)[0].to(self.world_model.device)
+
+        def begin() -> None:
+            if self.config.start_from is None:
+                network.start(images)
+
+        self._stage("autoencoder", network, loss, stage, before=begin, after=lambda: network.calibrate(images))
+
+    def dynamics(self) -> None:
+        """Predict the next frames of clips."""
+        network: Any = self.world_model.dynamics
+        stage = self.config.dynamics
+        if not stage.steps:
+            return
+        if self.config.bootstrap.share and not isinstance(self.model.dynamics, DynamicsConfig):
+            raise ConfigError("world_model.bootstrap.share: only for dynamics of kind transformer; set it to 0")
+        clips, device = self._clips(self.data.shown, self.config.cuts), self.world_model.device
+        bootstrap = Bootstrap(self.config.bootstrap, clips, network, stage.steps, self.seed, device)
+
+        def loss(step: int) -> tuple[torch.Tensor, dict[str, Any]]:
+            clip, context = bootstrap.batch(stage.batch_size, step)
+            if context is None:
+                return network.loss(clip.to(device), _generator(self.seed, step))
+            context = Frames(context.latents.to(device), context.states.to(device))
+            return network.loss(clip.to(device), _generator(self.seed, step), context)
+
+        self._stage("dynamics", network, loss, stage)
+
+    def success(self) -> None:
+        """Tell success from failure, on real frames and on those that the dynamics imagines from the same actions."""
+        stage = self.config.success
+        if not stage.steps:
+            return
+        clips = self._clips(self.data.judged)
+        imagined: ImaginedSamples | None = None
+        for number, name in enumerate(("success", "clip")):
+            network: Any = getattr(self.world_model, name)
+            if self._load_finished(name, network):
+                self.updates += stage.steps
+                continue
+            if imagined is None and self.config.imagined_share:
+                imagined = ImaginedSamples.of(self.world_model, clips, self.config.imagined_episodes, self.seed)
+            self._stage(name, network, self._success_loss(network, clips, imagined, number), stage)
+
+    def _success_loss(self, network: Any, clips: ClipDataset, imagined: ImaginedSamples | None, number: int) -> Any:
+        stage, device = self.config.success, self.world_model.device
+        num_imagined = round(stage.batch_size * self.config.imagined_share) if imagined is not None else 0
+        real = SuccessSamples(clips, network.num_frames)
+
+        def loss(step: int) -> tuple[torch.Tensor, dict[str, Any]]:
+            torch.manual_seed(np.random.SeedSequence([self.seed, number, step]).generate_state(1)[0])  # Dropout.
+            parts = []
+            if num_imagined < stage.batch_size:
+                parts.append(real.batch(stage.batch_size - num_imagined, self.seed + number, step))
+            if imagined is not None and num_imagined:
+                parts.append(imagined.batch(num_imagined, network.num_frames, self.seed + number, step))
+            batch = SuccessBatch.concatenate(parts).to(device)
+            return network.loss(batch.frames, batch.reference, batch.instruction, batch.success)
+
+        return loss
+
+    def calibrate(self) -> None:
+        """Choose the threshold on held-out episodes, imagined with their logged actions."""
+        episodes = [episode for part in self.data.calibration for episode in logged_episodes(part)]
+        success, clip = replay_logits(self.world_model, episodes, self.seed)
+        found: SuccessCalibration = calibrate(
+            success,
+            clip,
+            [episode.succeeded for episode in episodes],
+            [episode.start for episode in episodes],
+            max_false_success=self.config.max_false_success,
+            min_failures=self.config.min_failures,
+        )
+        self.world_model.facts = self.world_model.facts.model_copy(
+            update={
+                "success_threshold": found.success_threshold,
+                "clip_threshold": found.clip_threshold,
+                "calibration": found.model_dump(mode="json"),
+                "calibrated_on": _content_keys(self.data.calibration),
+            }
+        )
+        figures = {f"calibration/{name}": figure.value for name, figure in found.figures.items()}
+        self._log(self.updates, figures)
+
+    # --- one stage ---------------------------------------------------------------------------
+
+    def _stage(
+        self,
+        name: str,
+        network: Any,
+        loss: Callable[[int], tuple[torch.Tensor, dict[str, Any]]],
+        stage: StageConfig,
+        before: Callable[[], None] = lambda: None,
+        after: Callable[[], None] = lambda: None,
+    ) -> None:
+        earlier, self.updates = self.updates, self.updates + stage.steps
+        if self._load_finished(name, network):
+            return
+        folder = _checkpoints(self.folder, name)
+        before()
+        low_precision = wants_bf16(self.config.precision, self.world_model.device.type)
+        fitting = Fitting(cast(nn.Module, network).train(), loss, stage, low_precision)
+        if (checkpoint := latest_checkpoint(folder)) is not None:
+            fitting.load_state(*load_checkpoint(checkpoint))
+
+        def on_step(step: int, metrics: dict[str, float]) -> None:
+            if step % LOG_EVERY == 0 or step == stage.steps:
+                self._log(earlier + step, {f"{name}/{key}": value for key, value in metrics.items()})
+            if step % self.config.save_every == 0 and step < stage.steps:
+                save_checkpoint(checkpoint_path(folder, step), *fitting.state())
+                keep_last(folder, 1)
+
+        fitting.run(on_step)
+        network.eval()
+        after()
+        tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in network.state_dict().items()}
+        with atomic_folder(_finished(self.folder, name).parent, f"{name} stage", replace=True) as partial:
+            save_file(tensors, partial / WEIGHTS)
+
+    def _load_finished(self, name: str, network: nn.Module) -> bool:
+        file = _finished(self.folder, name)
+        if not file.is_file():
+            return False
+        network.load_state_dict(load_file(file))
+        network.eval()
+        return True
+
+    def _log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        if self.on_metrics is not None:
+            self.on_metrics(step, metrics)
+
+
+def _content_keys(parts: Sequence[EpisodeFrames]) -> tuple[str, ...]:
+    return tuple(sorted({part.dataset.cache.name for part in parts}))
+
+
+def _with_projections(model: WorldModelConfig, spec: EnvSpec) -> WorldModelConfig:
+    """With the environment's projections, where the dynamics has kinematics and names none of its own."""
+    dynamics = model.dynamics
+    if not isinstance(dynamics, DynamicsConfig) or dynamics.kinematics == "none" or dynamics.projections:
+        return model
+    projections = {name: matrix.tolist() for name, matrix in spec.projections.items() if name in spec.cameras}
+    dynamics = type(dynamics).model_validate(dynamics.model_dump() | {"projections": projections})
+    return model.model_copy(update={"dynamics": dynamics})
+
+
+def _check_start(start: WorldModel, spec: EnvSpec, config: FitConfig) -> None:
+    if config.model is not None and _with_projections(config.model, spec) != start.config:
+        raise ConfigError(
+            "world_model.model: differs from that of start_from, whose weights then do not fit; leave model out, or "
+            "start from scratch"
+        )
+    facts = start.facts
+    pairs: Sequence[tuple[str, Any, Any]] = (
+        ("cameras", facts.cameras, spec.cameras),
+        ("image_size", facts.image_size, spec.image_size),
+        ("state_dim", facts.state_dim, spec.state_dim),
+        ("action_dim", facts.action_dim, spec.action_dim),
+        ("control_hz", facts.control_hz, spec.control_hz),
+    )
+    for name, found, wanted in pairs:
+        if found != wanted:
+            raise ConfigError(
+                f"world_model.start_from: {config.start_from} has {name} {found}, the environment {wanted}; start from "
+                "one of the same robot and cameras, or from scratch"
+            )
+
+
+def _generator(seed: int, step: int) -> torch.Generator:
+    state = int(np.random.SeedSequence([seed, step]).generate_state(1)[0])
+    return torch.Generator().manual_seed(state)

@@ -1,0 +1,143 @@
+"""Recorded episodes imagined from their first frame with the actions that were really executed (open loop)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from world_model.data.clips import NEAR_FRAMES, ClipDataset, SuccessBatch
+from world_model.model.world_model import WorldModel
+from world_model.trust.types import LoggedEpisode, collate
+from world_model.types import Actions, Frames
+
+EPISODES_AT_ONCE = 64
+
+
+@torch.no_grad()
+def imagine_episodes(
+    world_model: WorldModel, first: Frames, actions: Actions, instruction: Sequence[str], seeds: Sequence[int]
+) -> tuple[Frames, torch.Tensor, torch.Tensor]:
+    """What follows B first frames (F = 1) under B x F actions: frames, and both heads' logits, float32 (B, F)."""
+    memory = world_model.begin(first, instruction, seeds)
+    frames, success, clip = [], [], []
+    for number in range(actions.executed.shape[1]):
+        action = actions.at(slice(number, number + 1))
+        frame = world_model.dynamics.imagine(memory.context, action, memory.noise)
+        scores = world_model.scores(memory, frame)
+        memory = world_model.extend(memory, frame, action)
+        frames.append(frame)
+        success.append(scores[0])
+        clip.append(scores[1])
+    together = Frames(torch.cat([f.latents for f in frames], 1), torch.cat([f.states for f in frames], 1))
+    return together, torch.cat(success, 1), torch.cat(clip, 1)
+
+
+def replay_logits(
+    world_model: WorldModel, episodes: Sequence[LoggedEpisode], seed: int
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Both heads' logits at each imagined frame of each episode, float (frames - 1,): success head, classifier."""
+    success: list[np.ndarray] = []
+    clip: list[np.ndarray] = []
+    for start in range(0, len(episodes), EPISODES_AT_ONCE):
+        part = episodes[start : start + EPISODES_AT_ONCE]
+        batch = collate(part)
+        first = world_model.encode(batch.images[:, :1], batch.states[:, :1])
+        actions = Actions(torch.from_numpy(batch.actions[:, 1:]), torch.from_numpy(batch.executed[:, 1:]))
+        device = world_model.device
+        actions = Actions(actions.values.to(device), actions.executed.to(device))
+        seeds = [_seed(seed, start + i) for i in range(len(part))]
+        _, *logits = imagine_episodes(world_model, first, actions, batch.instruction, seeds)
+        for each, found in zip((success, clip), logits, strict=True):
+            each += [row[: e.num_frames - 1].cpu().numpy() for row, e in zip(found, part, strict=True)]
+    return success, clip
+
+
+@dataclass(frozen=True)
+class ImaginedSamples:
+    """Imagined frames of recorded episodes with the real outcomes, for success heads to learn from.
+
+    A head that learns from real frames alone has never seen what the dynamics makes of them; one that learns from these
+    as well is as sure as the picture warrants.
+
+    Attributes:
+        frames: E x F on the CPU, float16 latents, frame 0 real. success: bool (E, F), really, latched.
+        instruction: E strings.
+        pools: int64 (n, 2) each, (episode, frame) of successes, near-successes and others; see `SuccessSamples`.
+    """
+
+    frames: Frames
+    success: torch.Tensor
+    instruction: list[str]
+    pools: list[np.ndarray]
+
+    @classmethod
+    def of(cls, world_model: WorldModel, clips: ClipDataset, most: int, seed: int) -> ImaginedSamples:
+        """Imagine the episodes of `clips`, about `most` of them, drawn in proportion to the datasets' weights."""
+        chosen = _choose(clips, most, seed)
+        longest = max(int(part.frames.counts[part.chosen].max()) for part in clips.parts)
+        latents, states, successes, counts, instruction = [], [], [], [], []
+        for start in range(0, len(chosen), EPISODES_AT_ONCE):
+            which, episode = chosen[start : start + EPISODES_AT_ONCE].T
+            firsts = np.array([clips.parts[w].frames.starts[e] for w, e in zip(which, episode, strict=True)])
+            count = np.array([clips.parts[w].frames.counts[e] for w, e in zip(which, episode, strict=True)])
+            number = np.minimum(np.arange(longest), count[:, None] - 1)
+            clip = clips.clip_of(which, firsts[:, None] + number, np.arange(longest) < count[:, None]).to(
+                world_model.device
+            )
+            seeds = [_seed(seed, start + i) for i in range(len(which))]
+            reference = clip.frames.at(slice(0, 1))
+            imagined, _, _ = imagine_episodes(
+                world_model, reference, clip.actions.at(slice(1, None)), clip.instruction, seeds
+            )
+            latents.append(torch.cat([reference.latents, imagined.latents], 1).half().cpu())
+            states.append(torch.cat([reference.states, imagined.states], 1).cpu())
+            successes.append(clip.success.cpu())
+            counts.append(count)
+            instruction += clip.instruction
+        success = torch.cat(successes)
+        pools = _pools(success.numpy(), np.concatenate(counts))
+        return cls(Frames(torch.cat(latents), torch.cat(states)), success, instruction, pools)
+
+    def batch(self, size: int, num_frames: int, seed: int, step: int) -> SuccessBatch:
+        """`size` windows of R = `num_frames`, kinds in equal shares, the same for the same (seed, step)."""
+        rng = np.random.default_rng([seed, step, 1])
+        pools = [pool for pool in self.pools if len(pool)]
+        kind = rng.integers(len(pools), size=size)
+        drawn = np.stack([pools[k][rng.integers(len(pools[k]))] for k in kind])
+        episode, frame = torch.from_numpy(drawn).T
+        window = (frame[:, None] + torch.arange(1 - num_frames, 1)).clamp_min(0)
+        rows = episode[:, None]
+        return SuccessBatch(
+            frames=Frames(self.frames.latents[rows, window].float(), self.frames.states[rows, window]),
+            reference=Frames(self.frames.latents[episode, :1].float(), self.frames.states[episode, :1]),
+            instruction=[self.instruction[e] for e in episode.tolist()],
+            success=self.success[episode, frame],
+        )
+
+
+def _choose(clips: ClipDataset, most: int, seed: int) -> np.ndarray:
+    """int64 (E, 2): part, and episode in it."""
+    rng = np.random.default_rng([seed, 2])
+    weights = np.array([part.frames.dataset.weight for part in clips.parts])
+    chosen = []
+    for number, part in enumerate(clips.parts):
+        share = int(np.ceil(most * weights[number] / weights.sum()))
+        episodes = rng.permutation(part.chosen)[:share]
+        chosen.append(np.stack([np.full(len(episodes), number), episodes], 1))
+    return np.concatenate(chosen)
+
+
+def _pools(success: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
+    number = np.arange(success.shape[1])
+    asked = (number > 0) & (number < counts[:, None])
+    end = np.where(success.any(1), success.argmax(1), counts)[:, None]
+    near = number >= end - NEAR_FRAMES
+    kinds = (success, ~success & near, ~success & ~near)
+    return [np.argwhere(asked & kind) for kind in kinds]
+
+
+def _seed(seed: int, number: int) -> int:
+    return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])

@@ -1,0 +1,498 @@
+"""The dynamics: a factorised causal video transformer that predicts the next latent frame by rectified flow.
+
+Each frame is a row of tokens: one for each square of latent pixels of each view, one for the state. A block attends
+among the tokens of a frame, then along time at each token's place (to the episode's first frame, the last `memory`
+frames and the frame itself), then has an MLP; all modulated by the frame's own noise level and its own actions
+(AdaLN, Peebles & Xie, arXiv 2212.09748; modulation shared by the blocks as in arXiv 2310.00426).
+
+Training runs two streams through the same weights: the clip's frames lightly noised, which are the context, and the
+same frames at noise levels drawn for each (diffusion forcing, arXiv 2407.01392), each of which sees the context before
+it. So imagining frame by frame over cached keys and values computes what training did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from world_model.config import DynamicsConfig
+from world_model.model.action_conditioning import ActionMaps, Condition
+from world_model.model.flow import Noisy, mix, sample, shifted
+from world_model.types import Actions, Clip, Frames, NoiseStream
+
+# preset -> (width, depth, heads)
+PRESETS = {"tiny": (160, 6, 5), "small": (384, 8, 6), "base": (768, 16, 12), "large": (1280, 23, 20)}
+NUM_MODULATIONS = 9  # shift, scale and gate for each of a block's three parts
+MIN_LEVEL = 0.1  # The loss weighs the error of a frame at noise level t by 1 / max(t, this).
+CONTEXT_SPAN = 5.0  # Remembered frames have up to this many times the noise in training that they have in imagination.
+STATE_BETA = 0.05  # Standard deviations; beyond it the error of a state counts linearly: collisions are rare and large.
+PURE_NOISE = 0.25  # Share of frames that are predicted from noise alone, as imagining begins with them.
+
+
+@dataclass(frozen=True)
+class VideoContext:
+    """Keys and values of B episodes' remembered frames, W = 1 + memory slots: the reference, then the last ones
+    in turn (a ring; their order is in the keys' rotation).
+
+    Attributes:
+        keys, values: float (B, depth, W, N, heads, D).
+        filled: bool (B, W).
+        num_frames: int64 (B,), frames seen; the number of the next one.
+        latest: B x 1 frames, the last one remembered, as it was remembered (with its noise).
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    filled: torch.Tensor
+    num_frames: torch.Tensor
+    latest: Frames
+
+    def select(self, rows: torch.Tensor) -> VideoContext:
+        """Of the episodes at `rows`, int64, in that order."""
+        return VideoContext(
+            self.keys[rows], self.values[rows], self.filled[rows], self.num_frames[rows], self.latest.select(rows)
+        )
+
+    def put(self, rows: torch.Tensor, other: VideoContext) -> VideoContext:
+        """With the episodes at `rows` replaced by those of `other`."""
+
+        def replaced(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+            result = old.clone()
+            result[rows] = new
+            return result
+
+        return VideoContext(
+            replaced(self.keys, other.keys),
+            replaced(self.values, other.values),
+            replaced(self.filled, other.filled),
+            replaced(self.num_frames, other.num_frames),
+            Frames(
+                replaced(self.latest.latents, other.latest.latents), replaced(self.latest.states, other.latest.states)
+            ),
+        )
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """For a keyframe."""
+        return {
+            "keys": self.keys,
+            "values": self.values,
+            "filled": self.filled,
+            "num_frames": self.num_frames,
+            "latents": self.latest.latents,
+            "states": self.latest.states,
+        }
+
+    @staticmethod
+    def from_tensors(tensors: dict[str, torch.Tensor]) -> VideoContext:
+        """What `tensors` gave."""
+        latest = Frames(tensors["latents"], tensors["states"])
+        return VideoContext(tensors["keys"], tensors["values"], tensors["filled"], tensors["num_frames"], latest)
+
+
+class VideoDynamics(nn.Module):
+    """See the module's text and `world_model.interfaces.Dynamics`.
+
+    Args:
+        latent_shape: (C, h, w) of one view. cameras: names of the V views, in order.
+        state_dim: S. action_dim: A. frame_steps: G.
+        state_mean, state_std: float (S,), what states were normalised with; actions' paths are in metres.
+    """
+
+    def __init__(
+        self,
+        config: DynamicsConfig,
+        latent_shape: tuple[int, int, int],
+        cameras: tuple[str, ...],
+        state_dim: int,
+        action_dim: int,
+        frame_steps: int,
+        state_mean: np.ndarray,
+        state_std: np.ndarray,
+    ) -> None:
+        super().__init__()
+        width, depth, heads = (
+            given or preset
+            for given, preset in zip((config.width, config.depth, config.heads), PRESETS[config.preset], strict=True)
+        )
+        channels, height, columns = latent_shape
+        if height % config.patch or columns % config.patch:
+            raise ValueError(
+                f"dynamics.patch: latents of {height} x {columns} pixels cannot be cut into squares of {config.patch}"
+            )
+        if width % heads or (width // heads) % 2:
+            raise ValueError(f"dynamics: width {width} must be an even multiple of {heads} heads")
+        self.config, self.frame_steps, self.heads = config, frame_steps, heads
+        self.latent_shape, self.num_views, self.state_dim = latent_shape, len(cameras), state_dim
+        self.grid = (height // config.patch, columns // config.patch)
+        patch_values = channels * config.patch**2
+        num_tokens = len(cameras) * self.grid[0] * self.grid[1] + 1
+        self.embed_patch = nn.Linear(2 * patch_values, width)
+        self.embed_state = nn.Linear(2 * state_dim, width)
+        self.place = nn.Parameter(0.02 * torch.randn(num_tokens, width))
+        self.is_context = nn.Parameter(torch.zeros(width))
+        self.is_reference = nn.Parameter(torch.zeros(width))
+        self.action_maps = ActionMaps(config, cameras, self.grid, width, action_dim, frame_steps, state_mean, state_std)
+        self.embed_level = nn.Sequential(nn.Linear(64, width), nn.SiLU(), nn.Linear(width, width))
+        self.modulation = nn.Linear(width, NUM_MODULATIONS * width)
+        self.blocks = nn.ModuleList(_Block(width, heads) for _ in range(depth))
+        self.norm = nn.LayerNorm(width, elementwise_affine=False)
+        self.head_patch = nn.Linear(width, patch_values)
+        self.head_state = nn.Linear(width, state_dim)
+        for layer in (self.modulation, self.head_patch, self.head_state):
+            nn.init.zeros_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the parameters, in which it computes; latents and states go in and come out as float32."""
+        return self.place.dtype
+
+    # --- training ---------------------------------------------------------------------------
+
+    def loss(
+        self, clip: Clip, generator: torch.Generator, seen: Frames | None = None
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Rectified-flow loss of every frame that follows a frame of the clip; `seen`: these in the clip's place.
+
+        The network predicts the clean frame; its squared error at noise level t is weighed by 1 / t (t at least 0.1).
+        The error of the velocity would be weighed by 1 / t^2, and levels are often drawn around the middle: then most
+        of the loss is what little noise hides, and where a block went is learned slowly. `latent_error` is the mean
+        squared error of the frames predicted from noise alone, `copy_error` that of repeating the frame before.
+        """
+        clean, batch, length = clip.frames, clip.size, clip.valid.shape[1]
+        shown = seen or clean
+        context = self._with_noise(shown, self._context_levels(batch, length, generator), generator).with_states(shown)
+        number = clip.first[:, None] - 1 + torch.arange(length, device=clip.first.device)
+        number[:, 0] = 0
+        levels = self._target_levels(batch, length - 1, generator).to(clip.valid.device)
+        target = clean.at(slice(1, None))
+        noisy = self._with_noise(target, levels, generator)
+        before = context.frames.at(slice(0, -1))
+        # Frame 1 of a clip from an episode's middle has no frame before it in the clip.
+        counted = clip.valid[:, 1:] & (number[:, 1:] == number[:, :-1] + 1)
+        predicted = self._two_streams(context, noisy, before, clip.actions, number, clip.valid)
+        weight = counted / levels.clamp_min(MIN_LEVEL)
+        weight = weight / counted.sum().clamp_min(1)
+        latent_error = (predicted.latents - target.latents).square().mean((2, 3, 4, 5))
+        state_error = F.smooth_l1_loss(predicted.states, target.states, reduction="none", beta=STATE_BETA).mean(2)
+        loss = (weight * (latent_error + 0.1 * state_error)).sum()
+        with torch.no_grad():
+            copied = (clean.latents[:, :-1] - target.latents).square().mean((2, 3, 4, 5))
+            share = counted & (levels == 1)
+            share = share / share.sum().clamp_min(1)
+            metrics = {
+                "latent_error": float((share * latent_error).sum()),
+                "copy_error": float((share * copied).sum()),
+                "state_error": float((share * state_error).sum()),
+            }
+        return loss, metrics
+
+    def _context_levels(self, batch: int, length: int, generator: torch.Generator) -> torch.Tensor:
+        """Noise of remembered frames, float32 (B, T): uniform up to CONTEXT_SPAN times what imagination uses."""
+        return CONTEXT_SPAN * self.config.context_noise * torch.rand(batch, length, generator=generator)
+
+    def _target_levels(self, batch: int, length: int, generator: torch.Generator) -> torch.Tensor:
+        """Noise of frames to be predicted, float32 (B, T): spread as imagining asks for them, and all noise."""
+        levels = shifted(torch.rand(batch, length, generator=generator))
+        return torch.where(torch.rand(batch, length, generator=generator) < PURE_NOISE, 1.0, levels)
+
+    def _with_noise(self, frames: Frames, levels: torch.Tensor, generator: torch.Generator) -> Noisy:
+        device = frames.latents.device
+        latents, states = (
+            torch.randn(x.shape, generator=generator).to(device) for x in (frames.latents, frames.states)
+        )
+        return mix(frames, Frames(latents, states), levels.to(device))
+
+    def _two_streams(
+        self,
+        context: Noisy,
+        noisy: Noisy,
+        before: Frames,
+        actions: Actions,
+        number: torch.Tensor,
+        valid: torch.Tensor,
+    ) -> Frames:
+        """Predictions for frames 1 .. T-1, each from the context stream before it."""
+        length = number.shape[1]
+        condition = self.action_maps(actions, self._path_starts(context.frames, actions, number))
+        remembered = self._tokens(context, None, condition, number)
+        wanted = self._tokens(noisy, before, condition.at(slice(1, None)), number[:, 1:])
+        tokens = torch.cat([remembered, wanted], 1)
+        modulation = torch.cat(
+            [
+                self._modulation(context.levels, condition),
+                self._modulation(noisy.levels, condition.at(slice(1, None))),
+            ],
+            1,
+        )
+        order = torch.cat([number, number[:, 1:]], 1)
+        in_context = torch.arange(2 * length - 1, device=number.device) < length
+        age = order[:, :, None] - order[:, None, :]
+        kept = (order[:, None, :] == 0) & self.config.reference
+        seen = in_context[None, None, :] & (age > 0) & ((age <= self.config.memory) | kept)
+        seen = seen | torch.eye(2 * length - 1, dtype=torch.bool, device=number.device)
+        seen = seen & (torch.cat([valid, valid[:, 1:]], 1)[:, None, :] | (age == 0))
+        for block in self.blocks:
+            tokens = block(tokens, modulation, order, seen)
+        return self._predict(tokens[:, length:], before, actions.at(slice(1, None)))
+
+    # --- imagination ------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def begin(self, reference: Frames, noise: NoiseStream) -> VideoContext:
+        """See `Dynamics.begin`."""
+        batch, device = reference.latents.shape[0], reference.latents.device
+        slots, depth = 1 + self.config.memory, len(self.blocks)
+        tokens, width = self.place.shape
+        empty = torch.zeros(
+            batch, depth, slots, tokens, self.heads, width // self.heads, device=device, dtype=self.dtype
+        )
+        start = VideoContext(
+            empty,
+            empty,
+            torch.zeros(batch, slots, dtype=torch.bool, device=device),
+            torch.zeros(batch, dtype=torch.int64, device=device),
+            reference,
+        )
+        shape = (self.frame_steps, self.action_maps.action_dim)
+        nothing = Actions(
+            torch.zeros(batch, 1, *shape, device=device),
+            torch.zeros(batch, 1, shape[0], dtype=torch.bool, device=device),
+        )
+        return self.extend(start, reference, nothing, noise)
+
+    @torch.no_grad()
+    def extend(self, context: VideoContext, frames: Frames, actions: Actions, noise: NoiseStream) -> VideoContext:
+        """See `Dynamics.extend`."""
+        for i in range(frames.states.shape[1]):
+            here = slice(i, i + 1)
+            context = self._remember(context, frames.at(here), actions.at(here), noise)
+        return context
+
+    def _remember(self, context: VideoContext, frame: Frames, actions: Actions, noise: NoiseStream) -> VideoContext:
+        levels = torch.full_like(frame.states[..., 0], self.config.context_noise)
+        noisy = mix(frame, self._draw(noise, frame), levels).with_states(frame)
+        first = context.num_frames == 0
+        start = torch.where(first[:, None, None], noisy.frames.states, context.latest.states)
+        condition = self.action_maps(actions, start)
+        number = context.num_frames[:, None]
+        tokens = self._tokens(noisy, None, condition, number)
+        _, keys, values = self._run(context, tokens, self._modulation(levels, condition), number)
+
+        row = torch.arange(len(levels), device=levels.device)
+        slot = torch.where(first, 0, 1 + (context.num_frames - 1) % self.config.memory)
+        filled = context.filled.clone()
+        filled[row, slot] = True
+        return VideoContext(
+            _written(context.keys, keys, row, slot),
+            _written(context.values, values, row, slot),
+            filled,
+            context.num_frames + 1,
+            noisy.frames,
+        )
+
+    @torch.no_grad()
+    def imagine(
+        self, context: VideoContext, actions: Actions, noise: NoiseStream, num_steps: int | None = None
+    ) -> Frames:
+        """See `Dynamics.imagine`. Frames come one after another, each remembered for the next."""
+        num_frames = actions.values.shape[1]
+        imagined: list[Frames] = []
+        for i in range(num_frames):
+            here = slice(i, i + 1)
+            imagined.append(self._imagine_one(context, actions.at(here), noise, num_steps))
+            if i < num_frames - 1:
+                context = self._remember(context, imagined[-1], actions.at(here), noise)
+        return Frames(torch.cat([f.latents for f in imagined], 1), torch.cat([f.states for f in imagined], 1))
+
+    def _imagine_one(self, context: VideoContext, actions: Actions, noise: NoiseStream, steps: int | None) -> Frames:
+        before, number = context.latest, context.num_frames[:, None]
+        condition = self.action_maps(actions, before.states)
+
+        def predict(noisy: Frames, level: float) -> Frames:
+            levels = torch.full_like(before.states[..., 0], level)
+            tokens = self._tokens(Noisy(noisy, levels), before, condition, number)
+            tokens, _, _ = self._run(context, tokens, self._modulation(levels, condition), number)
+            return self._predict(tokens, before, actions)
+
+        start = self._draw(noise, before)
+        return sample(predict, start, steps or self.config.sampling_steps, self.config.temperature)
+
+    def _run(
+        self, context: VideoContext, tokens: torch.Tensor, modulation: torch.Tensor, number: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """One frame over the remembered ones. Returns tokens (B, 1, N, W) and its keys, values (B, depth, N, h, D)."""
+        keys, values, filled = [], [], context.filled
+        if not self.config.reference:  # It is in the first slot.
+            filled = torch.cat([filled[:, :1] & (number <= self.config.memory), filled[:, 1:]], 1)
+        for i, block in enumerate(cast(Iterable[_Block], self.blocks)):
+            past = (context.keys[:, i], context.values[:, i], filled)
+            tokens, key, value = block.step(tokens, modulation, number, past)
+            keys.append(key)
+            values.append(value)
+        return tokens, torch.stack(keys, 1), torch.stack(values, 1)
+
+    # --- in and out -------------------------------------------------------------------------
+
+    def _draw(self, noise: NoiseStream, like: Frames) -> Frames:
+        device = like.latents.device
+        return Frames(
+            noise.normal(*like.latents.shape[1:], device=device), noise.normal(*like.states.shape[1:], device=device)
+        )
+
+    def _tokens(self, noisy: Noisy, before: Frames | None, condition: Condition, number: torch.Tensor) -> torch.Tensor:
+        """Tokens (B, T, N, width). `before` is the frame that each one follows; None for the context stream."""
+        frames = noisy.frames
+        earlier = frames if before is None else before
+        patches = torch.cat([self._patches(frames.latents), self._patches(earlier.latents)], -1)
+        patches = self.embed_patch(patches.to(self.dtype)) + condition.patches
+        state = self.embed_state(torch.cat([frames.states, earlier.states], -1).to(self.dtype))
+        tokens = torch.cat([patches, state[:, :, None]], 2) + self.place
+        if before is None:
+            tokens = tokens + self.is_context
+            tokens = tokens + self.is_reference * (number == 0)[..., None, None]
+        return tokens
+
+    def _predict(self, tokens: torch.Tensor, before: Frames, actions: Actions) -> Frames:
+        """The clean frame: the one before it, moved as the kinematics say, plus what the network says has changed.
+
+        Free motion is known to a tenth of a millimetre, and what is grasped depends on millimetres; the network adds
+        what contact does.
+        """
+        tokens = self.norm(tokens)
+        latents = self._unpatched(self.head_patch(tokens[:, :, :-1]).float())
+        states = before.states + self.action_maps.moved(actions, before.states)
+        return Frames(before.latents + latents, states + self.head_state(tokens[:, :, -1]).float())
+
+    def _modulation(self, levels: torch.Tensor, condition: Condition) -> torch.Tensor:
+        """(B, T, 9, width): from each frame's noise level and actions."""
+        embedded = self.embed_level(_level_features(levels).to(self.dtype)) + condition.frame
+        return self.modulation(F.silu(embedded)).unflatten(-1, (NUM_MODULATIONS, -1))
+
+    def _path_starts(self, frames: Frames, actions: Actions, number: torch.Tensor) -> torch.Tensor:
+        """The state from which each frame's actions set out (B, T, S): the frame before's, where the clip has it.
+
+        For a clip from an episode's middle, frame 1's is reckoned back from its own state.
+        """
+        states = frames.states
+        before = torch.cat([states[:, :1], states[:, :-1]], 1)
+        back = states - self.action_maps.moved(actions, states)
+        follows = torch.cat([torch.ones_like(number[:, :1], dtype=torch.bool), number[:, 1:] == number[:, :-1] + 1], 1)
+        return torch.where(follows[..., None], before, back)
+
+    def _patches(self, latents: torch.Tensor) -> torch.Tensor:
+        """(B, T, V, C, h, w) -> (B, T, V * rows * columns, C * patch^2)."""
+        batch, length, views, channels = latents.shape[:4]
+        (rows, columns), side = self.grid, self.config.patch
+        cut = latents.reshape(batch, length, views, channels, rows, side, columns, side)
+        return cut.permute(0, 1, 2, 4, 6, 3, 5, 7).reshape(batch, length, views * rows * columns, -1)
+
+    def _unpatched(self, patches: torch.Tensor) -> torch.Tensor:
+        batch, length = patches.shape[:2]
+        (channels, height, width), (rows, columns), side = self.latent_shape, self.grid, self.config.patch
+        cut = patches.reshape(batch, length, self.num_views, rows, columns, channels, side, side)
+        return cut.permute(0, 1, 2, 5, 3, 6, 4, 7).reshape(batch, length, self.num_views, channels, height, width)
+
+
+class _Block(nn.Module):
+    """Attention within the frame, along time, MLP; (B, T, N, width) in and out."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm = nn.LayerNorm(width, elementwise_affine=False)
+        self.spatial, self.spatial_out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.temporal, self.temporal_out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp_in, self.mlp_out = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.offset = nn.Parameter(torch.zeros(NUM_MODULATIONS, width))
+        with torch.no_grad():
+            self.offset[2::3] = 1.0  # gates open
+
+    def forward(
+        self, x: torch.Tensor, modulation: torch.Tensor, number: torch.Tensor, seen: torch.Tensor
+    ) -> torch.Tensor:
+        """`number` int64 (B, T) of each frame in its episode; `seen` bool (B, T, T): query sees key."""
+        m = self._modulators(modulation)
+        x = self._within_frame(x, m)
+        query, key, value = self._temporal(x, m, number)
+        x = x + m[5] * self.temporal_out(_attend_in_time(query, key, value, seen))
+        return self._mlp(x, m)
+
+    def step(
+        self,
+        x: torch.Tensor,
+        modulation: torch.Tensor,
+        number: torch.Tensor,
+        past: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """One frame (T = 1) over past keys, values (B, W, N, heads, D) where filled (B, W); also gives its own."""
+        m = self._modulators(modulation)
+        x = self._within_frame(x, m)
+        query, key, value = self._temporal(x, m, number)
+        keys, values = torch.cat([past[0], key], 1), torch.cat([past[1], value], 1)
+        seen = torch.cat([past[2], torch.ones_like(past[2][:, :1])], 1)[:, None]
+        x = x + m[5] * self.temporal_out(_attend_in_time(query, keys, values, seen))
+        return self._mlp(x, m), key[:, 0], value[:, 0]
+
+    def _modulators(self, modulation: torch.Tensor) -> list[torch.Tensor]:
+        return list((modulation + self.offset)[:, :, :, None].unbind(2))
+
+    def _within_frame(self, x: torch.Tensor, m: list[torch.Tensor]) -> torch.Tensor:
+        query, key, value = self._heads(self.spatial(self.norm(x) * (1 + m[1]) + m[0]))
+        query, key, value = (part.transpose(2, 3) for part in (query, key, value))  # (B, T, heads, N, D)
+        weights = (query * query.shape[-1] ** -0.5 @ key.transpose(-1, -2)).softmax(-1)
+        return x + m[2] * self.spatial_out((weights @ value).transpose(2, 3).flatten(3))
+
+    def _temporal(
+        self, x: torch.Tensor, m: list[torch.Tensor], number: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        query, key, value = self._heads(self.temporal(self.norm(x) * (1 + m[4]) + m[3]))
+        cosine, sine = _rotation(number, query.shape[-1])
+        return _rotated(query, cosine, sine), _rotated(key, cosine, sine), value
+
+    def _mlp(self, x: torch.Tensor, m: list[torch.Tensor]) -> torch.Tensor:
+        return x + m[8] * self.mlp_out(F.relu(self.mlp_in(self.norm(x) * (1 + m[7]) + m[6])).square())
+
+    def _heads(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.unflatten(-1, (3, self.heads, -1)).unbind(-3)
+
+
+def _attend_in_time(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    """Attention at each token's own place: query (B, Tq, N, heads, D), key, value (B, Tk, ...); seen (B, Tq, Tk)."""
+    query, key, value = (part.permute(0, 2, 3, 1, 4) for part in (query, key, value))  # (B, N, heads, T, D)
+    scores = query * query.shape[-1] ** -0.5 @ key.transpose(-1, -2)
+    weights = scores.masked_fill(~seen[:, None, None], float("-inf")).softmax(-1)
+    return (weights @ value).permute(0, 3, 1, 2, 4).flatten(3)
+
+
+def _written(old: torch.Tensor, new: torch.Tensor, row: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
+    """`old` (B, depth, W, ...) with `new` (B, depth, ...) in each row's slot."""
+    result = old.clone()
+    result[row, :, slot] = new
+    return result
+
+
+def _level_features(levels: torch.Tensor) -> torch.Tensor:
+    """Sines and cosines of a noise level, (B, T) -> (B, T, 64)."""
+    frequency = torch.exp(torch.linspace(0, 6, 32, device=levels.device))
+    angle = levels[..., None] * frequency
+    return torch.cat([angle.sin(), angle.cos()], -1)
+
+
+def _rotation(number: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rotary position of frame numbers: cosine and sine (B, T, 1, 1, D / 2)."""
+    frequency = 100.0 ** -(torch.arange(dim // 2, device=number.device) / (dim // 2))
+    angle = (number[..., None] * frequency)[:, :, None, None]
+    return angle.cos(), angle.sin()
+
+
+def _rotated(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+    first, second = x.chunk(2, -1)
+    cosine, sine = cosine.to(x.dtype), sine.to(x.dtype)
+    return torch.cat([first * cosine - second * sine, first * sine + second * cosine], -1)

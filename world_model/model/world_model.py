@@ -1,0 +1,376 @@
+"""The world model: autoencoder, dynamics, success head and clip classifier in one, and the folder it is kept in.
+
+    world_model = load_world_model("pretrained:tabletop")
+    memory = world_model.begin(world_model.encode(images, states), instruction, seeds=[0, 1])
+    frames = world_model.dynamics.imagine(memory.context, actions, memory.noise)
+
+`world_model.imagination` turns imagined frames into outcomes; `world_model.env` makes an environment of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from vla_rl.common.atomic import atomic_folder
+from vla_rl.common.precision import Precision, wants_bf16
+from world_model.config import WanConfig, WorldModelConfig
+from world_model.interfaces import Autoencoder, Context, Dynamics, SuccessHead
+from world_model.metadata import FACTS_FILE, WorldModelFacts, read_facts, resolve_path, write_facts
+from world_model.types import Actions, Frames, NoiseStream
+
+IMAGES_AT_ONCE = 512  # Through the autoencoder, which bounds its memory.
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The four networks; each is also a `torch.nn.Module`."""
+
+    autoencoder: Autoencoder
+    dynamics: Dynamics
+    success: SuccessHead
+    clip: SuccessHead
+
+
+BuildParts = Callable[[WorldModelConfig, WorldModelFacts], Parts]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What is remembered of B imagined episodes. Never changed in place, but for the noise, which goes on.
+
+    Attributes:
+        context: of the dynamics.
+        reference: B x 1, the episode's first frame.
+        recent: B x R, the last frames, the newest last; the first one repeated where there are fewer.
+        instruction: B strings.
+        noise: of what happens, a stream for each episode.
+        other_noise: of what else might have happened (verification, ensemble), so that asking changes nothing.
+    """
+
+    context: Context
+    reference: Frames
+    recent: Frames
+    instruction: list[str]
+    noise: NoiseStream
+    other_noise: NoiseStream
+
+    @property
+    def size(self) -> int:
+        return len(self.instruction)
+
+    def select(self, rows: Sequence[int]) -> Memory:
+        """Of the episodes at `rows`, in that order; repeats allowed, which then share their noise."""
+        rows = list(rows)
+        index = torch.tensor(rows, dtype=torch.int64, device=self.reference.states.device)
+        return Memory(
+            self.context.select(index),
+            self.reference.select(index),
+            self.recent.select(index),
+            [self.instruction[i] for i in rows],
+            self.noise.select(rows),
+            self.other_noise.select(rows),
+        )
+
+    def put(self, rows: Sequence[int], other: Memory) -> Memory:
+        """With the episodes at `rows` replaced by those of `other`."""
+        index = torch.tensor(list(rows), dtype=torch.int64, device=self.reference.states.device)
+        place = {row: self.size + i for i, row in enumerate(rows)}
+        order = [place.get(i, i) for i in range(self.size)]
+        instruction = self.instruction + other.instruction
+        return Memory(
+            self.context.put(index, other.context),
+            put_frames(self.reference, index, other.reference),
+            put_frames(self.recent, index, other.recent),
+            [instruction[i] for i in order],
+            NoiseStream.join([self.noise, other.noise]).select(order),
+            NoiseStream.join([self.other_noise, other.other_noise]).select(order),
+        )
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All but the instruction and the noise, for a keyframe; the first dimension of each is B."""
+        context = {f"context.{name}": tensor for name, tensor in self.context.tensors().items()}
+        return context | {
+            "reference.latents": self.reference.latents,
+            "reference.states": self.reference.states,
+            "recent.latents": self.recent.latents,
+            "recent.states": self.recent.states,
+        }
+
+    def with_tensors(self, tensors: Mapping[str, torch.Tensor]) -> Memory:
+        """The same episodes' instruction and noise, with what `tensors` gave in place of the rest."""
+        names = [name for name in tensors if name.startswith("context.")]
+        return replace(
+            self,
+            context=type(self.context).from_tensors({n.removeprefix("context."): tensors[n] for n in names}),
+            reference=Frames(tensors["reference.latents"], tensors["reference.states"]),
+            recent=Frames(tensors["recent.latents"], tensors["recent.states"]),
+        )
+
+
+def put_frames(frames: Frames, rows: torch.Tensor, other: Frames) -> Frames:
+    """`frames` with those at `rows`, int64, replaced by `other`."""
+    return Frames(frames.latents.index_copy(0, rows, other.latents), frames.states.index_copy(0, rows, other.states))
+
+
+class WorldModel(nn.Module):
+    """The four networks together, in evaluation mode.
+
+    Args:
+        config: what they are. facts: what they were fitted on, and the thresholds of success.
+
+    Raises:
+        ValueError: parts that do not fit each other or the facts.
+    """
+
+    autoencoder: Autoencoder
+    dynamics: Dynamics
+    success: SuccessHead
+    clip: SuccessHead
+
+    def __init__(self, config: WorldModelConfig, facts: WorldModelFacts, parts: Parts) -> None:
+        super().__init__()
+        if tuple(parts.autoencoder.image_size) != facts.image_size:
+            raise ValueError(
+                f"autoencoder: is for images of {parts.autoencoder.image_size} pixels, the world model's are "
+                f"{facts.image_size}"
+            )
+        if parts.dynamics.frame_steps != config.frame_steps:
+            raise ValueError(
+                f"dynamics: has frames of {parts.dynamics.frame_steps} control steps, the config says "
+                f"frame_steps = {config.frame_steps}"
+            )
+        # Wan's is complete only once built: saved, it needs its pretrained folder no more.
+        dynamics = getattr(parts.dynamics, "config", config.dynamics)
+        self.config, self.facts = config.model_copy(update={"dynamics": dynamics}), facts
+        for part in fields(parts):
+            setattr(self, part.name, getattr(parts, part.name))
+        self.register_buffer("state_mean", torch.tensor(facts.state_mean), persistent=False)
+        self.register_buffer("state_std", torch.tensor(facts.state_std), persistent=False)
+        self.eval()
+
+    state_mean: torch.Tensor
+    state_std: torch.Tensor
+
+    @property
+    def frame_steps(self) -> int:
+        """G, control steps from one frame to the next."""
+        return self.config.frame_steps
+
+    @property
+    def device(self) -> torch.device:
+        return self.state_mean.device
+
+    def set_temperature(self, temperature: float) -> None:
+        """Imagine with noise of another strength from now on; see `DynamicsConfig.temperature`.
+
+        Thresholds of success hold for the temperature at which they were chosen.
+        """
+        dynamics = self.config.dynamics.model_copy(update={"temperature": temperature})
+        self.config = self.config.model_copy(update={"dynamics": dynamics})
+        cast(Any, self.dynamics).config = dynamics
+
+    # --- the robot's units and the model's ---------------------------------------------------
+
+    @torch.no_grad()
+    def encode(self, images: np.ndarray, states: np.ndarray) -> Frames:
+        """uint8 (B, F, V, height, width, 3), float32 (B, F, S) -> B x F frames."""
+        flat = torch.from_numpy(np.ascontiguousarray(images)).flatten(0, 2)
+        parts = [self.autoencoder.encode(part.to(self.device)) for part in flat.split(IMAGES_AT_ONCE)]
+        latents = torch.cat(parts).unflatten(0, images.shape[:3])
+        raw = torch.from_numpy(np.ascontiguousarray(states, np.float32)).to(self.device)
+        return Frames(latents, (raw - self.state_mean) / self.state_std)
+
+    @torch.no_grad()
+    def decode(self, frames: Frames) -> np.ndarray:
+        """B x F frames -> uint8 (B, F, V, height, width, 3)."""
+        parts = [self.autoencoder.decode(part) for part in frames.latents.flatten(0, 2).split(IMAGES_AT_ONCE)]
+        return torch.cat(parts).unflatten(0, frames.latents.shape[:3]).cpu().numpy()
+
+    def states(self, frames: Frames) -> np.ndarray:
+        """States of B x F frames in the robot's units, float32 (B, F, S)."""
+        return (frames.states * self.state_std + self.state_mean).cpu().numpy()
+
+    def actions(self, actions: np.ndarray, num_steps: np.ndarray) -> Actions:
+        """A chunk as the frames that it leads to: clipped, cut into frames of G, the last filled up with zeros.
+
+        Args:
+            actions: float32 (B, H, A), environment units. num_steps: int64 (B,), how many of H are executed.
+
+        Returns:
+            F = H / G frames, rounded up, whatever is executed: an episode draws the same noise beside any others.
+        """
+        num_frames = -(-actions.shape[1] // self.frame_steps)
+        padded = np.zeros((len(actions), num_frames * self.frame_steps, actions.shape[2]), np.float32)
+        low, high = (np.array(bound, np.float32) for bound in (self.facts.action_low, self.facts.action_high))
+        padded[:, : actions.shape[1]] = np.clip(actions, low, high)
+        executed = np.arange(padded.shape[1]) < num_steps[:, None]
+        padded *= executed[..., None]
+        into_frames = (num_frames, self.frame_steps)
+        values, mask = (torch.from_numpy(x).unflatten(1, into_frames).to(self.device) for x in (padded, executed))
+        return Actions(values, mask)
+
+    # --- imagining ---------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def begin(self, first: Frames, instruction: Sequence[str], seeds: Sequence[int]) -> Memory:
+        """Start B episodes at their first frame (F = 1).
+
+        Args:
+            seeds: of each episode's noise, below 2^32.
+        """
+        noise = NoiseStream(seeds)
+        repeats = max(self.success.num_frames, self.clip.num_frames)
+        recent = Frames(first.latents.repeat_interleave(repeats, 1), first.states.repeat_interleave(repeats, 1))
+        context = self.dynamics.begin(first, noise)
+        return Memory(context, first, recent, list(instruction), noise, NoiseStream([~seed for seed in seeds]))
+
+    @torch.no_grad()
+    def extend(self, memory: Memory, frames: Frames, actions: Actions) -> Memory:
+        """Remember F more frames, real or imagined, with the actions that led to them."""
+        context = self.dynamics.extend(memory.context, frames, actions, memory.noise)
+        repeats = memory.recent.states.shape[1]
+        recent = Frames(
+            torch.cat([memory.recent.latents, frames.latents], 1)[:, -repeats:],
+            torch.cat([memory.recent.states, frames.states], 1)[:, -repeats:],
+        )
+        return replace(memory, context=context, recent=recent)
+
+    @torch.no_grad()
+    def scores(self, memory: Memory, frames: Frames) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits of success at each of the F frames that follow `memory`: success head, clip classifier, (B, F)."""
+        together = Frames(
+            torch.cat([memory.recent.latents, frames.latents], 1), torch.cat([memory.recent.states, frames.states], 1)
+        )
+        num_frames, earlier = frames.states.shape[1], memory.recent.states.shape[1]
+        each = torch.arange(memory.size, device=self.device).repeat_interleave(num_frames)
+        instruction = [text for text in memory.instruction for _ in range(num_frames)]
+
+        def score(head: SuccessHead) -> torch.Tensor:
+            last = torch.arange(earlier, earlier + num_frames, device=self.device)[:, None]
+            window = last + torch.arange(1 - head.num_frames, 1, device=self.device)
+            windows = Frames(together.latents[:, window].flatten(0, 1), together.states[:, window].flatten(0, 1))
+            return head.score(windows, memory.reference.select(each), instruction).unflatten(0, (-1, num_frames))
+
+        return score(self.success), score(self.clip)
+
+    def counts(self, success: torch.Tensor, clip: torch.Tensor, require_both: bool = True) -> torch.Tensor:
+        """Whether logits count as a success: above the head's threshold, and the classifier's if both are required."""
+        counted = success > self.facts.success_threshold
+        return counted & (clip > self.facts.clip_threshold) if require_both else counted
+
+    def compute_in(self, precision: Precision) -> WorldModel:
+        """Keep the networks' parameters in bfloat16 from here on, where `precision` says so; images, latents and states
+        stay what they are. Returns itself."""
+        if wants_bf16(precision, self.device.type):
+            for parameter in self.parameters():
+                parameter.data = parameter.data.bfloat16()
+        return self
+
+    # --- files -------------------------------------------------------------------------------
+
+    def save(self, folder: str | Path, dtype: torch.dtype | None = None) -> None:
+        """Write a folder that `load_world_model` reads, whole or not at all; an older one there is replaced.
+
+        Args:
+            dtype: of the stored parameters (float16 halves the size); None stores them as they are.
+
+        Raises:
+            DiskFullError: the disk is full.
+        """
+        with atomic_folder(Path(folder), "world model", replace=True) as partial:
+            write_facts(partial, self.config, self.facts)
+            for part in fields(Parts):
+                module = cast(nn.Module, getattr(self, part.name))
+                parameters = {name for name, _ in module.named_parameters()}
+                tensors = {
+                    name: tensor.detach().to("cpu", (dtype if name in parameters else None) or tensor.dtype)
+                    for name, tensor in module.state_dict().items()
+                }
+                copies = {name: tensor.clone().contiguous() for name, tensor in tensors.items()}
+                save_file(copies, partial / f"{part.name}.safetensors")
+
+
+def load_world_model(
+    path: str | Path, device: str | torch.device = "cpu", build: BuildParts | None = None
+) -> WorldModel:
+    """The world model in a folder (or 'pretrained:NAME'), in float32, ready to imagine.
+
+    Args:
+        build: makes the networks that the weights go into; `build_parts` by default.
+
+    Raises:
+        ConfigError: no such folder or pretrained world model.
+        ValueError: a file of it is missing or damaged, or holds NaN.
+    """
+    folder = resolve_path(path)
+    config, facts = read_facts(folder)
+    with torch.random.fork_rng(devices=[]):
+        world_model = WorldModel(config, facts, (build or build_parts)(config, facts))
+    for part in fields(Parts):
+        _read_weights(folder / f"{part.name}.safetensors", cast(nn.Module, getattr(world_model, part.name)))
+    return world_model.to(device).eval()
+
+
+def build_parts(config: WorldModelConfig, facts: WorldModelFacts) -> Parts:
+    """Fresh networks of a config, for the robot and the cameras that the facts name; seed torch before.
+
+    Raises:
+        ValueError: sizes that do not fit each other, or an autoencoder folder that cannot be read.
+    """
+    from world_model.model.autoencoder import build_autoencoder
+    from world_model.model.dynamics import VideoDynamics
+    from world_model.model.success import ClipSuccessClassifier, LatentSuccessHead
+
+    autoencoder = build_autoencoder(config.autoencoder, facts.image_size)
+    shape, num_views = autoencoder.latent_shape, len(facts.cameras)
+    sizes = (facts.state_dim, facts.action_dim, config.frame_steps)
+    if isinstance(config.dynamics, WanConfig):
+        from world_model.model.wan import WanDynamics
+
+        dynamics = WanDynamics(config.dynamics, shape, num_views, *sizes)
+    else:
+        mean, std = (np.array(values, np.float32) for values in (facts.state_mean, facts.state_std))
+        dynamics = VideoDynamics(config.dynamics, shape, facts.cameras, *sizes, mean, std)
+    success = LatentSuccessHead(config.success, shape, num_views, facts.state_dim)
+    return Parts(autoencoder, dynamics, success, ClipSuccessClassifier(config.success, shape, num_views))
+
+
+def _read_weights(file: Path, module: nn.Module) -> None:
+    if not file.is_file():
+        raise ValueError(f"{file}: not found. Copy the world model's folder again, with all of its files.")
+    try:
+        found = load_file(file)
+    except SafetensorError as error:
+        raise ValueError(f"{file}: truncated or not a safetensors file ({error}). Copy it again.") from error
+    expected = module.state_dict()
+    problems = [f"{name}: missing" for name in expected if name not in found]
+    problems += [f"{name}: not part of it" for name in found if name not in expected]
+    problems += [
+        f"{name}: found shape {tuple(tensor.shape)}, expected {tuple(expected[name].shape)}"
+        for name, tensor in found.items()
+        if name in expected and tensor.shape != expected[name].shape
+    ]
+    if problems:
+        raise ValueError(
+            f"{file}: does not fit the networks that {FACTS_FILE} describes: {_some(problems)}. "
+            f"Use the {FACTS_FILE} that was saved with these weights."
+        )
+    if broken := [name for name, tensor in found.items() if not bool(torch.isfinite(tensor).all())]:
+        raise ValueError(
+            f"{file}: NaN or infinity in {_some(broken)}. Fit the world model again, or use an earlier one."
+        )
+    module.load_state_dict(found)
+
+
+def _some(items: list[str], limit: int = 6) -> str:
+    more = f" and {len(items) - limit} more" if len(items) > limit else ""
+    return "; ".join(items[:limit]) + more

@@ -1,0 +1,95 @@
+"""`vla-rl world-model eval`: from a world model's folder and held-out datasets to trust.json and the trust page."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from vla_rl.config import ConfigError
+from vla_rl.data.config import DatasetConfig, DatasetError
+from vla_rl.data.dataset import EpisodeDataset
+from world_model.config import ImaginationConfig
+from world_model.data.episodes import EpisodeFrames, logged_episodes, open_episodes
+from world_model.metadata import content_key, resolve_path
+from world_model.model.world_model import load_world_model
+from world_model.trust.config import MeasureConfig, Requirement
+from world_model.trust.measure import measure
+from world_model.trust.page.page import PAGE_FILE, save_trust
+from world_model.trust.report import Provenance
+from world_model.trust.subject import OpenLoop
+from world_model.trust.types import LoggedEpisode, PolicyOutcomes, TrustData
+
+PolicySuccess = tuple[str, Sequence[str], Sequence[bool], Sequence[bool]]
+
+
+def measure_trust(
+    config: MeasureConfig,
+    world_model: Path,
+    held_out: Sequence[Path],
+    policies: Sequence[PolicySuccess] = (),
+    *,
+    train: Sequence[Path] = (),
+    styles: Mapping[str, Path] | None = None,
+    imagination: ImaginationConfig,
+    require: Mapping[str, Requirement],
+    chunk_size: int | None = None,
+    device: str = "cpu",
+    show: Callable[[str], None] | None = None,
+    out: Path | None = None,
+) -> Path:
+    """Measure a world model on held-out datasets; see `FitConfig.measure_trust`.
+
+    Raises:
+        ConfigError: no such world model, or one that ships with the package and no `out`.
+        DatasetError: a dataset that the world model was fitted on or its thresholds chosen on, or of another robot.
+    """
+    folder = resolve_path(world_model)
+    if out is None and str(world_model).startswith("pretrained:"):
+        raise ConfigError(f"{world_model}: ships with the package, whose files stay as they are; name another --output")
+    loaded = load_world_model(folder, device).compute_in(imagination.precision)
+    spec = loaded.facts.env_spec()
+
+    def opened(path: Path) -> EpisodeDataset:
+        return open_episodes(DatasetConfig(path=str(path)), spec)
+
+    def episodes(dataset: EpisodeDataset) -> list[LoggedEpisode]:
+        return logged_episodes(EpisodeFrames.of(dataset, loaded.frame_steps, spec.action_low, spec.action_high))
+
+    datasets = [opened(path) for path in held_out]
+    for dataset in datasets:
+        seen = {"was fitted": loaded.facts.datasets, "chose its thresholds": loaded.facts.calibrated_on}
+        for what, keys in seen.items():
+            if dataset.cache.name in keys:
+                raise DatasetError(
+                    f"{dataset.path}: the world model {what} on it; trust needs episodes it has not seen"
+                )
+    outcomes = [
+        PolicyOutcomes(name, starts, np.array(real), np.array(imagined)) for name, starts, real, imagined in policies
+    ]
+    chunk_frames = -(-(chunk_size or 1) // loaded.frame_steps)
+    measured = measure(
+        OpenLoop(loaded, imagination, chunk_frames),
+        TrustData(
+            held_out=[episode for dataset in datasets for episode in episodes(dataset)],
+            train=[episode for path in train for episode in episodes(opened(path))],
+            styles={name: episodes(opened(path)) for name, path in (styles or {}).items()},
+            policies=outcomes,
+        ),
+        config,
+        Provenance(
+            model=str(world_model),
+            model_key=content_key(folder),
+            datasets=tuple(str(path) for path in held_out),
+            dataset_keys=tuple(dataset.cache.name for dataset in datasets),
+            chunk_frames=chunk_frames,
+            command=shlex.join(["vla-rl", *sys.argv[1:]]),
+        ),
+        show,
+    )
+    target = Path(out or folder)
+    save_trust(measured, target, control_hz=spec.control_hz, require=require)
+    return target / PAGE_FILE

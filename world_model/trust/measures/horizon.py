@@ -1,0 +1,59 @@
+"""The trust horizon: how long imagination holds, in images and in outcomes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from world_model.trust.config import MeasureConfig
+from world_model.trust.figures import Figure
+from world_model.trust.intervals import SMALLEST, mean_bands
+from world_model.trust.measures.open_loop import Replay
+from world_model.trust.measures.outcomes import informedness_figure, majority_guess
+
+
+def horizon_figures(replay: Replay, groups: np.ndarray, config: MeasureConfig, frame_steps: int) -> dict[str, Figure]:
+    """Trust horizon and the two that it is the shorter of, in control steps; see `figures.FIGURES`.
+
+    Each ends before the first frame that does not hold, or that fewer than `horizon_episodes` episodes have.
+
+    Args:
+        groups: (E,), initial states. frame_steps: G.
+    """
+    enough = replay.num_episodes >= config.horizon_episodes
+    images = _frames_held(enough & images_hold(replay, config.horizon_margin))
+    held = outcomes_hold(replay.real, replay.imagined, groups, config.horizon_outcomes, config.horizon_margin)
+    outcomes = _frames_held(enough & held)
+    frames = {"image_horizon": images, "outcome_horizon": outcomes, "trust_horizon": min(images, outcomes)}
+    return {name: Figure(value=frame_steps * count, n=len(groups)) for name, count in frames.items()}
+
+
+def images_hold(replay: Replay, margin: float) -> np.ndarray:
+    """bool (F,): imagination removes at least the share `margin` of the latent error of repeating the first frame."""
+    error, copy = (np.nansum(replay.frames[name], axis=0) for name in ("latent_error", "latent_error_copy"))
+    return 1 - error / np.maximum(copy, SMALLEST) >= margin
+
+
+def outcomes_hold(
+    real: np.ndarray, imagined: np.ndarray, groups: np.ndarray, min_outcomes: int, margin: float
+) -> np.ndarray:
+    """bool (F,): "has it succeeded by now?" tells successes from failures, by an informedness above `margin`.
+
+    Errors pile up, so a frame for which a later one holds need only be no worse than a guess, or so by chance (the 95 %
+    interval reaches 0). While fewer than `min_outcomes` have succeeded, or failed, informedness says little; then
+    agreement may be as good as the majority guess, or worse by no more than chance.
+
+    Args:
+        real, imagined: bool (E, F), latched. groups: (E,), initial states.
+    """
+    guess = np.stack([majority_guess(frame) for frame in real.T], 1)
+    over_guess, _, over_guess_high = mean_bands((real == imagined).astype(np.float64) - guess, groups)
+    informed = [informedness_figure(*frame, groups) for frame in zip(real.T, imagined.T, strict=True)]
+    telling = np.minimum(real.sum(0), (~real).sum(0)) >= min_outcomes
+    shown = telling & np.array([figure.value > margin for figure in informed])
+    vouched = np.maximum.accumulate(shown[::-1])[::-1]  # by this frame or a later one
+    no_worse = np.array([figure.high >= 0 for figure in informed])
+    return np.where(telling, shown | (vouched & no_worse), (over_guess >= 0) | (over_guess_high >= 0))
+
+
+def _frames_held(holds: np.ndarray) -> int:
+    return int(np.cumprod(holds).sum())

@@ -1,0 +1,239 @@
+"""Held-out episodes imagined from their first frame, open loop, with the logged actions or with others.
+
+Frames are numbered from 1 here: frame 0 is real in both. Shape legend as in `world_model.trust.types`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from world_model.trust.measures.actions import InverseDynamics, other_actions
+from world_model.trust.measures.metrics import MIN_SSIM_SIDE, psnr, ssim
+from world_model.trust.measures.perceptual import Lpips, VideoFeatures
+from world_model.trust.types import Batch, LoggedEpisode, Scores, WorldModel, collate
+from world_model.types import Actions, Frames
+
+# Frames of a clip whose features make the Fréchet video distance; shorter episodes are held at their end.
+_VIDEO_FRAMES = 16
+OTHER_ACTIONS = ("swapped", "zero", "random")
+
+
+class Noise(NamedTuple):
+    """Which noise to imagine with: equal ones give equal futures, whatever the batch."""
+
+    seed: int
+    draw: int = 0
+
+    def of(self, rows: Sequence[int]) -> list[int]:
+        """A seed below 2^32 for each episode."""
+        return [int(np.random.SeedSequence((self.seed, self.draw, row)).generate_state(1)[0]) for row in rows]
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What replaying E episodes shows. F is the most frames that one has after its first.
+
+    Attributes:
+        frames: name -> float64 (E, F), NaN past an episode's end: "latent_error", "latent_error_copy", "state_error",
+            "psnr", "psnr_copy", "psnr_reconstruction", and "ssim" and "lpips" where they can be had.
+        real, imagined: bool (E, F), has it succeeded by that frame; past an episode's end, as at its end.
+        probability: float (E,), the highest of an episode, imagined.
+        head, head_probability: bool (E,), float (E,): the success head's verdict on the real frames.
+        features: of imagined and of real clips, float (E x V, D), for the Fréchet video distance; None without weights.
+    """
+
+    frames: dict[str, np.ndarray]
+    real: np.ndarray
+    imagined: np.ndarray
+    probability: np.ndarray
+    head: np.ndarray
+    head_probability: np.ndarray
+    features: tuple[np.ndarray, np.ndarray] | None
+
+    @property
+    def num_episodes(self) -> np.ndarray:
+        """int (F,): how many episodes have the frame."""
+        return np.isfinite(self.frames["latent_error"]).sum(0)
+
+
+def replay(
+    world_model: WorldModel,
+    episodes: Sequence[LoggedEpisode],
+    batch_size: int,
+    noise: Noise,
+    lpips: Lpips | None = None,
+    video: VideoFeatures | None = None,
+) -> Replay:
+    """Imagine each episode with its logged actions and set it against what really happened."""
+    num_frames = max(e.num_frames for e in episodes) - 1
+    frames: dict[str, np.ndarray] = {}
+    outcomes = {name: np.zeros((len(episodes), num_frames), bool) for name in ("real", "imagined")}
+    probability, head_probability = np.zeros((2, len(episodes)))
+    head = np.zeros(len(episodes), bool)
+    features: list[tuple[np.ndarray, np.ndarray]] = []
+    for rows in _chunks(len(episodes), batch_size):
+        batch = collate([episodes[i] for i in rows])
+        real = world_model.encode(batch.images, batch.states)
+        imagined, scores = imagine(world_model, batch, real, noise.of(rows))
+        on_real = world_model.score(real, batch.instruction)
+        valid, last = batch.valid[:, 1:], batch.valid.sum(1) - 2
+        each, length = np.arange(len(rows)), valid.shape[1]
+
+        for name, values in _likeness(world_model, batch, real, imagined, lpips).items():
+            table = frames.setdefault(name, np.full((len(episodes), num_frames), np.nan))
+            table[rows, :length] = np.where(valid, values, np.nan)
+        for name, latched in (("real", batch.success[:, 1:]), ("imagined", scores.success)):
+            ended = latched[each, last][:, None]
+            outcomes[name][rows] = ended
+            outcomes[name][rows, :length] = np.where(valid, latched, ended)
+        probability[rows] = np.where(valid, scores.probability, 0).max(1)
+        head[rows] = on_real.success[each, last + 1]
+        head_probability[rows] = np.where(batch.valid, on_real.probability, 0).max(1)
+        if video is not None:
+            held = np.minimum(np.arange(_VIDEO_FRAMES), last[:, None])
+            videos = (world_model.decode(imagined), batch.images[:, 1:])
+            features.append(
+                (video(_views(videos[0][each[:, None], held])), video(_views(videos[1][each[:, None], held])))
+            )
+    crowds = [np.concatenate(part) for part in zip(*features, strict=True)]
+    return Replay(
+        frames,
+        **outcomes,
+        probability=probability,
+        head=head,
+        head_probability=head_probability,
+        features=(crowds[0], crowds[1]) if crowds else None,
+    )
+
+
+def imagined_outcomes(
+    world_model: WorldModel, episodes: Sequence[LoggedEpisode], batch_size: int, noise: Noise
+) -> np.ndarray:
+    """bool (E,): whether each episode, imagined with its logged actions, ends as a success."""
+    found = np.zeros(len(episodes), bool)
+    for rows in _chunks(len(episodes), batch_size):
+        batch = collate([episodes[i] for i in rows])
+        first = world_model.encode(batch.images[:, :1], batch.states[:, :1])
+        _, scores = imagine(world_model, batch, first, noise.of(rows))
+        found[rows] = scores.success[np.arange(len(rows)), batch.valid.sum(1) - 2]
+    return found
+
+
+def action_errors(
+    world_model: WorldModel,
+    episodes: Sequence[LoggedEpisode],
+    batch_size: int,
+    num_frames: int,
+    seed: int,
+    inverse: InverseDynamics | None,
+) -> dict[str, np.ndarray]:
+    """How the imagined frames 1 .. num_frames depend on the actions, the noise being the same throughout.
+
+    Returns:
+        float64 (E,), sums over an episode's frames: "true" and each of OTHER_ACTIONS, squared error of the imagined
+        latents with these actions; "response", squared distance of "swapped" from "true"; and with `inverse`
+        "inverse_real" and "inverse_imagined", its squared errors.
+    """
+    others = {kind: other_actions(episodes, kind, seed) for kind in OTHER_ACTIONS}
+    names = ("true", *OTHER_ACTIONS, "response", *(("inverse_real", "inverse_imagined") if inverse else ()))
+    errors = {name: np.zeros(len(episodes)) for name in names}
+    for rows in _chunks(len(episodes), batch_size):
+        batch = collate([episodes[i] for i in rows], num_frames + 1)
+        seeds, valid = Noise(seed).of(rows), batch.valid[:, 1:]
+        real = world_model.encode(batch.images, batch.states)
+        true, _ = imagine(world_model, batch, real, seeds)
+
+        def total(a: Frames, b: Frames, valid: np.ndarray = valid) -> np.ndarray:
+            return np.where(valid, _squared(a.latents, b.latents), 0).sum(1)
+
+        after = real.at(slice(1, None))
+        errors["true"][rows] = total(true, after)
+        for kind, actions in others.items():
+            changed = _padded([actions[i] for i in rows], batch.actions.shape[1]) * batch.executed[..., None]
+            other, _ = imagine(world_model, batch, real, seeds, changed.astype(np.float32))
+            errors[kind][rows] = total(other, after)
+            if kind == "swapped":
+                errors["response"][rows] = total(other, true)
+        if inverse is not None:
+            whole = Frames(torch.cat([real.latents[:, :1], true.latents], 1), real.states)
+            for name, shown in (("inverse_real", real), ("inverse_imagined", whole)):
+                read = inverse.errors(shown, torch.from_numpy(batch.actions), torch.from_numpy(batch.executed))
+                errors[name][rows] = np.nansum(read, axis=1)
+    return errors
+
+
+def imagine(
+    world_model: WorldModel,
+    batch: Batch,
+    real: Frames,
+    seeds: Sequence[int],
+    actions: np.ndarray | None = None,
+) -> tuple[Frames, Scores]:
+    """Imagine a batch's frames 1 .. T - 1 from its first.
+
+    Args:
+        real: the batch's frames, of which the first is used. actions: (B, T, G, A) instead of the logged ones.
+
+    Raises:
+        ValueError: the world model imagines NaN or infinity, which the means would silently leave out.
+    """
+    context = world_model.begin(real.at(slice(0, 1)), batch.instruction, seeds)
+    values = torch.from_numpy(batch.actions if actions is None else actions)[:, 1:]
+    imagined, scores = world_model.imagine(context, Actions(values, torch.from_numpy(batch.executed)[:, 1:]))
+    finite = bool(imagined.latents.isfinite().all()) and bool(imagined.states.isfinite().all())
+    if not finite or not np.isfinite(scores.probability).all():
+        raise ValueError(
+            "the world model imagines NaN or infinity on held-out episodes; nothing can be measured. Fit it again, "
+            "with a lower learning rate, or use an earlier one"
+        )
+    return imagined, scores
+
+
+def _likeness(
+    world_model: WorldModel, batch: Batch, real: Frames, imagined: Frames, lpips: Lpips | None
+) -> Mapping[str, np.ndarray]:
+    """Each figure of images and latents, float64 (B, F); padding is not masked yet."""
+    after, first = real.at(slice(1, None)), real.at(slice(0, 1))
+    pixels, shown = batch.images[:, 1:], world_model.decode(imagined)
+    copied = np.broadcast_to(world_model.decode(first), pixels.shape)
+    found = {
+        "latent_error": _squared(imagined.latents, after.latents),
+        "latent_error_copy": _squared(first.latents.expand_as(after.latents), after.latents),
+        "state_error": _squared(imagined.states, after.states),
+        "psnr": psnr(shown, pixels).mean(2),
+        "psnr_copy": psnr(copied, pixels).mean(2),
+        "psnr_reconstruction": psnr(world_model.decode(after), pixels).mean(2),
+    }
+    if min(pixels.shape[-3:-1]) >= MIN_SSIM_SIDE:
+        found["ssim"] = ssim(shown, pixels).mean(2)
+    if lpips is not None:
+        found["lpips"] = lpips(shown, pixels).mean(2)
+    return found
+
+
+def _squared(a: torch.Tensor, b: torch.Tensor) -> np.ndarray:
+    """Mean squared difference of (B, F, ...) each, float64 (B, F)."""
+    return (a.float() - b.float()).square().flatten(2).mean(2).double().cpu().numpy()
+
+
+def _padded(actions: Sequence[np.ndarray], length: int) -> np.ndarray:
+    """Arrays (T_i, G, A) cut or filled up with zeros to (B, length, G, A)."""
+    result = np.zeros((len(actions), length, *actions[0].shape[1:]), np.float32)
+    for row, values in zip(result, actions, strict=True):
+        row[: len(values)] = values[:length]
+    return result
+
+
+def _views(video: np.ndarray) -> np.ndarray:
+    """(B, F, V, height, width, 3) -> (B V, F, height, width, 3)."""
+    return video.swapaxes(1, 2).reshape(-1, video.shape[1], *video.shape[3:])
+
+
+def _chunks(count: int, size: int) -> Iterator[list[int]]:
+    for start in range(0, count, size):
+        yield list(range(start, min(start + size, count)))

@@ -1,0 +1,117 @@
+"""The trust page's charts: curves by frame, calibration, policies; each an SVG picture as a data address."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from world_model.trust.measures.metrics import Curve
+from world_model.trust.measures.outcomes import Calibration, PolicyRates
+
+# Okabe & Ito's colours, told apart by colour-blind readers too.
+BLUE, ORANGE, GREEN, GREY, VERMILION = "#0072B2", "#E69F00", "#009E73", "#8796A5", "#D55E00"
+_STYLE: dict[Any, Any] = {
+    "axes.edgecolor": "#cdd5dc",
+    "axes.grid": True,
+    "axes.labelcolor": "#5b6875",
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "font.size": 9,
+    "grid.color": "#e3e8ed",
+    "legend.frameon": False,
+    "svg.hashsalt": "trust",  # The same chart is the same file.
+    "xtick.color": "#5b6875",
+    "ytick.color": "#5b6875",
+}
+
+
+class Line(NamedTuple):
+    """A curve by frame, with its 95 % band."""
+
+    name: str
+    curve: Curve
+    color: str
+
+
+def curves_chart(title: str, lines: Sequence[Line], horizon: float | None, percent: bool = False) -> str:
+    """Curves over control steps; a dashed line at the trust horizon, in control steps, where it was measured."""
+
+    def draw(axes: Any) -> None:
+        for line in lines:
+            scale = 100 if percent else 1
+            mean, low, high = ([scale * y for y in part] for part in (line.curve.mean, line.curve.low, line.curve.high))
+            axes.plot(line.curve.steps, mean, color=line.color, label=line.name, marker="o", markersize=3)
+            axes.fill_between(line.curve.steps, low, high, color=line.color, alpha=0.15, linewidth=0)
+        if horizon is not None:
+            axes.axvline(horizon, color=VERMILION, linestyle="--", linewidth=1, label="trust horizon")
+        axes.set_xlim(left=0)
+        axes.set_xlabel("control steps imagined")
+        if percent:
+            axes.set_ylim(-2, 102)
+            axes.set_ylabel("%")
+        axes.legend(fontsize=8)
+
+    return _picture(title, draw)
+
+
+def calibration_chart(calibrations: Mapping[str, Calibration]) -> str:
+    """Success rate against predicted probability; on the diagonal, what is predicted happens as often as that."""
+    names = {"imagined": ("imagined frames", BLUE), "real": ("real frames", ORANGE)}
+
+    def draw(axes: Any) -> None:
+        axes.plot([0, 100], [0, 100], color=GREY, linestyle="--", linewidth=1, label="perfect")
+        for key, (name, color) in names.items():
+            if key in calibrations:
+                bins = calibrations[key].bins
+                x, y = ([100 * getattr(b, part) for b in bins] for part in ("probability", "success"))
+                below = [100 * (b.success - b.low) for b in bins]
+                above = [100 * (b.high - b.success) for b in bins]
+                axes.errorbar(x, y, [below, above], color=color, marker="o", markersize=4, label=name, capsize=2)
+        _percent_axes(axes, "an episode's highest predicted probability, %", "really succeeded, %")
+
+    return _picture("Calibration", draw)
+
+
+def policies_chart(policies: Sequence[PolicyRates]) -> str:
+    """Imagined against real success of each policy."""
+
+    def draw(axes: Any) -> None:
+        axes.plot([0, 100], [0, 100], color=GREY, linestyle="--", linewidth=1, label="imagined = real")
+        for policy in policies:
+            x, y = 100 * policy.real.value, 100 * policy.imagined.value
+            axes.plot([100 * policy.real.low, 100 * policy.real.high], [y, y], color=BLUE, linewidth=1, alpha=0.5)
+            axes.plot(
+                [x, x], [100 * policy.imagined.low, 100 * policy.imagined.high], color=BLUE, linewidth=1, alpha=0.5
+            )
+            axes.plot(x, y, color=BLUE, marker="o", markersize=5)
+            axes.annotate(policy.name, (x, y), xytext=(5, -10), textcoords="offset points", fontsize=8)
+        _percent_axes(axes, "real success, %", "imagined success, %")
+
+    return _picture("Policies", draw)
+
+
+def _percent_axes(axes: Any, x_label: str, y_label: str) -> None:
+    axes.set_xlim(-2, 102)
+    axes.set_ylim(-2, 102)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.legend(fontsize=8, loc="upper left")
+
+
+def _picture(title: str, draw: Any) -> str:
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(5.2, 3.2), layout="constrained")
+        axes = figure.add_subplot()
+        axes.set_title(title)
+        draw(axes)
+        stream = io.BytesIO()
+        figure.savefig(stream, format="svg", metadata={"Date": None})
+    return "data:image/svg+xml;base64," + base64.b64encode(stream.getvalue()).decode()

@@ -1,0 +1,230 @@
+"""The trust page: one self-contained HTML file with verdicts first, then figures, curves, policies and clips.
+
+report = save_trust(measured, folder, control_hz=20, require=TrustConfig().require)   # trust.json, trust.html, clips
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from vla_rl.common.atomic import write_text_atomic
+from vla_rl.report.video import decorate, tile, write_mp4
+from world_model.trust.config import Requirement
+from world_model.trust.figures import (
+    ACTIONS,
+    FIGURES,
+    GROUPS,
+    HORIZON,
+    OUTCOMES,
+    POLICIES,
+    VIDEO,
+    Figure,
+    as_text,
+    evidence,
+    with_evidence,
+)
+from world_model.trust.measure import Clip, Measured
+from world_model.trust.page.charts import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    Line,
+    calibration_chart,
+    curves_chart,
+    policies_chart,
+)
+from world_model.trust.report import TRUST_FILE, ClipFile, TrustReport
+
+PAGE_FILE = "trust.html"
+CLIPS_FOLDER = "trust_clips"
+_STYLE_FIGURES = (
+    "real_success",
+    "agreement",
+    "informedness",
+    "false_success",
+    "missed_success",
+    "head_agreement",
+    "skill",
+    "psnr",
+)
+_LEADS = {
+    OUTCOMES: "Held-out episodes of the policy, which the world model was not fitted on, are imagined from their first "
+    "frame with their logged actions. Do they end as they did in reality?",
+    HORIZON: "How many control steps may be imagined before images or outcomes no longer hold.",
+    ACTIONS: "A world model that plays back a likely film, whatever the robot does, can look good and teach nothing.",
+    VIDEO: "How near the imagined frames are to the real ones, averaged over the whole episodes.",
+    POLICIES: "Policies of differing quality act from the same initial states, in reality and in imagination. Does "
+    "imagination rank them as reality does?",
+}
+# Curves by group: title, (name, curve, colour), in per cent.
+_CHARTS = {
+    HORIZON: (
+        (
+            "Has it succeeded by now?",
+            (("imagination agrees", "outcome_agreement", BLUE), ("majority guess", "outcome_majority", GREY)),
+            True,
+        ),
+        ("Success so far", (("real", "real_success", GREEN), ("imagined", "imagined_success", BLUE)), True),
+    ),
+    VIDEO: (
+        ("Latent error", (("imagined", "latent_error", BLUE), ("first frame held", "latent_error_copy", GREY)), False),
+        (
+            "PSNR, dB",
+            (
+                ("imagined", "psnr", BLUE),
+                ("autoencoder alone", "psnr_reconstruction", GREEN),
+                ("first frame held", "psnr_copy", GREY),
+            ),
+            False,
+        ),
+        ("SSIM", (("imagined", "ssim", BLUE),), False),
+        ("LPIPS", (("imagined", "lpips", BLUE),), False),
+        ("State error", (("imagined", "state_error", ORANGE),), False),
+    ),
+}
+
+
+def save_trust(measured: Measured, folder: Path, control_hz: float, require: Mapping[str, Requirement]) -> TrustReport:
+    """Write trust.json, the clips and the page into a folder, and return the report that was written.
+
+    Args:
+        control_hz: control steps per second, for the clips' speed.
+        require: what the page's verdicts are about.
+    """
+    folder = Path(folder)
+    rate = control_hz / measured.report.frame_steps
+    clips = tuple(_write_clip(folder, i, clip, rate) for i, clip in enumerate(measured.clips))
+    report = measured.report.model_copy(update={"clips": clips})
+    report.save(folder / TRUST_FILE)
+    write_page(report, folder, require)
+    return report
+
+
+def write_page(report: TrustReport, folder: Path, require: Mapping[str, Requirement]) -> Path:
+    """Write `trust.html` about a report whose clips lie in `folder`; clips that are gone are left out."""
+    template = Environment(
+        loader=PackageLoader("world_model.trust.page", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+    ).get_template("trust_page.html")
+    path = Path(folder) / PAGE_FILE
+    write_text_atomic(path, template.render(_page(report, Path(folder), require)))
+    return path
+
+
+def _write_clip(folder: Path, number: int, clip: Clip, rate: float) -> ClipFile:
+    """Real left, imagined right, one row for each view."""
+    really = clip.kind in ("success", "missed success")
+    believed = clip.kind in ("success", "false success")
+    tiles = []
+    for view in range(clip.real.shape[1]):
+        for name, frames, success in (("real", clip.real, really), ("imagined", clip.imagined, believed)):
+            caption = f"{name}: {'success' if success else 'failure'}"
+            tiles.append(decorate(frames[:, view], caption, success, min_size=192, hold=2))
+    name = f"{CLIPS_FOLDER}/{number:02d}_{re.sub(r'[^A-Za-z0-9]+', '-', f'{clip.kind} {clip.start}')}.mp4"
+    write_mp4(folder / name, tile(tiles, columns=2), rate)
+    return ClipFile(file=name, start=clip.start, instruction=clip.instruction, real=really, imagined=believed)
+
+
+def _page(report: TrustReport, folder: Path, require: Mapping[str, Requirement]) -> dict[str, Any]:
+    verdicts = report.check(require)
+    refusing, warning = ([v for v in verdicts if not v.passed and v.refuses is r] for r in (True, False))
+    provenance = report.provenance
+    kicker = ["vla-rl trust report", report.created[:10], f"key {provenance.model_key}" if provenance.model_key else ""]
+    return {
+        "kicker": " · ".join(part for part in kicker if part),
+        "model": Path(provenance.model).name or "world model",
+        "refused": bool(refusing),
+        "headline": _headline(len(refusing), len(warning)),
+        "verdicts": [(v, FIGURES[v.figure.split("/")[-1]].meaning) for v in verdicts],
+        "clips": _clips(report, folder),
+        "groups": [_group(report, name) for name in GROUPS if any(FIGURES[f].group == name for f in report.figures)],
+        "policies": [
+            (p.name, [with_evidence(f, u) for f, u in _policy_cells(p.real, p.imagined, p.gap, p.agreement)])
+            for p in report.policies
+        ],
+        "policies_group": POLICIES,
+        "styles": _styles(report),
+        "not_measured": [(FIGURES[name].title, why) for name, why in report.not_measured.items()],
+        "provenance": [
+            (name, ", ".join(value) if isinstance(value, tuple) else str(value))
+            for name, value in provenance.model_dump().items()
+            if value
+        ],
+        "config": report.config.model_dump_json(indent=1),
+    }
+
+
+def _headline(num_refusing: int, num_warning: int) -> str:
+    warnings = "" if num_warning == 0 else f" {num_warning} warning{'s' if num_warning > 1 else ''}, see below."
+    if num_refusing == 0:
+        return f"RL in this world model may start.{warnings}"
+    figures = "one figure does" if num_refusing == 1 else f"{num_refusing} figures do"
+    return f"RL in this world model refuses to start: {figures} not reach what is required.{warnings}"
+
+
+def _policy_cells(real: Figure, imagined: Figure, gap: Figure, agreement: Figure) -> list[tuple[Figure, Any]]:
+    return [(real, "rate"), (imagined, "rate"), (gap, "points"), (agreement, "rate")]
+
+
+def _group(report: TrustReport, name: str) -> dict[str, Any]:
+    """One part of the page: its figures, in the order of `figures.FIGURES`, and its charts."""
+    rows = [
+        {
+            "title": info.title,
+            "value": as_text(report.figures[figure].value, info.unit),
+            "evidence": evidence(report.figures[figure], info.unit),
+            "meaning": info.meaning,
+        }
+        for figure, info in FIGURES.items()
+        if info.group == name and figure in report.figures
+    ]
+    charts = [_curves(report, *chart) for chart in _CHARTS.get(name, ())]
+    if name == OUTCOMES and report.calibrations:
+        charts.append(("Calibration curve", calibration_chart(report.calibrations)))
+    if name == POLICIES and report.policies:
+        charts.append(("Policies", policies_chart(report.policies)))
+    return {"name": name, "lead": _LEADS[name], "rows": rows, "charts": [chart for chart in charts if chart]}
+
+
+def _curves(
+    report: TrustReport, title: str, lines: Sequence[tuple[str, str, str]], percent: bool
+) -> tuple[str, str] | None:
+    """(title, picture) of the curves that were measured; None where none was."""
+    found = [Line(name, report.curves[key], color) for name, key, color in lines if key in report.curves]
+    horizon = report.figure("trust_horizon")
+    if not found:
+        return None
+    return title, curves_chart(title, found, None if horizon is None else horizon.value, percent)
+
+
+def _styles(report: TrustReport) -> dict[str, Any] | None:
+    if not report.styles:
+        return None
+    columns = {"as in training": report.figures} | report.styles
+    rows = []
+    for name in _STYLE_FIGURES:
+        info = FIGURES[name]
+        cells = [with_evidence(figures[name], info.unit) if name in figures else "–" for figures in columns.values()]
+        rows.append((info.title, cells))
+    return {"columns": list(columns), "rows": rows}
+
+
+def _clips(report: TrustReport, folder: Path) -> list[dict[str, Any]]:
+    kinds = {(True, False): "Missed successes", (False, True): "False successes", (True, True): "Successes"}
+    found: dict[str, list[dict[str, str]]] = {}
+    for clip in report.clips:
+        path = folder / clip.file
+        if path.is_file():
+            data = "data:video/mp4;base64," + base64.b64encode(path.read_bytes()).decode()
+            kind = kinds.get((clip.real, clip.imagined), "Failures")
+            found.setdefault(kind, []).append({"data": data, "start": clip.start, "instruction": clip.instruction})
+    return [{"kind": kind, "clips": clips} for kind, clips in found.items()]

@@ -1,0 +1,86 @@
+"""The world model as trust measures it: imagined from real first frames, and judged as `WorldModelEnv` does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from world_model.config import ImaginationConfig
+from world_model.env.imagination import imagine_chunk
+from world_model.model.world_model import Memory, WorldModel
+from world_model.trust.types import Scores
+from world_model.types import Actions, Frames
+
+
+class OpenLoop:
+    """See `world_model.trust.types.WorldModel`; frames lie on the CPU.
+
+    Args:
+        config: how the environment imagines: what counts as a success, verification, disagreement, horizon.
+        chunk_frames: frames of the policy's chunk, ceil(H / G): success is verified, and futures compared, chunk by
+            chunk.
+    """
+
+    def __init__(self, world_model: WorldModel, config: ImaginationConfig, chunk_frames: int = 1) -> None:
+        self.world_model, self.config, self.chunk_frames = world_model, config, chunk_frames
+        self.frame_steps = world_model.frame_steps
+
+    def encode(self, images: np.ndarray, states: np.ndarray) -> Frames:
+        """See `WorldModel.encode`."""
+        return _to(self.world_model.encode(images, states), "cpu")
+
+    def decode(self, frames: Frames) -> np.ndarray:
+        """See `WorldModel.decode`."""
+        return self.world_model.decode(_to(frames, self.world_model.device))
+
+    def begin(self, first: Frames, instruction: Sequence[str], seeds: Sequence[int]) -> Memory:
+        """See `trust.types.WorldModel.begin`. The same seeds and actions give the same future once: noise goes on."""
+        return self.world_model.begin(_to(first, self.world_model.device), instruction, seeds)
+
+    def imagine(self, context: Memory, actions: Actions) -> tuple[Frames, Scores]:
+        """The F frames that follow, and what the environment would say of them.
+
+        Like there, no success counts after futures disagreed too much, or after the horizon. Unlike there, episodes go
+        on after they have ended, with what they ended with.
+        """
+        device = self.world_model.device
+        ended = torch.zeros(context.size, dtype=torch.bool, device=device)
+        succeeded, steps = torch.zeros_like(ended), torch.zeros(context.size, dtype=torch.int64, device=device)
+        frames: list[Frames] = []
+        probability: list[torch.Tensor] = []
+        success: list[torch.Tensor] = []
+        for start in range(0, actions.executed.shape[1], self.chunk_frames):
+            part = actions.at(slice(start, start + self.chunk_frames))
+            part = Actions(part.values.to(device), part.executed.to(device))
+            executed = part.executed.sum(2)
+            before = steps[:, None] + executed.cumsum(1) - executed
+            steps = steps + executed.sum(1)
+            judged = (executed > 0) & (before < (self.config.horizon or math.inf))
+            chunk = imagine_chunk(self.world_model, context, part, self.config, judged)
+            context = self.world_model.extend(context, chunk.frames, part)
+            success.append(succeeded[:, None] | (chunk.success & ~ended[:, None]))
+            succeeded, ended = success[-1][:, -1], ended | chunk.untrusted
+            frames.append(_to(chunk.frames, "cpu"))
+            probability.append(chunk.success_score.sigmoid())
+        together = Frames(torch.cat([f.latents for f in frames], 1), torch.cat([f.states for f in frames], 1))
+        return together, _scores(probability, success)
+
+    def score(self, frames: Frames, instruction: Sequence[str]) -> Scores:
+        """The same heads and thresholds on real frames, B x F with the episode's first; that one is never a success."""
+        frames = _to(frames, self.world_model.device)
+        memory = self.world_model.begin(frames.at(slice(0, 1)), instruction, [0] * len(instruction))
+        score, clip = self.world_model.scores(memory, frames)
+        counted = self.world_model.counts(score, clip, self.config.require_both)
+        counted[:, 0] = False
+        return _scores([score.sigmoid()], [counted.cummax(1).values])
+
+
+def _scores(probability: Sequence[torch.Tensor], success: Sequence[torch.Tensor]) -> Scores:
+    return Scores(torch.cat(list(probability), 1).cpu().numpy(), torch.cat(list(success), 1).cpu().numpy())
+
+
+def _to(frames: Frames, device: torch.device | str) -> Frames:
+    return Frames(frames.latents.to(device), frames.states.to(device))
