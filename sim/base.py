@@ -159,7 +159,7 @@ class FixedCamera:
     """A camera that stands still, with square images.
 
     Attributes:
-        position: metres. right, up: the camera's axes in the world, any length. fovy: field of view, degrees.
+        position: meters. right, up: the camera's axes in the world, any length. fovy: field of view, degrees.
         mirrored: the image's left is the camera's right.
     """
 

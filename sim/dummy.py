@@ -1,4 +1,4 @@
-"""A toy environment for tests: move a white dot to a coloured square. Numpy only, no physics, no renderer.
+"""A toy environment for tests: move a white dot to a colored square. Numpy only, no physics, no renderer.
 
 Kept very cheap, deterministic and learnable in seconds, with 7-D actions and an 8-D state like the
 real simulators. It can break on purpose (`fault`), which the tests of the vector runner use.
@@ -20,11 +20,11 @@ from sim.base import SimConfig, SingleEnv, SingleObservation
 from vla_rl.types import SPLITS, EnvSpec, EpisodeSpec, Keyframe
 
 INSTRUCTIONS = {"reach_red": "move to the red square", "reach_blue": "move to the blue square"}
-COLOURS = {"reach_red": (220, 40, 40), "reach_blue": (40, 70, 220)}
+COLORS = {"reach_red": (220, 40, 40), "reach_blue": (40, 70, 220)}
 STEP = 0.2  # distance moved by an action of 1; the workspace is [-1, 1] x [-1, 1]
-RADIUS = 0.2  # closer than this to the square's centre is a success
+RADIUS = 0.2  # closer than this to the square's center is a success
 HALF_SQUARE, HALF_DOT = 0.2, 0.1
-FINGER = 0.04  # metres, an open finger
+FINGER = 0.04  # meters, an open finger
 
 Fault = Literal["none", "start", "die", "hang", "nan", "raise"]
 
@@ -60,7 +60,7 @@ class DummyConfig(SimConfig):
 class DummyEnv(SingleEnv):
     """One dot, two squares. Action (7,): dx, dy; the gripper (last) moves the fingers; the rest does nothing.
 
-    Cameras: "wrist" is centred on the dot, any other name shows the whole workspace. State (8,):
+    Cameras: "wrist" is centered on the dot, any other name shows the whole workspace. State (8,):
     x, y of the dot, 0, three zeros for the rotation, and the two finger positions.
     """
 
@@ -95,7 +95,7 @@ class DummyEnv(SingleEnv):
         return self.observe()
 
     def apply(self, action: np.ndarray) -> bool:
-        """Move. Success is being within RADIUS of the square's centre."""
+        """Move. Success is being within RADIUS of the square's center."""
         if self._fault_here and self.num_steps == self.config.fault_step:
             self._break()
         self._dot = np.clip(self._dot + STEP * action[:2].astype(np.float64), -1.0, 1.0)
@@ -123,14 +123,14 @@ class DummyEnv(SingleEnv):
         state = np.array([*self._dot, 0, 0, 0, 0, self._finger, -self._finger], np.float32)
         return SingleObservation(images, state, self._instruction)
 
-    def _draw(self, centre: np.ndarray) -> np.ndarray:
-        """The workspace around `centre`, uint8 (size, size, 3); y points up."""
+    def _draw(self, center: np.ndarray) -> np.ndarray:
+        """The workspace around `center`, uint8 (size, size, 3); y points up."""
         size = self.config.image_size
         image = np.full((size, size, 3), 30, np.uint8)
-        shapes = [*zip(self._squares, [HALF_SQUARE] * 2, COLOURS.values(), strict=True)]
-        for place, half, colour in [*shapes, (self._dot, HALF_DOT, (250, 250, 250))]:
-            x, y = (place - centre).tolist()
-            image[_pixels(-y, half, size), _pixels(x, half, size)] = colour
+        shapes = [*zip(self._squares, [HALF_SQUARE] * 2, COLORS.values(), strict=True)]
+        for place, half, color in [*shapes, (self._dot, HALF_DOT, (250, 250, 250))]:
+            x, y = (place - center).tolist()
+            image[_pixels(-y, half, size), _pixels(x, half, size)] = color
         return image
 
     def expert_action(self) -> np.ndarray:

@@ -17,7 +17,7 @@ _TABLES = ("table", "counter", "desk")
 def draw_structure(
     model: mujoco.MjModel, scene: mujoco.MjvScene, viewport: mujoco.MjrRect, context: mujoco.MjrContext, ids: np.ndarray
 ) -> np.ndarray:
-    """The structure of a scene that was just updated, as `vla_rl.data.structure.pack` gives it, bottom row first.
+    """The structure of a scene that was just updated, as `vla_rl.data.segmentation.pack` gives it, bottom row first.
 
     Args:
         ids: uint8 (ngeom,), what each geom is part of.
@@ -31,15 +31,15 @@ def draw_structure(
             geom.segid = -1  # Not in the picture, but a segmentation would show it: sites, for one.
         elif geom.segid >= 0:
             drawn[geom.segid + 1] = ids[geom.objid]
-    colours = np.empty((viewport.height, viewport.width, 3), np.uint8)
+    colors = np.empty((viewport.height, viewport.width, 3), np.uint8)
     nearness = np.empty((viewport.height, viewport.width), np.float32)
     try:
         mujoco.mjr_render(viewport, scene, context)
-        mujoco.mjr_readPixels(colours, nearness, viewport, context)
+        mujoco.mjr_readPixels(colors, nearness, viewport, context)
     finally:
         scene.flags[:] = flags
         context.readDepthMap = depth_map
-    numbers = colours.astype(np.int64) @ np.array([1, 256, 65536])
+    numbers = colors.astype(np.int64) @ np.array([1, 256, 65536])
     near, far = (plane * model.stat.extent for plane in (model.vis.map.znear, model.vis.map.zfar))
     depth = near * far / (nearness.astype(np.float64) * (far - near) + near)
     return pack(drawn[numbers], depth)

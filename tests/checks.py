@@ -37,7 +37,7 @@ def assert_obs(env: VecEnv, obs: Observation, num_envs: int) -> None:
         assert image.shape == (num_envs, *spec.image_size, 3), camera
         assert image.dtype == np.uint8
         for picture in image:
-            assert len(np.unique(picture)) > 1, f"{camera} shows one flat colour"
+            assert len(np.unique(picture)) > 1, f"{camera} shows one flat color"
     assert obs.state.shape == (num_envs, spec.state_dim) and obs.state.dtype == np.float32
     assert np.isfinite(obs.state).all()
     assert len(obs.instruction) == num_envs and all(isinstance(text, str) and text for text in obs.instruction)

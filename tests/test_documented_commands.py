@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import typer.main
 
-from vla_rl.cli import main as cli
+from vla_rl.cli import app as cli
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (

@@ -23,9 +23,9 @@ sys.path.append(str(HERE.parent))
 
 from tiny_run import make_recipe, metrics, save_policy  # noqa: E402
 
-from vla_rl.cli import main as cli  # noqa: E402
+from vla_rl.cli import app as cli  # noqa: E402
 from vla_rl.common.run_folder import open_run  # noqa: E402
-from vla_rl.config import KINDS, resolve_kind  # noqa: E402
+from vla_rl.config import KINDS, Config, resolve_kind  # noqa: E402
 from vla_rl.recipe.recipe import Recipe  # noqa: E402
 from vla_rl.training.train import train  # noqa: E402
 
@@ -59,14 +59,25 @@ def flags() -> dict[str, Any]:
 
 def options() -> dict[str, dict[str, Any]]:
     """Every option of every section and kind, with its default."""
-    classes = {"recipe": Recipe} | {f"{s} {k}": resolve_kind(s, k) for s, kinds in KINDS.items() for k in kinds}
+    classes: dict[str, type[Config]] = {"recipe": Recipe} | {
+        f"{s} {k}": resolve_kind(s, k) for s, kinds in KINDS.items() for k in kinds
+    }
     found = {}
     for name, config_class in classes.items():
         schema = config_class.model_json_schema()
         for inner, definition in {name: schema, **schema.get("$defs", {})}.items():
             fields = definition.get("properties", {})
             found[inner] = {field: about.get("default", "required") for field, about in fields.items()}
+    for config_class in (sub for base in Config.__subclasses__() for sub in (base, *_below(base))):
+        for old, new in config_class.renamed.items():
+            for name in (config_class.__name__, *(n for n, c in classes.items() if c is config_class)):
+                if name in found:
+                    found[name][old] = found[name][new]
     return found
+
+
+def _below(config_class: type[Config]) -> list[type[Config]]:
+    return [deeper for sub in config_class.__subclasses__() for deeper in (sub, *_below(sub))]
 
 
 def short_runs() -> dict[str, list[dict[str, Any]]]:

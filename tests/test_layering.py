@@ -74,7 +74,7 @@ def test_the_check_sees_every_form_of_import(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "vla_rl" / "train.py").touch()
     source = tmp_path / "sim" / "bad.py"
     source.write_text(
-        "import vla_rl.train\nfrom vla_rl import train\nfrom vla_rl.types import Split\n"
+        "import vla_rl.training.train\nfrom vla_rl import train\nfrom vla_rl.types import Split\n"
         "def f():\n    from world_model import x\n    import vla_rl.config\nfrom .other import y\n"
     )
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)

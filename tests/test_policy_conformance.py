@@ -141,14 +141,14 @@ def test_bc_loss_falls_along_its_gradient_and_reports_numbers(name):
     shape = (4, policy.chunk_size, policy.action_dim)
     actions = np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
     parameters = [p for p in policy.parameters() if p.requires_grad]
-    optimiser = torch.optim.AdamW(parameters, lr=1e-4)
+    optimizer = torch.optim.AdamW(parameters, lr=1e-4)
     losses = []
     for _ in range(3):
         loss, metrics = policy.bc_loss(obs, actions, np.ones(shape[:2], dtype=bool))
         assert all(isinstance(v, float) for v in metrics.values())
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0]
 

@@ -9,16 +9,20 @@ this module imports neither torch nor any simulator.
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
+import logging
 import re
 import types as python_types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+log = logging.getLogger(__name__)
 
 # section -> kind -> where its config class lives.
 KINDS: dict[str, dict[str, str]] = {
@@ -59,9 +63,34 @@ class ConfigError(ValueError):
 
 
 class Config(BaseModel):
-    """Base of every config: frozen, no unknown keys."""
+    """Base of every config: frozen, no unknown keys.
+
+    Attributes:
+        renamed: old name of an option -> the name it has now. The old one still works, with a line that says the new.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    renamed: ClassVar[Mapping[str, str]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_old_names(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping) or not (old_names := [name for name in cls.renamed if name in values]):
+            return values
+        read = dict(values)
+        for old in old_names:
+            new = cls.renamed[old]
+            if new in read:
+                raise ConfigError(f"{old}: is the old name of {new}, and both are given; leave {old} out")
+            read[new] = read.pop(old)
+            _say_once(f"option {old} is now called {new}; the old name still works")
+        return read
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+    log.warning(text)
 
 
 # Not `def validate[C]`: this module and the tabletop also run in a simulator's Python, from 3.10 on.

@@ -94,10 +94,10 @@ class Policy(Protocol):
     def bc_loss(
         self, obs: Observation, actions: np.ndarray, valid: np.ndarray | None = None, keyframe: np.ndarray | None = None
     ) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Behaviour-cloning loss on actions float32 (B, H, A) in environment units.
+        """Behavior-cloning loss on actions float32 (B, H, A) in environment units.
 
         `valid`: bool (B, H), False where a chunk runs past its episode's end.
-        `keyframe`: float32 (B, 3), metres, where the end effector will be at the gripper's next change or the
+        `keyframe`: float32 (B, 3), meters, where the end effector will be at the gripper's next change or the
         episode's end, NaN where unknown: the target of an auxiliary loss, for policies that have one.
         """
         ...

@@ -35,8 +35,8 @@ class Observation:
     Attributes:
         images: camera name -> uint8 (B, height, width, 3), upright RGB.
         state: float32 (B, S), proprioception. LIBERO's convention, kept by all our
-            simulators, is S = 8: end-effector position in metres (3), axis-angle in
-            radians (3), the two finger joint positions in metres (2).
+            simulators, is S = 8: end-effector position in meters (3), axis-angle in
+            radians (3), the two finger joint positions in meters (2).
         instruction: B strings.
     """
 
@@ -78,7 +78,7 @@ class ActionChunk:
         tokens: int64 (B, H, A), the drawn bin of each action dimension (0 .. bins-1), for
             policies with discrete actions; None otherwise.
         path: float32 (B, ...), what a continuous policy drew: the denoising path of a flow policy, or the
-            normalised actions of a density over actions; None otherwise.
+            normalized actions of a density over actions; None otherwise.
         log_prob: float32 (B, H, A), log-probability of each drawn component at the
             temperature it was drawn with; None for a greedy or scripted chunk.
         value: float32 (B,), the critic's estimate at the observation; None without a critic.
@@ -232,7 +232,7 @@ class EnvSpec:
         control_hz: control steps per second of simulated time; a dataset's fps.
         num_eval_states: task name -> number of official initial states in `eval`;
             empty when `eval` is unlimited.
-        projections: camera that stands still -> 3 x 4 matrix from metres, in the frame of `state[:3]`, to
+        projections: camera that stands still -> 3 x 4 matrix from meters, in the frame of `state[:3]`, to
             homogeneous image coordinates in [0, 1] (x right, y down); empty where not known.
     """
 

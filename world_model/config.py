@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BeforeValidator,
@@ -35,7 +35,7 @@ class AutoencoderConfig(Config):
 
 
 class DynamicsConfig(Config):
-    """The factorised causal video transformer (see world_model/model/dynamics.py)."""
+    """The factorized causal video transformer (see world_model/model/dynamics.py)."""
 
     kind: Literal["transformer"] = Field(default="transformer", description="This dynamics.")
     preset: Literal["tiny", "small", "base", "large"] = Field(
@@ -67,10 +67,12 @@ class DynamicsConfig(Config):
         description="delta_pose: the first three action dimensions move the end effector, whose position is state[:3]; "
         "the dynamics then also sees where each action leads (World-Env's action maps).",
     )
-    metres_per_action: PositiveFloat = Field(default=0.05, description="With delta_pose: metres at action 1.")
+    renamed: ClassVar[Mapping[str, str]] = {"metres_per_action": "meters_per_action"}
+
+    meters_per_action: PositiveFloat = Field(default=0.05, description="With delta_pose: meters at action 1.")
     projections: dict[str, tuple[tuple[float, float, float, float], ...]] = Field(
         default={},
-        description="Camera -> 3 x 4 matrix from metres to homogeneous image coordinates in [0, 1] (x right, y down): "
+        description="Camera -> 3 x 4 matrix from meters to homogeneous image coordinates in [0, 1] (x right, y down): "
         "then the end effector's path is also drawn into that camera's tokens.",
     )
 
@@ -117,7 +119,7 @@ class WanConfig(Config):
 
 
 def _as_dynamics(values: Any) -> Any:
-    """The config of a dynamics by its `kind`; a mapping without one is the factorised transformer's."""
+    """The config of a dynamics by its `kind`; a mapping without one is the factorized transformer's."""
     if isinstance(values, Config):
         return values
     if not isinstance(values, Mapping):
@@ -173,7 +175,7 @@ class BootstrapConfig(Config):
 
 
 class StyleConfig(Config):
-    """Training clips in other styles, guided by segmentation (see world_model/data/style.py and docs/style_robust.md)."""
+    """Training clips in other styles, guided by segmentation (see docs/style_robust.md)."""
 
     share: float = Field(
         default=0.0, ge=0, lt=1, description="Of the images and clips that are in another style; 0: none."
@@ -181,7 +183,9 @@ class StyleConfig(Config):
     copies: PositiveInt = Field(
         default=2, le=64, description="Styles of each episode that clips are drawn from; latents of each are kept."
     )
-    recolour: float = Field(default=0.8, ge=0, le=1, description="Share of the segments that get another colour.")
+    renamed: ClassVar[Mapping[str, str]] = {"recolour": "recolor"}
+
+    recolor: float = Field(default=0.8, ge=0, le=1, description="Share of the segments that get another color.")
     texture: float = Field(
         default=0.25, ge=0, le=0.5, description="Strongest pattern on table and background, of their brightness."
     )
@@ -239,7 +243,7 @@ KeyframeKind = Literal["divergence", "failure", "gripper", "contact"]
 
 
 class KeyframeConfig(Config):
-    """Which moments of real episodes are mined for imagined episodes to start from (see world_model/data/keyframes.py)."""
+    """Which moments of real episodes are mined, for imagined episodes to start from."""
 
     kinds: tuple[KeyframeKind, ...] = Field(
         default=("divergence", "failure", "gripper", "contact"),
@@ -248,7 +252,9 @@ class KeyframeConfig(Config):
         "before it opens or closes; contact: before it touches something (where collect.keyframes kept states).",
     )
     per_kind: PositiveInt = Field(default=32, description="Keyframes of each kind and task, at most.")
-    neighbours: PositiveInt = Field(
+    renamed: ClassVar[Mapping[str, str]] = {"neighbours": "neighbors"}
+
+    neighbors: PositiveInt = Field(
         default=12, description="Most similar moments of other episodes, whose outcomes say how much is still open."
     )
 

@@ -28,7 +28,7 @@ class WorldModelFacts(Config):
 
     cameras: tuple[str, ...] = Field(min_length=1, description="Views, in order.")
     image_size: tuple[PositiveInt, PositiveInt] = Field(description="(height, width), pixels.")
-    state_mean: tuple[FiniteFloat, ...] = Field(description="S numbers; states are normalised with these.")
+    state_mean: tuple[FiniteFloat, ...] = Field(description="S numbers; states are normalized with these.")
     state_std: tuple[PositiveFloat, ...] = Field(description="S numbers.")
     action_low: tuple[FiniteFloat, ...] = Field(min_length=1, description="A numbers; actions are clipped to these.")
     action_high: tuple[FiniteFloat, ...] = Field(description="A numbers.")

@@ -18,7 +18,7 @@ import torch
 
 @dataclass(frozen=True)
 class Frames:
-    """Frames as the dynamics predicts them: scaled latents and normalised states.
+    """Frames as the dynamics predicts them: scaled latents and normalized states.
 
     Attributes:
         latents: float32 (B, F, V, C, h, w), about zero mean and unit variance per channel.

@@ -33,7 +33,7 @@ class AlignConfig(Config):
     )
     timeline: Literal["header", "receive"] = Field(
         default="header",
-        description="Time of a message: its header's stamp (needs synchronised clocks) or its arrival.",
+        description="Time of a message: its header's stamp (needs synchronized clocks) or its arrival.",
     )
     tolerance: float = Field(default=0.1, gt=0, description="Seconds; see strategy.")
 

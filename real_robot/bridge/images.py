@@ -61,7 +61,7 @@ def _decode_raw(message: Image) -> np.ndarray:
 def _decode_file(data: bytes) -> np.ndarray:
     from PIL import Image as Pillow
 
-    # libjpeg fills the missing part of a cut-off file with grey and only warns.
+    # libjpeg fills the missing part of a cut-off file with gray and only warns.
     if data.startswith(_JPEG_START) and not data.rstrip(b"\0").endswith(_JPEG_END):
         raise MessageError("JPEG cut off: it has no end marker")
     try:

@@ -132,5 +132,5 @@ def number_names(features: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def camera_names(features: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of a robot's colour pictures: features of shape (height, width, 3)."""
+    """The names of a robot's color pictures: features of shape (height, width, 3)."""
     return tuple(n for n, shape in features.items() if isinstance(shape, tuple) and len(shape) == 3 and shape[2] == 3)

@@ -184,7 +184,7 @@ class JointState(Message):
 
 @dataclass(frozen=True, kw_only=True)
 class PoseStamped(Message):
-    """geometry_msgs/PoseStamped: position (3,) in metres, orientation (4,) as quaternion x, y, z, w."""
+    """geometry_msgs/PoseStamped: position (3,) in meters, orientation (4,) as quaternion x, y, z, w."""
 
     TYPE: ClassVar[str] = "geometry_msgs/PoseStamped"
     position: np.ndarray

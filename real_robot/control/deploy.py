@@ -23,7 +23,7 @@ from real_robot.control.robot_loop import ActionSource, ClockPacer, ControlLoop,
 from real_robot.control.safety import ASKED_TO_HOLD, HOLDING, RUNNING, SafetyEvent, Supervisor
 from real_robot.failure.runner import DetectorThread
 from real_robot.failure.watch import FailureWatch, Overseer, load_detector
-from real_robot.operator.console.console_state import Board
+from real_robot.operator.console.console_state import ConsoleState
 from real_robot.operator.console.operator import ConsoleOperator
 from real_robot.operator.console.server import ConsoleConfig, ConsoleServer
 from real_robot.operator.devices import LeaderArm, device_overrides, open_device
@@ -94,7 +94,7 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
         stack.callback(transport.close)
         robot = TopicRobot(contract, transport, options.instruction)
         safety = contract.safety.model_copy(update={"dry_run": True}) if options.dry_run else contract.safety
-        board = Board(contract, detector.kind if detector else "")
+        board = ConsoleState(contract, detector.kind if detector else "")
 
         supervisor = Supervisor(safety, on_event=_Events(say, board))
         episodes = _episodes(options, transport, robot) if options.episodes else None
@@ -172,7 +172,7 @@ class _Events:
     rest; the page shows the mode all the time, and the episode's events are told apart from these.
     """
 
-    def __init__(self, say: Say, board: Board) -> None:
+    def __init__(self, say: Say, board: ConsoleState) -> None:
         self._say, self._board = say, board
         self._told = ""
 
@@ -232,7 +232,7 @@ def _watch(
     contract: RobotContract,
     client: PolicyClient,
     overseer: Overseer,
-    board: Board,
+    board: ConsoleState,
     say: Say,
     stack: ExitStack,
 ) -> FailureWatch:
@@ -282,7 +282,7 @@ def _pacer(contract: RobotContract, robot: TopicRobot) -> ClockPacer | Reference
 
 
 def _console(
-    contract: RobotContract, board: Board, say: Say, link_timeout: float, stack: ExitStack
+    contract: RobotContract, board: ConsoleState, say: Say, link_timeout: float, stack: ExitStack
 ) -> tuple[ConsoleOperator, Intervention]:
     """What a console commands, and the board that it shows."""
 
@@ -320,7 +320,7 @@ def _recorder(
     stack: ExitStack,
     tell: Say,
 ) -> Recorder:
-    """Writes the labelled episodes as a dataset; it is finished when `stack` closes."""
+    """Writes the labeled episodes as a dataset; it is finished when `stack` closes."""
     assert options.record is not None, "checked by the caller"
     recording = stack.enter_context(Recording(options.record, contract.rate, contract.name, tell))
     version = str(client.metadata.get("policy_version", ""))

@@ -46,7 +46,7 @@ class ActionSource(Protocol):
 
 
 @dataclass(frozen=True)
-class Wish:
+class OperatorCommand:
     """What the operator wants at one tick.
 
     Attributes:
@@ -72,7 +72,7 @@ class Wish:
 class Operator(Protocol):
     """Whoever watches over the robot: a console, topics, a script."""
 
-    def poll(self, observation: RobotObservation | None) -> Wish:
+    def poll(self, observation: RobotObservation | None) -> OperatorCommand:
         """What is wanted now. Must not block."""
         ...
 
@@ -98,7 +98,7 @@ class Tick:
     sent: SentCommand | None
     late: float
     latency: float
-    wish: Wish = field(default_factory=Wish)
+    wish: OperatorCommand = field(default_factory=OperatorCommand)
 
 
 class Pacer(Protocol):
@@ -165,7 +165,7 @@ class ControlLoop:
         self.step = 0
         self._num_values = len(supervisor.config.dimensions)
         self._seen = float("-inf")
-        self._watch = _Silence(silence)
+        self._watch = Watchdog(silence)
 
     def run(self) -> None:
         """Tick until the operator has finished, then brake and stand."""
@@ -208,7 +208,7 @@ class ControlLoop:
             observer(tick)
         return tick
 
-    def _obey(self, wish: Wish) -> bool:
+    def _obey(self, wish: OperatorCommand) -> bool:
         """Stops, resets, the deadman switch, the robot's own faults. Returns whether everything begins anew."""
         if wish.deadman is not None:
             self.supervisor.deadman(wish.deadman)
@@ -253,7 +253,7 @@ class ControlLoop:
         return sent
 
 
-class _Silence:
+class Watchdog:
     """How long there has been no observation, or no action, while there should have been.
 
     Counts from the first observation, or from the last `restart`: a robot may come up after its bridge.

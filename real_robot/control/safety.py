@@ -346,12 +346,12 @@ class Supervisor:
         way = np.sum(ways, axis=0) if ways else np.zeros(len(dims))
         for axis, number in enumerate(box.commands):
             here = float(observation.state[box.state[axis]])
-            there = here + way[number] * box.metres_per_unit
-            acceleration = (dims[number].max_acceleration or math.inf) * box.metres_per_unit
+            there = here + way[number] * box.meters_per_unit
+            acceleration = (dims[number].max_acceleration or math.inf) * box.meters_per_unit
             above = max(0.0, box.high[axis] - max(here, there))
             below = max(0.0, min(here, there) - box.low[axis])
-            high[number] = braking_speed(above, acceleration, self._limiter.tick) / box.metres_per_unit
-            low[number] = -braking_speed(below, acceleration, self._limiter.tick) / box.metres_per_unit
+            high[number] = braking_speed(above, acceleration, self._limiter.tick) / box.meters_per_unit
+            low[number] = -braking_speed(below, acceleration, self._limiter.tick) / box.meters_per_unit
         return low, high
 
     def _remember(self, now: float) -> None:

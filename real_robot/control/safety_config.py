@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from collections.abc import Mapping
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -73,7 +74,7 @@ class DimensionLimits(Config):
 
 
 class Workspace(Config):
-    """A box that the end effector must not leave, in metres, in the frame of the observed position."""
+    """A box that the end effector must not leave, in meters, in the frame of the observed position."""
 
     state: tuple[int, int, int] = Field(description="Which numbers of the observed state are the position x, y, z.")
     low: tuple[float, float, float] = Field(description="Lower corner.")
@@ -83,8 +84,10 @@ class Workspace(Config):
         description="Which numbers of the command move x, y, z, in the same frame. "
         "Without it (joint commands) leaving the box is a latched stop.",
     )
-    metres_per_unit: float = Field(
-        default=1.0, gt=0, description="Velocity commands: metres per second that a command of 1 means."
+    renamed: ClassVar[Mapping[str, str]] = {"metres_per_unit": "meters_per_unit"}
+
+    meters_per_unit: float = Field(
+        default=1.0, gt=0, description="Velocity commands: meters per second that a command of 1 means."
     )
 
     @model_validator(mode="after")

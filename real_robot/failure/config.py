@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from real_robot.failure.conformal import BandKind
+from real_robot.failure.conformal import BandKind as _BandKind
 from vla_rl.config import Config, ConfigError
 from vla_rl.data.config import MaybeDatasets
 from vla_rl.data.embeddings import EmbeddedEpisodes
 from vla_rl.types import Split
 
 Kind = Literal["float_ot", "rnd", "logpzo", "safe_mlp", "safe_lstm"]
+
+
+# "centred": as it was spelled before.
+BandKind = Annotated[_BandKind, BeforeValidator(lambda kind: "centered" if kind == "centred" else kind)]
 
 
 class EpisodesConfig(Config):

@@ -1,13 +1,13 @@
 """A functional conformal band: up to where the score curves of successful episodes reach, with a guaranteed rate.
 
-Curves of successes are split in two. The first part gives the band's centre mu_t and its modulation S_t, the second
+Curves of successes are split in two. The first part gives the band's center mu_t and its modulation S_t, the second
 the standing of a whole curve, D = max_t (s_t - mu_t) / S_t. With q the ceil((n+1)(1-alpha))-th smallest of the n
 values of D, a fresh success stays below mu_t + q S_t over its whole life with probability at least 1 - alpha, for any
 distribution of the scores (Vovk et al. 2005, sec. 2.2; Diquigiovanni, Fontana & Vantini 2022, J. Multivar. Anal. 189).
 Episodes may differ in length: D is then taken over the chunks an episode lived.
 
 The promise holds for any mu and S that do not look at the second part: `functional` takes both from the first,
-`centred` mu alone (S = 1), `constant` neither (mu = 0, S = 1: one threshold for all chunks). Dividing by S makes every
+`centered` mu alone (S = 1), `constant` neither (mu = 0, S = 1: one threshold for all chunks). Dividing by S makes every
 chunk equally likely to alarm; where early chunks say little, that spends false alarms on them.
 """
 
@@ -20,9 +20,9 @@ from typing import Literal
 
 import numpy as np
 
-BandKind = Literal["functional", "centred", "constant"]
+BandKind = Literal["functional", "centered", "constant"]
 ALL = ""  # The name of the shape that instructions without one of their own use.
-MIN_SHAPE = 5  # Successes that a centre and a modulation are made from, at least.
+MIN_SHAPE = 5  # Successes that a center and a modulation are made from, at least.
 
 
 class CalibrationError(ValueError):
@@ -54,14 +54,14 @@ def conformal_quantile(values: np.ndarray, alpha: float) -> float:
 
 @dataclass(frozen=True)
 class Shape:
-    """Centre mu_t and modulation S_t > 0 at chunk t, float64 (T,) each. Beyond T their last values hold."""
+    """Center mu_t and modulation S_t > 0 at chunk t, float64 (T,) each. Beyond T their last values hold."""
 
-    centre: np.ndarray
+    center: np.ndarray
     modulation: np.ndarray
 
     @staticmethod
     def of(curves: Sequence[np.ndarray], alpha: float, kind: BandKind = "functional") -> Shape:
-        """From curves of successes, float (count,) each; `kind` is functional or centred.
+        """From curves of successes, float (count,) each; `kind` is functional or centered.
 
         S_t is the largest |s_t - mu_t| among the curves whose own largest deviation is within its
         ceil((n+1)(1-alpha))-th order statistic (all, where n is too small for that rank).
@@ -70,10 +70,10 @@ class Shape:
         table = np.full((len(curves), longest), np.nan)
         for row, curve in zip(table, curves, strict=True):
             row[: len(curve)] = curve
-        centre = np.nanmean(table, axis=0)
-        if kind == "centred":
-            return Shape(centre, np.ones(longest))
-        deviation = np.abs(table - centre)
+        center = np.nanmean(table, axis=0)
+        if kind == "centered":
+            return Shape(center, np.ones(longest))
+        deviation = np.abs(table - center)
         largest = np.nanmax(deviation, axis=1)
         rank = min(math.ceil(round((len(curves) + 1) * (1 - alpha), 9)), len(curves))
         usual = deviation[largest <= np.sort(largest)[rank - 1]]
@@ -83,12 +83,12 @@ class Shape:
             if np.isnan(modulation[t]):
                 modulation[t] = modulation[t - 1]
         spread = float(np.nanmax(modulation))
-        return Shape(centre, np.maximum(modulation, 1e-3 * spread if spread > 0 else 1e-9))
+        return Shape(center, np.maximum(modulation, 1e-3 * spread if spread > 0 else 1e-9))
 
     def standing(self, curve: np.ndarray, first: int = 0) -> np.ndarray:
         """(s_t - mu_t) / S_t for t = first, first + 1, ..., float64 (count,)."""
-        at = np.minimum(np.arange(first, first + len(curve)), len(self.centre) - 1)
-        return (np.asarray(curve, np.float64) - self.centre[at]) / self.modulation[at]
+        at = np.minimum(np.arange(first, first + len(curve)), len(self.center) - 1)
+        return (np.asarray(curve, np.float64) - self.center[at]) / self.modulation[at]
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Band:
 
     Attributes:
         shapes: instruction -> its shape; `ALL` for every other instruction.
-        q: how many modulations above the centre a curve may rise.
+        q: how many modulations above the center a curve may rise.
         alpha: the largest probability that a fresh success rises above.
         num_successes: n, the curves that q was taken from.
     """
@@ -155,19 +155,19 @@ class Band:
         return Band(shapes, conformal_quantile(np.asarray(largest), alpha), alpha, len(for_rank))
 
     def shape(self, instruction: str) -> Shape:
-        """The centre and modulation for an instruction."""
+        """The center and modulation for an instruction."""
         return self.shapes.get(instruction, self.shapes[ALL])
 
     def standing(self, curve: np.ndarray, instruction: str) -> np.ndarray:
         """(s_t - mu_t) / S_t of a curve from its episode's start on; above q it is an alarm."""
         return self.shape(instruction).standing(curve)
 
-    def centre(self, number: int, instruction: str) -> float:
+    def center(self, number: int, instruction: str) -> float:
         """mu_t at chunk `number`, from 0."""
-        centre = self.shape(instruction).centre
-        return float(centre[min(number, len(centre) - 1)])
+        center = self.shape(instruction).center
+        return float(center[min(number, len(center) - 1)])
 
     def threshold(self, number: int, instruction: str) -> float:
         """mu_t + q S_t at chunk `number`, from 0."""
         modulation = self.shape(instruction).modulation
-        return self.centre(number, instruction) + self.q * float(modulation[min(number, len(modulation) - 1)])
+        return self.center(number, instruction) + self.q * float(modulation[min(number, len(modulation) - 1)])

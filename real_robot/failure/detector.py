@@ -40,7 +40,7 @@ class Score:
         alarm: value above threshold, or no trustworthy value at all (see `reason`).
         number: of the chunk in the episode, from 0.
         reason: why there is an alarm without a value; empty otherwise.
-        centre: of the band at this chunk: where successes are on average, 0 for a constant band.
+        center: of the band at this chunk: where successes are on average, 0 for a constant band.
     """
 
     value: float
@@ -48,11 +48,11 @@ class Score:
     alarm: bool
     number: int
     reason: str = ""
-    centre: float = 0.0
+    center: float = 0.0
 
     def is_quiet(self, share: float) -> bool:
-        """No alarm, and at most that share of the way from the band's centre to the threshold."""
-        return not self.alarm and self.value <= self.centre + share * (self.threshold - self.centre)
+        """No alarm, and at most that share of the way from the band's center to the threshold."""
+        return not self.alarm and self.value <= self.center + share * (self.threshold - self.center)
 
 
 @dataclass(frozen=True)
@@ -127,14 +127,14 @@ class FailureDetector:
         if number < following:
             raise ValueError(f"chunk number {number} is over; the next is {following}. Call reset for a new episode")
         threshold = self.band.threshold(number, self._instruction)
-        centre = self.band.centre(number, self._instruction)
+        center = self.band.center(number, self._instruction)
         if not np.isfinite(embedding).all():
-            return Score(math.inf, threshold, True, number, "the policy's embedding holds NaN or infinity", centre)
+            return Score(math.inf, threshold, True, number, "the policy's embedding holds NaN or infinity", center)
         value = math.nan
         for _ in range(following, number + 1):
             value = self.scorer.step(embedding)
             self._embeddings.append(embedding)
-        return Score(value, threshold, not value <= threshold, number, centre=centre)
+        return Score(value, threshold, not value <= threshold, number, center=center)
 
     def rewind(self, num_chunks: int) -> Score | None:
         """Forget the last chunks, as when the robot goes back along its path; the score there, None at the start.
@@ -158,7 +158,7 @@ class FailureDetector:
         shapes = list(self.band.shapes.items())
         tensors = {f"scorer.{name}": array for name, array in self.scorer.tensors().items()}
         for number, (_, shape) in enumerate(shapes):
-            tensors |= {f"band.{number}.centre": shape.centre, f"band.{number}.modulation": shape.modulation}
+            tensors |= {f"band.{number}.center": shape.center, f"band.{number}.modulation": shape.modulation}
         config: dict[str, Any] = {
             "format": FORMAT,
             "kind": self.kind,
@@ -198,7 +198,7 @@ class FailureDetector:
             identity = Identity(made_for["hash"], made_for["name"], int(config["dim"]), int(config["every"]))
             values = config["band"]
             shapes = {
-                name: Shape(tensors[f"band.{i}.centre"], tensors[f"band.{i}.modulation"])
+                name: Shape(tensors[f"band.{i}.center"], tensors[f"band.{i}.modulation"])
                 for i, name in enumerate(values["instructions"])
             }
             band = Band(shapes, float(values["q"]), float(values["alpha"]), int(values["num_successes"]))

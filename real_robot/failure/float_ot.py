@@ -7,7 +7,7 @@ ARMADA's FLOAT index (arXiv:2510.02298). With demonstration embeddings e_i (n of
     P = argmin <P, C> + entropy, by Sinkhorn;      F_j = sum over columns k <= j of P_ik C_ik.
 
 At the start the K demonstrations with the nearest first embedding are kept; F_j is the least over them, at each chunk
-anew. Embeddings are standardised first and joined with the previous one (the two frames of the paper).
+anew. Embeddings are standardized first and joined with the previous one (the two frames of the paper).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from vla_rl.common.atomic import write_text_atomic
 if TYPE_CHECKING:
     from real_robot.failure.measure import Curves, FailureReport
 
-SUCCESS, FAILURE, LEVEL = "#0072B2", "#D55E00", "#111111"  # Okabe & Ito's: told apart by colour-blind readers too.
+SUCCESS, FAILURE, LEVEL = "#0072B2", "#D55E00", "#111111"  # Okabe & Ito's: told apart by color-blind readers too.
 _SHOWN = 40  # Curves of each outcome drawn singly in a panel.
 
 _STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:1100px;margin:2em auto;padding:0 1em;color:#1b2733}
@@ -46,7 +46,7 @@ nothing about how it ended. The other columns: by each episode's own end. Covera
 promised at least 1 - alpha (alpha: {escape(alpha)}). Detection time: share of a failed episode gone at the first
 alarm, 1 for a miss. The clock is a score that is the time alone. Intervals:
 {escape(report.facts["intervals"])}.</small></p>
-<h2>Scores over time</h2><p>How many modulations a score stands above its band's centre, by chunk. Dashed: the level
+<h2>Scores over time</h2><p>How many modulations a score stands above its band's center, by chunk. Dashed: the level
 of an alarm. Shaded: the middle 80 % of the episodes still running; thin: single episodes.</p>
 <img alt="Scores over time, successes and failures, by detector and task"
 src="data:image/png;base64,{picture}"></html>

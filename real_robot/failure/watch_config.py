@@ -15,7 +15,7 @@ class WatchConfig(Config):
         ge=0,
         le=1,
         description="A rewind ends where the score has fallen to this share of the way from where successes are on "
-        "average (the band's centre; 0 for a constant band) to the threshold.",
+        "average (the band's center; 0 for a constant band) to the threshold.",
     )
     patience: float = Field(
         default=2.0, gt=0, description="Seconds after which a detector that has not answered is an alarm."

@@ -24,7 +24,7 @@ from typing import Literal
 
 import numpy as np
 
-from real_robot.control.robot_loop import Tick, Wish
+from real_robot.control.robot_loop import OperatorCommand, Tick
 from real_robot.control.safety import RUNNING, STOPPED
 from real_robot.types import Command, RobotObservation
 
@@ -282,16 +282,16 @@ class Intervention:
 
     # --- the control tick -------------------------------------------------------------------------
 
-    def poll(self, observation: RobotObservation | None = None) -> Wish:
+    def poll(self, observation: RobotObservation | None = None) -> OperatorCommand:
         """What this tick brings: the policy's action, a step back, the person's command, a hold, or nothing at all."""
         with self._lock:
             begin, self._must_begin = self._must_begin, False
             if self._state in ("idle", "ended"):
-                return Wish(active=False)
+                return OperatorCommand(active=False)
             if self._state == "autonomous":
                 replan, self._must_replan = self._must_replan, False
-                return Wish(begin=begin, replan=replan)
-            return Wish(begin=begin, command=self._command(observation))
+                return OperatorCommand(begin=begin, replan=replan)
+            return OperatorCommand(begin=begin, command=self._command(observation))
 
     def _command(self, observation: RobotObservation | None) -> Command:
         now = self._clock()

@@ -15,7 +15,7 @@ from real_robot.bridge.contract import OperatorTopics
 from real_robot.bridge.messages import Bool, Message, String
 from real_robot.bridge.robot import LATCHED, TopicRobot
 from real_robot.bridge.transports.base import QosConfig, Transport
-from real_robot.control.robot_loop import Operator, Tick, Wish
+from real_robot.control.robot_loop import Operator, OperatorCommand, Tick
 from real_robot.operator.intervention import EpisodeSummary
 from real_robot.operator.recorder import Recorder
 from real_robot.types import RobotObservation
@@ -30,11 +30,11 @@ class Operators:
     def __init__(self, operators: Sequence[Operator]) -> None:
         self._operators = list(operators)
 
-    def poll(self, observation: RobotObservation | None) -> Wish:
-        wish = Wish()
+    def poll(self, observation: RobotObservation | None) -> OperatorCommand:
+        wish = OperatorCommand()
         for operator in self._operators:
             own = operator.poll(observation)
-            wish = Wish(
+            wish = OperatorCommand(
                 active=wish.active and own.active,
                 begin=wish.begin or own.begin,
                 replan=wish.replan or own.replan,
@@ -71,9 +71,9 @@ class TopicOperator:
     def _on_reset(self, message: String) -> None:
         self._reset = message.data or "topic"
 
-    def poll(self, observation: RobotObservation | None) -> Wish:
+    def poll(self, observation: RobotObservation | None) -> OperatorCommand:
         reset, self._reset = self._reset, None
-        return Wish(stop="stop topic" if self._stop else None, reset=reset, deadman=self._deadman)
+        return OperatorCommand(stop="stop topic" if self._stop else None, reset=reset, deadman=self._deadman)
 
 
 class KeyOperator:
@@ -106,8 +106,8 @@ class KeyOperator:
             while character := self._stream.read(1):
                 self._pending.append(character)
 
-    def poll(self, observation: RobotObservation | None) -> Wish:
-        wish = Wish(active=self._active)
+    def poll(self, observation: RobotObservation | None) -> OperatorCommand:
+        wish = OperatorCommand(active=self._active)
         while self._pending:
             key = self._pending.pop(0)
             if key == " ":
@@ -218,20 +218,20 @@ class SimEpisodes:
         """There is nothing that this would end."""
         return False
 
-    def poll(self, observation: RobotObservation | None) -> Wish:
+    def poll(self, observation: RobotObservation | None) -> OperatorCommand:
         if len(self.results) == len(self._specs):
-            return Wish(active=False, finished=True)
+            return OperatorCommand(active=False, finished=True)
         state, now = self._state, time.monotonic()
         is_ours = state.get("id") == self._id
         if self._running and (not is_ours or state["done"] or now - self._heard > self._silence):
             self._finish(state, lost=not (is_ours and state["done"]))
-            return Wish(active=False)
+            return OperatorCommand(active=False)
         if self._running:
-            return Wish()
+            return OperatorCommand()
         if is_ours and not state["done"]:
             self._running, self._heard = True, now
             self._robot.flush(before=self._robot.monotonic(state["stamp"]))
-            return Wish(active=False, begin=True)
+            return OperatorCommand(active=False, begin=True)
         if (
             now - self._asked > 0.5 and not self._robot.unheard()
         ):  # Repeated: its other topics may not be connected yet.
@@ -239,7 +239,7 @@ class SimEpisodes:
             spec = self._specs[len(self.results)]
             fields = {"task": spec.task, "split": spec.split, "index": spec.index}
             self._publish(String(data=json.dumps({"id": self._id, **fields})))
-        return Wish(active=False)
+        return OperatorCommand(active=False)
 
     def _finish(self, state: dict[str, Any], lost: bool) -> None:
         spec = self._specs[len(self.results)]

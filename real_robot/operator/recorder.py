@@ -257,7 +257,7 @@ class Recorder:
 
     def __call__(self, tick: Tick) -> None:
         if tick.wish.begin:
-            self._end_episode()  # One that nobody has labelled.
+            self._end_episode()  # One that nobody has labeled.
         state, observation = self.labels.state, tick.observation
         if self._num_frames and observation is not None and self._final is None and state in ("idle", "ended"):
             self._final = observation

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from real_robot.control.robot_loop import Tick, Wish
+from real_robot.control.robot_loop import OperatorCommand, Tick
 from real_robot.control.safety import HOLDING, RUNNING, SentCommand
 from real_robot.operator.intervention import Intervention, Kind
 from real_robot.operator.recorder import Recorder, Recording
@@ -124,7 +124,7 @@ class InterventionOutcome:
 
 
 @dataclass
-class _Seat:
+class EnvSlot:
     """One environment with its intervention, its recorder, and the episode under way."""
 
     intervention: Intervention
@@ -198,9 +198,9 @@ class _Runner:
         # All numbers of an action are changes per step, the last, the gripper, is a command that stays.
         moves: list[Kind] = ["velocity"]
         kinds: list[Kind] = [*moves * (env.spec.action_dim - 1), "position"]
-        self.seats: list[_Seat] = []
+        self.seats: list[EnvSlot] = []
         for _ in range(env.num_envs):
-            seat = _Seat(None, None)  # type: ignore[arg-type]
+            seat = EnvSlot(None, None)  # type: ignore[arg-type]
             seat.intervention = Intervention(kinds, clock=lambda s=seat: s.now, max_rewind=max(1, options.rewind_steps))
             seat.recorder = Recorder(recording, seat.intervention, policy_version, round, wait=True)
             self.seats.append(seat)
@@ -293,7 +293,7 @@ class _Runner:
                 seat.progress.update(left)
         return given_up
 
-    def _alarm(self, seat: _Seat, left: float) -> str:
+    def _alarm(self, seat: EnvSlot, left: float) -> str:
         """Why the episode should not go on as it does, where about `left` control steps remain; "" if it should."""
         assert seat.spec is not None and seat.progress is not None, "started"
         options, horizon = self.options, self.horizons[seat.spec.task]
@@ -329,7 +329,7 @@ class _Runner:
         seat = self.seats[env_id]
         return Command(seat.chunk.pop(0), "policy", seat.now)
 
-    def _observe(self, seat: _Seat, wish: Wish, command: Command, sent: np.ndarray) -> None:
+    def _observe(self, seat: EnvSlot, wish: OperatorCommand, command: Command, sent: np.ndarray) -> None:
         mode = HOLDING if command.source == "hold" else RUNNING
         result = SentCommand(sent, command.values, (), mode, sent)
         tick = Tick(seat.steps, seat.now, seat.obs, True, command, result, 0.0, 0.0, wish)
@@ -339,7 +339,7 @@ class _Runner:
         seat.steps += 1
         seat.now += 1 / self.env.spec.control_hz
 
-    def _finish(self, seat: _Seat, success: bool, lost: bool) -> None:
+    def _finish(self, seat: EnvSlot, success: bool, lost: bool) -> None:
         assert seat.obs is not None, "started"
         (seat.intervention.success if success else seat.intervention.failure)("simulator")
         if lost:
@@ -348,7 +348,7 @@ class _Runner:
         else:
             seat.recorder.finalize(seat.obs)
 
-    def _outcome(self, seat: _Seat) -> InterventionOutcome:
+    def _outcome(self, seat: EnvSlot) -> InterventionOutcome:
         assert seat.spec is not None, "started"
         summary, frames = seat.intervention.summary, seat.frames
         return InterventionOutcome(

@@ -68,7 +68,7 @@ class InferenceEngine:
         self._thread.start()
 
     def submit(self, request: Request) -> Future[Answer]:
-        """Ask for inference. Cancelling the future before its turn takes the request out of the queue."""
+        """Ask for inference. Canceling the future before its turn takes the request out of the queue."""
         job = _Job(request, Future(), time.monotonic())
         with self._wake:
             if self._closed:
@@ -83,7 +83,7 @@ class InferenceEngine:
         return 0.0 if since is None else time.monotonic() - since
 
     def num_waiting(self) -> int:
-        """Requests that wait for their turn, cancelled ones included."""
+        """Requests that wait for their turn, canceled ones included."""
         return len(self._waiting)
 
     def close(self) -> None:

@@ -81,7 +81,7 @@ class ArmControl:
         self.mass = self._mass[self.qvel_index, :][:, self.qvel_index]
 
     def set_goal(self, action: np.ndarray) -> None:
-        """A new goal from the current pose and an action's six deltas (metres/0.05, radians/0.5)."""
+        """A new goal from the current pose and an action's six deltas (meters/0.05, radians/0.5)."""
         if not self._is_fresh:
             self._read()
         self._is_fresh = True

@@ -17,21 +17,21 @@ import numpy as np
 from sim.libero.scene import Scene
 from sim.libero.shapes import Shape, highest_near_path
 
-GAIN = 40.0  # action per metre; 1 from 25 mm on. The controller then settles without overshoot.
+GAIN = 40.0  # action per meter; 1 from 25 mm on. The controller then settles without overshoot.
 TURN_GAIN = 4.0  # action per radian
 TURN_DEADBAND = 0.02  # radians; a zero turn keeps the controller's goal
-FINGER_REACH = 0.010  # metres from the grip site down to the fingertips
-PAD_DEPTH = 0.018  # metres from a rim down to the grip site
-HAND_CLEARANCE = 0.022  # metres from the grip site up to the hand, less a margin
-HAND_HALF = (0.105, 0.035)  # metres, half the hand's extent along and across the closing direction
-FINGERS_HALF = (0.065, 0.013)  # metres, likewise of the open fingers
-ENOUGH_ROOM = 0.02  # metres; more room around the hand is no better
-WRIST_HEIGHT, WRIST_OFFSET = 0.204, 0.088  # metres from the grip site up, and back, to the Panda's wrist
-COMFORTABLE_REACH = 0.64  # metres from shoulder to wrist; the stretched arm (0.72) loses its way
-MAX_WIDTH = 0.074  # metres; wider things do not fit between the fingers (which open 80 mm)
-EMPTY_GAP = 0.003  # metres between fingers that closed on nothing
-HOVER = 0.06  # metres above the grasp, before descending
-MARGIN = 0.03  # metres kept above things on the way
+FINGER_REACH = 0.010  # meters from the grip site down to the fingertips
+PAD_DEPTH = 0.018  # meters from a rim down to the grip site
+HAND_CLEARANCE = 0.022  # meters from the grip site up to the hand, less a margin
+HAND_HALF = (0.105, 0.035)  # meters, half the hand's extent along and across the closing direction
+FINGERS_HALF = (0.065, 0.013)  # meters, likewise of the open fingers
+ENOUGH_ROOM = 0.02  # meters; more room around the hand is no better
+WRIST_HEIGHT, WRIST_OFFSET = 0.204, 0.088  # meters from the grip site up, and back, to the Panda's wrist
+COMFORTABLE_REACH = 0.64  # meters from shoulder to wrist; the stretched arm (0.72) loses its way
+MAX_WIDTH = 0.074  # meters; wider things do not fit between the fingers (which open 80 mm)
+EMPTY_GAP = 0.003  # meters between fingers that closed on nothing
+HOVER = 0.06  # meters above the grasp, before descending
+MARGIN = 0.03  # meters kept above things on the way
 HAND_DOWN = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0]])  # fingers close along the world's y
 OPEN, CLOSE = -1.0, 1.0
 
@@ -205,7 +205,7 @@ class PickAndPlace:
 
 
 def _across_grasps(corners: np.ndarray) -> list[tuple[np.ndarray, float, float]]:
-    """Grasps (grip site, yaw, cost in metres) around the whole object, wherever it fits between the fingers."""
+    """Grasps (grip site, yaw, cost in meters) around the whole object, wherever it fits between the fingers."""
     low, high = corners.min(0), corners.max(0)
     height = max(high[2] - HAND_CLEARANCE, low[2] + FINGER_REACH + 0.003)
     grasps = []
@@ -217,7 +217,7 @@ def _across_grasps(corners: np.ndarray) -> list[tuple[np.ndarray, float, float]]
 
 
 def _rim_grasps(corners: np.ndarray) -> list[tuple[np.ndarray, float, float]]:
-    """Grasps (grip site, yaw, cost in metres) with one finger inside a bowl's rim and one outside."""
+    """Grasps (grip site, yaw, cost in meters) with one finger inside a bowl's rim and one outside."""
     middle = (corners[:, :2].min(0) + corners[:, :2].max(0)) / 2
     widest = float(np.linalg.norm(corners[:, :2] - middle, axis=1).max())
     grasps = []
@@ -241,7 +241,7 @@ def _closing_direction(yaw: float) -> np.ndarray:
 
 
 def _room(others: np.ndarray, point: np.ndarray, yaw: float) -> float:
-    """Metres between the open hand at a grasp and the nearest of `others` (n, 3); negative inside."""
+    """Meters between the open hand at a grasp and the nearest of `others` (n, 3); negative inside."""
     near = others[others[:, 2] > point[2] - FINGER_REACH - 0.003]
     relative = near[:, :2] - point[:2]
     closing = _closing_direction(yaw)

@@ -66,7 +66,7 @@ class Renderer:
         return np.ascontiguousarray(image[::-1, ::-1])
 
     def structure(self, data: mujoco.MjData, camera: int, size: int) -> np.ndarray:
-        """What `render` shows, uint8 (size, size, 3), rotated likewise; see `vla_rl.data.structure.pack`."""
+        """What `render` shows, uint8 (size, size, 3), rotated likewise; see `vla_rl.data.segmentation.pack`."""
         context, viewport = self._updated(data, camera, size)
         image = draw_structure(self.model, self._scene, viewport, context, self._things)
         return np.ascontiguousarray(image[::-1, ::-1])

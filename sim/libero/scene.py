@@ -26,7 +26,7 @@ NUM_SUBSTEPS = 25  # of 2 ms, in a control step of 50 ms
 SAMPLED_SUBSTEP = 23
 PHYSICS = int(mujoco.mjtState.mjSTATE_INTEGRATION)
 ARM_NOISE = 0.02  # rad, standard deviation of the arm's joints in the official states, as robosuite's default.
-NEAR = 1e-4  # metres and radians; a sampled placement as near as this to an official one is drawn again
+NEAR = 1e-4  # meters and radians; a sampled placement as near as this to an official one is drawn again
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,11 @@ class Shape:
     def __init__(self, model: mujoco.MjModel, geom_names: list[str]) -> None:
         self.geoms = np.array([model.geom(name).id for name in geom_names])
         bounds = model.geom_aabb[self.geoms]
-        self._centre, self._half = bounds[:, None, :3], bounds[:, None, 3:]
+        self._center, self._half = bounds[:, None, :3], bounds[:, None, 3:]
 
     def points(self, data: mujoco.MjData, per_edge: int = 2) -> np.ndarray:
         """A grid of points in each box, in the world, (n, 3), with `per_edge` points an edge; 2 are its corners."""
-        local = self._centre + self._half * _grid(per_edge)
+        local = self._center + self._half * _grid(per_edge)
         rotation = data.geom_xmat[self.geoms].reshape(-1, 3, 3)
         world = np.einsum("gij,gpj->gpi", rotation, local) + data.geom_xpos[self.geoms][:, None]
         return world.reshape(-1, 3)

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-HOVER = 0.10  # metres above the object at which the gripper travels
-ALIGNED = 0.012  # horizontal distance below which it goes down, metres
-CARRY = 0.16  # height above its resting place at which an object is carried, metres
-GAIN = 20.0  # action per metre of error; an action of 1 asks for 5 cm
+HOVER = 0.10  # meters above the object at which the gripper travels
+ALIGNED = 0.012  # horizontal distance below which it goes down, meters
+CARRY = 0.16  # height above its resting place at which an object is carried, meters
+GAIN = 20.0  # action per meter of error; an action of 1 asks for 5 cm
 OPEN, CLOSED = -1.0, 1.0
-ON_TOP = np.array([0.0, 0.0, 0.048])  # a cube's centre on the other's, metres
-IN_BIN = np.array([-0.02, -0.03, 0.10])  # the can from its bin's centre when let go; nearer, where the arm reaches well
+ON_TOP = np.array([0.0, 0.0, 0.048])  # a cube's center on the other's, meters
+IN_BIN = np.array([-0.02, -0.03, 0.10])  # the can from its bin's center when let go; nearer, where the arm reaches well
 
 
 def act(task: str, env: Any) -> np.ndarray:
@@ -33,9 +33,9 @@ def act(task: str, env: Any) -> np.ndarray:
         case "PickPlaceCan":
             index = env.object_id
             can = env.sim.data.body_xpos[env.obj_body_id[env.objects[index].name]]
-            bin_centre = env.target_bin_placements[index]
+            bin_center = env.target_bin_placements[index]
             if _held(env, env.objects[index]):
-                return _place(can, bin_centre + IN_BIN, 0.05)
+                return _place(can, bin_center + IN_BIN, 0.05)
             if not env.not_in_bin(can, index):
                 return _move([0, 0, 0.1], OPEN)  # released: make room
             return _pick(hand, can)
@@ -47,7 +47,7 @@ def _held(env: Any, thing: Any) -> bool:
 
 
 def _move(offset: Any, gripper: float) -> np.ndarray:
-    """Move by an offset in metres, without turning."""
+    """Move by an offset in meters, without turning."""
     action = np.zeros(7, np.float32)
     action[:3] = np.clip(GAIN * np.asarray(offset), -1, 1)
     action[6] = gripper
@@ -66,7 +66,7 @@ def _pick(hand: np.ndarray, thing: np.ndarray) -> np.ndarray:
 
 
 def _place(thing: np.ndarray, goal: np.ndarray, aligned: float) -> np.ndarray:
-    """Carry it, held, to within `aligned` metres above the goal, lower it, and let go."""
+    """Carry it, held, to within `aligned` meters above the goal, lower it, and let go."""
     offset = goal - thing
     if np.linalg.norm(offset[:2]) > aligned:
         height = offset[2] + CARRY

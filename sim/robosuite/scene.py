@@ -104,7 +104,7 @@ class Scene:
         return np.ascontiguousarray(rotated[:, ::-1])
 
     def structure(self, camera: str, size: int) -> np.ndarray:
-        """What `image` shows; see `vla_rl.data.structure.pack`."""
+        """What `image` shows; see `vla_rl.data.segmentation.pack`."""
         rotated = self.renderer.structure(self.data, self.model.camera(camera).id, size)
         return np.ascontiguousarray(rotated[:, ::-1])
 

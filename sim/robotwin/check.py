@@ -33,7 +33,7 @@ def check_resets(env: RemoteVecEnv, task: str, num_seeds: int) -> None:
     begin = time.monotonic()
     for index in range(num_seeds):
         starts.append(env.reset([EpisodeSpec(task, "eval", index)], [0]))
-        assert all(np.ptp(image) > 0 for image in starts[-1].images.values()), f"eval {index} shows one flat colour"
+        assert all(np.ptp(image) > 0 for image in starts[-1].images.values()), f"eval {index} shows one flat color"
     seconds = (time.monotonic() - begin) / num_seeds
     again = env.reset([EpisodeSpec(task, "eval", 0)], [0])
     same = all(np.array_equal(again.images[name], starts[0].images[name]) for name in again.images)

@@ -1,4 +1,4 @@
-"""What an episode looks like: colours, table pattern, light and camera, written into the shared model to render."""
+"""What an episode looks like: colors, table pattern, light and camera, written into the shared model to render."""
 
 # pyright: reportAttributeAccessIssue=false
 # (MuJoCo's names come from compiled modules without type stubs.)
@@ -52,17 +52,17 @@ class Look:
         return Look(**{f.name: np.array(arrays[f"look_{f.name}"]) for f in fields(Look)})
 
 
-def plain_look(task: str, colours: dict[str, str]) -> Look:
-    """The look without variation: blocks in the named colours, everything else as modelled."""
-    model, fresh = sc.load_scene(task).model, _as_modelled(task)
+def plain_look(task: str, colors: dict[str, str]) -> Look:
+    """The look without variation: blocks in the named colors, everything else as modeled."""
+    model, fresh = sc.load_scene(task).model, _as_modeled(task)
     rgba = fresh.rgba.copy()
-    for body, colour in colours.items():
-        rgba[model.geom(body).id, :3] = sc.COLOURS[colour]
+    for body, color in colors.items():
+        rgba[model.geom(body).id, :3] = sc.COLORS[color]
     return Look(rgba, *(getattr(fresh, f.name) for f in fields(Look)[1:]))
 
 
 @functools.cache
-def _as_modelled(task: str) -> Look:
+def _as_modeled(task: str) -> Look:
     """The task's own look; every episode's look starts from it, so it is read before any is written over it."""
     model = sc.load_scene(task).model
     table = model.geom("table").id
@@ -76,9 +76,9 @@ def _as_modelled(task: str) -> Look:
     )
 
 
-def draw_look(task: str, colours: dict[str, str], config: AppearanceConfig, rng: np.random.Generator) -> Look:
+def draw_look(task: str, colors: dict[str, str], config: AppearanceConfig, rng: np.random.Generator) -> Look:
     """A look with the variation that `config` asks for. Each option draws the same numbers whatever the others are."""
-    model, plain = sc.load_scene(task).model, plain_look(task, colours)
+    model, plain = sc.load_scene(task).model, plain_look(task, colors)
     hue, light, camera, pattern, background = (np.random.default_rng(s) for s in rng.integers(2**63, size=5))
     table = model.geom("table").id
     rgba = plain.rgba.copy()

@@ -44,27 +44,27 @@ class AppearanceConfig(Config):
     """Random looks, drawn from the episode's seed; physics and layout do not change. All off by default."""
 
     hue: float = Field(
-        default=0.0, ge=0, le=0.03, description="Largest hue shift of objects, fraction of the colour circle."
+        default=0.0, ge=0, le=0.03, description="Largest hue shift of objects, fraction of the color circle."
     )
     light: float = Field(default=0.0, ge=0, le=1, description="Strength of random light direction and brightness.")
     camera: float = Field(
-        default=0.0, ge=0, le=0.05, description="Largest shift of the agentview camera per axis, metres."
+        default=0.0, ge=0, le=0.05, description="Largest shift of the agentview camera per axis, meters."
     )
     table_texture: bool = Field(default=False, description="Draw the table's pattern from several.")
-    background: bool = Field(default=False, description="Draw the table's and the gripper's colours.")
+    background: bool = Field(default=False, description="Draw the table's and the gripper's colors.")
 
 
 class HabitConfig(Config):
-    """A sloppy expert's systematic habits: the same mistake each time, undone by a small shift of behaviour."""
+    """A sloppy expert's systematic habits: the same mistake each time, undone by a small shift of behavior."""
 
     place_short: float = Field(
         default=0.0, ge=0, le=0.15, description="How far short (towards -x) it places or pushes, m."
     )
     place_short_std: float = Field(
-        default=0.0, ge=0, le=0.05, description="Spread of place_short between episodes, metres."
+        default=0.0, ge=0, le=0.05, description="Spread of place_short between episodes, meters."
     )
     release_early: float = Field(
-        default=0.0, ge=0, le=0.2, description="Height above the surface where it lets go, metres."
+        default=0.0, ge=0, le=0.2, description="Height above the surface where it lets go, meters."
     )
     habit_tasks: tuple[str, ...] = Field(default=(), description="Tasks that have the habit; empty means all.")
 
@@ -107,7 +107,7 @@ class KnockConfig(Config):
 
 
 class SuccessConfig(Config):
-    """What counts as done. Distances are horizontal, between centres, in metres."""
+    """What counts as done. Distances are horizontal, between centers, in meters."""
 
     place_radius: float = Field(default=0.045, gt=0, description="Block from the plate.")
     zone_radius: float = Field(default=0.04, gt=0, description="Pushed object from the zone.")

@@ -21,10 +21,10 @@ from sim.tabletop.tasks import Knock, View, draw_knock, draw_layout, episode_rng
 from vla_rl.data.segmentation import CAMERA_PREFIX
 from vla_rl.types import SPLITS, EpisodeSpec, Keyframe
 
-POSITION_SCALE = 0.05  # metres of travel for an action of 1
+POSITION_SCALE = 0.05  # meters of travel for an action of 1
 ROTATION_SCALE = 0.5  # radians of turn for an action of 1
 TURN_LIMIT = np.array([1.5, 0.5, 0.5])  # commanded yaw, pitch and roll away from pointing down, radians
-LEASH = 0.04  # how far the commanded position may run ahead of the gripper, metres
+LEASH = 0.04  # how far the commanded position may run ahead of the gripper, meters
 STEP_SECONDS = sc.TIMESTEP * sc.SUBSTEPS
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 _BAD = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC)
@@ -42,8 +42,8 @@ class TabletopEnv(SingleEnv):
     pose, which a stiff servo follows within the step. Unlike LIBERO's controller the delta adds to
     the commanded pose, not to the measured one, so that a held load causes no drift.
 
-    State (8,): gripper position in metres, its axis-angle in radians (pointing down is about
-    (pi, 0, 0)), the two finger positions in metres, the second one negative, as robosuite's Panda.
+    State (8,): gripper position in meters, its axis-angle in radians (pointing down is about
+    (pi, 0, 0)), the two finger positions in meters, the second one negative, as robosuite's Panda.
     """
 
     def __init__(self, config: TabletopConfig, record_frames: bool = False) -> None:
@@ -90,7 +90,7 @@ class TabletopEnv(SingleEnv):
         self._steps_since_expert = 1  # As if it had been asked one step ago.
         self._instruction = spec.instruction or layout.instruction(spec.task)
         rng = episode_rng(spec, "appearance")
-        self._look = draw_look(spec.task, layout.colours, self.config.appearance, rng)
+        self._look = draw_look(spec.task, layout.colors, self.config.appearance, rng)
         self._knock = draw_knock(spec, self.config.knock)
         self.num_steps = self._held = 0
         self.horizon = self.spec.horizon[spec.task]

@@ -17,13 +17,13 @@ from sim.tabletop import scene as sc
 from sim.tabletop.config import ExpertConfig
 from sim.tabletop.tasks import View
 
-STEP = 0.05  # metres of travel for an action of 1
+STEP = 0.05  # meters of travel for an action of 1
 TURN = 0.5  # radians for an action of 1
-GRASP_ABOVE = 0.004  # the pads' centre above the block's centre when grasping, metres
-HOVER = 0.075  # above a block's centre, fingers clear of it, metres
-CLOSE_ENOUGH = np.array([0.015, 0.015, 0.012])  # of the hand to the block before grasping, metres
-PUSH_SIDEWAYS = 0.018  # largest sideways error of the hand behind what it is about to push, metres
-CLOSED = 0.072  # between fingers that hold a block or nothing, metres
+GRASP_ABOVE = 0.004  # the pads' center above the block's center when grasping, meters
+HOVER = 0.075  # above a block's center, fingers clear of it, meters
+CLOSE_ENOUGH = np.array([0.015, 0.015, 0.012])  # of the hand to the block before grasping, meters
+PUSH_SIDEWAYS = 0.018  # largest sideways error of the hand behind what it is about to push, meters
+CLOSED = 0.072  # between fingers that hold a block or nothing, meters
 GRASP_STEPS, RELEASE_STEPS = 3, 5  # control steps that these take the expert
 OPEN, CLOSE = -1.0, 1.0
 
@@ -72,7 +72,7 @@ class Expert:
 
         Args:
             view: the true state.
-            command: commanded gripper position, metres (3,); deltas add to it.
+            command: commanded gripper position, meters (3,); deltas add to it.
             rotation: commanded yaw, pitch, roll away from pointing down, radians (3,).
         """
         self._advance(view, command)
@@ -144,7 +144,7 @@ class Expert:
     # --- what is wanted -----------------------------------------------------------------------
 
     def _destination(self, view: View) -> tuple[float, float, float]:
-        """Where the held block's centre should be let go, metres."""
+        """Where the held block's center should be let go, meters."""
         if self.task == "bowl_push":  # dropped from above the rim; the habit concerns the push
             x, y, _ = view.position("bowl")
             return float(x), float(y), sc.BOWL_HEIGHT + sc.HALF + 0.004
@@ -157,11 +157,11 @@ class Expert:
         return float(x) - self.short, float(y), surface + sc.HALF + 0.003 + self.early
 
     def _carry_height(self) -> float:
-        """Height of the held block's centre on the way."""
+        """Height of the held block's center on the way."""
         return {"pick_place": 0.075, "pick_colour": 0.105, "stack": 0.105, "bowl_push": 0.10}[self.task]
 
     def _pushed(self, view: View) -> tuple[np.ndarray, float, float, float]:
-        """What is pushed: its centre, its radius, and the point where it should end."""
+        """What is pushed: its center, its radius, and the point where it should end."""
         x, y, _ = view.position("zone")
         name, radius = ("bowl", sc.BOWL_RADIUS + 0.005) if self.task == "bowl_push" else ("block", sc.HALF)
         return view.position(name), radius, float(x) - self.short, float(y)
@@ -330,13 +330,13 @@ class Expert:
 
 
 def _travel(start: np.ndarray, end: np.ndarray, height: float) -> float:
-    """Control steps at full speed from start to end, (3,) in metres: up to `height` if it is far, across, down."""
+    """Control steps at full speed from start to end, (3,) in meters: up to `height` if it is far, across, down."""
     across = float(np.abs(end[:2] - start[:2]).max())
     top = max(float(start[2]), float(end[2]), height if across > STEP else 0.0)
     return (2 * top - float(start[2]) - float(end[2]) + across) / STEP
 
 
 def _reaches(point: np.ndarray, tolerance: float) -> bool:
-    """Whether the hand comes within `tolerance`, metres, of a point (3,) along x and y."""
+    """Whether the hand comes within `tolerance`, meters, of a point (3,) along x and y."""
     short = np.maximum(sc.REACH_LOW[:2] - point[:2], point[:2] - sc.REACH_HIGH[:2])
     return bool(short.max() < tolerance)

@@ -48,7 +48,7 @@ def render(
 
     Args:
         things: uint8 (ngeom,), what each geom is part of: shows the structure in place of the picture
-            (`vla_rl.data.structure.pack`).
+            (`vla_rl.data.segmentation.pack`).
 
     All models rendered in one process must have the same textures (`scene.mjcf` sees to that).
 

@@ -1,6 +1,6 @@
 """The tabletop's physics: MJCF written in Python, compiled once per task and process.
 
-Units: metres, seconds, radians. The table's top is z = 0. The robot's side is -x, the agentview
+Units: meters, seconds, radians. The table's top is z = 0. The robot's side is -x, the agentview
 camera looks from +x. Collision groups keep the contact pairs few: static things (bit 1) and the
 gripper (bit 2) touch movable objects (bit 4) only, and movable objects touch one another.
 """
@@ -30,7 +30,7 @@ ZONE_RADIUS, BOWL_ZONE_RADIUS = 0.055, 0.08
 BOWL_RADIUS, BOWL_HEIGHT, BOWL_FLOOR = 0.066, 0.034, 0.008
 BOWL_SIDES = 12
 OPEN_WIDTH = 0.055  # each finger's travel
-REACH_LOW = np.array([-0.27, -0.23, 0.016])  # the commanded position stays inside this box, metres
+REACH_LOW = np.array([-0.27, -0.23, 0.016])  # the commanded position stays inside this box, meters
 REACH_HIGH = np.array([0.25, 0.23, 0.26])
 
 # Damping of movable bodies along x, y, z (N s/m) and about them (N m s/rad): what is pushed stops with the pusher.
@@ -57,19 +57,19 @@ FIXED: dict[str, tuple[str, ...]] = {
     "stack": (),
     "bowl_push": ("zone",),
 }
-COLOURS: dict[str, tuple[float, float, float]] = {
+COLORS: dict[str, tuple[float, float, float]] = {
     "red": (0.90, 0.08, 0.08),
     "blue": (0.10, 0.25, 0.95),
     "yellow": (0.98, 0.85, 0.08),
     "purple": (0.62, 0.12, 0.80),
 }
-ZONE_COLOUR = (0.10, 0.72, 0.22)
-PLATE_COLOUR = (0.96, 0.96, 0.94)
-BOWL_COLOUR = (0.96, 0.62, 0.16)
-BOWL_FLOOR_COLOUR = (0.72, 0.46, 0.12)
-TABLE_COLOUR = (0.36, 0.38, 0.42)
-HAND_COLOUR = (0.10, 0.10, 0.12)
-FINGER_COLOUR = (0.15, 0.92, 0.90)
+ZONE_COLOR = (0.10, 0.72, 0.22)
+PLATE_COLOR = (0.96, 0.96, 0.94)
+BOWL_COLOR = (0.96, 0.62, 0.16)
+BOWL_FLOOR_COLOR = (0.72, 0.46, 0.12)
+TABLE_COLOR = (0.36, 0.38, 0.42)
+HAND_COLOR = (0.10, 0.10, 0.12)
+FINGER_COLOR = (0.15, 0.92, 0.90)
 NUM_TABLE_MATERIALS = 4  # plain, checker, stripes, dots
 
 _STATIC = 'contype="1" conaffinity="0"'
@@ -83,14 +83,14 @@ def _numbers(values: tuple[float, ...]) -> str:
     return " ".join(f"{value:g}" for value in values)
 
 
-def _rgba(colour: tuple[float, float, float]) -> str:
-    return f'rgba="{colour[0]} {colour[1]} {colour[2]} 1"'
+def _rgba(color: tuple[float, float, float]) -> str:
+    return f'rgba="{color[0]} {color[1]} {color[2]} 1"'
 
 
-def _block(name: str, half: tuple[float, float, float], colour: str, mass: float) -> str:
+def _block(name: str, half: tuple[float, float, float], color: str, mass: float) -> str:
     size = " ".join(map(str, half))
     return f"""<body name="{name}"><freejoint name="{name}"/>
-      <geom name="{name}" type="box" size="{size}" mass="{mass}" {_OBJECT} {_rgba(COLOURS[colour])}/></body>"""
+      <geom name="{name}" type="box" size="{size}" mass="{mass}" {_OBJECT} {_rgba(COLORS[color])}/></body>"""
 
 
 def _bowl() -> str:
@@ -98,7 +98,7 @@ def _bowl() -> str:
     inner = BOWL_RADIUS - 0.012
     parts = [
         f'<geom type="box" size="{inner} {inner} {BOWL_FLOOR / 2}" pos="0 0 {BOWL_FLOOR / 2}" mass="0.10" '
-        f"{_OBJECT} {_rgba(BOWL_COLOUR)}/>"
+        f"{_OBJECT} {_rgba(BOWL_COLOR)}/>"
     ]
     width = BOWL_RADIUS * math.tan(math.pi / BOWL_SIDES) + 0.002
     for side in range(BOWL_SIDES):
@@ -107,11 +107,11 @@ def _bowl() -> str:
         parts.append(
             f'<geom type="box" size="0.005 {width:.5f} {BOWL_HEIGHT / 2}" pos="{x:.5f} {y:.5f} {BOWL_HEIGHT / 2}" '
             f'euler="0 0 {angle:.5f}" mass="0.004" priority="1" friction="0.3 0.005 0.001" '
-            f"{_INSIDE} {_rgba(BOWL_COLOUR)}/>"
+            f"{_INSIDE} {_rgba(BOWL_COLOR)}/>"
         )
     parts.append(
         f'<geom type="cylinder" size="{BOWL_RADIUS} {BOWL_FLOOR / 2}" pos="0 0 {BOWL_FLOOR / 2 + 0.0005}" mass="0" '
-        f"{_VISUAL} {_rgba(BOWL_FLOOR_COLOUR)}/>"
+        f"{_VISUAL} {_rgba(BOWL_FLOOR_COLOR)}/>"
     )
     return f'<body name="bowl"><freejoint name="bowl"/>{"".join(parts)}</body>'
 
@@ -126,12 +126,12 @@ def _plate() -> str:
     )
     return f"""<body name="plate" mocap="true">{boxes}
       <geom name="plate" type="cylinder" size="{PLATE_RADIUS} {PLATE_HEIGHT / 2}" pos="0 0 {PLATE_HEIGHT / 2}"
-        {_VISUAL} {_rgba(PLATE_COLOUR)}/></body>"""
+        {_VISUAL} {_rgba(PLATE_COLOR)}/></body>"""
 
 
 def _zone(radius: float) -> str:
     return f"""<body name="zone" mocap="true"><geom name="zone" type="cylinder" size="{radius} 0.001" pos="0 0 0.001"
-      {_VISUAL} {_rgba(ZONE_COLOUR)}/></body>"""
+      {_VISUAL} {_rgba(ZONE_COLOR)}/></body>"""
 
 
 def _gripper() -> str:
@@ -141,7 +141,7 @@ def _gripper() -> str:
           <joint name="finger_{side}" type="slide" axis="0 {sign} 0" armature="0.02"/>
           <geom name="finger_{side}" type="box" size="0.012 0.008 0.040" pos="0 {sign * 0.008} 0.025" mass="0.03"
             priority="2" friction="2.5 0.05 0.001" condim="4" {_GRIPPER}
-            {_rgba(FINGER_COLOUR)}/></body>"""
+            {_rgba(FINGER_COLOR)}/></body>"""
         for side, sign in (("left", 1), ("right", -1))
     )
     return f"""<body name="gripper" gravcomp="1">
@@ -150,8 +150,8 @@ def _gripper() -> str:
       <joint name="yaw" type="hinge" axis="0 0 1" armature="0.004"/>
       <joint name="pitch" type="hinge" axis="0 1 0" armature="0.004"/>
       <joint name="roll" type="hinge" axis="1 0 0" armature="0.004"/>
-      <geom name="hand" type="box" size="0.013 0.071 0.009" pos="0 0 0.074" mass="0.4" {_GRIPPER} {_rgba(HAND_COLOUR)}/>
-      <geom name="wrist" type="cylinder" size="0.013 0.03" pos="0 0 0.113" mass="0.1" {_VISUAL} {_rgba(HAND_COLOUR)}/>
+      <geom name="hand" type="box" size="0.013 0.071 0.009" pos="0 0 0.074" mass="0.4" {_GRIPPER} {_rgba(HAND_COLOR)}/>
+      <geom name="wrist" type="cylinder" size="0.013 0.03" pos="0 0 0.113" mass="0.1" {_VISUAL} {_rgba(HAND_COLOR)}/>
       <camera name="wrist" pos="0.085 0 0.11" xyaxes="0 1 0 -0.92 0 0.39" fovy="75"/>
       {fingers}</body>"""
 
@@ -215,7 +215,7 @@ def mjcf(task: str) -> str:
       specular="0.05 0.05 0.05" castshadow="false"/>
     <camera name="agentview" pos="{_numbers(VIEW.position)}" xyaxes="{_numbers((*VIEW.right, *VIEW.up))}"
       fovy="{VIEW.fovy}"/>
-    <geom name="table" type="plane" size="1 1 0.1" {_STATIC} material="table_0" {_rgba(TABLE_COLOUR)}/>
+    <geom name="table" type="plane" size="1 1 0.1" {_STATIC} material="table_0" {_rgba(TABLE_COLOR)}/>
     {_gripper()}{bodies}
   </worldbody>
   <actuator>{_actuators()}</actuator>
@@ -228,12 +228,12 @@ class Scene:
 
     Attributes:
         model: shared by all environments of the task in this process. Physics never changes it;
-            what a camera sees (colours, light, camera pose) is written into it before rendering.
+            what a camera sees (colors, light, camera pose) is written into it before rendering.
         qpos: movable body -> address of its 7 numbers in qpos (position, quaternion).
         qvel: movable body -> address of its 6 numbers in qvel (linear first).
         mocap: fixed body -> row in mocap_pos.
         gripper_geom: bool (ngeom,), geoms of the hand and fingers.
-        things: uint8 (ngeom,), what each geom is part of (see vla_rl.data.structure).
+        things: uint8 (ngeom,), what each geom is part of (see vla_rl.data.segmentation).
     """
 
     model: mujoco.MjModel

@@ -2,14 +2,14 @@
 
 Every task adds two conditions to its own: the gripper touches no object, and all that the task
 names is at rest (slower than `rest_speed`). All of them must hold for `hold_steps` control steps
-in a row. Distances are horizontal, between centres, in metres.
+in a row. Distances are horizontal, between centers, in meters.
 
-- push_to_zone: the red block within `zone_radius` of the zone's centre, on the table.
-- pick_place: the red block within `place_radius` of the plate's centre, lying flat on it.
+- push_to_zone: the red block within `zone_radius` of the zone's center, on the table.
+- pick_place: the red block within `place_radius` of the plate's center, lying flat on it.
 - pick_colour: the same for the named block, and no other block on the plate.
 - stack: the red block within `stack_radius` of the blue one, lying flat on it.
-- bowl_push: the bowl upright within `zone_radius` of the zone's centre, and the red block inside
-  (within `bowl_radius` of its centre, and lower than its rim).
+- bowl_push: the bowl upright within `zone_radius` of the zone's center, and the red block inside
+  (within `bowl_radius` of its center, and lower than its rim).
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -27,7 +27,7 @@ from sim.tabletop import scene as sc
 from sim.tabletop.config import INSTRUCTIONS, KnockConfig, SuccessConfig, TabletopConfig
 from vla_rl.types import SPLITS, EpisodeSpec
 
-REST_HEIGHT_ERROR = 0.008  # a block lying flat is this close to its height, metres
+REST_HEIGHT_ERROR = 0.008  # a block lying flat is this close to its height, meters
 _STREAMS = {"layout": 0, "appearance": 1, "habit": 2, "knock": 3}
 
 
@@ -48,7 +48,7 @@ class Knock:
     velocity: tuple[float, float]
 
 
-_MIDDLE = ((-0.08, 0.08), (-0.09, 0.09))  # a block beyond these (x, y; metres) is knocked back
+_MIDDLE = ((-0.08, 0.08), (-0.09, 0.09))  # a block beyond these (x, y; meters) is knocked back
 
 
 def draw_knock(spec: EpisodeSpec, config: KnockConfig) -> Knock:
@@ -60,7 +60,7 @@ def draw_knock(spec: EpisodeSpec, config: KnockConfig) -> Knock:
 
 
 def knocked_velocity(knock: Knock, position: np.ndarray) -> tuple[float, float]:
-    """The velocity of a block knocked at `position`, metres (3,): not further out where it is near the edge, m/s."""
+    """The velocity of a block knocked at `position`, meters (3,): not further out where it is near the edge, m/s."""
     x, y = (
         -speed if (at < low and speed < 0) or (at > high and speed > 0) else speed
         for at, speed, (low, high) in zip(position[:2], knock.velocity, _MIDDLE, strict=True)
@@ -70,17 +70,17 @@ def knocked_velocity(knock: Knock, position: np.ndarray) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Layout:
-    """An initial state: body -> (x, y, yaw), the gripper's position, and each block's colour name."""
+    """An initial state: body -> (x, y, yaw), the gripper's position, and each block's color name."""
 
     places: dict[str, tuple[float, float, float]]
     gripper: tuple[float, float, float]
-    colours: dict[str, str]
+    colors: dict[str, str]
 
     def instruction(self, task: str) -> str:
-        return INSTRUCTIONS[task].format(colour=self.colours["block"])
+        return INSTRUCTIONS[task].format(colour=self.colors["block"])
 
 
-# task -> body -> (x low, x high, y low, y high) where its centre may start.
+# task -> body -> (x low, x high, y low, y high) where its center may start.
 _WIDE = (-0.13, 0.15, -0.16, 0.16)
 _REGIONS: dict[str, dict[str, tuple[float, float, float, float]]] = {
     "push_to_zone": {"block": (-0.11, -0.03, -0.13, 0.13), "zone": (0.09, 0.15, -0.15, 0.15)},
@@ -93,7 +93,7 @@ _REGIONS: dict[str, dict[str, tuple[float, float, float, float]]] = {
         "block": (-0.15, 0.15, -0.16, 0.16),
     },
 }
-# Where `start_spread` draws the starts together: a layout of each task that is apart and straight, metres.
+# Where `start_spread` draws the starts together: a layout of each task that is apart and straight, meters.
 _TYPICAL: dict[str, dict[str, tuple[float, float]]] = {
     "push_to_zone": {"block": (-0.07, 0.0), "zone": (0.12, 0.0)},
     "pick_place": {"block": (-0.06, -0.08), "plate": (0.03, 0.07)},
@@ -102,8 +102,8 @@ _TYPICAL: dict[str, dict[str, tuple[float, float]]] = {
     "bowl_push": {"bowl": (-0.04, 0.0), "zone": (0.112, 0.0), "block": (0.05, -0.14)},
 }
 _TYPICAL_GRIPPER = (-0.165, 0.0, 0.135)
-_MAX_SIDEWAYS = {"push_to_zone": 0.08, "bowl_push": 0.03}  # of the zone from what is pushed there, metres
-_GAP = 0.12  # smallest distance between two centres, metres: the open gripper fits between
+_MAX_SIDEWAYS = {"push_to_zone": 0.08, "bowl_push": 0.03}  # of the zone from what is pushed there, meters
+_GAP = 0.12  # smallest distance between two centers, meters: the open gripper fits between
 _BOWL_GAP = 0.15  # of the block from the bowl
 
 
@@ -127,22 +127,22 @@ def draw_layout(spec: EpisodeSpec, config: TabletopConfig) -> Layout:
         for n, (x, y) in points.items()
     }
     gripper = (rng.uniform(-0.18, -0.15), rng.uniform(-0.04, 0.04), rng.uniform(0.12, 0.15))
-    x, y, z = (_near(centre, value, spread) for centre, value in zip(_TYPICAL_GRIPPER, gripper, strict=True))
-    return Layout(places, (x, y, z), _draw_colours(spec.task, rng))
+    x, y, z = (_near(center, value, spread) for center, value in zip(_TYPICAL_GRIPPER, gripper, strict=True))
+    return Layout(places, (x, y, z), _draw_colors(spec.task, rng))
 
 
-def _near(centre: float, value: float, spread: float) -> float:
-    """`value` drawn towards `centre`; itself, to the bit, at a spread of 1."""
-    return (1 - spread) * centre + spread * value
+def _near(center: float, value: float, spread: float) -> float:
+    """`value` drawn towards `center`; itself, to the bit, at a spread of 1."""
+    return (1 - spread) * center + spread * value
 
 
 def _turns(name: str) -> bool:
     return name.startswith("block") or name == "base"
 
 
-def _draw_colours(task: str, rng: np.random.Generator) -> dict[str, str]:
+def _draw_colors(task: str, rng: np.random.Generator) -> dict[str, str]:
     if task == "pick_colour":
-        names = rng.permutation(list(sc.COLOURS))[:3]
+        names = rng.permutation(list(sc.COLORS))[:3]
         return dict(zip(("block", "block_b", "block_c"), map(str, names), strict=True))
     return {"block": "red"} | ({"base": "blue"} if task == "stack" else {})
 
@@ -155,16 +155,16 @@ class View:
 
     @property
     def eef(self) -> np.ndarray:
-        """Gripper position, metres (3,)."""
+        """Gripper position, meters (3,)."""
         return self.data.qpos[:3]
 
     @property
     def opening(self) -> float:
-        """Distance between the fingers, metres."""
+        """Distance between the fingers, meters."""
         return float(self.data.qpos[6] + self.data.qpos[7])
 
     def position(self, name: str) -> np.ndarray:
-        """Centre of a body, metres (3,). The bowl's and fixed bodies' lie at their foot."""
+        """Center of a body, meters (3,). The bowl's and fixed bodies' lie at their foot."""
         if name in self.scene.qpos:
             address = self.scene.qpos[name]
             return self.data.qpos[address : address + 3]
@@ -182,7 +182,7 @@ class View:
         return float(1 - 2 * (x * x + y * y))
 
     def apart(self, a: str, b: str) -> float:
-        """Horizontal distance between two bodies' centres, metres."""
+        """Horizontal distance between two bodies' centers, meters."""
         pa, pb = self.position(a), self.position(b)
         return math.hypot(pa[0] - pb[0], pa[1] - pb[1])
 

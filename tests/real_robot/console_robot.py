@@ -21,9 +21,9 @@ from real_robot.bridge.images import encode_image
 from real_robot.bridge.messages import CompressedImage, JointState, Message, PoseStamped, TwistStamped
 from real_robot.bridge.robot import TopicRobot
 from real_robot.control.playback import SynchronousActions
-from real_robot.control.robot_loop import ControlLoop, ReferencePacer, Tick, Wish
+from real_robot.control.robot_loop import ControlLoop, OperatorCommand, ReferencePacer, Tick
 from real_robot.control.safety import Supervisor
-from real_robot.operator.console.console_state import Board
+from real_robot.operator.console.console_state import ConsoleState
 from real_robot.operator.console.operator import ConsoleOperator
 from real_robot.operator.console.server import ConsoleConfig, ConsoleServer
 from real_robot.operator.intervention import Intervention
@@ -102,7 +102,7 @@ class ConsoleBench:
 
     port: int
     robot: PointRobot
-    board: Board
+    board: ConsoleState
     intervention: Intervention
     supervisor: Supervisor
     console: ConsoleOperator
@@ -125,8 +125,8 @@ class _Ends:
     def __init__(self) -> None:
         self.finished = False
 
-    def poll(self, observation: RobotObservation | None) -> Wish:
-        return Wish(finished=self.finished)
+    def poll(self, observation: RobotObservation | None) -> OperatorCommand:
+        return OperatorCommand(finished=self.finished)
 
 
 @contextmanager
@@ -136,7 +136,7 @@ def console_bench(*overrides: str, **config: Any) -> Iterator[ConsoleBench]:
     transport = MemoryTransport()
     point = PointRobot(transport)
     robot = TopicRobot(contract, transport, "push the red block to the green zone")
-    board = Board(contract)
+    board = ConsoleState(contract)
     supervisor = Supervisor(contract.safety, on_event=lambda event: board.notice(event.text))
     timeout = min(contract.teleop.timeout, contract.safety.command_timeout)
     intervention = Intervention(

@@ -1,6 +1,6 @@
 """The policy server with a policy of numpy alone, which starts at once and misbehaves on demand.
 
-python light_server.py PORT BEHAVIOUR, where BEHAVIOUR is normal, slow, wild, nan, or joints (of an SO-101).
+python light_server.py PORT BEHAVIOR, where BEHAVIOR is normal, slow, wild, nan, or joints (of an SO-101).
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ SPEED = 0.05
 
 
 class Circles:
-    """Moves the gripper on a circle; `behaviour` says what else it does."""
+    """Moves the gripper on a circle; `behavior` says what else it does."""
 
-    def __init__(self, behaviour: str) -> None:
-        self.behaviour = behaviour
+    def __init__(self, behavior: str) -> None:
+        self.behavior = behavior
         self.angle = 0.0
         self.calls = 0
 
     def act(self, obs: Observation, generator: Any = None, temperature: float = 0.0) -> ActionChunk:
         self.calls += 1
-        if self.behaviour == "slow" and self.calls > 4:  # after the warm-up
+        if self.behavior == "slow" and self.calls > 4:  # after the warm-up
             time.sleep(30)
         actions = np.zeros((obs.batch_size, CHUNK, 7), np.float32)
         for i in range(CHUNK):
             self.angle += 0.1
             actions[:, i, 0], actions[:, i, 1] = SPEED * np.cos(self.angle), SPEED * np.sin(self.angle)
         actions[..., 6] = -1
-        if self.behaviour == "wild":
+        if self.behavior == "wild":
             actions[..., :3] *= 1e6
-        if self.behaviour == "nan" and self.calls > 4:
+        if self.behavior == "nan" and self.calls > 4:
             actions[:, 3:, 1] = np.nan
         return ActionChunk(actions)
 

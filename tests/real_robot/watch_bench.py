@@ -28,7 +28,7 @@ from real_robot.failure.detector import FailureDetector
 from real_robot.failure.fit import fit
 from real_robot.failure.runner import DetectorThread
 from real_robot.failure.watch import FailureWatch, load_detector
-from real_robot.operator.console.console_state import Board
+from real_robot.operator.console.console_state import ConsoleState
 from real_robot.operator.intervention import Intervention
 from real_robot.operator.operators import Operators
 from real_robot.serving.client import PolicyClient
@@ -62,7 +62,7 @@ class Walker:
 
 
 def embedding(position: np.ndarray) -> np.ndarray:
-    """float32 (..., 4) of a position (..., 2), metres."""
+    """float32 (..., 4) of a position (..., 2), meters."""
     return np.concatenate([position, np.ones((*position.shape[:-1], 2))], axis=-1).astype(np.float32)
 
 
@@ -90,7 +90,7 @@ def walks(num: int, seed: int) -> EmbeddedEpisodes:
 def fitted(folder: Path) -> Path:
     """The folder of the detector."""
     config = FailureConfig.model_validate(
-        {"alpha": 0.02, "detectors": ["float_ot"], "float_ot": {"band": "centred", "num_candidates": 3}}
+        {"alpha": 0.02, "detectors": ["float_ot"], "float_ot": {"band": "centered", "num_candidates": 3}}
     )
     return fit(config, walks(20, 1), walks(80, 2), folder, policy_name="walker")[0]
 
@@ -146,7 +146,7 @@ class WatchBench:
             self.detector.scorer = scorer
         self.thread = stack.enter_context(DetectorThread(self.detector))
         self.told: list[str] = []
-        self.board = Board(contract, self.detector.kind)
+        self.board = ConsoleState(contract, self.detector.kind)
         self.intervention = Intervention([d.kind for d in contract.safety.dimensions])
         self.watch = FailureWatch(
             self.thread,

@@ -32,12 +32,12 @@ class Shown:
     things: np.ndarray
     camera: int
     ids: np.ndarray
-    millimetres: np.ndarray
+    millimeters: np.ndarray
     mirrored: bool
     groups: np.ndarray
 
     def ray(self, row: int, column: int) -> tuple[int, float]:
-        """What a pixel's middle hits, and its distance along the camera's axis, metres."""
+        """What a pixel's middle hits, and its distance along the camera's axis, meters."""
         axes, origin = self.data.cam_xmat[self.camera].reshape(3, 3), self.data.cam_xpos[self.camera]
         focal = 0.5 / np.tan(np.radians(self.model.cam_fovy[self.camera]) / 2)
         x, y = (column + 0.5) / SIZE - 0.5, 0.5 - (row + 0.5) / SIZE
@@ -54,7 +54,7 @@ def show(kind: str, camera: str, **options: Any) -> Shown:
     env.reset(EpisodeSpec(env.spec.tasks and next(iter(env.spec.tasks)), index=1))
     for _ in range(6):
         env.apply(env.expert_action())
-    ids, millimetres = unpack(env.observe().images[CAMERA_PREFIX + camera])
+    ids, millimeters = unpack(env.observe().images[CAMERA_PREFIX + camera])
     if kind == "tabletop":
         model, data, things, name = env._scene.model, env._now, env._scene.things, camera
     else:
@@ -64,7 +64,7 @@ def show(kind: str, camera: str, **options: Any) -> Shown:
         data = scene.data if kind == "robosuite" else scene.shown()
         name = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}[camera]
     groups = np.array(STATICS[kind], np.uint8)
-    return Shown(model, data, things, model.camera(name).id, ids, millimetres, kind == "libero", groups)
+    return Shown(model, data, things, model.camera(name).id, ids, millimeters, kind == "libero", groups)
 
 
 @pytest.mark.parametrize("camera", ["agentview", "wrist"])
@@ -90,7 +90,7 @@ def test_segments_and_depth_are_what_rays_hit(kind, options, camera):
             thing, distance = shown.ray(row, column)
             checked += 1
             agree += thing == shown.ids[row, column]
-            near += abs(distance - shown.millimetres[row, column] / 1000) < 0.02
+            near += abs(distance - shown.millimeters[row, column] / 1000) < 0.02
     assert agree >= 0.99 * checked and near >= 0.99 * checked, (agree, near, checked)
     found = set(np.unique(shown.ids).tolist())
     assert TABLE in found and found & {ARM, GRIPPER} and any(i > GRIPPER for i in found)

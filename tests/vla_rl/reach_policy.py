@@ -4,7 +4,7 @@ import numpy as np
 
 from vla_rl.types import ActionChunk, Observation
 
-COLOURS = {"red": (220, 40, 40), "blue": (40, 70, 220)}
+COLORS = {"red": (220, 40, 40), "blue": (40, 70, 220)}
 
 
 class ReachPolicy:
@@ -29,8 +29,8 @@ class ReachPolicy:
         actions = np.zeros((obs.batch_size, self.chunk_size, self.action_dim), np.float32)
         for row in range(obs.batch_size):
             image, dot = obs.images["agentview"][row], obs.state[row, :2].astype(np.float64)
-            colour = next(rgb for name, rgb in COLOURS.items() if name in obs.instruction[row])
-            y, x = np.nonzero((image == colour).all(-1))
+            color = next(rgb for name, rgb in COLORS.items() if name in obs.instruction[row])
+            y, x = np.nonzero((image == color).all(-1))
             if not len(x):
                 continue
             goal = np.array([x.mean() + 0.5, image.shape[0] - y.mean() - 0.5]) * 2 / image.shape[0] - 1

@@ -20,7 +20,7 @@ from tiny_run import make_recipe
 from sim.dummy import DummyConfig
 from vla_rl.algorithms.configs import AlgoConfig, GRPOConfig, PPOConfig
 from vla_rl.distributed.fsdp import local
-from vla_rl.distributed.process_group import World, joined
+from vla_rl.distributed.process_group import ProcessGroup, joined
 from vla_rl.interfaces import VecEnv
 from vla_rl.policies.fake_input import fake_env_spec
 from vla_rl.policies.openvla.config import OpenVLAConfig
@@ -77,7 +77,7 @@ def roll_out(policy: Any) -> list[Episode]:
     return episodes
 
 
-def reinforce(name: str, folder: Path, world: World) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+def reinforce(name: str, folder: Path, world: ProcessGroup) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     """Weights, optimizer state and metrics after two updates."""
     config = ALGOS[name]
     policy = make_policy(folder, *OPTIONS.get(name, ()))
@@ -93,8 +93,8 @@ def reinforce(name: str, folder: Path, world: World) -> tuple[dict[str, torch.Te
         return trained_weights(policy) | learner.state()[0], metrics
 
 
-def clone(dataset: Path, folder: Path, world: World) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
-    """Weights, optimizer state, average and metrics after two steps of behaviour cloning."""
+def clone(dataset: Path, folder: Path, world: ProcessGroup) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    """Weights, optimizer state, average and metrics after two steps of behavior cloning."""
     policy = make_policy(folder)
     config = SFTConfig(datasets=[str(dataset)], batch_size=7, grad_accumulation=2, ema_decay=0.5, warmup_steps=0)
     world.distribute(policy)
@@ -107,7 +107,7 @@ def clone(dataset: Path, folder: Path, world: World) -> tuple[dict[str, torch.Te
         return trained_weights(policy) | trainer.state()[0], metrics
 
 
-def memory(world: World) -> dict[str, int]:
+def memory(world: ProcessGroup) -> dict[str, int]:
     """Bytes that this process holds of a policy and its optimizer, and the most that a step and acting take beside."""
     policy = OpenVLAConfig(**MEMORY_OPTIONS).build(SPEC)
     policy.norm_stats = _unit_statistics(policy, SPEC)
@@ -141,7 +141,9 @@ def memory(world: World) -> dict[str, int]:
     }
 
 
-def run(name: str, folder: Path, dataset: Path, world: World) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+def run(
+    name: str, folder: Path, dataset: Path, world: ProcessGroup
+) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     return clone(dataset, folder, world) if name == "sft" else reinforce(name, folder, world)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 
 def group_relative(
-    rewards: np.ndarray, groups: np.ndarray, normalise_std: bool = True, eps: float = 1e-6
+    rewards: np.ndarray, groups: np.ndarray, normalize_std: bool = True, eps: float = 1e-6
 ) -> np.ndarray:
     """GRPO: A = (R - mean) / (std + eps) within each group (DeepSeekMath, arXiv 2402.03300, section 4.1.2).
 
@@ -17,7 +17,7 @@ def group_relative(
 
     Args:
         rewards: float (E,). groups: int (E,).
-        normalise_std: False leaves out the division (Dr. GRPO, arXiv 2503.20783).
+        normalize_std: False leaves out the division (Dr. GRPO, arXiv 2503.20783).
 
     Returns:
         float64 (E,).
@@ -28,7 +28,7 @@ def group_relative(
         values = rewards[rows]
         if _all_same(values):
             continue
-        scale = values.std(ddof=1) + eps if normalise_std else 1.0
+        scale = values.std(ddof=1) + eps if normalize_std else 1.0
         advantage[rows] = (values - values.mean()) / scale
     return advantage
 
@@ -54,7 +54,7 @@ def leave_one_out(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
 
 
 def median_baseline(
-    rewards: np.ndarray, groups: np.ndarray, normalise_mad: bool = True, eps: float = 1e-6
+    rewards: np.ndarray, groups: np.ndarray, normalize_mad: bool = True, eps: float = 1e-6
 ) -> tuple[np.ndarray, np.ndarray]:
     """MC-GRPO: A = (R - median) / (MAD + eps); one episode at the median, the pivot, is left out (arXiv 2601.22582).
 
@@ -78,19 +78,19 @@ def median_baseline(
         included[rows[middle]] = False
         if _all_same(values):
             continue
-        centred = values - values[middle]
+        centered = values - values[middle]
         scale = 1.0
-        if normalise_mad:
-            deviation = float(np.median(np.abs(centred)))
+        if normalize_mad:
+            deviation = float(np.median(np.abs(centered)))
             scale = (deviation if deviation > 0 else float(values.std(ddof=1))) + eps
-        advantage[rows] = centred / scale
+        advantage[rows] = centered / scale
     return advantage, included
 
 
 def gae(
     reward: np.ndarray, value: np.ndarray, bootstrap: float, *, gamma: float, gae_lambda: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Generalised advantage estimation over one episode (Schulman et al. 2016, arXiv 1506.02438, eq. 11-16).
+    """Generalized advantage estimation over one episode (Schulman et al. 2016, arXiv 1506.02438, eq. 11-16).
 
         delta_t = r_t + gamma V_{t+1} - V_t,   A_t = delta_t + gamma lambda A_{t+1}
 
@@ -157,8 +157,8 @@ def action_gae(
 
 def whiten(advantage: np.ndarray, eps: float = 1e-6) -> np.ndarray:
     """(A - mean) / (std + eps) over all entries; a single entry is only shifted."""
-    centred = advantage - advantage.mean()
-    return centred / (advantage.std(ddof=1) + eps) if len(advantage) > 1 else centred
+    centered = advantage - advantage.mean()
+    return centered / (advantage.std(ddof=1) + eps) if len(advantage) > 1 else centered
 
 
 def shuffle_advantages(advantages: np.ndarray, generator: np.random.Generator) -> np.ndarray:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from vla_rl.distributed.process_group import World
+from vla_rl.distributed.process_group import ProcessGroup
 from vla_rl.types import ActionChunk, Episode, Observation
 
 
@@ -76,12 +76,12 @@ class Pool:
     first: int
 
     @staticmethod
-    def of(batch: Batch, world: World) -> Pool:
+    def of(batch: Batch, world: ProcessGroup) -> Pool:
         """Made by all processes together."""
-        valid, own = world.pool(batch.valid)
-        rank, _ = world.pool(np.full(batch.size, world.rank, np.int64))
-        episode, _ = world.pool(batch.episode * world.size + world.rank)
-        return Pool(valid, world.pool(batch.active)[0], episode, rank, own.start)
+        valid, own = world.all_gather_rows(batch.valid)
+        rank, _ = world.all_gather_rows(np.full(batch.size, world.rank, np.int64))
+        episode, _ = world.all_gather_rows(batch.episode * world.size + world.rank)
+        return Pool(valid, world.all_gather_rows(batch.active)[0], episode, rank, own.start)
 
     @property
     def size(self) -> int:

@@ -6,7 +6,8 @@ learning rate is for a 7B policy trained whole. A recipe for a small policy sets
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, PositiveInt, model_validator
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from vla_rl.algorithms.learner import Learner
     from vla_rl.common.timing import Stopwatch
-    from vla_rl.distributed.process_group import World
+    from vla_rl.distributed.process_group import ProcessGroup
 
 Control = Literal["none", "shuffled_rewards"]
 RatioLevel = Literal["token", "action", "chunk"]
@@ -28,7 +29,7 @@ LossReduction = Literal["token_mean", "trajectory_mean"]
 
 
 class AlgoConfig(Config):
-    """What every algorithm here shares: optimizer, batching, clipped surrogate, regularisers."""
+    """What every algorithm here shares: optimizer, batching, clipped surrogate, regularizers."""
 
     kind: str
     # Optimizer.
@@ -85,13 +86,13 @@ class AlgoConfig(Config):
         description="Spend no forward/backward on decisions whose advantage is exactly 0. Gradients stay the same; "
         "has no effect with a KL or entropy term or a critic, since these learn from every decision.",
     )
-    # Regularisers.
+    # Regularizers.
     kl_coef: float = Field(
         default=0.0, ge=0, description="Weight of the KL to the policy at the start of the run (k3)."
     )
     entropy_coef: float = Field(default=0.0, ge=0, description="Weight of the entropy bonus.")
     bc_coef: float = Field(
-        default=0.0, ge=0, description="Weight of the behaviour-cloning anchor (needs demonstrations)."
+        default=0.0, ge=0, description="Weight of the behavior-cloning anchor (needs demonstrations)."
     )
 
     @property
@@ -111,7 +112,7 @@ class AlgoConfig(Config):
         temperature: float = 1.0,
         control: Control = "none",
         stopwatch: Stopwatch | None = None,
-        world: World | None = None,
+        world: ProcessGroup | None = None,
     ) -> Learner:
         """The learner of `policy`.
 
@@ -134,7 +135,7 @@ class GroupConfig(AlgoConfig):
 
     filter_groups: bool = Field(
         default=True,
-        description="Leave groups whose episodes all got the same reward out of the batch and of its normalisation; "
+        description="Leave groups whose episodes all got the same reward out of the batch and of its normalization; "
         "false: they count with advantage 0.",
     )
 
@@ -151,20 +152,24 @@ class GroupConfig(AlgoConfig):
 class GRPOConfig(GroupConfig):
     """Group Relative Policy Optimization (Shao et al. 2024, DeepSeekMath, arXiv 2402.03300)."""
 
+    renamed: ClassVar[Mapping[str, str]] = {"normalise_std": "normalize_std"}
+
     kind: Literal["grpo"] = "grpo"
-    normalise_std: bool = Field(default=True, description="Divide by the group's standard deviation (false: Dr. GRPO).")
+    normalize_std: bool = Field(default=True, description="Divide by the group's standard deviation (false: Dr. GRPO).")
     advantage_eps: float = Field(default=1e-6, gt=0, description="Added to the standard deviation.")
 
     def trajectory_advantages(self, rewards: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        advantage = advantages.group_relative(rewards, groups, self.normalise_std, self.advantage_eps)
+        advantage = advantages.group_relative(rewards, groups, self.normalize_std, self.advantage_eps)
         return advantage, np.ones(len(rewards), bool)
 
 
 class MCGRPOConfig(GroupConfig):
     """Median-Centered GRPO (Kim 2026, arXiv 2601.22582): G + 1 episodes, the median is baseline and left out."""
 
+    renamed: ClassVar[Mapping[str, str]] = {"normalise_mad": "normalize_mad"}
+
     kind: Literal["mc_grpo"] = "mc_grpo"
-    normalise_mad: bool = Field(
+    normalize_mad: bool = Field(
         default=True,
         description="Divide by the group's median absolute deviation; where that is 0, by its standard deviation.",
     )
@@ -175,7 +180,7 @@ class MCGRPOConfig(GroupConfig):
         return group_size + 1
 
     def trajectory_advantages(self, rewards: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return advantages.median_baseline(rewards, groups, self.normalise_mad, self.advantage_eps)
+        return advantages.median_baseline(rewards, groups, self.normalize_mad, self.advantage_eps)
 
 
 class RLOOConfig(GroupConfig):
@@ -189,6 +194,8 @@ class RLOOConfig(GroupConfig):
 
 class PPOConfig(AlgoConfig):
     """Proximal Policy Optimization (Schulman et al. 2017) with GAE (Schulman et al. 2016) and a value head."""
+
+    renamed: ClassVar[Mapping[str, str]] = {"normalise_std": "normalize_std"}
 
     kind: Literal["ppo"] = "ppo"
     clip_high: float = Field(default=0.2, gt=0, description="The ratio is clipped above at 1 + clip_high.")
@@ -204,7 +211,7 @@ class PPOConfig(AlgoConfig):
     advantage_level: AdvantageLevel = Field(
         default="chunk", description="Whether GAE steps over chunks or over single actions."
     )
-    normalise_std: bool = Field(
+    normalize_std: bool = Field(
         default=True, description="Shift and scale the batch's advantages to mean 0, deviation 1."
     )
     advantage_eps: float = Field(default=1e-6, gt=0, description="Added to the standard deviation.")

@@ -21,9 +21,9 @@ from vla_rl.algorithms.batch import Batch, Pool, gather_observations, rollout_me
 from vla_rl.algorithms.configs import AlgoConfig, Control, GroupConfig, PPOConfig
 from vla_rl.algorithms.prepare import critic_batch, group_batch, skips_zero_advantage
 from vla_rl.common.timing import Stopwatch
-from vla_rl.distributed.fsdp import exchange, full, like, local
-from vla_rl.distributed.outcomes import everyones
-from vla_rl.distributed.process_group import ALONE, World, add_up
+from vla_rl.distributed.fsdp import full, like, local, swap_weights
+from vla_rl.distributed.outcomes import gather_outcomes
+from vla_rl.distributed.process_group import ALONE, ProcessGroup, reduce_metrics
 from vla_rl.training.checkpoint import flatten_optimizer, restore_optimizer
 from vla_rl.training.optimizers import build_optimizers, clip_gradients, is_critic
 from vla_rl.types import ActionChunk, Episode
@@ -57,7 +57,7 @@ class Learner:
         temperature: float = 1.0,
         control: Control = "none",
         stopwatch: Stopwatch | None = None,
-        world: World | None = None,
+        world: ProcessGroup | None = None,
     ):
         if temperature <= 0:
             raise ValueError(f"temperature: got {temperature}, must be above 0: RL learns from sampled actions")
@@ -113,9 +113,9 @@ class Learner:
         if self._reference is not None:
             with self._swapped_with_reference(), self.world.unsharded(self.policy):
                 batch.reference_log_prob, _ = self._evaluate(batch.episodes, batch.episode, batch.chunk, batch.chunks)
-        all_episodes = everyones(self.world, episodes)
+        all_episodes = gather_outcomes(self.world, episodes)
         batch.metrics |= rollout_metrics(all_episodes, usable_episodes(all_episodes))
-        active, _ = self.world.pool(batch.active)
+        active, _ = self.world.all_gather_rows(batch.active)
         batch.metrics["advantage/decisions"] = float(len(active))
         batch.metrics["advantage/active"] = float(active.mean()) if len(active) else 0.0
         batch.filler = usable[0]
@@ -222,8 +222,8 @@ class Learner:
         reports = self.world.gather({"is_finite": is_finite, "sums": dict(sums)})
         if not all(report["is_finite"] for report in reports):
             return self._skip_bad("loss")
-        self.world.add_up_gradients([*self._policy_parameters, *self._critic_parameters])
-        return self._apply(add_up([report["sums"] for report in reports]))
+        self.world.all_reduce_gradients([*self._policy_parameters, *self._critic_parameters])
+        return self._apply(reduce_metrics([report["sums"] for report in reports]))
 
     def _keep_step(self, batch: Batch, times: int) -> None:
         """Forward and backward passes that add nothing: where others have more, since all gather weights together."""
@@ -370,11 +370,11 @@ class Learner:
     def _swapped_with_reference(self) -> Iterator[None]:
         """Inside the block the policy has the reference's weights. With LoRA these are the adapters alone."""
         assert self._reference is not None, "there is one when kl_coef > 0"
-        exchange(self._parameters, self._reference)
+        swap_weights(self._parameters, self._reference)
         try:
             yield
         finally:
-            exchange(self._parameters, self._reference)
+            swap_weights(self._parameters, self._reference)
 
     @property
     def _device(self) -> torch.device:

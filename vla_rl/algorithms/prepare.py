@@ -14,7 +14,7 @@ import numpy as np
 from vla_rl.algorithms import advantages as adv
 from vla_rl.algorithms.batch import Batch, has_spread, index_decisions, valid_actions
 from vla_rl.algorithms.configs import AlgoConfig, GroupConfig, PPOConfig
-from vla_rl.distributed.process_group import ALONE, World
+from vla_rl.distributed.process_group import ALONE, ProcessGroup
 from vla_rl.types import ActionChunk, Episode
 
 Evaluate = Callable[[Sequence[Episode], np.ndarray, np.ndarray, ActionChunk], tuple[np.ndarray, np.ndarray | None]]
@@ -22,8 +22,8 @@ Evaluate = Callable[[Sequence[Episode], np.ndarray, np.ndarray, ActionChunk], tu
 
 def skips_zero_advantage(config: AlgoConfig) -> bool:
     """Whether decisions with advantage 0 have no gradient at all, and need no forward pass."""
-    regularised = config.kl_coef > 0 or config.entropy_coef > 0 or config.uses_critic
-    return config.skip_zero_advantage and not regularised
+    regularized = config.kl_coef > 0 or config.entropy_coef > 0 or config.uses_critic
+    return config.skip_zero_advantage and not regularized
 
 
 def group_batch(
@@ -31,7 +31,7 @@ def group_batch(
     episodes: list[Episode],
     evaluate: Evaluate,
     shuffle: np.random.Generator | None = None,
-    world: World = ALONE,
+    world: ProcessGroup = ALONE,
 ) -> Batch:
     """A batch whose advantages, one per episode, come from the others of its group.
 
@@ -44,18 +44,18 @@ def group_batch(
     """
     rewards = np.array([e.total_reward for e in episodes])
     groups = np.array([e.group for e in episodes])
-    everyones, _ = world.pool(groups)
-    if len(np.unique(everyones)) == len(everyones):
+    all_groups, _ = world.all_gather_rows(groups)
+    if len(np.unique(all_groups)) == len(all_groups):
         raise ValueError(
             f"algo.kind {config.kind!r} compares episodes from the same initial state, but each of the "
-            f"{len(everyones)} groups has one. Set the rollout's group size to at least 2, or use ppo."
+            f"{len(all_groups)} groups has one. Set the rollout's group size to at least 2, or use ppo."
         )
     advantage, included = config.trajectory_advantages(rewards, groups)
     if config.filter_groups:
         included = included & has_spread(rewards, groups)
     if shuffle is not None:
         # Being in the batch travels with the advantage, so that the outcome decides neither.
-        pooled, own = world.pool(np.stack([advantage, included], axis=1))
+        pooled, own = world.all_gather_rows(np.stack([advantage, included], axis=1))
         dealt = adv.shuffle_advantages(pooled, shuffle)[own]
         advantage, included = dealt[:, 0], dealt[:, 1].astype(bool)
     kept = [e for e, use in zip(episodes, included, strict=True) if use]
@@ -80,7 +80,7 @@ def critic_batch(
     episodes: list[Episode],
     evaluate: Evaluate,
     shuffle: np.random.Generator | None = None,
-    world: World = ALONE,
+    world: ProcessGroup = ALONE,
 ) -> Batch:
     """A batch whose advantages, one per decision or action, come from the critic's values by GAE.
 
@@ -102,15 +102,15 @@ def critic_batch(
     valid = _valid(episodes, config, chunks.actions.shape[1])
     if shuffle is not None:
         advantage = _shuffled(config, advantage, valid, shuffle, world)
-    counted, own = world.pool(advantage[valid])
-    all_values, all_returns = world.pool(value)[0], world.pool(returns)[0]
+    counted, own = world.all_gather_rows(advantage[valid])
+    all_values, all_returns = world.all_gather_rows(value)[0], world.all_gather_rows(returns)[0]
     metrics = {
         "advantage/mean": float(counted.mean()),
         "advantage/std": float(counted.std()),
         "critic/value": float(all_values.mean()),
         "critic/explained_variance": _explained_variance(all_values, all_returns),
     }
-    if config.normalise_std:
+    if config.normalize_std:
         counted = adv.whiten(counted, config.advantage_eps)
     dense = np.zeros(valid.shape, np.float32)
     dense[valid] = counted[own]
@@ -156,14 +156,14 @@ def _gae(config: PPOConfig, episode: Episode, value: np.ndarray, bootstrap: floa
 
 
 def _shuffled(
-    config: PPOConfig, advantage: np.ndarray, valid: np.ndarray, shuffle: np.random.Generator, world: World
+    config: PPOConfig, advantage: np.ndarray, valid: np.ndarray, shuffle: np.random.Generator, world: ProcessGroup
 ) -> np.ndarray:
     """Advantage (N, H) dealt anew at the config's level: a decision's actions keep one advantage if they share one.
 
     Dealt to each action alone, they would average out within a chunk, and the control move less than the run.
     """
     units = valid if config.advantage_level == "action" else valid.any(1)
-    pooled, own = world.pool(advantage[units])
+    pooled, own = world.all_gather_rows(advantage[units])
     dealt = advantage.copy()
     dealt[units] = adv.shuffle_advantages(pooled, shuffle)[own]
     return dealt
@@ -175,7 +175,7 @@ def _valid(episodes: Sequence[Episode], config: AlgoConfig, num_actions: int) ->
 
 
 def _log_prob_gap(
-    recorded: np.ndarray | None, computed: np.ndarray, counted: np.ndarray, world: World
+    recorded: np.ndarray | None, computed: np.ndarray, counted: np.ndarray, world: ProcessGroup
 ) -> dict[str, float]:
     """How far the rollout's log-probabilities are from the trainer's: mean absolute difference per token."""
     gap = np.zeros(0) if recorded is None else np.abs(recorded[counted] - computed[counted])

@@ -19,7 +19,7 @@ class StorageDtype(StrEnum):
 
 def inspect(
     path: Annotated[
-        str, typer.Argument(metavar="PATH", help="A folder, pretrained:NAME, or the hub's ORGANISATION/NAME.")
+        str, typer.Argument(metavar="PATH", help="A folder, pretrained:NAME, or the hub's ORGANIZATION/NAME.")
     ],
 ) -> None:
     """Say what a checkpoint is, what RL can be done with it, and the recipe line to start from it."""

@@ -1,4 +1,4 @@
-"""Random shift, crop and colour of a batch of images, as tensor operations on the CPU."""
+"""Random shift, crop and color of a batch of images, as tensor operations on the CPU."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def augment(images: dict[str, np.ndarray], config: AugmentConfig, generator: tor
 def _augment_one(batch: torch.Tensor, config: AugmentConfig, generator: torch.Generator) -> np.ndarray:
     if config.shift:
         batch = _shift(batch, config.shift, generator)
-    if config.crop_area < 1 or config.colour:
+    if config.crop_area < 1 or config.color:
         pixels = batch.float()
         if config.crop_area < 1:
             pixels = _crop(pixels, config.crop_area, generator)
-        if config.colour:
-            pixels = _colour(pixels, config, generator)
+        if config.color:
+            pixels = _color(pixels, config, generator)
         batch = pixels.round_().clamp_(0, 255).to(torch.uint8)
     return batch.numpy()
 
@@ -54,17 +54,17 @@ def _shift(batch: torch.Tensor, pixels: int, generator: torch.Generator) -> torc
 def _crop(pixels: torch.Tensor, area: float, generator: torch.Generator) -> torch.Tensor:
     """A random crop of that area, of the same aspect, scaled back bilinearly. float32 (B, height, width, 3)."""
     side = math.sqrt(area)
-    centres = (torch.rand(len(pixels), 2, generator=generator) * 2 - 1) * (1 - side)
+    centers = (torch.rand(len(pixels), 2, generator=generator) * 2 - 1) * (1 - side)
     theta = torch.zeros(len(pixels), 2, 3)
     theta[:, 0, 0] = theta[:, 1, 1] = side
-    theta[:, :, 2] = centres
+    theta[:, :, 2] = centers
     channels_first = pixels.permute(0, 3, 1, 2)
     grid = F.affine_grid(theta, list(channels_first.shape), align_corners=False)
     cropped = F.grid_sample(channels_first, grid, mode="bilinear", padding_mode="border", align_corners=False)
     return cropped.permute(0, 2, 3, 1)
 
 
-def _colour(pixels: torch.Tensor, config: AugmentConfig, generator: torch.Generator) -> torch.Tensor:
+def _color(pixels: torch.Tensor, config: AugmentConfig, generator: torch.Generator) -> torch.Tensor:
     """Brightness, contrast, saturation and hue as one affine map of RGB per image. float32 (B, height, width, 3)."""
     size, height, width, _ = pixels.shape
 
@@ -79,7 +79,7 @@ def _colour(pixels: torch.Tensor, config: AugmentConfig, generator: torch.Genera
     turn[:, 2, 1] = saturation * torch.sin(angle)
     turn[:, 1, 2] = -turn[:, 2, 1]
     matrix = contrast[:, None, None] * (_FROM_YIQ @ turn @ _TO_YIQ)
-    mean = pixels.mean((1, 2))  # Contrast is about the image's own mean colour.
+    mean = pixels.mean((1, 2))  # Contrast is about the image's own mean color.
     offset = brightness[:, None] + (1 - contrast)[:, None] * mean
     flat = pixels.reshape(size, height * width, 3)
     return torch.baddbmm(offset[:, None], flat, matrix.transpose(1, 2)).view(size, height, width, 3)

@@ -49,21 +49,21 @@ class AugmentConfig(Config):
         gt=0,
         le=1,
         description="Area of a random square crop, scaled back to full size. A policy trained with it should see the "
-        "centre crop of the same area when it acts.",
+        "center crop of the same area when it acts.",
     )
     brightness: NonNegativeFloat = Field(default=0.0, description="Largest change of brightness, of full scale.")
     contrast: float = Field(default=0.0, ge=0, lt=1, description="Largest relative change of contrast.")
     saturation: float = Field(default=0.0, ge=0, lt=1, description="Largest relative change of saturation.")
-    hue: float = Field(default=0.0, ge=0, le=0.5, description="Largest turn of the hue, fraction of the colour circle.")
+    hue: float = Field(default=0.0, ge=0, le=0.5, description="Largest turn of the hue, fraction of the color circle.")
 
     @property
-    def colour(self) -> bool:
-        """Whether any colour change is on."""
+    def color(self) -> bool:
+        """Whether any color change is on."""
         return bool(self.brightness or self.contrast or self.saturation or self.hue)
 
     @property
     def active(self) -> bool:
-        return bool(self.shift or self.crop_area < 1 or self.colour)
+        return bool(self.shift or self.crop_area < 1 or self.color)
 
 
 def as_datasets(value: object) -> object:

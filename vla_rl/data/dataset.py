@@ -1,4 +1,4 @@
-"""Batches for behaviour cloning: observations with the H actions that followed, from one dataset or several."""
+"""Batches for behavior cloning: observations with the H actions that followed, from one dataset or several."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class BCBatch:
         obs: B observations.
         actions: float32 (B, H, A), from the observation's step on; past the episode's end its last action.
         valid: bool (B, H), False past the episode's end and where a source not wanted acted.
-        keyframe: float32 (B, 3), metres: where the end effector will be (`state[:3]`) when the
+        keyframe: float32 (B, 3), meters: where the end effector will be (`state[:3]`) when the
             gripper command next changes sign, else at the episode's end (hindsight); NaN where that was not
             recorded. None where there is no state of at least three numbers.
     """

@@ -71,7 +71,7 @@ class RecordedEpisode:
         final_png, final_state: the observation after the last action. Stored with the episode's
             metadata, since a LeRobot frame always has an action.
         simulator_states: the simulator's states along the episode, for keyframes; empty where none were saved.
-        structure: camera -> packed structure of T + 1 images (see `vla_rl.data.segmentation`); empty where not recorded.
+        structure: camera -> packed structure of T + 1 images (`vla_rl.data.segmentation`); empty where not recorded.
     """
 
     task: str

@@ -2,7 +2,7 @@
 
     dataset/structure/episode_000000.npz
         segments_CAMERA     uint8 (T + 1, height, width), ids
-        depth_CAMERA        uint16 (T + 1, height, width), millimetres; where it is recorded
+        depth_CAMERA        uint16 (T + 1, height, width), millimeters; where it is recorded
 
 Row t belongs to the image of control step t, row T to the image after the last action; a dataset without such an image
 may leave row T out. Id 0 is the background, 1 the table or whatever things stand on, 2 to 255 are things. An id means
@@ -35,7 +35,7 @@ FOLDER = "structure"
 CAMERA_PREFIX = "structure."  # A simulator shows the structure of camera x as an image of camera "structure.x".
 BACKGROUND, TABLE, FIRST_THING = 0, 1, 2
 MAX_ID = 255
-MAX_DEPTH = 65.535  # metres
+MAX_DEPTH = 65.535  # meters
 MAX_SIDE = 4096  # pixels
 _FORMAT = 1
 _HELP = "Collect with collect.structure=true, or write the file with a segmentation model (docs/style_robust.md)."
@@ -45,17 +45,17 @@ _HELP = "Collect with collect.structure=true, or write the file with a segmentat
 
 
 def pack(segments: np.ndarray, depth: np.ndarray) -> np.ndarray:
-    """One image for both, uint8 (height, width, 3): the id, and the depth's millimetres, high byte first.
+    """One image for both, uint8 (height, width, 3): the id, and the depth's millimeters, high byte first.
 
     Args:
-        segments: ids (height, width). depth: metres (height, width); what is farther than 65 m counts as that.
+        segments: ids (height, width). depth: meters (height, width); what is farther than 65 m counts as that.
     """
-    millimetres = np.clip(np.rint(depth * 1000), 0, 65535).astype(np.uint16)
-    return np.stack([segments.astype(np.uint8), millimetres >> 8, millimetres & 255], -1).astype(np.uint8)
+    millimeters = np.clip(np.rint(depth * 1000), 0, 65535).astype(np.uint16)
+    return np.stack([segments.astype(np.uint8), millimeters >> 8, millimeters & 255], -1).astype(np.uint8)
 
 
 def unpack(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What `pack` put into images, uint8 (..., height, width, 3): ids uint8 and millimetres uint16 (..., h, w)."""
+    """What `pack` put into images, uint8 (..., height, width, 3): ids uint8 and millimeters uint16 (..., h, w)."""
     return images[..., 0].copy(), (images[..., 1].astype(np.uint16) << 8) | images[..., 2]
 
 
@@ -92,7 +92,7 @@ class Structure:
 
     Attributes:
         segments: camera -> uint8 (N + E, height, width), of the images' size.
-        depth: camera -> uint16 (N + E, height, width), millimetres; None where it was not asked for.
+        depth: camera -> uint16 (N + E, height, width), millimeters; None where it was not asked for.
         key: of the content.
     """
 

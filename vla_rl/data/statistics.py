@@ -1,4 +1,4 @@
-"""Statistics of actions and states by which a policy normalises them, in OpenVLA's format."""
+"""Statistics of actions and states by which a policy normalizes them, in OpenVLA's format."""
 
 from __future__ import annotations
 

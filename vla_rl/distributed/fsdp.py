@@ -150,7 +150,7 @@ def like(tensor: Tensor, wanted: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def exchange(parameters: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> None:
+def swap_weights(parameters: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> None:
     """Swap the values of `others` with those of the parameters of the same names, in place."""
     for name, other in others.items():
         mine, theirs = local(parameters[name]), local(other)

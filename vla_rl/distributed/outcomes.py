@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.distributed.process_group import World
+from vla_rl.distributed.process_group import ProcessGroup
 from vla_rl.types import ActionChunk, Episode, EpisodeSpec, Keyframe, Observation
 
 
-def everyones(world: World, episodes: Sequence[Episode]) -> list[Episode]:
+def gather_outcomes(world: ProcessGroup, episodes: Sequence[Episode]) -> list[Episode]:
     """The episodes of all processes, those of process 0 first, each without observations, actions and frames.
 
     With one process: the episodes as they are.

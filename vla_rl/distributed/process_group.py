@@ -40,7 +40,7 @@ def num_launched() -> int:
 
 
 @dataclass(frozen=True)
-class World:
+class ProcessGroup:
     """The processes of a run.
 
     Attributes:
@@ -77,7 +77,7 @@ class World:
         """The JSON-able value of every process, in order."""
         return [value] if self.size == 1 else [json.loads(part) for part in self._gather_bytes(json.dumps(value))]
 
-    def pool(self, array: np.ndarray) -> tuple[np.ndarray, slice]:
+    def all_gather_rows(self, array: np.ndarray) -> tuple[np.ndarray, slice]:
         """The rows of every process in one array, and which of them are this one's."""
         if self.size == 1:
             return array, slice(0, len(array))
@@ -86,7 +86,7 @@ class World:
         start = sum(len(part) for part in parts[: self.rank])
         return np.concatenate(parts), slice(start, start + len(array))
 
-    def from_main(self, call: Callable[[], Any]) -> Any:
+    def broadcast_from_main(self, call: Callable[[], Any]) -> Any:
         """What `call` returns (JSON-able) in process 0, which alone makes it; the others wait for it."""
         return self.gather(call() if self.is_main else None)[0]
 
@@ -134,7 +134,7 @@ class World:
 
             shard(policy, init_device_mesh(self.device.partition(":")[0], (self.size,)), PolicyOutput)
 
-    def add_up_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+    def all_reduce_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         """The sum of all processes' gradients, in each. With fsdp the backward pass has done it."""
         if self.size == 1 or self.is_sharded:
             return
@@ -165,11 +165,11 @@ class World:
         return whole_weights(policy)
 
 
-ALONE = World()
-_joined: World = ALONE
+ALONE = ProcessGroup()
+_joined: ProcessGroup = ALONE
 
 
-def add_up(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def reduce_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Sums by name of all processes' sums; of what is named a maximum, the largest."""
     result: dict[str, float] = {}
     for name in dict.fromkeys(name for part in parts for name in part):
@@ -178,13 +178,13 @@ def add_up(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return result
 
 
-def current() -> World:
+def current() -> ProcessGroup:
     """The processes that this one trains with: those of the innermost `joined` block, else itself alone."""
     return _joined
 
 
 @contextmanager
-def joined(recipe: Recipe) -> Iterator[World]:
+def joined(recipe: Recipe) -> Iterator[ProcessGroup]:
     """Join the processes that a launcher started, for the block; without a launcher: this process alone.
 
     accelerate finds the backend and this process's GPU.
@@ -204,7 +204,7 @@ def joined(recipe: Recipe) -> Iterator[World]:
     on_cpu = resolve_device(recipe.device) == "cpu"
     state = PartialState(cpu=on_cpu, timeout=_TIMEOUT)
     device = "cpu" if on_cpu else f"cuda:{state.local_process_index}"
-    _joined = World(state.process_index, state.num_processes, recipe.parallel, device)
+    _joined = ProcessGroup(state.process_index, state.num_processes, recipe.parallel, device)
     try:
         yield _joined
         _joined.wait()

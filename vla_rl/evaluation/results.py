@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 SCHEMA_VERSION = 1
-# Colour-blind-safe (Okabe & Ito), shared with the report.
+# Color-blind-safe (Okabe & Ito), shared with the report.
 MODE_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")
 
 
@@ -231,7 +231,7 @@ class Evaluation(Config):
         return table
 
     def plot(self, path: Path) -> None:
-        """A picture (PNG, SVG, ... by suffix): success per task with 95 % intervals, a colour per mode."""
+        """A picture (PNG, SVG, ... by suffix): success per task with 95 % intervals, a color per mode."""
         from matplotlib.figure import Figure
 
         tasks = [*self.tasks, None]

@@ -61,15 +61,15 @@ def difference_confidence_sequence(gained: int, lost: int, tied: int, confidence
     n = gained + lost + tied
     if n == 0:
         return Interval(-1.0, 1.0)
-    centre = float(np.clip((gained - lost) / n, -_EDGE, _EDGE))
+    center = float(np.clip((gained - lost) / n, -_EDGE, _EDGE))
 
     def excess(difference: float) -> float:
         return math.log(difference_e_value(gained, lost, tied, difference)) + math.log(1 - confidence)
 
     def root(edge: float) -> float:
-        if excess(edge) < 0 or edge == centre:
+        if excess(edge) < 0 or edge == center:
             return math.copysign(1.0, edge)
-        return float(brentq(excess, centre, edge, xtol=1e-7))  # type: ignore[arg-type]
+        return float(brentq(excess, center, edge, xtol=1e-7))  # type: ignore[arg-type]
 
     return Interval(root(-_EDGE), root(_EDGE))
 

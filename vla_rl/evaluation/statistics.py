@@ -78,9 +78,9 @@ def clustered_wilson_interval(
     from scipy.stats import norm
 
     z = float(norm.ppf(0.5 + confidence / 2))
-    centre = (rate + z * z / (2 * effective)) / (1 + z * z / effective)
+    center = (rate + z * z / (2 * effective)) / (1 + z * z / effective)
     half = z / (1 + z * z / effective) * math.sqrt(rate * (1 - rate) / effective + z * z / (4 * effective**2))
-    return Interval(centre - half, centre + half)
+    return Interval(center - half, center + half)
 
 
 def mcnemar_exact(gained: int, lost: int) -> float:
@@ -103,7 +103,7 @@ def clustered_sign_test(cluster_differences: Sequence[int] | np.ndarray) -> floa
     The sum of each cluster's differences keeps or flips its sign with probability 1/2 under the null
     hypothesis that the two policies are exchangeable within a state; the distribution of the total is
     computed exactly by convolution. With one pair per cluster this is `mcnemar_exact`. (Fisher's
-    randomisation test; for clustered pairs see Durkalski et al. 2003, Stat. Med. 22:2417-2428.)
+    randomization test; for clustered pairs see Durkalski et al. 2003, Stat. Med. 22:2417-2428.)
 
     Args:
         cluster_differences: int (states,), gained minus lost in each state.
@@ -277,10 +277,10 @@ def summarize_seeds(
             # (resamples, seeds): each seed's mean over the drawn states that it has.
             count = weights @ valid.T.astype(np.float64)
             means = np.where(count > 0, (weights @ filled.T) / np.maximum(count, 1), per_seed)
-            centre = means.mean(1, keepdims=True)
+            center = means.mean(1, keepdims=True)
             drawn = rng.integers(num_seeds, size=means.shape)
-            shifted = np.take_along_axis(means, drawn, 1) - centre
-            draws[block] = (centre + widen * shifted).mean(1)
+            shifted = np.take_along_axis(means, drawn, 1) - center
+            draws[block] = (center + widen * shifted).mean(1)
         interval = _percentile_interval(draws, confidence)
     return SeedSummary(mean, tuple(map(float, per_seed)), interval, num_seeds, num_states)
 

@@ -45,7 +45,7 @@ class PolicyConfig(Config):
     path: str | None = Field(
         default=None,
         description="Start from this checkpoint: a folder, 'pretrained:NAME' for one that ships with the package, or "
-        "the hub's ORGANISATION/NAME. `vla-rl inspect PATH` tells what it is.",
+        "the hub's ORGANIZATION/NAME. `vla-rl inspect PATH` tells what it is.",
     )
 
     @model_serializer(mode="wrap")
@@ -81,7 +81,7 @@ def pretrained_folder() -> Path:
 
 
 def resolve_path(path: str | Path) -> Path:
-    """A checkpoint folder from a path, 'pretrained:NAME', or a hub's 'ORGANISATION/NAME', which is downloaded.
+    """A checkpoint folder from a path, 'pretrained:NAME', or a hub's 'ORGANIZATION/NAME', which is downloaded.
 
     Raises:
         ConfigError: no such pretrained policy (lists those there are), no such folder, or the hub cannot be reached.
@@ -103,7 +103,7 @@ def resolve_path(path: str | Path) -> Path:
         return _download(text)
     raise ConfigError(
         f"policy path {text!r}: no such folder. Give a folder written by a run or downloaded, 'pretrained:NAME', or "
-        "ORGANISATION/NAME of a model on the Hugging Face hub."
+        "ORGANIZATION/NAME of a model on the Hugging Face hub."
     )
 
 

@@ -22,7 +22,7 @@ class CollectConfig(Config):
     imagined: bool = Field(
         default=False,
         description="Collect in the recipe's world model; each step is marked as imagined. With keep=successes: what "
-        "filtered behaviour cloning learns from.",
+        "filtered behavior cloning learns from.",
     )
     episodes_per_task: PositiveInt = Field(default=100, description="Episodes kept for each task.")
     tasks: tuple[str, ...] = Field(default=(), description="Tasks to collect; empty means all of the environment's.")

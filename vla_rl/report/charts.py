@@ -10,8 +10,8 @@ from html import escape
 from vla_rl.evaluation.results import shorten
 from vla_rl.evaluation.statistics import Interval
 
-# Okabe & Ito's colours, told apart by colour-blind readers too.
-BLUE, ORANGE, GREEN, PURPLE, VERMILION, SKY, GREY = (
+# Okabe & Ito's colors, told apart by color-blind readers too.
+BLUE, ORANGE, GREEN, PURPLE, VERMILION, SKY, GRAY = (
     "#0072B2",
     "#E69F00",
     "#009E73",

@@ -24,7 +24,7 @@ from markupsafe import Markup
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.evaluation.compare import Comparison, PairedResult, compare, format_p
 from vla_rl.evaluation.results import Evaluation, EvaluationError, SuccessRate
-from vla_rl.report.charts import BLUE, GREEN, GREY, ORANGE, PURPLE, Bar, Line, bar_chart, line_chart, stacked_bar
+from vla_rl.report.charts import BLUE, GRAY, GREEN, ORANGE, PURPLE, Bar, Line, bar_chart, line_chart, stacked_bar
 from vla_rl.report.imagination import imagination, rounds
 from vla_rl.training.metrics import METRICS_FILE, read_metrics
 
@@ -188,7 +188,7 @@ def _modes(evaluation: Evaluation | None) -> list[str]:
 
 
 def _colors(shown: Sequence[Evaluation]) -> tuple[str, ...]:
-    return (GREY, BLUE)[2 - len(shown) :]
+    return (GRAY, BLUE)[2 - len(shown) :]
 
 
 def _headline(run: Run) -> list[tuple[str, str]]:
@@ -311,7 +311,7 @@ def _controls(ablation: Mapping[str, Any]) -> dict[str, Any]:
     lead = (
         f"Seeds {seeds}, {ablation['num_episodes']} episodes per seed and mode. Intervals are 95 %, by bootstrap over "
         "seeds and initial states. A gain counts when it exceeds both controls': rewards shuffled over all "
-        "trajectories, and as many updates of behaviour cloning."
+        "trajectories, and as many updates of behavior cloning."
     )
     return {"lead": lead, "rows": rows}
 

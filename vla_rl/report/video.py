@@ -1,4 +1,4 @@
-"""Videos of episodes: captions, coloured borders, tiles side by side, MP4 and GIF.
+"""Videos of episodes: captions, colored borders, tiles side by side, MP4 and GIF.
 
 Frames are uint8 (T, height, width, 3) RGB throughout.
 """
@@ -12,7 +12,7 @@ import numpy as np
 
 from vla_rl.types import Episode
 
-# Colour-blind-safe (Okabe & Ito): bluish green, vermilion.
+# Color-blind-safe (Okabe & Ito): bluish green, vermilion.
 SUCCESS_COLOR = (0, 158, 115)
 FAILURE_COLOR = (213, 94, 0)
 _BORDER = 4
@@ -42,7 +42,7 @@ def write_episode_video(path: Path, episode: Episode, control_hz: float) -> Path
 def decorate(
     frames: np.ndarray, caption: str = "", success: bool | None = None, min_size: int = 256, hold: int = 0
 ) -> np.ndarray:
-    """Enlarge small frames (whole factors, nearest neighbour), frame them by outcome and add a caption below.
+    """Enlarge small frames (whole factors, nearest neighbor), frame them by outcome and add a caption below.
 
     Args:
         success: green border, red border, or none.

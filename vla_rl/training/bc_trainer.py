@@ -1,4 +1,4 @@
-"""The behaviour-cloning trainer: one step at a time (`BCTrainer`), and the loop around it (`run_training`).
+"""The behavior-cloning trainer: one step at a time (`BCTrainer`), and the loop around it (`run_training`).
 
 Everything random in a step follows from (seed, step): which examples, how images are changed,
 dropout. So a resumed run repeats an uninterrupted one.
@@ -27,8 +27,8 @@ from vla_rl.algorithms.learner import TrainingDivergedError
 from vla_rl.data.augment import augment
 from vla_rl.data.dataset import BCBatch, BCDataset, DataNeeds, open_dataset
 from vla_rl.data.statistics import compute_statistics
-from vla_rl.distributed.fsdp import exchange, full, like, local
-from vla_rl.distributed.process_group import ALONE, World, add_up, current
+from vla_rl.distributed.fsdp import full, like, local, swap_weights
+from vla_rl.distributed.process_group import ALONE, ProcessGroup, current, reduce_metrics
 from vla_rl.interfaces import Policy
 from vla_rl.training.checkpoint import (
     CheckpointError,
@@ -72,7 +72,7 @@ def open_bc_dataset(config: SFTConfig, policy: Policy, env_spec: EnvSpec | None 
 
 
 class BCTrainer:
-    """Improves a policy by one behaviour-cloning update at a time.
+    """Improves a policy by one behavior-cloning update at a time.
 
     Attributes:
         num_steps: steps taken, skipped ones included.
@@ -81,7 +81,7 @@ class BCTrainer:
     """
 
     def __init__(
-        self, policy: Any, config: SFTConfig, seed: int = 0, total_steps: int | None = None, world: World = ALONE
+        self, policy: Any, config: SFTConfig, seed: int = 0, total_steps: int | None = None, world: ProcessGroup = ALONE
     ) -> None:
         """`total_steps`: length of the learning-rate schedule; None: `config.steps`."""
         self.world = world
@@ -115,11 +115,11 @@ class BCTrainer:
             metrics = self._forward_backward(own, batch.share_of(own))
         finally:
             self.policy.eval()
-        metrics = add_up(self.world.gather(metrics))
+        metrics = reduce_metrics(self.world.gather(metrics))
         if not math.isfinite(metrics["loss"]):
             return self._skip()
         parameters = list(self.parameters.values())
-        self.world.add_up_gradients(parameters)
+        self.world.all_reduce_gradients(parameters)
         metrics["grad_norm"] = clip_gradients(parameters, config.grad_clip)
         if not math.isfinite(metrics["grad_norm"]):
             return self._skip()
@@ -181,11 +181,11 @@ class BCTrainer:
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:
         """Inside the block the policy has its averaged weights (its own without averaging)."""
-        exchange(self.parameters, self.ema)
+        swap_weights(self.parameters, self.ema)
         try:
             yield
         finally:
-            exchange(self.parameters, self.ema)
+            swap_weights(self.parameters, self.ema)
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """What a checkpoint needs besides the policy's weights: flat tensors, and a JSON-able rest.
@@ -387,7 +387,7 @@ def _progress_bar(total: int, show: bool) -> Iterator[Callable[[int, str], None]
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn())
-    with Progress(TextColumn("behaviour cloning"), *columns, TextColumn("{task.fields[text]}")) as bar:
+    with Progress(TextColumn("behavior cloning"), *columns, TextColumn("{task.fields[text]}")) as bar:
         task = bar.add_task("", total=total, rate="", text="")
         started, first = time.monotonic(), None
 

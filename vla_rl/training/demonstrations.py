@@ -1,4 +1,4 @@
-"""Demonstrations inside an RL run: the behaviour-cloning anchor, and the control that clones instead of RL."""
+"""Demonstrations inside an RL run: the behavior-cloning anchor, and the control that clones instead of RL."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vla_rl.distributed.process_group import ALONE, World
+from vla_rl.distributed.process_group import ALONE, ProcessGroup
 from vla_rl.training.bc_trainer import BCTrainer, open_bc_dataset
 from vla_rl.training.sft import SFTConfig
 from vla_rl.types import EnvSpec, Episode
@@ -27,7 +27,7 @@ class Demonstrations:
         num_drawn: batches drawn so far; set it to go on where a checkpoint left off.
     """
 
-    def __init__(self, policy: Any, config: SFTConfig, env_spec: EnvSpec, seed: int, world: World = ALONE):
+    def __init__(self, policy: Any, config: SFTConfig, env_spec: EnvSpec, seed: int, world: ProcessGroup = ALONE):
         self.policy, self.config, self.seed, self.world = policy, config, seed, world
         with world.main_first():  # It decodes the datasets into their caches.
             self.data = open_bc_dataset(config, policy, env_spec)
@@ -40,7 +40,7 @@ class Demonstrations:
         return batch
 
     def loss(self) -> tuple[torch.Tensor, Mapping[str, Any]]:
-        """Behaviour-cloning loss of the next batch and its metrics: `Learner.update`'s extra loss.
+        """Behavior-cloning loss of the next batch and its metrics: `Learner.update`'s extra loss.
 
         With several processes: this one's share of it, so that the shares add up.
         """
@@ -51,7 +51,7 @@ class Demonstrations:
 
 
 class ContinueBC:
-    """Negative control: in place of each RL update, as many behaviour-cloning steps as RL would have made.
+    """Negative control: in place of each RL update, as many behavior-cloning steps as RL would have made.
 
     It stands where the learner stands and leaves everything else of the run as it is.
     """

@@ -18,7 +18,7 @@ from vla_rl.common.atomic import restore_replaced, write_text_atomic
 from vla_rl.common.progress import episode_progress
 from vla_rl.common.timing import Stopwatch
 from vla_rl.config import ConfigError
-from vla_rl.distributed.outcomes import everyones
+from vla_rl.distributed.outcomes import gather_outcomes
 from vla_rl.distributed.process_group import current
 from vla_rl.evaluation.evaluate import build_env, derived_seed, evaluate
 from vla_rl.evaluation.gate import GATE_FILE, REJECTED, Gate
@@ -133,10 +133,10 @@ class TrainingRun:
         with self.world.unsharded(self.policy):
             episodes = self._run_groups(self.sampler.draw(cfg.groups), first_group=0, stream=_ROLLOUT)
             budget, drawn = cfg.resample_budget, cfg.groups
-            while more := groups_to_resample(everyones(self.world, episodes), target=cfg.groups, budget=budget):
+            while more := groups_to_resample(gather_outcomes(self.world, episodes), target=cfg.groups, budget=budget):
                 episodes += self._run_groups(self.sampler.draw(more), first_group=drawn, stream=_RESAMPLE)
                 budget, drawn = budget - more, drawn + more
-        outcomes = everyones(self.world, episodes)
+        outcomes = gather_outcomes(self.world, episodes)
         self.sampler.update(outcomes)
         played = [e for e in outcomes if not e.lost]
         if self.iteration == 0 and not cfg.allow_no_success and played and not any(e.success for e in played):
@@ -145,7 +145,7 @@ class TrainingRun:
             cut = f" Imagined episodes end after {ends} of {whole} control steps." if ends < whole else ""
             raise ValueError(
                 f"the policy solved none of {len(played)} train episodes at temperature {cfg.temperature:g}, so "
-                f"every reward is 0 and RL has nothing to learn from.{cut} Train it longer by behaviour cloning "
+                f"every reward is 0 and RL has nothing to learn from.{cut} Train it longer by behavior cloning "
                 "(`vla-rl sft`), choose easier tasks (env.tasks), or set train.allow_no_success=true to go on anyway."
             )
         return episodes
@@ -173,7 +173,7 @@ class TrainingRun:
     def finish_iteration(self, episodes: Sequence[Episode], metrics: dict[str, float]) -> None:
         """Log the iteration and where its time went."""
         self.iteration += 1
-        episodes = everyones(self.world, episodes)
+        episodes = gather_outcomes(self.world, episodes)
         played = [e for e in episodes if not e.lost]
         # Success from keyframes is not to be compared with the real one, which is from initial states.
         from_start = [e.success for e in played if e.spec.keyframe is None]
@@ -224,7 +224,7 @@ class TrainingRun:
             return [result.rate("sampled").rate, result.rate("greedy").rate]
 
         with self.world.unsharded(self.policy):
-            sampled, greedy = self.world.from_main(rates)
+            sampled, greedy = self.world.broadcast_from_main(rates)
         self.logger.log(self.iteration, {"validation/sampled": sampled, "validation/greedy": greedy})
         if not math.isnan(sampled) and (self._best is None or sampled > self._best[0]):
             self._best = (sampled, self.iteration)

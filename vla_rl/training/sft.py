@@ -1,4 +1,4 @@
-"""Behaviour cloning: its options, and the entry point. The trainer itself is in `bc_trainer.py`.
+"""Behavior cloning: its options, and the entry point. The trainer itself is in `bc_trainer.py`.
 
 train_bc(policy, SFTConfig(datasets=["data/demos"], steps=2000), folder, log, seed=0)
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class SFTConfig(Config):
-    """Behaviour cloning of a policy on demonstrations."""
+    """Behavior cloning of a policy on demonstrations."""
 
     datasets: Datasets = Field(
         description="LeRobotDataset v3 folders: a path, or a list of paths or of {path, weight, ...}."
@@ -78,13 +78,13 @@ def train_bc(
     env_spec: EnvSpec | None = None,
     progress: bool = True,
 ) -> dict[str, Any]:
-    """Train a policy by behaviour cloning; goes on from the last whole checkpoint in the folder.
+    """Train a policy by behavior cloning; goes on from the last whole checkpoint in the folder.
 
     Writes `run_folder/checkpoints/step_*` while it trains and `run_folder/policy` at the end. On a CPU the losses
     of a resumed run equal those of an uninterrupted one to the bit.
 
     Args:
-        policy: trained in place. Its normalisation statistics are set from the data unless it has some.
+        policy: trained in place. Its normalization statistics are set from the data unless it has some.
         log: called with (step, metrics) every `config.log_every` steps.
         env_spec: the environment's facts; datasets must have its control rate and state size. None: not checked.
         progress: show a progress bar.

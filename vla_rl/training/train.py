@@ -27,7 +27,7 @@ class TrainConfig(Config):
         default=0, description="Dynamic sampling: up to this many more groups replace all-success and all-failure ones."
     )
     control: Control = Field(
-        default="none", description="Negative control: permuted advantages, or behaviour cloning instead."
+        default="none", description="Negative control: permuted advantages, or behavior cloning instead."
     )
     allow_no_success: bool = Field(
         default=False, description="Start RL although the policy never succeeds in its rollouts."

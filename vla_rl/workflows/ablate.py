@@ -3,7 +3,7 @@
     vla-rl ablate tabletop_grpo --seeds 3
 
 runs, for each seed, the recipe as it is, with advantages permuted over all trajectories
-(`train.control=shuffled_rewards`), and with as many behaviour-cloning updates instead
+(`train.control=shuffled_rewards`), and with as many behavior-cloning updates instead
 (`train.control=continue_bc`). All start from the same policy and end with the same evaluation.
 """
 
@@ -35,7 +35,7 @@ ARMS = ("none", "shuffled_rewards", "continue_bc")
 LABELS = {
     "none": "RL",
     "shuffled_rewards": "shuffled rewards",
-    "continue_bc": "behaviour cloning continued",
+    "continue_bc": "behavior cloning continued",
     "online_grpo": "RL in the simulator, as many real episodes",
 }
 

@@ -41,7 +41,7 @@ def limit_threads(recipe: Recipe) -> None:
 
 
 def sft(recipe: Recipe, folder: Path) -> dict[str, Any]:
-    """Behaviour cloning of the recipe's policy on its datasets; goes on from the folder's last checkpoint.
+    """Behavior cloning of the recipe's policy on its datasets; goes on from the folder's last checkpoint.
 
     Raises:
         ConfigError: the recipe has no sft section.
@@ -208,7 +208,7 @@ def measure_world_model(
         held_out: datasets of real episodes that it was not fitted on.
         policies: to compare real with imagined success; their real and imagined episodes are run here.
         train: datasets of the same robot for the inverse dynamics, such as those that it was fitted on.
-        styles: name -> dataset of episodes with another look (lighting, colours, textures).
+        styles: name -> dataset of episodes with another look (lighting, colors, textures).
         folder: for the report, in place of the world model's.
     """
     limit_threads(recipe)

@@ -40,7 +40,7 @@ renderer = mujoco.Renderer(model, 64, 64)
 renderer.update_scene(data, 'c')
 image = renderer.render()
 red, green, blue = (int(v) for v in image[32, 32])
-assert red > 60 and red > 2 * max(green, blue), f'the picture is wrong: its centre is {(red, green, blue)}'
+assert red > 60 and red > 2 * max(green, blue), f'the picture is wrong: its center is {(red, green, blue)}'
 from OpenGL import GL
 print(GL.glGetString(GL.GL_RENDERER).decode())
 renderer.close()

@@ -31,7 +31,7 @@ class Round:
 
     @property
     def rollouts(self) -> Path:
-        """Real episodes which the world model is fitted on, of the policy that has been optimised most."""
+        """Real episodes which the world model is fitted on, of the policy that has been optimized most."""
         return self.folder / "rollouts"
 
     @property

@@ -76,7 +76,7 @@ class _Rounds:
             EpisodeSpec(t, "train", i) for t in self.spec.tasks for i in range(first, first + config.episodes_per_task)
         ]
         outcomes = self.collect(place / "episodes", specs, number, demonstrate=False)
-        row = _summarise(number, outcomes)
+        row = _summarize(number, outcomes)
         self.show(f"round {number}: {row['interventions']} interventions in {row['episodes']} episodes")
         arms: list[tuple[str, str, Frames]] = [("rac", "episodes", config.frames)]
         for control in config.controls:
@@ -201,7 +201,7 @@ def _rate(evaluation: Evaluation) -> dict[str, float]:
     return {"rate": rate.rate, "low": rate.interval.low, "high": rate.interval.high, "n": rate.num_episodes}
 
 
-def _summarise(number: int, outcomes: Sequence[dict]) -> dict[str, Any]:
+def _summarize(number: int, outcomes: Sequence[dict]) -> dict[str, Any]:
     """A round's row: counts, and shares with 95 % Wilson intervals."""
     counted = [o for o in outcomes if not o["lost"]]
     interventions = sum(o["intervened"] for o in counted)

@@ -1,4 +1,4 @@
-"""Training batches from encoded episodes: clips for the dynamics, labelled windows for the success head."""
+"""Training batches from encoded episodes: clips for the dynamics, labeled windows for the success head."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ClipDataset:
 
     Args:
         parts: each batch draws from them in proportion to their datasets' weights.
-        clip_frames: T, the reference included. state_mean, state_std: (S,), states are normalised with these.
+        clip_frames: T, the reference included. state_mean, state_std: (S,), states are normalized with these.
 
     Raises:
         DatasetError: parts that do not fit each other, or states of another size or scale than the mean's.
@@ -166,14 +166,14 @@ class SuccessBatch:
 
 
 class SuccessSamples:
-    """Labelled windows for the success head, a third each of successes, near-successes and others.
+    """Labeled windows for the success head, a third each of successes, near-successes and others.
 
     Near-successes are the last two frames before an episode succeeds and the last two of an episode that failed: what
     a head must tell from success (SANS of World-VLA-Loop, arXiv 2602.06508, is to collect them). Others are all other
     frames without success. A kind that the episodes lack is left out. Episodes' first frames are not asked about.
 
     Args:
-        clips: whose episodes, weights and normalisation to take. num_frames: R.
+        clips: whose episodes, weights and normalization to take. num_frames: R.
 
     Raises:
         DatasetError: no success, or nothing but successes.

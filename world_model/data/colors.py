@@ -1,4 +1,4 @@
-"""Colours by the names that instructions use."""
+"""Colors by the names that instructions use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SYNONYMS = {
     "gray": "grey", "silver": "grey", "violet": "purple", "magenta": "pink", "turquoise": "cyan", "teal": "cyan",
     "golden": "yellow", "gold": "yellow", "wooden": "brown", "beige": "brown",
 }  # fmt: skip
-# Hue in degrees from which, up to the next, a saturated colour has a name; red begins again at 345.
+# Hue in degrees from which, up to the next, a saturated color has a name; red begins again at 345.
 _HUES = (
     (0, _RED),
     (16, _ORANGE),
@@ -27,14 +27,14 @@ _HUES = (
 )
 
 
-def named_colours(instruction: str) -> frozenset[int]:
-    """Positions in `NAMES` of the colours that an instruction names."""
+def named_colors(instruction: str) -> frozenset[int]:
+    """Positions in `NAMES` of the colors that an instruction names."""
     words = (_SYNONYMS.get(word, word) for word in re.findall(r"[a-z]+", instruction.lower()))
     return frozenset(NAMES.index(word) for word in words if word in NAMES)
 
 
-def colour_name(rgb: np.ndarray) -> np.ndarray:
-    """Position in `NAMES` of colours, float (..., 3) in 0 .. 1: int64 (...)."""
+def color_name(rgb: np.ndarray) -> np.ndarray:
+    """Position in `NAMES` of colors, float (..., 3) in 0 .. 1: int64 (...)."""
     rgb = np.asarray(rgb, np.float64)
     value, least = rgb.max(-1), rgb.min(-1)
     saturation = (value - least) / np.maximum(value, 1e-6)
@@ -44,8 +44,8 @@ def colour_name(rgb: np.ndarray) -> np.ndarray:
     named = np.where(hue >= 345, _RED, named)
     named = np.where((named == _RED) & (saturation < 0.6) & (value > 0.75), _PINK, named)
     named = np.where((hue >= 10) & (hue < 42) & (value < 0.6), _BROWN, named)
-    colourless = np.where(value > 0.75, _WHITE, _GREY)
-    named = np.where(saturation < 0.18, colourless, named)
+    colorless = np.where(value > 0.75, _WHITE, _GREY)
+    named = np.where(saturation < 0.18, colorless, named)
     return np.where(value < 0.17, _BLACK, named)
 
 
@@ -57,7 +57,7 @@ def from_hsv(hue: float, saturation: float, value: float) -> np.ndarray:
 
 
 def to_hsv(rgb: np.ndarray) -> tuple[float, float, float]:
-    """Hue in turns, saturation and value of one colour, float (3,)."""
+    """Hue in turns, saturation and value of one color, float (3,)."""
     value, least = float(rgb.max()), float(rgb.min())
     hue = float(_hue(np.asarray(rgb, np.float64), np.array(value), np.array(value - least))) / 360
     return hue, (value - least) / max(value, 1e-6), value

@@ -248,7 +248,7 @@ def _check_actions(dataset: EpisodeDataset, episodes: np.ndarray, low: np.ndarra
     if used < 0.02:
         raise DatasetError(
             f"{dataset.path}: the actions use only {used:.2%} of {low.tolist()} .. {high.tolist()}; they are in other "
-            "units, such as metres in place of fractions of the largest step. Convert them."
+            "units, such as meters in place of fractions of the largest step. Convert them."
         )
 
 

@@ -1,6 +1,6 @@
 """Keyframes mined from a policy's real episodes: the moments at which it is decided whether they succeed.
 
-Keyframe-initialised rollouts are WoVR's (arXiv 2602.13977), which loads its keyframes from a file. Here they are found:
+Keyframe-initialized rollouts are WoVR's (arXiv 2602.13977), which loads its keyframes from a file. Here they are found:
 
 divergence  the most similar moments of other episodes, in the world model's latents and the robot's state, ended
             differently: the share v of successes among them is near a half. Score 4 v (1 - v).
@@ -90,7 +90,7 @@ def mine_keyframes(
 
 def choose(moments: Moments, config: KeyframeConfig) -> list[MinedKeyframe]:
     """The best moments of each kind and task, at most one of each kind in an episode."""
-    value = _values(moments, config.neighbours)
+    value = _values(moments, config.neighbors)
     open_score = 4 * value * (1 - value)
     fall = _falls(moments, value)
     scores = {
@@ -151,7 +151,7 @@ def moments_of(world_model: WorldModel, parts: Sequence[EpisodeFrames]) -> Momen
 
 @torch.no_grad()
 def _features(world_model: WorldModel, part: EpisodeFrames) -> np.ndarray:
-    """float32 (M, D): latents (unit variance) and normalised states, each kind with the same weight in all."""
+    """float32 (M, D): latents (unit variance) and normalized states, each kind with the same weight in all."""
     rows = []
     for start in range(0, part.num_frames, FRAMES_AT_ONCE):
         index = np.arange(start, min(start + FRAMES_AT_ONCE, part.num_frames))
@@ -195,7 +195,7 @@ def _touches(part: EpisodeFrames) -> np.ndarray:
     return found
 
 
-def _values(moments: Moments, neighbours: int) -> np.ndarray:
+def _values(moments: Moments, neighbors: int) -> np.ndarray:
     """float64 (M,): share of successes among each moment and its nearest ones in other episodes of its task."""
     value = moments.success.astype(np.float64)
     for task in sorted(set(moments.task.tolist())):
@@ -207,7 +207,7 @@ def _values(moments: Moments, neighbours: int) -> np.ndarray:
             part = features[start : start + ROWS_AT_ONCE]
             distance = squares[start : start + ROWS_AT_ONCE, None] + squares - 2 * part @ features.T
             distance[moments.owner[here][:, None] == moments.owner[rows]] = np.inf
-            count = min(neighbours, len(rows) - 1)
+            count = min(neighbors, len(rows) - 1)
             if count < 1:
                 continue
             nearest = np.argpartition(distance, count - 1, axis=1)[:, :count]

@@ -1,10 +1,10 @@
-"""Structure-guided changes of style (Sword, arXiv 2605.07288): the same scene in other colours, patterns and light.
+"""Structure-guided changes of style (Sword, arXiv 2605.07288): the same scene in other colors, patterns and light.
 
 Sword re-renders videos with Cosmos-Transfer under depth and segmentation. Here the segmentation itself is repainted:
-each segment gets another colour, its shading and its details stay, and edges, where a pixel shows a bit of two
+each segment gets another color, its shading and its details stay, and edges, where a pixel shows a bit of two
 segments, are taken apart and put together again. Nothing moves, so actions, states and outcomes stay true.
 
-What an instruction calls by its colour keeps that colour's name, and nothing else gets the name: see `draw_style`.
+What an instruction calls by its color keeps that color's name, and nothing else gets the name: see `draw_style`.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import numpy as np
 
 from vla_rl.data.segmentation import BACKGROUND, FIRST_THING, MAX_ID, TABLE
 from world_model.config import StyleConfig
-from world_model.data.colors import NAMES, colour_name, from_hsv, to_hsv
+from world_model.data.colors import NAMES, color_name, from_hsv, to_hsv
 
 SURFACES = (BACKGROUND, TABLE)
-CLEAR = 0.25  # Colours (0 .. 1, Euclidean) that are this far apart stay so; nearer ones do not come nearer.
-BRIGHTEST = 1.1  # Of a new colour under the brightest light: hardly over-exposed.
+CLEAR = 0.25  # Colors (0 .. 1, Euclidean) that are this far apart stay so; nearer ones do not come nearer.
+BRIGHTEST = 1.1  # Of a new color under the brightest light: hardly over-exposed.
 AT_ONCE = 8  # Images, which bounds the memory that edges take.
 _LUMINANCE = np.array([0.299, 0.587, 0.114], np.float32)
 _DARK = 0.04  # Added to luminances that are divided: black has noise in place of shading.
-_WINDOW = 2  # Pixels around an edge's pixel where its two colours are looked up.
+_WINDOW = 2  # Pixels around an edge's pixel where its two colors are looked up.
 _TRIES = 12
 _FREE, _SAME_NAME, _KEPT = range(3)
 
@@ -34,12 +34,12 @@ class Palette:
     """The segments of an episode.
 
     Attributes:
-        ids: those that are seen. colour: float64 (256, 3), each one's mean in 0 .. 1, away from edges.
-        names: float64 (256, len(NAMES)), share of its pixels by colour name.
+        ids: those that are seen. color: float64 (256, 3), each one's mean in 0 .. 1, away from edges.
+        names: float64 (256, len(NAMES)), share of its pixels by color name.
     """
 
     ids: tuple[int, ...]
-    colour: np.ndarray
+    color: np.ndarray
     names: np.ndarray
 
     @classmethod
@@ -50,8 +50,8 @@ class Palette:
         names = np.zeros((2, MAX_ID + 1, len(NAMES)))
         for pictures, ids in zip(images, segments, strict=True):
             pixels, flat = pictures.reshape(-1, 3) / 255.0, ids.reshape(-1).astype(np.int64)
-            called = colour_name(pixels)
-            inside = (neighbour(ids) == ids).reshape(-1)
+            called = color_name(pixels)
+            inside = (neighbor(ids) == ids).reshape(-1)
             for row, chosen in enumerate((inside, ~inside)):
                 of = flat[chosen]
                 count[row] += np.bincount(of, minlength=MAX_ID + 1)
@@ -72,7 +72,7 @@ class Style:
     """How an episode is to look, in all its frames and cameras.
 
     Attributes:
-        old, new: float32 (256, 3), the segments' colours; equal where a colour stays.
+        old, new: float32 (256, 3), the segments' colors; equal where a color stays.
         lit: bool (256,), segments that the light falls on.
         gain: brightness. gradient: (2,), its relative change from the middle of the image to its right and lower edge.
         side: (2,), relative brightness of what faces the right and the bottom of the image, by the depth.
@@ -94,13 +94,13 @@ class Style:
 def draw_style(config: StyleConfig, palette: Palette, named: frozenset[int], rng: np.random.Generator) -> Style:
     """A random style of an episode.
 
-    A segment that shows a colour which the instruction names keeps its name: its colour varies as long as it is called
-    the same, under the brightest and the dimmest light too; if it has other colours as well, it is left as it is. Any
-    other segment may become any colour that the instruction does not name. Two segments that differ clearly do so
+    A segment that shows a color which the instruction names keeps its name: its color varies as long as it is called
+    the same, under the brightest and the dimmest light too; if it has other colors as well, it is left as it is. Any
+    other segment may become any color that the instruction does not name. Two segments that differ clearly do so
     afterwards.
 
     Args:
-        named: positions in `NAMES` of the colours that the instruction names.
+        named: positions in `NAMES` of the colors that the instruction names.
     """
     gain = float(np.exp(rng.uniform(-1, 1) * np.log1p(config.light)))
     gradient = rng.uniform(-0.5, 0.5, 2) * config.light
@@ -114,17 +114,17 @@ def draw_style(config: StyleConfig, palette: Palette, named: frozenset[int], rng
     lights = np.array([gain * (1 - min(spread, 0.9)), gain, gain * (1 + spread)])
     rules = {i: _rule(palette, i, named) for i in palette.ids}
 
-    def stays_true(i: int, colour: np.ndarray, strength: float = 0.0) -> bool:
-        """Whether instructions name a segment in this colour, light and pattern as before."""
+    def stays_true(i: int, color: np.ndarray, strength: float = 0.0) -> bool:
+        """Whether instructions name a segment in this color, light and pattern as before."""
         under = np.concatenate([lights * (1 - strength), lights * (1 + strength)])
-        called = colour_name(np.minimum(colour * under[:, None], 1))
+        called = color_name(np.minimum(color * under[:, None], 1))
         if rules[i] == _FREE:
             return not named.intersection(called.tolist())
-        return bool((called == colour_name(palette.colour[i])).all())
+        return bool((called == color_name(palette.color[i])).all())
 
-    new = palette.colour
+    new = palette.color
     for _ in range(_TRIES):
-        drawn = _draw_colours(config, palette, rules, stays_true, lights.max(), rng)
+        drawn = _draw_colors(config, palette, rules, stays_true, lights.max(), rng)
         if drawn is not None:
             new = drawn
             break
@@ -136,7 +136,7 @@ def draw_style(config: StyleConfig, palette: Palette, named: frozenset[int], rng
         for i, p in zip(SURFACES, pattern, strict=True)
     )
     return Style(
-        palette.colour.astype(np.float32),
+        palette.color.astype(np.float32),
         new.astype(np.float32),
         lit,
         gain,
@@ -150,11 +150,11 @@ def _rule(palette: Palette, i: int, named: frozenset[int]) -> int:
     shares = palette.names[i, sorted(named)] if named else np.zeros(1)
     if shares.sum() < 0.1:
         return _FREE
-    alone = shares.max() > 0.6 and int(colour_name(palette.colour[i])) in named
+    alone = shares.max() > 0.6 and int(color_name(palette.color[i])) in named
     return _SAME_NAME if alone else _KEPT
 
 
-def _draw_colours(
+def _draw_colors(
     config: StyleConfig,
     palette: Palette,
     rules: dict[int, int],
@@ -162,22 +162,22 @@ def _draw_colours(
     brightest: float,
     rng: np.random.Generator,
 ) -> np.ndarray | None:
-    """New colours (256, 3); None where some segment found none.
+    """New colors (256, 3); None where some segment found none.
 
     Args:
         brightest: light that falls on them.
     """
-    new, done = palette.colour.copy(), []
+    new, done = palette.color.copy(), []
     for i in sorted(palette.ids, key=lambda i: (-rules[i], i)):  # Those with the least freedom first.
-        old = palette.colour[i]
-        stays = rules[i] == _KEPT or (rules[i] == _FREE and rng.random() >= config.recolour)
+        old = palette.color[i]
+        stays = rules[i] == _KEPT or (rules[i] == _FREE and rng.random() >= config.recolor)
         for _ in range(0 if stays else _TRIES):
-            colour = _propose(rules[i], old, i in SURFACES, rng)
-            bright = (colour * brightest).max() > max(BRIGHTEST, old.max())
-            if not bright and stays_true(i, colour) and _clear(colour, i, new, palette.colour, done):
-                new[i] = colour
+            color = _propose(rules[i], old, i in SURFACES, rng)
+            bright = (color * brightest).max() > max(BRIGHTEST, old.max())
+            if not bright and stays_true(i, color) and _clear(color, i, new, palette.color, done):
+                new[i] = color
                 break
-        if not _clear(new[i], i, new, palette.colour, done):
+        if not _clear(new[i], i, new, palette.color, done):
             return None
         done.append(i)
     return new
@@ -194,12 +194,12 @@ def _propose(rule: int, old: np.ndarray, surface: bool, rng: np.random.Generator
     return from_hsv(rng.random(), rng.uniform(0, 1), rng.uniform(0.1, 0.95))
 
 
-def _clear(colour: np.ndarray, i: int, new: np.ndarray, old: np.ndarray, done: list[int]) -> bool:
-    """Whether it stays as far from the others' colours as it was, or far enough."""
+def _clear(color: np.ndarray, i: int, new: np.ndarray, old: np.ndarray, done: list[int]) -> bool:
+    """Whether it stays as far from the others' colors as it was, or far enough."""
     if not done:
         return True
     before = np.linalg.norm(old[done] - old[i], axis=1)
-    return bool((np.linalg.norm(new[done] - colour, axis=1) >= np.minimum(before, CLEAR) - 1e-9).all())
+    return bool((np.linalg.norm(new[done] - color, axis=1) >= np.minimum(before, CLEAR) - 1e-9).all())
 
 
 # --- repainting ---------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ def restyle(
 
     Args:
         images: uint8 (n, h, w, 3). segments: uint8 (n, h, w).
-        depth: uint16 (n, h, w), millimetres; needed for light from a side.
+        depth: uint16 (n, h, w), millimeters; needed for light from a side.
         still: the camera does not move. Only then do patterns, and light that differs from place to place, stay where
             they are; in other cameras they are left out.
     """
@@ -237,14 +237,14 @@ def restyle(
     return np.clip(result * 255 + 0.5, 0, 255).astype(np.uint8)
 
 
-def _painted(colours: np.ndarray, ids: np.ndarray, style: Style) -> np.ndarray:
-    """Colours float32 (..., 3) of segments (...) in the new colours: shading as before, details as before."""
+def _painted(colors: np.ndarray, ids: np.ndarray, style: Style) -> np.ndarray:
+    """Colors float32 (..., 3) of segments (...) in the new colors: shading as before, details as before."""
     old, new = style.old[ids], style.new[ids]
-    shading = ((colours @ _LUMINANCE + _DARK) / (old @ _LUMINANCE + _DARK))[..., None]
-    return colours + shading * (new - old)
+    shading = ((colors @ _LUMINANCE + _DARK) / (old @ _LUMINANCE + _DARK))[..., None]
+    return colors + shading * (new - old)
 
 
-def neighbour(segments: np.ndarray) -> np.ndarray:
+def neighbor(segments: np.ndarray) -> np.ndarray:
     """The id of another segment beside each pixel, uint8 (n, h, w); its own id where there is none."""
     other = segments.copy()
     for axis in (1, 2):
@@ -260,8 +260,8 @@ def neighbour(segments: np.ndarray) -> np.ndarray:
 def _repaint_edges(
     result: np.ndarray, pixels: np.ndarray, segments: np.ndarray, style: Style, pattern: np.ndarray | None
 ) -> None:
-    """Where two segments meet, a pixel mixes their colours: find the mixture, and mix the new colours likewise."""
-    beside = neighbour(segments)
+    """Where two segments meet, a pixel mixes their colors: find the mixture, and mix the new colors likewise."""
+    beside = neighbor(segments)
     place = np.nonzero(beside != segments)
     if not len(place[0]):
         return
@@ -274,13 +274,13 @@ def _repaint_edges(
     window = (number[:, None, None], rows, columns)
     near, near_ids, near_pure = pixels[window], segments[window], pure[window]
 
-    def colour_of(ids: np.ndarray) -> np.ndarray:
+    def color_of(ids: np.ndarray) -> np.ndarray:
         chosen = ((near_ids == ids[:, None, None]) & near_pure)[..., None]
         count = chosen.sum((1, 2))
         mean = (near * chosen).sum((1, 2)) / np.maximum(count, 1)
         return np.where(count > 0, mean, style.old[ids])
 
-    a, b, mixed = colour_of(own), colour_of(other), pixels[place]
+    a, b, mixed = color_of(own), color_of(other), pixels[place]
     apart = np.square(a - b).sum(-1)
     share = ((mixed - b) * (a - b)).sum(-1) / np.maximum(apart, 1e-6)
     share = np.where(apart > 0.003, np.clip(share, 0, 1), 1)[:, None]
@@ -332,14 +332,14 @@ def _facing(depth: np.ndarray) -> np.ndarray:
 
     The lens's focal length is taken to be the image's height: another one only makes the relief flatter or steeper.
     """
-    metres = np.maximum(depth.astype(np.float32), 1) / 1000
+    meters = np.maximum(depth.astype(np.float32), 1) / 1000
     height = depth.shape[1]
     step = max(height // 64, 1)
     slopes = []
     for axis in (2, 1):
         index = np.minimum(np.arange(depth.shape[axis]) + step, depth.shape[axis] - 1)
-        ahead = (np.take(metres, index, axis) - metres) / step
+        ahead = (np.take(meters, index, axis) - meters) / step
         behind = np.roll(ahead, step, axis)
-        slopes.append(np.where(np.abs(ahead) < np.abs(behind), ahead, behind) * height / metres)
+        slopes.append(np.where(np.abs(ahead) < np.abs(behind), ahead, behind) * height / meters)
     right, down = slopes
     return np.stack([right, down], -1) / np.sqrt(1 + right**2 + down**2)[..., None]

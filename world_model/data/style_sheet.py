@@ -41,7 +41,7 @@ def write_style_sheet(
     frames = EpisodeFrames.of(open_episodes(dataset, spec), 1, spec.action_low, spec.action_high)
     maker = restylers(config, [frames], [dataset.camera_map], tuple(spec.projections))[0]
     chosen = np.unique(np.linspace(0, len(frames.episodes) - 1, num_episodes).astype(np.int64))
-    colours = np.random.default_rng(5).integers(40, 256, (256, 3)).astype(np.uint8)
+    colors = np.random.default_rng(5).integers(40, 256, (256, 3)).astype(np.uint8)
     rows = []
     for number in chosen.tolist():
         episode = int(frames.episodes[number])
@@ -50,7 +50,7 @@ def write_style_sheet(
             index = frames.starts[number] + np.array([moment])
             images, place = frames.images(index), frames.place[index]
             for view, camera in enumerate(frames.cameras):
-                cells = [images[0, view], colours[maker.structure.segments[camera][place][0]]]
+                cells = [images[0, view], colors[maker.structure.segments[camera][place][0]]]
                 cells += [maker.show(camera, images[:, view], place, style)[0] for style in styles]
                 rows.append(np.concatenate(cells, 1))
     sheet = np.concatenate(rows)

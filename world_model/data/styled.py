@@ -19,12 +19,12 @@ from vla_rl.config import ConfigError
 from vla_rl.data.dataset import EpisodeDataset
 from vla_rl.data.segmentation import Structure, open_structure
 from world_model.config import StyleConfig
-from world_model.data.colors import named_colours
+from world_model.data.colors import named_colors
 from world_model.data.episodes import EpisodeFrames
 from world_model.data.latents import ImageSamples
 from world_model.data.style import Palette, Style, draw_style, restyle
 
-PALETTE_IMAGES = 8  # Of each camera, that an episode's colours are measured on.
+PALETTE_IMAGES = 8  # Of each camera, that an episode's colors are measured on.
 _IMAGE_STYLES = 5  # Stream of random numbers.
 _FORMAT = 1  # Of what a style looks like: another one makes other latents.
 
@@ -45,7 +45,7 @@ class Restyler:
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=12).hexdigest()
 
     def palette(self, episode: int) -> Palette:
-        """The colours of an episode's segments, measured on some of its frames."""
+        """The colors of an episode's segments, measured on some of its frames."""
         if episode not in self._palettes:
             start, length = int(self.dataset.starts[episode]), int(self.dataset.lengths[episode])
             rows = start + np.unique(np.linspace(0, length - 1, min(length, PALETTE_IMAGES)).astype(np.int64))
@@ -55,9 +55,9 @@ class Restyler:
         return self._palettes[episode]
 
     def style(self, episode: int, seed: Sequence[int]) -> Style:
-        """The style that `seed` gives an episode; colours that its instruction names keep their names."""
+        """The style that `seed` gives an episode; colors that its instruction names keep their names."""
         task = self.dataset.task[self.dataset.starts[episode]]
-        named = named_colours(self.dataset.instructions[task])
+        named = named_colors(self.dataset.instructions[task])
         return draw_style(self.config, self.palette(episode), named, np.random.default_rng([*seed, episode]))
 
     def show(self, camera: str, images: np.ndarray, place: np.ndarray, style: Style) -> np.ndarray:

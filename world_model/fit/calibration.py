@@ -116,7 +116,7 @@ def choose_threshold(score: np.ndarray, real: np.ndarray, groups: np.ndarray, ma
     """The threshold that agrees with most real outcomes, of those that keep the bound on false successes.
 
     The lowest threshold allowed is the lowest score of a failed episode from which upwards the bound holds. From there
-    up, outcomes change only at scores: the gap between two neighbouring ones in which most agree is taken (the widest,
+    up, outcomes change only at scores: the gap between two neighboring ones in which most agree is taken (the widest,
     of equals), and its middle.
 
     The bound is honest although the threshold is chosen on the same episodes: with n failures, the true rate above

@@ -36,7 +36,7 @@ class Condition:
 
 
 class ActionMaps(nn.Module):
-    """Actions (B, T, G, A) and the normalised state before them (B, T, S) -> `Condition`.
+    """Actions (B, T, G, A) and the normalized state before them (B, T, S) -> `Condition`.
 
     Raises:
         ValueError: a projection for a camera that is not there, or without kinematics.
@@ -44,7 +44,7 @@ class ActionMaps(nn.Module):
 
     state_mean: torch.Tensor
     state_std: torch.Tensor
-    centres: torch.Tensor
+    centers: torch.Tensor
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class ActionMaps(nn.Module):
         if config.projections and config.kinematics == "none":
             raise ValueError("dynamics.projections: needs dynamics.kinematics=delta_pose")
         self.has_path = config.kinematics == "delta_pose"
-        self.action_dim, self.scale = action_dim, config.metres_per_action
+        self.action_dim, self.scale = action_dim, config.meters_per_action
         self.num_patches = grid[0] * grid[1]
         self.cameras, self.width = cameras, width
         self.register_buffer("state_mean", torch.as_tensor(state_mean[:3].copy(), dtype=torch.float32))
@@ -84,7 +84,7 @@ class ActionMaps(nn.Module):
             self.draw = nn.Linear(num_features, width)
 
     def forward(self, actions: Actions, start: torch.Tensor) -> Condition:
-        """`start`: the normalised state that the actions set out from, (B, T, S)."""
+        """`start`: the normalized state that the actions set out from, (B, T, S)."""
         executed = actions.executed[..., None].to(actions.values.dtype)
         values = torch.cat([actions.values * executed, executed], -1).flatten(2)
         batch, length = values.shape[:2]
@@ -101,13 +101,13 @@ class ActionMaps(nn.Module):
         return Condition(self.embed(values.to(dtype)), torch.cat([drawn.get(n, blank) for n in self.cameras], 2))
 
     def path(self, actions: Actions, start: torch.Tensor) -> torch.Tensor:
-        """Where the end effector is sent, metres (B, T, G + 1, 3): the start, then after each action."""
+        """Where the end effector is sent, meters (B, T, G + 1, 3): the start, then after each action."""
         position = start[..., :3] * self.state_std + self.state_mean
         moves = self.scale * actions.values[..., :3] * actions.executed[..., None]
         return position[:, :, None] + torch.cat([torch.zeros_like(moves[:, :, :1]), moves.cumsum(2)], 2)
 
     def moved(self, actions: Actions, like: torch.Tensor) -> torch.Tensor:
-        """How far the actions send the end effector: a difference of normalised states, (B, T, S) as `like` is."""
+        """How far the actions send the end effector: a difference of normalized states, (B, T, S) as `like` is."""
         if not self.has_path:
             return torch.zeros_like(like)
         moves = self.scale * (actions.values[..., :3] * actions.executed[..., None]).sum(2)

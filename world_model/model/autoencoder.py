@@ -122,10 +122,10 @@ class TinyAutoencoder(nn.Module):
         side, num_channels = self.embed.kernel_size[0], self.embed.out_channels
         squares = F.unfold(_signed(_checked(images, self.image_size), torch.float32), side, stride=side)
         squares = squares.transpose(1, 2).flatten(0, 1)
-        colour = squares.unflatten(1, (3, -1)).mean((0, 2))  # One a channel, all that `draw` can add.
-        mean = colour.repeat_interleave(side**2)
-        centred = squares - mean
-        variance, directions = torch.linalg.eigh(centred.T @ centred / len(centred))  # Ascending, a column each.
+        color = squares.unflatten(1, (3, -1)).mean((0, 2))  # One a channel, all that `draw` can add.
+        mean = color.repeat_interleave(side**2)
+        centered = squares - mean
+        variance, directions = torch.linalg.eigh(centered.T @ centered / len(centered))  # Ascending, a column each.
         count = min(num_channels, len(mean))
         std, directions = variance[-count:].clamp_min(1e-8).sqrt()[:, None], directions[:, -count:].T
         for last in (self.encoder[-1], self.decoder[-1], self.embed, self.draw):
@@ -134,7 +134,7 @@ class TinyAutoencoder(nn.Module):
         self.embed.weight[:count] = (directions / std).unflatten(1, (3, side, side))
         cast(torch.Tensor, self.embed.bias)[:count] = -(directions / std) @ mean
         self.draw.weight[:count] = (directions * std).unflatten(1, (3, side, side))
-        cast(torch.Tensor, self.draw.bias).copy_(colour)
+        cast(torch.Tensor, self.draw.bias).copy_(color)
 
     @torch.no_grad()
     def calibrate(self, images: torch.Tensor) -> None:

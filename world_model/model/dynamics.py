@@ -1,4 +1,4 @@
-"""The dynamics: a factorised causal video transformer that predicts the next latent frame by rectified flow.
+"""The dynamics: a factorized causal video transformer that predicts the next latent frame by rectified flow.
 
 Each frame is a row of tokens: one for each square of latent pixels of each view, one for the state. A block attends
 among the tokens of a frame, then along time at each token's place (to the episode's first frame, the last `memory`
@@ -101,7 +101,7 @@ class VideoDynamics(nn.Module):
     Args:
         latent_shape: (C, h, w) of one view. cameras: names of the V views, in order.
         state_dim: S. action_dim: A. frame_steps: G.
-        state_mean, state_std: float (S,), what states were normalised with; actions' paths are in metres.
+        state_mean, state_std: float (S,), what states were normalized with; actions' paths are in meters.
     """
 
     def __init__(
@@ -362,7 +362,7 @@ class VideoDynamics(nn.Module):
     def _predict(self, tokens: torch.Tensor, before: Frames, actions: Actions) -> Frames:
         """The clean frame: the one before it, moved as the kinematics say, plus what the network says has changed.
 
-        Free motion is known to a tenth of a millimetre, and what is grasped depends on millimetres; the network adds
+        Free motion is known to a tenth of a millimeter, and what is grasped depends on millimeters; the network adds
         what contact does.
         """
         tokens = self.norm(tokens)

@@ -24,7 +24,7 @@ class Noisy:
     levels: torch.Tensor
 
     def with_states(self, clean: Frames) -> Noisy:
-        """The same, with the states of `clean`: they are measured, or follow from the actions, to a millimetre."""
+        """The same, with the states of `clean`: they are measured, or follow from the actions, to a millimeter."""
         return Noisy(Frames(self.frames.latents, clean.states), self.levels)
 
 

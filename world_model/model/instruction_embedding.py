@@ -26,7 +26,7 @@ def split_words(instruction: str) -> list[str]:
 
 
 def word_pairs(words: Sequence[str]) -> list[str]:
-    """Words, then neighbouring words together, which tell "the red one on the blue one" from its reverse."""
+    """Words, then neighboring words together, which tell "the red one on the blue one" from its reverse."""
     return [*words, *(f"{first} {second}" for first, second in pairwise(words))]
 
 
@@ -35,7 +35,7 @@ class WordEmbedding(nn.Module):
 
     Args:
         width: W, of a vector.
-        pairs: neighbouring words together are words as well.
+        pairs: neighboring words together are words as well.
     """
 
     def __init__(self, width: int, pairs: bool = False) -> None:

@@ -342,7 +342,7 @@ def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: t
 
 
 def _rotated(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
-    """Turn each pair of neighbouring channels by its position's angle."""
+    """Turn each pair of neighboring channels by its position's angle."""
     real, imaginary = x.float().unflatten(-1, (-1, 2)).unbind(-1)
     turned = torch.stack([real * cosine - imaginary * sine, real * sine + imaginary * cosine], -1)
     return turned.flatten(-2).to(x.dtype)

@@ -223,7 +223,7 @@ FIGURES: dict[str, FigureInfo] = {
         "Mean squared error of the imagined latents; their variance is about 1. What the policy's world is made of.",
     ),
     "state_error": FigureInfo(
-        VIDEO, "State error", "number", "Mean squared error of the normalised proprioception; its variance is about 1."
+        VIDEO, "State error", "number", "Mean squared error of the normalized proprioception; its variance is about 1."
     ),
     "psnr": FigureInfo(VIDEO, "PSNR", "dB", "Pixel likeness of imagined and real images; 20 is rough, 30 is good."),
     "psnr_reconstruction": FigureInfo(

@@ -120,7 +120,7 @@ class TrustData:
         held_out: real episodes of the policy that RL will start from, from the run's own style and camera.
         train: real episodes to train the inverse dynamics on, such as those the world model was fitted on; where
             empty, half of `held_out` is used for it.
-        styles: name -> held-out episodes with another look (lighting, colours, textures).
+        styles: name -> held-out episodes with another look (lighting, colors, textures).
         policies: closed-loop outcomes of several policies.
     """
 

@@ -1,6 +1,6 @@
 """ROS 1's Python packages from Debian, unpacked beside the virtual environment. Needs no root and no ROS.
 
-`vla-rl ros install` and `scripts/setup.sh dev` run this; `python -m real_robot.ros.install` does the same.
+`vla-rl ros install` and `scripts/setup.sh dev` run this; `python -m real_robot.bridge.ros.install` does the same.
 The packages are pure Python (rospy, rosmaster and message classes), 0.4 MB to download, 3.5 MB on disk.
 """
 

@@ -316,7 +316,7 @@ function holderText(status) {
 
 // --- dialogs ---
 
-/** Asks name, and token, address or force where wanted. Gives null when cancelled. */
+/** Asks name, and token, address or force where wanted. Gives null when canceled. */
 function ask({ title, text, ok, token = false, force = false, url = false }) {
   const dialog = $("ask");
   dialog.querySelector("h3").textContent = title;

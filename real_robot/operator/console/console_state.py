@@ -30,7 +30,7 @@ class Notice:
     text: str
 
 
-class Board:
+class ConsoleState:
     """See the module. An observer of ticks: call it with each. `score` takes a failure detector's.
 
     Args:

@@ -12,8 +12,8 @@ from typing import Protocol
 
 import numpy as np
 
-from real_robot.control.robot_loop import Wish
-from real_robot.operator.console.console_state import Board
+from real_robot.control.robot_loop import OperatorCommand
+from real_robot.operator.console.console_state import ConsoleState
 from real_robot.operator.console.messages import Drive
 from real_robot.operator.intervention import Intervention
 from real_robot.operator.leader import LeaderFollowing
@@ -47,7 +47,7 @@ class ConsoleOperator:
         self,
         intervention: Intervention,
         teleoperation: Teleoperation,
-        board: Board,
+        board: ConsoleState,
         link_timeout: float = 1.0,
         device: Device | None = None,
         leader: LeaderFollowing | None = None,
@@ -132,7 +132,7 @@ class ConsoleOperator:
 
     # --- asked by the control loop ------------------------------------------------------------
 
-    def poll(self, observation: RobotObservation | None) -> Wish:
+    def poll(self, observation: RobotObservation | None) -> OperatorCommand:
         """Stop and reset; what the person's hands do goes to the intervention."""
         if self._seen is not None and self.controller_silence > self._link_timeout:
             self.controller_gone("the console is silent")
@@ -150,7 +150,7 @@ class ConsoleOperator:
             self.intervention.give(self.teleoperation.command(held[0], self.board.last_sent), held[1])
         stop, self._stop = self._stop, None
         reset, self._reset = self._reset, None
-        return Wish(stop=stop, reset=None if stop else reset)
+        return OperatorCommand(stop=stop, reset=None if stop else reset)
 
     def _rest(self) -> None:
         """A command that moves nothing, in place of the last one, which would be followed until its time-out."""

@@ -1,7 +1,8 @@
 """The console's server: one page over HTTP and one WebSocket for each browser, in a thread of its own.
 
 Viewers get status and pictures. One browser at a time has control; an emergency stop is taken from any. The control
-loop never waits for this thread: what it shows is read from a `Board`, what a person does is told to an operator.
+loop never waits for this thread: what it shows is read from a `ConsoleState`, and
+what a person does is told to an operator.
 """
 
 from __future__ import annotations

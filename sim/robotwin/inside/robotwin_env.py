@@ -36,7 +36,7 @@ class RoboTwinEnv:
     """RoboTwin's tasks, one episode at a time.
 
     Action, float32, absolute targets: for each arm, left first, its joints in radians and its gripper from 0 (closed)
-    to 1 (open): (14,) with two arms of six joints. In end-effector mode for each arm x, y, z in metres, a quaternion
+    to 1 (open): (14,) with two arms of six joints. In end-effector mode for each arm x, y, z in meters, a quaternion
     w, x, y, z in the world's frame, and the gripper: (16,); it needs RoboTwin's planner.
     State: the joints' and grippers' present targets, in the same order.
 

@@ -19,11 +19,11 @@ from real_robot.bridge.contract import RobotContract, load_contract
 from real_robot.bridge.robot import TopicRobot
 from real_robot.bridge.transports.base import TransportError
 from real_robot.control.playback import SynchronousActions
-from real_robot.control.robot_loop import ClockPacer, ControlLoop, Tick, Wish
+from real_robot.control.robot_loop import ClockPacer, ControlLoop, OperatorCommand, Tick
 from real_robot.control.safety import Supervisor
 from real_robot.types import RobotObservation
 
-CONTRACT = Path(__file__).with_name("kinematic_arm.yaml")
+CONTRACT = Path(__file__).parent.with_name("kinematic_arm.yaml")
 DEGREE = np.pi / 180
 
 
@@ -46,10 +46,10 @@ class Person:
     """An operator of the loop: active, until told otherwise."""
 
     def __init__(self) -> None:
-        self.wishes: list[Wish] = []
+        self.wishes: list[OperatorCommand] = []
 
-    def poll(self, observation: RobotObservation | None) -> Wish:
-        return self.wishes.pop(0) if self.wishes else Wish()
+    def poll(self, observation: RobotObservation | None) -> OperatorCommand:
+        return self.wishes.pop(0) if self.wishes else OperatorCommand()
 
 
 class Bench:
@@ -75,7 +75,7 @@ class Bench:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.person.wishes.append(Wish(finished=True))
+        self.person.wishes.append(OperatorCommand(finished=True))
         self._thread.join(20)
         assert not self._thread.is_alive()
 
@@ -125,7 +125,7 @@ def test_a_hung_bus_is_held_within_the_time_out_and_stopped_until_a_reset(tmp_pa
         arm.answers.set()
         until(lambda: robot.fault is None, "that a reset is possible", 20)
         assert bench.mode == "stopped", "a person must reset"
-        bench.person.wishes.append(Wish(reset="ann", begin=True))
+        bench.person.wishes.append(OperatorCommand(reset="ann", begin=True))
         until(lambda: bench.mode == "running", "running again", 20)
 
 

@@ -1,4 +1,4 @@
-"""Messages and pictures: what goes in comes out, and nothing oversized, damaged or mislabelled gets in."""
+"""Messages and pictures: what goes in comes out, and nothing oversized, damaged or mislabeled gets in."""
 
 from __future__ import annotations
 

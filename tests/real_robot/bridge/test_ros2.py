@@ -124,8 +124,8 @@ CASES = [
 ]
 ECHO = """
 import sys, time
-from real_robot.messages import CompressedImage, JointState, TwistStamped
-from real_robot.transports.base import QosConfig, Ros2Config
+from real_robot.bridge.messages import CompressedImage, JointState, TwistStamped
+from real_robot.bridge.transports.base import QosConfig, Ros2Config
 transport, qos = Ros2Config(domain=int(sys.argv[1])).open(), QosConfig(depth=10)
 for topic, kind in (("joint_states", JointState), ("camera/image/compressed", CompressedImage),
                     ("servo/twist", TwistStamped)):

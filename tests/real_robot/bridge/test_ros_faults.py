@@ -44,11 +44,11 @@ CONTRACT = [
 class Deployment:
     """The four processes, and what they wrote."""
 
-    def __init__(self, folder: Path, behaviour: str = "normal", camera_between: bool = False) -> None:
+    def __init__(self, folder: Path, behavior: str = "normal", camera_between: bool = False) -> None:
         self.graph = RosGraph(folder)
         self.port = free_port()
         self.trace, self.ticks = folder / "trace.jsonl", folder / "ticks.jsonl"
-        self.behaviour = behaviour
+        self.behavior = behavior
         self.camera = self.graph.start("camera", "tests/real_robot/faulty_camera.py") if camera_between else None
         self.sim = self.start_sim()
         self.server = self.start_server()
@@ -67,7 +67,7 @@ class Deployment:
         return self.graph.cli("sim", "sim-robot", *scene, f"trace={self.trace}", "--master", self.graph.master.uri)
 
     def start_server(self) -> Child:
-        return self.graph.start("server", "tests/real_robot/light_server.py", str(self.port), self.behaviour)
+        return self.graph.start("server", "tests/real_robot/light_server.py", str(self.port), self.behavior)
 
     def moves(self, since: float) -> bool:
         """The robot has followed a twist that is not zero since then."""
@@ -116,7 +116,7 @@ def robot(folder: Path, request: pytest.FixtureRequest) -> Iterator[Deployment]:
     options = getattr(request, "param", {})
     deployment = Deployment(folder, **options)
     try:
-        if options.get("behaviour", "normal") in ("normal", "wild"):
+        if options.get("behavior", "normal") in ("normal", "wild"):
             deployment.await_motion()
         yield deployment
         deployment.check_records()
@@ -169,7 +169,7 @@ def test_without_the_policy_server_the_robot_holds_then_stops(robot: Deployment,
     robot.reset()
 
 
-@pytest.mark.parametrize("robot", [{"behaviour": "slow"}, {"behaviour": "nan"}], indirect=True, ids=["slow", "nan"])
+@pytest.mark.parametrize("robot", [{"behavior": "slow"}, {"behavior": "nan"}], indirect=True, ids=["slow", "nan"])
 def test_a_policy_that_gives_nothing_usable_ends_in_a_stop(robot: Deployment) -> None:
     until(lambda: robot.mode() == "stopped", "the stop")
     robot.check_stands(time.monotonic() + 0.2, 2.0)
@@ -178,7 +178,7 @@ def test_a_policy_that_gives_nothing_usable_ends_in_a_stop(robot: Deployment) ->
     until(lambda: robot.mode() == "stopped", "the next stop", SILENCE + 10)
 
 
-@pytest.mark.parametrize("robot", [{"behaviour": "wild"}], indirect=True)
+@pytest.mark.parametrize("robot", [{"behavior": "wild"}], indirect=True)
 def test_actions_out_of_range_are_limited(robot: Deployment) -> None:
     time.sleep(3)
     lines = [line for line in json_lines(robot.ticks) if line["requested"] and line["sent"]]
@@ -209,7 +209,7 @@ def test_without_the_master_the_robot_stops_until_a_reset(robot: Deployment) -> 
 def tell_camera(robot: Deployment, fault: str) -> None:
     """Switch the fault, from a node of its own."""
     code = (
-        "import sys, time; from real_robot.ros.install import enable; enable(); import rospy\n"
+        "import sys, time; from real_robot.bridge.ros.install import enable; enable(); import rospy\n"
         "from std_msgs.msg import String; rospy.init_node('tell')\n"
         "p = rospy.Publisher('/fault', String, queue_size=1)\n"
         "while not p.get_num_connections(): time.sleep(0.02)\n"

@@ -134,7 +134,7 @@ def test_deploy_drives_the_arm_within_its_limits_and_leaves_it_off(bus: FeetechB
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    server = [sys.executable, str(Path(__file__).with_name("light_server.py")), str(port), "joints"]
+    server = [sys.executable, str(Path(__file__).parent.with_name("light_server.py")), str(port), "joints"]
     command = [
         sys.executable,
         "-m",

@@ -15,7 +15,7 @@ from real_robot.bridge.images import encode_image
 from real_robot.bridge.messages import Bool, CompressedImage, JointState, PoseStamped, String, TwistStamped
 from real_robot.bridge.robot import TopicRobot
 from real_robot.control.playback import SynchronousActions
-from real_robot.control.robot_loop import ControlLoop, Tick, Wish
+from real_robot.control.robot_loop import ControlLoop, OperatorCommand, Tick
 from real_robot.control.safety import Supervisor
 from real_robot.operator.intervention import Intervention
 from real_robot.operator.operators import KeyOperator, Operators, TopicOperator
@@ -29,10 +29,10 @@ class Script:
     """An operator whose next wishes are given."""
 
     def __init__(self) -> None:
-        self.wishes: list[Wish] = []
+        self.wishes: list[OperatorCommand] = []
 
-    def poll(self, observation: RobotObservation | None) -> Wish:
-        return self.wishes.pop(0) if self.wishes else Wish()
+    def poll(self, observation: RobotObservation | None) -> OperatorCommand:
+        return self.wishes.pop(0) if self.wishes else OperatorCommand()
 
 
 class Bench:
@@ -146,7 +146,7 @@ def test_without_observations_it_holds_then_stops_then_waits_for_a_reset(monkeyp
     for _ in range(5):
         assert bench.tick().sent.mode == "stopped"  # type: ignore[union-attr]
     assert bench.twists()[-1] == 0.0
-    bench.script.wishes = [Wish(reset="anna")]
+    bench.script.wishes = [OperatorCommand(reset="anna")]
     bench.tick()
     bench.tick()
     assert bench.twists()[-1] == 0.1, "a new chunk: the old one is not executed"
@@ -183,7 +183,7 @@ def test_a_fault_of_the_transport_stops_and_forbids_a_reset(monkeypatch: pytest.
     bench = Bench(monkeypatch)
     bench.tick()
     bench.transport.fault = "the ROS master is gone"
-    bench.script.wishes = [Wish(), Wish(reset="anna")]
+    bench.script.wishes = [OperatorCommand(), OperatorCommand(reset="anna")]
     bench.tick()
     assert bench.tick().sent.mode == "stopped"  # type: ignore[union-attr]
     assert "master" in bench.loop.supervisor.state.reason
@@ -194,7 +194,7 @@ def test_a_fault_of_the_transport_stops_and_forbids_a_reset(monkeypatch: pytest.
 def test_while_inactive_nothing_is_sent_after_the_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch)
     bench.tick()
-    bench.script.wishes = [Wish(active=False)] * 3
+    bench.script.wishes = [OperatorCommand(active=False)] * 3
     ticks = [bench.tick() for _ in range(3)]
     assert bench.twists() == [0.1, 0.0]
     assert [t.sent is None for t in ticks] == [False, True, True]
@@ -204,7 +204,7 @@ def test_a_person_takes_the_place_of_the_policy_within_the_limits(monkeypatch: p
     bench = Bench(monkeypatch)
     bench.tick()
     values = np.array([5, 0, 0, 0, 0, 0, 0], np.float32)
-    bench.script.wishes = [Wish(command=Command(values, "correction", bench.now + TICK))]
+    bench.script.wishes = [OperatorCommand(command=Command(values, "correction", bench.now + TICK))]
     tick = bench.tick()
     assert tick.requested is not None and tick.requested.source == "correction"
     assert bench.twists()[-1] == 1.0 and tick.sent is not None and tick.sent.limited
@@ -213,7 +213,7 @@ def test_a_person_takes_the_place_of_the_policy_within_the_limits(monkeypatch: p
 def test_a_new_episode_begins_with_a_new_observation_and_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch)
     bench.tick()
-    bench.script.wishes = [Wish(begin=True)]
+    bench.script.wishes = [OperatorCommand(begin=True)]
     assert bench.tick().requested is None, "this observation may be from before"
     bench.tick()
     assert bench.twists()[-1] == 0.1 and bench.loop.step == 1
@@ -229,7 +229,7 @@ def test_after_a_clock_jump_it_holds_until_a_reset(monkeypatch: pytest.MonkeyPat
         tick = bench.tick()
     assert tick.sent is not None and tick.sent.mode == "stopped" and bench.twists()[-1] == 0.0
     assert bench.robot.dropped["agentview"][reason] > 10
-    bench.script.wishes = [Wish(reset="anna")]
+    bench.script.wishes = [OperatorCommand(reset="anna")]
     bench.tick()
     bench.tick()
     assert bench.twists()[-1] == 0.1
@@ -248,7 +248,7 @@ def test_keys_start_stop_reset_and_end() -> None:
     with open(read) as stream, open(write, "w") as keyboard:
         operator = KeyOperator(stream)
 
-        def after(keys: str) -> Wish:
+        def after(keys: str) -> OperatorCommand:
             keyboard.write(keys)
             keyboard.flush()
             deadline = time.monotonic() + 5
@@ -257,10 +257,10 @@ def test_keys_start_stop_reset_and_end() -> None:
             return operator.poll(None)
 
         assert not operator.poll(None).active
-        assert after("\n") == Wish(active=True, begin=True)
-        assert operator.poll(None) == Wish(active=True)
-        assert after(" ") == Wish(active=False, stop="keyboard")
-        assert after("r") == Wish(active=False, reset="keyboard")
+        assert after("\n") == OperatorCommand(active=True, begin=True)
+        assert operator.poll(None) == OperatorCommand(active=True)
+        assert after(" ") == OperatorCommand(active=False, stop="keyboard")
+        assert after("r") == OperatorCommand(active=False, reset="keyboard")
         assert after("q").finished
 
 

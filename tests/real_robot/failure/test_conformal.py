@@ -57,7 +57,7 @@ def test_false_alarms_of_fresh_successes_stay_at_alpha_and_the_plain_quantile_wo
     assert np.mean(plain) > alpha + 3 * error, "the interpolated quantile is exceeded too often"
 
 
-@pytest.mark.parametrize("kind", ["centred", "constant"])
+@pytest.mark.parametrize("kind", ["centered", "constant"])
 def test_the_other_bands_keep_the_promise_too(kind: BandKind) -> None:
     rng = np.random.default_rng(1)
     alarms = []
@@ -78,7 +78,7 @@ def test_a_constant_band_is_one_threshold_from_all_successes() -> None:
 def test_shape_by_hand() -> None:
     own = [np.array([0.0, 1.0]), np.array([2.0, 3.0]), np.array([1.0, 2.0]), np.array([1.0, 10.0])]
     shape = Shape.of(own, alpha=0.5)  # Of 4 largest deviations 1, 3, 2, 6: rank ceil(5 * 0.5) = 3, up to 3.
-    np.testing.assert_allclose(shape.centre, [1.0, 4.0])
+    np.testing.assert_allclose(shape.center, [1.0, 4.0])
     np.testing.assert_allclose(shape.modulation, [1.0, 3.0])
     np.testing.assert_allclose(shape.standing(np.array([3.0, 7.0, 10.0])), [2.0, 1.0, 2.0])  # Last one holds.
 

@@ -25,7 +25,7 @@ from websockets.sync.client import connect
 from real_robot.bridge.ros.master import free_port
 from real_robot.bridge.transports.base import Ros1Config
 from real_robot.control.deploy import DeployOptions, deploy
-from vla_rl.cli.main import app
+from vla_rl.cli.app import app
 
 POLICY = "pretrained:tabletop_base"
 
@@ -100,10 +100,10 @@ class Missing:
             raise ModuleNotFoundError("not installed")
 
 sys.meta_path.insert(0, Missing())
-import real_robot.deploy
+import real_robot.control.deploy
 from pathlib import Path
 facts = {{"policy_hash": "{"5" * 64}", "embedding": True}}
-print(real_robot.deploy.load_detector(Path({str(detector)!r}), "x", facts).kind, "torch" in sys.modules)
+print(real_robot.control.deploy.load_detector(Path({str(detector)!r}), "x", facts).kind, "torch" in sys.modules)
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", code]

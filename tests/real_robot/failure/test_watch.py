@@ -71,7 +71,7 @@ def test_an_alarm_pauses_the_policy_and_the_rewind_ends_when_the_detector_is_qui
         assert bench.intervention.path_length > 0, "before the path's start"
         assert bench.robot.position[1] < farthest - 0.01
         score = bench.thread.latest()
-        assert score is not None and score.is_quiet(0.5) and score.centre < score.threshold
+        assert score is not None and score.is_quiet(0.5) and score.center < score.threshold
 
         bench.intervention.resume("anna")  # It goes astray again, and is caught again.
         bench.run_until("paused")

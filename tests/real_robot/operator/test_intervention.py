@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from real_robot.control.robot_loop import Tick, Wish
+from real_robot.control.robot_loop import OperatorCommand, Tick
 from real_robot.control.safety import HOLDING, RUNNING, STOPPED, SentCommand
 from real_robot.operator.intervention import TRANSITIONS, Intervention, InterventionError
 from real_robot.types import Command, RobotObservation
@@ -23,7 +23,9 @@ class Bench:
         self.now = 100.0
         self.it = Intervention(("velocity", "position"), clock=lambda: self.now, **options)  # type: ignore[arg-type]
 
-    def tick(self, action: np.ndarray | None = None, mode: str = RUNNING, sent: np.ndarray | None = None) -> Wish:
+    def tick(
+        self, action: np.ndarray | None = None, mode: str = RUNNING, sent: np.ndarray | None = None
+    ) -> OperatorCommand:
         """One tick as the loop makes it; the policy gives `action` where it is asked."""
         self.now += 0.1
         wish = self.it.poll(OBSERVATION)
@@ -60,7 +62,7 @@ class Bench:
 def test_a_whole_intervention() -> None:
     bench = Bench()
     it = bench.it
-    assert bench.tick() == Wish(active=False)
+    assert bench.tick() == OperatorCommand(active=False)
     it.begin("ann")
     wish = bench.tick(POLICY[0])
     assert wish.begin and wish.active and wish.command is None and it.control_source == "policy"
@@ -76,7 +78,7 @@ def test_a_whole_intervention() -> None:
     it.recovery_done("ann")
     assert bench.tick().command.source == "correction"  # type: ignore[union-attr]
     it.correction_done("ann")
-    assert it.state == "ended" and bench.tick() == Wish(active=False)
+    assert it.state == "ended" and bench.tick() == OperatorCommand(active=False)
     assert it.summary.outcome is None
     it.success("bob")
     summary = it.summary

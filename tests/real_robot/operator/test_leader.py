@@ -17,9 +17,9 @@ from real_robot.bridge.contract import RobotContract, load_contract
 from real_robot.bridge.lerobot_devices import DeviceError
 from real_robot.bridge.robot import TopicRobot
 from real_robot.control.playback import SynchronousActions
-from real_robot.control.robot_loop import ClockPacer, ControlLoop, Tick, Wish
+from real_robot.control.robot_loop import ClockPacer, ControlLoop, OperatorCommand, Tick
 from real_robot.control.safety import Supervisor
-from real_robot.operator.console.console_state import Board
+from real_robot.operator.console.console_state import ConsoleState
 from real_robot.operator.console.operator import ConsoleOperator
 from real_robot.operator.devices import device_overrides, leader_command, lerobot_axes, open_device, spacemouse_axes
 from real_robot.operator.intervention import Intervention
@@ -104,8 +104,8 @@ class Ends:
     def __init__(self) -> None:
         self.finished = False
 
-    def poll(self, observation: RobotObservation | None) -> Wish:
-        return Wish(finished=self.finished)
+    def poll(self, observation: RobotObservation | None) -> OperatorCommand:
+        return OperatorCommand(finished=self.finished)
 
 
 class Whole:
@@ -113,7 +113,7 @@ class Whole:
 
     def __init__(self, contract: RobotContract, robot: TopicRobot, leader: Any) -> None:
         self.ticks: list[Tick] = []
-        self.board = Board(contract)
+        self.board = ConsoleState(contract)
         self.intervention = Intervention([d.kind for d in contract.safety.dimensions], command_timeout=0.2)
         self.lines: list[str] = []
         following = LeaderFollowing(leader, contract.safety, 0.03, 0.2, self.lines.append)

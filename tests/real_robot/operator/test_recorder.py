@@ -158,8 +158,8 @@ def test_a_longest_episode(tmp_path: Path) -> None:
 
 
 def test_an_episode_that_nobody_labels_counts_as_failed(tmp_path: Path) -> None:
-    unlabelled = ("begin", "2", "take_over", "1", "recovery_done", "1", "correction_done", "2")
-    bench = record(tmp_path / "set", unlabelled, ALONE)
+    unlabeled = ("begin", "2", "take_over", "1", "recovery_done", "1", "correction_done", "2")
+    bench = record(tmp_path / "set", unlabeled, ALONE)
     rows = [row for shard in read_shards(bench.recording.staging) for row in shard[0]]
     assert [(r["length"], r["success"], r["interventions"]) for r in rows] == [(4, False, 1), (3, True, 0)]
 

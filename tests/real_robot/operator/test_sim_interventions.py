@@ -95,7 +95,7 @@ def test_rewinding_goes_back_where_the_policy_came_from(env: VecEnv, tmp_path: P
     for episode in range(2):
         assert runs(data, episode)[:2] == [("policy", 8), ("rewind", 5)]
         start = data.starts[episode]
-        # Eight steps there, five back: where it was after three. (The servo follows within some millimetres.)
+        # Eight steps there, five back: where it was after three. (The servo follows within some millimeters.)
         np.testing.assert_allclose(data.state[start + 13, :3], data.state[start + 3, :3], atol=0.01)
         assert abs(data.state[start + 8, 1] - data.state[start + 3, 1]) > 0.04
 

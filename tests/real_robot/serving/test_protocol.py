@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from real_robot.serving.protocol import DEFAULT_LIMITS, ProtocolError, WireLimits, pack, read_token, unpack
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.parametrize("dtype", ["u1", "i1", "<i2", "<i4", "<i8", "<u8", "<f2", "<f4", "<f8", "?", ">f4", ">i8"])
@@ -155,7 +155,10 @@ def test_a_token_file_is_its_owners_alone(tmp_path: Path) -> None:
             read_token(path)
 
 
-@pytest.mark.parametrize("module", ["types", "protocol", "client", "safety", "execution", "failure.watch"])
+@pytest.mark.parametrize(
+    "module",
+    ["types", "serving.protocol", "serving.client", "control.safety", "control.execution", "failure.watch"],
+)
 def test_the_robots_side_needs_no_torch(module: str) -> None:
     heavy = "('torch', 'transformers', 'lerobot', 'mujoco', 'matplotlib', 'pandas', 'cv2', 'scipy')"
     code = f"import sys, real_robot.{module}; print([m for m in {heavy} if m in sys.modules])"

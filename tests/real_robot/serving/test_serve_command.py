@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 
 from real_robot.serving.client import PolicyClient
 from real_robot.types import RobotObservation
-from vla_rl.cli.main import app
+from vla_rl.cli.app import app
 from vla_rl.evaluation.evaluate import policy_hash
 from vla_rl.policies.base import load_policy, resolve_path
 from vla_rl.types import Observation
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 MAIN = [sys.executable, "-c", "from vla_rl.cli import main; main()"]
 
 

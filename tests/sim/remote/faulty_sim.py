@@ -25,7 +25,7 @@ class FaultySim:
 
     def __init__(self, fault: str = "none", size: int = 16) -> None:
         if fault == "init":
-            print("the licence server does not answer")
+            print("the license server does not answer")
             raise RuntimeError("fault is 'init'")
         self.fault, self.size = fault, size
         self.child = subprocess.Popen(["sleep", "1000"]) if fault in ("child", "die with child") else None
@@ -61,7 +61,7 @@ class FaultySim:
         raise ArithmeticError("the solver diverged")
 
     def _exit(self) -> None:
-        sys.exit("no licence")
+        sys.exit("no license")
 
     def _print(self) -> None:
         os.write(1, b"\xff\x00\x00\x10 noise " * 10000)

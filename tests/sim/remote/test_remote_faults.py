@@ -81,7 +81,7 @@ def run_with_fault(envs: list[PoolVecEnv], fault: str, num_hosts: int = 2, **opt
         ("hang", r"gave no answer for 2 s \(env.step_timeout\) and was killed.*in _hang"),
         ("stop", r"gave no answer for 2 s \(env.step_timeout\) and was killed"),
         ("raise", r"environment 1 \(host 1\) failed in a step.*ArithmeticError: the solver diverged"),
-        ("exit", r"environment 1 \(host 1\) failed in a step.*SystemExit: no licence"),
+        ("exit", r"environment 1 \(host 1\) failed in a step.*SystemExit: no license"),
         ("nan", r"environment 1: its state is no longer finite"),
         ("reward", r"environment 1 \(host 1\) failed in a step.*the reward is not finite"),
     ],
@@ -153,8 +153,8 @@ def test_a_host_that_is_killed_between_calls(envs: list[PoolVecEnv], caplog: pyt
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kwargs": {"fault": "init"}}, r"RuntimeError: fault is 'init'.*the licence server does not answer"),
-        ({"kwargs": {"colour": 1}}, r"unexpected keyword argument 'colour'"),
+        ({"kwargs": {"fault": "init"}}, r"RuntimeError: fault is 'init'.*the license server does not answer"),
+        ({"kwargs": {"color": 1}}, r"unexpected keyword argument 'color'"),
         ({"env": "no_such_module:Env"}, r"No module named 'no_such_module'"),
         ({"env": "faulty_sim:NoSuchClass"}, r"has no attribute 'NoSuchClass'"),
         ({"facts": {"cameras": {"front": "camera.back"}}}, r"there is no 'camera.back'.*at 'back' found front, wrist"),

@@ -13,7 +13,7 @@ from vla_rl.types import EpisodeSpec, Keyframe
 
 def test_facts_need_no_robosuite() -> None:
     code = (
-        "import sys; from sim.robosuite_env import RobosuiteConfig; print(*RobosuiteConfig().env_spec().tasks); "
+        "import sys; from sim.robosuite.env import RobosuiteConfig; print(*RobosuiteConfig().env_spec().tasks); "
         "assert not {'robosuite', 'mujoco', 'torch'} & set(sys.modules), sorted(sys.modules)"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

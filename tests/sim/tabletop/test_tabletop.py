@@ -73,7 +73,7 @@ def test_spec_and_observation_agree() -> None:
 def test_images_are_upright_with_the_robots_side_far(env: TabletopEnv) -> None:
     """The red block, nearer to the camera at larger x and further right at larger y."""
 
-    def red_centre(x: float, y: float) -> tuple[float, float]:
+    def red_center(x: float, y: float) -> tuple[float, float]:
         env.reset(EpisodeSpec("pick_place"))
         put(env, "block", x, y, sc.HALF)
         image = env.observe().images["agentview"].astype(int)
@@ -81,8 +81,8 @@ def test_images_are_upright_with_the_robots_side_far(env: TabletopEnv) -> None:
         assert len(rows) > 30, "the block must be large in the image"
         return float(rows.mean()), float(columns.mean())
 
-    far, near = red_centre(-0.1, 0.0), red_centre(0.1, 0.0)
-    left, right = red_centre(0.0, -0.1), red_centre(0.0, 0.1)
+    far, near = red_center(-0.1, 0.0), red_center(0.1, 0.0)
+    left, right = red_center(0.0, -0.1), red_center(0.0, 0.1)
     assert near[0] > far[0] + 10
     assert right[1] > left[1] + 10
 
@@ -99,7 +99,7 @@ def test_environments_of_different_image_sizes_do_not_mix_their_pictures() -> No
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
 @pytest.mark.parametrize("sign", [-1, 1])
-def test_full_translation_moves_five_centimetres(env: TabletopEnv, axis: int, sign: int) -> None:
+def test_full_translation_moves_five_centimeters(env: TabletopEnv, axis: int, sign: int) -> None:
     env._start(EpisodeSpec("pick_place"))
     env.apply(np.array([1, 0, 0, 0, 0, 0, -1]))
     env.apply(STAY)
@@ -193,9 +193,9 @@ def test_initial_states_are_unsolved_calm_and_apart(env: TabletopEnv, task: str)
             assert np.linalg.norm(env._view.position(name) - start) < 0.003, (task, index, name)
 
 
-def test_named_colour_varies_and_is_the_instruction(env: TabletopEnv) -> None:
+def test_named_color_varies_and_is_the_instruction(env: TabletopEnv) -> None:
     instructions = {env.reset(EpisodeSpec("pick_colour", "train", i)).instruction for i in range(30)}
-    assert instructions == {f"put the {colour} block on the plate" for colour in sc.COLOURS}
+    assert instructions == {f"put the {color} block on the plate" for color in sc.COLORS}
     assert env.reset(EpisodeSpec("pick_colour", instruction="tidy up")).instruction == "tidy up"
 
 

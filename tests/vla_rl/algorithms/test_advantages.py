@@ -18,10 +18,10 @@ def test_grpo_by_hand():
     np.testing.assert_allclose(advantage, [1.5, 0, -0.5, -root, -0.5, root, 0, -0.5], rtol=1e-9)
 
 
-def test_grpo_without_normalisation_and_with_eps():
+def test_grpo_without_normalization_and_with_eps():
     rewards, groups = np.array([1.0, 0, 0, 0]), np.zeros(4, int)
     np.testing.assert_allclose(
-        adv.group_relative(rewards, groups, normalise_std=False), [0.75, -0.25, -0.25, -0.25], rtol=1e-12
+        adv.group_relative(rewards, groups, normalize_std=False), [0.75, -0.25, -0.25, -0.25], rtol=1e-12
     )
     # Deviation 1/2 plus eps 1/2 divides by 1.
     np.testing.assert_allclose(adv.group_relative(rewards, groups, eps=0.5), [0.75, -0.25, -0.25, -0.25], rtol=1e-12)
@@ -51,7 +51,7 @@ def test_median_by_hand():
     advantage, included = adv.median_baseline(rewards, np.zeros(5, int), eps=1e-12)
     np.testing.assert_allclose(advantage, [-1, -0.5, 0, 1.5, 2], rtol=1e-9)
     np.testing.assert_array_equal(included, [True, True, False, True, True])
-    advantage, _ = adv.median_baseline(rewards, np.zeros(5, int), normalise_mad=False)
+    advantage, _ = adv.median_baseline(rewards, np.zeros(5, int), normalize_mad=False)
     np.testing.assert_allclose(advantage, [-2, -1, 0, 3, 4], rtol=1e-12)
 
 
@@ -63,12 +63,12 @@ def test_median_of_success_rewards_uses_the_standard_deviation():
     assert included.sum() == 4
     assert not included[[0, 2, 4]].all()
     # Three of five: median 1, the failures are below it.
-    advantage, _ = adv.median_baseline(1 - rewards, np.zeros(5, int), normalise_mad=False)
+    advantage, _ = adv.median_baseline(1 - rewards, np.zeros(5, int), normalize_mad=False)
     np.testing.assert_array_equal(advantage, [0, -1, 0, -1, 0])
 
 
 def test_median_of_an_even_group_is_the_lower_one():
-    advantage, included = adv.median_baseline(np.array([4.0, 1, 2, 8]), np.zeros(4, int), normalise_mad=False)
+    advantage, included = adv.median_baseline(np.array([4.0, 1, 2, 8]), np.zeros(4, int), normalize_mad=False)
     np.testing.assert_array_equal(advantage, [2, -1, 0, 6])
     np.testing.assert_array_equal(included, [True, True, False, True])
 

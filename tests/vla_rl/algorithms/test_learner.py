@@ -1,4 +1,4 @@
-"""The learner: what must not change the gradient, NaN, resume, regularisers, critic."""
+"""The learner: what must not change the gradient, NaN, resume, regularizers, critic."""
 
 from __future__ import annotations
 
@@ -338,5 +338,5 @@ def test_config_errors():
 
 
 def test_configs_import_no_torch():
-    code = "import sys, vla_rl.algorithms.configs, vla_rl.task_sampling; sys.exit('torch' in sys.modules)"
+    code = "import sys, vla_rl.algorithms.configs, vla_rl.rollout.task_sampling; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

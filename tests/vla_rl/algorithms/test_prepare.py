@@ -41,9 +41,9 @@ def test_gather_observations_takes_the_final_one_at_k():
 
 
 def test_group_batch_by_hand():
-    # Group 0: +-1/2 without normalisation. Group 1 is all the same, group 2's failure was lost: both left out.
+    # Group 0: +-1/2 without normalization. Group 1 is all the same, group 2's failure was lost: both left out.
     episodes = [won(0, 1), failed(0, 2), failed(1, 3), failed(1, 4), won(2, 5), failed(2, 6, lost=True)]
-    learner = GRPOConfig(normalise_std=False, recompute_old_log_prob=False).build(ToyPolicy())
+    learner = GRPOConfig(normalize_std=False, recompute_old_log_prob=False).build(ToyPolicy())
     batch = learner.prepare(episodes)
     assert batch.episodes == episodes[:2]
     np.testing.assert_array_equal(batch.episode, [0, 0, 1, 1])
@@ -65,7 +65,7 @@ def test_without_the_filter_every_group_counts():
 
 def test_mc_grpo_leaves_out_the_pivot_only():
     episodes = [won(0, 1), failed(0, 2), failed(0, 3), *(failed(1, s) for s in (4, 5, 6))]
-    batch = MCGRPOConfig(normalise_mad=False).build(ToyPolicy()).prepare(episodes)
+    batch = MCGRPOConfig(normalize_mad=False).build(ToyPolicy()).prepare(episodes)
     assert len(batch.episodes) == 2
     assert batch.episodes[0] is episodes[0]
     np.testing.assert_array_equal(batch.active, [True, True, False, False])
@@ -87,7 +87,7 @@ def test_old_log_prob_is_the_trainers_and_equals_the_rollouts():
 def test_ppo_bootstraps_truncated_but_not_terminated():
     policy = ToyPolicy(critic=True)
     episodes = [won(0, seed=1), failed(1, seed=2)]
-    config = PPOConfig(gamma=0.9, gae_lambda=1.0, normalise_std=False)
+    config = PPOConfig(gamma=0.9, gae_lambda=1.0, normalize_std=False)
     batch = config.build(policy).prepare(episodes)
     final = policy.evaluate(episodes[1].final_obs, episodes[1].chunks.select([-1])).value
     assert final is not None
@@ -128,7 +128,7 @@ def test_shuffled_control_permutes_over_all_episodes(config):
 
 @pytest.mark.parametrize("level", ["chunk", "action"])
 def test_shuffled_control_of_ppo_keeps_the_multiset_and_the_critics_targets(level):
-    policy, config = ToyPolicy(critic=True), PPOConfig(advantage_level=level, normalise_std=False)
+    policy, config = ToyPolicy(critic=True), PPOConfig(advantage_level=level, normalize_std=False)
     episodes = roll_out(policy, 8, 1, seed=0)
     true = config.build(policy).prepare(episodes)
     shuffled = config.build(policy, control="shuffled_rewards").prepare(episodes)

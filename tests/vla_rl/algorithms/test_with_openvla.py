@@ -41,7 +41,7 @@ def rollout(request):
 
 
 @pytest.mark.parametrize("config", [GRPOConfig(lr=1e-4), PPOConfig(lr=1e-4)], ids=["grpo", "ppo"])
-def test_rollout_and_trainer_agree_and_an_update_favours_success(rollout, config):
+def test_rollout_and_trainer_agree_and_an_update_favors_success(rollout, config):
     policy, episodes = rollout
     start = {n: t.clone() for n, t in policy.state_dict().items()}
     learner = config.build(policy, temperature=TEMPERATURE)

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from vla_rl.cli import main as cli
+from vla_rl.cli import app as cli
 from vla_rl.config import KINDS, recipes_folder
 
 ROOT = Path(cli.__file__).resolve().parent.parent

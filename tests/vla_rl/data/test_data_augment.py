@@ -54,20 +54,20 @@ def test_crop_keeps_the_area_and_stays_inside():
 
 
 def test_brightness_and_contrast():
-    grey = np.full((64, 8, 8, 3), 100, np.uint8)
-    grey[:, :4] = 140
-    bright = run(grey, brightness=0.1).astype(int)
-    change = bright - grey
+    gray = np.full((64, 8, 8, 3), 100, np.uint8)
+    gray[:, :4] = 140
+    bright = run(gray, brightness=0.1).astype(int)
+    change = bright - gray
     assert np.all(change == change[:, :1, :1, :1]) and 15 < np.abs(change).max() <= 26
-    contrast = run(grey, contrast=0.5).astype(float)
+    contrast = run(gray, contrast=0.5).astype(float)
     assert np.allclose(contrast.mean((1, 2)), 120, atol=0.6)
     spread = contrast[:, 0, 0, 0] - contrast[:, 7, 0, 0]
     assert spread.min() >= 19 and spread.max() <= 61 and spread.std() > 5
 
 
-def test_saturation_and_hue_keep_grey_and_luma():
-    grey = np.full((32, 4, 4, 3), 90, np.uint8)
-    assert np.abs(run(grey, saturation=0.9, hue=0.5).astype(int) - 90).max() <= 1
+def test_saturation_and_hue_keep_gray_and_luma():
+    gray = np.full((32, 4, 4, 3), 90, np.uint8)
+    assert np.abs(run(gray, saturation=0.9, hue=0.5).astype(int) - 90).max() <= 1
     red = np.zeros((32, 4, 4, 3), np.uint8)
     red[:] = (120, 100, 100)
     turned = run(red, hue=0.5).astype(float)

@@ -20,7 +20,7 @@ from vla_rl.rollout.task_sampling import SamplingConfig
 from vla_rl.types import Episode, EpisodeSpec, Observation
 from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
 
-sys.path.append(str(Path(__file__).parent.parent / "sim"))
+sys.path.append(str(Path(__file__).parents[2] / "sim"))
 from libero_setup import ASSETS, needs_assets
 
 STEP = 8

@@ -55,10 +55,10 @@ def opened(folder: Path, size: int | None = None, **options) -> EpisodeDataset:
 
 def test_ids_and_depth_survive_packing():
     rng = np.random.default_rng(0)
-    ids, metres = rng.integers(0, 256, (5, 7)).astype(np.uint8), rng.uniform(0, 80, (5, 7))
-    found, millimetres = unpack(pack(ids, metres))
-    assert np.array_equal(found, ids) and found.dtype == np.uint8 and millimetres.dtype == np.uint16
-    assert np.abs(millimetres / 1000 - np.minimum(metres, 65.535)).max() <= 0.00051
+    ids, meters = rng.integers(0, 256, (5, 7)).astype(np.uint8), rng.uniform(0, 80, (5, 7))
+    found, millimeters = unpack(pack(ids, meters))
+    assert np.array_equal(found, ids) and found.dtype == np.uint8 and millimeters.dtype == np.uint16
+    assert np.abs(millimeters / 1000 - np.minimum(meters, 65.535)).max() <= 0.00051
 
 
 def test_what_is_recorded_belongs_to_each_image(recorded):
@@ -74,9 +74,9 @@ def test_what_is_recorded_belongs_to_each_image(recorded):
             is_last = step == dataset.lengths[episode]
             place = len(dataset.actions) + episode if is_last else int(dataset.starts[episode]) + step
             for camera in CAMERAS:
-                ids, millimetres = unpack(seen.images[CAMERA_PREFIX + camera])
+                ids, millimeters = unpack(seen.images[CAMERA_PREFIX + camera])
                 assert np.array_equal(structure.segments[camera][place], ids)
-                assert np.array_equal(structure.depth[camera][place], millimetres)
+                assert np.array_equal(structure.depth[camera][place], millimeters)
                 images = dataset.final_images if is_last else dataset.images
                 assert images is not None
                 assert np.array_equal(images[camera][episode if is_last else place], seen.images[camera])

@@ -30,11 +30,11 @@ def test_wilson_interval_matches_published_numbers(successes, n, low, high):
 
 
 def test_wilson_interval_by_hand():
-    # 8 of 10: centre (0.8 + z^2/20) / (1 + z^2/10), half width z sqrt(0.016 + z^2/400) / (1 + z^2/10).
+    # 8 of 10: center (0.8 + z^2/20) / (1 + z^2/10), half width z sqrt(0.016 + z^2/400) / (1 + z^2/10).
     z = 1.959963984540054
-    centre = (0.8 + z**2 / 20) / (1 + z**2 / 10)
+    center = (0.8 + z**2 / 20) / (1 + z**2 / 10)
     half = z * math.sqrt(0.8 * 0.2 / 10 + z**2 / 400) / (1 + z**2 / 10)
-    assert close(statistics.wilson_interval(8, 10), centre - half, centre + half, 1e-12)
+    assert close(statistics.wilson_interval(8, 10), center - half, center + half, 1e-12)
 
 
 def test_wilson_interval_edges():

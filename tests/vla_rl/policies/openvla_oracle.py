@@ -51,7 +51,7 @@ def load(name: str, ids: dict[str, list[int]], **chosen) -> OpenVLAPolicy:
 
 
 def as_images(pixel_values: np.ndarray) -> np.ndarray:
-    """uint8 (B, views, 224, 224, 3) of normalised pixels (B, 6 * views, 224, 224): SigLIP's half of them, undone."""
+    """uint8 (B, views, 224, 224, 3) of normalized pixels (B, 6 * views, 224, 224): SigLIP's half of them, undone."""
     b, channels, height, width = pixel_values.shape
     siglip = pixel_values.reshape(b, channels // 6, 6, height, width)[:, :, 3:]
     images = np.round((siglip * 0.5 + 0.5) * 255)

@@ -31,7 +31,7 @@ def test_a_larger_action_never_has_a_larger_token(a, b, num_bins):
 def test_encoding_a_decoded_token_gives_it_back(token):
     tokenizer = ActionTokenizer(256)
     again = int(tokenizer.encode(tokenizer.decode(np.array(token))))
-    assert again == max(token, 1), "tokens 0 and 1 share the highest centre"
+    assert again == max(token, 1), "tokens 0 and 1 share the highest center"
 
 
 def test_openvlas_ids():

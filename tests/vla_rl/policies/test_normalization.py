@@ -1,4 +1,4 @@
-"""Quantile normalisation: inverse, mask, clipping, OpenVLA's formula, errors."""
+"""Quantile normalization: inverse, mask, clipping, OpenVLA's formula, errors."""
 
 import json
 

@@ -47,7 +47,7 @@ def base_obs(case):
     return observation(case["image_224"][None, None], [str(case["instruction"])])
 
 
-def test_pixels_are_normalised_for_each_tower(case, base):
+def test_pixels_are_normalized_for_each_tower(case, base):
     for tower, channels in zip(base.architecture.towers, (slice(0, 3), slice(3, 6)), strict=True):
         pixels = (case["image_224"] / 255 - np.array(tower.mean)) / np.array(tower.std)
         close(pixels.transpose(2, 0, 1), case["pixel_values"][0, channels], 1e-6)

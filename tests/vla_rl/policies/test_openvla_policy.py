@@ -152,15 +152,15 @@ def test_learns_a_small_batch(decoder, chunk_size):
     rng = np.random.default_rng(0)
     actions = rng.uniform(-1, 1, (4, chunk_size, 7)).astype(np.float32)
     keyframe = rng.uniform(-1, 1, (4, 3)).astype(np.float32)
-    optimiser = torch.optim.AdamW(policy.trainable_parameters(), lr=2e-3)
+    optimizer = torch.optim.AdamW(policy.trainable_parameters(), lr=2e-3)
     metrics = first = policy.bc_loss(obs, actions, None, keyframe)[1]
     for _ in range(100):
         loss, metrics = policy.bc_loss(obs, actions, None, keyframe)
         if metrics["token_accuracy"] > 0.99:
             break
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     assert metrics["token_accuracy"] > 0.95
     assert metrics["keyframe_loss"] < 0.5 * first["keyframe_loss"]
     drawn = policy.act(obs, temperature=0.0).actions
@@ -226,10 +226,10 @@ def test_lora_starts_as_the_base_and_merges_into_it():
     policy = make(lora={"rank": 4, "vision": True}, trainable="lora")
     np.testing.assert_array_equal(policy.act(obs, temperature=0).tokens, base.act(obs, temperature=0).tokens)
     assert sum(p.numel() for p in policy.trainable_parameters()) < 0.2 * sum(p.numel() for p in base.parameters())
-    optimiser = torch.optim.SGD(policy.trainable_parameters(), lr=5.0)
+    optimizer = torch.optim.SGD(policy.trainable_parameters(), lr=5.0)
     for _ in range(2):
         policy.bc_loss(obs, np.zeros((2, 8, 7), np.float32))[0].backward()
-        optimiser.step()
+        optimizer.step()
     chunk = policy.act(obs)
     adapted = policy.evaluate(obs, chunk).log_prob.detach()
     assert (adapted - base.evaluate(obs, chunk).log_prob).abs().max() > 1e-3

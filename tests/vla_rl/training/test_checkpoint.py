@@ -71,7 +71,7 @@ def test_leftovers_of_a_killed_writer_are_removed(tmp_path):
 KILLED_REPLACING = """
 import os, signal, sys
 from pathlib import Path
-from vla_rl import atomic
+from vla_rl.common import atomic
 rename = os.rename
 def kill_at_ours(source, target):
     if Path(target) == Path(sys.argv[1]):

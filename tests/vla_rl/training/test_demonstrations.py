@@ -1,4 +1,4 @@
-"""Demonstrations inside an RL run: the behaviour-cloning anchor, and the control that clones instead of RL."""
+"""Demonstrations inside an RL run: the behavior-cloning anchor, and the control that clones instead of RL."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_batches_follow_from_the_seed_and_go_on_where_they_stopped(policy, sft):
     assert loss.requires_grad and values["bc_loss"] > 0 and first.num_drawn == 4
 
 
-def test_the_anchor_is_the_loss_that_behaviour_cloning_learns_from(policy, sft):
+def test_the_anchor_is_the_loss_that_behavior_cloning_learns_from(policy, sft):
     recipe = make_recipe(policy, sft, "policy.keyframe_loss_weight=0.5")
     env_spec = recipe.env.env_spec()  # type: ignore[attr-defined]
     built = recipe.policy.build(env_spec)  # type: ignore[attr-defined]

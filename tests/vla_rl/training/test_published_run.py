@@ -1,4 +1,4 @@
-"""Recipes that start from a checkpoint in OpenVLA's published layout: RL, behaviour cloning of it, evaluation."""
+"""Recipes that start from a checkpoint in OpenVLA's published layout: RL, behavior cloning of it, evaluation."""
 
 import pytest
 from tiny_run import RECIPE

@@ -1,4 +1,4 @@
-"""Behaviour cloning: it learns, resumes to the bit, survives NaN, Ctrl-C and SIGKILL."""
+"""Behavior cloning: it learns, resumes to the bit, survives NaN, Ctrl-C and SIGKILL."""
 
 from __future__ import annotations
 
@@ -297,7 +297,7 @@ import json, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[3])
 from test_sft import make_policy, options
-from vla_rl.sft import train_bc
+from vla_rl.training.sft import train_bc
 folder = Path(sys.argv[2])
 folder.mkdir(exist_ok=True)
 with open(folder / "losses.jsonl", "a") as file:

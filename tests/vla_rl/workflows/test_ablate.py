@@ -66,7 +66,7 @@ def test_gains_by_hand():
         "base": {"sampled": (0.125,)},
         "RL": {"sampled": (0.25, 0.5, 0.75)},
         "shuffled rewards": {"sampled": (0.125, 0.125, 0.0)},
-        "behaviour cloning continued": {"sampled": (0.25, 0.25, 0.25)},
+        "behavior cloning continued": {"sampled": (0.25, 0.25, 0.25)},
     }
     over_base = gain(result, "RL", "base")
     assert over_base.per_seed == (0.125, 0.375, 0.625) and over_base.mean == pytest.approx(0.375)
@@ -75,7 +75,7 @@ def test_gains_by_hand():
     assert over_base.interval.low < 0.375 < over_base.interval.high
     over_shuffled = gain(result, "RL", "shuffled rewards")
     assert over_shuffled.per_seed == (0.125, 0.375, 0.75)
-    assert gain(result, "RL", "behaviour cloning continued").per_seed == (0.0, 0.25, 0.5)
+    assert gain(result, "RL", "behavior cloning continued").per_seed == (0.0, 0.25, 0.5)
     shuffled = gain(result, "shuffled rewards", "base")
     assert shuffled.per_seed == (0.0, 0.0, -0.125) and shuffled.mean == pytest.approx(-0.125 / 3)
     assert shuffled.p_values == (1.0, 1.0, 1.0)

@@ -303,7 +303,7 @@ def test_disk_full_is_said_and_finished_shards_stay(tmp_path, monkeypatch):
 KILLED = """
 import sys
 from sim.dummy import DummyConfig
-from vla_rl.collect import CollectConfig, collect_dataset
+from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
 config = CollectConfig(dataset=sys.argv[1], episodes_per_task=150, shard_episodes=4, noise=0.2)
 collect_dataset(DummyConfig(num_envs=3, image_size=32), config)
 """

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from vla_rl.cli.main import app
+from vla_rl.cli.app import app
 from vla_rl.config import ConfigError
 from vla_rl.workflows.commands import find_evaluation
 

@@ -9,7 +9,7 @@ import pytest
 from tiny_run import save_policy
 from typer.testing import CliRunner, Result
 
-from vla_rl.cli.main import app
+from vla_rl.cli.app import app
 
 RECIPE = """
 name: tiny

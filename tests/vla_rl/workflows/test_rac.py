@@ -12,7 +12,7 @@ from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.dataset import DataNeeds, open_dataset
 from vla_rl.recipe.recipe import load_recipe
 from vla_rl.types import CONTROL_SOURCES
-from vla_rl.workflows.rac import RESULTS, _summarise, markdown, run_rac
+from vla_rl.workflows.rac import RESULTS, _summarize, markdown, run_rac
 
 
 def outcome(success: bool, recovery: int = 0, correction: int = 0, **more: object) -> dict:
@@ -23,7 +23,7 @@ def outcome(success: bool, recovery: int = 0, correction: int = 0, **more: objec
 
 
 def test_a_round_in_numbers() -> None:
-    row = _summarise(
+    row = _summarize(
         2,
         [
             outcome(True),
@@ -54,7 +54,7 @@ def test_the_comparisons_p_is_by_state() -> None:
 
 
 def test_no_recovery_has_no_ratio() -> None:
-    assert _summarise(1, [outcome(True)])["corrections_per_recovery_frame"] is None
+    assert _summarize(1, [outcome(True)])["corrections_per_recovery_frame"] is None
 
 
 def test_what_a_recipe_needs(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def frames(dataset: EpisodeDataset) -> EpisodeFrames:
 
 
 class MeanAutoencoder(nn.Module):
-    """Each quarter of the image as its mean red, in units of 100 grey levels."""
+    """Each quarter of the image as its mean red, in units of 100 gray levels."""
 
     latent_shape = (1, 2, 2)
     image_size = SIZE
@@ -355,9 +355,9 @@ def test_actions_of_another_size_or_scale(dataset: EpisodeDataset) -> None:
     degrees = replace(dataset, executed_actions=dataset.executed_actions * 50)
     with pytest.raises(DatasetError, match=r"of the actions are far outside \[-1.0, -1.0\]"):
         EpisodeFrames.of(degrees, G, LOW, HIGH)
-    metres = replace(dataset, executed_actions=dataset.executed_actions * np.array([0.01, 1], np.float32))
-    with pytest.raises(DatasetError, match=r"use only 0\.\d+% of .*such as metres"):
-        EpisodeFrames.of(metres, G, LOW, HIGH)
+    meters = replace(dataset, executed_actions=dataset.executed_actions * np.array([0.01, 1], np.float32))
+    with pytest.raises(DatasetError, match=r"use only 0\.\d+% of .*such as meters"):
+        EpisodeFrames.of(meters, G, LOW, HIGH)
 
 
 def test_states_of_another_size_or_scale(frames: EpisodeFrames) -> None:

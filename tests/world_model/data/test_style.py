@@ -1,4 +1,4 @@
-"""Changes of style on the tabletop: what the simulator itself would draw, nothing moves, names of colours stay true."""
+"""Changes of style on the tabletop: what the simulator itself would draw, nothing moves, names of colors stay true."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from sim.tabletop.env import TabletopEnv
 from vla_rl.data.segmentation import CAMERA_PREFIX, TABLE, unpack
 from vla_rl.types import EpisodeSpec
 from world_model.config import StyleConfig
-from world_model.data.colors import NAMES, colour_name, from_hsv, named_colours, to_hsv
-from world_model.data.style import AT_ONCE, CLEAR, Palette, Style, draw_style, neighbour, restyle
+from world_model.data.colors import NAMES, color_name, from_hsv, named_colors, to_hsv
+from world_model.data.style import AT_ONCE, CLEAR, Palette, Style, draw_style, neighbor, restyle
 
 CAMERAS = ("agentview", "wrist")
 RED, GREY = NAMES.index("red"), NAMES.index("grey")
@@ -50,15 +50,15 @@ def palette_of(images: dict[str, np.ndarray], segments: dict[str, np.ndarray]) -
 
 def styles(instruction: str, palette: Palette, count: int, **options) -> list[Style]:
     config = StyleConfig.model_validate({"share": 0.5, **options})
-    named = named_colours(instruction)
+    named = named_colors(instruction)
     return [draw_style(config, palette, named, np.random.default_rng([7, i])) for i in range(count)]
 
 
 def inside(segments: np.ndarray) -> np.ndarray:
-    return neighbour(segments) == segments
+    return neighbor(segments) == segments
 
 
-# --- names of colours -----------------------------------------------------------------------------
+# --- names of colors -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,8 @@ def inside(segments: np.ndarray) -> np.ndarray:
         ((0.4, 0.25, 0.1), "brown"),
     ],
 )  # fmt: skip
-def test_colours_are_called_what_people_call_them(rgb, name):
-    assert NAMES[int(colour_name(np.array(rgb)))] == name
+def test_colors_are_called_what_people_call_them(rgb, name):
+    assert NAMES[int(color_name(np.array(rgb)))] == name
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def test_colours_are_called_what_people_call_them(rgb, name):
         ("the reddish cup", set()),
     ],
 )
-def test_instructions_name_colours(instruction, names):
-    assert {NAMES[i] for i in named_colours(instruction)} == names
+def test_instructions_name_colors(instruction, names):
+    assert {NAMES[i] for i in named_colors(instruction)} == names
 
 
 def test_hue_saturation_value_there_and_back():
@@ -98,8 +98,8 @@ def test_hue_saturation_value_there_and_back():
 
 @pytest.mark.parametrize("task", ["pick_colour", "bowl_push"])
 @pytest.mark.parametrize("camera", CAMERAS)
-def test_repainting_is_what_the_simulator_draws_in_those_colours(task, camera):
-    """Recoloured by segmentation, against the scene rendered again with recoloured geometries."""
+def test_repainting_is_what_the_simulator_draws_in_those_colors(task, camera):
+    """Recolored by segmentation, against the scene rendered again with recolored geometries."""
     env = TabletopConfig(cameras=(camera,), structure=True, image_size=96).make()
     env.reset(EpisodeSpec(task, index=3))
     for _ in range(12):
@@ -128,7 +128,7 @@ def test_repainting_is_what_the_simulator_draws_in_those_colours(task, camera):
 def test_a_style_that_changes_nothing_changes_nothing(episode):
     _, images, segments, _ = episode
     palette = palette_of(images, segments)
-    same = palette.colour.astype(np.float32)
+    same = palette.color.astype(np.float32)
     for camera in CAMERAS:
         shown = restyle(images[camera], segments[camera], Style(same, same, np.ones(256, bool)), still=True)
         assert np.abs(shown.astype(int) - images[camera]).max() <= 1
@@ -142,7 +142,7 @@ def test_boundaries_stay_visible_and_inside_them_nothing_new_appears(episode):
         seen = [i for i in palette.ids if inside(segments["agentview"])[segments["agentview"] == i].any()]
         for a in seen:
             for b in seen:
-                before = np.linalg.norm(palette.colour[a] - palette.colour[b])
+                before = np.linalg.norm(palette.color[a] - palette.color[b])
                 assert np.linalg.norm(style.new[a] - style.new[b]) >= min(before, CLEAR) - 1e-4
     for style in styles(instruction, palette, 4, texture=0, light=0):
         for camera in CAMERAS:
@@ -154,7 +154,7 @@ def test_boundaries_stay_visible_and_inside_them_nothing_new_appears(episode):
 
 
 def test_a_style_is_the_same_in_all_frames_and_cameras(episode):
-    """A segment's mean colour changes by the same amount wherever its shading is the same."""
+    """A segment's mean color changes by the same amount wherever its shading is the same."""
     instruction, images, segments, _ = episode
     palette = palette_of(images, segments)
     for style in styles(instruction, palette, 6, texture=0, light=0):
@@ -175,26 +175,26 @@ def test_a_style_is_the_same_in_all_frames_and_cameras(episode):
                     assert np.abs(change - expected).max() < 0.02
 
 
-def test_named_colours_keep_their_name_and_nothing_else_gets_it(episode):
+def test_named_colors_keep_their_name_and_nothing_else_gets_it(episode):
     instruction, images, segments, depth = episode
-    palette, named = palette_of(images, segments), named_colours(instruction)
-    before = {i: int(colour_name(palette.colour[i])) for i in palette.ids}
+    palette, named = palette_of(images, segments), named_colors(instruction)
+    before = {i: int(color_name(palette.color[i])) for i in palette.ids}
     assert any(name in named for name in before.values())
     changed = 0
-    for style in styles(instruction, palette, 25, depth=True, recolour=1.0):
+    for style in styles(instruction, palette, 25, depth=True, recolor=1.0):
         shown = {c: restyle(images[c], segments[c], style, depth[c], still=c == "agentview") for c in CAMERAS}
         after = palette_of(shown, segments)
         for i in palette.ids:
-            name = int(colour_name(after.colour[i]))
+            name = int(color_name(after.color[i]))
             if before[i] in named:
                 assert name == before[i], (NAMES[before[i]], NAMES[name])
-                changed += int(np.abs(after.colour[i] - palette.colour[i]).max() > 0.05)
+                changed += int(np.abs(after.color[i] - palette.color[i]).max() > 0.05)
             else:
                 assert name not in named, (NAMES[before[i]], NAMES[name])
-    assert changed > 10, "named colours vary as well, within their name"
+    assert changed > 10, "named colors vary as well, within their name"
 
 
-def test_a_thing_of_several_colours_one_of_them_named_is_left_alone():
+def test_a_thing_of_several_colors_one_of_them_named_is_left_alone():
     image = np.zeros((1, 16, 16, 3), np.uint8)
     image[:] = (90, 95, 105)
     segments = np.full((1, 16, 16), TABLE, np.uint8)
@@ -202,9 +202,9 @@ def test_a_thing_of_several_colours_one_of_them_named_is_left_alone():
     image[0, 4:12, 4:12] = (240, 220, 20)
     image[0, 4:12, 8:12] = (245, 245, 245)
     palette = Palette.of([image], [segments])
-    for style in styles("pick up the yellow and white mug", palette, 10, recolour=1.0):
+    for style in styles("pick up the yellow and white mug", palette, 10, recolor=1.0):
         assert np.array_equal(style.new[2], style.old[2]) and not np.array_equal(style.new[TABLE], style.old[TABLE])
-    for style in styles("pick up the mug", palette, 10, recolour=1.0):
+    for style in styles("pick up the mug", palette, 10, recolor=1.0):
         assert not np.array_equal(style.new[2], style.old[2])
 
 
@@ -215,7 +215,7 @@ def test_styles_differ_and_follow_their_seed(episode):
     def show(style: Style) -> np.ndarray:
         return restyle(images["agentview"], segments["agentview"], style, depth["agentview"], still=True)
 
-    first, again = (styles(instruction, palette, 5, depth=True, recolour=1.0) for _ in range(2))
+    first, again = (styles(instruction, palette, 5, depth=True, recolor=1.0) for _ in range(2))
     for a, b in zip(first, again, strict=True):
         assert np.array_equal(show(a), show(b))
     shown = [show(style).astype(int) for style in first]

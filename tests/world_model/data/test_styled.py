@@ -1,6 +1,6 @@
 """Fitting on episodes in other styles: what changes and what does not, how often, resuming, and bad input.
 
-The episodes are the dummy environment's, segmented here by colour: files that a user's own model might have written.
+The episodes are the dummy environment's, segmented here by color: files that a user's own model might have written.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from world_model.fit.config import FitConfig
 from world_model.model.world_model import load_world_model
 
 SPEC = ENV.env_spec()
-STYLE = {"share": 0.5, "copies": 2, "recolour": 1.0}
+STYLE = {"share": 0.5, "copies": 2, "recolor": 1.0}
 
 
 def segment(folder: Path) -> None:
-    """Write the structure of each episode: a segment for each colour of its first image."""
+    """Write the structure of each episode: a segment for each color of its first image."""
     dataset = open_episodes(DatasetConfig(path=str(folder)), SPEC)
     assert dataset.final_images is not None
     for episode, (start, length) in enumerate(zip(dataset.starts.tolist(), dataset.lengths.tolist(), strict=True)):
@@ -83,22 +83,22 @@ def test_structure_actions_states_and_outcomes_are_the_recorded_ones(frames, mak
     assert np.abs(plain.astype(int) - shown).mean() > 10
     segments = maker.structure.segments["agentview"][frames.place]
     for frame in index:
-        # Each segment is of one colour before and after: the picture is the same map, painted otherwise.
+        # Each segment is of one color before and after: the picture is the same map, painted otherwise.
         for i in np.unique(segments[frame]):
             inside = segments[frame] == i
             assert len(np.unique(plain[frame, 0][inside], axis=0)) == 1
-            colours = shown[frame, 0][inside].astype(float)
-            colours = colours[(colours.min(1) > 20) & (colours.max(1) < 250)]  # Light and patterns only scale them.
-            if len(colours):
-                assert np.ptp(colours / colours.sum(1, keepdims=True), axis=0).max() < 0.03
+            colors = shown[frame, 0][inside].astype(float)
+            colors = colors[(colors.min(1) > 20) & (colors.max(1) < 250)]  # Light and patterns only scale them.
+            if len(colors):
+                assert np.ptp(colors / colors.sum(1, keepdims=True), axis=0).max() < 0.03
 
 
 def test_a_clip_has_one_style_and_other_clips_have_others(frames, maker):
-    """A flat segment's colour in the middle of the picture is the same in all frames, however they are cut."""
+    """A flat segment's color in the middle of the picture is the same in all frames, however they are cut."""
     plain = Restyler(
-        maker.dataset, maker.structure, StyleConfig(share=0.5, texture=0, light=0, recolour=1.0), maker.still
+        maker.dataset, maker.structure, StyleConfig(share=0.5, texture=0, light=0, recolor=1.0), maker.still
     )
-    colours = []
+    colors = []
     for copy in range(2):
         styled = StyledFrames.restyled(frames, plain, (0, copy), 1.0)
         for episode in range(3):
@@ -107,10 +107,10 @@ def test_a_clip_has_one_style_and_other_clips_have_others(frames, maker):
                 index = cut.starts[episode] + np.arange(cut.counts[episode])
                 images = cut.images(index)[:, 0]
                 ids = plain.structure.segments["agentview"][cut.place[index]]
-                found |= {tuple(colour) for colour in images[ids == 0].tolist()}
+                found |= {tuple(color) for color in images[ids == 0].tolist()}
             assert len(found) == 1
-            colours.append(found.pop())
-    assert len(set(colours)) == 6
+            colors.append(found.pop())
+    assert len(set(colors)) == 6
 
 
 def test_the_same_seed_gives_the_same_images_in_any_order(frames, maker):

@@ -23,7 +23,7 @@ SPEC = EpisodeSpec("reach", "train", 1)  # Starts at 1.125; pushed by 1, it pass
     "options", [{}, {"ensemble": 3, "dual_noise": 2, "max_disagreement": 1.0}, {"horizon": 10, "dual_noise": 0}]
 )
 def test_the_contract_is_kept(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(Path(__file__).parent.parent)
+    monkeypatch.syspath_prepend(Path(__file__).parents[2])
     from checks import check_vec_env
 
     check_vec_env(lambda n, record_frames=False: toy_env(n, record_frames, noise=0.05, fresh_noise=False, **options))
@@ -166,7 +166,7 @@ def walk(env: WorldModelEnv, ids: list[int] | None = None, chunks: int = 3) -> n
     return np.stack([env.step(push(0.1, num, 8), ids).obs.state[:, 0] for _ in range(chunks)], 1)
 
 
-def test_an_episodes_noise_does_not_depend_on_its_neighbours() -> None:
+def test_an_episodes_noise_does_not_depend_on_its_neighbors() -> None:
     specs = [EpisodeSpec("reach", "train", i) for i in range(4)]
     options = {"noise": 0.2, "ensemble": 2, "dual_noise": 2, "fresh_noise": False}
     together = toy_env(4, **options)

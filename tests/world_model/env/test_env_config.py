@@ -158,7 +158,7 @@ def build(folder: Path, **changes: Any) -> WorldModelEnv:
 
 
 def test_real_networks_keep_the_contract(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(Path(__file__).parent.parent)
+    monkeypatch.syspath_prepend(Path(__file__).parents[2])
     from checks import check_vec_env
 
     config = build_component("env", section(folder, imagination={"fresh_noise": False}))

@@ -13,6 +13,7 @@ from torch import nn
 
 from world_model.config import AutoencoderConfig, StageConfig
 from world_model.fit.trainer import Fitting
+from world_model.model import autoencoder
 from world_model.model.autoencoder import PretrainedAutoencoder, TinyAutoencoder, build_autoencoder
 
 diffusers = pytest.importorskip("diffusers")
@@ -26,7 +27,7 @@ def make_tiny(config: AutoencoderConfig = SMALL, size: tuple[int, int] = (16, 24
 
 
 def squares(count: int, seed: int, size: tuple[int, int] = (16, 24)) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images of a red square of four pixels somewhere on a grey ramp, and the ramp."""
+    """Images of a red square of four pixels somewhere on a gray ramp, and the ramp."""
     ramp = torch.linspace(60, 180, size[1]).expand(*size)[..., None].expand(-1, -1, 3)
     images = ramp.repeat(count, 1, 1, 1)
     g = torch.Generator().manual_seed(seed)
@@ -66,7 +67,7 @@ def test_many_images_are_as_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     tiny, (images, _) = make_tiny(), squares(5, 0)
     whole = tiny.encode(images)
     assert torch.allclose(torch.cat([tiny.encode(images[i : i + 1]) for i in range(5)]), whole, atol=1e-5)
-    monkeypatch.setitem(__import__("world_model.autoencoder").autoencoder.PIXELS_AT_ONCE, "cpu", 2 * 16 * 24)
+    monkeypatch.setitem(autoencoder.PIXELS_AT_ONCE, "cpu", 2 * 16 * 24)
     assert torch.allclose(tiny.encode(images), whole, atol=1e-5)
     assert tiny.decode(whole).shape == images.shape
 
@@ -116,7 +117,7 @@ def test_it_learns_to_draw_the_square(low_precision: bool) -> None:
 
 
 def test_the_loss_by_hand() -> None:
-    """With a decoder that answers grey: the square's pixels weigh ten times as much as the others."""
+    """With a decoder that answers gray: the square's pixels weigh ten times as much as the others."""
     tiny = make_tiny()
     last = tiny.decoder[-1]
     assert isinstance(last, nn.Conv2d) and last.bias is not None

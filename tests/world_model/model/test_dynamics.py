@@ -209,7 +209,7 @@ def test_at_temperature_zero_there_is_one_future() -> None:
 
 
 def test_the_path_is_integrated_from_the_state_before() -> None:
-    dynamics = make_dynamics(metres_per_action=0.05)
+    dynamics = make_dynamics(meters_per_action=0.05)
     values = torch.zeros(1, 1, FRAME_STEPS, ACTION_DIM)
     values[0, 0, :, 0] = torch.tensor([1.0, -0.5, 1.0, 1.0])
     executed = torch.tensor([[[True, True, True, False]]])

@@ -14,7 +14,7 @@ from world_model.types import Frames
 
 CONFIG = SuccessConfig(width=32, depth=1, num_frames=2)
 SHAPE, STATE_DIM = (4, 8, 8), 3
-COLOURS = ("red", "blue")
+COLORS = ("red", "blue")
 HEADS = ("head", "classifier")
 
 
@@ -45,17 +45,17 @@ def toy(
                 put(latents[:, frame, 0], 2, corner + torch.tensor([i, j]))
     wanted = torch.randint(2, (num,), generator=generator)
     inside = torch.rand(num, 2, generator=generator) < 0.5
-    for colour in range(2):
+    for color in range(2):
         within = corner + torch.randint(2, (num, 2), generator=generator)
         beside = torch.where(torch.rand(num, generator=generator) < 0.5, -1, 2)
         outside = torch.stack([corner[:, 0] + beside, within[:, 1]], 1)
-        put(latents[:, 0, 0], colour, torch.randint(8, (num, 2), generator=generator))
-        end = torch.where(inside[:, colour, None], within, outside)
+        put(latents[:, 0, 0], color, torch.randint(8, (num, 2), generator=generator))
+        end = torch.where(inside[:, color, None], within, outside)
         for frame in range(1, 1 + num_frames):
-            put(latents[:, frame, 0], colour, end)
+            put(latents[:, frame, 0], color, end)
     frames = Frames(latents[:, 1:], torch.randn(num, num_frames, STATE_DIM, generator=generator))
     reference = Frames(latents[:, :1], torch.randn(num, 1, STATE_DIM, generator=generator))
-    instruction = [f"put the {COLOURS[i]} block into the zone" for i in wanted.tolist()]
+    instruction = [f"put the {COLORS[i]} block into the zone" for i in wanted.tolist()]
     return frames, reference, instruction, inside[torch.arange(num), wanted]
 
 
@@ -72,7 +72,7 @@ def test_it_learns_where_and_which(kind: str) -> None:
         optimizer.step()
     frames, reference, instruction, success = toy(400, network.num_frames, torch.Generator().manual_seed(1))
     said = network.score(frames, reference, instruction) > 0
-    assert float((said == success).float().mean()) > 0.93  # Blind to the colour: .75; blind to the place: .5.
+    assert float((said == success).float().mean()) > 0.93  # Blind to the color: .75; blind to the place: .5.
     assert metrics["accuracy"] > 0.8
 
     other = [
@@ -191,9 +191,9 @@ def test_words() -> None:
 
 def test_words_have_vectors_of_their_own() -> None:
     words = WordEmbedding(16)
-    colours = ["red", "green", "blue", "yellow", "purple", "orange", "black", "white", "pink", "brown", "gray", "cyan"]
-    rows = {tuple(sorted(words._rows(colour)[0])) for colour in colours}
-    assert len(rows) == len(colours)
+    colors = ["red", "green", "blue", "yellow", "purple", "orange", "black", "white", "pink", "brown", "gray", "cyan"]
+    rows = {tuple(sorted(words._rows(color)[0])) for color in colors}
+    assert len(rows) == len(colors)
     vectors, is_word = words(["the red block", "stack"])
     assert vectors.shape == (2, 3, 16)
     assert is_word.tolist() == [[True, True, True], [True, False, False]]

@@ -22,7 +22,7 @@ RED, BLUE = (230, 30, 30), (30, 30, 230)
 
 
 def draw(positions: np.ndarray, color: tuple[int, int, int] = RED) -> np.ndarray:
-    """int (..., 2) -> uint8 (..., 16, 16, 3): a coloured block and a grey target."""
+    """int (..., 2) -> uint8 (..., 16, 16, 3): a colored block and a gray target."""
     flat = positions.reshape(-1, 2)
     images = np.full((len(flat), SIDE, SIDE, 3), 20, np.uint8)
     images[:, TARGET[1] : TARGET[1] + BLOCK, TARGET[0] : TARGET[0] + BLOCK] = 90

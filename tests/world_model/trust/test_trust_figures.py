@@ -95,7 +95,7 @@ def test_outcomes_by_hand() -> None:
 def test_the_difference_to_the_majority_guess_is_paired() -> None:
     real = np.arange(100) < 40
     wrong = np.zeros(100, bool)
-    wrong[:10] = True  # 10 successes missed: agreement .9, guess .6; they differ on 30 episodes, all in our favour.
+    wrong[:10] = True  # 10 successes missed: agreement .9, guess .6; they differ on 30 episodes, all in our favor.
     over = outcome_figures(real, real ^ wrong, np.arange(100))["agreement_over_majority"]
     assert over.value == pytest.approx(0.3)
     assert (over.low, over.high) == pytest.approx((0.3 - 1.96 * 0.0458, 0.3 + 1.96 * 0.0458), abs=0.015)

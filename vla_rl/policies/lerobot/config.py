@@ -80,7 +80,7 @@ class FlowSampling(Config):
     )
     std_floor: NonNegativeFloat = Field(
         default=0.08,
-        description="Smallest standard deviation of a noisy step, in normalised action units (DPPO, ReinFlow): "
+        description="Smallest standard deviation of a noisy step, in normalized action units (DPPO, ReinFlow): "
         "without one, Flow-SDE's last steps have hardly any noise and their ratios explode.",
     )
     log_prob_clamp: tuple[float, float] | None = Field(
@@ -268,7 +268,7 @@ def describe(folder: Path) -> CheckpointInfo | None:
         "cameras": ", ".join(_image_names(values)),
         "state": inputs.get("observation.state", {}).get("shape", [None])[0],
         "action": outputs.get("action", {}).get("shape", [None])[0],
-        "normalisation": ", ".join(f"{k} {v}" for k, v in values.get("normalization_mapping", {}).items()),
+        "normalization": ", ".join(f"{k} {v}" for k, v in values.get("normalization_mapping", {}).items()),
     }
     return CheckpointInfo(
         family=f"LeRobot {kind}",

@@ -347,7 +347,7 @@ def _read_processors(folder: Path, core_config: Any, config: LeRobotConfig) -> t
     file = folder / _PREPROCESSOR_FILE
     if not file.is_file():
         raise ValueError(
-            f"{file}: not found. Checkpoints of LeRobot before 0.4 keep normalisation in the weights; convert it with "
+            f"{file}: not found. Checkpoints of LeRobot before 0.4 keep normalization in the weights; convert it with "
             "`python -m lerobot.processor.migrate_policy_normalization`."
         )
     try:

@@ -1,4 +1,4 @@
-"""SmolVLA, pi0 and pi0.5 as policies that RL can train: paths with a likelihood, a critic, behaviour cloning."""
+"""SmolVLA, pi0 and pi0.5 as policies that RL can train: paths with a likelihood, a critic, behavior cloning."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class LeRobotFlowPolicy(LeRobotPolicy):
 
     @torch.no_grad()
     def embed(self, obs: Observation) -> Tensor:
-        """Mean vision-language features and the normalised state, (B, D). See `Policy.embed`."""
+        """Mean vision-language features and the normalized state, (B, D). See `Policy.embed`."""
         batch = self._batch(obs)
         with self._autocast():
             prefix = self.network.prefix(batch)
@@ -229,7 +229,7 @@ class LeRobotFlowPolicy(LeRobotPolicy):
 
 
 class ValueHead(nn.Module):
-    """V of what is seen, float32 (B,): a small network on features (B, F), normalised. Starts at 0."""
+    """V of what is seen, float32 (B,): a small network on features (B, F), normalized. Starts at 0."""
 
     def __init__(self, size: int, hidden: int = 256) -> None:
         super().__init__()

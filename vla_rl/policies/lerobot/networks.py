@@ -25,7 +25,7 @@ class Prefix:
         valid: bool (B, P), which positions are not padding.
         cache: keys and values of each layer, (B, heads, P, head_dim).
         features: float32 (B, F), the mean of the last layer's valid positions.
-        state: float32 (B, S), normalised and padded; None where the family reads it as text (pi0.5).
+        state: float32 (B, S), normalized and padded; None where the family reads it as text (pi0.5).
     """
 
     valid: Tensor
@@ -77,7 +77,7 @@ class FlowNetwork:
         raise NotImplementedError
 
     def losses(self, batch: dict[str, Any], actions: Tensor, noise: Tensor, level: Tensor) -> Tensor:
-        """LeRobot's flow-matching losses, float32 (B, C, D), of normalised, padded actions (B, C, D).
+        """LeRobot's flow-matching losses, float32 (B, C, D), of normalized, padded actions (B, C, D).
 
         Args:
             noise: (B, C, D), N(0, I). level: (B,) in (0, 1], where on the path between noise and actions.

@@ -22,7 +22,7 @@ ACTION, STATE = "action", "observation.state"
 class LeRobotPolicy(nn.Module):
     """A `Policy` (vla_rl/interfaces.py) around a LeRobot policy, to evaluate and deploy.
 
-    Make one with `LeRobotConfig.build` or `load_policy`. LeRobot's own processors rename, normalise, tokenise and
+    Make one with `LeRobotConfig.build` or `load_policy`. LeRobot's own processors rename, normalize, tokenize and
     bring actions back. A decision knows only its own observation: policies that read a history get it filled with
     the present observation, as LeRobot does at an episode's start, and ACT's temporal ensembling does nothing.
 
@@ -116,7 +116,7 @@ class LeRobotPolicy(nn.Module):
         Dimensions with `mask` False (the gripper) pass through unchanged.
 
         Raises:
-            ValueError: a kind that LeRobot's normalisation of this policy needs is missing, or of the wrong size.
+            ValueError: a kind that LeRobot's normalization of this policy needs is missing, or of the wrong size.
         """
         if state is None and self.state_dim is not None:
             raise ValueError("state statistics: this policy reads the state, so they are needed; got None")
@@ -155,7 +155,7 @@ class LeRobotPolicy(nn.Module):
         return ActionChunk(self._to_environment(actions))
 
     def _select(self, batch: dict[str, Any], generator: torch.Generator | None) -> Tensor:
-        """Normalised actions (B, H, A) through LeRobot's `select_action`, from an empty history."""
+        """Normalized actions (B, H, A) through LeRobot's `select_action`, from an empty history."""
         seed = int(torch.randint(2**62, (), generator=generator)) if generator is not None else 0
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
@@ -180,13 +180,13 @@ class LeRobotPolicy(nn.Module):
             ValueError: always.
         """
         raise ValueError(
-            f"behaviour cloning of LeRobot's {self.core.config.type!r} is not done here: train it with LeRobot's own "
+            f"behavior cloning of LeRobot's {self.core.config.type!r} is not done here: train it with LeRobot's own "
             "`lerobot-train`, then evaluate its checkpoint with policy.kind=lerobot"
         )
 
     @torch.no_grad()
     def embed(self, obs: Observation) -> Tensor:
-        """The normalised chunk it would execute, and the normalised state, (B, D). See `Policy.embed`."""
+        """The normalized chunk it would execute, and the normalized state, (B, D). See `Policy.embed`."""
         batch = self._batch(obs)
         parts = [self._select(batch, None).flatten(1)]
         return torch.cat([*parts, batch[STATE].float()] if self.uses_state else parts, 1).float()
@@ -207,7 +207,7 @@ class LeRobotPolicy(nn.Module):
         """LeRobot's preprocessed batch of an observation and, to learn from, of actions (B, C, A)."""
         if self.norm_stats is None and self._needs_statistics():
             raise ValueError(
-                "this policy has no action statistics yet; train it by behaviour cloning first, "
+                "this policy has no action statistics yet; train it by behavior cloning first, "
                 "or call set_norm_stats with those of its training data"
             )
         missing = [camera for camera in self.cameras if camera not in obs.images]
@@ -239,5 +239,5 @@ class LeRobotPolicy(nn.Module):
         return getattr(mode, "value", "IDENTITY") != "IDENTITY"
 
     def _to_environment(self, actions: Tensor) -> np.ndarray:
-        """Normalised actions (B, H, A) as float32 in the environment's units."""
+        """Normalized actions (B, H, A) as float32 in the environment's units."""
         return self.postprocessor(actions.float()).float().cpu().numpy()

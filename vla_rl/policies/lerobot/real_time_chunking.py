@@ -47,7 +47,7 @@ def guided(velocity: Velocity, leftover: Tensor, num_frozen: int, config: Any) -
     """The velocity that leads to samples which begin as `leftover`.
 
     Args:
-        leftover: float32 (B, P, A), normalised, P and A at most the sample's.
+        leftover: float32 (B, P, A), normalized, P and A at most the sample's.
         config: LeRobot's `RTCConfig`.
     """
     from lerobot.policies.rtc.modeling_rtc import RTCProcessor

@@ -200,7 +200,7 @@ def _tiny_paligemma(modeling: ModuleType) -> type[nn.Module]:
 def _start_small(module: nn.Module) -> None:
     """Linear layers and embeddings as transformers starts them: N(0, 0.02), biases 0.
 
-    LeRobot exchanges submodules after transformers has initialised them.
+    LeRobot exchanges submodules after transformers has initialized them.
     """
     for each in module.modules():
         if isinstance(each, nn.Linear):

@@ -2,7 +2,7 @@
 
 The bins are the last `num_bins` ids of the (un-padded) vocabulary of size V. With edges
 `linspace(-1, 1, 256)`, an action a becomes token id `V - digitize(a)`: +1 the lowest id of the
-range, -1 the highest. There are 255 centres for 256 ids, so the two lowest ids decode alike.
+range, -1 the highest. There are 255 centers for 256 ids, so the two lowest ids decode alike.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 
 
 class ActionTokenizer:
-    """Between normalised actions in [-1, 1] and action tokens.
+    """Between normalized actions in [-1, 1] and action tokens.
 
     An action token is the index of its id among the action ids, in vocabulary order: 0 is id
     V - num_bins (action +1) and num_bins - 1 is id V - 1 (action -1). It is the index into
@@ -26,7 +26,7 @@ class ActionTokenizer:
         self.centers = (self.edges[:-1] + self.edges[1:]) / 2.0
 
     def encode(self, actions: np.ndarray) -> np.ndarray:
-        """Tokens int64 of normalised actions, any shape; values outside [-1, 1] are clipped.
+        """Tokens int64 of normalized actions, any shape; values outside [-1, 1] are clipped.
 
         Raises:
             ValueError: an action is NaN.
@@ -37,7 +37,7 @@ class ActionTokenizer:
         return self.num_bins - digits.astype(np.int64)
 
     def decode(self, tokens: np.ndarray) -> np.ndarray:
-        """Normalised actions float64 (bin centres) of tokens, any shape."""
+        """Normalized actions float64 (bin centers) of tokens, any shape."""
         digits = self.num_bins - np.asarray(tokens, dtype=np.int64)
         return self.centers[np.clip(digits - 1, 0, self.num_bins - 2)]
 

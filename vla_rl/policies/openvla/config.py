@@ -78,7 +78,7 @@ class Architecture(Config):
 
 
 class ImageChain(Config):
-    """What is done to an image before the network normalises it; the defaults are for policies made here.
+    """What is done to an image before the network normalizes it; the defaults are for policies made here.
 
     OpenVLA's checkpoints expect OPENVLA_CHAIN, which is what they get unless a recipe says otherwise.
     """
@@ -91,7 +91,7 @@ class ImageChain(Config):
     )
     resize: Literal["bilinear", "lanczos3"] = Field(default="bilinear", description="Antialiased filter.")
     crop_area: float | None = Field(
-        default=None, gt=0, le=1, description="Share of the area that a centre crop keeps; null: no crop."
+        default=None, gt=0, le=1, description="Share of the area that a center crop keeps; null: no crop."
     )
 
 

@@ -1,13 +1,13 @@
 """The image chain of OpenVLA's published checkpoints, on uint8 images, without TensorFlow.
 
-rotation -> JPEG encode and decode -> antialiased Lanczos resize -> centre crop and resize back
+rotation -> JPEG encode and decode -> antialiased Lanczos resize -> center crop and resize back
 
 Each stage gives what TensorFlow 2.15 gives (tests hold them against it, stage by stage):
 
 - JPEG: quality 95, 4:2:0. TensorFlow decodes with libjpeg-turbo's fast integer DCT; simplejpeg can,
   OpenCV and Pillow use the accurate one (a mean difference of 4 of 255 on high-contrast patterns).
 - resize: `tf.image.resize(method="lanczos3", antialias=True)`, rounded to the nearest.
-- crop: `tf.image.crop_and_resize`, bilinear between pixel centres of the box, then truncated x 255.5.
+- crop: `tf.image.crop_and_resize`, bilinear between pixel centers of the box, then truncated x 255.5.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Observations as the OpenVLA network's inputs: images, normalised state, prompt; each checked."""
+"""Observations as the OpenVLA network's inputs: images, normalized state, prompt; each checked."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _resize(images: np.ndarray, size: int, device: torch.device) -> Tensor:
 
 
 def state_batch(obs: Observation, size: int, stats: NormStats, device: torch.device) -> Tensor:
-    """float32 (B, S), normalised to [-1, 1].
+    """float32 (B, S), normalized to [-1, 1].
 
     Raises:
         ValueError: another length, or no statistics.

@@ -1,4 +1,4 @@
-"""The OpenVLA policy: acting, likelihoods and behaviour cloning around `OpenVLANetwork`."""
+"""The OpenVLA policy: acting, likelihoods and behavior cloning around `OpenVLANetwork`."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ class OpenVLAPolicy(nn.Module):
         return list(self.network.language_model.model.layers)
 
     def trainable_parameters(self) -> list[nn.Parameter]:
-        """The parameters that `config.trainable` selects: those to hand to the optimiser."""
+        """The parameters that `config.trainable` selects: those to hand to the optimizer."""
         names = self.trained_names()
         return [parameter for name, parameter in self.network.named_parameters() if name in names]
 
@@ -245,14 +245,14 @@ class OpenVLAPolicy(nn.Module):
         )
 
     def _to_env(self, normalized: np.ndarray, stats: NormStats) -> np.ndarray:
-        """Normalised actions (..., A) in the environment's units, float32."""
+        """Normalized actions (..., A) in the environment's units, float32."""
         actions = stats.action.unnormalize(normalized)
         if self.config.gripper == "open_is_one":
             actions[..., -1] = -np.sign(2.0 * actions[..., -1] - 1.0)
         return actions
 
     def _from_env(self, actions: np.ndarray, stats: NormStats) -> np.ndarray:
-        """The environment's actions, normalised: what behaviour cloning aims at."""
+        """The environment's actions, normalized: what behavior cloning aims at."""
         if self.config.gripper == "open_is_one":
             actions = actions.copy()
             actions[..., -1] = 0.5 * (1.0 - actions[..., -1])
@@ -261,7 +261,7 @@ class OpenVLAPolicy(nn.Module):
     def _draw_continuous(
         self, hidden: Tensor, temperature: float, generator: torch.Generator | None
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Normalised actions float32 (B, H, A) of the L1 head, and their log-density where there is one."""
+        """Normalized actions float32 (B, H, A) of the L1 head, and their log-density where there is one."""
         location, log_scale = self._executed(self._density(hidden))
         if temperature == 0 or log_scale is None:
             return location.cpu().numpy(), None
@@ -318,14 +318,14 @@ class OpenVLAPolicy(nn.Module):
         valid: np.ndarray | None = None,
         keyframe: np.ndarray | None = None,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Cross-entropy of the demonstrated action tokens; of the l1 decoder, mean absolute error of the normalised
+        """Cross-entropy of the demonstrated action tokens; of the l1 decoder, mean absolute error of the normalized
         actions. Where there is a scale head, also their negative log-density, for the scale. See `Policy.bc_loss`.
 
         Args:
             obs: B observations.
             actions: float32 (B, H, A), environment units.
             valid: bool (B, H), False where the chunk runs past the episode's end; None: all valid.
-            keyframe: float32 (B, 3), end-effector position in metres when the gripper next opens or
+            keyframe: float32 (B, 3), end-effector position in meters when the gripper next opens or
                 closes, or at the episode's end: the target of an auxiliary loss, weighted by
                 `keyframe_loss_weight`; rows with NaN are left out.
 
@@ -357,7 +357,7 @@ class OpenVLAPolicy(nn.Module):
         return loss, metrics
 
     def _bc_terms(self, obs: Observation, targets: np.ndarray) -> tuple[Tensor, Tensor, np.ndarray, Tensor | None]:
-        """Hidden states, loss (B, H, A), greedy normalised actions, and where greedy tokens are right (B, H, A)."""
+        """Hidden states, loss (B, H, A), greedy normalized actions, and where greedy tokens are right (B, H, A)."""
         if self.network.action_head is not None:
             hidden = self._hidden(obs, None)
             location, log_scale = self._density(hidden)
@@ -422,7 +422,7 @@ class OpenVLAPolicy(nn.Module):
         stats = self._stats().state
         if stats is None:
             raise ValueError(
-                "keyframe: needs state statistics, since positions are normalised by them; see set_norm_stats"
+                "keyframe: needs state statistics, since positions are normalized by them; see set_norm_stats"
             )
         known = np.asarray(np.isfinite(keyframe).all(1))
         target = 2.0 * (keyframe - stats.q01[:3]) / (stats.q99[:3] - stats.q01[:3] + 1e-8) - 1.0
@@ -445,7 +445,7 @@ class OpenVLAPolicy(nn.Module):
     def _stats(self) -> NormStats:
         if self.norm_stats is None:
             raise ValueError(
-                "this policy has no action statistics yet; train it by behaviour cloning first, "
+                "this policy has no action statistics yet; train it by behavior cloning first, "
                 "or call set_norm_stats with those of its training data"
             )
         return self.norm_stats

@@ -8,7 +8,7 @@ from vla_rl.config import Config
 from world_model.trust.intervals import mean_bands
 from world_model.trust.numbers import Number
 
-# An error below one grey level: what is equal to the eye must not rule a mean.
+# An error below one gray level: what is equal to the eye must not rule a mean.
 MAX_PSNR = 50.0
 _SSIM_SIGMA, _SSIM_RADIUS = 1.5, 5
 MIN_SSIM_SIDE = 2 * _SSIM_RADIUS + 1  # Pixels; SSIM's window must lie inside the image.
@@ -35,7 +35,7 @@ def ssim(imagined: np.ndarray, real: np.ndarray) -> np.ndarray:
     """Structural similarity of each image (Wang et al. 2004, IEEE Trans. Image Processing 13:600-612).
 
     Local means, variances and covariance under a Gaussian window (11 x 11, sigma 1.5), K1 = .01, K2 = .03, averaged
-    over the places where the window lies inside the image, and over colours. How to read: 1 is the same image, 0 no
+    over the places where the window lies inside the image, and over colors. How to read: 1 is the same image, 0 no
     likeness in structure; a blurred object costs more than a wrong brightness.
 
     Args:

@@ -63,7 +63,7 @@ def informedness_figure(real: np.ndarray, imagined: np.ndarray, groups: np.ndarr
 def outcome_figures(real: np.ndarray, imagined: np.ndarray, groups: np.ndarray) -> dict[str, Figure]:
     """Agreement and errors of imagined outcomes; the names are explained in `figures.FIGURES`.
 
-    The majority guess knows the commoner outcome of the very episodes it is judged on, which favours it. A false
+    The majority guess knows the commoner outcome of the very episodes it is judged on, which favors it. A false
     success is a failed episode imagined as a success; its rate is over the failed episodes, so that it does not
     depend on how good the policy is. With no failed episode its interval is [0, 1].
 

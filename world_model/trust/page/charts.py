@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from world_model.trust.measures.metrics import Curve
 from world_model.trust.measures.outcomes import Calibration, PolicyRates
 
-# Okabe & Ito's colours, told apart by colour-blind readers too.
-BLUE, ORANGE, GREEN, GREY, VERMILION = "#0072B2", "#E69F00", "#009E73", "#8796A5", "#D55E00"
+# Okabe & Ito's colors, told apart by color-blind readers too.
+BLUE, ORANGE, GREEN, GRAY, VERMILION = "#0072B2", "#E69F00", "#009E73", "#8796A5", "#D55E00"
 _STYLE: dict[Any, Any] = {
     "axes.edgecolor": "#cdd5dc",
     "axes.grid": True,
@@ -64,7 +64,7 @@ def calibration_chart(calibrations: Mapping[str, Calibration]) -> str:
     names = {"imagined": ("imagined frames", BLUE), "real": ("real frames", ORANGE)}
 
     def draw(axes: Any) -> None:
-        axes.plot([0, 100], [0, 100], color=GREY, linestyle="--", linewidth=1, label="perfect")
+        axes.plot([0, 100], [0, 100], color=GRAY, linestyle="--", linewidth=1, label="perfect")
         for key, (name, color) in names.items():
             if key in calibrations:
                 bins = calibrations[key].bins
@@ -81,7 +81,7 @@ def policies_chart(policies: Sequence[PolicyRates]) -> str:
     """Imagined against real success of each policy."""
 
     def draw(axes: Any) -> None:
-        axes.plot([0, 100], [0, 100], color=GREY, linestyle="--", linewidth=1, label="imagined = real")
+        axes.plot([0, 100], [0, 100], color=GRAY, linestyle="--", linewidth=1, label="imagined = real")
         for policy in policies:
             x, y = 100 * policy.real.value, 100 * policy.imagined.value
             axes.plot([100 * policy.real.low, 100 * policy.real.high], [y, y], color=BLUE, linewidth=1, alpha=0.5)

@@ -32,8 +32,8 @@ from world_model.trust.figures import (
 from world_model.trust.measure import Clip, Measured
 from world_model.trust.page.charts import (
     BLUE,
+    GRAY,
     GREEN,
-    GREY,
     ORANGE,
     Line,
     calibration_chart,
@@ -63,24 +63,24 @@ _LEADS = {
     POLICIES: "Policies of differing quality act from the same initial states, in reality and in imagination. Does "
     "imagination rank them as reality does?",
 }
-# Curves by group: title, (name, curve, colour), in per cent.
+# Curves by group: title, (name, curve, color), in per cent.
 _CHARTS = {
     HORIZON: (
         (
             "Has it succeeded by now?",
-            (("imagination agrees", "outcome_agreement", BLUE), ("majority guess", "outcome_majority", GREY)),
+            (("imagination agrees", "outcome_agreement", BLUE), ("majority guess", "outcome_majority", GRAY)),
             True,
         ),
         ("Success so far", (("real", "real_success", GREEN), ("imagined", "imagined_success", BLUE)), True),
     ),
     VIDEO: (
-        ("Latent error", (("imagined", "latent_error", BLUE), ("first frame held", "latent_error_copy", GREY)), False),
+        ("Latent error", (("imagined", "latent_error", BLUE), ("first frame held", "latent_error_copy", GRAY)), False),
         (
             "PSNR, dB",
             (
                 ("imagined", "psnr", BLUE),
                 ("autoencoder alone", "psnr_reconstruction", GREEN),
-                ("first frame held", "psnr_copy", GREY),
+                ("first frame held", "psnr_copy", GRAY),
             ),
             False,
         ),

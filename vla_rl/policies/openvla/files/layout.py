@@ -75,7 +75,7 @@ class PublishedFolder:
 
     @property
     def has_oft_code(self) -> bool:
-        """Whether the modelling code beside the weights is OpenVLA-OFT's, which decodes in parallel."""
+        """Whether the modeling code beside the weights is OpenVLA-OFT's, which decodes in parallel."""
         code = self.folder / "modeling_prismatic.py"
         return code.is_file() and "NUM_ACTIONS_CHUNK" in code.read_text(encoding="utf-8", errors="replace")
 
@@ -85,7 +85,7 @@ class PublishedFolder:
             return "l1", f"{self.components['action_head'].name} is there"
         if self.has_oft_code:
             return "parallel", "modeling_prismatic.py is OpenVLA-OFT's, and there is no action head"
-        return "autoregressive", "neither an action head nor OpenVLA-OFT's modelling code is there"
+        return "autoregressive", "neither an action head nor OpenVLA-OFT's modeling code is there"
 
 
 def is_published(folder: Path) -> bool:

@@ -48,7 +48,7 @@ class MLPResNet(nn.Module):
 
 
 class L1Head(nn.Module):
-    """OFT's action head: hidden states of the action positions to normalised actions."""
+    """OFT's action head: hidden states of the action positions to normalized actions."""
 
     def __init__(self, hidden_size: int, action_dim: int):
         super().__init__()
@@ -101,6 +101,6 @@ def laplace_draw(location: Tensor, log_scale: Tensor, generator: torch.Generator
     """One draw per component, by inverse CDF; float32, never infinite."""
     device = location.device if generator is None else generator.device
     uniform = torch.rand(location.shape, generator=generator, device=device, dtype=torch.float64).to(location.device)
-    centred = (uniform - 0.5).clamp(-0.5 + 1e-9, 0.5 - 1e-9)
-    noise = -centred.sign() * torch.log1p(-2.0 * centred.abs())
+    centered = (uniform - 0.5).clamp(-0.5 + 1e-9, 0.5 - 1e-9)
+    noise = -centered.sign() * torch.log1p(-2.0 * centered.abs())
     return location + (log_scale.double().exp() * noise).float()

@@ -143,7 +143,7 @@ class OpenVLANetwork(nn.Module):
 
         Args:
             images: uint8 (B, cameras, size, size, 3).
-            state: float32 (B, S), normalised.
+            state: float32 (B, S), normalized.
         """
         b, cameras = images.shape[:2]
         dtype = self.compute_dtype

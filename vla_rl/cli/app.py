@@ -135,7 +135,7 @@ def train(recipe: RecipeName, overrides: Overrides = None, output: Output = None
 
     loaded = _load(recipe, overrides)
     with joined(loaded) as world:
-        folder = Path(world.from_main(lambda: str(open_run(loaded, output, resume))))
+        folder = Path(world.broadcast_from_main(lambda: str(open_run(loaded, output, resume))))
         with _resumable("train", recipe, overrides, folder):
             policy = run_training(loaded, folder, resume)
         if world.is_main:
@@ -144,14 +144,14 @@ def train(recipe: RecipeName, overrides: Overrides = None, output: Output = None
 
 @app.command()
 def sft(recipe: RecipeName, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
-    """Train a policy by behaviour cloning on demonstrations."""
+    """Train a policy by behavior cloning on demonstrations."""
     from vla_rl.common.run_folder import open_run
     from vla_rl.distributed.process_group import joined
     from vla_rl.workflows.commands import sft as run_sft
 
     loaded = _load(recipe, overrides)
     with joined(loaded) as world:
-        folder = Path(world.from_main(lambda: str(open_run(loaded, output, resume))))
+        folder = Path(world.broadcast_from_main(lambda: str(open_run(loaded, output, resume))))
         with _resumable("sft", recipe, overrides, folder):
             summary = run_sft(loaded, folder)
     if not world.is_main:
