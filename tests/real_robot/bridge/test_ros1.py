@@ -20,7 +20,7 @@ needs_ros = pytest.mark.skipif(bool(missing_ros()), reason=missing_ros() or "ROS
 # Subscribes and advertises each type on /echo/TYPE, sends the example until it is back, prints what came.
 ROUND_TRIP = """
 import sys, time
-sys.path.insert(0, "tests/real_robot")
+sys.path.insert(0, "tests/real_robot/bridge")
 from real_robot.bridge.ros.typestore import plain_tree
 from real_robot.bridge.transports.base import QosConfig, Ros1Config, TransportError
 from test_messages import EXAMPLES
