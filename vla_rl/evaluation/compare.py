@@ -373,39 +373,38 @@ def compare_sequential(
     Args:
         on_batch: called with (pairs so far, anytime-valid p-value), for progress.
     """
-    from vla_rl.evaluation.evaluate import derived_seed, evaluation_mode, run_episodes
+    from vla_rl.evaluation.evaluate import derived_seed, run_episodes
     from vla_rl.evaluation.sequential import PairedSequentialTest
 
     test = PairedSequentialTest(config.alpha, config.min_gain)
     num_lost = num_episodes = 0
     num_successes = np.zeros(2, np.int64)
     states = _states(env, config)
-    with evaluation_mode(policy_a), evaluation_mode(policy_b):
-        for batch in range(config.max_pairs):
-            num = min(env.num_envs, config.max_pairs - test.num_pairs)
-            specs = list(islice(states, num))
-            if not specs or test.decision != "undecided":
-                break
-            runs = [
-                run_episodes(
-                    policy,
-                    env,
-                    specs,
-                    temperature=config.temperature,
-                    seed=derived_seed(config.seed, batch),
-                    max_retries=config.max_retries,
-                )
-                for policy in (policy_a, policy_b)
-            ]
-            num_episodes += sum(len(episodes) + num_retried for episodes, num_retried in runs)
-            for episode_a, episode_b in zip(*(episodes for episodes, _ in runs), strict=True):
-                if episode_a.lost or episode_b.lost:
-                    num_lost += 1
-                elif test.decision == "undecided":
-                    test.update(episode_a.success, episode_b.success)
-                    num_successes += (episode_a.success, episode_b.success)
-            if on_batch is not None:
-                on_batch(test.num_pairs, test.p_value)
+    for batch in range(config.max_pairs):
+        num = min(env.num_envs, config.max_pairs - test.num_pairs)
+        specs = list(islice(states, num))
+        if not specs or test.decision != "undecided":
+            break
+        runs = [
+            run_episodes(
+                policy,
+                env,
+                specs,
+                temperature=config.temperature,
+                seed=derived_seed(config.seed, batch),
+                max_retries=config.max_retries,
+            )
+            for policy in (policy_a, policy_b)
+        ]
+        num_episodes += sum(len(episodes) + num_retried for episodes, num_retried in runs)
+        for episode_a, episode_b in zip(*(episodes for episodes, _ in runs), strict=True):
+            if episode_a.lost or episode_b.lost:
+                num_lost += 1
+            elif test.decision == "undecided":
+                test.update(episode_a.success, episode_b.success)
+                num_successes += (episode_a.success, episode_b.success)
+        if on_batch is not None:
+            on_batch(test.num_pairs, test.p_value)
     if test.num_pairs == 0:
         raise EvaluationError("no pair of episodes finished: every one was lost with its worker")
     rate_a, rate_b = num_successes / test.num_pairs

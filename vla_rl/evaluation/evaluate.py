@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -138,8 +138,7 @@ def film(policy: Policy, env: VecEnv, evaluation: Evaluation, config: EvalConfig
         for success in (True, False):
             chosen += [e for e in records if e.success == success][: config.videos]
     specs = [EpisodeSpec(e.task, e.split, e.index) for e in chosen]
-    with evaluation_mode(policy):
-        episodes = collect(policy, env, specs, temperature=temperature, seed=config.seed)
+    episodes = collect(policy, env, specs, temperature=temperature, seed=config.seed)
     paths = []
     for episode in episodes:
         if not episode.lost:
@@ -212,35 +211,34 @@ def _evaluate(
     started = time.perf_counter()
     records: list[EpisodeRecord] = []
     num_retried = 0
-    with evaluation_mode(policy):
-        for m, (mode, temperature) in enumerate(config.modes().items()):
-            samples = 1 if temperature == 0 else config.samples_per_state
-            wanted = [(spec, sample) for spec in specs for sample in range(samples)]
-            for b, batch in enumerate(_batches(wanted, _batch_size(env, policy))):
-                episodes, retried = run_episodes(
-                    policy,
-                    env,
-                    [spec for spec, _ in batch],
-                    temperature=temperature,
-                    seed=derived_seed(config.seed, m, b),
-                    max_retries=config.max_retries,
-                    stopwatch=stopwatch,
-                    on_episode=on_episode,
+    for m, (mode, temperature) in enumerate(config.modes().items()):
+        samples = 1 if temperature == 0 else config.samples_per_state
+        wanted = [(spec, sample) for spec in specs for sample in range(samples)]
+        for b, batch in enumerate(_batches(wanted, _batch_size(env, policy))):
+            episodes, retried = run_episodes(
+                policy,
+                env,
+                [spec for spec, _ in batch],
+                temperature=temperature,
+                seed=derived_seed(config.seed, m, b),
+                max_retries=config.max_retries,
+                stopwatch=stopwatch,
+                on_episode=on_episode,
+            )
+            num_retried += retried
+            records += [
+                EpisodeRecord(
+                    mode=mode,
+                    task=spec.task,
+                    split=spec.split,
+                    index=spec.index,
+                    sample=sample,
+                    success=episode.success,
+                    steps=episode.length,
+                    lost=episode.lost,
                 )
-                num_retried += retried
-                records += [
-                    EpisodeRecord(
-                        mode=mode,
-                        task=spec.task,
-                        split=spec.split,
-                        index=spec.index,
-                        sample=sample,
-                        success=episode.success,
-                        steps=episode.length,
-                        lost=episode.lost,
-                    )
-                    for (spec, sample), episode in zip(batch, episodes, strict=True)
-                ]
+                for (spec, sample), episode in zip(batch, episodes, strict=True)
+            ]
     meta = EvaluationMeta(
         name=name,
         policy=str(policy_path) if policy_path is not None else None,
@@ -307,20 +305,6 @@ def run_episodes(
 def derived_seed(*numbers: int) -> int:
     """A seed that differs for each list of numbers, in 0 .. 2^32 - 1."""
     return int(np.random.SeedSequence([n % 2**32 for n in numbers]).generate_state(1)[0])
-
-
-@contextmanager
-def evaluation_mode(policy: Policy) -> Iterator[None]:
-    """Dropout and the like off inside the block; the module's mode is put back afterwards."""
-    if not getattr(policy, "training", False):
-        yield
-        return
-    module: Any = policy
-    module.eval()
-    try:
-        yield
-    finally:
-        module.train()
 
 
 def _batch_size(env: VecEnv, policy: Policy) -> int:

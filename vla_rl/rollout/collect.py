@@ -6,6 +6,7 @@ episodes = collect(policy, env, [EpisodeSpec("pick_place", "train", i) for i in 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -13,15 +14,15 @@ import numpy as np
 
 from vla_rl.common.timing import Stopwatch
 from vla_rl.interfaces import Policy, VecEnv
+from vla_rl.rollout.runner import EpisodeRunner, RunningEpisode, draw_chunk
 from vla_rl.types import ActionChunk, Episode, EpisodeSpec, Observation, StepResult
 
 
 @dataclass
-class _Running:
-    """An episode under way in one environment: one entry per chunk."""
+class _Steps:
+    """What an episode has been so far: one entry per chunk."""
 
-    index: int
-    obs: list[Observation]
+    obs: list[Observation] = field(default_factory=list)
     chunks: list[ActionChunk] = field(default_factory=list)
     results: list[StepResult] = field(default_factory=list)
 
@@ -56,71 +57,29 @@ def collect(
     import torch
 
     generator = torch.Generator().manual_seed(seed)
-    watch = stopwatch or Stopwatch()
-    finished: list[Episode | None] = [None] * len(specs)
-    running: dict[int, _Running] = {}
-    next_spec = 0
-    watch_episodes = getattr(policy, "watch", None)  # See `WatchingPolicy`.
+    steps: defaultdict[int, _Steps] = defaultdict(_Steps)
+    episodes: dict[int, Episode] = {}
 
-    def start(env_ids: Sequence[int]) -> None:
-        nonlocal next_spec
-        env_ids = list(env_ids)[: len(specs) - next_spec]
-        if not env_ids:
-            return
-        indices = range(next_spec, next_spec + len(env_ids))
-        with watch.measure("simulation"):
-            obs = env.reset([specs[i] for i in indices], env_ids)
-        for row, (env_id, index) in enumerate(zip(env_ids, indices, strict=True)):
-            running[env_id] = _Running(index, [obs.select([row])])
-        next_spec += len(env_ids)
+    def act(running: list[RunningEpisode]) -> ActionChunk:
+        return draw_chunk(policy, running, generator, temperature)
 
-    start(range(env.num_envs))
-    while running:
-        env_ids = sorted(running)
-        obs = Observation.concatenate([running[i].obs[-1] for i in env_ids])
-        with watch.measure("inference"):
-            if watch_episodes is not None:
-                watch_episodes(env_ids, [not running[i].chunks for i in env_ids])
-            chunk = policy.act(obs, generator, temperature)
-        with watch.measure("simulation"):
-            result = env.step(chunk.actions, env_ids)
-        ended = []
-        for row, env_id in enumerate(env_ids):
-            episode = running[env_id]
-            episode.chunks.append(chunk.select([row]))
-            episode.results.append(_row(result, row))
-            episode.obs.append(episode.results[-1].obs)
-            if result.done[row]:
-                ended.append(env_id)
-        for env_id in ended:
-            done = running.pop(env_id)
-            group = groups[done.index] if groups is not None else done.index
-            finished[done.index] = _assemble(specs[done.index], done, group)
+    def on_step(running: RunningEpisode, row: int, chunk: ActionChunk, result: StepResult) -> None:
+        number = running.number
+        steps[number].obs.append(running.obs)
+        steps[number].chunks.append(chunk.select([row]))
+        steps[number].results.append(result)
+        if result.done[0]:
+            group = groups[number] if groups is not None else number
+            episodes[number] = _assemble(running.spec, steps.pop(number), group)
             if on_episode is not None:
-                on_episode(finished[done.index])  # type: ignore[arg-type]
-        start(ended)
-    episodes = [e for e in finished if e is not None]
-    assert len(episodes) == len(specs), "every spec ends in exactly one episode"
-    return episodes
+                on_episode(episodes[number])
+
+    EpisodeRunner(env, specs, act, on_step, policy=policy, stopwatch=stopwatch).run()
+    return [episodes[number] for number in range(len(specs))]
 
 
-def _row(result: StepResult, row: int) -> StepResult:
-    """The part of a step result that belongs to one environment."""
-    rows = [row]
-    return StepResult(
-        obs=result.obs.select(rows),
-        reward=result.reward[rows],
-        terminated=result.terminated[rows],
-        truncated=result.truncated[rows],
-        num_steps=result.num_steps[rows],
-        success=result.success[rows],
-        lost=result.lost[rows],
-        info={key: [values[row]] for key, values in result.info.items()},
-    )
-
-
-def _assemble(spec: EpisodeSpec, running: _Running, group: int) -> Episode:
-    results = running.results
+def _assemble(spec: EpisodeSpec, steps: _Steps, group: int) -> Episode:
+    results = steps.results
     lost = bool(results[-1].lost[0])
     frames, states = None, None
     if not lost and "frames" in results[0].info:
@@ -129,8 +88,8 @@ def _assemble(spec: EpisodeSpec, running: _Running, group: int) -> Episode:
         states = np.concatenate([r.info["states"][0] for r in results])
     return Episode(
         spec=spec,
-        obs=Observation.concatenate(running.obs[:-1]),
-        chunks=ActionChunk.concatenate(running.chunks),
+        obs=Observation.concatenate(steps.obs),
+        chunks=ActionChunk.concatenate(steps.chunks),
         reward=np.concatenate([r.reward for r in results]),
         terminated=np.concatenate([r.terminated for r in results]),
         truncated=np.concatenate([r.truncated for r in results]),

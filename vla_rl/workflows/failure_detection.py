@@ -55,7 +55,8 @@ def embedded(recipe: Recipe, config: Any, folder: Path, show: Callable[[str], No
     Raises:
         ConfigError: `folder` holds episodes of another policy or from other sources.
     """
-    from vla_rl.evaluation.evaluate import evaluation_mode, policy_hash
+    from vla_rl.evaluation.evaluate import policy_hash
+    from vla_rl.rollout.runner import evaluation_mode
     from vla_rl.workflows.commands import build_policy
 
     wanted = policy_hash(_policy_path(recipe))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vla_rl.config import ConfigError
-from vla_rl.evaluation.evaluate import EvalConfig, build_env, episode_specs, evaluation_mode, run_episodes
+from vla_rl.evaluation.evaluate import EvalConfig, build_env, episode_specs, run_episodes
 from vla_rl.policies.base import load_policy
 from vla_rl.recipe.recipe import Recipe, resolve_device
 from vla_rl.types import Episode
@@ -71,13 +71,12 @@ def rank_policies(
 
 def _run(policy: Policy, env: VecEnv, num_states: int) -> list[Episode]:
     wanted = EvalConfig(split="validation", episodes_per_task=num_states, temperatures=(1.0,), videos=0)
-    with evaluation_mode(policy):
-        episodes, _ = run_episodes(
-            policy,
-            env,
-            episode_specs(env.spec, wanted),
-            temperature=1.0,
-            seed=wanted.seed,
-            max_retries=wanted.max_retries,
-        )
+    episodes, _ = run_episodes(
+        policy,
+        env,
+        episode_specs(env.spec, wanted),
+        temperature=1.0,
+        seed=wanted.seed,
+        max_retries=wanted.max_retries,
+    )
     return episodes

@@ -1,0 +1,191 @@
+"""The one loop that runs episodes: rollouts, dataset collection and corrected episodes all stand on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from vla_rl.common.timing import Stopwatch
+from vla_rl.interfaces import Policy, VecEnv
+from vla_rl.types import ActionChunk, EpisodeSpec, Observation, StepResult
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+
+class Acted(Protocol):
+    """What `act` decides for B environments, such as an `ActionChunk`."""
+
+    actions: np.ndarray  # float32 (B, H, A), in the environment's units.
+
+
+@dataclass
+class RunningEpisode:
+    """An episode under way in one environment.
+
+    Attributes:
+        number: place of its spec among all that were handed out, from 0.
+        attempt: 1; more where the same spec was lost before.
+        obs: what is seen now, one row; within `on_step`, what was seen before the step.
+        num_chunks: executed so far.
+        stopped: set by `before_step` to end the episode where it is, without another step.
+    """
+
+    env_id: int
+    spec: EpisodeSpec
+    number: int
+    attempt: int
+    obs: Observation
+    num_chunks: int = 0
+    stopped: bool = False
+
+
+class EpisodeRunner[A: Acted]:
+    """Runs an episode for each spec, as many at a time as the environment holds.
+
+    Each turn steps all running environments once, in the order of their ids: `before_step`, `act`, the step, `on_step`
+    of each. An environment whose episode has ended takes the next spec at once; with none left it rests, and no
+    inference is spent on it.
+
+    Args:
+        specs: what to run, in this order. None in it: nothing is needed for now; asked again when an episode ends.
+        act: chooses a chunk for each episode given; an `ActionChunk`, or anything else that has `actions`.
+        on_step: called for each episode stepped, with its row in what `act` gave, that, and its own row of the step's
+            result. `done` and `lost` in it end the episode.
+        policy: put in evaluation mode while episodes run: with dropout, the log-probabilities of what was drawn would
+            not be those that training finds.
+        on_start: called with each episode after its reset.
+        before_step: called with all running episodes, which it may stop.
+        max_attempts: times that the spec of a lost episode is run, before any other.
+        stopwatch: counts "simulation" and "inference".
+    """
+
+    def __init__(
+        self,
+        env: VecEnv,
+        specs: Iterable[EpisodeSpec | None],
+        act: Callable[[list[RunningEpisode]], A],
+        on_step: Callable[[RunningEpisode, int, A, StepResult], None],
+        *,
+        policy: Policy | None,
+        on_start: Callable[[RunningEpisode], None] = lambda _: None,
+        before_step: Callable[[list[RunningEpisode]], None] = lambda _: None,
+        max_attempts: int = 1,
+        stopwatch: Stopwatch | None = None,
+    ) -> None:
+        self.env, self.act, self.on_step, self.policy = env, act, on_step, policy
+        self.on_start, self.before_step, self.max_attempts = on_start, before_step, max_attempts
+        self.stopwatch = stopwatch or Stopwatch()
+        self._specs = iter(specs)
+        self._num_specs = 0
+        self._again: list[tuple[EpisodeSpec, int, int]] = []  # Lost: spec, number, attempt.
+        self._running: dict[int, RunningEpisode] = {}
+
+    def run(self) -> None:
+        """Run until every episode has ended and there is nothing more to run."""
+        with evaluation_mode(self.policy):
+            self._start()
+            while self._running:
+                num_running = len(self._running)
+                self._step([self._running[i] for i in sorted(self._running)])
+                if len(self._running) < num_running:
+                    self._start()
+
+    def _start(self) -> None:
+        """Start an episode in each free environment, while there are specs."""
+        starting: dict[int, tuple[EpisodeSpec, int, int]] = {}
+        for env_id in range(self.env.num_envs):
+            if env_id in self._running:
+                continue
+            if (chosen := self._next()) is None:
+                break
+            starting[env_id] = chosen
+        if not starting:
+            return
+        with self.stopwatch.measure("simulation"):
+            obs = self.env.reset([spec for spec, _, _ in starting.values()], list(starting))
+        for row, (env_id, chosen) in enumerate(starting.items()):
+            self._running[env_id] = RunningEpisode(env_id, *chosen, obs.select([row]))
+            self.on_start(self._running[env_id])
+
+    def _next(self) -> tuple[EpisodeSpec, int, int] | None:
+        if self._again:
+            return self._again.pop(0)
+        if (spec := next(self._specs, None)) is None:
+            return None
+        self._num_specs += 1
+        return spec, self._num_specs - 1, 1
+
+    def _step(self, episodes: list[RunningEpisode]) -> None:
+        """One chunk in each episode that goes on; those that end leave `_running`."""
+        self.before_step(episodes)
+        for episode in episodes:
+            if episode.stopped:
+                del self._running[episode.env_id]
+        episodes = [episode for episode in episodes if not episode.stopped]
+        if not episodes:
+            return
+        with self.stopwatch.measure("inference"):
+            acted = self.act(episodes)
+        with self.stopwatch.measure("simulation"):
+            results = self.env.step(acted.actions, [episode.env_id for episode in episodes])
+        for row, episode in enumerate(episodes):
+            result = _row(results, row)
+            self.on_step(episode, row, acted, result)
+            episode.obs = result.obs
+            episode.num_chunks += 1
+            if result.done[0]:
+                del self._running[episode.env_id]
+                if result.lost[0] and episode.attempt < self.max_attempts:
+                    self._again.append((episode.spec, episode.number, episode.attempt + 1))
+
+
+def draw_chunk(
+    policy: Policy,
+    episodes: Sequence[RunningEpisode],
+    generator: torch.Generator | None,
+    temperature: float,
+    obs: Observation | None = None,
+) -> ActionChunk:
+    """The policy's chunk for each episode, from what is seen now.
+
+    Args:
+        obs: what the policy shall see in its place.
+    """
+    if (watch := getattr(policy, "watch", None)) is not None:  # See `WatchingPolicy`.
+        watch([episode.env_id for episode in episodes], [episode.num_chunks == 0 for episode in episodes])
+    if obs is None:
+        obs = Observation.concatenate([episode.obs for episode in episodes])
+    return policy.act(obs, generator, temperature)
+
+
+@contextmanager
+def evaluation_mode(policy: Policy | None) -> Iterator[None]:
+    """Dropout and the like off inside the block; each of the policy's modules is put back in its mode afterwards."""
+    network: Any = policy
+    training = [module for module in network.modules() if module.training] if hasattr(policy, "modules") else []
+    if training:
+        network.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _row(result: StepResult, row: int) -> StepResult:
+    """The part of a step's result that belongs to one environment."""
+    rows = [row]
+    return StepResult(
+        obs=result.obs.select(rows),
+        reward=result.reward[rows],
+        terminated=result.terminated[rows],
+        truncated=result.truncated[rows],
+        num_steps=result.num_steps[rows],
+        success=result.success[rows],
+        lost=result.lost[rows],
+        info={key: [values[row]] for key, values in result.info.items()},
+    )
