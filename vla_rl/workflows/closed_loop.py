@@ -26,8 +26,8 @@ from vla_rl.training.metrics import METRICS_FILE
 from vla_rl.workflows import commands
 from vla_rl.workflows.loop_controls import evaluations, run_beside_controls, run_online, summarize_controls
 from vla_rl.workflows.loop_rounds import Round, check_budget, gate_checks, rounds_table
+from world_model.trust.report import PAGE_FILE, TRUST_FILE
 
-TRUST_REPORT, TRUST_PAGE = "trust.json", "trust.html"  # the page is the last file that measuring writes
 HELD_OUT_START = 500_000  # Initial states of the held-out episodes: none that RL or the fit could draw.
 ONLINE = "online_grpo"
 
@@ -65,10 +65,10 @@ def loop(recipe: Recipe, folder: Path, show: Callable[[str], None] = print) -> R
         show(f"{title}real episodes of {explorer}")
         keeps = bool(recipe.sampling.keyframe_share) and config.save_states
         first = config.first_state + number * config.episodes
-        structure = bool(getattr(recipe.world_model, "needs_structure", False))
+        structure = commands.world_model_section(recipe).needs_structure
         collect(with_parts(recipe, policy=explorer), done.rollouts, config.episodes, first, show, keeps, structure)
         collect(acting, done.held_out, config.held_out, HELD_OUT_START + number * config.held_out, show)
-        if before and not (done.trust_before / TRUST_PAGE).is_file():
+        if before and not (done.trust_before / PAGE_FILE).is_file():
             show(f"{title}how far the world model can be trusted where the new policy goes")
             measured = (Path(world_model), [done.held_out])
             commands.measure_world_model(acting, *measured, train=collected, folder=done.trust_before)
@@ -77,7 +77,7 @@ def loop(recipe: Recipe, folder: Path, show: Callable[[str], None] = print) -> R
             weights = [config.old_weight**age for age in range(number, -1, -1)]
             commands.fit_world_model(acting, done.folder / "fit", collected, world_model, weights, holdout_from="last")
             world_model = str(done.world_model)
-            if not (done.world_model / TRUST_PAGE).is_file():
+            if not (done.world_model / PAGE_FILE).is_file():
                 show(f"{title}how far it can be trusted")
                 commands.measure_world_model(acting, done.world_model, [done.held_out], train=collected)
         if recipe.sampling.keyframe_share and not done.keyframes.is_file():
@@ -113,7 +113,7 @@ def in_round(recipe: Recipe, rounds: Sequence[Round], number: int, policy: str, 
         changes["train"] = recipe.train.model_copy(update={"evaluate": "after"})
     result = with_parts(recipe, policy=policy, world_model=world_model).model_copy(update=changes)
     if not done.world_model.is_dir():  # Not fitted again: what was measured where this round's policy goes.
-        trust: Any = recipe.env.trust.model_copy(update={"report": done.trust_before / TRUST_REPORT})  # type: ignore[attr-defined]
+        trust: Any = recipe.env.trust.model_copy(update={"report": done.trust_before / TRUST_FILE})  # type: ignore[attr-defined]
         result = result.model_copy(update={"env": result.env.model_copy(update={"trust": trust})})
     return result
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from vla_rl.interfaces import Policy
     from vla_rl.recipe.collect_config import CollectConfig
     from vla_rl.types import EnvSpec
+    from world_model.fit.config import FitConfig
 
 
 def build_policy(recipe: Recipe, spec: EnvSpec) -> Policy:
@@ -172,25 +173,25 @@ def fit_world_model(
         the world model's folder, `folder`/world_model.
     """
     from vla_rl.training.metrics import METRICS_FILE, MetricLogger
+    from world_model.fit.fit import fit, updates_kept
 
     limit_threads(recipe)
-    fit = _world_model_section(recipe)
+    section = world_model_section(recipe)
     if (finished := folder / "world_model").is_dir():
         return finished
     for config in recipe.datasets:
         if not Path(config.dataset).is_dir():
             collect(recipe, config, rich.print)
-    values = fit.model_dump()
+    values = section.model_dump()
     more = [{"path": str(p), "weight": w} for p, w in zip(datasets, weights or [1.0] * len(datasets), strict=True)]
     changes: dict[str, Any] = {"datasets": [*values["datasets"], *more]}
     changes |= {"start_from": start_from} if start_from else {}
     changes |= {"holdout_from": holdout_from} if holdout_from else {}
-    fit = type(fit).model_validate(values | changes)
-    resume = fit.updates_kept(folder) if (folder / METRICS_FILE).exists() else None
+    section = type(section).model_validate(values | changes)
+    resume = updates_kept(section, folder) if (folder / METRICS_FILE).exists() else None
     with MetricLogger(folder, recipe.log, resume_step=resume, run_config=recipe.model_dump(mode="json")) as logger:
-        return fit.fit(
-            _env_spec(recipe), folder, seed=recipe.seed, device=resolve_device(recipe.device), on_metrics=logger.log
-        )
+        device = resolve_device(recipe.device)
+        return fit(section, _env_spec(recipe), folder, seed=recipe.seed, device=device, on_metrics=logger.log)
 
 
 def measure_world_model(
@@ -211,18 +212,23 @@ def measure_world_model(
         styles: name -> dataset of episodes with another look (lighting, colors, textures).
         folder: for the report, in place of the world model's.
     """
+    from world_model.env.config import WorldModelEnvConfig
+    from world_model.trust.evaluate import measure_trust
+
     limit_threads(recipe)
-    fit = _world_model_section(recipe)
+    section = world_model_section(recipe)
+    env = recipe.env if isinstance(recipe.env, WorldModelEnvConfig) else None
     outcomes = [_real_and_imagined(recipe, world_model, policy) for policy in policies]
     chunk_size = build_policy(recipe, _env_spec(recipe)).chunk_size
-    return fit.measure_trust(
+    return measure_trust(
+        section.measure,
         world_model,
         held_out,
         outcomes,
         train=train,
         styles=styles,
-        imagination=getattr(recipe.env, "imagination", None),
-        trust=getattr(recipe.env, "trust", None),
+        imagination=env and env.imagination,
+        trust=env and env.trust,
         chunk_size=chunk_size,
         device=resolve_device(recipe.device),
         show=rich.print,
@@ -232,16 +238,21 @@ def measure_world_model(
 
 def mine_keyframes(recipe: Recipe, world_model: Path, datasets: Sequence[Path], file: Path) -> Path:
     """Mine datasets of the policy's real episodes for moments to start from; writes and returns the file."""
+    from world_model.data.keyframes import mine_keyframes as mine
+
     limit_threads(recipe)
-    section = _world_model_section(recipe)
-    return section.mine_keyframes(world_model, datasets, file, device=resolve_device(recipe.device))
+    section = world_model_section(recipe)
+    mine(world_model, datasets, section.keyframes, resolve_device(recipe.device)).save(file)
+    return file
 
 
 def show_styles(recipe: Recipe, dataset: Path, file: Path, num_episodes: int, num_styles: int) -> list[str]:
     """Write a picture of a dataset's episodes in the recipe's styles; returns the instructions of those shown."""
-    section = _world_model_section(recipe)
+    from world_model.data.style_sheet import write_style_sheet
+
+    section = world_model_section(recipe)
     options = {"seed": recipe.seed, "num_episodes": num_episodes, "num_styles": num_styles}
-    return section.write_style_sheet(dataset, _env_spec(recipe), file, **options)
+    return write_style_sheet(section.style, section.dataset(dataset), _env_spec(recipe), file, **options)
 
 
 def _real_and_imagined(recipe: Recipe, world_model: Path, policy: str) -> tuple[str, list[str], list[bool], list[bool]]:
@@ -250,14 +261,14 @@ def _real_and_imagined(recipe: Recipe, world_model: Path, policy: str) -> tuple[
     from vla_rl.evaluation.evaluate import evaluate as run_evaluation
     from vla_rl.policies.base import load_policy
 
-    fit = _world_model_section(recipe)
+    section = world_model_section(recipe)
     loaded = load_policy(policy, resolve_device(recipe.device))
     imagined_env = type(recipe.env).model_validate(
         recipe.env.model_dump() | {"path": str(world_model), "trust": {"ignore": True}}
     )
     wanted = recipe.eval.model_copy(
         update={"split": "validation", "temperatures": (1.0,), "samples_per_state": 1, "videos": 0}
-        | {"episodes_per_task": fit.compare_episodes}
+        | {"episodes_per_task": section.compare_episodes}
     )
     rates = []
     for env_config in (recipe.acting_env, imagined_env):
@@ -271,10 +282,20 @@ def _real_and_imagined(recipe: Recipe, world_model: Path, policy: str) -> tuple[
     return policy, starts, [real for real, _ in pairs.values()], [imagined for _, imagined in pairs.values()]
 
 
-def _world_model_section(recipe: Recipe) -> Any:
-    if recipe.world_model is None:
+def world_model_section(recipe: Recipe) -> FitConfig:
+    """Return the recipe's `world_model` section.
+
+    Raises:
+        ConfigError: there is none, or its class is not one for `vla-rl world-model fit`.
+    """
+    from world_model.fit.config import FitConfig
+
+    section = recipe.world_model
+    if section is None:
         raise ConfigError("world_model: the recipe has none; see configs/tabletop_world_model.yaml for one")
-    return recipe.world_model
+    if not isinstance(section, FitConfig):
+        raise ConfigError(f"world_model: got a {type(section).__name__}, must extend world_model.fit.config:FitConfig")
+    return section
 
 
 def _env_spec(recipe: Recipe) -> EnvSpec:

@@ -19,6 +19,7 @@ from vla_rl.evaluation.results import Evaluation
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.training.metrics import METRICS_FILE, read_metrics
 from vla_rl.types import EnvSpec
+from world_model.trust.report import TRUST_FILE, TrustReport
 
 TRUST_FIGURES = ("agreement", "informedness", "false_success", "skill", "trust_horizon")
 
@@ -248,12 +249,17 @@ def _rate(evaluation: Evaluation, mode: str) -> tuple[float, float, float]:
 
 
 def _trust(folder: Path) -> dict[str, tuple[float | None, float | None, float | None]]:
-    figures = _json(folder / "trust.json").get("figures", {})
+    file = folder / TRUST_FILE
+    figures = TrustReport.load(file).figures if file.is_file() else {}
     return {
-        name: (figures[name]["value"], figures[name]["low"], figures[name]["high"])
+        name: (_known(figures[name].value), _known(figures[name].low), _known(figures[name].high))
         for name in TRUST_FIGURES
         if name in figures
     }
+
+
+def _known(number: float) -> float | None:
+    return None if math.isnan(number) else number
 
 
 def _keyframe_counts(file: Path) -> dict[str, int]:

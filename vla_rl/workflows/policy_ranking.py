@@ -19,33 +19,34 @@ from vla_rl.evaluation.evaluate import EvalConfig, build_env, episode_specs, run
 from vla_rl.policies.base import load_policy
 from vla_rl.recipe.recipe import Recipe, resolve_device
 from vla_rl.types import Episode
-from vla_rl.workflows.commands import limit_threads
+from vla_rl.workflows.commands import limit_threads, world_model_section
 
 if TYPE_CHECKING:
     from vla_rl.interfaces import Policy, VecEnv
+    from world_model.trust.ranking import Ranking
 
 WANTED = 6  # Policies below which a correlation says little.
 
 
 def rank_policies(
     recipe: Recipe, world_model: Path, policies: Sequence[str], file: Path, show: Callable[[str], None] = print
-) -> Any:
-    """Run every policy in both, and write the ranking; returns it (see `world_model.ranking.Ranking`).
+) -> Ranking:
+    """Run every policy in both, and write the ranking; returns it (see `world_model.trust.ranking`).
 
     Initial states are the `validation` split's, `world_model.compare_episodes` per task, each sampled from once.
 
     Raises:
         ConfigError: fewer than two policies, or one given twice; the recipe has no world_model section.
     """
+    from world_model.trust.ranking import judge_episodes, rank
+
     if len(policies) < 2 or len(set(policies)) < len(policies):
         raise ConfigError(
             f"--policy: got {', '.join(policies) or 'none'}; ranking needs at least two, each once ({WANTED} or more "
             "to make the correlation worth something)"
         )
-    if recipe.world_model is None:
-        raise ConfigError("world_model: the recipe has none; see configs/tabletop_imagination.yaml for one")
+    section = world_model_section(recipe)
     limit_threads(recipe)
-    section: Any = recipe.world_model
     device = resolve_device(recipe.device)
     values = recipe.env.model_dump() | {"path": str(world_model), "trust": {"ignore": True}}
     imagined_env: Any = type(recipe.env).model_validate(values)
@@ -59,12 +60,10 @@ def rank_policies(
             policy = load_policy(path, device)
             found = {name: _run(policy, env, section.compare_episodes) for name, env in (("r", real), ("i", imagined))}
             kept = [pair for pair in zip(found["r"], found["i"], strict=True) if not (pair[0].lost or pair[1].lost)]
-            judged = section.judge_episodes(
-                world_model, [a for a, _ in kept], imagination=imagined_env.imagination, device=device
-            )
+            judged = judge_episodes(world_model, [a for a, _ in kept], imagined_env.imagination, device)
             starts = [f"{a.spec.task}/{a.spec.split}/{a.spec.index}" for a, _ in kept]
             outcomes.append((path, starts, [a.success for a, _ in kept], [b.success for _, b in kept], judged))
-    ranking = section.rank(outcomes)
+    ranking = rank(outcomes)
     ranking.save(file)
     return ranking
 

@@ -13,7 +13,6 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -24,8 +23,9 @@ from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.statistics import Interval, spearman
 from vla_rl.recipe.recipe import load_recipe
 from vla_rl.workflows import commands
-from vla_rl.workflows.closed_loop import HELD_OUT_START, TRUST_PAGE, TRUST_REPORT, collect
+from vla_rl.workflows.closed_loop import HELD_OUT_START, collect
 from vla_rl.workflows.jobs import job, run_jobs
+from world_model.trust.report import PAGE_FILE, TRUST_FILE, TrustReport
 
 MIN_WORLD_MODELS = 4  # With three, a rank correlation is 1, .5, -.5 or -1.
 NUM_RESAMPLES = 5000
@@ -181,12 +181,11 @@ def _measure(
     found = []
     for number, path in enumerate(world_models, start=1):
         place = folder / f"trust_{number}"
-        if not (place / TRUST_PAGE).is_file():
+        if not (place / PAGE_FILE).is_file():
             show(f"{folder.name}: trust in {path}")
             commands.measure_world_model(recipe, Path(path), [held_out], folder=place)
-        measured: dict[str, dict[str, Any]] = json.loads((place / TRUST_REPORT).read_text(encoding="utf-8"))["figures"]
-        values = {name: figure["value"] for name, figure in measured.items()}
-        found.append({name: float(value) for name, value in values.items() if value is not None})
+        measured = TrustReport.load(place / TRUST_FILE).figures
+        found.append({name: figure.value for name, figure in measured.items() if not math.isnan(figure.value)})
     return found
 
 

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
 from vla_rl.config import Config, ConfigError
 from vla_rl.data.config import DatasetConfig, MaybeDatasets
-from vla_rl.types import EnvSpec, Episode
-from world_model.config import (
-    BootstrapConfig,
-    ImaginationConfig,
-    KeyframeConfig,
-    StageConfig,
-    StyleConfig,
-    WorldModelConfig,
-)
-from world_model.trust.config import MeasureConfig, TrustConfig
-
-if TYPE_CHECKING:
-    from world_model.trust.ranking import Ranking
+from world_model.config import BootstrapConfig, KeyframeConfig, StageConfig, StyleConfig, WorldModelConfig
+from world_model.trust.config import MeasureConfig
 
 
 class FitConfig(Config):
@@ -105,108 +93,12 @@ class FitConfig(Config):
             )
         return self
 
-    def fit(
-        self,
-        spec: EnvSpec,
-        folder: Path,
-        *,
-        seed: int = 0,
-        device: str = "cpu",
-        on_metrics: Callable[[int, Mapping[str, Any]], None] | None = None,
-    ) -> Path:
-        """Fit a world model of the environment that `spec` describes; returns its folder. See `world_model.fit`."""
-        from world_model.fit.fit import fit
-
-        return fit(self, spec, folder, seed=seed, device=device, on_metrics=on_metrics)
-
-    def updates_kept(self, folder: Path) -> int:
-        """Updates, over all stages, that `fit` would not make again in this folder."""
-        from world_model.fit.fit import updates_kept
-
-        return updates_kept(self, folder)
-
-    def measure_trust(
-        self,
-        world_model: Path,
-        held_out: Sequence[Path],
-        policies: Sequence[tuple[str, Sequence[str], Sequence[bool], Sequence[bool]]] = (),
-        *,
-        train: Sequence[Path] = (),
-        styles: Mapping[str, Path] | None = None,
-        imagination: ImaginationConfig | None = None,
-        trust: TrustConfig | None = None,
-        chunk_size: int | None = None,
-        device: str = "cpu",
-        show: Callable[[str], None] | None = None,
-        folder: Path | None = None,
-    ) -> Path:
-        """Write trust.json and trust.html into the world model's folder; returns the page.
-
-        Args:
-            held_out: datasets of real episodes of the policy, on none of which it was fitted or its thresholds chosen.
-            policies: name, names of initial states, real and imagined success from each.
-            train: datasets that the inverse dynamics learns from; empty takes half of the held-out episodes.
-            styles: name -> dataset of episodes with another look.
-            imagination: how the environment imagines. trust: what is required of it.
-            chunk_size: H, actions of the policy's chunk, over which successes are verified; None: one frame.
-            folder: for the report, in place of the world model's.
-        """
-        from world_model.trust.evaluate import measure_trust
-
-        return measure_trust(
-            self.measure,
-            world_model,
-            held_out,
-            policies,
-            train=train,
-            styles=styles,
-            imagination=imagination or ImaginationConfig(),
-            require=(trust or TrustConfig()).require,
-            chunk_size=chunk_size,
-            device=device,
-            show=show,
-            out=folder,
-        )
-
-    def mine_keyframes(self, world_model: Path, datasets: Sequence[Path], file: Path, *, device: str = "cpu") -> Path:
-        """Mine datasets of real episodes for keyframes, by the world model's latents; writes and returns the file.
-
-        See `world_model.keyframes`.
-        """
-        from world_model.data.keyframes import mine_keyframes
-
-        mine_keyframes(world_model, datasets, self.keyframes, device).save(file)
-        return file
-
     @property
     def needs_structure(self) -> bool:
         """Whether episodes to fit on must be recorded with `collect.structure`."""
         return self.style.share > 0
 
-    def write_style_sheet(
-        self, dataset: Path, spec: EnvSpec, file: Path, *, seed: int = 0, num_episodes: int = 4, num_styles: int = 6
-    ) -> list[str]:
-        """Show a dataset's episodes in styles as fitting draws them; see `world_model.style_sheet`."""
-        from world_model.data.style_sheet import write_style_sheet
-
-        known = [one for one in self.datasets if Path(one.path) == Path(dataset)]
-        config = known[0] if known else DatasetConfig(path=str(dataset))
-        return write_style_sheet(
-            self.style, config, spec, file, seed=seed, num_episodes=num_episodes, num_styles=num_styles
-        )
-
-    def judge_episodes(
-        self, world_model: Path, episodes: Sequence[Episode], *, imagination: ImaginationConfig, device: str = "cpu"
-    ) -> list[bool]:
-        """What the success head says of real episodes' frames; see `world_model.ranking`."""
-        from world_model.trust.ranking import judge_episodes
-
-        return judge_episodes(world_model, episodes, imagination, device)
-
-    def rank(
-        self, outcomes: Sequence[tuple[str, Sequence[str], Sequence[bool], Sequence[bool], Sequence[bool]]]
-    ) -> Ranking:
-        """Order policies by imagined success; see `world_model.ranking.rank`."""
-        from world_model.trust.ranking import rank
-
-        return rank(outcomes)
+    def dataset(self, path: Path) -> DatasetConfig:
+        """Return the options of the dataset at `path`: those given in `datasets`, or the defaults."""
+        known = [one for one in self.datasets if Path(one.path) == path]
+        return known[0] if known else DatasetConfig(path=str(path))

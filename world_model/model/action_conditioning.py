@@ -44,7 +44,7 @@ class ActionMaps(nn.Module):
 
     state_mean: torch.Tensor
     state_std: torch.Tensor
-    centers: torch.Tensor
+    centres: torch.Tensor  # British, as it is in the weights of world models that are already saved.
 
     def __init__(
         self,

@@ -16,10 +16,10 @@ from world_model.config import ImaginationConfig
 from world_model.data.episodes import EpisodeFrames, logged_episodes, open_episodes
 from world_model.metadata import content_key, resolve_path
 from world_model.model.world_model import load_world_model
-from world_model.trust.config import MeasureConfig, Requirement
+from world_model.trust.config import MeasureConfig, TrustConfig
 from world_model.trust.measure import measure
-from world_model.trust.page.page import PAGE_FILE, save_trust
-from world_model.trust.report import Provenance
+from world_model.trust.page.page import save_trust
+from world_model.trust.report import PAGE_FILE, Provenance
 from world_model.trust.subject import OpenLoop
 from world_model.trust.types import LoggedEpisode, PolicyOutcomes, TrustData
 
@@ -34,23 +34,33 @@ def measure_trust(
     *,
     train: Sequence[Path] = (),
     styles: Mapping[str, Path] | None = None,
-    imagination: ImaginationConfig,
-    require: Mapping[str, Requirement],
+    imagination: ImaginationConfig | None = None,
+    trust: TrustConfig | None = None,
     chunk_size: int | None = None,
     device: str = "cpu",
     show: Callable[[str], None] | None = None,
-    out: Path | None = None,
+    folder: Path | None = None,
 ) -> Path:
-    """Measure a world model on held-out datasets; see `FitConfig.measure_trust`.
+    """Write trust.json and trust.html into the world model's folder and return the page's path.
+
+    Args:
+        held_out: datasets of real episodes of the policy, on none of which it was fitted or its thresholds chosen.
+        policies: name, names of initial states, real and imagined success from each.
+        train: datasets that the inverse dynamics learns from; empty takes half of the held-out episodes.
+        styles: name -> dataset of episodes with another look.
+        imagination: how the environment imagines. trust: what is required of it. None takes the defaults.
+        chunk_size: H, actions of the policy's chunk, over which successes are verified; None: one frame.
+        folder: for the report, in place of the world model's.
 
     Raises:
-        ConfigError: no such world model, or one that ships with the package and no `out`.
+        ConfigError: no such world model, or one that ships with the package and no `folder`.
         DatasetError: a dataset that the world model was fitted on or its thresholds chosen on, or of another robot.
     """
-    folder = resolve_path(world_model)
-    if out is None and str(world_model).startswith("pretrained:"):
+    source = resolve_path(world_model)
+    imagination = imagination or ImaginationConfig()
+    if folder is None and str(world_model).startswith("pretrained:"):
         raise ConfigError(f"{world_model}: ships with the package, whose files stay as they are; name another --output")
-    loaded = load_world_model(folder, device).compute_in(imagination.precision)
+    loaded = load_world_model(source, device).compute_in(imagination.precision)
     spec = loaded.facts.env_spec()
 
     def opened(path: Path) -> EpisodeDataset:
@@ -82,7 +92,7 @@ def measure_trust(
         config,
         Provenance(
             model=str(world_model),
-            model_key=content_key(folder),
+            model_key=content_key(source),
             datasets=tuple(str(path) for path in held_out),
             dataset_keys=tuple(dataset.cache.name for dataset in datasets),
             chunk_frames=chunk_frames,
@@ -90,6 +100,6 @@ def measure_trust(
         ),
         show,
     )
-    target = Path(out or folder)
-    save_trust(measured, target, control_hz=spec.control_hz, require=require)
+    target = Path(folder or source)
+    save_trust(measured, target, control_hz=spec.control_hz, require=(trust or TrustConfig()).require)
     return target / PAGE_FILE

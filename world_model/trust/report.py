@@ -20,7 +20,7 @@ from world_model.trust.measures.outcomes import Calibration, PolicyRates
 from world_model.trust.numbers import Number
 
 SCHEMA_VERSION = 1
-TRUST_FILE = "trust.json"
+TRUST_FILE, PAGE_FILE = "trust.json", "trust.html"  # The page is the last file that measuring writes.
 EVAL_COMMAND = "vla-rl world-model eval"
 
 

@@ -19,8 +19,10 @@ from world_model.config import StyleConfig
 from world_model.data.clips import ClipDataset
 from world_model.data.episodes import EpisodeFrames, open_episodes
 from world_model.data.latents import ImageSamples, open_latents
+from world_model.data.style_sheet import write_style_sheet
 from world_model.data.styled import Restyler, StyledFrames, StyledImages, restylers, with_styles
 from world_model.fit.config import FitConfig
+from world_model.fit.fit import fit
 from world_model.model.world_model import load_world_model
 
 SPEC = ENV.env_spec()
@@ -65,7 +67,7 @@ def maker(frames) -> Restyler:
 
 @pytest.fixture(scope="module")
 def fitted(episodes, tmp_path_factory) -> Path:
-    return config(episodes, style=STYLE, cuts=2).fit(SPEC, tmp_path_factory.mktemp("styled") / "run", seed=1)
+    return fit(config(episodes, style=STYLE, cuts=2), SPEC, tmp_path_factory.mktemp("styled") / "run", seed=1)
 
 
 def all_frames(frames: EpisodeFrames) -> np.ndarray:
@@ -160,13 +162,13 @@ def test_the_autoencoder_sees_styles_and_the_weights_of_pixels_stay(frames, make
 
 
 def test_a_stopped_fit_with_styles_goes_on_to_the_same_result(episodes, fitted, tmp_path, monkeypatch):
-    fit = config(episodes, style=STYLE, cuts=2)
-    assert weights(fit_with_stops(fit, tmp_path / "run", monkeypatch)) == weights(fitted)
+    options = config(episodes, style=STYLE, cuts=2)
+    assert weights(fit_with_stops(options, tmp_path / "run", monkeypatch)) == weights(fitted)
 
 
 def test_every_stage_sees_the_styles_and_no_share_is_as_before(episodes, fitted, tmp_path):
-    plain = config(episodes, cuts=2).fit(SPEC, tmp_path / "plain", seed=1)
-    off = config(episodes, cuts=2, style={"share": 0.0, "copies": 5}).fit(SPEC, tmp_path / "off", seed=1)
+    plain = fit(config(episodes, cuts=2), SPEC, tmp_path / "plain", seed=1)
+    off = fit(config(episodes, cuts=2, style={"share": 0.0, "copies": 5}), SPEC, tmp_path / "off", seed=1)
     assert weights(plain) == weights(off)
     before, after = weights(plain), weights(fitted)
     assert all(before[name] != after[name] for name in before)
@@ -195,7 +197,7 @@ def test_style_without_what_guides_it_is_refused_before_anything_is_fitted(
     folder = Path(shutil.copytree(episodes, tmp_path / "episodes", ignore=shutil.ignore_patterns(".cache")))
     change(folder)
     with pytest.raises(error, match=message):
-        config(folder, style=STYLE | style).fit(SPEC, tmp_path / "run")
+        fit(config(folder, style=STYLE | style), SPEC, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -229,8 +231,10 @@ def test_depth_of_the_dataset_reaches_the_light(episodes, tmp_path, frames):
 def test_a_sheet_shows_episodes_in_styles(episodes, tmp_path):
     import cv2
 
-    fit = config(episodes, style=STYLE)
-    shown = fit.write_style_sheet(episodes, SPEC, tmp_path / "sheet.png", num_episodes=2, num_styles=3)
+    options = config(episodes, style=STYLE)
+    shown = write_style_sheet(
+        options.style, options.dataset(episodes), SPEC, tmp_path / "sheet.png", seed=0, num_episodes=2, num_styles=3
+    )
     assert shown == ["move to the red square"] * 2
     sheet = cv2.imread(str(tmp_path / "sheet.png"))
     assert sheet is not None and sheet.shape == (4 * 96, 5 * 96, 3)

@@ -16,6 +16,7 @@ from world_model.data.clips import ClipDataset
 from world_model.data.episodes import EpisodeFrames, open_episodes
 from world_model.data.latents import open_latents
 from world_model.fit.config import FitConfig
+from world_model.fit.fit import fit
 from world_model.fit.latent_bootstrap import Bootstrap
 from world_model.metadata import WorldModelFacts
 from world_model.model.world_model import WorldModel, build_parts
@@ -113,15 +114,15 @@ def test_it_uses_the_dynamics_as_it_is_now(clips, world_model) -> None:
 def test_a_stopped_fit_goes_on_to_the_same_result(episodes, tmp_path, monkeypatch) -> None:
     stage = {"steps": 5, "batch_size": 4, "warmup_steps": 1}
     bootstrap = {"share": 0.9, "start": 0.0, "ramp": 0.1, "refresh_every": 2, "episodes": 4}
-    fit = config(episodes, dynamics=stage, bootstrap=bootstrap)
-    whole = fit.fit(ENV.env_spec(), tmp_path / "whole", seed=1)
-    plain = config(episodes, dynamics=stage).fit(ENV.env_spec(), tmp_path / "plain", seed=1)
+    options = config(episodes, dynamics=stage, bootstrap=bootstrap)
+    whole = fit(options, ENV.env_spec(), tmp_path / "whole", seed=1)
+    plain = fit(config(episodes, dynamics=stage), ENV.env_spec(), tmp_path / "plain", seed=1)
     assert weights(whole)["dynamics.safetensors"] != weights(plain)["dynamics.safetensors"]
     stop_fitting(monkeypatch, 3 + 3)  # The autoencoder's three updates, and three of the dynamics'.
     with pytest.raises(KeyboardInterrupt):
-        fit.fit(ENV.env_spec(), tmp_path / "run", seed=1)
+        fit(options, ENV.env_spec(), tmp_path / "run", seed=1)
     monkeypatch.undo()
-    assert weights(fit.fit(ENV.env_spec(), tmp_path / "run", seed=1)) == weights(whole)
+    assert weights(fit(options, ENV.env_spec(), tmp_path / "run", seed=1)) == weights(whole)
 
 
 def test_what_could_not_resume_is_refused() -> None:

@@ -18,8 +18,11 @@ from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
 from world_model.fit import fit as fit_module
 from world_model.fit.calibration import CalibrationError
 from world_model.fit.config import FitConfig
+from world_model.fit.fit import fit
 from world_model.fit.trainer import Fitting
 from world_model.model.world_model import load_world_model
+from world_model.trust.config import MeasureConfig
+from world_model.trust.evaluate import measure_trust
 from world_model.trust.report import TrustReport
 
 ENV = DummyConfig(num_envs=8, tasks=("reach_red",), horizon=12, steps_after_success=4)
@@ -52,7 +55,7 @@ def config(episodes: Path, **options: Any) -> FitConfig:
 
 @pytest.fixture(scope="module")
 def fitted(episodes, tmp_path_factory) -> Path:
-    return config(episodes).fit(ENV.env_spec(), tmp_path_factory.mktemp("fit") / "run", seed=1)
+    return fit(config(episodes), ENV.env_spec(), tmp_path_factory.mktemp("fit") / "run", seed=1)
 
 
 @pytest.fixture(scope="module")
@@ -87,13 +90,13 @@ def stop_fitting(monkeypatch: pytest.MonkeyPatch, updates: int) -> list[int]:
     return budget
 
 
-def fit_with_stops(fit: FitConfig, run: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def fit_with_stops(options: FitConfig, run: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Stopped in the middle of each stage in turn."""
     budget = stop_fitting(monkeypatch, 0)
     for tries in range(10):
         budget[0] = 2 if tries % 2 == 0 else 1
         try:
-            result = fit.fit(ENV.env_spec(), run, seed=1)
+            result = fit(options, ENV.env_spec(), run, seed=1)
         except KeyboardInterrupt:
             continue
         assert tries == 7, "four stages of three updates, each stopped after two of them"
@@ -130,9 +133,8 @@ def test_a_stopped_fits_metrics_are_those_of_a_whole_one(episodes, tmp_path, mon
 
 
 def test_fine_tuning_starts_from_the_weights_and_keeps_what_is_not_fitted(episodes, fitted, tmp_path):
-    tuned = config(episodes, model=None, start_from=str(fitted), autoencoder={"steps": 0}).fit(
-        ENV.env_spec(), tmp_path / "run"
-    )
+    options = config(episodes, model=None, start_from=str(fitted), autoencoder={"steps": 0})
+    tuned = fit(options, ENV.env_spec(), tmp_path / "run")
     before, after = weights(fitted), weights(tuned)
     assert before["autoencoder.safetensors"] == after["autoencoder.safetensors"]
     assert before["dynamics.safetensors"] != after["dynamics.safetensors"]
@@ -141,27 +143,27 @@ def test_fine_tuning_starts_from_the_weights_and_keeps_what_is_not_fitted(episod
 
 def test_episodes_of_their_own_can_choose_the_threshold_and_then_not_measure_trust(episodes, tmp_path):
     others = collect(tmp_path / "others", noise=1.5, noise_hold=4, start_index=500)
-    fit = config(episodes, calibrate_on=str(others))
-    chosen = fit.fit(ENV.env_spec(), tmp_path / "run")
+    options = config(episodes, calibrate_on=str(others))
+    chosen = fit(options, ENV.env_spec(), tmp_path / "run")
     facts = load_world_model(chosen).facts
     assert facts.calibration["num_episodes"] == 24
     assert set(facts.calibrated_on).isdisjoint(facts.datasets)
     for seen, why in ((episodes, "was fitted on it"), (others, "chose its thresholds on it")):
         with pytest.raises(DatasetError, match=why):
-            fit.measure_trust(chosen, [seen])
+            measure_trust(options.measure, chosen, [seen])
 
 
 def test_what_ships_with_the_package_gets_its_report_elsewhere(tmp_path):
     with pytest.raises(ConfigError, match=r"pretrained:tabletop: ships with the package.*--output"):
-        FitConfig().measure_trust(Path("pretrained:tabletop"), [])
+        measure_trust(MeasureConfig(), Path("pretrained:tabletop"), [])
     with pytest.raises(DatasetError, match="nowhere"):  # It is found, and its facts are read.
-        FitConfig().measure_trust(Path("pretrained:tabletop"), [tmp_path / "nowhere"], folder=tmp_path)
+        measure_trust(MeasureConfig(), Path("pretrained:tabletop"), [tmp_path / "nowhere"], folder=tmp_path)
 
 
 @pytest.mark.parametrize(("chunk_size", "frames"), [(None, 1), (4, 1), (6, 2), (8, 2)])
-def test_trust_verifies_successes_over_the_policys_chunk(episodes, fitted, held_out, tmp_path, chunk_size, frames):
-    fit = config(episodes, measure={"inverse_updates": 0, "num_clips": 0})
-    fit.measure_trust(fitted, [held_out], chunk_size=chunk_size, folder=tmp_path)
+def test_trust_verifies_successes_over_the_policys_chunk(fitted, held_out, tmp_path, chunk_size, frames):
+    options = MeasureConfig(inverse_updates=0, num_clips=0)
+    measure_trust(options, fitted, [held_out], chunk_size=chunk_size, folder=tmp_path)
     assert TrustReport.load(tmp_path / "trust.json").provenance.chunk_frames == frames
 
 
@@ -169,8 +171,8 @@ def test_the_last_datasets_episodes_alone_can_choose_the_threshold(episodes, tmp
     newest = collect(tmp_path / "newest", noise=1.5, noise_hold=4, start_index=500)
     chosen_on = []
     for holdout_from in ("all", "last"):
-        fit = config(episodes, datasets=[str(episodes), str(newest)], holdout_from=holdout_from)
-        facts = load_world_model(fit.fit(ENV.env_spec(), tmp_path / holdout_from)).facts
+        options = config(episodes, datasets=[str(episodes), str(newest)], holdout_from=holdout_from)
+        facts = load_world_model(fit(options, ENV.env_spec(), tmp_path / holdout_from)).facts
         chosen_on.append(facts.calibration["num_episodes"])
     assert chosen_on == [24, 12]
 
@@ -184,7 +186,7 @@ def test_success_networks_can_start_afresh_and_learn_from_episodes_of_their_own(
         "fresh": {"fresh_success": True},
         "others": {"success_datasets": str(others)},
     }.items():
-        result = config(episodes, **kept, **options).fit(ENV.env_spec(), tmp_path / name)
+        result = fit(config(episodes, **kept, **options), ENV.env_spec(), tmp_path / name)
         assert weights(result)["dynamics.safetensors"] == weights(fitted)["dynamics.safetensors"]
         found[name] = weights(result)["success.safetensors"]
         assert len(load_world_model(result).facts.datasets) == (2 if name == "others" else 1)
@@ -193,7 +195,7 @@ def test_success_networks_can_start_afresh_and_learn_from_episodes_of_their_own(
 
 def test_a_finished_fit_is_not_repeated(episodes, fitted, monkeypatch):
     monkeypatch.setattr(fit_module, "_Fit", None)
-    assert config(episodes).fit(ENV.env_spec(), fitted.parent) == fitted
+    assert fit(config(episodes), ENV.env_spec(), fitted.parent) == fitted
 
 
 @pytest.mark.parametrize(
@@ -208,20 +210,20 @@ def test_a_finished_fit_is_not_repeated(episodes, fitted, monkeypatch):
 def test_what_cannot_be_fitted_is_refused(episodes, fitted, tmp_path, options, error, message):
     options = {key: str(fitted) if value == "FITTED" else value for key, value in options.items()}
     with pytest.raises(error, match=message):
-        config(episodes, **options).fit(ENV.env_spec(), tmp_path / "run")
+        fit(config(episodes, **options), ENV.env_spec(), tmp_path / "run")
     assert not (tmp_path / "run" / "stages").exists(), "before anything is fitted"
 
 
 def test_a_start_of_another_robot_is_refused(episodes, fitted, tmp_path):
     spec = DummyConfig(cameras=("wrist",)).env_spec()
     with pytest.raises(ConfigError, match=r"has cameras \('agentview',\), the environment \('wrist',\)"):
-        config(episodes, model=None, start_from=str(fitted)).fit(spec, tmp_path / "run")
+        fit(config(episodes, model=None, start_from=str(fitted)), spec, tmp_path / "run")
 
 
 def test_episodes_without_failures_are_refused(tmp_path):
     perfect = collect(tmp_path / "perfect", keep="successes", episodes_per_task=12)
     with pytest.raises(CalibrationError, match="0 failed episodes"):
-        config(perfect).fit(ENV.env_spec(), tmp_path / "run")
+        fit(config(perfect), ENV.env_spec(), tmp_path / "run")
 
 
 def test_actions_in_other_units_are_refused(episodes, tmp_path):
@@ -229,4 +231,4 @@ def test_actions_in_other_units_are_refused(episodes, tmp_path):
     small = type(spec)(**{**spec.__dict__, "action_low": spec.action_low / 100, "action_high": spec.action_high / 100})
     shutil.copytree(episodes, tmp_path / "episodes")
     with pytest.raises(DatasetError, match="other units"):
-        config(tmp_path / "episodes").fit(small, tmp_path / "run")
+        fit(config(tmp_path / "episodes"), small, tmp_path / "run")

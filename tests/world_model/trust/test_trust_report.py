@@ -15,8 +15,8 @@ from block_toy import BlockWorldModel, episodes
 from world_model.trust.config import DEFAULT_REQUIRE, MeasureConfig, TrustConfig
 from world_model.trust.figures import Figure
 from world_model.trust.measure import Measured, measure
-from world_model.trust.page.page import PAGE_FILE, save_trust, write_page
-from world_model.trust.report import Provenance, TrustError, TrustReport, admit
+from world_model.trust.page.page import save_trust, write_page
+from world_model.trust.report import PAGE_FILE, Provenance, TrustError, TrustReport, admit
 from world_model.trust.types import PolicyOutcomes, TrustData
 
 

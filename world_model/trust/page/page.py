@@ -40,9 +40,8 @@ from world_model.trust.page.charts import (
     curves_chart,
     policies_chart,
 )
-from world_model.trust.report import TRUST_FILE, ClipFile, TrustReport
+from world_model.trust.report import PAGE_FILE, TRUST_FILE, ClipFile, TrustReport
 
-PAGE_FILE = "trust.html"
 CLIPS_FOLDER = "trust_clips"
 _STYLE_FIGURES = (
     "real_success",
