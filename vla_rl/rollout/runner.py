@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 class Acted(Protocol):
     """What `act` decides for B environments, such as an `ActionChunk`."""
 
-    actions: np.ndarray  # float32 (B, H, A), in the environment's units.
+    @property
+    def actions(self) -> np.ndarray:
+        """float32 (B, H, A), in the environment's units."""
+        ...
 
 
 @dataclass

@@ -11,112 +11,30 @@ from __future__ import annotations
 import json
 import shutil
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.config import ConfigError
 from vla_rl.data.dataset import OBSERVED_EVERY
-from vla_rl.data.lerobot_io import RecordedEpisode, assemble, dataset_features, encode_png, read_shards, write_shard
-from vla_rl.data.segmentation import CAMERA_PREFIX, split_cameras
+from vla_rl.data.lerobot_io import RecordedEpisode, assemble, dataset_features, read_shards, write_shard
+from vla_rl.data.segmentation import CAMERA_PREFIX
 from vla_rl.interfaces import Policy, VecEnv
 from vla_rl.recipe.collect_config import CollectConfig
-from vla_rl.types import ControlSource, EpisodeSpec, Keyframe, Observation, StepResult
+from vla_rl.rollout.episode_recording import EpisodeRecording
+from vla_rl.rollout.recording_plan import MAX_ATTEMPTS, RecordingPlan
+from vla_rl.rollout.runner import EpisodeRunner, RunningEpisode, draw_chunk
+from vla_rl.types import ControlSource, EpisodeSpec, Observation, StepResult
+
+if TYPE_CHECKING:
+    import torch
 
 SHARD_BYTES = 128 * 2**20
-MAX_LOST = 3  # Tries of one episode whose worker dies, before it is given up.
-
-
-@dataclass
-class _Running:
-    """An episode under way in one environment."""
-
-    spec: EpisodeSpec
-    rng: np.random.Generator
-    obs: Observation  # Latest, one row.
-    pending: dict[str, list[Future[bytes]]]
-    state: list[np.ndarray] = field(default_factory=list)
-    actions: list[np.ndarray] = field(default_factory=list)
-    executed: list[np.ndarray] = field(default_factory=list)
-    reward: list[float] = field(default_factory=list)
-    noise: np.ndarray | None = None
-    states: list[Keyframe] = field(default_factory=list)
-    structure: dict[str, list[np.ndarray]] = field(default_factory=dict)
-
-
-class _Plan:
-    """Which initial states to run next, one task after another, and what came of them."""
-
-    def __init__(self, config: CollectConfig, tasks: Sequence[str]) -> None:
-        self.config, self.tasks = config, list(tasks)
-        self.kept = dict.fromkeys(self.tasks, 0)
-        self.successes = dict.fromkeys(self.tasks, 0)
-        self.tried: dict[str, set[int]] = {task: set() for task in self.tasks}
-        self.running = dict.fromkeys(self.tasks, 0)
-        self.lost: dict[tuple[str, int], int] = {}
-        self._retry: list[EpisodeSpec] = []
-
-    @property
-    def wanted(self) -> int:
-        return self.config.episodes_per_task * len(self.tasks)
-
-    def next(self) -> EpisodeSpec | None:
-        """The next episode to start, or None when none is needed (now)."""
-        if self._retry:
-            return self._start(self._retry.pop(0))
-        for task in self.tasks:
-            if (index := self._next_index(task)) is not None:
-                return self._start(EpisodeSpec(task, self.config.split, index))
-        return None
-
-    def _start(self, spec: EpisodeSpec) -> EpisodeSpec:
-        self.tried[spec.task].add(spec.index)
-        self.running[spec.task] += 1
-        return spec
-
-    def _next_index(self, task: str) -> int | None:
-        config = self.config
-        need = config.episodes_per_task - self.kept[task]
-        if config.keep == "all":
-            stop = config.start_index + config.episodes_per_task
-        else:
-            if need <= self.running[task]:  # Enough are under way, should all succeed.
-                return None
-            stop = config.start_index + config.max_attempts * config.episodes_per_task
-        return next((i for i in range(config.start_index, stop) if i not in self.tried[task]), None)
-
-    def finish(self, spec: EpisodeSpec, success: bool) -> bool:
-        """Note an episode's end; returns whether it is kept."""
-        self.running[spec.task] -= 1
-        self.successes[spec.task] += success
-        keep = (success or self.config.keep == "all") and self.kept[spec.task] < self.config.episodes_per_task
-        self.kept[spec.task] += keep
-        return keep
-
-    def lose(self, spec: EpisodeSpec) -> None:
-        """Note an episode that broke: it is run again, up to `MAX_LOST` times."""
-        self.running[spec.task] -= 1
-        key = (spec.task, spec.index)
-        self.lost[key] = self.lost.get(key, 0) + 1
-        if self.lost[key] < MAX_LOST:
-            self._retry.append(spec)
-        else:
-            warnings.warn(f"{spec.task} {spec.split} {spec.index}: broke {MAX_LOST} times; given up", stacklevel=2)
-
-    def restore(self, rows: Sequence[dict[str, Any]], rejected: Sequence[tuple[str, int]]) -> None:
-        """Take over what an earlier, killed collection has finished."""
-        for row in rows:
-            self.tried[row["task"]].add(row["index"])
-            self.kept[row["task"]] += 1
-            self.successes[row["task"]] += row["success"]
-        for task, index in rejected:
-            self.tried[task].add(index)
 
 
 def collect_dataset(
@@ -270,6 +188,14 @@ def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     return [f"{n}: there {before.get(n)!r}, now {after.get(n)!r}" for n in names]
 
 
+@dataclass(frozen=True)
+class _Decision:
+    """What is done in B environments, and what a policy should learn from it; both float32 (B, H, A)."""
+
+    actions: np.ndarray
+    labels: np.ndarray
+
+
 class _Collector:
     """Runs the plan's episodes in a vector environment and stages them as shards."""
 
@@ -292,7 +218,7 @@ class _Collector:
         spec = env.spec
         cameras = [name for name in spec.cameras if not name.startswith(CAMERA_PREFIX)]
         self.features = dataset_features(cameras, spec.image_size, spec.state_dim, spec.action_dim)
-        self.plan = _Plan(config, tasks)
+        self.plan = RecordingPlan(config, tasks)
         self.num_shards = self.frames = self.new_frames = 0
         for rows, rejected, _ in read_shards(staging):
             self.plan.restore(rows, rejected)
@@ -300,33 +226,31 @@ class _Collector:
             self.frames += sum(row["length"] for row in rows)
         self.kept: list[RecordedEpisode] = []
         self.rejected: list[tuple[str, int]] = []
-        self.running: dict[int, _Running] = {}
+        self.recordings: dict[int, EpisodeRecording] = {}
+        self.noise: dict[int, _HeldNoise] = {}
+        self.generator: torch.Generator | None = None
         self.encoders = ThreadPoolExecutor(max_workers=2, thread_name_prefix="png")
         self.started = self.reported = time.monotonic()
 
     def run(self) -> None:
         """Run every episode of the plan, then write the last shard."""
-        generator = None
         if self.policy is not None:
             import torch
 
             # A resumed collection must not draw what the finished episodes drew.
-            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + sum(map(len, self.plan.tried.values())))
+            drawn = sum(map(len, self.plan.tried.values()))
+            self.generator = torch.Generator().manual_seed(self.seed * 1_000_003 + drawn)
         with self.encoders:
-            self._start(range(self.env.num_envs))
-            while self.running:
-                env_ids = sorted(self.running)
-                self._keep_states(env_ids)
-                label, executed = self._act(env_ids, generator)
-                result = self.env.step(executed, env_ids)
-                for row, env_id in enumerate(env_ids):
-                    self._record(env_id, row, label[row], executed[row], result)
-                ended = [env_id for row, env_id in enumerate(env_ids) if result.done[row]]
-                for row, env_id in enumerate(env_ids):
-                    if result.done[row]:
-                        self._end(env_id, row, result)
-                self._start(sorted(set(range(self.env.num_envs)) - set(self.running)) if ended else [])
-                self._report()
+            EpisodeRunner(
+                self.env,
+                self.plan.specs(),
+                self._act,
+                self._on_step,
+                policy=self.policy,
+                on_start=self._on_start,
+                before_step=self._before_step,
+                max_attempts=MAX_ATTEMPTS,
+            ).run()
         self._write_shard()
         self._report(last=True)
 
@@ -351,25 +275,19 @@ class _Collector:
             self.reported = now
             self.on_progress(self.summary())
 
-    def _start(self, env_ids: Sequence[int]) -> None:
-        started: dict[int, EpisodeSpec] = {}
-        for env_id in env_ids:
-            if (spec := self.plan.next()) is not None:
-                started[env_id] = spec
-        if not started:
-            return
-        obs = self.env.reset(list(started.values()), list(started))
-        for row, (env_id, spec) in enumerate(started.items()):
-            rng = np.random.default_rng([self.seed, spec.index, *spec.task.encode()])
-            first = obs.select([row])
-            pictures, structure = split_cameras(first.images)
-            self.running[env_id] = _Running(spec, rng, replace(first, images=pictures), {c: [] for c in pictures})
-            self.running[env_id].structure = {camera: [image[0]] for camera, image in structure.items()}
+    def _on_start(self, episode: RunningEpisode) -> None:
+        spec = episode.spec
+        self.recordings[episode.env_id] = EpisodeRecording(spec, episode.obs, self.encoders)
+        self.noise[episode.env_id] = _HeldNoise(
+            self.config, self.env.spec.action_dim, np.random.default_rng([self.seed, spec.index, *spec.task.encode()])
+        )
 
-    def _keep_states(self, env_ids: Sequence[int]) -> None:
-        """Save the simulator's state of each environment, where it is asked for."""
+    def _before_step(self, episodes: list[RunningEpisode]) -> None:
+        """Say how far it is; save the simulators' states, where that is asked for."""
+        self._report()
         if not self.config.keyframes:
             return
+        env_ids = [episode.env_id for episode in episodes]
         try:
             states = self.env.save_state(env_ids)
         except NotImplementedError as error:
@@ -377,92 +295,43 @@ class _Collector:
         except RuntimeError:  # A worker broke, whose episode the next step counts as lost; the others lack this state.
             return
         for env_id, state in zip(env_ids, states, strict=True):
-            self.running[env_id].states.append(state)
+            self.recordings[env_id].simulator_states.append(state)
 
-    def _act(self, env_ids: Sequence[int], generator: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Labels and executed actions, both float32 (B, H, A)."""
+    def _act(self, episodes: list[RunningEpisode]) -> _Decision:
         low, high = self.env.spec.action_low, self.env.spec.action_high
+        env_ids = [episode.env_id for episode in episodes]
         if self.policy is not None:
-            obs = Observation.concatenate([self.running[i].obs for i in env_ids])
-            actions = np.clip(self.policy.act(obs, generator, self.config.temperature).actions, low, high)
-            return actions, actions
+            obs = Observation.concatenate([self.recordings[i].obs for i in env_ids])
+            chunk = draw_chunk(self.policy, episodes, self.generator, self.config.temperature, obs)
+            actions = np.clip(chunk.actions, low, high)
+            return _Decision(actions, actions)
         clean = np.clip(self.env.expert_action(env_ids), low, high).astype(np.float32)
         if not (self.config.noise or self.config.rotation_noise):
-            return clean[:, None], clean[:, None]
-        noise = np.stack([self._noise(self.running[i], clean.shape[1]) for i in env_ids])
-        return clean[:, None], np.clip(clean + noise, low, high).astype(np.float32)[:, None]
+            return _Decision(clean[:, None], clean[:, None])
+        noise = np.stack([self.noise[i].next() for i in env_ids])
+        return _Decision(np.clip(clean + noise, low, high).astype(np.float32)[:, None], clean[:, None])
 
-    def _noise(self, running: _Running, action_dim: int) -> np.ndarray:
-        if running.noise is None or len(running.actions) % self.config.noise_hold == 0:
-            scale = np.full(action_dim, self.config.rotation_noise)
-            scale[:3], scale[-1] = self.config.noise, 0.0  # The last is the gripper.
-            running.noise = running.rng.normal(0.0, scale)
-        return running.noise
-
-    def _record(self, env_id: int, row: int, label: np.ndarray, executed: np.ndarray, result: StepResult) -> None:
-        """Append the executed steps of one environment's chunk: each action with the observation before it."""
-        if result.lost[row]:
+    def _on_step(self, episode: RunningEpisode, row: int, decision: _Decision, result: StepResult) -> None:
+        if result.lost[0]:
+            if episode.attempt == MAX_ATTEMPTS:
+                self.plan.give_up(episode.spec)
             return
-        running = self.running[env_id]
-        num_steps = int(result.num_steps[row])
-        images = {camera: image[0] for camera, image in running.obs.images.items()}
-        state = running.obs.state[0]
-        frames = result.info["frames"][row] if "frames" in result.info else None
-        assert frames is not None or num_steps <= 1 or not self.config.every_frame, "needs record_frames=True"
-        for i in range(num_steps):
-            for camera, image in images.items():
-                running.pending[camera].append(self.encoders.submit(encode_png, image))
-            running.state.append(state)
-            running.actions.append(label[i])
-            running.executed.append(executed[i])
-            running.reward.append(float(result.reward[row, i]))
-            if frames is not None:
-                images = {camera: frames[camera][i] for camera in images}
-                state = result.info["states"][row][i]
-        latest = result.obs.select([row])
-        pictures, structure = split_cameras(latest.images)
-        running.obs = replace(latest, images=pictures)
-        for camera, image in structure.items():
-            seen = image if frames is None else frames[CAMERA_PREFIX + camera]
-            running.structure[camera] += list(seen[:num_steps])
+        recording = self.recordings[episode.env_id]
+        assert "frames" in result.info or result.num_steps[0] <= 1 or not self.config.every_frame, "record_frames is on"
+        recording.add(decision.labels[row], decision.actions[row], result)
+        if result.done[0]:
+            self._end(episode.spec, recording, bool(result.success[0]))
 
-    def _end(self, env_id: int, row: int, result: StepResult) -> None:
-        running = self.running.pop(env_id)
-        if result.lost[row]:
-            self.plan.lose(running.spec)
-            return
-        success = bool(result.success[row])
-        spec = running.spec
+    def _end(self, spec: EpisodeSpec, recording: EpisodeRecording, success: bool) -> None:
         if self.plan.finish(spec, success):
-            self.kept.append(self._assemble(running, success))
-            self.frames += len(running.actions)
+            self.kept.append(recording.finish(success, self.source, self.version))
+            self.frames += len(recording)
         else:
             self.rejected.append((spec.task, spec.index))
-        self.new_frames += len(running.actions)
+        self.new_frames += len(recording)
         full = sum(e.num_bytes for e in self.kept) >= SHARD_BYTES
         if full or len(self.kept) + len(self.rejected) >= self.config.shard_episodes:
             self._write_shard()
-
-    def _assemble(self, running: _Running, success: bool) -> RecordedEpisode:
-        spec, length = running.spec, len(running.actions)
-        return RecordedEpisode(
-            task=spec.task,
-            split=spec.split,
-            index=spec.index,
-            instruction=running.obs.instruction[0],
-            png={camera: [f.result() for f in frames] for camera, frames in running.pending.items()},
-            state=np.stack(running.state),
-            actions=np.stack(running.actions),
-            executed_actions=np.stack(running.executed),
-            reward=np.asarray(running.reward, np.float32),
-            success=success,
-            control_source=[self.source] * length,
-            policy_version=self.version,
-            final_png={camera: encode_png(image[0]) for camera, image in running.obs.images.items()},
-            final_state=running.obs.state[0],
-            simulator_states=running.states,
-            structure={camera: np.stack(images) for camera, images in running.structure.items()},
-        )
 
     def _write_shard(self) -> None:
         if not self.kept and not self.rejected:
@@ -470,3 +339,20 @@ class _Collector:
         write_shard(self.staging / f"shard_{self.num_shards:05d}", self.kept, self.rejected, self.features)
         self.num_shards += 1
         self.kept, self.rejected = [], []
+
+
+class _HeldNoise:
+    """The noise on one episode's executed actions; each sample is held for `noise_hold` control steps."""
+
+    def __init__(self, config: CollectConfig, action_dim: int, rng: np.random.Generator) -> None:
+        self.rng, self.hold, self.num_steps = rng, config.noise_hold, 0
+        self.scale = np.full(action_dim, config.rotation_noise)
+        self.scale[:3], self.scale[-1] = config.noise, 0.0  # The last is the gripper.
+        self.sample = np.zeros(action_dim)
+
+    def next(self) -> np.ndarray:
+        """Of the next control step, float64 (A,)."""
+        if self.num_steps % self.hold == 0:
+            self.sample = self.rng.normal(0.0, self.scale)
+        self.num_steps += 1
+        return self.sample
