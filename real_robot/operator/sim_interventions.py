@@ -18,7 +18,7 @@ from a good operator works, not how well people operate.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -29,7 +29,8 @@ from real_robot.operator.intervention import Intervention, Kind
 from real_robot.operator.recorder import Recorder, Recording
 from real_robot.types import Command, RobotObservation
 from vla_rl.interfaces import Policy, VecEnv
-from vla_rl.types import EpisodeSpec, Observation
+from vla_rl.rollout.runner import EpisodeRunner, RunningEpisode, draw_chunk
+from vla_rl.types import EpisodeSpec, Observation, StepResult
 
 if TYPE_CHECKING:
     import torch
@@ -123,21 +124,67 @@ class InterventionOutcome:
     lost: bool = False
 
 
-@dataclass
 class EnvSlot:
-    """One environment with its intervention, its recorder, and the episode under way."""
+    """One environment with its intervention and its recorder, and what they know of the episode under way."""
 
-    intervention: Intervention
-    recorder: Recorder
-    now: float = 0.0
-    spec: EpisodeSpec | None = None
-    number: int = 0
-    obs: RobotObservation | None = None
-    progress: ProgressAlarm | None = None
-    chunk: list[np.ndarray] = field(default_factory=list)
-    steps: int = 0
-    given_up: bool = False
-    frames: dict[str, int] = field(default_factory=dict)
+    def __init__(
+        self, recording: Recording, action_dim: int, options: OperatorOptions, policy_version: str, round: int
+    ) -> None:
+        self.options, self.now = options, 0.0
+        # All numbers of an action are changes per step, the last, the gripper, is a command that stays.
+        moves: list[Kind] = ["velocity"]
+        kinds: list[Kind] = [*moves * (action_dim - 1), "position"]
+        self.intervention = Intervention(kinds, clock=lambda: self.now, max_rewind=max(1, options.rewind_steps))
+        self.recorder = Recorder(recording, self.intervention, policy_version, round, wait=True)
+
+    def begin(self, spec: EpisodeSpec, obs: Observation) -> None:
+        """Start an episode."""
+        self.spec = self.recorder.spec = spec
+        self.obs, self.progress = self._of_robot(obs), ProgressAlarm(self.options.patience)
+        self.chunk: list[np.ndarray] = []  # The policy's actions still to come.
+        self.steps, self.given_up = 0, False
+        self.frames: dict[str, int] = {}  # Who drove -> control steps.
+        (self.intervention.demonstrate if self.options.demonstrate else self.intervention.begin)(WHO)
+
+    def observe(self, operator: OperatorCommand, command: Command, sent: np.ndarray, seconds: float) -> None:
+        """Record a control step of so many seconds."""
+        mode = HOLDING if command.source == "hold" else RUNNING
+        result = SentCommand(sent, command.values, (), mode, sent)
+        tick = Tick(self.steps, self.now, self.obs, True, command, result, 0.0, 0.0, operator)
+        self.intervention(tick)
+        self.recorder(tick)
+        self.frames[command.source] = self.frames.get(command.source, 0) + 1
+        self.steps += 1
+        self.now += seconds
+
+    def see(self, obs: Observation) -> None:
+        """Take what is seen after a step, one row."""
+        self.obs = self._of_robot(obs)
+
+    def finish(self, success: bool, lost: bool) -> InterventionOutcome:
+        """End the episode and record it, unless it is lost."""
+        (self.intervention.success if success else self.intervention.failure)("simulator")
+        if lost:
+            self.recorder.discard()
+        else:
+            self.recorder.finalize(self.obs)
+        summary, frames = self.intervention.summary, self.frames
+        return InterventionOutcome(
+            task=self.spec.task,
+            index=self.spec.index,
+            success=summary.outcome == "success",
+            intervened=summary.intervened,
+            recoveries=summary.recoveries,
+            policy_frames=frames.get("policy", 0),
+            recovery_frames=frames.get("recovery", 0),
+            correction_frames=frames.get("correction", 0),
+            given_up=self.given_up,
+            lost=lost,
+        )
+
+    def _of_robot(self, obs: Observation) -> RobotObservation:
+        images = {camera: image[0] for camera, image in obs.images.items()}
+        return RobotObservation(images, obs.state[0], obs.instruction[0], self.now)
 
 
 def run_interventions(
@@ -174,14 +221,34 @@ def run_interventions(
     for task in {spec.task for spec in specs}:
         if not options.demonstrate and env.spec.horizon[task] <= horizons[task]:
             raise ValueError(f"{task}: the environment's horizon {env.spec.horizon[task]} leaves the person no step")
-    runner = _Runner(policy, env, recording, horizons, options, policy_version, round, seed)
+    operators = _Operators(policy, env, recording, horizons, options, policy_version, round, seed, on_episode)
     try:
-        return runner.run(specs, on_episode)
+        EpisodeRunner(
+            env,
+            specs,
+            operators.act,
+            operators.on_step,
+            policy=policy,
+            on_start=operators.on_start,
+            before_step=operators.before_step,
+        ).run()
     finally:
-        runner.close()
+        operators.close()
+    return [operators.outcomes[number] for number in range(len(specs))]
 
 
-class _Runner:
+@dataclass(frozen=True)
+class _Decision:
+    """What each person wants, and what drives each environment; `actions`: float32 (B, 1, A)."""
+
+    operators: list[OperatorCommand]
+    commands: list[Command]
+    actions: np.ndarray
+
+
+class _Operators:
+    """The persons, one beside each environment, as the hooks of an `EpisodeRunner`."""
+
     def __init__(
         self,
         policy: Policy | None,
@@ -192,179 +259,102 @@ class _Runner:
         policy_version: str,
         round: int,
         seed: int,
+        on_episode: Callable[[InterventionOutcome], None] | None,
     ) -> None:
         self.policy, self.env, self.horizons, self.options = policy, env, horizons, options
         self.low, self.high = env.spec.action_low, env.spec.action_high
-        # All numbers of an action are changes per step, the last, the gripper, is a command that stays.
-        moves: list[Kind] = ["velocity"]
-        kinds: list[Kind] = [*moves * (env.spec.action_dim - 1), "position"]
-        self.seats: list[EnvSlot] = []
-        for _ in range(env.num_envs):
-            seat = EnvSlot(None, None)  # type: ignore[arg-type]
-            seat.intervention = Intervention(kinds, clock=lambda s=seat: s.now, max_rewind=max(1, options.rewind_steps))
-            seat.recorder = Recorder(recording, seat.intervention, policy_version, round, wait=True)
-            self.seats.append(seat)
+        self.on_episode = on_episode
+        self.outcomes: dict[int, InterventionOutcome] = {}
+        self.slots = [
+            EnvSlot(recording, env.spec.action_dim, options, policy_version, round) for _ in range(env.num_envs)
+        ]
         self.generator: torch.Generator | None = None
         if policy is not None:
             import torch
 
             self.generator = torch.Generator().manual_seed(seed)
 
-    def run(
-        self, specs: Sequence[EpisodeSpec], on_episode: Callable[[InterventionOutcome], None] | None
-    ) -> list[InterventionOutcome]:
-        outcomes: dict[int, InterventionOutcome] = {}
-        waiting = list(enumerate(specs))
-        running: list[int] = []
-        while waiting or running:
-            free = [i for i in range(self.env.num_envs) if i not in running][: len(waiting)]
-            if free:
-                self._start(free, [waiting.pop(0) for _ in free])
-                running = sorted([*running, *free])
-            for env_id in self._step(running):
-                seat = self.seats[env_id]
-                outcomes[seat.number] = outcome = self._outcome(seat)
-                running.remove(env_id)
-                if on_episode is not None:
-                    on_episode(outcome)
-        return [outcomes[i] for i in range(len(specs))]
-
     def close(self) -> None:
-        for seat in self.seats:
-            seat.recorder.close()
+        for slot in self.slots:
+            slot.recorder.close()
 
-    def _start(self, env_ids: list[int], specs: list[tuple[int, EpisodeSpec]]) -> None:
-        obs = self.env.reset([spec for _, spec in specs], env_ids)
-        for row, (env_id, (number, spec)) in enumerate(zip(env_ids, specs, strict=True)):
-            seat = self.seats[env_id]
-            seat.spec, seat.number, seat.chunk, seat.steps, seat.frames = spec, number, [], 0, {}
-            seat.recorder.spec = spec
-            seat.given_up = False
-            seat.obs, seat.progress = _of_robot(obs, row, seat.now), ProgressAlarm(self.options.patience)
-            (seat.intervention.demonstrate if self.options.demonstrate else seat.intervention.begin)(WHO)
+    def on_start(self, episode: RunningEpisode) -> None:
+        self.slots[episode.env_id].begin(episode.spec, episode.obs)
 
-    def _step(self, env_ids: list[int]) -> list[int]:
-        """One control step in each environment. Returns those whose episode has ended."""
-        ended = self._watch(env_ids)
-        env_ids = [i for i in env_ids if i not in ended]
-        if not env_ids:
-            return ended
-        driven = [i for i in env_ids if self.seats[i].intervention.state in ("recovery", "correction", "demo")]
-        if driven:
-            for env_id, action in zip(driven, self.env.expert_action(driven), strict=True):
-                self._drive(self.seats[env_id].intervention, np.clip(action, self.low, self.high))
-        wishes = [self.seats[i].intervention.poll(self.seats[i].obs) for i in env_ids]
-        self._infer([i for i, wish in zip(env_ids, wishes, strict=True) if wish.command is None])
-        commands = [wish.command or self._policy_command(i) for i, wish in zip(env_ids, wishes, strict=True)]
-        sent = np.stack([np.clip(command.values, self.low, self.high) for command in commands]).astype(np.float32)
-        result = self.env.step(sent[:, None], env_ids)
-        for row, env_id in enumerate(env_ids):
-            seat = self.seats[env_id]
-            self._observe(seat, wishes[row], commands[row], sent[row])
-            seat.obs = _of_robot(result.obs, row, seat.now)
-            if result.done[row]:
-                self._finish(seat, bool(result.success[row]), bool(result.lost[row]))
-                ended.append(env_id)
-        return ended
-
-    def _watch(self, env_ids: list[int]) -> list[int]:
-        """What the persons do before this step: hear alarms, rewind, take over, give up. Returns who has given up."""
-        remaining = np.zeros(len(env_ids))
+    def before_step(self, episodes: list[RunningEpisode]) -> None:
+        """What the persons do before this step: hear alarms, rewind, take over, give up."""
+        remaining = np.zeros(len(episodes))
         if self.options.alarm == "progress" and not self.options.demonstrate and isinstance(self.env, WatchedEnv):
-            remaining = self.env.expert_remaining(env_ids)
-        given_up = []
-        for env_id, left in zip(env_ids, remaining.tolist(), strict=True):
-            seat = self.seats[env_id]
-            it = seat.intervention
+            remaining = self.env.expert_remaining([episode.env_id for episode in episodes])
+        for episode, left in zip(episodes, remaining.tolist(), strict=True):
+            slot = self.slots[episode.env_id]
+            it = slot.intervention
             driving = it.state in ("recovery", "correction")
-            alarm = self._alarm(seat, left) if driving or it.state == "autonomous" else ""
+            alarm = self._alarm(slot, left) if driving or it.state == "autonomous" else ""
             if alarm and not driving:
                 it.alarm(alarm, self.options.alarm)
             if alarm and (driving or np.isinf(left)):
-                seat.given_up = True
-                self._finish(seat, False, False)
-                given_up.append(env_id)
+                slot.given_up = episode.stopped = True
+                self._finish(episode, False, False)
                 continue
             if alarm and self.options.rewind_steps and it.path_length:
                 it.rewind(WHO)
             if it.state == "paused":
                 it.take_over(WHO)
-                seat.progress = ProgressAlarm(self.options.patience)  # From here the person's.
-                seat.progress.update(left)
-        return given_up
+                slot.progress = ProgressAlarm(self.options.patience)  # From here the person's.
+                slot.progress.update(left)
 
-    def _alarm(self, seat: EnvSlot, left: float) -> str:
+    def _alarm(self, slot: EnvSlot, left: float) -> str:
         """Why the episode should not go on as it does, where about `left` control steps remain; "" if it should."""
-        assert seat.spec is not None and seat.progress is not None, "started"
-        options, horizon = self.options, self.horizons[seat.spec.task]
-        if options.alarm == "progress" and seat.progress.update(left):
+        options, horizon = self.options, self.horizons[slot.spec.task]
+        if options.alarm == "progress" and slot.progress.update(left):
             return f"no progress in {options.patience} steps; about {left:.0f} remain"
         limit = horizon if options.alarm == "progress" else round(options.alarm_fraction * horizon)
-        if seat.intervention.state == "autonomous" and seat.steps >= limit:
-            return f"not solved after {seat.steps} of {horizon} steps"
+        if slot.intervention.state == "autonomous" and slot.steps >= limit:
+            return f"not solved after {slot.steps} of {horizon} steps"
         return ""
+
+    def act(self, episodes: list[RunningEpisode]) -> _Decision:
+        """One control step's command for each environment, of the person who drives it or of the policy."""
+        slots = [self.slots[episode.env_id] for episode in episodes]
+        states = ("recovery", "correction", "demo")
+        driven = [episode.env_id for episode in episodes if self.slots[episode.env_id].intervention.state in states]
+        if driven:
+            for env_id, action in zip(driven, self.env.expert_action(driven), strict=True):
+                self._drive(self.slots[env_id].intervention, np.clip(action, self.low, self.high))
+        operators = [slot.intervention.poll(slot.obs) for slot in slots]
+        self._infer([e for e, operator in zip(episodes, operators, strict=True) if operator.command is None])
+        commands = [
+            operator.command or Command(slot.chunk.pop(0), "policy", slot.now)
+            for slot, operator in zip(slots, operators, strict=True)
+        ]
+        sent = np.stack([np.clip(command.values, self.low, self.high) for command in commands]).astype(np.float32)
+        return _Decision(operators, commands, sent[:, None])
 
     def _drive(self, it: Intervention, action: np.ndarray) -> None:
         if it.state == "recovery" and action[2] < LOWERING and np.abs(action[:2]).max() <= SIDEWAYS:
             it.recovery_done(WHO)
         it.give(action)
 
-    def _infer(self, env_ids: list[int]) -> None:
+    def _infer(self, episodes: list[RunningEpisode]) -> None:
         """A fresh chunk where the last one is played to its end."""
-        env_ids = [i for i in env_ids if not self.seats[i].chunk]
-        if not env_ids:
+        episodes = [episode for episode in episodes if not self.slots[episode.env_id].chunk]
+        if not episodes:
             return
         assert self.policy is not None, "there are no autonomous episodes without one"
-        seen = [self.seats[i].obs for i in env_ids]
-        obs = Observation(
-            images={c: np.stack([o.images[c] for o in seen if o is not None]) for c in self.env.spec.cameras},
-            state=np.stack([o.state for o in seen if o is not None]),
-            instruction=[o.instruction for o in seen if o is not None],
-        )
-        chunk = self.policy.act(obs, self.generator, self.options.temperature)
-        for row, env_id in enumerate(env_ids):
-            self.seats[env_id].chunk = list(chunk.actions[row])
+        chunk = draw_chunk(self.policy, episodes, self.generator, self.options.temperature)
+        for episode, actions in zip(episodes, chunk.actions, strict=True):
+            self.slots[episode.env_id].chunk = list(actions)
 
-    def _policy_command(self, env_id: int) -> Command:
-        seat = self.seats[env_id]
-        return Command(seat.chunk.pop(0), "policy", seat.now)
+    def on_step(self, episode: RunningEpisode, row: int, decision: _Decision, result: StepResult) -> None:
+        slot = self.slots[episode.env_id]
+        sent = decision.actions[row, 0]
+        slot.observe(decision.operators[row], decision.commands[row], sent, 1 / self.env.spec.control_hz)
+        slot.see(result.obs)
+        if result.done[0]:
+            self._finish(episode, bool(result.success[0]), bool(result.lost[0]))
 
-    def _observe(self, seat: EnvSlot, wish: OperatorCommand, command: Command, sent: np.ndarray) -> None:
-        mode = HOLDING if command.source == "hold" else RUNNING
-        result = SentCommand(sent, command.values, (), mode, sent)
-        tick = Tick(seat.steps, seat.now, seat.obs, True, command, result, 0.0, 0.0, wish)
-        seat.intervention(tick)
-        seat.recorder(tick)
-        seat.frames[command.source] = seat.frames.get(command.source, 0) + 1
-        seat.steps += 1
-        seat.now += 1 / self.env.spec.control_hz
-
-    def _finish(self, seat: EnvSlot, success: bool, lost: bool) -> None:
-        assert seat.obs is not None, "started"
-        (seat.intervention.success if success else seat.intervention.failure)("simulator")
-        if lost:
-            seat.recorder.discard()
-            seat.frames["lost"] = 1
-        else:
-            seat.recorder.finalize(seat.obs)
-
-    def _outcome(self, seat: EnvSlot) -> InterventionOutcome:
-        assert seat.spec is not None, "started"
-        summary, frames = seat.intervention.summary, seat.frames
-        return InterventionOutcome(
-            task=seat.spec.task,
-            index=seat.spec.index,
-            success=summary.outcome == "success",
-            intervened=summary.intervened,
-            recoveries=summary.recoveries,
-            policy_frames=frames.get("policy", 0),
-            recovery_frames=frames.get("recovery", 0),
-            correction_frames=frames.get("correction", 0),
-            given_up=seat.given_up,
-            lost="lost" in frames,
-        )
-
-
-def _of_robot(obs: Observation, row: int, stamp: float) -> RobotObservation:
-    images = {camera: image[row] for camera, image in obs.images.items()}
-    return RobotObservation(images, obs.state[row], obs.instruction[row], stamp)
+    def _finish(self, episode: RunningEpisode, success: bool, lost: bool) -> None:
+        self.outcomes[episode.number] = outcome = self.slots[episode.env_id].finish(success, lost)
+        if self.on_episode is not None:
+            self.on_episode(outcome)
