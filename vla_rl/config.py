@@ -47,10 +47,11 @@ KINDS: dict[str, dict[str, str]] = {
         "lerobot": "vla_rl.policies.lerobot.config:LeRobotConfig",
     },
     "algo": {
-        "grpo": "vla_rl.algorithms.configs:GRPOConfig",
-        "mc_grpo": "vla_rl.algorithms.configs:MCGRPOConfig",
-        "rloo": "vla_rl.algorithms.configs:RLOOConfig",
-        "ppo": "vla_rl.algorithms.configs:PPOConfig",
+        "grpo": "vla_rl.algorithms.grpo:GRPOConfig",
+        "mc_grpo": "vla_rl.algorithms.mc_grpo:MCGRPOConfig",
+        "rloo": "vla_rl.algorithms.rloo:RLOOConfig",
+        "ppo": "vla_rl.algorithms.ppo:PPOConfig",
+        "reinforce_pp": "vla_rl.algorithms.reinforce_pp:ReinforcePPConfig",
     },
     "plan": {
         "best_of_n": "world_model.env.plan_config:PlanConfig",

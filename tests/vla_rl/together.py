@@ -18,7 +18,10 @@ from test_memory import peak_by_the_allocator
 from tiny_run import make_recipe
 
 from sim.dummy import DummyConfig
-from vla_rl.algorithms.configs import AlgoConfig, GRPOConfig, PPOConfig
+from vla_rl.algorithms.base import AlgoConfig
+from vla_rl.algorithms.grpo import GRPOConfig
+from vla_rl.algorithms.ppo import PPOConfig
+from vla_rl.algorithms.reinforce_pp import ReinforcePPConfig
 from vla_rl.distributed.fsdp import local
 from vla_rl.distributed.process_group import ProcessGroup, joined
 from vla_rl.interfaces import VecEnv
@@ -41,6 +44,7 @@ ALGOS: dict[str, AlgoConfig] = {
     "grpo": GRPOConfig(**SMALL, kl_coef=0.1, loss_reduction="trajectory_mean", filter_groups=False),
     "grpo_filtered": GRPOConfig(**SMALL),
     "grpo_lora": GRPOConfig(**SMALL, kl_coef=0.1),
+    "reinforce_pp": ReinforcePPConfig(**SMALL, loss_reduction="trajectory_mean"),
     "ppo": PPOConfig(**SMALL, entropy_coef=0.01),
     "ppo_shuffled": PPOConfig(**SMALL, critic_warmup=1),
 }

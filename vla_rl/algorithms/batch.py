@@ -5,13 +5,20 @@ Shape legend: N decisions (chunks) of all episodes, K of one episode, H actions,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vla_rl.distributed.process_group import ProcessGroup
 from vla_rl.types import ActionChunk, Episode, Observation
+
+if TYPE_CHECKING:
+    from vla_rl.algorithms.base import AlgoConfig
+    from vla_rl.distributed.process_group import ProcessGroup
+
+# (episodes, episode, chunk, chunks) -> log_prob float32 (N, H, A), and value float32 (N,) or None, without gradient.
+Evaluate = Callable[[Sequence[Episode], np.ndarray, np.ndarray, ActionChunk], tuple[np.ndarray, np.ndarray | None]]
 
 
 @dataclass
@@ -89,6 +96,37 @@ class Pool:
         return len(self.rank)
 
 
+def episode_batch(
+    config: AlgoConfig,
+    episodes: list[Episode],
+    advantage: np.ndarray,
+    included: np.ndarray,
+    evaluate: Evaluate,
+    world: ProcessGroup,
+) -> Batch:
+    """Make a batch in which all actions of an episode that count have one advantage.
+
+    Args:
+        episodes: none lost.
+        advantage: float64 (E,). included: bool (E,), the episodes that are in the batch.
+    """
+    kept = [e for e, use in zip(episodes, included, strict=True) if use]
+    episode, chunk = index_decisions(kept)
+    parts = [e.chunks for e in kept]
+    chunks = ActionChunk.concatenate(parts) if parts else episodes[0].chunks.select([])
+    valid = valid_decisions(kept, config, chunks.actions.shape[1])
+    dense = np.where(valid, advantage[included][episode][:, None], 0.0).astype(np.float32)
+    batch = Batch(kept, episode, chunk, chunks, valid, dense, np.zeros(chunks.actions.shape, np.float32))
+    if not config.recompute_old_log_prob:
+        batch.old_log_prob = rollout_log_prob(chunks)
+        return batch
+    needed = batch.active if config.skips_zero_advantage else np.ones(batch.size, bool)
+    rows = np.flatnonzero(needed)
+    batch.old_log_prob[rows], _ = evaluate(kept, episode[rows], chunk[rows], chunks.select(rows))
+    batch.metrics |= log_prob_gap(chunks.log_prob, batch.old_log_prob, valid & needed[:, None], world)
+    return batch
+
+
 def gather_observations(episodes: Sequence[Episode], episode: np.ndarray, chunk: np.ndarray) -> Observation:
     """Observations by (episode, chunk); a chunk number of K means the episode's final observation.
 
@@ -118,6 +156,47 @@ def valid_actions(episode: Episode, mask_after_success: bool = True) -> np.ndarr
     executed = np.arange(num_actions) < episode.num_steps[:, None]
     ended = np.cumsum(episode.terminated.reshape(-1)).reshape(executed.shape) - episode.terminated > 0
     return executed & ~ended
+
+
+def valid_decisions(episodes: Sequence[Episode], config: AlgoConfig, num_actions: int) -> np.ndarray:
+    """Return which actions of all episodes' decisions count in the loss, bool (N, H)."""
+    masks = [valid_actions(e, config.mask_after_success) for e in episodes]
+    return np.concatenate(masks) if masks else np.zeros((0, num_actions), bool)
+
+
+def rollout_log_prob(chunks: ActionChunk) -> np.ndarray:
+    """Return the log-probabilities that the rollout recorded, float32 (N, H, A).
+
+    Raises:
+        ValueError: it recorded none.
+    """
+    if chunks.log_prob is None:
+        raise ValueError(
+            "the rollout carries no log-probabilities (greedy or scripted actions?). "
+            "RL needs actions that the policy sampled, at a temperature above 0."
+        )
+    return chunks.log_prob
+
+
+def log_prob_gap(
+    recorded: np.ndarray | None, computed: np.ndarray, counted: np.ndarray, world: ProcessGroup
+) -> dict[str, float]:
+    """Measure how far the rollout's log-probabilities are from the trainer's: mean absolute difference per token."""
+    gap = np.zeros(0) if recorded is None else np.abs(recorded[counted] - computed[counted])
+    parts = world.gather([float(gap.sum()), gap.size])
+    total, num = (sum(column) for column in zip(*parts, strict=True))
+    return {"rollout/log_prob_gap": total / num} if num else {}
+
+
+def shuffle_advantages(advantages: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """Deal the same advantages to other rows, over all groups and tasks: the negative control.
+
+    A gain that this control shares did not come from the reward.
+
+    Args:
+        advantages: (E, ...), permuted along the first axis.
+    """
+    return advantages[generator.permutation(len(advantages))]
 
 
 def index_decisions(episodes: Sequence[Episode]) -> tuple[np.ndarray, np.ndarray]:

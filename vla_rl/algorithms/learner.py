@@ -1,8 +1,8 @@
-"""The learner: episodes in, a better policy out. One class serves every algorithm here.
+"""The learner: episodes in, a better policy out. One class serves every algorithm; its config has what differs.
 
 learner = config.build(policy, seed=0, temperature=1.6)
 batch = learner.prepare(episodes)     # advantages, masks, old log-probabilities, values
-metrics = learner.update(batch)       # epochs x minibatches of the clipped loss
+metrics = learner.update(batch)       # epochs x minibatches of the loss
 """
 
 from __future__ import annotations
@@ -11,15 +11,13 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from vla_rl.algorithms import losses
 from vla_rl.algorithms.batch import Batch, Pool, gather_observations, rollout_metrics, usable_episodes
-from vla_rl.algorithms.configs import AlgoConfig, Control, GroupConfig, PPOConfig
-from vla_rl.algorithms.prepare import critic_batch, group_batch, skips_zero_advantage
+from vla_rl.algorithms.losses import minibatch_weights
 from vla_rl.common.timing import Stopwatch
 from vla_rl.distributed.fsdp import full, like, local, swap_weights
 from vla_rl.distributed.outcomes import gather_outcomes
@@ -27,6 +25,9 @@ from vla_rl.distributed.process_group import ALONE, ProcessGroup, reduce_metrics
 from vla_rl.training.checkpoint import flatten_optimizer, restore_optimizer
 from vla_rl.training.optimizers import build_optimizers, clip_gradients, is_critic
 from vla_rl.types import ActionChunk, Episode
+
+if TYPE_CHECKING:
+    from vla_rl.algorithms.base import AlgoConfig, Control
 
 ExtraLoss = Callable[[], tuple[torch.Tensor, Mapping[str, Any]]]
 
@@ -39,7 +40,7 @@ class TrainingDivergedError(RuntimeError):
 
 
 class Learner:
-    """Improves a policy by GRPO, MC-GRPO, RLOO or PPO, as its config says.
+    """A policy's improvement by the algorithm that `config` is.
 
     Attributes:
         iteration: updates done.
@@ -81,11 +82,11 @@ class Learner:
         if config.uses_critic and not critic:
             raise ValueError(
                 f"algo.kind {config.kind!r} needs a critic, but the policy has no trainable 'value_head' parameters. "
-                "Turn on the policy's value head, or use grpo, mc_grpo or rloo, which need none."
+                "Turn on the policy's value head, or use grpo, mc_grpo, rloo or reinforce_pp, which need none."
             )
         self._critic_parameters = [self._parameters[n] for n in self._parameters if n in critic]
         self._policy_parameters = [self._parameters[n] for n in self._parameters if n not in critic]
-        self.optimizers = build_optimizers(config, self._parameters)
+        self.optimizers = build_optimizers(config, self._parameters, config.critic_lr)
         self._full_lr = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
         is_anchored = config.kl_coef > 0
         self._reference = {n: p.detach().clone() for n, p in self._parameters.items()} if is_anchored else None
@@ -94,7 +95,7 @@ class Learner:
     # --- from episodes to a batch -----------------------------------------------------------
 
     def prepare(self, episodes: Sequence[Episode]) -> Batch:
-        """Advantages, masks and old log-probabilities of a rollout made with the policy as it is now.
+        """Compute advantages, masks and old log-probabilities of a rollout made with the policy as it is now.
 
         Lost episodes are left out. With several processes each gives its own episodes, in whole groups.
 
@@ -105,11 +106,7 @@ class Learner:
         usable = usable_episodes(episodes)
         shuffle = self._generator(_CONTROL) if self.control == "shuffled_rewards" else None
         with self.world.unsharded(self.policy):
-            if isinstance(self.config, PPOConfig):
-                batch = critic_batch(self.config, usable, self._evaluate, shuffle, self.world)
-            else:
-                assert isinstance(self.config, GroupConfig), f"{type(self.config).__name__}: no groups and no critic"
-                batch = group_batch(self.config, usable, self._evaluate, shuffle, self.world)
+            batch = self.config.make_batch(usable, self._evaluate, shuffle, self.world)
         if self._reference is not None:
             with self._swapped_with_reference(), self.world.unsharded(self.policy):
                 batch.reference_log_prob, _ = self._evaluate(batch.episodes, batch.episode, batch.chunk, batch.chunks)
@@ -125,7 +122,7 @@ class Learner:
     def _evaluate(
         self, episodes: Sequence[Episode], episode: np.ndarray, chunk: np.ndarray, chunks: ActionChunk
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """log_prob float32 (N, H, A) and value float32 (N,) or None, without gradient."""
+        """Return log_prob float32 (N, H, A) and value float32 (N,) or None, without gradient."""
         self.policy.eval()
         log_probs, values = [np.zeros((0, *chunks.actions.shape[1:]), np.float32)], []
         for rows in _micro_batches(np.arange(len(episode)), self.config.micro_batch_size):
@@ -167,8 +164,9 @@ class Learner:
         pool = Pool.of(batch, self.world)
         num_parts = self._num_minibatches(pool.size)
         for _ in range(self.config.epochs if pool.size else 0):
-            for rows in np.array_split(generator.permutation(pool.size), num_parts):
-                metrics = self._step(batch, pool, rows, extra_loss)
+            parts = np.array_split(generator.permutation(pool.size), num_parts)
+            for rows, weight in zip(parts, self._weights(pool, parts), strict=True):
+                metrics = self._step(batch, pool, rows, weight, extra_loss)
                 num_steps += bool(metrics)
                 for name, value in metrics.items():
                     totals[name].append(value)
@@ -184,15 +182,23 @@ class Learner:
         size = sum(self.world.gather(batch.size))
         return self.config.epochs * self._num_minibatches(size) if size else 0
 
+    def _weights(self, pool: Pool, parts: list[np.ndarray]) -> list[np.ndarray]:
+        return minibatch_weights(pool.valid, pool.episode, parts, self.config.ratio_level, self.config.loss_reduction)
+
     def _num_minibatches(self, num_decisions: int) -> int:
         return max(1, round(num_decisions / self.config.minibatch_size))
 
-    def _step(self, batch: Batch, pool: Pool, rows: np.ndarray, extra_loss: ExtraLoss | None) -> dict[str, float]:
-        """One optimizer step on the decisions `rows` of the pool; {} when it was skipped."""
+    def _step(
+        self, batch: Batch, pool: Pool, rows: np.ndarray, weight: np.ndarray, extra_loss: ExtraLoss | None
+    ) -> dict[str, float]:
+        """Make one optimizer step on the decisions `rows` of the pool, int (B,); {} when it was skipped.
+
+        Args:
+            weight: float64 (B, H), of each action in the loss.
+        """
         config = self.config
-        weight = losses.action_weights(pool.valid[rows], pool.episode[rows], config.ratio_level, config.loss_reduction)
         used = np.ones(len(rows), bool)
-        if skips_zero_advantage(config):
+        if config.skips_zero_advantage:
             used = pool.active[rows]
             if not used.any() and config.bc_coef == 0:
                 return {}
@@ -206,7 +212,10 @@ class Learner:
             own = rows[part] - pool.first
             with self._measure("forward_backward"):
                 out = self.policy.evaluate(batch.observations(own), batch.chunks.select(own), self.temperature)
-                loss = self._loss(batch, own, weight[part], out, num_rows=len(rows), sums=sums)
+                loss, metrics = config.loss(
+                    batch, own, weight[part], out, num_rows=len(rows), only_critic=self._trains_only_critic
+                )
+                _add(sums, metrics)
                 is_finite &= bool(torch.isfinite(loss))
                 loss.backward()
         if self.world.is_sharded:
@@ -232,70 +241,19 @@ class Learner:
         for _ in range(times):
             with self._measure("forward_backward"):
                 out = self.policy.evaluate(obs, batch.filler.chunks.select([0]), self.temperature)
-                # Of the parameters that `_loss` reaches, none may be left out: their gradients are reduced together.
-                parts = [] if self._is_warming_up else [out.log_prob, out.entropy]
+                # Of the parameters that the loss reaches, none may be left out: their gradients are reduced together.
+                parts = [] if self._trains_only_critic else [out.log_prob, out.entropy]
                 parts += [out.value] if self.config.uses_critic else []
                 (0.0 * torch.stack([part.float().sum() for part in parts]).sum()).backward()
 
-    def _loss(
-        self, batch: Batch, rows: np.ndarray, weight: np.ndarray, out: Any, *, num_rows: int, sums: dict[str, float]
-    ) -> torch.Tensor:
-        """The micro-batch's share of the minibatch's loss; adds its metrics to `sums`."""
-        config = self.config
-        log_prob = out.log_prob.float()
-
-        def tensor(values: np.ndarray | None) -> torch.Tensor:
-            assert values is not None, "prepare() fills what the config needs"
-            return torch.as_tensor(values, dtype=torch.float32, device=log_prob.device)
-
-        weights = tensor(weight)
-        loss, metrics = losses.policy_loss(
-            log_prob,
-            tensor(batch.old_log_prob[rows]),
-            tensor(batch.advantage[rows]),
-            weights,
-            ratio_level=config.ratio_level,
-            clip_low=config.clip_low,
-            clip_high=config.clip_high,
-            dual_clip=config.dual_clip,
-        )
-        metrics["loss/policy"] = loss
-        entropy = losses.entropy_mean(out.entropy.float(), weights)
-        metrics["entropy"] = entropy
-        loss = loss - config.entropy_coef * entropy
-        if config.kl_coef > 0:
-            assert batch.reference_log_prob is not None, "prepare() fills it when kl_coef > 0"
-            metrics["kl_reference"] = losses.kl_loss(log_prob, tensor(batch.reference_log_prob[rows]), weights)
-            loss = loss + config.kl_coef * metrics["kl_reference"]
-        if isinstance(config, PPOConfig):
-            assert batch.returns is not None and batch.old_value is not None, "prepare() fills them for a critic"
-            metrics["loss/value"] = (
-                losses.value_loss(
-                    out.value.float(),
-                    tensor(batch.returns[rows]),
-                    tensor(batch.old_value[rows]),
-                    kind=config.value_loss,
-                    clip=config.value_clip,
-                    huber_delta=config.huber_delta,
-                )
-                / num_rows
-            )
-            value_term = config.value_coef * metrics["loss/value"]
-            loss = value_term if self._is_warming_up else loss + value_term
-        ratio_max = float(metrics.pop("ratio_max"))
-        sums["ratio_max"] = max(sums.get("ratio_max", -math.inf), ratio_max)
-        for name, value in metrics.items():
-            sums[name] += float(value.detach())
-        return loss
-
     @property
-    def _is_warming_up(self) -> bool:
-        return isinstance(self.config, PPOConfig) and self.iteration < self.config.critic_warmup
+    def _trains_only_critic(self) -> bool:
+        return self.config.trains_only_critic(self.iteration)
 
     def _apply(self, sums: dict[str, float]) -> dict[str, float]:
         """Clip, check and apply the gradients that have been accumulated. Returns the step's metrics."""
         with self._measure("optimizer"):
-            if self._is_warming_up:
+            if self._trains_only_critic:
                 for parameter in self._policy_parameters:
                     parameter.grad = None
             limit = self.config.grad_clip or math.inf
@@ -308,14 +266,15 @@ class Learner:
             for optimizer in self.optimizers:
                 optimizer.step()
         self.num_good_steps += 1
-        self._num_critic_steps += self._is_warming_up
+        self._num_critic_steps += self._trains_only_critic
         self._bad_streak = 0
         total = sums.pop("weight", 0.0)
         if total > 0:  # Averages over what was computed; losses stay sums over the minibatch.
-            for name in ("clip_fraction", "ratio", "ratio_squared", "approx_kl", "entropy", "kl_reference"):
-                if name in sums:
+            for name in sums:
+                if "/" not in name and not name.endswith("_max"):
                     sums[name] /= total
-            sums["ratio_std"] = math.sqrt(max(sums.pop("ratio_squared") - sums["ratio"] ** 2, 0.0))
+            if "ratio_squared" in sums:
+                sums["ratio_std"] = math.sqrt(max(sums.pop("ratio_squared") - sums["ratio"] ** 2, 0.0))
         return {name if "/" in name else f"update/{name}": value for name, value in (sums | norms).items()}
 
     def _set_lr(self) -> None:
@@ -440,6 +399,13 @@ class Learner:
         self._num_critic_steps = int(state.get("num_critic_steps", 0))  # Older checkpoints have none.
         self._bad_streak = int(state["bad_streak"])
         self._last_good = self._copy_weights()
+
+
+def _add(sums: dict[str, float], metrics: Mapping[str, torch.Tensor]) -> None:
+    """Add a micro-batch's metrics to its minibatch's; of what is named a maximum, the larger stays."""
+    for name, value in metrics.items():
+        number = float(value.detach())
+        sums[name] = max(sums.get(name, number), number) if name.endswith("_max") else sums[name] + number
 
 
 def _micro_batches(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:

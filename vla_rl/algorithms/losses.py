@@ -3,44 +3,106 @@
 Shape legend: B decisions (chunks), H actions in a chunk, A action dimensions. A *unit* is what one
 probability ratio covers: a token (B, H, A), an action (B, H) or a chunk (B,).
 
-Losses are sums weighted by `weight` (B, H), which `action_weights` makes once for a whole minibatch.
-So the losses, and gradients, of its micro-batches add up to the minibatch's, however it is cut.
+Losses are sums weighted by `weight` (B, H), which `minibatch_weights` makes once for whole minibatches.
+So the losses, and gradients, of their micro-batches add up to the minibatch's, however it is cut.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 
-from vla_rl.algorithms.configs import LossReduction, RatioLevel
+if TYPE_CHECKING:
+    from vla_rl.algorithms.base import AlgoConfig, LossReduction, RatioLevel
+    from vla_rl.algorithms.batch import Batch
+    from vla_rl.interfaces import PolicyOutput
 
 Metrics = dict[str, torch.Tensor]
+# A ratio of 5e8 at most: its square and its sum over a minibatch stay finite in float32.
+MAX_LOG_RATIO = 20.0
 
 
-def action_weights(
-    valid: np.ndarray, trajectory: np.ndarray, ratio_level: RatioLevel, reduction: LossReduction
-) -> np.ndarray:
-    """Weight of each action in the loss; they sum to 1 over the minibatch.
+def minibatch_weights(
+    valid: np.ndarray,
+    trajectory: np.ndarray,
+    parts: Sequence[np.ndarray],
+    ratio_level: RatioLevel,
+    reduction: LossReduction,
+) -> list[np.ndarray]:
+    """Return the weight of each action in the loss, for each minibatch of an epoch.
 
-    token_mean: every valid unit counts the same. trajectory_mean: every trajectory counts the same,
-    and within it every valid unit. With `ratio_level="chunk"` a chunk's weight is spread evenly over
-    its valid actions, so a chunk cut short by success counts as much as a whole one.
+    token_mean: every valid unit of a minibatch counts the same, and the minibatch's weights sum to 1. trajectory_mean:
+    every trajectory counts the same over the whole batch, and within it every valid unit. A trajectory's decisions are
+    spread over the minibatches, so these weights are made from the whole batch: over the epoch they sum to the number
+    of minibatches, exactly the same for every trajectory, and to 1 in a minibatch on average, not in each. So a
+    minibatch's gradient is in expectation the whole batch's, and an epoch's steps are as long as with token_mean.
+
+    With `ratio_level="chunk"` a chunk's weight is spread evenly over its valid actions, so a chunk cut short by
+    success counts as much as a whole one.
 
     Args:
-        valid: bool (B, H). trajectory: int (B,), which episode each decision belongs to.
+        valid: bool (N, H), of the whole batch. trajectory: int (N,), which episode each decision belongs to.
+        parts: the minibatches' decisions, int (B,) each; together every decision once.
 
     Returns:
-        float64 (B, H), zero where not valid; all zero when nothing is valid.
+        float64 (B, H) for each part, zero where not valid; all zero when nothing is valid.
     """
     weight = valid.astype(np.float64)
     if ratio_level == "chunk":
         weight /= np.maximum(valid.sum(1, keepdims=True), 1)
-    if reduction == "trajectory_mean":
-        _, number = np.unique(trajectory, return_inverse=True)
-        totals = np.bincount(number, weights=weight.sum(1))
-        weight /= np.where(totals > 0, totals, 1.0)[number][:, None]
-    total = weight.sum()
+    if reduction == "token_mean":
+        return [_divided(weight[rows], weight[rows].sum()) for rows in parts]
+    _, number = np.unique(trajectory, return_inverse=True)
+    totals = np.bincount(number, weights=weight.sum(1))
+    weight /= np.where(totals > 0, totals, 1.0)[number][:, None]
+    weight = _divided(weight, weight.sum() / len(parts))
+    return [weight[rows] for rows in parts]
+
+
+def _divided(weight: np.ndarray, total: float) -> np.ndarray:
     return weight / total if total > 0 else weight
+
+
+def surrogate_loss(
+    config: AlgoConfig, batch: Batch, rows: np.ndarray, weight: np.ndarray, out: PolicyOutput
+) -> tuple[torch.Tensor, Metrics]:
+    """Return the clipped surrogate with the config's entropy and KL terms: a micro-batch's share of its minibatch's.
+
+    Args:
+        rows: int (B,), the micro-batch's decisions in `batch`. weight: float (B, H), of `minibatch_weights`.
+        out: what the policy gives for these decisions, with gradient.
+
+    Returns:
+        scalar, and those of `policy_loss`, `loss/policy`, `entropy` and, with `kl_coef`, `kl_reference`.
+    """
+    log_prob = out.log_prob.float()
+    weights = tensor(weight, log_prob)
+    loss, metrics = policy_loss(
+        log_prob,
+        tensor(batch.old_log_prob[rows], log_prob),
+        tensor(batch.advantage[rows], log_prob),
+        weights,
+        ratio_level=config.ratio_level,
+        clip_low=config.clip_low,
+        clip_high=config.clip_high,
+        dual_clip=config.dual_clip,
+    )
+    metrics["loss/policy"] = loss
+    metrics["entropy"] = entropy_mean(out.entropy.float(), weights)
+    loss = loss - config.entropy_coef * metrics["entropy"]
+    if config.kl_coef > 0:
+        assert batch.reference_log_prob is not None, "prepare() fills it when kl_coef > 0"
+        metrics["kl_reference"] = kl_loss(log_prob, tensor(batch.reference_log_prob[rows], log_prob), weights)
+        loss = loss + config.kl_coef * metrics["kl_reference"]
+    return loss, metrics
+
+
+def tensor(values: np.ndarray, like: torch.Tensor) -> torch.Tensor:
+    """Return the values as float32, where `like` lies."""
+    return torch.as_tensor(values, dtype=torch.float32, device=like.device)
 
 
 def clipped_surrogate(
@@ -50,7 +112,7 @@ def clipped_surrogate(
     clip_high: float,
     dual_clip: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """PPO's clipped objective, negated, per unit (Schulman et al. 2017, eq. 7), with two bounds (DAPO, eq. 8).
+    """Compute PPO's clipped objective, negated, per unit (Schulman et al. 2017, eq. 7), with two bounds (DAPO, eq. 8).
 
         L = max(-A r, -A clip(r, 1 - low, 1 + high));  where A < 0 also L = min(L, -A c)  (dual clip, c > 1)
 
@@ -63,7 +125,7 @@ def clipped_surrogate(
     Returns:
         loss per unit, and bool per unit: True where a clip is active, so that the gradient is zero.
     """
-    ratio = log_ratio.exp()
+    ratio = bounded(log_ratio).exp()
     plain = -advantage * ratio
     clipped = -advantage * ratio.clamp(1 - clip_low, 1 + clip_high)
     loss = torch.maximum(plain, clipped)
@@ -92,7 +154,7 @@ def policy_loss(
     Args:
         log_prob, old_log_prob: (B, H, A).
         advantage: (B, H), constant over a chunk's actions when `ratio_level="chunk"`.
-        weight: (B, H) from `action_weights` with the same level; zero leaves an action out.
+        weight: (B, H) from `minibatch_weights` with the same level; zero leaves an action out.
 
     Returns:
         scalar, and metrics summed with the same weights: `clip_fraction`, `ratio`, `ratio_squared`,
@@ -110,7 +172,7 @@ def policy_loss(
         unit_advantage = (advantage * weight).sum(-1) / unit_weight.clamp_min(torch.finfo(weight.dtype).tiny)
     per_unit, is_clipped = clipped_surrogate(log_ratio, unit_advantage, clip_low, clip_high, dual_clip)
     with torch.no_grad():
-        ratio = log_ratio.exp()
+        ratio = bounded(log_ratio).exp()
         metrics = {
             "clip_fraction": (unit_weight * is_clipped).sum(),
             "ratio": (unit_weight * ratio).sum(),
@@ -122,8 +184,18 @@ def policy_loss(
     return (unit_weight * per_unit).sum(), metrics
 
 
+def bounded(log_ratio: torch.Tensor) -> torch.Tensor:
+    """Return a log ratio, any shape, of at most `MAX_LOG_RATIO`; below that the same to the bit.
+
+    exp() of float32 is infinite from 89 on, and a clip's zero gradient times infinity is NaN. The bound moves the value
+    alone. The gradient passes as if there were none, so that an action whose ratio ran away is still pulled back.
+    """
+    return log_ratio - (log_ratio - MAX_LOG_RATIO).clamp_min(0.0).detach()
+
+
 def k3(log_ratio: torch.Tensor) -> torch.Tensor:
-    """Schulman's k3 estimator of KL(p || q) from a sample of p, log_ratio = log q - log p: exp(x) - 1 - x >= 0."""
+    """Estimate KL(p || q) from a sample of p, x = log q - log p, by Schulman's k3: exp(x) - 1 - x >= 0."""
+    log_ratio = bounded(log_ratio)
     return torch.expm1(log_ratio) - log_ratio
 
 

@@ -7,7 +7,6 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from vla_rl.algorithms.configs import PPOConfig
 from vla_rl.config import ConfigError
 from vla_rl.distributed.fsdp import is_sharded
 
@@ -39,11 +38,11 @@ def is_critic(name: str) -> bool:
 
 
 def build_optimizers(
-    config: OptimizerOptions, parameters: Mapping[str, torch.nn.Parameter]
+    config: OptimizerOptions, parameters: Mapping[str, torch.nn.Parameter], critic_lr: float | None = None
 ) -> list[torch.optim.Optimizer]:
     """AdamW over everything, or Muon over the hidden matrices and AdamW over the rest.
 
-    The critic has its own learning rate, and is left out for algorithms without one. Muon (Jordan et
+    The critic has its own learning rate, and is left out when that is None. Muon (Jordan et
     al. 2024) scales its steps to AdamW's root mean square, so one `lr` fits both (Liu et al. 2025,
     arXiv 2502.16982).
 
@@ -56,8 +55,8 @@ def build_optimizers(
     taken = {id(p) for p in hidden}
     rest = [p for p in policy.values() if id(p) not in taken]
     groups: list[dict] = [{"params": rest, "lr": config.lr}] if rest else []
-    if isinstance(config, PPOConfig):
-        groups.append({"params": critic, "lr": config.value_lr, "weight_decay": 0.0})
+    if critic_lr is not None:
+        groups.append({"params": critic, "lr": critic_lr, "weight_decay": 0.0})
     optimizers: list[torch.optim.Optimizer] = []
     if hidden:
         optimizers.append(

@@ -10,14 +10,18 @@ import numpy as np
 import pytest
 from toy_problem import ToyPolicy, roll_out
 
-from vla_rl.algorithms.configs import GRPOConfig, MCGRPOConfig, PPOConfig, RLOOConfig
+from vla_rl.algorithms.grpo import GRPOConfig
+from vla_rl.algorithms.mc_grpo import MCGRPOConfig
+from vla_rl.algorithms.ppo import PPOConfig
+from vla_rl.algorithms.reinforce_pp import ReinforcePPConfig
+from vla_rl.algorithms.rloo import RLOOConfig
 from vla_rl.config import Config, build_component
 from vla_rl.rollout.task_sampling import SamplingConfig
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "algorithms.md").read_text()
 
 
-@pytest.mark.parametrize("config", [GRPOConfig, MCGRPOConfig, RLOOConfig, PPOConfig, SamplingConfig])
+@pytest.mark.parametrize("config", [GRPOConfig, MCGRPOConfig, RLOOConfig, PPOConfig, ReinforcePPConfig, SamplingConfig])
 def test_every_option_is_listed_with_its_default(config: type[Config]):
     listed = set(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", PAGE, re.MULTILINE))
     for name, info in config.model_fields.items():
@@ -28,7 +32,11 @@ def test_every_option_is_listed_with_its_default(config: type[Config]):
 
 def test_no_option_is_listed_that_does_not_exist():
     rows = re.findall(r"^\| `(\w+)` \| `", PAGE, re.MULTILINE)
-    known = {n for c in (GRPOConfig, MCGRPOConfig, RLOOConfig, PPOConfig, SamplingConfig) for n in c.model_fields}
+    known = {
+        n
+        for c in (GRPOConfig, MCGRPOConfig, RLOOConfig, PPOConfig, ReinforcePPConfig, SamplingConfig)
+        for n in c.model_fields
+    }
     assert set(rows) <= known
 
 

@@ -9,16 +9,22 @@ import sys
 import numpy as np
 import pytest
 import torch
-from toy_problem import ToyPolicy, observation, roll_out
+from toy_problem import ToyPolicy, make_episode, observation, roll_out
 
-from vla_rl.algorithms.configs import GRPOConfig, MCGRPOConfig, PPOConfig, RLOOConfig
+from vla_rl.algorithms import losses
+from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.learner import Learner, TrainingDivergedError
+from vla_rl.algorithms.mc_grpo import MCGRPOConfig
+from vla_rl.algorithms.ppo import PPOConfig
+from vla_rl.algorithms.reinforce_pp import ReinforcePPConfig
+from vla_rl.algorithms.rloo import RLOOConfig
 from vla_rl.config import ConfigError, build_component
 
 CONFIGS = {
     "grpo": GRPOConfig(lr=0.01, minibatch_size=40, micro_batch_size=16, epochs=2, kl_coef=0.1),
     "mc_grpo": MCGRPOConfig(lr=0.01, minibatch_size=40, epochs=2),
     "rloo_muon": RLOOConfig(lr=0.01, optimizer="muon", weight_decay=0.1),
+    "reinforce_pp": ReinforcePPConfig(lr=0.01, minibatch_size=40, loss_reduction="trajectory_mean"),
     "ppo": PPOConfig(lr=0.01, minibatch_size=40, critic_warmup=1, entropy_coef=0.01),
 }
 
@@ -304,6 +310,39 @@ def test_bc_anchor():
     assert len(calls) == 11 * last["update/num_steps"]
 
 
+def test_every_trajectory_weighs_the_same_over_an_epoch(monkeypatch):
+    # Long and short episodes over minibatches of six decisions; an episode is known by its advantage.
+    lengths = [1, 2, 8, 1, 5, 8, 3, 1]
+    episodes = [make_episode(np.zeros((k, 2)), [2] * k, group=0, seed=i) for i, k in enumerate(lengths)]
+    config = RLOOConfig(loss_reduction="trajectory_mean", minibatch_size=6, filter_groups=False)
+    learner = config.build(ToyPolicy())
+    batch = learner.prepare(episodes)
+    batch.advantage[:] = 1 + batch.episode[:, None]
+    found = np.zeros(len(lengths))
+    plain = losses.policy_loss
+
+    def record(log_prob, old_log_prob, advantage, weight, **options):
+        np.add.at(found, advantage[:, 0].long() - 1, weight.sum(1).numpy())
+        return plain(log_prob, old_log_prob, advantage, weight, **options)
+
+    monkeypatch.setattr(losses, "policy_loss", record)
+    num_steps = learner.update(batch)["update/num_steps"]
+    assert num_steps == 5
+    np.testing.assert_allclose(found, num_steps / len(lengths), rtol=1e-5)
+
+
+def test_a_ratio_that_ran_away_does_not_drop_the_step():
+    policy = ToyPolicy()
+    learner = GRPOConfig(dual_clip=3.0, minibatch_size=1000).build(policy)
+    batch = learner.prepare(roll_out(policy, 8, 4, seed=1))
+    batch.old_log_prob[np.flatnonzero(batch.advantage[:, 0] < 0)[0]] -= 100
+    before = weights(policy)
+    metrics = learner.update(batch)
+    assert metrics["update/num_bad_steps"] == 0
+    assert all(np.isfinite(v) for v in metrics.values())
+    assert not all(torch.equal(before[n], p) for n, p in policy.named_parameters())
+
+
 def test_minibatches_are_even_and_near_the_size_asked():
     policy = ToyPolicy()
     learner = RLOOConfig(filter_groups=False, skip_zero_advantage=False, minibatch_size=25).build(policy)
@@ -338,5 +377,6 @@ def test_config_errors():
 
 
 def test_configs_import_no_torch():
-    code = "import sys, vla_rl.algorithms.configs, vla_rl.rollout.task_sampling; sys.exit('torch' in sys.modules)"
+    modules = ", ".join(f"vla_rl.algorithms.{name}" for name in ("grpo", "mc_grpo", "rloo", "ppo", "reinforce_pp"))
+    code = f"import sys, {modules}, vla_rl.rollout.task_sampling; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

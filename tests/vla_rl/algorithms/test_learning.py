@@ -5,13 +5,19 @@ from __future__ import annotations
 import pytest
 from toy_problem import ToyPolicy, roll_out, success_rate
 
-from vla_rl.algorithms.configs import AlgoConfig, GRPOConfig, MCGRPOConfig, PPOConfig, RLOOConfig
+from vla_rl.algorithms.base import AlgoConfig
+from vla_rl.algorithms.grpo import GRPOConfig
+from vla_rl.algorithms.mc_grpo import MCGRPOConfig
+from vla_rl.algorithms.ppo import PPOConfig
+from vla_rl.algorithms.reinforce_pp import ReinforcePPConfig
+from vla_rl.algorithms.rloo import RLOOConfig
 
 COMMON = {"lr": 0.02, "minibatch_size": 256, "micro_batch_size": 256, "epochs": 2}
 CONFIGS: dict[str, AlgoConfig] = {
     "grpo": GRPOConfig(**COMMON),
     "mc_grpo": MCGRPOConfig(**COMMON),
     "rloo": RLOOConfig(**COMMON),
+    "reinforce_pp": ReinforcePPConfig(**COMMON),
     "ppo": PPOConfig(**COMMON, value_lr=0.03, gamma=0.95, critic_warmup=1),
     "ppo_action": PPOConfig(
         **COMMON, value_lr=0.03, gamma=0.97, advantage_level="action", ratio_level="action", value_loss="mse"

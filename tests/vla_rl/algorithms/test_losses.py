@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,12 @@ import torch
 from vla_rl.algorithms import losses
 
 LOG = math.log
+
+
+def weights_of(valid: np.ndarray, trajectory: np.ndarray, level: Any, reduction: Any) -> np.ndarray:
+    """The weights of a batch that is one minibatch."""
+    (weight,) = losses.minibatch_weights(valid, trajectory, [np.arange(len(valid))], level, reduction)
+    return weight
 
 
 def surrogate(ratio: float, advantage: float, dual_clip: float | None = None) -> tuple[float, bool, float]:
@@ -47,13 +54,44 @@ def test_clipping_by_hand(ratio, advantage, dual_clip, loss, clipped):
     assert gradient == pytest.approx(0.0 if clipped else -advantage * ratio)
 
 
+@pytest.mark.parametrize(
+    ("log_ratio", "advantage", "dual_clip", "loss", "sign"),
+    [
+        (100.0, -2.0, 3.0, 6.0, 0),  # Dual clip has the last word.
+        (100.0, -2.0, None, 2 * math.exp(20), 1),  # Pulled back: descending makes the action rarer.
+        (100.0, 2.0, None, -2.56, 0),  # A good action is likely enough.
+        (-100.0, 2.0, None, 0.0, 0),
+        (-100.0, -2.0, 3.0, 1.6, 0),
+    ],
+)
+def test_a_ratio_that_ran_away_keeps_loss_and_gradient_finite(log_ratio, advantage, dual_clip, loss, sign):
+    x = torch.tensor([log_ratio], requires_grad=True)
+    found, _ = losses.clipped_surrogate(x, torch.tensor([advantage]), 0.2, 0.28, dual_clip)
+    (gradient,) = torch.autograd.grad(found.sum(), x)
+    assert found.item() == pytest.approx(loss, rel=1e-5, abs=1e-6)
+    assert torch.isfinite(gradient).all()
+    assert np.sign(gradient.round(decimals=6).item()) == sign
+
+
+def test_a_reference_that_ran_away_pulls_with_a_finite_gradient():
+    log_prob = torch.full((1, 1, 1), -100.0, requires_grad=True)
+    loss = losses.kl_loss(log_prob, torch.zeros(1, 1, 1), torch.ones(1, 1))
+    (gradient,) = torch.autograd.grad(loss, log_prob)
+    assert torch.isfinite(loss) and torch.isfinite(gradient).all() and gradient.item() < 0
+
+
+def test_the_bound_leaves_ordinary_ratios_alone_to_the_bit():
+    x = torch.linspace(-30, 19.9, 1001)
+    assert torch.equal(losses.bounded(x), x)
+
+
 # One decision of H = 2 actions, A = 2 dimensions, ratios 1.1 1.2 / 1.0 2.0; a second, not valid.
 RATIOS = torch.tensor([[[1.1, 1.2], [1.0, 2.0]], [[9.0, 9.0], [9.0, 9.0]]], dtype=torch.float64)
 ADVANTAGE = torch.tensor([[1.0, 2.0], [7.0, 7.0]], dtype=torch.float64)
 
 
 def loss_of(level: str, valid: list[list[bool]], advantage: torch.Tensor) -> tuple[float, dict[str, torch.Tensor]]:
-    weight = losses.action_weights(np.array(valid), np.array([0, 1]), level, "token_mean")  # type: ignore[arg-type]
+    weight = weights_of(np.array(valid), np.array([0, 1]), level, "token_mean")
     loss, metrics = losses.policy_loss(
         RATIOS.log(), torch.zeros_like(RATIOS), advantage, torch.from_numpy(weight), ratio_level=level,  # type: ignore[arg-type]
         clip_low=0.2, clip_high=0.28,
@@ -92,7 +130,7 @@ def test_masked_actions_have_no_gradient():
     log_prob = torch.randn(2, 2, 2, dtype=torch.float64, requires_grad=True)
     valid = np.array([[True, False], [False, False]])
     for level in ("token", "action", "chunk"):
-        weight = torch.from_numpy(losses.action_weights(valid, np.array([0, 1]), level, "token_mean"))
+        weight = torch.from_numpy(weights_of(valid, np.array([0, 1]), level, "token_mean"))
         loss, _ = losses.policy_loss(
             log_prob, log_prob.detach(), torch.ones(2, 2, dtype=torch.float64), weight, ratio_level=level
         )
@@ -116,11 +154,23 @@ TRAJECTORY = np.array([4, 4, 9])
     ],
 )
 def test_weights_by_hand(level, reduction, weight):
-    np.testing.assert_allclose(losses.action_weights(VALID, TRAJECTORY, level, reduction), weight)
+    np.testing.assert_allclose(weights_of(VALID, TRAJECTORY, level, reduction), weight)
+
+
+def test_trajectories_weigh_the_same_over_an_epoch_of_minibatches():
+    # Trajectory 4 has three valid actions in two decisions, 9 two in one: 1/2 each over the batch, twice that in all
+    # over two minibatches. Within a trajectory every action has the same.
+    parts = [np.array([2, 0]), np.array([1])]
+    first, second = losses.minibatch_weights(VALID, TRAJECTORY, parts, "token", "trajectory_mean")
+    np.testing.assert_allclose(first, [[1 / 2, 1 / 2], [1 / 3, 1 / 3]])
+    np.testing.assert_allclose(second, [[1 / 3, 0]])
+    first, second = losses.minibatch_weights(VALID, TRAJECTORY, parts, "token", "token_mean")
+    np.testing.assert_allclose(first, np.full((2, 2), 1 / 4))
+    np.testing.assert_allclose(second, [[1, 0]])
 
 
 def test_weights_of_nothing_valid_are_zero():
-    weight = losses.action_weights(np.zeros((2, 3), bool), np.array([0, 1]), "token", "trajectory_mean")
+    weight = weights_of(np.zeros((2, 3), bool), np.array([0, 1]), "token", "trajectory_mean")
     assert (weight == 0).all()
 
 

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from toy_problem import ToyPolicy, roll_out
 
-from vla_rl.algorithms.configs import GRPOConfig, PPOConfig
+from vla_rl.algorithms.grpo import GRPOConfig
+from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.config import ConfigError
 from vla_rl.training.checkpoint import flatten_optimizer, restore_optimizer
 from vla_rl.training.optimizers import build_optimizers, is_critic, optimizer_bytes
@@ -23,7 +24,8 @@ def names(optimizer: torch.optim.Optimizer, module: nn.Module) -> list[set[str]]
 
 def test_critic_has_its_own_learning_rate():
     policy = ToyPolicy(critic=True)
-    (adamw,) = build_optimizers(PPOConfig(lr=1e-3, value_lr=1e-2, weight_decay=0.1), dict(policy.named_parameters()))
+    config = PPOConfig(lr=1e-3, value_lr=1e-2, weight_decay=0.1)
+    (adamw,) = build_optimizers(config, dict(policy.named_parameters()), config.critic_lr)
     assert names(adamw, policy)[1] == {"value_head.weight", "value_head.bias"}
     assert [g["lr"] for g in adamw.param_groups] == [1e-3, 1e-2]
     assert [g["weight_decay"] for g in adamw.param_groups] == [0.1, 0.0]
@@ -45,7 +47,7 @@ def test_muon_takes_hidden_matrices_only():
             "value_head": nn.Linear(8, 1),
         }
     )
-    muon, adamw = build_optimizers(PPOConfig(optimizer="muon"), dict(module.named_parameters()))
+    muon, adamw = build_optimizers(PPOConfig(optimizer="muon"), dict(module.named_parameters()), critic_lr=3e-3)
     assert isinstance(muon, torch.optim.Muon)
     assert names(muon, module) == [{"layer.weight"}]
     policy, critic = names(adamw, module)

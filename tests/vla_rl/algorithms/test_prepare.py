@@ -7,7 +7,11 @@ import pytest
 from toy_problem import ToyPolicy, make_episode, roll_out
 
 from vla_rl.algorithms.batch import gather_observations, valid_actions
-from vla_rl.algorithms.configs import GRPOConfig, MCGRPOConfig, PPOConfig, RLOOConfig
+from vla_rl.algorithms.grpo import GRPOConfig
+from vla_rl.algorithms.mc_grpo import MCGRPOConfig
+from vla_rl.algorithms.ppo import PPOConfig
+from vla_rl.algorithms.reinforce_pp import ReinforcePPConfig
+from vla_rl.algorithms.rloo import RLOOConfig
 
 WON = [[0, 0], [1, 0]]
 NOT_WON = [[0, 0], [0, 0]]
@@ -72,6 +76,17 @@ def test_mc_grpo_leaves_out_the_pivot_only():
     assert MCGRPOConfig().rollouts_per_group(8) == 9
 
 
+def test_reinforce_pp_batch_by_hand():
+    # Three actions with reward 1 and twice four with 0: mean 3/11, variance (3 (8/11)^2 + 8 (3/11)^2) / 10 = 24/110.
+    episodes = [won(0, 1), failed(1, 2), failed(2, 3), won(3, 4, lost=True)]
+    batch = ReinforcePPConfig(advantage_eps=1e-12).build(ToyPolicy()).prepare(episodes)
+    high, low = 8 / 11 / np.sqrt(24 / 110), -3 / 11 / np.sqrt(24 / 110)
+    expected = [[high, high], [high, 0], *[[low, low]] * 4]
+    np.testing.assert_allclose(batch.advantage, expected, rtol=1e-6)
+    assert batch.advantage[batch.valid].mean() == pytest.approx(0, abs=1e-6)
+    assert batch.old_value is None
+
+
 def test_old_log_prob_is_the_trainers_and_equals_the_rollouts():
     policy = ToyPolicy()
     episodes = roll_out(policy, 6, 4, seed=0, temperature=1.3)
@@ -124,6 +139,17 @@ def test_shuffled_control_permutes_over_all_episodes(config):
     correlation = np.corrcoef([e.success for e in shuffled.episodes], by_episode(shuffled))[0, 1]
     assert abs(correlation) < 0.5 < np.corrcoef([e.success for e in true.episodes], by_episode(true))[0, 1]
     assert {id(e) for e in shuffled.episodes} != {id(e) for e in true.episodes}
+
+
+def test_shuffled_control_of_reinforce_pp_deals_the_rewards_before_they_are_normalized():
+    policy = ToyPolicy()
+    episodes = roll_out(policy, 40, 1, seed=0)
+    batch = ReinforcePPConfig().build(policy, control="shuffled_rewards").prepare(episodes)
+    advantage = np.array([batch.advantage[batch.episode == i][0, 0] for i in range(len(episodes))])
+    success = np.array([e.success for e in episodes])
+    assert (advantage > 0).sum() == success.sum()
+    assert not np.array_equal(advantage > 0, success)
+    assert batch.advantage[batch.valid].mean() == pytest.approx(0, abs=1e-6)
 
 
 @pytest.mark.parametrize("level", ["chunk", "action"])

@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import DynamicCache
 
-from vla_rl.algorithms.configs import GRPOConfig, PPOConfig
+from vla_rl.algorithms.grpo import GRPOConfig
+from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.config import ConfigError, validate
 from vla_rl.policies.base import load_policy
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from vla_rl.algorithms.configs import GRPOConfig
+from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.config import ConfigError, validate
 from vla_rl.policies.base import load_policy
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics

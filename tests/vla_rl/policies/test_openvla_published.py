@@ -9,7 +9,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from vla_rl.algorithms.configs import GRPOConfig
+from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.config import ConfigError
 from vla_rl.policies.base import load_policy, resolve_path
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation

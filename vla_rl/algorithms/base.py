@@ -1,0 +1,182 @@
+"""What every RL algorithm shares: options, and the hooks that the learner calls. Imports no torch.
+
+An algorithm is a config class in a file of its own: `make_batch` says what a rollout's advantages are, `loss` what is
+minimized. Defaults follow SimpleVLA-RL (clip 0.2/0.28, no KL, no entropy bonus, one epoch, token-mean loss); its
+learning rate is for a 7B policy trained whole. A recipe for a small policy sets a larger one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from pydantic import Field, PositiveInt
+
+from vla_rl.config import Config
+
+if TYPE_CHECKING:
+    import torch
+
+    from vla_rl.algorithms.batch import Batch, Evaluate
+    from vla_rl.algorithms.learner import Learner
+    from vla_rl.common.timing import Stopwatch
+    from vla_rl.distributed.process_group import ProcessGroup
+    from vla_rl.interfaces import Policy, PolicyOutput
+    from vla_rl.types import Episode
+
+Control = Literal["none", "shuffled_rewards"]
+RatioLevel = Literal["token", "action", "chunk"]
+LossReduction = Literal["token_mean", "trajectory_mean"]
+
+
+class AlgoConfig(Config):
+    """What every algorithm shares: options of optimizer, batching, surrogate and regularizers; the learner's hooks."""
+
+    kind: str
+    # Optimizer.
+    lr: float = Field(default=5e-6, gt=0, description="Learning rate of the policy.")
+    optimizer: Literal["adamw", "adamw_8bit", "muon"] = Field(
+        default="adamw",
+        description="adamw_8bit: AdamW with its moments in 8 bits (needs torchao); muon: Muon for hidden matrices, "
+        "AdamW for embeddings, heads, vectors and convolutions.",
+    )
+    betas: tuple[float, float] = Field(default=(0.9, 0.999), description="AdamW's running-average factors.")
+    weight_decay: float = Field(default=0.0, ge=0)
+    warmup_steps: int = Field(
+        default=0, ge=0, description="Optimizer steps over which the learning rates rise from 0; Adam's first are big."
+    )
+    grad_clip: float | None = Field(
+        default=1.0, gt=0, description="Largest gradient norm, of policy and critic each; null: no clipping."
+    )
+    max_bad_steps: PositiveInt = Field(
+        default=10, description="Steps in a row with NaN loss or gradients, each skipped, after which the run stops."
+    )
+    # Batching. A decision is one action chunk.
+    epochs: PositiveInt = Field(default=1, description="Passes over the rollout.")
+    minibatch_size: PositiveInt = Field(
+        default=512,
+        description="Decisions per optimizer step, about: the rollout is cut evenly into the nearest number of parts.",
+    )
+    micro_batch_size: PositiveInt = Field(
+        default=32, description="Decisions per forward/backward; gradients of a minibatch are accumulated over these."
+    )
+    # Surrogate.
+    clip_low: float = Field(default=0.2, gt=0, lt=1, description="The ratio is clipped below at 1 - clip_low.")
+    clip_high: float = Field(
+        default=0.28, gt=0, description="The ratio is clipped above at 1 + clip_high (DAPO's clip-higher)."
+    )
+    dual_clip: float | None = Field(
+        default=None,
+        gt=1,
+        description="Bound c on the ratio where the advantage is negative; null: off (RLinf uses 3).",
+    )
+    ratio_level: RatioLevel = Field(default="token", description="What one probability ratio covers.")
+    loss_reduction: LossReduction = Field(
+        default="token_mean",
+        description="token_mean: every token of a minibatch counts the same; trajectory_mean: every trajectory of the "
+        "rollout does.",
+    )
+    mask_after_success: bool = Field(
+        default=True, description="Leave out actions that were drawn but not executed, and any after the first success."
+    )
+    recompute_old_log_prob: bool = Field(
+        default=True,
+        description="Take the old log-probabilities from the trainer's own forward pass, not from the rollout.",
+    )
+    skip_zero_advantage: bool = Field(
+        default=True,
+        description="Spend no forward/backward on decisions whose advantage is exactly 0. Gradients stay the same; "
+        "has no effect with a KL or entropy term or a critic, since these learn from every decision.",
+    )
+    # Regularizers.
+    kl_coef: float = Field(
+        default=0.0, ge=0, description="Weight of the KL to the policy at the start of the run (k3)."
+    )
+    entropy_coef: float = Field(default=0.0, ge=0, description="Weight of the entropy bonus.")
+    bc_coef: float = Field(
+        default=0.0, ge=0, description="Weight of the behavior-cloning anchor (needs demonstrations)."
+    )
+
+    @property
+    def critic_lr(self) -> float | None:
+        """Learning rate of the critic, which is the policy's value head; None: the algorithm has none."""
+        return None
+
+    @property
+    def uses_critic(self) -> bool:
+        """Whether the policy needs a value head."""
+        return self.critic_lr is not None
+
+    @property
+    def skips_zero_advantage(self) -> bool:
+        """Whether decisions with advantage 0 have no gradient at all, and need no forward pass."""
+        regularized = self.kl_coef > 0 or self.entropy_coef > 0 or self.uses_critic
+        return self.skip_zero_advantage and not regularized
+
+    def trains_only_critic(self, iteration: int) -> bool:
+        """Whether the policy's own weights stay as they are in this iteration, counted from 0."""
+        return False
+
+    def rollouts_per_group(self, group_size: int) -> int:
+        """Return the number of episodes to collect from each initial state for a group size G."""
+        return group_size
+
+    def make_batch(
+        self, episodes: list[Episode], evaluate: Evaluate, shuffle: np.random.Generator | None, world: ProcessGroup
+    ) -> Batch:
+        """Make a rollout's batch: decisions, their advantages and old log-probabilities.
+
+        Args:
+            episodes: this process's, none lost, in whole groups.
+            evaluate: gives the policy's log-probabilities and values without gradient.
+            shuffle: permutes the advantages over all processes' episodes (the negative control); None: as they are.
+            world: the processes that learn together; what is taken over all episodes is taken over everyone's.
+
+        Raises:
+            ValueError: the episodes hold nothing that the algorithm can learn from.
+        """
+        raise NotImplementedError
+
+    def loss(
+        self, batch: Batch, rows: np.ndarray, weight: np.ndarray, out: PolicyOutput, *, num_rows: int, only_critic: bool
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Return a micro-batch's share of its minibatch's loss, and metrics. By default the clipped surrogate's.
+
+        Args:
+            batch: as `make_batch` made it. rows: int64 (B,), the micro-batch's decisions.
+            weight: float64 (B, H), of each action in the loss; about 1 in sum over the minibatch.
+            out: what the policy gives for these decisions, with gradient.
+            num_rows: decisions of the minibatch. only_critic: as `trains_only_critic` says of this iteration.
+
+        Returns:
+            scalar, and scalars by name, which are added up over micro-batches. `NAME_max` is a maximum. A name with a
+            "/" is logged as it is; the others are sums weighted by `weight`, divided by `"weight"` before they are.
+        """
+        from vla_rl.algorithms.losses import surrogate_loss
+
+        return surrogate_loss(self, batch, rows, weight, out)
+
+    def build(
+        self,
+        policy: Policy,
+        seed: int = 0,
+        *,
+        temperature: float = 1.0,
+        control: Control = "none",
+        stopwatch: Stopwatch | None = None,
+        world: ProcessGroup | None = None,
+    ) -> Learner:
+        """Make the learner of `policy`.
+
+        Args:
+            seed: of minibatch order and of the shuffled control.
+            temperature: that rollouts are drawn with; log-probabilities are taken at it.
+            control: "shuffled_rewards" permutes advantages over all trajectories (negative control).
+            stopwatch: counts "forward_backward" and "optimizer" seconds; by default the learner's own.
+            world: the processes that learn together, which hold `policy` already; None: this one alone.
+        """
+        from vla_rl.algorithms.learner import Learner
+
+        return Learner(
+            self, policy, seed=seed, temperature=temperature, control=control, stopwatch=stopwatch, world=world
+        )

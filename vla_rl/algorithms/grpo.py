@@ -1,0 +1,50 @@
+"""GRPO: an episode's advantage is its reward less its group's mean, over the group's deviation. Numpy only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from vla_rl.algorithms.group import GroupConfig, all_same, rows_by_group
+
+
+class GRPOConfig(GroupConfig):
+    """Group Relative Policy Optimization (Shao et al. 2024, DeepSeekMath, arXiv 2402.03300)."""
+
+    renamed: ClassVar[Mapping[str, str]] = {"normalise_std": "normalize_std"}
+
+    kind: Literal["grpo"] = "grpo"
+    normalize_std: bool = Field(default=True, description="Divide by the group's standard deviation (false: Dr. GRPO).")
+    advantage_eps: float = Field(default=1e-6, gt=0, description="Added to the standard deviation.")
+
+    def trajectory_advantages(self, rewards: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        advantage = group_relative(rewards, groups, self.normalize_std, self.advantage_eps)
+        return advantage, np.ones(len(rewards), bool)
+
+
+def group_relative(
+    rewards: np.ndarray, groups: np.ndarray, normalize_std: bool = True, eps: float = 1e-6
+) -> np.ndarray:
+    """GRPO: A = (R - mean) / (std + eps) within each group (DeepSeekMath, arXiv 2402.03300, section 4.1.2).
+
+    The deviation is the sample one (n - 1), as SimpleVLA-RL and veRL take it. A group of one gets 0.
+
+    Args:
+        rewards: float (E,). groups: int (E,).
+        normalize_std: False leaves out the division (Dr. GRPO, arXiv 2503.20783).
+
+    Returns:
+        float64 (E,).
+    """
+    rewards = np.asarray(rewards, np.float64)
+    advantage = np.zeros_like(rewards)
+    for rows in rows_by_group(groups):
+        values = rewards[rows]
+        if all_same(values):
+            continue
+        scale = values.std(ddof=1) + eps if normalize_std else 1.0
+        advantage[rows] = (values - values.mean()) / scale
+    return advantage

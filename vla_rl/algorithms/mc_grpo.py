@@ -1,0 +1,65 @@
+"""MC-GRPO: the group's median is the baseline, and the episode that sits on it is left out. Numpy only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from vla_rl.algorithms.group import GroupConfig, all_same, rows_by_group
+
+
+class MCGRPOConfig(GroupConfig):
+    """Median-Centered GRPO (Kim 2026, arXiv 2601.22582): G + 1 episodes, the median is baseline and left out."""
+
+    renamed: ClassVar[Mapping[str, str]] = {"normalise_mad": "normalize_mad"}
+
+    kind: Literal["mc_grpo"] = "mc_grpo"
+    normalize_mad: bool = Field(
+        default=True,
+        description="Divide by the group's median absolute deviation; where that is 0, by its standard deviation.",
+    )
+    advantage_eps: float = Field(default=1e-6, gt=0, description="Added to the deviation.")
+
+    def rollouts_per_group(self, group_size: int) -> int:
+        """G + 1: one more, for the pivot."""
+        return group_size + 1
+
+    def trajectory_advantages(self, rewards: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return median_baseline(rewards, groups, self.normalize_mad, self.advantage_eps)
+
+
+def median_baseline(
+    rewards: np.ndarray, groups: np.ndarray, normalize_mad: bool = True, eps: float = 1e-6
+) -> tuple[np.ndarray, np.ndarray]:
+    """MC-GRPO: A = (R - median) / (MAD + eps); one episode at the median, the pivot, is left out (arXiv 2601.22582).
+
+    MAD is the median absolute deviation from the median. With success rewards (0 or 1) it is 0 in
+    every group of odd size, since the majority sits on the median; dividing by a bare eps would then
+    blow every advantage up to 1/eps. So where MAD is 0, the sample standard deviation is used. With
+    an even number (an episode was lost) the median is the lower of the middle two.
+
+    Args:
+        rewards: float (E,). groups: int (E,).
+
+    Returns:
+        advantage float64 (E,), and bool (E,), False for each group's pivot.
+    """
+    rewards = np.asarray(rewards, np.float64)
+    advantage = np.zeros_like(rewards)
+    included = np.ones(len(rewards), bool)
+    for rows in rows_by_group(groups):
+        values = rewards[rows]
+        middle = int(np.argsort(values, kind="stable")[(len(values) - 1) // 2])
+        included[rows[middle]] = False
+        if all_same(values):
+            continue
+        centered = values - values[middle]
+        scale = 1.0
+        if normalize_mad:
+            deviation = float(np.median(np.abs(centered)))
+            scale = (deviation if deviation > 0 else float(values.std(ddof=1))) + eps
+        advantage[rows] = centered / scale
+    return advantage, included
