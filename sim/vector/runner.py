@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 from abc import ABC, abstractmethod
@@ -17,12 +16,20 @@ import numpy as np
 
 from sim.base import ChunkResult, SimConfig, SingleEnv, SingleObservation
 from vla_rl.interfaces import VecEnv
-from vla_rl.types import SPLITS, EnvSpec, EpisodeSpec, Keyframe, Observation, StepResult
+from vla_rl.rollout.env_checks import (
+    EnvStatus,
+    check_num_envs,
+    check_running,
+    check_specs,
+    check_started,
+    checked_actions,
+    checked_ids,
+)
+from vla_rl.types import EnvSpec, EpisodeSpec, Keyframe, Observation, StepResult
 
 log = logging.getLogger(__name__)
 
 Command = Literal["reset", "step", "save_state", "expert_action", "expert_remaining"]
-Status = Literal["never started", "running", "ended", "broken"]
 
 _MESA_VENDOR = Path("/usr/share/glvnd/egl_vendor.d/50_mesa.json")
 
@@ -36,8 +43,7 @@ def make_vec_env(config: SimConfig, num_envs: int, record_frames: bool = False) 
     Raises:
         RuntimeError: a worker process cannot start; with its own error text.
     """
-    if num_envs < 1:
-        raise ValueError(f"num_envs must be at least 1, got {num_envs}")
+    check_num_envs(num_envs)
     if config.num_workers == 0:
         return InlineVecEnv(config, num_envs, record_frames)
     from sim.vector.processes import ProcessVecEnv
@@ -68,7 +74,7 @@ class BaseVecEnv(ABC):
         self.spec = spec
         self.num_envs = num_envs
         self.record_frames = record_frames
-        self._status: list[Status] = ["never started"] * num_envs
+        self._status: list[EnvStatus] = ["never started"] * num_envs
         self._instruction = [""] * num_envs
 
     @abstractmethod
@@ -81,13 +87,8 @@ class BaseVecEnv(ABC):
 
     def reset(self, specs: Sequence[EpisodeSpec], env_ids: Sequence[int] | None = None) -> Observation:
         """Start one episode in each given environment (see `VecEnv.reset`)."""
-        ids = self._check_ids(env_ids)
-        if len(specs) != len(ids):
-            raise ValueError(
-                f"reset needs one spec per environment: got {len(specs)} specs for {len(ids)} environments"
-            )
-        for spec in specs:
-            self._check_spec(spec)
+        ids = checked_ids(env_ids, self.num_envs)
+        check_specs(specs, ids, self.spec)
         self._set_status(ids, "ended")
         wanted = missing = dict(zip(ids, specs, strict=True))
         first: dict[int, SingleObservation] = {}
@@ -101,9 +102,9 @@ class BaseVecEnv(ABC):
 
     def step(self, actions: np.ndarray, env_ids: Sequence[int] | None = None) -> StepResult:
         """Execute a chunk in each given environment (see `VecEnv.step`)."""
-        ids = self._check_ids(env_ids)
-        chunks = self._check_actions(actions, ids)
-        self._check_running(ids, "step")
+        ids = checked_ids(env_ids, self.num_envs)
+        chunks = checked_actions(actions, ids, self.spec.action_dim)
+        check_running("step", ids, self._status)
         alive = {i: chunk for i, chunk in zip(ids, chunks, strict=True) if self._status[i] == "running"}
         self._set_status(ids, "ended")  # also where _call raises
         answers = self._call("step", alive)
@@ -135,8 +136,8 @@ class BaseVecEnv(ABC):
         Raises:
             RuntimeError: the environment's worker broke; its next `step` says lost.
         """
-        ids = self._check_ids(env_ids)
-        self._check_started(ids, "save_state")
+        ids = checked_ids(env_ids, self.num_envs)
+        check_started("save_state", ids, self._status)
         answers = self._call("save_state", dict.fromkeys(i for i in ids if self._status[i] != "broken"))
         if broken := [i for i in ids if i not in answers]:
             raise RuntimeError(f"save_state: the worker of environments {broken} broke, so there is no state to save")
@@ -144,8 +145,8 @@ class BaseVecEnv(ABC):
 
     def expert_action(self, env_ids: Sequence[int] | None = None) -> np.ndarray:
         """The scripted expert's next action, float32 (B, A); zeros where the worker broke."""
-        ids = self._check_ids(env_ids)
-        self._check_running(ids, "expert_action")
+        ids = checked_ids(env_ids, self.num_envs)
+        check_running("expert_action", ids, self._status)
         answers = self._call("expert_action", dict.fromkeys(i for i in ids if self._status[i] != "broken"))
         zeros = np.zeros(self.spec.action_dim, np.float32)
         return np.stack([answers.get(i, zeros) for i in ids]).astype(np.float32, copy=False)
@@ -158,8 +159,8 @@ class BaseVecEnv(ABC):
         Raises:
             NotImplementedError: the simulator does not say.
         """
-        ids = self._check_ids(env_ids)
-        self._check_running(ids, "expert_remaining")
+        ids = checked_ids(env_ids, self.num_envs)
+        check_running("expert_remaining", ids, self._status)
         answers = self._call("expert_remaining", dict.fromkeys(i for i in ids if self._status[i] != "broken"))
         return np.array([answers.get(i, 0.0) for i in ids], np.float64)
 
@@ -167,58 +168,9 @@ class BaseVecEnv(ABC):
         """Episodes under way in these environments are lost; their next `step` says so."""
         self._set_status([i for i in env_ids if self._status[i] == "running"], "broken")
 
-    def _set_status(self, env_ids: Sequence[int], status: Status) -> None:
+    def _set_status(self, env_ids: Sequence[int], status: EnvStatus) -> None:
         for i in env_ids:
             self._status[i] = status
-
-    def _check_ids(self, env_ids: Sequence[int] | None) -> list[int]:
-        ids = list(range(self.num_envs)) if env_ids is None else [int(i) for i in env_ids]
-        if not ids:
-            raise ValueError("env_ids is empty: name at least one environment, or give None for all")
-        if outside := [i for i in ids if not 0 <= i < self.num_envs]:
-            raise ValueError(f"env_ids {outside}: this environment has ids 0 to {self.num_envs - 1}")
-        if len(set(ids)) < len(ids):
-            raise ValueError(f"env_ids {ids}: each environment can be named once")
-        return ids
-
-    def _check_spec(self, spec: EpisodeSpec) -> None:
-        tasks = self.spec.tasks
-        if spec.task not in tasks:
-            nearest = difflib.get_close_matches(str(spec.task), tasks, n=1)
-            hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-            raise ValueError(f"unknown task {spec.task!r} of {self.spec.kind}.{hint} Tasks here: {', '.join(tasks)}.")
-        if spec.split not in SPLITS:
-            raise ValueError(f"unknown split {spec.split!r}: splits are {', '.join(SPLITS)}")
-        limit = self.spec.num_eval_states.get(spec.task) if spec.split == "eval" else None
-        if spec.index < 0 or (limit is not None and spec.index >= limit):
-            allowed = "0 and up" if limit is None else f"0 to {limit - 1}"
-            raise ValueError(
-                f"no initial state {spec.index} of {spec.task!r} in split {spec.split!r}: allowed {allowed}"
-            )
-
-    def _check_actions(self, actions: np.ndarray, ids: list[int]) -> np.ndarray:
-        array = np.asarray(actions, np.float32)
-        action_dim = self.spec.action_dim
-        if array.ndim != 3 or array.shape[0] != len(ids) or array.shape[1] < 1 or array.shape[2] != action_dim:
-            expected = f"({len(ids)} environments, H >= 1, {action_dim} dimensions)"
-            raise ValueError(f"actions have shape {array.shape}, expected {expected}")
-        if np.isnan(array).any():
-            row, step, dim = (int(x) for x in np.argwhere(np.isnan(array))[0])
-            raise ValueError(f"actions hold NaN: environment {ids[row]}, action {step} of the chunk, dimension {dim}")
-        return array
-
-    def _check_started(self, ids: list[int], method: str) -> None:
-        for i in ids:
-            if self._status[i] == "never started":
-                raise ValueError(f"{method}: environment {i} has no episode yet; call reset first")
-
-    def _check_running(self, ids: list[int], method: str) -> None:
-        self._check_started(ids, method)
-        for i in ids:
-            if self._status[i] == "ended":
-                raise ValueError(
-                    f"{method}: the episode of environment {i} has ended; reset it, or leave it out of env_ids"
-                )
 
     def _stack(self, parts: list[SingleObservation]) -> Observation:
         return Observation(

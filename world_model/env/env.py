@@ -20,11 +20,18 @@ import numpy as np
 import torch
 
 from vla_rl.data.keyframes import RECORDED
+from vla_rl.rollout.env_checks import (
+    EnvStatus,
+    check_num_envs,
+    check_running,
+    check_specs,
+    checked_actions,
+    checked_ids,
+)
 from vla_rl.types import EnvSpec, EpisodeSpec, Keyframe, Observation, StepResult
 from world_model.config import ImaginationConfig
 from world_model.data.initial_frames import FirstFrames
 from world_model.data.recorded_prefixes import RecordedBeginnings, remember
-from world_model.env.checks import check_episode, checked_actions, checked_ids
 from world_model.env.imagination import ImaginedChunk, imagine_chunk
 from world_model.metadata import shortened
 from world_model.model.world_model import Memory, WorldModel
@@ -74,8 +81,7 @@ class WorldModelEnv:
         record_frames: bool = False,
         admission: Admission | None = None,
     ) -> None:
-        if num_envs < 1:
-            raise ValueError(f"num_envs: got {num_envs}, must be at least 1")
+        check_num_envs(num_envs)
         self.world_model, self.config, self.num_envs = world_model, config, num_envs
         self.observed_every = world_model.frame_steps  # Control steps from one new image to the next.
         spec = spec or world_model.facts.env_spec()
@@ -88,7 +94,7 @@ class WorldModelEnv:
         self._shown = np.zeros((num_envs, len(self.spec.cameras), *self.spec.image_size, 3), np.uint8)
         self._state = np.zeros((num_envs, self.spec.state_dim), np.float32)
         self._task, self._instruction = [""] * num_envs, [""] * num_envs
-        self._running = np.zeros(num_envs, bool)
+        self._status: list[EnvStatus] = ["never started"] * num_envs
         # Control steps of the episode, and how many of them were imagined since a real frame.
         self._steps, self._imagined = np.zeros((2, num_envs), np.int64)
         self._warned = False
@@ -102,13 +108,11 @@ class WorldModelEnv:
             ValueError: also for a keyframe of another task, simulator or world model.
         """
         ids = checked_ids(env_ids, self.num_envs)
-        if len(specs) != len(ids):
-            raise ValueError(f"specs: got {len(specs)} for {len(ids)} environments; give one for each")
+        check_specs(specs, ids, self.spec)
         for spec in specs:
-            check_episode(spec, self.spec)
             if spec.keyframe is not None and spec.keyframe.task != spec.task:
                 raise ValueError(f"keyframe: is of task {spec.keyframe.task!r}, the episode of {spec.task!r}")
-        self._running[ids] = False
+        self._set_status(ids, "ended")
         real, recorded = [], []
         for i, spec in zip(ids, specs, strict=True):
             kind = spec.keyframe.env if spec.keyframe else ""
@@ -122,7 +126,7 @@ class WorldModelEnv:
             self._begin_recorded([i for i, _ in recorded], [spec for _, spec in recorded])
         for i, spec in zip(ids, specs, strict=True):
             self._task[i] = spec.task
-        self._running[ids] = True
+        self._set_status(ids, "running")
         return self._observation(ids)
 
     def _begin(self, ids: Sequence[int], specs: Sequence[EpisodeSpec]) -> None:
@@ -210,7 +214,7 @@ class WorldModelEnv:
         """Imagine a chunk in each given environment (see `VecEnv.step`)."""
         ids = checked_ids(env_ids, self.num_envs)
         array = checked_actions(actions, ids, self.spec.action_dim)
-        self._check_running(ids, "step")
+        check_running("step", ids, self._status)
         batch, length = array.shape[:2]
         self._warn_of_partial_frames(length)
         assert self._memory is not None, "an environment runs, so it has been reset"
@@ -241,7 +245,7 @@ class WorldModelEnv:
             "untrusted": untrusted,
             **self._show(ids, chunk, num_steps),
         }
-        self._running[ids] = going
+        self._set_status([i for i, goes_on in zip(ids, going, strict=True) if not goes_on], "ended")
         return StepResult(
             self._observation(ids), reward, terminated, truncated, num_steps, np.asarray(succeeded), lost, info
         )
@@ -303,15 +307,12 @@ class WorldModelEnv:
         images = {camera: self._shown[ids, view] for view, camera in enumerate(self.spec.cameras)}
         return Observation(images, self._state[ids], [self._instruction[i] for i in ids])
 
+    def _set_status(self, ids: Sequence[int], status: EnvStatus) -> None:
+        for i in ids:
+            self._status[i] = status
+
     def _are_all(self, ids: Sequence[int]) -> bool:
         return list(ids) == list(range(self.num_envs))
-
-    def _check_running(self, ids: Sequence[int], method: str) -> None:
-        for i in ids:
-            if not self._task[i]:
-                raise ValueError(f"{method}: environment {i} has no episode yet; call reset first")
-            if not self._running[i]:
-                raise ValueError(f"{method}: the episode of environment {i} has ended; reset it, or leave it out")
 
     def _warn_of_partial_frames(self, length: int) -> None:
         frame_steps = self.world_model.frame_steps
@@ -330,7 +331,7 @@ class WorldModelEnv:
     def save_state(self, env_ids: Sequence[int] | None = None) -> list[Keyframe]:
         """What is remembered of each given environment's episode, which must not have ended."""
         ids = checked_ids(env_ids, self.num_envs)
-        self._check_running(ids, "save_state")
+        check_running("save_state", ids, self._status)
         assert self._memory is not None, "an environment runs, so it has been reset"
         keyframes = []
         for i in ids:
@@ -363,7 +364,7 @@ class WorldModelEnv:
         """Close the first frames and forget all episodes. May be called twice."""
         self._first_frames.close()
         self._memory = None
-        self._running[:] = False
+        self._set_status(range(self.num_envs), "ended")
 
 
 def _name(spec: EpisodeSpec) -> str:
