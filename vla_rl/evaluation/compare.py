@@ -9,13 +9,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
 
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.config import Config
@@ -24,8 +24,6 @@ from vla_rl.evaluation.statistics import (
     Interval,
     clustered_sign_test,
     clustered_wilson_interval,
-    mcnemar_exact,
-    newcombe_paired_interval,
     paired_bootstrap_interval,
 )
 from vla_rl.interfaces import Policy, VecEnv
@@ -46,9 +44,7 @@ class PairedResult(Config):
         rate_a, rate_b: success rates, with 95 % intervals.
         gained: solved by b alone. lost: by a alone.
         difference: rate_b - rate_a. bootstrap: its 95 % interval, states resampled within tasks.
-        newcombe: its 95 % interval by Newcombe's formula; better below some 50 pairs.
-        p_value: exact McNemar, as if samples of a state were independent. p_value_by_state: exact, with all samples
-            of a state flipped together; the same when each state has one sample. It is the one to show.
+        p_value_by_state: exact, with all samples of a state flipped together; McNemar's when each state has one sample.
     """
 
     mode: str
@@ -63,9 +59,15 @@ class PairedResult(Config):
     lost: int
     difference: float
     bootstrap: Interval
-    newcombe: Interval
-    p_value: float
     p_value_by_state: float
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_what_ignored_states(cls, values: Any) -> Any:
+        """Read files that still have figures made as if samples of a state were independent; these are dropped."""
+        if isinstance(values, dict):
+            return {key: value for key, value in values.items() if key not in ("newcombe", "p_value")}
+        return values
 
     @property
     def p_name(self) -> str:
@@ -83,7 +85,11 @@ class PairedResult(Config):
 
 
 class Comparison(Config):
-    """What changed from a to b, and what to know before believing it (`warnings`)."""
+    """What changed from a to b, and what to know before believing it (`warnings`).
+
+    Attributes:
+        population: which initial states the claim is about; empty in files written before it was recorded.
+    """
 
     schema_version: int = SCHEMA_VERSION
     name_a: str
@@ -93,6 +99,7 @@ class Comparison(Config):
     env: str
     split: Split
     results: tuple[PairedResult, ...]
+    population: str = ""
     warnings: tuple[str, ...] = ()
 
     def result(self, mode: str, task: str | None = None) -> PairedResult:
@@ -117,8 +124,9 @@ class Comparison(Config):
         return "p by state" if any(r.num_states < r.num_pairs for r in self.results) else "McNemar p"
 
     def text(self) -> str:
-        """A line per mode and task, then the warnings."""
-        return "\n".join([*(r.text() for r in self.results), *(f"warning: {w}" for w in self.warnings)])
+        """A line per mode and task, then which states the claim is about, then the warnings."""
+        population = [self.population] if self.population else []
+        return "\n".join([*(r.text() for r in self.results), *population, *(f"warning: {w}" for w in self.warnings)])
 
     def table(self) -> Table:
         """A table for the console, 80 columns wide; with several samples a state, its p-value is the one by state."""
@@ -131,6 +139,8 @@ class Comparison(Config):
             box=SIMPLE_HEAD,
             pad_edge=False,
             padding=(0, 1, 0, 0),
+            caption=self.population or None,
+            caption_justify="left",
         )
         table.add_column("task", min_width=12, overflow="fold")
         for name in ("a %", "b %", "b - a, 95 % interval", "+ / -", "pairs", self.p_name):
@@ -207,8 +217,27 @@ def compare(a: Evaluation, b: Evaluation, seed: int = 0) -> Comparison:
         env=a.meta.env,
         split=a.meta.split,
         results=tuple(results),
+        population=_population(a, b, results),
         warnings=tuple(warnings),
     )
+
+
+def _population(a: Evaluation, b: Evaluation, results: Sequence[PairedResult]) -> str:
+    """Return which initial states the claim is about: a benchmark's official ones, or all that could have been drawn.
+
+    With official states the intervals, made by resampling states, are wide rather than narrow for these states alone.
+    """
+    whole = max((r for r in results if r.task is None), key=lambda r: r.num_pairs)
+    samples = whole.num_pairs / whole.num_states
+    repeated = f", {samples:.3g} samples of each" if samples > 1 else ""
+    recorded = (a.meta.official_states, b.meta.official_states)
+    if any(recorded):
+        claim = f"official initial states{repeated}: a claim about these states, not the task's distribution of states"
+    elif None in recorded:
+        claim = f"initial states{repeated}: a claim about these states, and about their distribution if drawn at random"
+    else:
+        claim = f"initial states{repeated}, drawn at random: a claim about the distribution that they were drawn from"
+    return f"{whole.num_states} {claim}"
 
 
 def _pair(a: Evaluation, b: Evaluation, mode: str, warnings: list[str]) -> list[tuple[EpisodeRecord, EpisodeRecord]]:
@@ -273,7 +302,6 @@ def _paired_result(
     tasks = np.array([x.task for x, _ in pairs])
     _, states = np.unique([f"{x.task}/{x.index}" for x, _ in pairs], return_inverse=True)
     gained, lost = int((outcome_b & ~outcome_a).sum()), int((outcome_a & ~outcome_b).sum())
-    both = int((outcome_a & outcome_b).sum())
     by_state = np.bincount(states, weights=outcome_b.astype(int) - outcome_a.astype(int)).round().astype(int)
     return PairedResult(
         mode=mode,
@@ -288,8 +316,6 @@ def _paired_result(
         lost=lost,
         difference=(gained - lost) / len(pairs),
         bootstrap=paired_bootstrap_interval(outcome_a, outcome_b, clusters=states, strata=tasks, seed=seed),
-        newcombe=newcombe_paired_interval(both, lost, gained, len(pairs) - both - gained - lost),
-        p_value=mcnemar_exact(gained, lost),
         p_value_by_state=clustered_sign_test(by_state),
     )
 

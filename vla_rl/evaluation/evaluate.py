@@ -257,6 +257,7 @@ def _evaluate(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         wall_seconds=round(time.perf_counter() - started, 3),
         num_retried=num_retried,
+        official_states=config.split == "eval" and bool(env.spec.num_eval_states),
         versions=versions(),
         latency=policy.latency() if config.plan is not None else {},  # type: ignore[attr-defined]
     )

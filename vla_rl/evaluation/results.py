@@ -66,6 +66,8 @@ class EvaluationMeta(Config):
         horizon: task -> control steps. image_size: (height, width).
         protocol: in words. config: the EvalConfig used.
         num_retried: episodes run again because their worker broke.
+        official_states: the states are the benchmark's official ones, not drawn at random; None: written before this
+            was recorded.
         latency: with planning, milliseconds of a decision; see `world_model.planning.Planner.latency`.
     """
 
@@ -86,6 +88,7 @@ class EvaluationMeta(Config):
     created: str
     wall_seconds: float
     num_retried: int = 0
+    official_states: bool | None = None
     versions: dict[str, Any] = Field(default_factory=dict)
     latency: dict[str, float] = Field(default_factory=dict)
 

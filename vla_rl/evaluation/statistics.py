@@ -83,27 +83,17 @@ def clustered_wilson_interval(
     return Interval(center - half, center + half)
 
 
-def mcnemar_exact(gained: int, lost: int) -> float:
-    """Exact McNemar p-value: a binomial test of 1/2 on the discordant pairs (McNemar 1947).
-
-    1.0 when no pair is discordant.
-    """
-    if gained < 0 or lost < 0:
-        raise ValueError(f"discordant counts must not be negative, got gained={gained}, lost={lost}")
-    if gained + lost == 0:
-        return 1.0
-    from scipy.stats import binomtest
-
-    return float(binomtest(gained, gained + lost, 0.5).pvalue)
-
-
 def clustered_sign_test(cluster_differences: Sequence[int] | np.ndarray) -> float:
     """Exact p-value for paired differences that come in clusters (several samples of one state).
 
     The sum of each cluster's differences keeps or flips its sign with probability 1/2 under the null
     hypothesis that the two policies are exchangeable within a state; the distribution of the total is
-    computed exactly by convolution. With one pair per cluster this is `mcnemar_exact`. (Fisher's
-    randomization test; for clustered pairs see Durkalski et al. 2003, Stat. Med. 22:2417-2428.)
+    computed exactly by convolution. With one pair per cluster this is the exact McNemar test, a binomial
+    test of 1/2 on the discordant pairs. (Fisher's randomization test; for clustered pairs see Durkalski
+    et al. 2003, Stat. Med. 22:2417-2428.)
+
+    Returns:
+        1.0 when no cluster differs.
 
     Args:
         cluster_differences: int (states,), gained minus lost in each state.
@@ -120,40 +110,6 @@ def clustered_sign_test(cluster_differences: Sequence[int] | np.ndarray) -> floa
     observed = abs(int(np.sum(cluster_differences)))
     sums = np.abs(np.arange(-total, total + 1))
     return float(min(1.0, probability[sums >= observed].sum()))
-
-
-def newcombe_paired_interval(both: int, lost: int, gained: int, neither: int, confidence: float = 0.95) -> Interval:
-    """Interval of the paired difference of two success rates, b minus a, from the 2 x 2 table.
-
-    Newcombe's square-and-add of Wilson intervals with his corrected correlation (Newcombe 1998,
-    Stat. Med. 17:2635-2650, method 10). Good for few pairs, where a bootstrap is too narrow, and
-    not degenerate without discordant pairs. It treats the pairs as independent.
-
-    Args:
-        both: pairs solved by both. lost: by a alone. gained: by b alone. neither: by none.
-    """
-    n = both + lost + gained + neither
-    if min(both, lost, gained, neither) < 0 or n == 0:
-        raise ValueError(f"needs at least one pair and no negative count, got {(both, lost, gained, neither)}")
-    successes_a, successes_b = both + lost, both + gained
-    rate_a, rate_b = successes_a / n, successes_b / n
-    low_a, high_a = wilson_interval(successes_a, n, confidence)
-    low_b, high_b = wilson_interval(successes_b, n, confidence)
-    margins = successes_a * (n - successes_a) * successes_b * (n - successes_b)
-    phi = 0.0
-    if margins > 0:
-        determinant = both * neither - lost * gained
-        corrected = max(determinant - n / 2, 0) if determinant > 0 else determinant
-        phi = corrected / math.sqrt(margins)
-
-    def reach(x: float, y: float) -> float:
-        return math.sqrt(max(x * x - 2 * phi * x * y + y * y, 0.0))
-
-    difference = rate_b - rate_a
-    return Interval(
-        max(difference - reach(rate_b - low_b, high_a - rate_a), -1.0),
-        min(difference + reach(high_b - rate_b, rate_a - low_a), 1.0),
-    )
 
 
 def unpaired_difference_interval(
@@ -234,8 +190,8 @@ class SeedSummary(NamedTuple):
     Attributes:
         mean: mean over seeds of each seed's mean difference.
         per_seed: that mean difference for each seed.
-        interval: bootstrap over seeds and states at once. The claim about a new seed and new states.
-            Two seeds or fewer carry no such information: NaN.
+        interval: of the gain of a new seed on new states; see `summarize_seeds`. Two seeds or fewer carry no such
+            information: NaN.
         num_seeds, num_states: how many of each.
     """
 
@@ -246,19 +202,23 @@ class SeedSummary(NamedTuple):
     num_states: int
 
 
-def summarize_seeds(
-    differences: np.ndarray, confidence: float = 0.95, num_resamples: int = DEFAULT_RESAMPLES, seed: int = 0
-) -> SeedSummary:
-    """Mean gain over seeds, with uncertainty from seeds and from initial states.
+def summarize_seeds(differences: np.ndarray, confidence: float = 0.95) -> SeedSummary:
+    """Return the mean gain over seeds, with an interval that allows for few seeds and for the choice of states.
 
-    Seeds are evaluated on the same states, so both are resampled, independently: the bootstrap for
-    crossed random effects of Owen (2007, Ann. Appl. Stat. 1:386-411), which is conservative. The
-    drawn seeds are widened by sqrt(seeds / (seeds - 1)) around the mean, because a plain bootstrap of
-    three seeds has only two thirds of the variance between them (Davison & Hinkley 1997, sec. 3.8).
+    The seeds' differences from their mean carry the spread between seeds and each seed's own luck on the states; the t
+    interval of their means (seeds - 1 degrees of freedom) is right for both, at any number of seeds. It misses what all
+    seeds share: the choice of initial states, and one evaluation of the base policy under all of them. That part's
+    variance is the mean covariance of two seeds over the states. Both half-widths, t of the seeds and t of the states,
+    are squared and added (Howe 1974, JASA 69:789-794; Graybill & Wang 1980, JASA 75:869-873): right whichever part
+    is larger, too wide where they are alike. `scripts/seed_coverage.py` simulates the coverage.
 
     Args:
-        differences: float (seeds, states), difference per seed and initial state, averaged over
-            samples of a state; NaN where a state is missing (a lost episode).
+        differences: float (seeds, states), difference of success rates per seed and initial state, averaged over
+            samples of a state; NaN where a state is missing (a lost episode). With one state, the interval is about
+            that state alone.
+
+    Raises:
+        ValueError: a seed without any value.
     """
     table = np.atleast_2d(np.asarray(differences, np.float64))
     valid = np.isfinite(table)
@@ -269,20 +229,33 @@ def summarize_seeds(
     mean = float(per_seed.mean())
     interval = Interval(math.nan, math.nan)
     if num_seeds > 2:
-        widen = math.sqrt(num_seeds / (num_seeds - 1))
-        filled = np.where(valid, table, 0.0)
-        rng = np.random.default_rng(seed)
-        draws = np.empty(num_resamples)
-        for block, weights in _resample_counts(rng, num_states, num_resamples):
-            # (resamples, seeds): each seed's mean over the drawn states that it has.
-            count = weights @ valid.T.astype(np.float64)
-            means = np.where(count > 0, (weights @ filled.T) / np.maximum(count, 1), per_seed)
-            center = means.mean(1, keepdims=True)
-            drawn = rng.integers(num_seeds, size=means.shape)
-            shifted = np.take_along_axis(means, drawn, 1) - center
-            draws[block] = (center + widen * shifted).mean(1)
-        interval = _percentile_interval(draws, confidence)
+        half = math.hypot(_half_width_of_seeds(per_seed, confidence), _half_width_of_states(table, confidence))
+        interval = Interval(max(mean - half, -1.0), min(mean + half, 1.0))
     return SeedSummary(mean, tuple(map(float, per_seed)), interval, num_seeds, num_states)
+
+
+def _half_width_of_seeds(per_seed: np.ndarray, confidence: float) -> float:
+    """Return half the t interval of the mean of float (seeds,)."""
+    from scipy.stats import t
+
+    quantile = float(t.ppf(0.5 + confidence / 2, per_seed.size - 1))
+    return quantile * float(per_seed.std(ddof=1)) / math.sqrt(per_seed.size)
+
+
+def _half_width_of_states(table: np.ndarray, confidence: float) -> float:
+    """Return half the interval of what the seeds of float (seeds, states), NaN where missing, share by their states."""
+    from scipy.stats import t
+
+    valid = np.isfinite(table)
+    num_states = int(valid.any(0).sum())
+    residual = np.where(valid, table - np.nanmean(table, axis=1, keepdims=True), 0.0)
+    products = (residual.sum(0) ** 2 - (residual**2).sum(0)).sum()  # Over ordered pairs of different seeds.
+    count = valid.sum(0)
+    num_products = float((count * (count - 1)).sum())
+    if num_states < 2 or num_products == 0:
+        return 0.0
+    covariance = max(float(products) / num_products * num_states / (num_states - 1), 0.0)
+    return float(t.ppf(0.5 + confidence / 2, num_states - 1)) * math.sqrt(covariance / num_states)
 
 
 def pearson(a: np.ndarray, b: np.ndarray) -> np.ndarray:

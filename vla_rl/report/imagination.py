@@ -71,6 +71,7 @@ def _round(row: dict[str, Any]) -> dict[str, Any]:
             for name, title in _TRUSTED.items()
         ],
         "imagined": _imagined(row),
+        "gate": row.get("verdict") or "–",
         "real": [f"{100 * rate:.1f} % [{100 * low:.1f}, {100 * high:.1f}]" for rate, low, high in row["real"].values()],
     }
 

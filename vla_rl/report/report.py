@@ -159,6 +159,7 @@ def _page(run: Run, title: str | None) -> dict[str, Any]:
         "before": run.before.meta.name if run.before else "",
         "after": evaluation.meta.name if evaluation else "",
         "p_name": run.comparison.p_name if run.comparison else "",
+        "population": run.comparison.population if run.comparison else "",
         "paired_rows": _paired_rows(run.comparison) if run.comparison else [],
         "imagination": imagination(run.folder),
         "rounds": rounds(run.folder),
@@ -309,9 +310,9 @@ def _controls(ablation: Mapping[str, Any]) -> dict[str, Any]:
     ]
     seeds = ", ".join(str(seed) for seed in ablation["seeds"])
     lead = (
-        f"Seeds {seeds}, {ablation['num_episodes']} episodes per seed and mode. Intervals are 95 %, by bootstrap over "
-        "seeds and initial states. A gain counts when it exceeds both controls': rewards shuffled over all "
-        "trajectories, and as many updates of behavior cloning."
+        f"Seeds {seeds}, {ablation['num_episodes']} episodes per seed and mode. Intervals are 95 %, for a new seed on "
+        "new initial states: Student's t over the seeds, widened by what the states add. A gain counts when it exceeds "
+        "both controls': rewards shuffled over all trajectories, and as many updates of behavior cloning."
     )
     return {"lead": lead, "rows": rows}
 

@@ -242,7 +242,7 @@ class TrainingRun:
         return self._real_env
 
     def check_gain(self) -> None:
-        """The gate: is the gain real? If not, the policy goes back to the last confirmed one and RL ends.
+        """The gate: is the gain real? Refuted or still undecided at the end: back to the confirmed policy, RL ends.
 
         The rejected one is kept beside it: its real episodes are what the world model got wrong.
         """

@@ -46,9 +46,9 @@ class Gain(Config):
     Attributes:
         of, over: what is compared: an arm's label, or "base".
         mode: "greedy" or "sampled".
-        mean: over seeds; per_seed: each seed's. interval: 95 %, bootstrap over seeds and initial states
-            (with fewer than three seeds: NaN).
-        p_values: exact, of each seed: McNemar's, with all samples of a state flipped together.
+        mean: over seeds; per_seed: each seed's. interval: 95 %, of a new seed on new initial states, by
+            `summarize_seeds` (with fewer than three seeds: NaN).
+        p_values: exact, of each seed, with all samples of a state flipped together.
     """
 
     of: str

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.config import Config, ConfigError
-from vla_rl.evaluation.gate import GATE_FILE, REJECTED, GateCheck
+from vla_rl.evaluation.gate import GATE_FILE, REJECTED, GateCheck, Verdict
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.training.metrics import METRICS_FILE, read_metrics
@@ -47,7 +47,7 @@ class Round:
 
     @property
     def explorer(self) -> Path:
-        """Whose real episodes the next world model is fitted on: RL's last policy, even if the gate refused it."""
+        """Whose real episodes the next world model is fitted on: RL's last policy, even if the gate sent it back."""
         rejected = self.run / REJECTED
         return rejected if rejected.is_dir() else self.run / "policy"
 
@@ -177,7 +177,8 @@ class RoundRow(Config):
         num_keyframes: by kind. explorer: success of the rollouts' policy, by task.
         before, after: trust figures ([value, low, high]) at the policy's states, before and after the refit; empty
             where not measured.
-        imagined: success in the last iteration's rollouts, from initial states. gate: what it found.
+        imagined: success in the last iteration's rollouts, from initial states. gate: what each check found.
+        verdict: of the gate's last check, "confirmed", "refuted" or "undecided"; None without one.
         real: mode -> [success, low, high] on the evaluation's states, after the round.
         refused: why trust did not let the round's RL start; empty where it did.
     """
@@ -191,6 +192,7 @@ class RoundRow(Config):
     after: dict[str, tuple[float | None, float | None, float | None]]
     imagined: float | None
     gate: tuple[str, ...]
+    verdict: Verdict | None = None
     real: dict[str, tuple[float, float, float]]
     refused: str = ""
 
@@ -225,6 +227,7 @@ def rounds_table(recipe: Recipe, rounds: Sequence[Round], online: int | None = N
         metrics = [row for row in steps if "train/success" in row]
         last = metrics[-1] if metrics else {}
         trusted = done.world_model if done.world_model.is_dir() else None
+        checks = gate_checks(done)
         rows.append(
             RoundRow(
                 number=number,
@@ -235,7 +238,8 @@ def rounds_table(recipe: Recipe, rounds: Sequence[Round], online: int | None = N
                 before=_trust(done.trust_before),
                 after=_trust(trusted) if trusted else {},
                 imagined=last.get("train/success_from_start", last.get("train/success")),
-                gate=tuple(check.text() for check in gate_checks(done)),
+                gate=tuple(check.text() for check in checks),
+                verdict=checks[-1].verdict if checks else None,
                 real={mode: _rate(final, mode) for mode in final.modes},
                 refused="" if done.finished else done.refusal.read_text(encoding="utf-8"),
             )

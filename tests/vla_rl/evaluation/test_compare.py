@@ -1,5 +1,7 @@
 """Comparisons: pairs of the same states, hand-computed numbers, refusals, early stopping."""
 
+import json
+
 import pytest
 from reach_policy import ReachPolicy
 
@@ -50,8 +52,7 @@ def test_numbers_by_hand():
     result = compare(a, b).result("sampled")
     assert (result.num_pairs, result.gained, result.lost) == (20, 9, 1)
     assert (result.rate_a, result.rate_b, result.difference) == (0.25, 0.65, 0.4)
-    assert result.p_value == pytest.approx(22 / 1024) and result.p_value_by_state == pytest.approx(22 / 1024)
-    assert result.newcombe == statistics.newcombe_paired_interval(4, 1, 9, 6)
+    assert result.p_value_by_state == pytest.approx(22 / 1024)
     assert result.interval_b == statistics.wilson_interval(13, 20)
     assert 0.05 < result.bootstrap.low < 0.2 and 0.6 <= result.bootstrap.high < 0.75
     assert "25.0 % -> 65.0 %, +40.0 points" in result.text() and "McNemar p 0.0215" in result.text()
@@ -60,8 +61,7 @@ def test_numbers_by_hand():
 def test_the_other_way_round_is_the_mirror_image():
     a, b = make({"push": [1, 0, 0, 1, 0, 1]}), make({"push": [1, 1, 1, 0, 0, 1]})
     forward, backward = compare(a, b).result("sampled"), compare(b, a).result("sampled")
-    assert forward.difference == -backward.difference and forward.p_value == backward.p_value
-    assert forward.newcombe == pytest.approx((-backward.newcombe.high, -backward.newcombe.low))
+    assert forward.difference == -backward.difference and forward.p_value_by_state == backward.p_value_by_state
 
 
 def test_per_task_and_total():
@@ -86,7 +86,7 @@ def test_samples_of_a_state_are_one_piece_of_evidence():
     b = make({"push": [1] * 5 + [1] * 5 + [0] * 5}, samples=5)
     result = compare(a, b).result("sampled")
     assert (result.num_pairs, result.num_states) == (15, 3)
-    assert result.p_value == pytest.approx(2 / 32) and result.p_value_by_state == 1.0
+    assert result.p_value_by_state == 1.0  # As if the samples were independent it would be 2 / 32.
     assert result.text().endswith("5 gained, 0 lost of 15, p by state 1.00")
     assert result.bootstrap.low == 0.0 and result.bootstrap.high == 1.0
 
@@ -128,6 +128,34 @@ def test_json_round_trip(tmp_path):
     (tmp_path / "comparison.json").write_text("{")
     with pytest.raises(EvaluationError, match=r"comparison\.json: not valid JSON"):
         Comparison.load(tmp_path / "comparison.json")
+
+
+def test_figures_that_ignore_shared_states_are_not_written_and_not_read(tmp_path):
+    comparison = compare(make({"push": [1, 0, 0, 0]}, samples=2), make({"push": [1, 1, 0, 1]}, samples=2))
+    comparison.save(tmp_path / "comparison.json")
+    values = json.loads((tmp_path / "comparison.json").read_text())
+    assert all(not {"newcombe", "p_value"} & set(result) for result in values["results"])
+    for result in values["results"]:
+        result |= {"newcombe": [-0.1, 0.5], "p_value": 0.04}
+    del values["population"]  # As the version before wrote it.
+    (tmp_path / "before.json").write_text(json.dumps(values))
+    read = Comparison.load(tmp_path / "before.json")
+    assert read.results == comparison.results and read.population == ""
+
+
+def test_says_which_states_the_claim_is_about(tmp_path):
+    a, b = {"push": [1, 0, 0, 0]}, {"push": [1, 1, 0, 1]}
+    official = compare(*(make(x, samples=2, official_states=True) for x in (a, b)))
+    assert official.population == (
+        "2 official initial states, 2 samples of each: a claim about these states, not the task's distribution of states"
+    )
+    drawn = compare(*(make(x, official_states=False) for x in (a, b)))
+    assert drawn.population.startswith("4 initial states, drawn at random: a claim about the distribution")
+    unknown = compare(make(a), make(b, official_states=False))
+    assert "and about their distribution if drawn at random" in unknown.population
+    assert official.population in official.text() and official.table().caption == official.population
+    official.save(tmp_path / "comparison.json")
+    assert json.loads((tmp_path / "comparison.json").read_text())["population"] == official.population
 
 
 def test_p_values_for_people():

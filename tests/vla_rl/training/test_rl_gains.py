@@ -142,7 +142,7 @@ def _gain(before: Evaluation, after: Evaluation) -> PairedResult:
 def test_rl_raises_success(base, algo, tmp_path):
     gain = _gain(base.before, _post_train(base, algo, tmp_path / "rl"))
     assert gain.num_pairs == 200
-    assert gain.difference > 0.1 and gain.p_value < 0.01
+    assert gain.difference > 0.1 and gain.p_value_by_state < 0.01
 
 
 @pytest.mark.parametrize("base", ["oft_discrete"], indirect=True)
@@ -150,4 +150,4 @@ def test_it_is_the_reward_that_raises_it(base, tmp_path):
     """The same run with advantages dealt to other episodes: what it gains is not RL's."""
     shuffled = _post_train(base, GRPO, tmp_path / "shuffled", control="shuffled_rewards")
     gain = _gain(shuffled, _post_train(base, GRPO, tmp_path / "true"))
-    assert gain.difference > 0.1 and gain.p_value < 0.01
+    assert gain.difference > 0.1 and gain.p_value_by_state < 0.01

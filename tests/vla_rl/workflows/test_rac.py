@@ -46,7 +46,7 @@ def test_a_round_in_numbers() -> None:
 
 def test_the_comparisons_p_is_by_state() -> None:
     row = {"a": "base", "b": "rac_1", "mode": "sampled", "num_pairs": 15, "num_states": 3, "rate_a": 0.0, "rate_b": 0.2}
-    row |= {"difference": 0.2, "bootstrap": [0.0, 0.6], "p_value": 0.0625, "p_value_by_state": 1.0}
+    row |= {"difference": 0.2, "bootstrap": [0.0, 0.6], "p_value_by_state": 1.0}
     table = markdown({"rounds": [], "comparisons": [row]})
     assert "| p by state |" in table and table.rstrip().endswith("+20.0 [+0.0, +60.0] | 1.00 |")
     alone = markdown({"rounds": [], "comparisons": [row | {"num_states": 15, "p_value_by_state": 0.0625}]})
