@@ -147,7 +147,8 @@ def test_says_which_states_the_claim_is_about(tmp_path):
     a, b = {"push": [1, 0, 0, 0]}, {"push": [1, 1, 0, 1]}
     official = compare(*(make(x, samples=2, official_states=True) for x in (a, b)))
     assert official.population == (
-        "2 official initial states, 2 samples of each: a claim about these states, not the task's distribution of states"
+        "2 official initial states, 2 samples of each: "
+        "a claim about these states, not the task's distribution of states"
     )
     drawn = compare(*(make(x, official_states=False) for x in (a, b)))
     assert drawn.population.startswith("4 initial states, drawn at random: a claim about the distribution")
