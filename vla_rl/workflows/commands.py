@@ -212,13 +212,14 @@ def measure_world_model(
         styles: name -> dataset of episodes with another look (lighting, colors, textures).
         folder: for the report, in place of the world model's.
     """
+    from vla_rl.workflows.real_and_imagined import success_in_both
     from world_model.env.config import WorldModelEnvConfig
     from world_model.trust.evaluate import measure_trust
 
     limit_threads(recipe)
     section = world_model_section(recipe)
     env = recipe.env if isinstance(recipe.env, WorldModelEnvConfig) else None
-    outcomes = [_real_and_imagined(recipe, world_model, policy) for policy in policies]
+    outcomes = [success_in_both(recipe, world_model, policy, section.compare_episodes) for policy in policies]
     chunk_size = build_policy(recipe, _env_spec(recipe)).chunk_size
     return measure_trust(
         section.measure,
@@ -253,33 +254,6 @@ def show_styles(recipe: Recipe, dataset: Path, file: Path, num_episodes: int, nu
     section = world_model_section(recipe)
     options = {"seed": recipe.seed, "num_episodes": num_episodes, "num_styles": num_styles}
     return write_style_sheet(section.style, section.dataset(dataset), _env_spec(recipe), file, **options)
-
-
-def _real_and_imagined(recipe: Recipe, world_model: Path, policy: str) -> tuple[str, list[str], list[bool], list[bool]]:
-    """A policy's name, initial states, and success from each in the real environment and in imagination."""
-    from vla_rl.evaluation.evaluate import build_env
-    from vla_rl.evaluation.evaluate import evaluate as run_evaluation
-    from vla_rl.policies.base import load_policy
-
-    section = world_model_section(recipe)
-    loaded = load_policy(policy, resolve_device(recipe.device))
-    imagined_env = type(recipe.env).model_validate(
-        recipe.env.model_dump() | {"path": str(world_model), "trust": {"ignore": True}}
-    )
-    wanted = recipe.eval.model_copy(
-        update={"split": "validation", "temperatures": (1.0,), "samples_per_state": 1, "videos": 0}
-        | {"episodes_per_task": section.compare_episodes}
-    )
-    rates = []
-    for env_config in (recipe.acting_env, imagined_env):
-        with closing(build_env(env_config)) as env:
-            rates.append(run_evaluation(loaded, env, wanted, name=policy))
-    pairs = {(e.task, e.index): [e.success] for e in rates[0].episodes if not e.lost}
-    for e in rates[1].episodes:
-        if (e.task, e.index) in pairs:
-            pairs[e.task, e.index].append(e.success)
-    starts = [f"{task}/validation/{index}" for task, index in pairs]
-    return policy, starts, [real for real, _ in pairs.values()], [imagined for _, imagined in pairs.values()]
 
 
 def world_model_section(recipe: Recipe) -> FitConfig:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vla_rl.config import ConfigError
 from vla_rl.evaluation.evaluate import EvalConfig, build_env, episode_specs, run_episodes
@@ -20,6 +20,7 @@ from vla_rl.policies.base import load_policy
 from vla_rl.recipe.recipe import Recipe, resolve_device
 from vla_rl.types import Episode
 from vla_rl.workflows.commands import limit_threads, world_model_section
+from vla_rl.workflows.real_and_imagined import imagined_env, paired
 
 if TYPE_CHECKING:
     from vla_rl.interfaces import Policy, VecEnv
@@ -48,21 +49,19 @@ def rank_policies(
     section = world_model_section(recipe)
     limit_threads(recipe)
     device = resolve_device(recipe.device)
-    values = recipe.env.model_dump() | {"path": str(world_model), "trust": {"ignore": True}}
-    imagined_env: Any = type(recipe.env).model_validate(values)
+    env_config = imagined_env(recipe, world_model)
     outcomes = []
     with (
         closing(build_env(recipe.acting_env, record_frames=True)) as real,
-        closing(build_env(imagined_env)) as imagined,
+        closing(build_env(env_config)) as imagined,
     ):
         for path in policies:
             show(f"{path}: in the simulator and in imagination")
             policy = load_policy(path, device)
-            found = {name: _run(policy, env, section.compare_episodes) for name, env in (("r", real), ("i", imagined))}
-            kept = [pair for pair in zip(found["r"], found["i"], strict=True) if not (pair[0].lost or pair[1].lost)]
-            judged = judge_episodes(world_model, [a for a, _ in kept], imagined_env.imagination, device)
-            starts = [f"{a.spec.task}/{a.spec.split}/{a.spec.index}" for a, _ in kept]
-            outcomes.append((path, starts, [a.success for a, _ in kept], [b.success for _, b in kept], judged))
+            kept = paired(*(_run(policy, env, section.compare_episodes) for env in (real, imagined)))
+            judged = judge_episodes(world_model, [r for _, r, _ in kept], env_config.imagination, device)
+            success = [r.success for _, r, _ in kept], [i.success for _, _, i in kept]
+            outcomes.append((path, [start for start, _, _ in kept], *success, judged))
     ranking = rank(outcomes)
     ranking.save(file)
     return ranking

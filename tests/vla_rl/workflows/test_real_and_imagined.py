@@ -1,0 +1,43 @@
+"""Pairs of real and imagined episodes: which count, and what trust is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from sim.dummy import DummyConfig
+from vla_rl.evaluation.evaluate import EvalConfig
+from vla_rl.evaluation.results import EpisodeRecord
+from vla_rl.workflows.real_and_imagined import paired, success_in_both
+
+
+def record(index: int, success: bool = True, lost: bool = False, task: str = "stack") -> EpisodeRecord:
+    return EpisodeRecord(
+        mode="sampled", task=task, split="validation", index=index, sample=0, success=success, steps=1, lost=lost
+    )
+
+
+REAL = [record(0, False), record(1), record(2, lost=True), record(3), record(4, False)]
+IMAGINED = [record(4), record(3, False, lost=True), record(2), record(1, False), record(0), record(0, task="push")]
+
+
+def test_pairs_are_of_one_initial_state_and_neither_is_lost() -> None:
+    assert [(start, r.success, i.success) for start, r, i in paired(REAL, IMAGINED)] == [
+        ("stack/validation/0", False, True),
+        ("stack/validation/1", True, False),
+        ("stack/validation/4", False, True),
+    ]
+
+
+def test_an_episode_lost_in_imagination_is_no_imagined_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = iter([SimpleNamespace(episodes=REAL), SimpleNamespace(episodes=IMAGINED)])
+    monkeypatch.setattr("vla_rl.evaluation.evaluate.evaluate", lambda *args, **kwargs: next(results))
+    monkeypatch.setattr("vla_rl.evaluation.evaluate.build_env", lambda config: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr("vla_rl.policies.base.load_policy", lambda path, device: None)
+    monkeypatch.setattr("vla_rl.workflows.real_and_imagined.imagined_env", lambda recipe, path: None)
+    recipe = SimpleNamespace(eval=EvalConfig(), acting_env=DummyConfig(), device="cpu")
+    name, starts, real, imagined = success_in_both(recipe, Path("world_model"), "policy", 5)  # type: ignore[arg-type]
+    assert name == "policy" and list(starts) == [f"stack/validation/{i}" for i in (0, 1, 4)]
+    assert real == [False, True, False] and imagined == [True, False, True]

@@ -1,0 +1,56 @@
+"""A policy from the same initial states in the real environment and in imagination, pair by pair."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vla_rl.types import Episode
+
+if TYPE_CHECKING:
+    from vla_rl.evaluation.results import EpisodeRecord
+    from vla_rl.recipe.recipe import Recipe
+    from world_model.trust.evaluate import PolicySuccess
+
+
+def imagined_env(recipe: Recipe, world_model: Path) -> Any:
+    """Return the recipe's environment with this world model in it, whatever its trust."""
+    return type(recipe.env).model_validate(
+        recipe.env.model_dump() | {"path": str(world_model), "trust": {"ignore": True}}
+    )
+
+
+def success_in_both(recipe: Recipe, world_model: Path, policy: str, episodes_per_task: int) -> PolicySuccess:
+    """Return a policy's name, initial states, and success from each in the real environment and in imagination.
+
+    Initial states are the `validation` split's, each sampled from once; otherwise as the recipe's `eval` says.
+    """
+    from vla_rl.evaluation.evaluate import build_env, evaluate
+    from vla_rl.policies.base import load_policy
+    from vla_rl.recipe.recipe import resolve_device
+
+    loaded = load_policy(policy, resolve_device(recipe.device))
+    wanted = recipe.eval.model_copy(
+        update={"split": "validation", "temperatures": (1.0,), "samples_per_state": 1, "videos": 0}
+        | {"episodes_per_task": episodes_per_task}
+    )
+    found = []
+    for env_config in (recipe.acting_env, imagined_env(recipe, world_model)):
+        with closing(build_env(env_config)) as env:
+            found.append(evaluate(loaded, env, wanted, name=policy).episodes)
+    pairs = paired(*found)
+    return policy, [start for start, _, _ in pairs], [r.success for _, r, _ in pairs], [i.success for _, _, i in pairs]
+
+
+def paired[E: (Episode, EpisodeRecord)](real: Sequence[E], imagined: Sequence[E]) -> list[tuple[str, E, E]]:
+    """Return (initial state, real episode, imagined episode) of each state from which neither was lost."""
+    others = {_start(episode): episode for episode in imagined if not episode.lost}
+    starts = [(_start(episode), episode) for episode in real if not episode.lost]
+    return [(start, episode, others[start]) for start, episode in starts if start in others]
+
+
+def _start(episode: Episode | EpisodeRecord) -> str:
+    spec = episode.spec if isinstance(episode, Episode) else episode
+    return f"{spec.task}/{spec.split}/{spec.index}"
