@@ -42,6 +42,12 @@ KINDS: dict[str, dict[str, str]] = {
     "failure": {
         "conformal": "real_robot.failure.config:FailureConfig",
     },
+    "transport": {
+        "ros1": "real_robot.bridge.transports.configs:Ros1Config",
+        "ros2": "real_robot.bridge.transports.configs:Ros2Config",
+        "rosbridge": "real_robot.bridge.transports.configs:RosbridgeConfig",
+        "lerobot": "real_robot.bridge.transports.configs:LeRobotConfig",
+    },
     "policy": {
         "openvla": "vla_rl.policies.openvla.config:OpenVLAConfig",
         "lerobot": "vla_rl.policies.lerobot.config:LeRobotConfig",

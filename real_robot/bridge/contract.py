@@ -8,17 +8,18 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
 from real_robot.bridge.messages import MESSAGES, Message
-from real_robot.bridge.transports.base import LeRobotConfig, QosConfig, Ros1Config, Ros2Config, RosbridgeConfig
+from real_robot.bridge.transports.base import QosConfig, TransportConfig
+from real_robot.bridge.transports.configs import Ros1Config
 from real_robot.control.execution import ExecutionConfig
 from real_robot.control.safety_config import SafetyConfig
 from real_robot.failure.watch_config import WatchConfig
 from real_robot.operator.teleop import TeleopConfig
-from vla_rl.config import Config, ConfigError, apply_overrides, read_yaml, validate
+from vla_rl.config import Config, ConfigError, apply_overrides, build_component, read_yaml, validate
 
 POSE_PARTS = {"position": 3, "quaternion": 4, "axis_angle": 3}
 
@@ -200,6 +201,11 @@ class OperatorTopics(Config):
     deadman: str = Field(default="", description="std_msgs/Bool: true while the deadman switch is held; empty: none.")
 
 
+def _transport_section(values: Any) -> Config:
+    """Build the config of the section's `kind`."""
+    return build_component("transport", values)
+
+
 class RobotContract(Config):
     """One robot: its rate, its topics, its limits."""
 
@@ -213,8 +219,8 @@ class RobotContract(Config):
     pace_timeout: float = Field(
         default=0.0, ge=0, description="pace reference: seconds after which a tick comes anyway; 0: two periods."
     )
-    transport: Ros1Config | Ros2Config | RosbridgeConfig | LeRobotConfig = Field(
-        default=Ros1Config(), discriminator="kind", description="How its topics are reached."
+    transport: Annotated[SerializeAsAny[TransportConfig], BeforeValidator(_transport_section)] = Field(
+        default=Ros1Config(), description="How its topics are reached."
     )
     observation: ObservationConfig = Field(description="What is read.")
     action: tuple[ActionSink, ...] = Field(description="What is sent.", min_length=1)

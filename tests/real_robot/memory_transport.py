@@ -1,11 +1,26 @@
-"""A transport within the process: a dictionary of topics. For tests of what stands above transports."""
+"""A transport within the process: a dictionary of topics. For tests of what stands above transports.
+
+It is also a transport from outside the package, in one file: `transport: {kind: "memory_transport:MemoryConfig"}`.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 
+from pydantic import Field
+
 from real_robot.bridge.messages import Message
-from real_robot.bridge.transports.base import Handler, Publisher, QosConfig
+from real_robot.bridge.transports.base import Handler, Publisher, QosConfig, TransportConfig
+
+
+class MemoryConfig(TransportConfig):
+    """Options of a `MemoryTransport`."""
+
+    graph: str = Field(default="test", description="Configs with the same name open the same transport.")
+
+    def open(self) -> MemoryTransport:
+        """Return the transport of that name."""
+        return GRAPHS.setdefault(self.graph, MemoryTransport())
 
 
 class MemoryTransport:
@@ -41,3 +56,6 @@ class MemoryTransport:
 
     def close(self) -> None:
         self.closed = True
+
+
+GRAPHS: dict[str, MemoryTransport] = {}

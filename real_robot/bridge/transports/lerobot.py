@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,7 +27,10 @@ from real_robot.bridge.lerobot_devices import (
     number_names,
 )
 from real_robot.bridge.messages import Image, JointState, Message
-from real_robot.bridge.transports.base import Handler, LeRobotConfig, Publisher, QosConfig, TransportError
+from real_robot.bridge.transports.base import Handler, Publisher, QosConfig, TransportError
+
+if TYPE_CHECKING:
+    from real_robot.bridge.transports.configs import LeRobotConfig
 
 _log = logging.getLogger(__name__)
 OBSERVATION, ACTION, DISCONNECT = "observation", "action", "disconnect"

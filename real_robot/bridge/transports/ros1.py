@@ -11,14 +11,17 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from real_robot.bridge.messages import Message, MessageError, Tree
 from real_robot.bridge.ros.install import enable
 from real_robot.bridge.ros.master import master_pid
-from real_robot.bridge.transports.base import Handler, Publisher, QosConfig, Ros1Config, TransportError
+from real_robot.bridge.transports.base import Handler, Publisher, QosConfig, TransportError
+
+if TYPE_CHECKING:
+    from real_robot.bridge.transports.configs import Ros1Config
 
 _log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import functools
 import logging
 import threading
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cyclonedds.core import DDSException, Policy, Qos
 from cyclonedds.domain import DomainParticipant
@@ -25,7 +25,10 @@ from rosbags.interfaces import Nodetype
 
 from real_robot.bridge.messages import Message, MessageError
 from real_robot.bridge.ros.typestore import decode_cdr, encode_cdr, ros2_name, store_of
-from real_robot.bridge.transports.base import Handler, Publisher, QosConfig, Ros2Config, TransportError
+from real_robot.bridge.transports.base import Handler, Publisher, QosConfig, TransportError
+
+if TYPE_CHECKING:
+    from real_robot.bridge.transports.configs import Ros2Config
 
 _log = logging.getLogger(__name__)
 _POLL = 0.2  # seconds between looks whether to close

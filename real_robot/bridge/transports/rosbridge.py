@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import roslibpy
 
 from real_robot.bridge.messages import Message, MessageError
-from real_robot.bridge.transports.base import Handler, Publisher, QosConfig, RosbridgeConfig, TransportError
+from real_robot.bridge.transports.base import Handler, Publisher, QosConfig, TransportError
+
+if TYPE_CHECKING:
+    from real_robot.bridge.transports.configs import RosbridgeConfig
 
 _BYTES = {"sensor_msgs/Image", "sensor_msgs/CompressedImage"}
 

@@ -22,7 +22,8 @@ ROUND_TRIP = """
 import sys, time
 sys.path.insert(0, "tests/real_robot/bridge")
 from real_robot.bridge.ros.typestore import plain_tree
-from real_robot.bridge.transports.base import QosConfig, Ros1Config, TransportError
+from real_robot.bridge.transports.base import QosConfig, TransportError
+from real_robot.bridge.transports.configs import Ros1Config
 from test_messages import EXAMPLES
 import json
 transport = Ros1Config().open()
@@ -83,7 +84,7 @@ def test_a_master_that_is_asked_to_end_leaves_nothing_behind(graph: RosGraph) ->
 
 @needs_ros
 def test_without_a_master_it_says_so() -> None:
-    code = "from real_robot.bridge.transports.base import Ros1Config; Ros1Config(master='http://127.0.0.1:9').open()"
+    code = "from real_robot.bridge.transports.configs import Ros1Config; Ros1Config(master='http://127.0.0.1:9').open()"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
     )

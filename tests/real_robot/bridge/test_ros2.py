@@ -31,7 +31,8 @@ from test_messages import EXAMPLES
 
 from real_robot.bridge.messages import CompressedImage, JointState, Message, MessageError, TwistStamped
 from real_robot.bridge.ros.typestore import decode_cdr, encode_cdr, store_of
-from real_robot.bridge.transports.base import QosConfig, Ros2Config
+from real_robot.bridge.transports.base import QosConfig
+from real_robot.bridge.transports.configs import Ros2Config
 
 DISTRO = "humble"
 LOOPBACK = """<CycloneDDS><Domain><General><Interfaces><NetworkInterface name="lo"/></Interfaces>
@@ -125,7 +126,8 @@ CASES = [
 ECHO = """
 import sys, time
 from real_robot.bridge.messages import CompressedImage, JointState, TwistStamped
-from real_robot.bridge.transports.base import QosConfig, Ros2Config
+from real_robot.bridge.transports.base import QosConfig
+from real_robot.bridge.transports.configs import Ros2Config
 transport, qos = Ros2Config(domain=int(sys.argv[1])).open(), QosConfig(depth=10)
 for topic, kind in (("joint_states", JointState), ("camera/image/compressed", CompressedImage),
                     ("servo/twist", TwistStamped)):

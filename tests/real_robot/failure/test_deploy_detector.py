@@ -16,14 +16,13 @@ from typing import Any
 import pandas as pd
 import pytest
 from console_robot import PATIENT, RATE, PointRobot
-from memory_transport import MemoryTransport
+from memory_transport import MemoryConfig
 from processes import PATIENCE, ROOT, Child, RosGraph, json_lines, missing_ros, until
 from typer.testing import CliRunner
 from watch_bench import Walker, fitted, served
 from websockets.sync.client import connect
 
 from real_robot.bridge.ros.master import free_port
-from real_robot.bridge.transports.base import Ros1Config
 from real_robot.control.deploy import DeployOptions, deploy
 from vla_rl.cli.app import app
 
@@ -39,15 +38,15 @@ def detector(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_with_keys_an_alarm_makes_the_robot_hold_and_is_in_the_log(
     detector: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    transport, policy, said = MemoryTransport(), Walker(), list[str]()
-    point = PointRobot(transport)
-    monkeypatch.setattr(Ros1Config, "open", lambda self: transport)
+    own = ("transport.kind=memory_transport:MemoryConfig", f"transport.graph={tmp_path.name}")
+    transport = MemoryConfig(kind="memory", graph=tmp_path.name).open()
+    point, policy, said = PointRobot(transport), Walker(), list[str]()
     reading, writing = os.pipe()
     with os.fdopen(reading) as keys, os.fdopen(writing, "w", buffering=1) as hands, served(policy) as port:
         monkeypatch.setattr("sys.stdin", keys)
         options = DeployOptions(
             robot="sim_robot",
-            overrides=(*PATIENT, "execution.refill_at=0"),
+            overrides=(*PATIENT, *own, "execution.refill_at=0"),
             server=f"127.0.0.1:{port}",
             instruction="go forward",
             log=tmp_path / "ticks.jsonl",
