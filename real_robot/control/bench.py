@@ -1,6 +1,6 @@
 """Jitter and added latency of the robot's control loop, over a policy server in a process of its own.
 
-    vla-rl bench robot                       (or: python -m real_robot.bench --help)
+    vla-rl bench robot                       (or: python -m real_robot.control.bench --help)
 
 A tick makes an observation from camera frames that are ready, shows it to the supervisor and to the executor, and
 sends what the supervisor allows. The server computes a tiny policy with fresh weights; what is measured is everything
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
 import json
 import os
 import subprocess
@@ -35,19 +34,23 @@ ACTION_DIM, STATE_DIM = 7, 8
 
 def write_policy(folder: Path) -> None:
     """A tiny policy with fresh weights and two cameras."""
-    openvla: Any = importlib.import_module("vla_rl.policies.openvla.config")
-    fake: Any = importlib.import_module("vla_rl.policies.fake_input")
-    spec = fake.fake_env_spec(CAMERAS, state_dim=STATE_DIM, action_dim=ACTION_DIM)
-    policy = openvla.OpenVLAConfig(kind="openvla", cameras=CAMERAS, decoder="parallel").build(spec)
-    policy.set_norm_stats(action=fake.fake_statistics(ACTION_DIM), state=fake.fake_statistics(STATE_DIM, gripper=False))
+    from vla_rl.policies.fake_input import fake_env_spec, fake_statistics
+    from vla_rl.policies.openvla.config import OpenVLAConfig
+
+    spec = fake_env_spec(CAMERAS, state_dim=STATE_DIM, action_dim=ACTION_DIM)
+    policy = OpenVLAConfig(kind="openvla", cameras=CAMERAS, decoder="parallel").build(spec)
+    policy.set_norm_stats(action=fake_statistics(ACTION_DIM), state=fake_statistics(STATE_DIM, gripper=False))
     policy.save(folder)
 
 
 @contextlib.contextmanager
 def served(folder: Path, threads: int) -> Iterator[str]:
     """Address of a server of the policy in `folder`, in a process of its own."""
-    code = "from vla_rl.cli import main; main()"
-    command = [sys.executable, "-c", code, "serve", str(folder), "--port", "0", "--device", "cpu"]
+    code = (
+        "import sys; from real_robot.serving.server import ServeConfig, main; "
+        "main(sys.argv[1], ServeConfig(port=0, device='cpu'))"
+    )
+    command = [sys.executable, "-u", "-c", code, str(folder)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment)
     try:

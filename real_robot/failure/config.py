@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from real_robot.failure.conformal import BandKind as _BandKind
 from vla_rl.config import Config, ConfigError
 from vla_rl.data.config import MaybeDatasets
-from vla_rl.data.embeddings import EmbeddedEpisodes
 from vla_rl.types import Split
 
 Kind = Literal["float_ot", "rnd", "logpzo", "safe_mlp", "safe_lstm"]
@@ -110,29 +107,8 @@ class FailureConfig(Config):
     min_failures: PositiveInt = Field(default=20, description="Failed episodes that the supervised scores ask for.")
 
     def of(self, kind: str) -> ScoreConfig:
-        """The options of one score."""
+        """Return the options of one score."""
         options = getattr(self, kind, None)
         if not isinstance(options, ScoreConfig):
             raise ConfigError(f"failure.detectors: unknown {kind!r}")
         return options
-
-    def fit(
-        self,
-        train: EmbeddedEpisodes,
-        calibration: EmbeddedEpisodes,
-        folder: Path,
-        *,
-        policy_name: str,
-        seed: int = 0,
-        show: Callable[[str], None] | None = None,
-    ) -> list[Path]:
-        """Fit and calibrate every detector; returns their folders. See `real_robot.failure.fit`."""
-        from real_robot.failure.fit import fit
-
-        return fit(self, train, calibration, folder, policy_name=policy_name, seed=seed, show=show)
-
-    def evaluate(self, folder: Path, episodes: EmbeddedEpisodes, seed: int = 0) -> Any:
-        """Measure every detector in a run's folder on held-out episodes. See `real_robot.failure.measure`."""
-        from real_robot.failure.measure import evaluate
-
-        return evaluate(folder, episodes, seed=seed)

@@ -17,6 +17,7 @@ import numpy as np
 
 from real_robot.failure.detector import CONFIG_FILE, FailureDetector
 from real_robot.failure.fit import DETECTORS, EPISODES_FILE
+from real_robot.failure.page import COLUMNS, text, write_page
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.data.embeddings import EmbeddedEpisodes
 from vla_rl.evaluation.statistics import clustered_wilson_interval
@@ -65,12 +66,9 @@ class FailureReport:
 
     def save(self, folder: Path) -> Path:
         """Write failure.json and failure.html into a folder; returns the page."""
-        from real_robot.failure.page import write_page
-
         figures = {kind: {name: asdict(f) for name, f in own.items()} for kind, own in self.figures.items()}
         folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"facts": self.facts, "figures": figures}, indent=1)
-        write_text_atomic(folder / RESULT_FILE, text)
+        write_text_atomic(folder / RESULT_FILE, json.dumps({"facts": self.facts, "figures": figures}, indent=1))
         return write_page(self, folder / PAGE_FILE)
 
     def table(self) -> Table:
@@ -93,25 +91,6 @@ class FailureReport:
             f"{facts['num_episodes']} held-out episodes, {facts['num_failures']} failures; "
             f"common horizon in chunks: {horizon}"
         )
-
-
-# Column's title -> figure. "h": at the common horizon; otherwise by each episode's own end.
-COLUMNS = (
-    ("ROC-AUC (h)", "roc_auc"),
-    ("TPR (h)", "tpr_common"),
-    ("TNR (h)", "tnr_common"),
-    ("balanced acc. (h)", "balanced_accuracy_common"),
-    ("TPR", "tpr"),
-    ("TNR = coverage", "tnr"),
-    ("balanced acc.", "balanced_accuracy"),
-    ("detection time", "detection_time"),
-    ("ROC-AUC by the end", "roc_auc_by_end"),
-)
-
-
-def text(figure: Figure | None) -> str:
-    """ "0.93 [0.91, 0.95]", or a dash where there is none."""
-    return "-" if figure is None else f"{figure.value:.3f} [{figure.low:.3f}, {figure.high:.3f}]"
 
 
 def evaluate(folder: Path, episodes: EmbeddedEpisodes, seed: int = 0) -> FailureReport:

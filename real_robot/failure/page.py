@@ -1,4 +1,4 @@
-"""The page of `vla-rl failure eval`: the table, and every detector's scores over time against its band."""
+"""The page of `vla-rl failure eval`: the table's columns, and every detector's scores over time against its band."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import numpy as np
 from vla_rl.common.atomic import write_text_atomic
 
 if TYPE_CHECKING:
-    from real_robot.failure.measure import Curves, FailureReport
+    from matplotlib.axes import Axes
+
+    from real_robot.failure.measure import Curves, FailureReport, Figure
 
 SUCCESS, FAILURE, LEVEL = "#0072B2", "#D55E00", "#111111"  # Okabe & Ito's: told apart by color-blind readers too.
 _SHOWN = 40  # Curves of each outcome drawn singly in a panel.
@@ -24,10 +26,27 @@ th,td{padding:.35em .7em;border-bottom:1px solid #dde3e8;text-align:right;white-
 th:first-child,td:first-child{text-align:left}img{max-width:100%}.scroll{overflow-x:auto}small{color:#5b6b78}"""
 
 
+# Column's title -> figure. "h": at the common horizon; otherwise by each episode's own end.
+COLUMNS = (
+    ("ROC-AUC (h)", "roc_auc"),
+    ("TPR (h)", "tpr_common"),
+    ("TNR (h)", "tnr_common"),
+    ("balanced acc. (h)", "balanced_accuracy_common"),
+    ("TPR", "tpr"),
+    ("TNR = coverage", "tnr"),
+    ("balanced acc.", "balanced_accuracy"),
+    ("detection time", "detection_time"),
+    ("ROC-AUC by the end", "roc_auc_by_end"),
+)
+
+
+def text(figure: Figure | None) -> str:
+    """ "0.93 [0.91, 0.95]", or a dash where there is none."""
+    return "-" if figure is None else f"{figure.value:.3f} [{figure.low:.3f}, {figure.high:.3f}]"
+
+
 def write_page(report: FailureReport, path: Path) -> Path:
     """Write the page; its picture is inside it, nothing is fetched."""
-    from real_robot.failure.measure import COLUMNS, text
-
     head = "".join(f"<th>{escape(title)}</th>" for title, _ in COLUMNS)
     rows = "".join(
         f"<tr><td>{escape(kind)}</td>" + "".join(f"<td>{text(own.get(name))}</td>" for _, name in COLUMNS) + "</tr>"
@@ -57,11 +76,11 @@ src="data:image/png;base64,{picture}"></html>
 
 def _picture(report: FailureReport) -> bytes:
     """A PNG: one row a detector, one column a task."""
-    from matplotlib.figure import Figure
+    from matplotlib import figure as mpl
     from matplotlib.ticker import MaxNLocator
 
     tasks = list(dict.fromkeys(report.episodes.tasks))
-    figure = Figure(figsize=(2.6 * len(tasks) + 0.6, 2.1 * len(report.curves) + 0.5), dpi=110, layout="constrained")
+    figure = mpl.Figure(figsize=(2.6 * len(tasks) + 0.6, 2.1 * len(report.curves) + 0.5), dpi=110, layout="constrained")
     axes = figure.subplots(len(report.curves), len(tasks), squeeze=False)
     for row, (kind, curves) in zip(axes, report.curves.items(), strict=True):
         for panel, task in zip(row, tasks, strict=True):
@@ -78,7 +97,7 @@ def _picture(report: FailureReport) -> bytes:
     return buffer.getvalue()
 
 
-def _draw(panel: object, curves: Curves, report: FailureReport, task: str) -> None:
+def _draw(panel: Axes, curves: Curves, report: FailureReport, task: str) -> None:
     inside = np.asarray(report.episodes.tasks) == task
     ceiling = 4 * max(abs(curves.q), 1.0)
     for color, of in ((SUCCESS, report.episodes.success), (FAILURE, ~report.episodes.success)):
@@ -86,12 +105,12 @@ def _draw(panel: object, curves: Curves, report: FailureReport, task: str) -> No
         if not own:
             continue
         for curve in own[:_SHOWN]:
-            panel.plot(np.minimum(curve, ceiling), color=color, alpha=0.12, linewidth=0.7)  # type: ignore[attr-defined]
+            panel.plot(np.minimum(curve, ceiling), color=color, alpha=0.12, linewidth=0.7)
         table = np.full((len(own), max(map(len, own))), np.nan)
         for line, curve in zip(table, own, strict=True):
             line[: len(curve)] = np.minimum(curve, ceiling)
         low, middle, high = np.nanquantile(table, [0.1, 0.5, 0.9], axis=0)
         at = np.arange(len(middle))
-        panel.fill_between(at, low, high, color=color, alpha=0.15, linewidth=0)  # type: ignore[attr-defined]
-        panel.plot(at, middle, color=color, linewidth=1.6)  # type: ignore[attr-defined]
-    panel.axhline(curves.q, color=LEVEL, linestyle="--", linewidth=0.9)  # type: ignore[attr-defined]
+        panel.fill_between(at, low, high, color=color, alpha=0.15, linewidth=0)
+        panel.plot(at, middle, color=color, linewidth=1.6)
+    panel.axhline(curves.q, color=LEVEL, linestyle="--", linewidth=0.9)

@@ -9,12 +9,10 @@ from __future__ import annotations
 import asyncio
 import hmac
 import http
-import importlib
 import logging
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
@@ -236,17 +234,18 @@ def load_for_serving(checkpoint: str, config: ServeConfig) -> tuple[Policy, Poli
         ConfigError: no such checkpoint, or action_names of another length than its actions.
         ValueError: a file of it is missing or damaged.
     """
-    base: Any = importlib.import_module("vla_rl.policies.base")
     import torch
+
+    from vla_rl.evaluation.evaluate import policy_hash
+    from vla_rl.policies.base import load_policy, resolve_path
 
     device = config.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    folder: Path = base.resolve_path(checkpoint)
-    policy = base.load_policy(checkpoint, device)
+    folder = resolve_path(checkpoint)
+    policy = load_policy(checkpoint, device)
     policy.eval()
-    policy_hash = importlib.import_module("vla_rl.evaluation.evaluate").policy_hash(folder)
-    return policy, policy_facts(policy, checkpoint, folder.name, policy_hash, config)
+    return policy, policy_facts(policy, checkpoint, folder.name, policy_hash(folder), config)
 
 
 def policy_facts(policy: Any, checkpoint: str, name: str, policy_hash: str, config: ServeConfig) -> PolicyFacts:

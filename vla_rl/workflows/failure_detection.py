@@ -12,6 +12,8 @@ from vla_rl.data.embeddings import EmbeddedEpisodes, embed_dataset, embed_episod
 from vla_rl.recipe.recipe import Recipe
 
 if TYPE_CHECKING:
+    from real_robot.failure.config import EpisodesConfig, FailureConfig
+    from real_robot.failure.measure import FailureReport
     from vla_rl.interfaces import Policy
 
 EMBEDDED = "embeddings"
@@ -28,28 +30,34 @@ def fit_failure(
     Raises:
         ConfigError: the recipe has no failure section, or its policy is no checkpoint.
     """
+    from real_robot.failure.fit import fit
+
     section, path = _section(recipe), _policy_path(recipe)
     store = (episodes_of or folder) / EMBEDDED
     train = embedded(recipe, section.fit_on, store / "fit_on", show)
     calibration = embedded(recipe, section.calibrate_on, store / "calibrate_on", show)
-    return section.fit(train, calibration, folder, policy_name=path.name, seed=recipe.seed, show=show)
+    return fit(section, train, calibration, folder, policy_name=path.name, seed=recipe.seed, show=show)
 
 
-def evaluate_failure(recipe: Recipe, folder: Path, show: Callable[[str], None], episodes_of: Path | None = None) -> Any:
-    """Measure the detectors in a run's folder on held-out episodes; writes failure.json and failure.html, returns both.
+def evaluate_failure(
+    recipe: Recipe, folder: Path, show: Callable[[str], None], episodes_of: Path | None = None
+) -> tuple[FailureReport, Path]:
+    """Measure the detectors in a run's folder on held-out episodes; write failure.json and failure.html.
 
     Returns:
-        the report (`real_robot.failure.measure.FailureReport`) and the page's path.
+        the report and the page's path.
     """
+    from real_robot.failure.measure import evaluate
+
     section = _section(recipe)
     if not folder.is_dir():
         raise ConfigError(f"{folder}: no such folder; `vla-rl failure fit RECIPE --output {folder}` makes it")
     held_out = embedded(recipe, section.evaluate_on, (episodes_of or folder) / EMBEDDED / "evaluate_on", show)
-    report = section.evaluate(folder, held_out, seed=recipe.seed)
+    report = evaluate(folder, held_out, seed=recipe.seed)
     return report, report.save(folder)
 
 
-def embedded(recipe: Recipe, config: Any, folder: Path, show: Callable[[str], None]) -> EmbeddedEpisodes:
+def embedded(recipe: Recipe, config: EpisodesConfig, folder: Path, show: Callable[[str], None]) -> EmbeddedEpisodes:
     """Episodes of the recipe's policy, embedded by it: recorded ones, or ones run now; kept in `folder`.
 
     Raises:
@@ -86,7 +94,7 @@ def embedded(recipe: Recipe, config: Any, folder: Path, show: Callable[[str], No
     return episodes
 
 
-def _run(recipe: Recipe, policy: Policy, config: Any, policy_hash: str) -> EmbeddedEpisodes:
+def _run(recipe: Recipe, policy: Policy, config: EpisodesConfig, policy_hash: str) -> EmbeddedEpisodes:
     """Run the policy in the recipe's environment, some episodes at a time, and embed what it saw."""
     from vla_rl.common.progress import episode_progress
     from vla_rl.evaluation.evaluate import EvalConfig, build_env, derived_seed, episode_specs, run_episodes
@@ -118,9 +126,11 @@ def _run(recipe: Recipe, policy: Policy, config: Any, policy_hash: str) -> Embed
     return EmbeddedEpisodes.concatenate(parts)
 
 
-def _section(recipe: Recipe) -> Any:
-    if recipe.failure is None:
-        raise ConfigError("failure: the recipe has none; see configs/tabletop_failure.yaml for one")
+def _section(recipe: Recipe) -> FailureConfig:
+    from real_robot.failure.config import FailureConfig
+
+    if not isinstance(recipe.failure, FailureConfig):
+        raise ConfigError("failure: the recipe has none of kind 'conformal'; see configs/tabletop_failure.yaml for one")
     return recipe.failure
 
 
