@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -123,6 +124,15 @@ def test_meta_says_how_to_repeat_it(tmp_path):
     assert policy_hash(tmp_path) != meta.policy_hash
     with pytest.raises(EvaluationError, match="policy not found"):
         policy_hash(tmp_path / "missing")
+
+
+def test_meta_says_whether_states_are_official():
+    assert evaluate(ReachPolicy(), ENV, SMALL).meta.official_states is False
+    with closing(ENV.build()) as env:
+        env.spec = replace(env.spec, num_eval_states=dict.fromkeys(env.spec.tasks, 50))
+        assert evaluate(ReachPolicy(), env, SMALL).meta.official_states is True
+        validated = replace_config(SMALL, split="validation")
+        assert evaluate(ReachPolicy(), env, validated).meta.official_states is False
 
 
 def test_states_that_do_not_exist_are_refused():

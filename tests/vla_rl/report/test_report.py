@@ -110,6 +110,7 @@ def test_with_samples_of_a_state_p_is_by_state(run):
     result = compare(before, after).result("sampled")
     assert f"exact p by state = {format_p(result.p_value_by_state)}" in page
     assert "McNemar" not in page
+    assert "4 samples of each: a claim about these states" in page
 
 
 def test_nothing_is_fetched_and_the_markup_closes(run):

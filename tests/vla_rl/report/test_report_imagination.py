@@ -12,6 +12,7 @@ from test_report import run  # noqa: F401  (a fixture)
 from vla_rl.evaluation.compare import SequentialComparison
 from vla_rl.evaluation.gate import GateCheck
 from vla_rl.evaluation.statistics import Interval
+from vla_rl.report.imagination import rounds
 from vla_rl.report.report import write_report
 from vla_rl.report.video import write_mp4
 
@@ -69,6 +70,20 @@ def test_the_gates_checks_are_told(imagined):
     (imagined / "gate.json").write_text(json.dumps({"mark": 8, "checks": [check.model_dump(mode="json")]}))
     page = write_report(imagined).read_text()
     assert "gate at iteration 8: confirmed; real success 30 % -&gt; 70 % in 20 pairs" in page
+
+
+@pytest.mark.parametrize(("verdict", "shown"), [({"verdict": "undecided"}, "undecided"), ({}, "–")])
+def test_the_table_of_rounds_has_the_gates_verdict(tmp_path, verdict, shown):
+    """Rounds written before verdicts have none."""
+    row = {
+        "number": 1, "episodes": {"rollouts": 8, "held_out": 8, "gate": 4, "validation": 0}, "total": 20,
+        "num_keyframes": {}, "explorer": {}, "before": {}, "after": {}, "imagined": 0.5, "gate": [], "refused": "",
+        "real": {"sampled": [0.5, 0.4, 0.6]},
+    }  # fmt: skip
+    table = {"rows": [row | verdict], "budget": None, "online": None}
+    (tmp_path / "rounds.json").write_text(json.dumps(table))
+    shown_table = rounds(tmp_path)
+    assert shown_table is not None and shown_table["rows"][0]["gate"] == shown
 
 
 def test_a_run_in_a_simulator_says_nothing_of_world_models(run):  # noqa: F811

@@ -193,6 +193,7 @@ def test_every_real_episode_is_counted_once(whole, two):
         checks = json.loads((done.run / "gate.json").read_text())["checks"]
         assert (row.episodes.rollouts, row.episodes.held_out) == (16, 24)
         assert row.episodes.gate == sum(check["comparison"]["num_episodes"] for check in checks) > 0
+        assert row.verdict == checks[-1]["verdict"] in ("confirmed", "refuted", "undecided")
         assert row.num_keyframes and row.after and bool(row.before) == (row.number == 2)
     assert table.total == sum(row.episodes.total for row in table.rows) <= 112 == table.budget
     online = read_yaml(whole / "online_grpo" / "config.yaml")
