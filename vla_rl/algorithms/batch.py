@@ -26,7 +26,7 @@ class Batch:
     """N decisions to learn from. Pixels stay in the episodes, once; `observations` gathers a minibatch's.
 
     Attributes:
-        episodes: the episodes that the decisions come from.
+        episodes: this process's of the rollout, none lost; some may have no decision in the batch.
         episode: int64 (N,), index into `episodes`. chunk: int64 (N,), which of its chunks.
         chunks: the N chunks drawn.
         valid: bool (N, H), actions that count.
@@ -35,7 +35,6 @@ class Batch:
         reference_log_prob: float32 (N, H, A), of the frozen reference; None without a KL term.
         old_value, returns: float32 (N,), the critic's estimate and target; None without a critic.
         metrics: what is worth logging about the rollout.
-        filler: an episode of this process, for a forward pass that only keeps step with other processes.
     """
 
     episodes: list[Episode]
@@ -49,7 +48,6 @@ class Batch:
     old_value: np.ndarray | None = None
     returns: np.ndarray | None = None
     metrics: dict[str, float] = field(default_factory=dict)
-    filler: Episode | None = None
 
     @property
     def size(self) -> int:
@@ -62,7 +60,7 @@ class Batch:
         return (self.advantage != 0).any(1)
 
     def observations(self, rows: np.ndarray) -> Observation:
-        """The observations of the decisions `rows`, in that order."""
+        """Return the observations of the decisions `rows`, in that order."""
         return gather_observations(self.episodes, self.episode[rows], self.chunk[rows])
 
 
@@ -84,7 +82,7 @@ class Pool:
 
     @staticmethod
     def of(batch: Batch, world: ProcessGroup) -> Pool:
-        """Made by all processes together."""
+        """Gather all processes' decisions; called by all together."""
         valid, own = world.all_gather_rows(batch.valid)
         rank, _ = world.all_gather_rows(np.full(batch.size, world.rank, np.int64))
         episode, _ = world.all_gather_rows(batch.episode * world.size + world.rank)
@@ -110,25 +108,33 @@ def episode_batch(
         episodes: none lost.
         advantage: float64 (E,). included: bool (E,), the episodes that are in the batch.
     """
-    kept = [e for e, use in zip(episodes, included, strict=True) if use]
-    episode, chunk = index_decisions(kept)
-    parts = [e.chunks for e in kept]
-    chunks = ActionChunk.concatenate(parts) if parts else episodes[0].chunks.select([])
-    valid = valid_decisions(kept, config, chunks.actions.shape[1])
-    dense = np.where(valid, advantage[included][episode][:, None], 0.0).astype(np.float32)
-    batch = Batch(kept, episode, chunk, chunks, valid, dense, np.zeros(chunks.actions.shape, np.float32))
+    episode, chunk, chunks, valid = decisions(config, episodes)
+    rows = np.flatnonzero(included[episode])
+    episode, chunk, chunks, valid = episode[rows], chunk[rows], chunks.select(rows), valid[rows]
+    dense = np.where(valid, advantage[episode][:, None], 0.0).astype(np.float32)
+    batch = Batch(episodes, episode, chunk, chunks, valid, dense, np.zeros(chunks.actions.shape, np.float32))
     if not config.recompute_old_log_prob:
         batch.old_log_prob = rollout_log_prob(chunks)
         return batch
     needed = batch.active if config.skips_zero_advantage else np.ones(batch.size, bool)
     rows = np.flatnonzero(needed)
-    batch.old_log_prob[rows], _ = evaluate(kept, episode[rows], chunk[rows], chunks.select(rows))
+    batch.old_log_prob[rows], _ = evaluate(episodes, episode[rows], chunk[rows], chunks.select(rows))
     batch.metrics |= log_prob_gap(chunks.log_prob, batch.old_log_prob, valid & needed[:, None], world)
     return batch
 
 
+def decisions(
+    config: AlgoConfig, episodes: Sequence[Episode]
+) -> tuple[np.ndarray, np.ndarray, ActionChunk, np.ndarray]:
+    """Return (episode, chunk, chunks, valid) of every decision of at least one episode, as in `Batch`."""
+    lengths = [e.num_chunks for e in episodes]
+    episode, chunk = np.repeat(np.arange(len(episodes)), lengths), np.concatenate([np.arange(n) for n in lengths])
+    valid = np.concatenate([valid_actions(e, config.mask_after_success) for e in episodes])
+    return episode, chunk, ActionChunk.concatenate([e.chunks for e in episodes]), valid
+
+
 def gather_observations(episodes: Sequence[Episode], episode: np.ndarray, chunk: np.ndarray) -> Observation:
-    """Observations by (episode, chunk); a chunk number of K means the episode's final observation.
+    """Return observations by (episode, chunk); a chunk number of K means the episode's final observation.
 
     Args:
         episode, chunk: int (N,).
@@ -145,7 +151,7 @@ def gather_observations(episodes: Sequence[Episode], episode: np.ndarray, chunk:
 
 
 def valid_actions(episode: Episode, mask_after_success: bool = True) -> np.ndarray:
-    """Which actions of an episode count in the loss, bool (K, H).
+    """Return which actions of an episode count in the loss, bool (K, H).
 
     With the mask: those executed, up to and with the one that first succeeded. Without it: all that
     were drawn, also the part of the last chunk that the episode's end cut off.
@@ -156,12 +162,6 @@ def valid_actions(episode: Episode, mask_after_success: bool = True) -> np.ndarr
     executed = np.arange(num_actions) < episode.num_steps[:, None]
     ended = np.cumsum(episode.terminated.reshape(-1)).reshape(executed.shape) - episode.terminated > 0
     return executed & ~ended
-
-
-def valid_decisions(episodes: Sequence[Episode], config: AlgoConfig, num_actions: int) -> np.ndarray:
-    """Return which actions of all episodes' decisions count in the loss, bool (N, H)."""
-    masks = [valid_actions(e, config.mask_after_success) for e in episodes]
-    return np.concatenate(masks) if masks else np.zeros((0, num_actions), bool)
 
 
 def rollout_log_prob(chunks: ActionChunk) -> np.ndarray:
@@ -199,16 +199,8 @@ def shuffle_advantages(advantages: np.ndarray, generator: np.random.Generator) -
     return advantages[generator.permutation(len(advantages))]
 
 
-def index_decisions(episodes: Sequence[Episode]) -> tuple[np.ndarray, np.ndarray]:
-    """(episode, chunk) numbers of every decision, int64 (N,) each."""
-    lengths = [e.num_chunks for e in episodes]
-    episode = np.repeat(np.arange(len(episodes)), lengths)
-    chunk = np.concatenate([np.arange(n) for n in lengths]) if lengths else np.zeros(0, np.int64)
-    return episode.astype(np.int64), chunk.astype(np.int64)
-
-
 def usable_episodes(episodes: Sequence[Episode]) -> list[Episode]:
-    """Episodes that were not lost.
+    """Return the episodes that were not lost.
 
     Raises:
         ValueError: none is left.
@@ -223,7 +215,7 @@ def usable_episodes(episodes: Sequence[Episode]) -> list[Episode]:
 
 
 def has_spread(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """bool (E,): whether the rewards in each episode's group differ."""
+    """Return whether the rewards in each episode's group differ, bool (E,)."""
     result = np.zeros(len(rewards), bool)
     for group in np.unique(groups):
         rows = groups == group
@@ -231,8 +223,9 @@ def has_spread(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
     return result
 
 
-def rollout_metrics(episodes: Sequence[Episode], usable: Sequence[Episode]) -> dict[str, float]:
-    """Success, length and group statistics of a rollout, by name."""
+def rollout_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Return success, length and group statistics of a rollout, by name."""
+    usable = usable_episodes(episodes)
     groups = np.array([e.group for e in usable])
     spread = has_spread(np.array([float(e.success) for e in usable]), groups)
     num_groups = len(np.unique(groups))

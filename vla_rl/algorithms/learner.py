@@ -46,7 +46,7 @@ class Learner:
         iteration: updates done.
         num_good_steps: optimizer steps made.
         num_bad_steps: steps skipped for a NaN or infinite loss or gradient, in all.
-        timing: seconds of the latest `prepare` and `update` by stage: "forward_backward", "optimizer".
+        stopwatch: counts the seconds of "forward_backward" and "optimizer".
     """
 
     def __init__(
@@ -71,7 +71,6 @@ class Learner:
         self.control = control
         self.stopwatch = stopwatch or Stopwatch()
         self.world = world or ALONE
-        self.timing: dict[str, float] = {}
         self.iteration = 0
         self.num_good_steps = 0
         self.num_bad_steps = 0
@@ -102,7 +101,6 @@ class Learner:
         Raises:
             ValueError: nothing usable, no groups to compare, or no log-probabilities.
         """
-        self.timing = {}
         usable = usable_episodes(episodes)
         shuffle = self._generator(_CONTROL) if self.control == "shuffled_rewards" else None
         with self.world.unsharded(self.policy):
@@ -110,12 +108,10 @@ class Learner:
         if self._reference is not None:
             with self._swapped_with_reference(), self.world.unsharded(self.policy):
                 batch.reference_log_prob, _ = self._evaluate(batch.episodes, batch.episode, batch.chunk, batch.chunks)
-        all_episodes = gather_outcomes(self.world, episodes)
-        batch.metrics |= rollout_metrics(all_episodes, usable_episodes(all_episodes))
+        batch.metrics |= rollout_metrics(gather_outcomes(self.world, episodes))
         active, _ = self.world.all_gather_rows(batch.active)
         batch.metrics["advantage/decisions"] = float(len(active))
         batch.metrics["advantage/active"] = float(active.mean()) if len(active) else 0.0
-        batch.filler = usable[0]
         return batch
 
     @torch.no_grad()
@@ -137,7 +133,7 @@ class Learner:
     # --- from a batch to better weights ------------------------------------------------------
 
     def update(self, batch: Batch, extra_loss: ExtraLoss | None = None) -> dict[str, float]:
-        """Epochs of minibatch steps on a batch from `prepare`.
+        """Make epochs of minibatch steps on a batch from `prepare`.
 
         Args:
             extra_loss: draws a demonstration batch and gives (loss, metrics), as `policy.bc_loss` does;
@@ -165,7 +161,8 @@ class Learner:
         num_parts = self._num_minibatches(pool.size)
         for _ in range(self.config.epochs if pool.size else 0):
             parts = np.array_split(generator.permutation(pool.size), num_parts)
-            for rows, weight in zip(parts, self._weights(pool, parts), strict=True):
+            weights = minibatch_weights(pool.valid, pool.episode, parts, self.config)
+            for rows, weight in zip(parts, weights, strict=True):
                 metrics = self._step(batch, pool, rows, weight, extra_loss)
                 num_steps += bool(metrics)
                 for name, value in metrics.items():
@@ -178,12 +175,9 @@ class Learner:
         return result | {"update/num_steps": float(num_steps), "update/num_bad_steps": float(self.num_bad_steps)}
 
     def num_steps(self, batch: Batch) -> int:
-        """Optimizer steps that `update` makes on a batch, unless some are skipped."""
+        """Return the optimizer steps that `update` makes on a batch, unless some are skipped."""
         size = sum(self.world.gather(batch.size))
         return self.config.epochs * self._num_minibatches(size) if size else 0
-
-    def _weights(self, pool: Pool, parts: list[np.ndarray]) -> list[np.ndarray]:
-        return minibatch_weights(pool.valid, pool.episode, parts, self.config.ratio_level, self.config.loss_reduction)
 
     def _num_minibatches(self, num_decisions: int) -> int:
         return max(1, round(num_decisions / self.config.minibatch_size))
@@ -235,12 +229,12 @@ class Learner:
         return self._apply(reduce_metrics([report["sums"] for report in reports]))
 
     def _keep_step(self, batch: Batch, times: int) -> None:
-        """Forward and backward passes that add nothing: where others have more, since all gather weights together."""
-        assert batch.filler is not None, "prepare() gives it"
-        obs = gather_observations([batch.filler], np.zeros(1, np.int64), np.zeros(1, np.int64))
+        """Make passes that add nothing, where others have more: all processes gather weights together."""
+        episode = batch.episodes[0]
+        obs = gather_observations([episode], np.zeros(1, np.int64), np.zeros(1, np.int64))
         for _ in range(times):
             with self._measure("forward_backward"):
-                out = self.policy.evaluate(obs, batch.filler.chunks.select([0]), self.temperature)
+                out = self.policy.evaluate(obs, episode.chunks.select([0]), self.temperature)
                 # Of the parameters that the loss reaches, none may be left out: their gradients are reduced together.
                 parts = [] if self._trains_only_critic else [out.log_prob, out.entropy]
                 parts += [out.value] if self.config.uses_critic else []
@@ -251,7 +245,7 @@ class Learner:
         return self.config.trains_only_critic(self.iteration)
 
     def _apply(self, sums: dict[str, float]) -> dict[str, float]:
-        """Clip, check and apply the gradients that have been accumulated. Returns the step's metrics."""
+        """Clip, check and apply the gradients that have been accumulated; return the step's metrics."""
         with self._measure("optimizer"):
             if self._trains_only_critic:
                 for parameter in self._policy_parameters:
@@ -278,7 +272,7 @@ class Learner:
         return {name if "/" in name else f"update/{name}": value for name, value in (sums | norms).items()}
 
     def _set_lr(self) -> None:
-        """Linear warm-up over the first `warmup_steps` steps, the policy's counted from when it begins to learn."""
+        """Warm up linearly over `warmup_steps` steps, the policy's counted from when it begins to learn."""
         warmup = self.config.warmup_steps
         for optimizer, rates in zip(self.optimizers, self._full_lr, strict=True):
             for group, lr in zip(optimizer.param_groups, rates, strict=True):
@@ -302,7 +296,7 @@ class Learner:
         return {}
 
     def _check_weights(self) -> None:
-        """Steps of finite gradients can still overflow a weight: the update is undone, and the run stops."""
+        """Undo the update and stop the run if a weight overflowed, as finite gradients can still make it."""
         is_finite = all(bool(torch.isfinite(local(p)).all()) for p in self._parameters.values())
         if not all(self.world.gather(is_finite)):
             self._restore_weights(self._last_good)
@@ -317,7 +311,7 @@ class Learner:
         return np.random.default_rng([self.seed, self.iteration, stream])
 
     def _copy_weights(self) -> dict[str, torch.Tensor]:
-        """This process's part of the trained weights, on the CPU."""
+        """Return this process's part of the trained weights, on the CPU."""
         return {n: local(p.detach()).to("cpu", copy=True) for n, p in self._parameters.items()}
 
     @torch.no_grad()
@@ -327,7 +321,7 @@ class Learner:
 
     @contextmanager
     def _swapped_with_reference(self) -> Iterator[None]:
-        """Inside the block the policy has the reference's weights. With LoRA these are the adapters alone."""
+        """Give the policy the reference's weights inside the block. With LoRA these are the adapters alone."""
         assert self._reference is not None, "there is one when kl_coef > 0"
         swap_weights(self._parameters, self._reference)
         try:
@@ -341,17 +335,15 @@ class Learner:
 
     @contextmanager
     def _measure(self, stage: str) -> Iterator[None]:
-        before = self.stopwatch.seconds[stage]
         with self.stopwatch.measure(stage):
             yield
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
-        self.timing[stage] = self.timing.get(stage, 0.0) + self.stopwatch.seconds[stage] - before
 
     # --- checkpoints -------------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """What a checkpoint needs besides the policy's weights: flat tensors, and a JSON-able rest.
+        """Return what a checkpoint needs besides the policy's weights: flat tensors, and a JSON-able rest.
 
         Called by all processes together; where the policy is sharded, process 0 alone has the whole tensors.
         """

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from vla_rl.algorithms.base import AlgoConfig, LossReduction, RatioLevel
+    from vla_rl.algorithms.base import AlgoConfig, RatioLevel
     from vla_rl.algorithms.batch import Batch
     from vla_rl.interfaces import PolicyOutput
 
@@ -26,11 +26,7 @@ MAX_LOG_RATIO = 20.0
 
 
 def minibatch_weights(
-    valid: np.ndarray,
-    trajectory: np.ndarray,
-    parts: Sequence[np.ndarray],
-    ratio_level: RatioLevel,
-    reduction: LossReduction,
+    valid: np.ndarray, trajectory: np.ndarray, parts: Sequence[np.ndarray], config: AlgoConfig
 ) -> list[np.ndarray]:
     """Return the weight of each action in the loss, for each minibatch of an epoch.
 
@@ -51,9 +47,9 @@ def minibatch_weights(
         float64 (B, H) for each part, zero where not valid; all zero when nothing is valid.
     """
     weight = valid.astype(np.float64)
-    if ratio_level == "chunk":
+    if config.ratio_level == "chunk":
         weight /= np.maximum(valid.sum(1, keepdims=True), 1)
-    if reduction == "token_mean":
+    if config.loss_reduction == "token_mean":
         return [_divided(weight[rows], weight[rows].sum()) for rows in parts]
     _, number = np.unique(trajectory, return_inverse=True)
     totals = np.bincount(number, weights=weight.sum(1))
@@ -149,7 +145,7 @@ def policy_loss(
     clip_high: float = 0.28,
     dual_clip: float | None = None,
 ) -> tuple[torch.Tensor, Metrics]:
-    """The weighted clipped surrogate, with one ratio per token, action or chunk.
+    """Return the weighted clipped surrogate, with one ratio per token, action or chunk.
 
     Args:
         log_prob, old_log_prob: (B, H, A).
@@ -200,7 +196,7 @@ def k3(log_ratio: torch.Tensor) -> torch.Tensor:
 
 
 def kl_loss(log_prob: torch.Tensor, reference_log_prob: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """k3 estimate of KL(policy || reference) per token (DeepSeekMath, eq. 4), weighted.
+    """Return the k3 estimate of KL(policy || reference) per token (DeepSeekMath, eq. 4), weighted.
 
     Args:
         log_prob, reference_log_prob: (B, H, A). weight: (B, H).
@@ -209,7 +205,7 @@ def kl_loss(log_prob: torch.Tensor, reference_log_prob: torch.Tensor, weight: to
 
 
 def entropy_mean(entropy: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Weighted mean entropy per token, in nats. entropy (B, H, A), weight (B, H)."""
+    """Return the weighted mean entropy per token, in nats. entropy (B, H, A), weight (B, H)."""
     return (weight * entropy.mean(-1)).sum()
 
 
@@ -222,7 +218,7 @@ def value_loss(
     clip: float | None = 0.2,
     huber_delta: float = 10.0,
 ) -> torch.Tensor:
-    """The critic's loss, summed over decisions: 0.5 error^2, or Huber; the worse of clipped and not.
+    """Return the critic's loss, summed over decisions: 0.5 error^2, or Huber; the worse of clipped and not.
 
     Value clipping: V may differ from the rollout's by at most `clip` (Schulman's PPO code; Engstrom et al. 2020).
 

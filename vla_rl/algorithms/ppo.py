@@ -14,11 +14,10 @@ from pydantic import Field, model_validator
 from vla_rl.algorithms.base import AlgoConfig
 from vla_rl.algorithms.batch import (
     Batch,
-    index_decisions,
+    decisions,
     log_prob_gap,
     rollout_log_prob,
     shuffle_advantages,
-    valid_decisions,
 )
 from vla_rl.config import ConfigError
 from vla_rl.types import ActionChunk, Episode
@@ -82,8 +81,7 @@ class PPOConfig(AlgoConfig):
         The shuffled control permutes them over all decisions, or actions (`advantage_level`), that count; the critic
         still learns the true returns.
         """
-        episode, chunk = index_decisions(episodes)
-        chunks = ActionChunk.concatenate([e.chunks for e in episodes])
+        episode, chunk, chunks, valid = decisions(self, episodes)
         log_prob, value = evaluate(episodes, episode, chunk, chunks)
         assert value is not None, "a policy with a value head gives values"
         bootstrap = bootstrap_values(episodes, evaluate) if self.bootstrap_truncated else np.zeros(len(episodes))
@@ -93,7 +91,6 @@ class PPOConfig(AlgoConfig):
         ]
         advantage = np.concatenate([a for a, _ in estimates])
         returns = np.concatenate([r for _, r in estimates]).astype(np.float32)
-        valid = valid_decisions(episodes, self, chunks.actions.shape[1])
         if shuffle is not None:
             advantage = _shuffled(self, advantage, valid, shuffle, world)
         counted, own = world.all_gather_rows(advantage[valid])
@@ -144,7 +141,7 @@ class PPOConfig(AlgoConfig):
 
 
 def bootstrap_values(episodes: Sequence[Episode], evaluate: Evaluate) -> np.ndarray:
-    """V after each episode's last step, float32 (E,): 0 if it terminated, V(final observation) if truncated."""
+    """Return V after each episode's last step, float32 (E,): 0 if it terminated, V(final observation) if truncated."""
     result = np.zeros(len(episodes), np.float32)
     cut = np.array([i for i, e in enumerate(episodes) if not e.terminated.any()], np.int64)
     if len(cut):
@@ -160,7 +157,7 @@ def bootstrap_values(episodes: Sequence[Episode], evaluate: Evaluate) -> np.ndar
 def _episode_gae(
     config: PPOConfig, episode: Episode, value: np.ndarray, bootstrap: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Advantage (K, H) and return (K,) at the config's level."""
+    """Return advantage (K, H) and return (K,) at the config's level."""
     factors = {"gamma": config.gamma, "gae_lambda": config.gae_lambda}
     if config.advantage_level == "action":
         return action_gae(episode.reward, episode.num_steps, value, bootstrap, **factors)
@@ -170,7 +167,7 @@ def _episode_gae(
 def _shuffled(
     config: PPOConfig, advantage: np.ndarray, valid: np.ndarray, shuffle: np.random.Generator, world: ProcessGroup
 ) -> np.ndarray:
-    """Advantage (N, H) dealt anew at the config's level: a decision's actions keep one advantage if they share one.
+    """Deal advantages (N, H) anew at the config's level: a decision's actions keep one advantage if they share one.
 
     Dealt to each action alone, they would average out within a chunk, and the control move less than the run.
     """
@@ -182,7 +179,7 @@ def _shuffled(
 
 
 def _explained_variance(value: np.ndarray, returns: np.ndarray) -> float:
-    """1 - Var(returns - value) / Var(returns); 0 when the returns are all the same."""
+    """Return 1 - Var(returns - value) / Var(returns); 0 when the returns are all the same."""
     spread = float(returns.var())
     return 1.0 - float((returns - value).var()) / spread if spread > 0 else 0.0
 
@@ -190,7 +187,7 @@ def _explained_variance(value: np.ndarray, returns: np.ndarray) -> float:
 def gae(
     reward: np.ndarray, value: np.ndarray, bootstrap: float, *, gamma: float, gae_lambda: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Generalized advantage estimation over one episode (Schulman et al. 2016, arXiv 1506.02438, eq. 11-16).
+    """Compute generalized advantage estimation over one episode (Schulman et al. 2016, arXiv 1506.02438, eq. 11-16).
 
         delta_t = r_t + gamma V_{t+1} - V_t,   A_t = delta_t + gamma lambda A_{t+1}
 
@@ -215,7 +212,7 @@ def gae(
 def chunk_gae(
     reward: np.ndarray, value: np.ndarray, bootstrap: float, *, gamma: float, gae_lambda: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """GAE with one step per decision: a chunk's reward is the sum over its actions; discount per chunk.
+    """Compute GAE with one step per decision: a chunk's reward is the sum over its actions; discount per chunk.
 
     Args:
         reward: float (K, H), zero where not executed. value: float (K,). bootstrap: as in `gae`.
@@ -236,7 +233,7 @@ def action_gae(
     gamma: float,
     gae_lambda: float,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """GAE with one step per executed action; discount and lambda per action.
+    """Compute GAE with one step per executed action; discount and lambda per action.
 
     The critic sees the observation once per chunk, so its estimate is held for the chunk's actions.
 
@@ -256,6 +253,6 @@ def action_gae(
 
 
 def whiten(advantage: np.ndarray, eps: float = 1e-6) -> np.ndarray:
-    """(A - mean) / (std + eps) over all entries; a single entry is only shifted."""
+    """Return (A - mean) / (std + eps) over all entries; a single entry is only shifted."""
     centered = advantage - advantage.mean()
     return centered / (advantage.std(ddof=1) + eps) if len(advantage) > 1 else centered

@@ -352,8 +352,8 @@ def test_minibatches_are_even_and_near_the_size_asked():
 
 def test_timing():
     _, learner, _ = step_once(GRPOConfig())
-    assert set(learner.timing) == {"forward_backward", "optimizer"}
-    assert all(seconds > 0 for seconds in learner.timing.values())
+    assert set(learner.stopwatch.seconds) == {"forward_backward", "optimizer"}
+    assert all(seconds > 0 for seconds in learner.stopwatch.seconds.values())
 
 
 def test_load_state_of_another_setup_is_refused():

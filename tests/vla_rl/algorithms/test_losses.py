@@ -10,13 +10,15 @@ import pytest
 import torch
 
 from vla_rl.algorithms import losses
+from vla_rl.algorithms.grpo import GRPOConfig
 
 LOG = math.log
 
 
 def weights_of(valid: np.ndarray, trajectory: np.ndarray, level: Any, reduction: Any) -> np.ndarray:
     """The weights of a batch that is one minibatch."""
-    (weight,) = losses.minibatch_weights(valid, trajectory, [np.arange(len(valid))], level, reduction)
+    config = GRPOConfig(ratio_level=level, loss_reduction=reduction)
+    (weight,) = losses.minibatch_weights(valid, trajectory, [np.arange(len(valid))], config)
     return weight
 
 
@@ -161,10 +163,10 @@ def test_trajectories_weigh_the_same_over_an_epoch_of_minibatches():
     # Trajectory 4 has three valid actions in two decisions, 9 two in one: 1/2 each over the batch, twice that in all
     # over two minibatches. Within a trajectory every action has the same.
     parts = [np.array([2, 0]), np.array([1])]
-    first, second = losses.minibatch_weights(VALID, TRAJECTORY, parts, "token", "trajectory_mean")
+    first, second = losses.minibatch_weights(VALID, TRAJECTORY, parts, GRPOConfig(loss_reduction="trajectory_mean"))
     np.testing.assert_allclose(first, [[1 / 2, 1 / 2], [1 / 3, 1 / 3]])
     np.testing.assert_allclose(second, [[1 / 3, 0]])
-    first, second = losses.minibatch_weights(VALID, TRAJECTORY, parts, "token", "token_mean")
+    first, second = losses.minibatch_weights(VALID, TRAJECTORY, parts, GRPOConfig(loss_reduction="token_mean"))
     np.testing.assert_allclose(first, np.full((2, 2), 1 / 4))
     np.testing.assert_allclose(second, [[1, 0]])
 

@@ -229,8 +229,8 @@ def test_outlines_keep_what_statistics_need():
         for name in ("num_chunks", "length", "total_reward", "success", "group", "lost"):
             assert getattr(copy, name) == getattr(whole, name), name
         assert (copy.info["imagined"] == whole.info["imagined"]).all()
-        lone = rollout_metrics([whole], [whole])
-        assert rollout_metrics([copy], [copy]) == lone
+        lone = rollout_metrics([whole])
+        assert rollout_metrics([copy]) == lone
 
 
 @pytest.mark.parametrize(
