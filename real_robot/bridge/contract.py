@@ -77,7 +77,7 @@ class ImageSource(SourceConfig):
     )
     size: tuple[int, int] | None = Field(default=None, description="(height, width) to resize to; null keeps.")
     swap_red_blue: bool = Field(
-        default=False, description="For drivers that compress BGR pictures as if they were RGB."
+        default=False, description="Swap red and blue, for drivers that compress BGR pictures as if they were RGB."
     )
 
 
@@ -101,8 +101,8 @@ class StateSource(SourceConfig):
     )
     axis_angle_near: tuple[float, float, float] = Field(
         default=(0.0, 0.0, 0.0),
-        description="Of the two axis-angles of a rotation, take the one nearer to this: (3.1416, 0, 0) for a gripper "
-        "that points down keeps the numbers from jumping.",
+        description="Which of the two axis-angles of a rotation is taken: the one nearer to this; (3.1416, 0, 0) for a "
+        "gripper that points down keeps the numbers from jumping.",
     )
     size: int = Field(default=1, ge=1, le=256, description="Float64MultiArray: how many numbers it must have.")
     convert: ConversionConfig = ConversionConfig()
@@ -220,7 +220,8 @@ class RobotContract(Config):
         default=0.0, ge=0, description="pace reference: seconds after which a tick comes anyway; 0: two periods."
     )
     transport: Annotated[SerializeAsAny[TransportConfig], BeforeValidator(_transport_section)] = Field(
-        default=Ros1Config(), description="How its topics are reached."
+        default=Ros1Config(),
+        description="How the robot's topics are reached: ros1, ros2, rosbridge, lerobot, or package.module:Class.",
     )
     observation: ObservationConfig = Field(description="What is read.")
     action: tuple[ActionSink, ...] = Field(description="What is sent.", min_length=1)

@@ -42,18 +42,20 @@ class SimRobotConfig(Config):
     """The simulator behind the node, and how the node behaves. Defaults are the tabletop's."""
 
     env: dict[str, Any] = Field(default={"kind": "tabletop"}, description="The env section of a recipe.")
-    speed: float = Field(default=1.0, gt=0, le=20, description="Times faster than real time.")
+    speed: float = Field(default=1.0, gt=0, le=20, description="How many times faster than real time it runs.")
     lockstep: bool = Field(
         default=False, description="Wait for a command before each control step: no timing, the same result each time."
     )
-    image_format: Literal["jpeg", "png"] = Field(default="jpeg", description="How cameras compress.")
-    jpeg_quality: int = Field(default=95, ge=1, le=100, description="Of jpeg.")
+    image_format: Literal["jpeg", "png"] = Field(
+        default="jpeg", description="How the cameras' pictures are compressed."
+    )
+    jpeg_quality: int = Field(default=95, ge=1, le=100, description="Quality of jpeg pictures.")
     command_timeout: float = Field(default=0.1, gt=0, description="Seconds for which a twist is followed, at speed 1.")
     linear_scale: float = Field(default=1.0, gt=0, description="m/s for an action of 1.")
     angular_scale: float = Field(default=10.0, gt=0, description="rad/s for an action of 1.")
-    task: str = Field(default="push_to_zone", description="Of the episode that runs until another is started.")
-    split: Split = Field(default="train", description="Its split.")
-    index: int = Field(default=0, ge=0, description="Its initial state.")
+    task: str = Field(default="push_to_zone", description="Task of the episode that runs until another is started.")
+    split: Split = Field(default="train", description="Split that the first episode's initial state is taken from.")
+    index: int = Field(default=0, ge=0, description="Index of the first episode's initial state.")
     trace: Path | None = Field(default=None, description="Write each control step's commands here, a JSON line each.")
 
 

@@ -94,28 +94,28 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
         stack.callback(transport.close)
         robot = TopicRobot(contract, transport, options.instruction)
         safety = contract.safety.model_copy(update={"dry_run": True}) if options.dry_run else contract.safety
-        board = ConsoleState(contract, detector.kind if detector else "")
+        console_state = ConsoleState(contract, detector.kind if detector else "")
 
-        supervisor = Supervisor(safety, on_event=_Events(say, board))
+        supervisor = Supervisor(safety, on_event=_Events(say, console_state))
         episodes = _episodes(options, transport, robot) if options.episodes else None
         intervention: Intervention | None = None
         persons: list[Operator]
         if options.console is not None:
-            console, intervention = _console(contract, board, say, options.console.link_timeout, stack)
+            console, intervention = _console(contract, console_state, say, options.console.link_timeout, stack)
             port = stack.enter_context(ConsoleServer(options.console, console, supervisor).running())
             say(f"console: http://{options.console.host}:{port}")
             overseer, persons = intervention, [console, intervention]
         else:
             overseer = episodes or _keys(options, say)
             persons = [overseer]
-        watch = _watch(detector, contract, client, overseer, board, say, stack) if detector else None
+        watch = _watch(detector, contract, client, overseer, console_state, say, stack) if detector else None
         actions = _actions(options, contract, client, watch)
         stack.callback(actions.close)
-        observers: list[Callable[[Tick], None]] = [o for o in (intervention, watch, board) if o is not None]
+        observers: list[Callable[[Tick], None]] = [o for o in (intervention, watch, console_state) if o is not None]
         if options.log is not None:
             observers.append(stack.enter_context(TickLog(options.log, watch)))
         if options.record is not None and (labels := intervention or episodes) is not None:
-            recorder = _recorder(options, contract, labels, client, watch, stack, board.notice)
+            recorder = _recorder(options, contract, labels, client, watch, stack, console_state.notice)
             observers.append(episodes.recorded(recorder) if episodes else recorder)
         if options.start and intervention is not None:
             intervention.begin("deploy --start")
@@ -172,8 +172,8 @@ class _Events:
     rest; the page shows the mode all the time, and the episode's events are told apart from these.
     """
 
-    def __init__(self, say: Say, board: ConsoleState) -> None:
-        self._say, self._board = say, board
+    def __init__(self, say: Say, console_state: ConsoleState) -> None:
+        self._say, self._console_state = say, console_state
         self._told = ""
 
     def __call__(self, event: SafetyEvent) -> None:
@@ -181,7 +181,7 @@ class _Events:
             return
         self._told = event.text
         self._say(f"safety: {event.text}")
-        self._board.notice(event.text)
+        self._console_state.notice(event.text)
 
 
 def _await_server(client: PolicyClient, seconds: float, say: Say) -> None:
@@ -232,7 +232,7 @@ def _watch(
     contract: RobotContract,
     client: PolicyClient,
     overseer: Overseer,
-    board: ConsoleState,
+    console_state: ConsoleState,
     say: Say,
     stack: ExitStack,
 ) -> FailureWatch:
@@ -240,7 +240,7 @@ def _watch(
 
     def tell(text: str) -> None:
         say(text)
-        board.notice(text)
+        console_state.notice(text)
 
     identity = detector.identity
     thread = stack.enter_context(DetectorThread(detector))
@@ -253,7 +253,7 @@ def _watch(
         lambda: client.metadata,
         overseer,
         contract.failure,
-        board.score,
+        console_state.score,
         tell,
     )
 
@@ -282,14 +282,14 @@ def _pacer(contract: RobotContract, robot: TopicRobot) -> ClockPacer | Reference
 
 
 def _console(
-    contract: RobotContract, board: ConsoleState, say: Say, link_timeout: float, stack: ExitStack
+    contract: RobotContract, console_state: ConsoleState, say: Say, link_timeout: float, stack: ExitStack
 ) -> tuple[ConsoleOperator, Intervention]:
-    """What a console commands, and the board that it shows."""
+    """Build the operator of a console, and the intervention that it commands."""
 
     def on_transition(change: Transition) -> None:
         text = f"{change.event.replace('_', ' ')} ({change.who}{': ' + change.reason if change.reason else ''})"
         say(f"episode: {text}")
-        board.notice(text)
+        console_state.notice(text)
 
     kinds: list[Kind] = [d.kind for d in contract.safety.dimensions]
     timeout = min(contract.teleop.timeout, contract.safety.command_timeout)
@@ -300,7 +300,7 @@ def _console(
 
         def tell(text: str) -> None:
             say(text)
-            board.notice(text)
+            console_state.notice(text)
 
         opened = open_device(contract.teleop.device, contract, teleoperation.moves)
         stack.callback(opened.close)
@@ -308,7 +308,7 @@ def _console(
             leader = LeaderFollowing(opened, contract.safety, contract.teleop.device.align_within, timeout, tell)
         else:
             device = opened
-    return ConsoleOperator(intervention, teleoperation, board, link_timeout, device, leader), intervention
+    return ConsoleOperator(intervention, teleoperation, console_state, link_timeout, device, leader), intervention
 
 
 def _recorder(

@@ -48,11 +48,15 @@ class RealTimeChunking(Config):
         description="Actions under way that the new chunk minds; LeRobot's default is 10.",
     )
     max_guidance_weight: float | None = Field(
-        default=None, gt=0, le=1000, description="Bound on the pull towards them; LeRobot's default is 10."
+        default=None,
+        gt=0,
+        le=1000,
+        description="Bound on the pull towards the actions under way; LeRobot's default is 10.",
     )
     prefix_attention_schedule: PrefixSchedule | None = Field(
         default=None,
-        description="How they lose weight after those that will be over: LINEAR (LeRobot's default), EXP, ONES, ZEROS.",
+        description="How the actions under way lose weight after those that will be over: LINEAR (LeRobot's default), "
+        "EXP, ONES, ZEROS.",
     )
     num_delays: int = Field(
         default=10, ge=1, le=1000, description="The next chunk is expected as late as the latest of so many last ones."

@@ -128,10 +128,10 @@ class Limiter:
     ) -> tuple[np.ndarray, set[str]]:
         here, before = self.values, self._moving
         distance = asked - here
-        wished = np.zeros_like(here) if brakes else distance / dt
-        speed = np.clip(wished, -self._speed, self._speed)
+        desired = np.zeros_like(here) if brakes else distance / dt
+        speed = np.clip(desired, -self._speed, self._speed)
         limited = set()
-        if (fast := ~self._is_velocity & (speed != wished)).any():
+        if (fast := ~self._is_velocity & (speed != desired)).any():
             limited |= {
                 "step" if self._step[i] < self._speed[i] * self.tick * (1 + 1e-9) else "velocity"
                 for i in np.flatnonzero(fast)

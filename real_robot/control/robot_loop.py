@@ -87,7 +87,7 @@ class Tick:
         is_new: it is another one than at the tick before.
         requested: what the policy, or a person, asked. sent: what the supervisor made of it; None while inactive.
         late: seconds that the tick began after it was due. latency: seconds that the tick took.
-        wish: what the operator wanted.
+        operator_command: what the operator wanted.
     """
 
     step: int
@@ -98,7 +98,7 @@ class Tick:
     sent: SentCommand | None
     late: float
     latency: float
-    wish: OperatorCommand = field(default_factory=OperatorCommand)
+    operator_command: OperatorCommand = field(default_factory=OperatorCommand)
 
 
 class Pacer(Protocol):
@@ -165,14 +165,14 @@ class ControlLoop:
         self.step = 0
         self._num_values = len(supervisor.config.dimensions)
         self._seen = float("-inf")
-        self._watch = Watchdog(silence)
+        self._watchdog = Watchdog(silence)
 
     def run(self) -> None:
         """Tick until the operator has finished, then brake and stand."""
         active = False
         try:
-            while not (wish := self.tick(self.pacer.wait(active)).wish).finished:
-                active = wish.active
+            while not (operator_command := self.tick(self.pacer.wait(active)).operator_command).finished:
+                active = operator_command.active
         finally:
             for _ in range(round(self.supervisor.config.stopping_time() * self.supervisor.config.control_hz) + 1):
                 self._send(self._hold())
@@ -185,46 +185,46 @@ class ControlLoop:
         start = time.monotonic()
         observation = self.robot.read()
         is_new = observation is not None and observation.stamp > self._seen
-        wish = self.operator.poll(observation)
-        if self._obey(wish):
+        operator_command = self.operator.poll(observation)
+        if self._obey(operator_command):
             observation, is_new = None, False  # It may be from before.
         if observation is not None and is_new:
             self._seen = observation.stamp
             self.supervisor.observe(observation)
         requested, sent, step = None, None, self.step
-        if wish.active:
-            requested = wish.command or self._ask(observation, is_new)
+        if operator_command.active:
+            requested = operator_command.command or self._ask(observation, is_new)
             moves = requested is not None and requested.source != "hold"
-            if reason := self._watch.trouble(start, is_new, moves or wish.command is not None):
+            if reason := self._watchdog.trouble(start, is_new, moves or operator_command.command is not None):
                 self.supervisor.stop(reason)
             sent = self._send(requested)
             self._count(moves, sent)
         else:
-            self._watch.restart(start)
+            self._watchdog.restart(start)
             if not self.supervisor.is_still:
                 sent = self._send(self._hold())
-        tick = Tick(step, start, observation, is_new, requested, sent, late, time.monotonic() - start, wish)
+        tick = Tick(step, start, observation, is_new, requested, sent, late, time.monotonic() - start, operator_command)
         for observer in self.observers:
             observer(tick)
         return tick
 
-    def _obey(self, wish: OperatorCommand) -> bool:
+    def _obey(self, operator_command: OperatorCommand) -> bool:
         """Stops, resets, the deadman switch, the robot's own faults. Returns whether everything begins anew."""
-        if wish.deadman is not None:
-            self.supervisor.deadman(wish.deadman)
-        if wish.stop is not None:
-            self.supervisor.stop(wish.stop)
+        if operator_command.deadman is not None:
+            self.supervisor.deadman(operator_command.deadman)
+        if operator_command.stop is not None:
+            self.supervisor.stop(operator_command.stop)
         if fault := self.robot.fault:
             self.supervisor.stop(fault)
-        elif wish.reset is not None:
-            self.supervisor.reset(wish.reset)
+        elif operator_command.reset is not None:
+            self.supervisor.reset(operator_command.reset)
             self.robot.flush()
-        begins = wish.begin or wish.reset is not None
+        begins = operator_command.begin or operator_command.reset is not None
         if begins:
             self.actions.reset()
-            self._watch.restart(time.monotonic())
+            self._watchdog.restart(time.monotonic())
             self.step, self._seen = 0, float("-inf")
-        elif wish.replan:
+        elif operator_command.replan:
             self.actions.reset()
         return begins
 

@@ -18,7 +18,7 @@ class DimensionLimits(Config):
     """
 
     name: str = Field(description="Name, for messages and the log.")
-    kind: Literal["position", "velocity"] = Field(description="Set-point or speed.")
+    kind: Literal["position", "velocity"] = Field(description="Whether the number is a set-point or a speed.")
     low: float = Field(description="Smallest value ever sent, in the command's unit.", allow_inf_nan=False)
     high: float = Field(description="Largest value ever sent.", allow_inf_nan=False)
     max_velocity: float | None = Field(
@@ -31,7 +31,7 @@ class DimensionLimits(Config):
         default=None,
         gt=0,
         allow_inf_nan=False,
-        description="The same while braking to hold or stop, at least max_acceleration. Default: max_acceleration.",
+        description="Acceleration while braking to hold or stop, at least max_acceleration, which is the default.",
     )
     max_step: float | None = Field(
         default=None, gt=0, allow_inf_nan=False, description="Largest change between two sent values."
@@ -77,8 +77,8 @@ class Workspace(Config):
     """A box that the end effector must not leave, in meters, in the frame of the observed position."""
 
     state: tuple[int, int, int] = Field(description="Which numbers of the observed state are the position x, y, z.")
-    low: tuple[float, float, float] = Field(description="Lower corner.")
-    high: tuple[float, float, float] = Field(description="Upper corner.")
+    low: tuple[float, float, float] = Field(description="Lower corner of the box, x, y, z.")
+    high: tuple[float, float, float] = Field(description="Upper corner of the box, x, y, z.")
     commands: tuple[int, int, int] | None = Field(
         default=None,
         description="Which numbers of the command move x, y, z, in the same frame. "
@@ -103,7 +103,7 @@ class SafetyConfig(Config):
 
     control_hz: float = Field(gt=0, le=1000, description="Control ticks per second.")
     dimensions: tuple[DimensionLimits, ...] = Field(min_length=1, description="One entry for each number of a command.")
-    workspace: Workspace | None = Field(default=None, description="Box for the end effector.")
+    workspace: Workspace | None = Field(default=None, description="Box that the end effector stays in.")
     observation_timeout: float = Field(
         default=0.25, gt=0, description="Seconds: hold when the newest observation is older."
     )

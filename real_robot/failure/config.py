@@ -23,10 +23,12 @@ class EpisodesConfig(Config):
 
     datasets: MaybeDatasets = Field(default=(), description="Recorded episodes; empty runs new ones, as below.")
     same_policy: bool = Field(default=True, description="Refuse recorded episodes in which another checkpoint acted.")
-    episodes_per_task: PositiveInt = Field(default=200, description="New episodes of each task.")
-    split: Split = Field(default="train", description="Which initial states they begin in.")
-    start_index: NonNegativeInt = Field(default=0, description="First initial state of the split.")
-    temperature: NonNegativeFloat = Field(default=1.0, description="Of the policy's sampling; as it will be deployed.")
+    episodes_per_task: PositiveInt = Field(default=200, description="How many new episodes of each task are run.")
+    split: Split = Field(default="train", description="Split of the initial states that new episodes begin in.")
+    start_index: NonNegativeInt = Field(default=0, description="First initial state of the split that is used.")
+    temperature: NonNegativeFloat = Field(
+        default=1.0, description="Temperature of the policy's sampling, as it will be deployed."
+    )
 
 
 class ScoreConfig(Config):
@@ -54,14 +56,14 @@ class FloatConfig(ScoreConfig):
 
     regularization: PositiveFloat = Field(default=0.1, description="Entropy of the transport plan.")
     num_candidates: PositiveInt = Field(default=50, description="K, demonstrations kept after the first embedding.")
-    max_demonstrations: PositiveInt = Field(default=300, description="Successes kept to compare with.")
-    max_iterations: PositiveInt = Field(default=1000, description="Of Sinkhorn's algorithm.")
+    max_demonstrations: PositiveInt = Field(default=300, description="How many successes are kept to compare with.")
+    max_iterations: PositiveInt = Field(default=1000, description="Most iterations of Sinkhorn's algorithm.")
 
 
 class RNDConfig(ScoreConfig):
     """RND: error of predicting a random network."""
 
-    outputs: PositiveInt = Field(default=64, description="Size of what is predicted.")
+    outputs: PositiveInt = Field(default=64, description="Size of the random network's output, which is predicted.")
     network: NetworkConfig = NetworkConfig()
 
 
@@ -74,9 +76,15 @@ class LogpZOConfig(ScoreConfig):
 class SAFEConfig(ScoreConfig):
     """SAFE: supervised, from successes and failures."""
 
-    band: BandKind = Field(default="constant", description="As for the others; a probability has a scale of its own.")
+    band: BandKind = Field(
+        default="constant",
+        description="How the threshold varies over time; a probability has a scale of its own, so it is constant.",
+    )
     input_dropout: float = Field(
-        default=0.5, ge=0, lt=1, description="Of the embedding while training; a few thousand episodes overfit without."
+        default=0.5,
+        ge=0,
+        lt=1,
+        description="Dropout of the embedding while training; a few thousand episodes overfit without.",
     )
     network: NetworkConfig = NetworkConfig(
         width=128, layers=1, dropout=0.3, steps=1000, batch_size=64, weight_decay=0.1
@@ -88,7 +96,9 @@ class FailureConfig(Config):
 
     kind: Literal["conformal"] = "conformal"
     detectors: tuple[Kind, ...] = Field(
-        default=("float_ot", "rnd", "logpzo", "safe_mlp", "safe_lstm"), min_length=1, description="Which to fit."
+        default=("float_ot", "rnd", "logpzo", "safe_mlp", "safe_lstm"),
+        min_length=1,
+        description="Which detectors are fitted.",
     )
     alpha: float = Field(
         default=0.05, gt=0, lt=1, description="Largest probability of a false alarm in a whole successful episode."

@@ -146,7 +146,7 @@ class FailureWatch:
 
     def __call__(self, tick: Tick) -> None:
         """Note where the episode stands, and act on the newest score."""
-        if tick.wish.begin:
+        if tick.operator_command.begin:
             self._clear()
             with self._lock:
                 self._generation, self._asked, self._fault = self._generation + 1, -1, ""

@@ -17,13 +17,13 @@ from real_robot.bridge.codec import read_action
 from real_robot.bridge.contract import RobotContract
 from real_robot.bridge.lerobot_devices import DeviceError, connect_device, let_go, make_device, number_names
 from real_robot.bridge.messages import JointState, MessageError
-from real_robot.operator.teleop import Axes, DeviceConfig, GripperWish
+from real_robot.operator.teleop import Axes, DeviceConfig, GripperCommand
 from vla_rl.config import ConfigError
 
 SILENCE = 0.25  # seconds after which what a device said no longer counts
 DEAD_ZONE = 0.05  # of full deflection: a SpaceMouse at rest is not quite at zero
 _DELTAS = ("delta_x", "delta_y", "delta_z")
-_GRIPPER: dict[int, GripperWish] = {0: "close", 2: "open"}  # LeRobot's; 1 leaves it as it is
+_GRIPPER: dict[int, GripperCommand] = {0: "close", 2: "open"}  # LeRobot's; 1 leaves it as it is
 _NONE = np.zeros(0)
 
 
@@ -180,7 +180,7 @@ def spacemouse_axes(mouse: Any) -> Axes | None:
     values = np.array([state.x, state.y, state.z, state.roll, state.pitch, state.yaw], np.float32)
     values[np.abs(values) < DEAD_ZONE] = 0
     buttons = [*state.buttons, 0, 0]
-    gripper: GripperWish | None = "close" if buttons[0] else "open" if buttons[1] else None
+    gripper: GripperCommand | None = "close" if buttons[0] else "open" if buttons[1] else None
     return Axes(values, gripper) if values.any() or gripper else None
 
 

@@ -31,20 +31,22 @@ class Operators:
         self._operators = list(operators)
 
     def poll(self, observation: RobotObservation | None) -> OperatorCommand:
-        wish = OperatorCommand()
+        operator_command = OperatorCommand()
         for operator in self._operators:
             own = operator.poll(observation)
-            wish = OperatorCommand(
-                active=wish.active and own.active,
-                begin=wish.begin or own.begin,
-                replan=wish.replan or own.replan,
-                command=wish.command or own.command,
-                stop=wish.stop or own.stop,
-                reset=wish.reset or own.reset,
-                deadman=own.deadman if wish.deadman is None else wish.deadman and own.deadman is not False,
-                finished=wish.finished or own.finished,
+            operator_command = OperatorCommand(
+                active=operator_command.active and own.active,
+                begin=operator_command.begin or own.begin,
+                replan=operator_command.replan or own.replan,
+                command=operator_command.command or own.command,
+                stop=operator_command.stop or own.stop,
+                reset=operator_command.reset or own.reset,
+                deadman=own.deadman
+                if operator_command.deadman is None
+                else operator_command.deadman and own.deadman is not False,
+                finished=operator_command.finished or own.finished,
             )
-        return wish
+        return operator_command
 
 
 class TopicOperator:
@@ -107,19 +109,19 @@ class KeyOperator:
                 self._pending.append(character)
 
     def poll(self, observation: RobotObservation | None) -> OperatorCommand:
-        wish = OperatorCommand(active=self._active)
+        operator_command = OperatorCommand(active=self._active)
         while self._pending:
             key = self._pending.pop(0)
             if key == " ":
-                wish, self._active = replace(wish, stop="keyboard"), False
+                operator_command, self._active = replace(operator_command, stop="keyboard"), False
             elif key == "r":
-                wish = replace(wish, reset="keyboard")
+                operator_command = replace(operator_command, reset="keyboard")
             elif key == "q":
-                wish = replace(wish, finished=True)
+                operator_command = replace(operator_command, finished=True)
             elif key in "\r\n":
                 self._active = not self._active
-                wish = replace(wish, begin=self._active)
-        return replace(wish, active=self._active)
+                operator_command = replace(operator_command, begin=self._active)
+        return replace(operator_command, active=self._active)
 
 
 @contextlib.contextmanager
@@ -201,7 +203,7 @@ class SimEpisodes:
 
         def observe(tick: Tick) -> None:
             recorder(tick)
-            if tick.wish.begin:
+            if tick.operator_command.begin:
                 recorder.spec = self._specs[len(self.results)]
             elif not self._running and self.results and self.results[-1].lost:
                 recorder.discard()

@@ -256,7 +256,7 @@ class Recorder:
     # --- the control tick ---------------------------------------------------------------------
 
     def __call__(self, tick: Tick) -> None:
-        if tick.wish.begin:
+        if tick.operator_command.begin:
             self._end_episode()  # One that nobody has labeled.
         state, observation = self.labels.state, tick.observation
         if self._num_frames and observation is not None and self._final is None and state in ("idle", "ended"):
@@ -264,7 +264,7 @@ class Recorder:
         if tick.sent is not None and tick.sent.mode == RUNNING and tick.sent.allowed is not None:
             self._take(tick)
         # Kept here, since the labels forget an episode when the next one begins.
-        if not tick.wish.begin or self._num_frames:
+        if not tick.operator_command.begin or self._num_frames:
             self._summary = self.labels.summary
         if self._final is not None and self._summary is not None and self._summary.outcome is not None:
             self._end_episode()

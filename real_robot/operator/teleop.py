@@ -1,7 +1,7 @@
 """A person's hands to a robot's command: what keys, a gamepad or a SpaceMouse say, in the contract's units.
 
-Every device gives `Axes`: six numbers in [-1, 1] and a wish for the gripper. `Teleoperation` makes of them one command,
-which the supervisor limits like any other.
+Every device gives `Axes`: six numbers in [-1, 1] and what the gripper should do. `Teleoperation` makes of them one
+command, which the supervisor limits like any other.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from real_robot.control.safety_config import DimensionLimits, SafetyConfig
 from vla_rl.config import Config, ConfigError
 
 AXES = ("x", "y", "z", "turn_x", "turn_y", "turn_z")
-GripperWish = Literal["open", "close"]
+GripperCommand = Literal["open", "close"]
 _TRANSLATION_NAMES = (("x", "y", "z"), ("vx", "vy", "vz"))
 _ROTATION_NAMES = (("turn_x", "turn_y", "turn_z"), ("wx", "wy", "wz"), ("roll", "pitch", "yaw"))
 _GRIPPER_NAMES = ("gripper", "gripper.pos")
@@ -27,7 +27,7 @@ class DeviceConfig(Config):
     """A person's device at the robot's own computer, in place of the console's keys. Used with a console alone."""
 
     kind: Literal["lerobot", "spacemouse"] = Field(description="LeRobot's teleoperators, or a 3Dconnexion SpaceMouse.")
-    teleoperator: str = Field(default="", description="LeRobot's name of it, such as so101_leader or gamepad.")
+    teleoperator: str = Field(default="", description="LeRobot's name of the device, such as so101_leader or gamepad.")
     id: str = Field(default="", description="LeRobot: the name that it was calibrated under.")
     port: str = Field(default="", description="LeRobot: serial port, such as /dev/ttyACM1; empty: it has none.")
     settings: dict[str, Any] = Field(default={}, description="Other fields of the teleoperator's LeRobot config.")
@@ -65,8 +65,12 @@ class TeleopConfig(Config):
     gripper: int | None = Field(
         default=None, description="Which number is the gripper. Default: the one named gripper."
     )
-    gripper_open: float | None = Field(default=None, description="Its value when open. Default: its lower limit.")
-    gripper_closed: float | None = Field(default=None, description="Its value when closed. Default: its upper limit.")
+    gripper_open: float | None = Field(
+        default=None, description="The gripper's value when open. Default: its lower limit."
+    )
+    gripper_closed: float | None = Field(
+        default=None, description="The gripper's value when closed. Default: its upper limit."
+    )
     directions: tuple[float, float, float, float, float, float] = Field(
         default=(1, 1, 1, 1, 1, 1),
         description="Factor of each axis, x, y, z, turn_x, turn_y, turn_z: -1 turns one round, so that 'left' is left.",
@@ -93,7 +97,7 @@ class Axes:
     """
 
     values: np.ndarray
-    gripper: GripperWish | None = None
+    gripper: GripperCommand | None = None
 
 
 class Teleoperation:
@@ -148,10 +152,10 @@ class Teleoperation:
             now[self._gripper] = self.gripper_value(axes.gripper)
         return now.astype(np.float32)
 
-    def gripper_value(self, wish: GripperWish) -> float:
+    def gripper_value(self, command: GripperCommand) -> float:
         assert self._gripper is not None, "a command with a gripper"
         limits, config = self._dimensions[self._gripper], self.config
-        told, usual = (config.gripper_open, limits.low) if wish == "open" else (config.gripper_closed, limits.high)
+        told, usual = (config.gripper_open, limits.low) if command == "open" else (config.gripper_closed, limits.high)
         return usual if told is None else told
 
     @staticmethod

@@ -48,13 +48,13 @@ class ServeConfig(Config):
     """Where and how to serve a policy."""
 
     host: str = Field(default="127.0.0.1", description="Address to listen on. Beyond loopback a token is required.")
-    port: int = Field(default=DEFAULT_PORT, ge=0, le=65535, description="Port; 0 takes a free one.")
+    port: int = Field(default=DEFAULT_PORT, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
     token: str | None = Field(default=None, repr=False, description="Bearer token that clients must send.")
     max_clients: int = Field(default=16, ge=1, description="Connections at a time.")
     max_batch: int = Field(default=8, ge=1, description="Most requests in one forward pass.")
     max_message_bytes: int = Field(default=16 * MiB, ge=1024, description="Largest request.")
     hang_after: float = Field(default=60.0, gt=0, description="Seconds of one forward pass after which healthz is 503.")
-    temperature: float = Field(default=0.0, ge=0, description="Of the actions drawn; 0 is greedy.")
+    temperature: float = Field(default=0.0, ge=0, description="Temperature at which actions are drawn; 0 is greedy.")
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, ...")
     control_hz: float | None = Field(default=None, gt=0, description="Told to clients: steps a second of the policy.")
     action_names: tuple[str, ...] | None = Field(default=None, description="Told to clients: name of each dimension.")

@@ -102,7 +102,7 @@ class ConsoleBench:
 
     port: int
     robot: PointRobot
-    board: ConsoleState
+    console_state: ConsoleState
     intervention: Intervention
     supervisor: Supervisor
     console: ConsoleOperator
@@ -136,24 +136,24 @@ def console_bench(*overrides: str, **config: Any) -> Iterator[ConsoleBench]:
     transport = MemoryTransport()
     point = PointRobot(transport)
     robot = TopicRobot(contract, transport, "push the red block to the green zone")
-    board = ConsoleState(contract)
-    supervisor = Supervisor(contract.safety, on_event=lambda event: board.notice(event.text))
+    console_state = ConsoleState(contract)
+    supervisor = Supervisor(contract.safety, on_event=lambda event: console_state.notice(event.text))
     timeout = min(contract.teleop.timeout, contract.safety.command_timeout)
     intervention = Intervention(
         [d.kind for d in contract.safety.dimensions],
         command_timeout=timeout,
-        on_transition=lambda t: board.notice(f"{t.event.replace('_', ' ')} ({t.who})"),
+        on_transition=lambda t: console_state.notice(f"{t.event.replace('_', ' ')} ({t.who})"),
     )
     settings = ConsoleConfig(**{"port": 0, **config})
     console = ConsoleOperator(
-        intervention, Teleoperation(contract.teleop, contract.safety), board, settings.link_timeout
+        intervention, Teleoperation(contract.teleop, contract.safety), console_state, settings.link_timeout
     )
     angle = [0.0]
 
     def infer(observation: RobotObservation) -> np.ndarray:
         angle[0] += 0.15
         away = float(np.hypot(*observation.state[:2]))
-        board.score(0.25 + 3 * away + 0.03 * np.sin(9 * angle[0]), 0.8)
+        console_state.score(0.25 + 3 * away + 0.03 * np.sin(9 * angle[0]), 0.8)
         return np.array([[0.12 * np.cos(angle[0]), 0.12 * np.sin(angle[0]), 0, 0, 0, 0, -1]], np.float32)
 
     ends, ticks = _Ends(), []
@@ -165,14 +165,14 @@ def console_bench(*overrides: str, **config: Any) -> Iterator[ConsoleBench]:
         ReferencePacer(robot, 0.5),
         needs_new=True,
         silence=contract.silence,
-        observers=[intervention, board, ticks.append],
+        observers=[intervention, console_state, ticks.append],
     )
     threads = [threading.Thread(target=run, daemon=True) for run in (point.run, loop.run)]
     with ConsoleServer(settings, console, supervisor).running() as port:
         for thread in threads:
             thread.start()
         try:
-            yield ConsoleBench(port, point, board, intervention, supervisor, console, ticks)
+            yield ConsoleBench(port, point, console_state, intervention, supervisor, console, ticks)
         finally:
             ends.finished = True
             threads[1].join(20)

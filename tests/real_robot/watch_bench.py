@@ -146,7 +146,7 @@ class WatchBench:
             self.detector.scorer = scorer
         self.thread = stack.enter_context(DetectorThread(self.detector))
         self.told: list[str] = []
-        self.board = ConsoleState(contract, self.detector.kind)
+        self.console_state = ConsoleState(contract, self.detector.kind)
         self.intervention = Intervention([d.kind for d in contract.safety.dimensions])
         self.watch = FailureWatch(
             self.thread,
@@ -156,7 +156,7 @@ class WatchBench:
             lambda: self.client.metadata,
             self.intervention,
             contract.failure,
-            self.board.score,
+            self.console_state.score,
             self.told.append,
         )
         inner = (
@@ -175,7 +175,7 @@ class WatchBench:
             pacer=None,  # type: ignore[arg-type]
             needs_new=True,
             silence=contract.silence,
-            observers=[self.intervention, self.watch, self.board],
+            observers=[self.intervention, self.watch, self.console_state],
         )
 
     def tick(self, count: int = 1, wait: bool = True) -> Tick:
@@ -204,7 +204,7 @@ class WatchBench:
 
     def scores(self) -> list[tuple[float, float]]:
         """(score, threshold) of all that the console was shown."""
-        return [(value, limit) for _, _, value, limit in self.board.scores(0)]
+        return [(value, limit) for _, _, value, limit in self.console_state.scores(0)]
 
 
 @contextmanager

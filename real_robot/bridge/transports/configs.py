@@ -27,7 +27,9 @@ class Ros1Config(TransportConfig):
 
     kind: Literal["ros1"] = "ros1"
     master: str = Field(default="", description="ROS_MASTER_URI; empty takes it from the environment.")
-    host: str = Field(default="", description="ROS_IP, this machine's address for the others; empty: from environment.")
+    host: str = Field(
+        default="", description="ROS_IP, this machine's address for the others; empty takes it from the environment."
+    )
     node: str = Field(default="vla_rl", description="Node name; a number is added, so that two can run.")
     check_period: float = Field(default=0.5, gt=0, description="Seconds between looks whether the master answers.")
 
@@ -73,8 +75,8 @@ class LeRobotConfig(TransportConfig):
     """A robot of LeRobot's, on this machine: `robot` and the settings of its LeRobot config class."""
 
     kind: Literal["lerobot"] = "lerobot"
-    robot: str = Field(description="LeRobot's name of it, such as so101_follower.")
-    id: str = Field(default="", description="Which one: the name that it was calibrated under.")
+    robot: str = Field(description="LeRobot's name of the robot, such as so101_follower.")
+    id: str = Field(default="", description="The name under which the robot was calibrated.")
     port: str = Field(default="", description="Serial port, such as /dev/ttyACM0; empty for robots without one.")
     cameras: dict[str, dict[str, Any]] = Field(
         default={},

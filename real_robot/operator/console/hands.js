@@ -50,8 +50,8 @@ export class Hands {
     this.paint();
   }
 
-  grip(wish) {
-    this.gripper = wish;
+  grip(command) {
+    this.gripper = command;
     this.gripperUntil = performance.now() + GRIPPER_HOLD;
   }
 
@@ -99,12 +99,12 @@ export class Hands {
     }
     if (moves.includes("gripper")) {
       const grid = element("div", "pad two");
-      for (const wish of ["close", "open"]) {
-        const button = element("button", "", wish);
+      for (const command of ["close", "open"]) {
+        const button = element("button", "", command);
         button.type = "button";
-        button.dataset.grip = wish;
-        if (wish === "close") button.append(element("kbd", "", "F"));
-        button.addEventListener("pointerdown", () => this.grip(wish));
+        button.dataset.grip = command;
+        if (command === "close") button.append(element("kbd", "", "F"));
+        button.addEventListener("pointerdown", () => this.grip(command));
         grid.append(button);
       }
       box.append(grid);

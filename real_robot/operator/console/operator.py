@@ -1,4 +1,4 @@
-"""Between the console and the control loop: what a person pressed becomes the loop's wish, and silence becomes a hold.
+"""Between the console and the control loop: what a person pressed becomes an `OperatorCommand`, silence a hold.
 
 The console's thread tells it what happened; the control loop asks it at each tick. Nothing here waits.
 """
@@ -47,13 +47,13 @@ class ConsoleOperator:
         self,
         intervention: Intervention,
         teleoperation: Teleoperation,
-        board: ConsoleState,
+        console_state: ConsoleState,
         link_timeout: float = 1.0,
         device: Device | None = None,
         leader: LeaderFollowing | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.intervention, self.teleoperation, self.board = intervention, teleoperation, board
+        self.intervention, self.teleoperation, self.console_state = intervention, teleoperation, console_state
         self._link_timeout, self._device, self._clock = link_timeout, device, clock
         self._leader = leader
         self._lock = threading.Lock()
@@ -144,21 +144,21 @@ class ConsoleOperator:
             held = (axes, now)
         if self._leader is not None:
             drives = watched and held is None and self.intervention.control_source in _DRIVEN
-            if (target := self._leader.step(drives, self.board.last_sent, self.board.mode)) is not None:
+            if (target := self._leader.step(drives, self.console_state.last_sent, self.console_state.mode)) is not None:
                 self.intervention.give(*target)
         if held is not None and now - held[1] <= self.teleoperation.config.timeout:
-            self.intervention.give(self.teleoperation.command(held[0], self.board.last_sent), held[1])
+            self.intervention.give(self.teleoperation.command(held[0], self.console_state.last_sent), held[1])
         stop, self._stop = self._stop, None
         reset, self._reset = self._reset, None
         return OperatorCommand(stop=stop, reset=None if stop else reset)
 
     def _rest(self) -> None:
         """A command that moves nothing, in place of the last one, which would be followed until its time-out."""
-        if self.intervention.control_source in _DRIVEN and self.board.last_sent is not None:
+        if self.intervention.control_source in _DRIVEN and self.console_state.last_sent is not None:
             rest = Axes(_NO_MOTION.copy())
-            self.intervention.give(self.teleoperation.command(rest, self.board.last_sent))
+            self.intervention.give(self.teleoperation.command(rest, self.console_state.last_sent))
 
     def _pause(self, why: str) -> None:
-        self.board.notice(f"{why}: the robot holds")
+        self.console_state.notice(f"{why}: the robot holds")
         if self.intervention.state in ("autonomous", "rewinding"):
             self.intervention.pause("console", why)

@@ -1,8 +1,8 @@
 """The console's server: one page over HTTP and one WebSocket for each browser, in a thread of its own.
 
 Viewers get status and pictures. One browser at a time has control; an emergency stop is taken from any. The control
-loop never waits for this thread: what it shows is read from a `ConsoleState`, and
-what a person does is told to an operator.
+loop never waits for this thread: what it shows is read from a `ConsoleState`, and what a person does is told to an
+operator.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ import json
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -46,6 +45,7 @@ from real_robot.operator.console.messages import (  # fmt: skip
     read_message,
 )
 from real_robot.operator.console.operator import ConsoleOperator
+from real_robot.operator.console.session import Session
 from real_robot.operator.intervention import InterventionError
 from real_robot.serving.protocol import is_loopback
 from vla_rl.config import Config, ConfigError
@@ -72,10 +72,8 @@ _HEADERS = {
 }
 MAX_BAD_MESSAGES = 20
 MAX_WRONG_TOKENS = 5
-MAX_MESSAGES_PER_SECOND = 200
 POLICY_VIOLATION = 1008
 STATUSES_AHEAD, PICTURES_AHEAD = 3, 2  # sent and not yet taken in by the page
-UNSEEN_PAUSE = 2.0  # seconds after which a page that says nothing gets one more
 
 
 class ConsoleConfig(Config):
@@ -90,52 +88,15 @@ class ConsoleConfig(Config):
     status_rate: float = Field(default=10.0, gt=0, le=60, description="Status messages a second, to each browser.")
     camera_rate: float = Field(default=10.0, gt=0, le=60, description="Pictures a second of each camera, at most.")
     camera_side: int = Field(default=480, ge=32, le=4096, description="Larger pictures are made smaller: longest side.")
-    jpeg_quality: int = Field(default=75, ge=10, le=100, description="Of the pictures shown.")
+    jpeg_quality: int = Field(default=75, ge=10, le=100, description="JPEG quality of the pictures shown.")
     link_timeout: float = Field(
         default=1.0, gt=0, le=30, description="Seconds of silence of the console in control after which it holds."
     )
     max_clients: int = Field(default=16, ge=1, description="Browsers at a time.")
 
 
-class _Session:
-    """One browser."""
-
-    def __init__(self, connection: ServerConnection) -> None:
-        self.connection = connection
-        self.name = ""
-        self.num_bad = self.num_wrong = 0
-        self.scores_shown = self.notices_shown = 0
-        self.pictures_shown: dict[str, float] = {}
-        self.refused: deque[str] = deque(maxlen=8)  # told with the next status, so that listening never waits
-        self.heard: tuple[float, float] | None = None  # (the page's clock, ours) of its last word, not echoed yet
-        self.quickest = float("inf")  # smallest (arrival - page's clock) seen, seconds
-        self._window, self._in_window = 0.0, 0
-        self.sent, self.seen = Seen(0, 0), Seen(0, 0)
-        self._forced = dict.fromkeys(("statuses", "pictures"), time.monotonic())
-
-    def may_send(self, what: Literal["statuses", "pictures"], ahead: int) -> bool:
-        """Whether the page keeps up. One that never says so gets little."""
-        if getattr(self.sent, what) - getattr(self.seen, what) < ahead:
-            return True
-        now = time.monotonic()
-        is_due = now - self._forced[what] > UNSEEN_PAUSE
-        self._forced[what] = now if is_due else self._forced[what]
-        return is_due
-
-    def is_flooding(self, now: float) -> bool:
-        if now - self._window > 1.0:
-            self._window, self._in_window = now, 0
-        self._in_window += 1
-        return self._in_window > MAX_MESSAGES_PER_SECOND
-
-    def delay(self, sent: float, now: float) -> float:
-        """Seconds that a message came later than the quickest one: what waited in a stalled connection."""
-        self.quickest = min(self.quickest, now - sent)
-        return now - sent - self.quickest
-
-
 class ConsoleServer:
-    """See the module.
+    """The console's page and sockets; see the module.
 
     Raises:
         ConfigError: listening beyond loopback without a token.
@@ -148,9 +109,9 @@ class ConsoleServer:
                 "--console-token-file, or keep to 127.0.0.1 and reach it through an SSH tunnel"
             )
         self.config, self._operator, self._supervisor = config, operator, supervisor
-        self._board = operator.board
-        self._sessions: set[_Session] = set()
-        self._controller: _Session | None = None
+        self._console_state = operator.console_state
+        self._sessions: set[Session] = set()
+        self._controller: Session | None = None
         self._pictures: dict[str, tuple[float, bytes]] = {}
         self._server: Server | None = None
         self._hosts = {urlsplit(origin).netloc.lower() for origin in config.origins}
@@ -252,7 +213,7 @@ class ConsoleServer:
     # --- one browser --------------------------------------------------------------------------
 
     async def _handle(self, connection: ServerConnection) -> None:
-        session = _Session(connection)
+        session = Session(connection)
         self._sessions.add(session)
         tasks = [asyncio.ensure_future(part) for part in (self._show(session), self._show_pictures(session))]
         try:
@@ -265,7 +226,7 @@ class ConsoleServer:
                 task.cancel()
             self._release(session, "the console in control has left")
 
-    async def _listen(self, session: _Session) -> None:
+    async def _listen(self, session: Session) -> None:
         async for data in session.connection:
             now = time.monotonic()
             if session.is_flooding(now):
@@ -282,7 +243,7 @@ class ConsoleServer:
                 await session.connection.close(POLICY_VIOLATION, "too many bad messages or wrong tokens")
                 return
 
-    def _obey(self, session: _Session, message: ConsoleMessage, now: float) -> str:
+    def _obey(self, session: Session, message: ConsoleMessage, now: float) -> str:
         """Do what a browser asks. Returns why not, or ""."""
         match message:
             case Seen():
@@ -316,7 +277,7 @@ class ConsoleServer:
                 self._release(session, "control was given up")
         return ""
 
-    def _take_control(self, session: _Session, message: TakeControl) -> str:
+    def _take_control(self, session: Session, message: TakeControl) -> str:
         token = self.config.token
         if token is not None and not hmac.compare_digest(message.token.encode(), token.encode()):
             session.num_wrong += bool(message.token)
@@ -329,20 +290,20 @@ class ConsoleServer:
             return f"{holder.name} has control: {way}"
         if holder is not session:
             self._operator.let_go()
-            self._board.notice(f"{message.name} has control")
+            self._console_state.notice(f"{message.name} has control")
         session.name, session.quickest = message.name, float("inf")
         self._controller = session
         self._operator.controller_seen()
         return ""
 
-    def _release(self, session: _Session, why: str) -> None:
+    def _release(self, session: Session, why: str) -> None:
         if self._controller is session:
             self._controller = None
             self._operator.controller_gone(why)
 
     # --- what is shown ------------------------------------------------------------------------
 
-    async def _show(self, session: _Session) -> None:
+    async def _show(self, session: Session) -> None:
         """Status at a fixed rate; a slow browser gets fewer, never a queue."""
         send, wait = session.connection.send, 1 / self.config.status_rate
         with suppress(ConnectionClosed):
@@ -357,16 +318,16 @@ class ConsoleServer:
         operator = self._operator
         return {
             "type": "hello",
-            **self._board.facts(),
+            **self._console_state.facts(),
             "token_needed": self.config.token is not None,
             "moves": list(operator.teleoperation.moves),
-            "drive_rate": min(30.0, max(10.0, self._board.contract.rate)),
+            "drive_rate": min(30.0, max(10.0, self._console_state.contract.rate)),
             "drive_timeout": operator.teleoperation.config.timeout,
         }
 
-    def _status(self, session: _Session) -> dict[str, Any]:
-        board, intervention, mode = self._board, self._operator.intervention, self._supervisor.state
-        scores, notices = board.scores(session.scores_shown), board.notices(session.notices_shown)
+    def _status(self, session: Session) -> dict[str, Any]:
+        console_state, intervention, mode = self._console_state, self._operator.intervention, self._supervisor.state
+        scores, notices = console_state.scores(session.scores_shown), console_state.notices(session.notices_shown)
         session.scores_shown = scores[-1][0] if scores else session.scores_shown
         session.notices_shown = notices[-1].number if notices else session.notices_shown
         summary = intervention.summary
@@ -379,7 +340,7 @@ class ConsoleServer:
             "mode": mode.mode,
             "reason": mode.reason,
             "is_still": self._supervisor.is_still,
-            "loop_alive": board.tick_age < 1.0,
+            "loop_alive": console_state.tick_age < 1.0,
             "phase": intervention.state,
             "control_source": intervention.control_source,
             "outcome": summary.outcome,
@@ -392,10 +353,10 @@ class ConsoleServer:
             "num_consoles": len(self._sessions),
             "scores": [[round(age, 3), value, limit] for _, age, value, limit in scores],
             "notices": [[n.time, n.text] for n in notices],
-            **board.numbers(),
+            **console_state.numbers(),
         }
 
-    async def _show_pictures(self, session: _Session) -> None:
+    async def _show_pictures(self, session: Session) -> None:
         """Each camera's newest picture, once: a byte with the length of the camera's name, the name, a JPEG file."""
         with suppress(ConnectionClosed):
             while True:
@@ -413,7 +374,7 @@ class ConsoleServer:
         shown = float("-inf")
         while True:
             await asyncio.sleep(1 / self.config.camera_rate)
-            stamp, pictures = self._board.pictures()
+            stamp, pictures = self._console_state.pictures()
             if not self._sessions or stamp == shown:
                 continue
             shown = stamp

@@ -5,17 +5,16 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from arm_contract import arm_contract, opened
 from kinematic_arm import KinematicArm
 from processes import until
 
-from real_robot.bridge.contract import RobotContract, load_contract
+from real_robot.bridge.contract import RobotContract
 from real_robot.bridge.robot import TopicRobot
 from real_robot.bridge.transports.base import TransportError
 from real_robot.control.playback import SynchronousActions
@@ -23,33 +22,17 @@ from real_robot.control.robot_loop import ClockPacer, ControlLoop, OperatorComma
 from real_robot.control.safety import Supervisor
 from real_robot.types import RobotObservation
 
-CONTRACT = Path(__file__).parent.with_name("kinematic_arm.yaml")
 DEGREE = np.pi / 180
-
-
-@contextmanager
-def opened(contract: RobotContract) -> Iterator[TopicRobot]:
-    robot = None
-    transport = contract.transport.open()
-    try:
-        robot = TopicRobot(contract, transport, "reach")
-        yield robot
-    finally:
-        transport.close()
-
-
-def arm_contract(tmp_path: Path, *overrides: str) -> RobotContract:
-    return load_contract(CONTRACT, [f"transport.settings.calibration_dir={tmp_path}", *overrides])
 
 
 class Person:
     """An operator of the loop: active, until told otherwise."""
 
     def __init__(self) -> None:
-        self.wishes: list[OperatorCommand] = []
+        self.commands: list[OperatorCommand] = []
 
     def poll(self, observation: RobotObservation | None) -> OperatorCommand:
-        return self.wishes.pop(0) if self.wishes else OperatorCommand()
+        return self.commands.pop(0) if self.commands else OperatorCommand()
 
 
 class Bench:
@@ -75,7 +58,7 @@ class Bench:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.person.wishes.append(OperatorCommand(finished=True))
+        self.person.commands.append(OperatorCommand(finished=True))
         self._thread.join(20)
         assert not self._thread.is_alive()
 
@@ -125,7 +108,7 @@ def test_a_hung_bus_is_held_within_the_time_out_and_stopped_until_a_reset(tmp_pa
         arm.answers.set()
         until(lambda: robot.fault is None, "that a reset is possible", 20)
         assert bench.mode == "stopped", "a person must reset"
-        bench.person.wishes.append(OperatorCommand(reset="ann", begin=True))
+        bench.person.commands.append(OperatorCommand(reset="ann", begin=True))
         until(lambda: bench.mode == "running", "running again", 20)
 
 

@@ -26,13 +26,13 @@ TICK = 0.05
 
 
 class Script:
-    """An operator whose next wishes are given."""
+    """An operator whose next commands are given."""
 
     def __init__(self) -> None:
-        self.wishes: list[OperatorCommand] = []
+        self.commands: list[OperatorCommand] = []
 
     def poll(self, observation: RobotObservation | None) -> OperatorCommand:
-        return self.wishes.pop(0) if self.wishes else OperatorCommand()
+        return self.commands.pop(0) if self.commands else OperatorCommand()
 
 
 class Bench:
@@ -146,7 +146,7 @@ def test_without_observations_it_holds_then_stops_then_waits_for_a_reset(monkeyp
     for _ in range(5):
         assert bench.tick().sent.mode == "stopped"  # type: ignore[union-attr]
     assert bench.twists()[-1] == 0.0
-    bench.script.wishes = [OperatorCommand(reset="anna")]
+    bench.script.commands = [OperatorCommand(reset="anna")]
     bench.tick()
     bench.tick()
     assert bench.twists()[-1] == 0.1, "a new chunk: the old one is not executed"
@@ -183,7 +183,7 @@ def test_a_fault_of_the_transport_stops_and_forbids_a_reset(monkeypatch: pytest.
     bench = Bench(monkeypatch)
     bench.tick()
     bench.transport.fault = "the ROS master is gone"
-    bench.script.wishes = [OperatorCommand(), OperatorCommand(reset="anna")]
+    bench.script.commands = [OperatorCommand(), OperatorCommand(reset="anna")]
     bench.tick()
     assert bench.tick().sent.mode == "stopped"  # type: ignore[union-attr]
     assert "master" in bench.loop.supervisor.state.reason
@@ -194,7 +194,7 @@ def test_a_fault_of_the_transport_stops_and_forbids_a_reset(monkeypatch: pytest.
 def test_while_inactive_nothing_is_sent_after_the_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch)
     bench.tick()
-    bench.script.wishes = [OperatorCommand(active=False)] * 3
+    bench.script.commands = [OperatorCommand(active=False)] * 3
     ticks = [bench.tick() for _ in range(3)]
     assert bench.twists() == [0.1, 0.0]
     assert [t.sent is None for t in ticks] == [False, True, True]
@@ -204,7 +204,7 @@ def test_a_person_takes_the_place_of_the_policy_within_the_limits(monkeypatch: p
     bench = Bench(monkeypatch)
     bench.tick()
     values = np.array([5, 0, 0, 0, 0, 0, 0], np.float32)
-    bench.script.wishes = [OperatorCommand(command=Command(values, "correction", bench.now + TICK))]
+    bench.script.commands = [OperatorCommand(command=Command(values, "correction", bench.now + TICK))]
     tick = bench.tick()
     assert tick.requested is not None and tick.requested.source == "correction"
     assert bench.twists()[-1] == 1.0 and tick.sent is not None and tick.sent.limited
@@ -213,7 +213,7 @@ def test_a_person_takes_the_place_of_the_policy_within_the_limits(monkeypatch: p
 def test_a_new_episode_begins_with_a_new_observation_and_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch)
     bench.tick()
-    bench.script.wishes = [OperatorCommand(begin=True)]
+    bench.script.commands = [OperatorCommand(begin=True)]
     assert bench.tick().requested is None, "this observation may be from before"
     bench.tick()
     assert bench.twists()[-1] == 0.1 and bench.loop.step == 1
@@ -229,7 +229,7 @@ def test_after_a_clock_jump_it_holds_until_a_reset(monkeypatch: pytest.MonkeyPat
         tick = bench.tick()
     assert tick.sent is not None and tick.sent.mode == "stopped" and bench.twists()[-1] == 0.0
     assert bench.robot.dropped["agentview"][reason] > 10
-    bench.script.wishes = [OperatorCommand(reset="anna")]
+    bench.script.commands = [OperatorCommand(reset="anna")]
     bench.tick()
     bench.tick()
     assert bench.twists()[-1] == 0.1
@@ -307,5 +307,5 @@ def test_a_whole_intervention_in_the_loop(monkeypatch: pytest.MonkeyPatch) -> No
     assert bench.twists()[-2:] == [0.4, -0.4]
     it.success("ann")
     ticks = [bench.tick() for _ in range(3)]
-    assert not ticks[-1].wish.active and bench.twists()[-1] == 0.0
+    assert not ticks[-1].operator_command.active and bench.twists()[-1] == 0.0
     assert [t.requested.source for t in bench.ticks if t.requested][-3:] == ["hold", "recovery", "correction"]

@@ -80,12 +80,12 @@ class Script:
         self.now += 1
         image = np.full((8, 8, 3), int(self.now) % 256, np.uint8)
         seen = RobotObservation({"agentview": image}, np.full(8, self.now, np.float32), "go", self.now)
-        wish = self.episodes.poll(seen)
+        operator_command = self.episodes.poll(seen)
         requested, sent = None, None
-        if wish.active:
+        if operator_command.active:
             values = np.zeros(7, np.float32)
             requested, sent = Command(values, "policy", self.now), SentCommand(values, values, (), RUNNING, values)
-        self.observe(Tick(0, self.now, seen, True, requested, sent, 0.0, 0.0, wish))
+        self.observe(Tick(0, self.now, seen, True, requested, sent, 0.0, 0.0, operator_command))
 
 
 def test_a_scripts_episodes_are_recorded_with_their_initial_states_and_outcomes(

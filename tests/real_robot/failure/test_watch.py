@@ -50,7 +50,7 @@ def test_a_good_episode_is_scored_once_a_chunk_and_left_alone(fitted: Path) -> N
         assert all(0 <= value <= limit for value, limit in scores)
         assert bench.intervention.state == "autonomous" and not bench.told
         assert bench.watch.score == scores[-1]
-        assert bench.board.facts()["detector"] == "float_ot"
+        assert bench.console_state.facts()["detector"] == "float_ot"
 
 
 def test_an_alarm_pauses_the_policy_and_the_rewind_ends_when_the_detector_is_quiet(fitted: Path) -> None:

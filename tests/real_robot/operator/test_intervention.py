@@ -28,16 +28,16 @@ class Bench:
     ) -> OperatorCommand:
         """One tick as the loop makes it; the policy gives `action` where it is asked."""
         self.now += 0.1
-        wish = self.it.poll(OBSERVATION)
-        requested = wish.command or (None if action is None else Command(action, "policy", self.now))
-        if not wish.active:
-            self.it(Tick(0, self.now, OBSERVATION, True, None, None, 0.0, 0.0, wish))
-            return wish
+        operator_command = self.it.poll(OBSERVATION)
+        requested = operator_command.command or (None if action is None else Command(action, "policy", self.now))
+        if not operator_command.active:
+            self.it(Tick(0, self.now, OBSERVATION, True, None, None, 0.0, 0.0, operator_command))
+            return operator_command
         values = requested.values if sent is None and requested is not None else sent
         is_hold = requested is not None and requested.source == "hold"
         result = SentCommand(values, values, (), HOLDING if is_hold else mode, values)
-        self.it(Tick(0, self.now, OBSERVATION, True, requested, result, 0.0, 0.0, wish))
-        return wish
+        self.it(Tick(0, self.now, OBSERVATION, True, requested, result, 0.0, 0.0, operator_command))
+        return operator_command
 
     def reach(self, state: str) -> None:
         """Bring it into a state."""
@@ -64,17 +64,26 @@ def test_a_whole_intervention() -> None:
     it = bench.it
     assert bench.tick() == OperatorCommand(active=False)
     it.begin("ann")
-    wish = bench.tick(POLICY[0])
-    assert wish.begin and wish.active and wish.command is None and it.control_source == "policy"
+    operator_command = bench.tick(POLICY[0])
+    assert (
+        operator_command.begin
+        and operator_command.active
+        and operator_command.command is None
+        and it.control_source == "policy"
+    )
     assert not bench.tick(POLICY[1]).begin
     assert it.alarm("score 3.1 above 2.0")
-    wish = bench.tick()
-    assert wish.command is not None and wish.command.source == "hold" and it.control_source == "hold"
+    operator_command = bench.tick()
+    assert (
+        operator_command.command is not None
+        and operator_command.command.source == "hold"
+        and it.control_source == "hold"
+    )
     it.take_over("ann")
     it.give(np.array([0.5, 0.0]))
-    wish = bench.tick()
-    assert wish.command is not None and wish.command.source == "recovery" == it.control_source
-    np.testing.assert_allclose(wish.command.values, [0.5, 0.0])
+    operator_command = bench.tick()
+    assert operator_command.command is not None and operator_command.command.source == "recovery" == it.control_source
+    np.testing.assert_allclose(operator_command.command.values, [0.5, 0.0])
     it.recovery_done("ann")
     assert bench.tick().command.source == "correction"  # type: ignore[union-attr]
     it.correction_done("ann")
@@ -151,8 +160,8 @@ def test_after_a_false_alarm_the_policy_goes_on_with_a_fresh_chunk() -> None:
     bench = Bench()
     bench.reach("paused")
     bench.it.resume("ann")
-    wish = bench.tick(POLICY[0])
-    assert wish.replan and not wish.begin and wish.command is None
+    operator_command = bench.tick(POLICY[0])
+    assert operator_command.replan and not operator_command.begin and operator_command.command is None
     assert not bench.tick(POLICY[0]).replan
     assert not bench.it.summary.intervened
 
@@ -210,8 +219,8 @@ def test_a_person_demonstrates_a_whole_episode() -> None:
     bench = Bench()
     bench.it.demonstrate("ann")
     bench.it.give(np.array([0.5, 0.0]))
-    wish = bench.tick()
-    assert wish.begin and wish.command is not None and wish.command.source == "demo"
+    operator_command = bench.tick()
+    assert operator_command.begin and operator_command.command is not None and operator_command.command.source == "demo"
     bench.it.success("ann")
     summary = bench.it.summary
     assert not summary.intervened and summary.recoveries == 0 and summary.outcome == "success"

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from arm_contract import arm_contract, opened
 from kinematic_arm import KinematicArm, KinematicLeader
 from processes import until
-from test_lerobot import arm_contract, opened
 
 from real_robot.bridge.contract import RobotContract, load_contract
 from real_robot.bridge.lerobot_devices import DeviceError
@@ -113,12 +113,12 @@ class Whole:
 
     def __init__(self, contract: RobotContract, robot: TopicRobot, leader: Any) -> None:
         self.ticks: list[Tick] = []
-        self.board = ConsoleState(contract)
+        self.console_state = ConsoleState(contract)
         self.intervention = Intervention([d.kind for d in contract.safety.dimensions], command_timeout=0.2)
         self.lines: list[str] = []
         following = LeaderFollowing(leader, contract.safety, 0.03, 0.2, self.lines.append)
         teleoperation = Teleoperation(contract.teleop, contract.safety)
-        self.console = ConsoleOperator(self.intervention, teleoperation, self.board, 60.0, leader=following)
+        self.console = ConsoleOperator(self.intervention, teleoperation, self.console_state, 60.0, leader=following)
         self.ends = Ends()
         self.supervisor = Supervisor(contract.safety)
         self.loop = ControlLoop(
@@ -127,7 +127,7 @@ class Whole:
             self.supervisor,
             Operators([self.console, self.intervention, self.ends]),
             ClockPacer(contract.rate),
-            observers=[self.intervention, self.board, self.ticks.append],
+            observers=[self.intervention, self.console_state, self.ticks.append],
         )
 
     def sources(self) -> list[str]:
@@ -180,7 +180,7 @@ def test_a_take_over_with_a_leader_arm_does_not_jump(tmp_path: Path) -> None:
 
 def test_without_a_console_in_control_the_leader_is_not_followed(tmp_path: Path) -> None:
     with whole(tmp_path) as bench:
-        until(lambda: bench.board.last_sent is not None or bench.ticks, "ticks", 20)
+        until(lambda: bench.console_state.last_sent is not None or bench.ticks, "ticks", 20)
         bench.intervention.demonstrate("ann")
         until(lambda: bench.supervisor.state.mode == "holding" and len(bench.ticks) > 30, "holding", 20)
         assert bench.sources() == []

@@ -35,13 +35,23 @@ class Bench:
         image = np.full((size, size, 3), int(self.now) % 256, np.uint8)
         observation = RobotObservation({"top": image}, np.array([self.now, 0, 0], np.float32), "push", self.now)
         self.it.give(np.array([action, 1.0]))
-        wish = self.it.poll(observation)
-        requested = wish.command or Command(np.array([action, 1.0], np.float32), "policy", self.now)
+        operator_command = self.it.poll(observation)
+        requested = operator_command.command or Command(np.array([action, 1.0], np.float32), "policy", self.now)
         sent = None
-        if wish.active:
+        if operator_command.active:
             mode = HOLDING if requested.source == "hold" else RUNNING
             sent = SentCommand(requested.values / 2, requested.values, (), mode, requested.values / 2)
-        tick = Tick(0, self.now, observation, True, requested if wish.active else None, sent, 0.0, 0.0, wish)
+        tick = Tick(
+            0,
+            self.now,
+            observation,
+            True,
+            requested if operator_command.active else None,
+            sent,
+            0.0,
+            0.0,
+            operator_command,
+        )
         self.it(tick)
         self.recorder(tick)
         self.now += 1
