@@ -74,7 +74,7 @@ def collect(
             if on_episode is not None:
                 on_episode(episodes[number])
 
-    EpisodeRunner(env, specs, act, on_step, policy=policy, stopwatch=stopwatch).run()
+    EpisodeRunner(env, specs, act, on_step, policy, stopwatch=stopwatch or Stopwatch()).run()
     return [episodes[number] for number in range(len(specs))]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from vla_rl.common.timing import Stopwatch
@@ -30,7 +30,7 @@ class RunningEpisode:
     """An episode under way in one environment.
 
     Attributes:
-        number: place of its spec among all that were handed out, from 0.
+        number: place of its spec among all, from 0.
         attempt: 1; more where the same spec was lost before.
         obs: what is seen now, one row; within `on_step`, what was seen before the step.
         num_chunks: executed so far.
@@ -46,6 +46,7 @@ class RunningEpisode:
     stopped: bool = False
 
 
+@dataclass
 class EpisodeRunner[A: Acted]:
     """Runs an episode for each spec, as many at a time as the environment holds.
 
@@ -66,46 +67,41 @@ class EpisodeRunner[A: Acted]:
         stopwatch: counts "simulation" and "inference".
     """
 
-    def __init__(
-        self,
-        env: VecEnv,
-        specs: Iterable[EpisodeSpec | None],
-        act: Callable[[list[RunningEpisode]], A],
-        on_step: Callable[[RunningEpisode, int, A, StepResult], None],
-        *,
-        policy: Policy | None,
-        on_start: Callable[[RunningEpisode], None] = lambda _: None,
-        before_step: Callable[[list[RunningEpisode]], None] = lambda _: None,
-        max_attempts: int = 1,
-        stopwatch: Stopwatch | None = None,
-    ) -> None:
-        self.env, self.act, self.on_step, self.policy = env, act, on_step, policy
-        self.on_start, self.before_step, self.max_attempts = on_start, before_step, max_attempts
-        self.stopwatch = stopwatch or Stopwatch()
-        self._specs = iter(specs)
-        self._num_specs = 0
-        self._again: list[tuple[EpisodeSpec, int, int]] = []  # Lost: spec, number, attempt.
-        self._running: dict[int, RunningEpisode] = {}
+    env: VecEnv
+    specs: Iterable[EpisodeSpec | None]
+    act: Callable[[list[RunningEpisode]], A]
+    on_step: Callable[[RunningEpisode, int, A, StepResult], None]
+    policy: Policy | None
+    on_start: Callable[[RunningEpisode], None] = lambda _: None
+    before_step: Callable[[list[RunningEpisode]], None] = lambda _: None
+    max_attempts: int = 1
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)
+    _running: dict[int, RunningEpisode] = field(default_factory=dict, init=False)
+    _lost: list[RunningEpisode] = field(default_factory=list, init=False)  # To be run again.
 
     def run(self) -> None:
         """Run until every episode has ended and there is nothing more to run."""
+        specs = iter(enumerate(self.specs))
         with evaluation_mode(self.policy):
-            self._start()
+            self._start(specs)
             while self._running:
                 num_running = len(self._running)
                 self._step([self._running[i] for i in sorted(self._running)])
                 if len(self._running) < num_running:
-                    self._start()
+                    self._start(specs)
 
-    def _start(self) -> None:
+    def _start(self, specs: Iterator[tuple[int, EpisodeSpec | None]]) -> None:
         """Start an episode in each free environment, while there are specs."""
         starting: dict[int, tuple[EpisodeSpec, int, int]] = {}
-        for env_id in range(self.env.num_envs):
-            if env_id in self._running:
+        for env_id in sorted(set(range(self.env.num_envs)) - set(self._running)):
+            if self._lost:
+                episode = self._lost.pop(0)
+                starting[env_id] = episode.spec, episode.number, episode.attempt + 1
                 continue
-            if (chosen := self._next()) is None:
+            number, spec = next(specs, (0, None))
+            if spec is None:
                 break
-            starting[env_id] = chosen
+            starting[env_id] = spec, number, 1
         if not starting:
             return
         with self.stopwatch.measure("simulation"):
@@ -113,14 +109,6 @@ class EpisodeRunner[A: Acted]:
         for row, (env_id, chosen) in enumerate(starting.items()):
             self._running[env_id] = RunningEpisode(env_id, *chosen, obs.select([row]))
             self.on_start(self._running[env_id])
-
-    def _next(self) -> tuple[EpisodeSpec, int, int] | None:
-        if self._again:
-            return self._again.pop(0)
-        if (spec := next(self._specs, None)) is None:
-            return None
-        self._num_specs += 1
-        return spec, self._num_specs - 1, 1
 
     def _step(self, episodes: list[RunningEpisode]) -> None:
         """One chunk in each episode that goes on; those that end leave `_running`."""
@@ -143,7 +131,7 @@ class EpisodeRunner[A: Acted]:
             if result.done[0]:
                 del self._running[episode.env_id]
                 if result.lost[0] and episode.attempt < self.max_attempts:
-                    self._again.append((episode.spec, episode.number, episode.attempt + 1))
+                    self._lost.append(episode)
 
 
 def draw_chunk(
@@ -153,15 +141,10 @@ def draw_chunk(
     temperature: float,
     obs: Observation | None = None,
 ) -> ActionChunk:
-    """The policy's chunk for each episode, from what is seen now.
-
-    Args:
-        obs: what the policy shall see in its place.
-    """
+    """Draw the policy's chunk for each episode, from what is seen now or from `obs`."""
     if (watch := getattr(policy, "watch", None)) is not None:  # See `WatchingPolicy`.
         watch([episode.env_id for episode in episodes], [episode.num_chunks == 0 for episode in episodes])
-    if obs is None:
-        obs = Observation.concatenate([episode.obs for episode in episodes])
+    obs = Observation.concatenate([episode.obs for episode in episodes]) if obs is None else obs
     return policy.act(obs, generator, temperature)
 
 

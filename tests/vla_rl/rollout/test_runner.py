@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from reach_policy import ReachPolicy
-from vla_rl.algorithms.configs import GRPOConfig
+from vla_rl.algorithms.grpo import GRPOConfig
 
 from sim.dummy import DummyConfig
 from vla_rl.policies.base import load_policy
@@ -49,7 +49,7 @@ def test_specs_are_asked_for_again_when_an_episode_ends():
 
     EpisodeRunner(ENV.build(), waiting, Idle.act, on_step, policy=None, on_start=on_start).run()
     # Nothing is needed beside the first, then two at once, then nothing: all have ended, so nobody asks again.
-    assert started == [(0, 0, 0, []), (1, 0, 1, [(0, 0, 1)]), (2, 1, 2, [(0, 0, 1)])]
+    assert started == [(0, 0, 0, []), (1, 0, 2, [(0, 0, 1)]), (2, 1, 3, [(0, 0, 1)])]
     assert ended == [(0, 0, 1), (1, 0, 1), (2, 1, 1)] and list(waiting) == [None, never]
 
 
