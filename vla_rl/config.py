@@ -59,6 +59,10 @@ KINDS: dict[str, dict[str, str]] = {
         "ppo": "vla_rl.algorithms.ppo:PPOConfig",
         "reinforce_pp": "vla_rl.algorithms.reinforce_pp:ReinforcePPConfig",
     },
+    "dynamics": {
+        "transformer": "world_model.config:TransformerConfig",
+        "wan": "world_model.config:WanConfig",
+    },
     "plan": {
         "best_of_n": "world_model.env.plan_config:PlanConfig",
     },

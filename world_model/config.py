@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     BeforeValidator,
@@ -13,10 +13,16 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    SerializeAsAny,
     model_validator,
 )
 
-from vla_rl.config import Config, ConfigError, validate
+from vla_rl.config import Config, ConfigError, resolve_kind, validate
+
+if TYPE_CHECKING:
+    from vla_rl.types import EnvSpec
+    from world_model.interfaces import Dynamics
+    from world_model.types import DynamicsInputs
 
 
 class AutoencoderConfig(Config):
@@ -35,9 +41,45 @@ class AutoencoderConfig(Config):
 
 
 class DynamicsConfig(Config):
+    """Base of every dynamics' options: what the world model reads of them, and how the network is built.
+
+    For a dynamics of your own extend it, implement `build`, and name it in a recipe as "package.module:Class".
+
+    Attributes:
+        learns_from_own_frames: `Dynamics.loss` takes `seen`, which `world_model.bootstrap` needs.
+    """
+
+    learns_from_own_frames: ClassVar[bool] = False
+
+    kind: str = Field(description="The dynamics: transformer, wan, or package.module:Class.")
+    temperature: float = Field(
+        default=1.0,
+        ge=0,
+        le=1,
+        description="Strength of the noise that imagining begins with: 1 draws futures as they were learned, weaker "
+        "noise stays nearer to the expected one, 0 is always the same.",
+    )
+
+    def build(self, inputs: DynamicsInputs) -> Dynamics:
+        """Return a fresh network; torch has been seeded.
+
+        Raises:
+            ValueError: sizes that do not fit each other, or a folder of weights that cannot be read.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.build: return a world_model.interfaces.Dynamics")
+
+    def for_env(self, spec: EnvSpec) -> Self:
+        """Return these options completed by what the environment knows, such as its cameras' projections."""
+        return self
+
+
+class TransformerConfig(DynamicsConfig):
     """The factorized causal video transformer (see world_model/model/dynamics.py)."""
 
-    kind: Literal["transformer"] = Field(default="transformer", description="This dynamics.")
+    renamed: ClassVar[Mapping[str, str]] = {"metres_per_action": "meters_per_action"}
+    learns_from_own_frames: ClassVar[bool] = True
+
+    kind: str = Field(default="transformer", description="The dynamics: this transformer.")
     preset: Literal["tiny", "small", "base", "large"] = Field(
         default="tiny", description="3 M, 20 M, 150 M or 600 M parameters; the sizes below override it."
     )
@@ -55,20 +97,11 @@ class DynamicsConfig(Config):
         default=0.02, ge=0, lt=0.2, description="Noise level of remembered pictures, 1 is all; more while fitting."
     )
     sampling_steps: PositiveInt = Field(default=2, le=50, description="Of the flow, when imagining.")
-    temperature: float = Field(
-        default=1.0,
-        ge=0,
-        le=1,
-        description="Strength of the noise that imagining begins with: 1 draws futures as they were learned, weaker "
-        "noise stays nearer to the expected one, 0 is always the same.",
-    )
     kinematics: Literal["none", "delta_pose"] = Field(
         default="none",
         description="delta_pose: the first three action dimensions move the end effector, whose position is state[:3]; "
         "the dynamics then also sees where each action leads (World-Env's action maps).",
     )
-    renamed: ClassVar[Mapping[str, str]] = {"metres_per_action": "meters_per_action"}
-
     meters_per_action: PositiveFloat = Field(default=0.05, description="With delta_pose: meters at action 1.")
     projections: dict[str, tuple[tuple[float, float, float, float], ...]] = Field(
         default={},
@@ -76,11 +109,33 @@ class DynamicsConfig(Config):
         "then the end effector's path is also drawn into that camera's tokens.",
     )
 
+    def build(self, inputs: DynamicsInputs) -> Dynamics:
+        """See `DynamicsConfig.build`."""
+        from world_model.model.dynamics import VideoDynamics
 
-class WanConfig(Config):
+        return VideoDynamics(
+            self,
+            inputs.latent_shape,
+            inputs.cameras,
+            inputs.state_dim,
+            inputs.action_dim,
+            inputs.frame_steps,
+            inputs.state_mean,
+            inputs.state_std,
+        )
+
+    def for_env(self, spec: EnvSpec) -> Self:
+        """See `DynamicsConfig.for_env`: the environment's projections, where kinematics are given and none of these."""
+        if self.kinematics == "none" or self.projections:
+            return self
+        projections = {name: matrix.tolist() for name, matrix in spec.projections.items() if name in spec.cameras}
+        return type(self).model_validate(self.model_dump() | {"projections": projections})
+
+
+class WanConfig(DynamicsConfig):
     """Wan's video transformer as the dynamics (see world_model/model/wan.py and docs/wan.md)."""
 
-    kind: Literal["wan"] = Field(default="wan", description="This dynamics.")
+    kind: str = Field(default="wan", description="The dynamics: Wan's transformer.")
     path: Path | None = Field(
         default=None,
         description="Folder of a diffusers pipeline with a WanTransformer3DModel in transformer/ (Wan-2.2-TI2V-5B), "
@@ -97,13 +152,6 @@ class WanConfig(Config):
     memory: PositiveInt = Field(default=4, description="Last frames that are remembered besides the episode's first.")
     context_noise: float = Field(default=0.05, ge=0, lt=0.5, description="Noise level of remembered frames, 1 is all.")
     sampling_steps: PositiveInt = Field(default=5, le=50, description="Of the flow, when imagining.")
-    temperature: float = Field(
-        default=1.0,
-        ge=0,
-        le=1,
-        description="Strength of the noise that imagining begins with: 1 draws futures as they were learned, weaker "
-        "noise stays nearer to the expected one, 0 is always the same.",
-    )
     gradient_checkpointing: bool = Field(
         default=True, description="Compute each block again in the backward pass: slower, far less memory."
     )
@@ -114,20 +162,34 @@ class WanConfig(Config):
     @model_validator(mode="after")
     def _one_source(self) -> WanConfig:
         if (self.path is None) == (self.transformer is None):
-            raise ConfigError("dynamics: give either path (pretrained weights) or transformer (sizes of a random one)")
+            raise ConfigError(
+                "world_model.model.dynamics: give either path (pretrained weights) or transformer (sizes of a random "
+                "one)"
+            )
         return self
 
+    def build(self, inputs: DynamicsInputs) -> Dynamics:
+        """See `DynamicsConfig.build`."""
+        from world_model.model.wan import WanDynamics
 
-def _as_dynamics(values: Any) -> Any:
-    """The config of a dynamics by its `kind`; a mapping without one is the factorized transformer's."""
-    if isinstance(values, Config):
+        sizes = (inputs.state_dim, inputs.action_dim, inputs.frame_steps)
+        return WanDynamics(self, inputs.latent_shape, len(inputs.cameras), *sizes)
+
+
+def _as_dynamics(values: Any) -> DynamicsConfig:
+    """Return the config of a dynamics by its `kind`; a mapping without one is the factorized transformer's."""
+    if isinstance(values, DynamicsConfig):
         return values
     if not isinstance(values, Mapping):
-        raise ConfigError(f"dynamics: got {values!r}, must be a mapping of options")
-    kind, known = values.get("kind", "transformer"), {"transformer": DynamicsConfig, "wan": WanConfig}
-    if not isinstance(kind, str) or kind not in known:
-        raise ConfigError(f"dynamics.kind: got {kind!r}, allowed: {', '.join(known)}")
-    return validate(known[kind], dict(values), prefix="dynamics")
+        raise ConfigError(f"world_model.model.dynamics: got {values!r}, must be a mapping of options")
+    kind = values.get("kind", "transformer")
+    config_class = resolve_kind("dynamics", kind)
+    if not issubclass(config_class, DynamicsConfig):
+        raise ConfigError(
+            f"world_model.model.dynamics.kind: {kind!r} is a {config_class.__name__}, must extend "
+            "world_model.config.DynamicsConfig"
+        )
+    return validate(config_class, dict(values), prefix="world_model.model.dynamics")
 
 
 class SuccessConfig(Config):
@@ -143,8 +205,10 @@ class WorldModelConfig(Config):
     """What a world model is; saved beside its weights."""
 
     autoencoder: AutoencoderConfig = Field(default_factory=AutoencoderConfig)
-    dynamics: Annotated[DynamicsConfig | WanConfig, BeforeValidator(_as_dynamics)] = Field(
-        default_factory=DynamicsConfig, description="kind: transformer (what it is without a kind) or wan."
+    dynamics: Annotated[SerializeAsAny[DynamicsConfig], BeforeValidator(_as_dynamics)] = Field(
+        default_factory=TransformerConfig,
+        description="What predicts the next frames, chosen by kind: transformer (where none is given), wan, or "
+        "package.module:Class for one of your own.",
     )
     success: SuccessConfig = Field(default_factory=SuccessConfig)
     frame_steps: PositiveInt = Field(default=8, description="G, control steps from one frame to the next.")
@@ -257,8 +321,3 @@ class KeyframeConfig(Config):
     neighbors: PositiveInt = Field(
         default=12, description="Most similar moments of other episodes, whose outcomes say how much is still open."
     )
-
-
-def world_model_config(values: Any) -> WorldModelConfig:
-    """Validate a mapping, with errors that name the field."""
-    return validate(WorldModelConfig, dict(values), prefix="world_model")

@@ -1,27 +1,31 @@
-"""The contracts inside the world model: an autoencoder, a dynamics model, a success head."""
+"""The contracts inside the world model: an autoencoder, a dynamics model, a success head. All are networks."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
+from torch import nn
 
 from world_model.types import Actions, Clip, Frames, NoiseStream
 
+if TYPE_CHECKING:
+    from world_model.config import DynamicsConfig
 
-class Autoencoder(Protocol):
-    """Images to latents and back. Also a `torch.nn.Module`."""
+
+class Autoencoder(nn.Module):
+    """Images to latents and back."""
 
     latent_shape: tuple[int, int, int]  # (C, h, w) of one image
     image_size: tuple[int, int]  # (height, width), pixels
 
     def encode(self, images: torch.Tensor) -> torch.Tensor:
         """uint8 (N, height, width, 3) -> scaled latents float32 (N, C, h, w). No gradient."""
-        ...
+        raise NotImplementedError
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
         """Scaled latents float32 (N, C, h, w) -> uint8 (N, height, width, 3). No gradient."""
-        ...
+        raise NotImplementedError
 
 
 class Context(Protocol):
@@ -48,13 +52,14 @@ class Context(Protocol):
         ...
 
 
-class Dynamics(Protocol):
-    """Action-conditioned video prediction in latent space. Also a `torch.nn.Module`.
+class Dynamics[C: DynamicsConfig](nn.Module):
+    """Action-conditioned video prediction in latent space.
 
     A frame depends on earlier frames and on the actions up to it, never on later ones. Every random number of
     imagination comes from the `NoiseStream` that is handed in.
     """
 
+    config: C  # With the state dict all that it takes to build the same again; `temperature` may be set.
     frame_steps: int  # G
 
     def loss(
@@ -67,15 +72,15 @@ class Dynamics(Protocol):
         Raises:
             ValueError: `seen` is given, and this dynamics cannot.
         """
-        ...
+        raise NotImplementedError
 
     def begin(self, reference: Frames, noise: NoiseStream) -> Context:
         """Start B episodes at their first frame (F = 1). No gradient."""
-        ...
+        raise NotImplementedError
 
     def extend(self, context: Any, frames: Frames, actions: Actions, noise: NoiseStream) -> Context:
         """Remember F more frames, real or imagined, with the actions that led to them. No gradient."""
-        ...
+        raise NotImplementedError
 
     def imagine(self, context: Any, actions: Actions, noise: NoiseStream, num_steps: int | None = None) -> Frames:
         """Predict the F frames that follow; does not remember them (call `extend`). No gradient.
@@ -83,11 +88,11 @@ class Dynamics(Protocol):
         Args:
             num_steps: of the sampler; None takes the config's.
         """
-        ...
+        raise NotImplementedError
 
 
-class SuccessHead(Protocol):
-    """Whether the instruction has been carried out, from the last few frames and the reference. Also a Module."""
+class SuccessHead(nn.Module):
+    """Whether the instruction has been carried out, from the last few frames and the reference."""
 
     num_frames: int  # R, how many last frames it sees
 
@@ -96,8 +101,8 @@ class SuccessHead(Protocol):
     ) -> tuple[torch.Tensor, dict[str, Any]]:
         """Binary cross-entropy. frames: B x R, the newest last, earliest repeated where fewer; reference: B x 1;
         success: bool (B,)."""
-        ...
+        raise NotImplementedError
 
     def score(self, frames: Frames, reference: Frames, instruction: list[str]) -> torch.Tensor:
         """Logit of success, float32 (B,). No gradient."""
-        ...
+        raise NotImplementedError

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
+import numpy as np
 import torch
 
 
@@ -93,6 +94,25 @@ class Clip:
             valid=self.valid.to(device),
             success=self.success.to(device),
         )
+
+
+@dataclass(frozen=True)
+class DynamicsInputs:
+    """What a dynamics is built for: the latents' shape, the robot and its cameras.
+
+    Attributes:
+        latent_shape: (C, h, w) of one view. cameras: names of the V views, in order.
+        state_dim: S. action_dim: A. frame_steps: G.
+        state_mean, state_std: float32 (S,), what states are normalized with, in the robot's units.
+    """
+
+    latent_shape: tuple[int, int, int]
+    cameras: tuple[str, ...]
+    state_dim: int
+    action_dim: int
+    frame_steps: int
+    state_mean: np.ndarray
+    state_std: np.ndarray
 
 
 class NoiseStream:

@@ -19,8 +19,9 @@ import torch
 from torch import nn
 
 from vla_rl.types import EnvSpec, EpisodeSpec, Keyframe, Observation
-from world_model.config import ImaginationConfig, WorldModelConfig
+from world_model.config import ImaginationConfig, TransformerConfig, WorldModelConfig
 from world_model.env.env import WorldModelEnv
+from world_model.interfaces import Autoencoder, Dynamics, SuccessHead
 from world_model.metadata import WorldModelFacts
 from world_model.model.world_model import Parts, WorldModel
 from world_model.types import Actions, Clip, Frames, NoiseStream
@@ -43,7 +44,7 @@ FACTS = WorldModelFacts(
 CONFIG = WorldModelConfig.model_validate({"frame_steps": FRAME_STEPS})
 
 
-class ToyAutoencoder(nn.Module):
+class ToyAutoencoder(Autoencoder):
     latent_shape, image_size = (1, 1, 1), (SIZE, SIZE)
 
     def encode(self, images: torch.Tensor) -> torch.Tensor:
@@ -76,11 +77,12 @@ class ToyContext:
         return ToyContext(tensors["position"])
 
 
-class ToyDynamics(nn.Module):
+class ToyDynamics(Dynamics):
     """`noise`: standard deviation of each frame's step, and `broken`: position above which it imagines NaN."""
 
     def __init__(self, num_views: int = 2, frame_steps: int = FRAME_STEPS, noise: float = 0.0) -> None:
         super().__init__()
+        self.config = TransformerConfig()
         self.frame_steps, self.num_views, self.broken = frame_steps, num_views, math.inf
         self.gain, self.noise = nn.Parameter(torch.tensor(GAIN)), nn.Parameter(torch.tensor(noise))
 
@@ -107,7 +109,7 @@ class ToyDynamics(nn.Module):
         return Frames(latents, torch.cat([path, torch.zeros_like(path)], 2))
 
 
-class ToyHead(nn.Module):
+class ToyHead(SuccessHead):
     """Logit: the newest frame's position minus `goal`."""
 
     def __init__(self, goal: float, num_frames: int = 2) -> None:

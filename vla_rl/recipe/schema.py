@@ -27,12 +27,25 @@ def recipe_schema() -> dict[str, Any]:
     schema["properties"]["real_env"]["anyOf"] = [*_branches("env", definitions), {"type": "null"}]
     plan = definitions["EvalConfig"]["properties"]["plan"]  # Inside a section, and its kind may be left out.
     plan["anyOf"] = [*_branches("plan", definitions), {"type": "null"}]
+    if "WorldModelConfig" in definitions:
+        _describe_dynamics(definitions)
     definitions["Config"] = {"type": "object", "description": "An env section.", "required": ["kind"]}
     schema["properties"]["base"] = {"type": "string", "description": "A recipe that this one extends, relative to it."}
     required = schema.pop("required", [])
     schema["anyOf"] = [{"required": ["base"]}, {"required": required}]
     schema["title"] = "vla-rl recipe"
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _describe_dynamics(definitions: dict[str, Any]) -> None:
+    """Write the kinds of dynamics into the world model's schema; without a kind it is the first of them."""
+    branches = _branches("dynamics", definitions)[:-1]
+    branches.append({**branches[0], "required": [], "title": "The dynamics without a kind"})
+    field = definitions["WorldModelConfig"]["properties"]["dynamics"]
+    definitions["WorldModelConfig"]["properties"]["dynamics"] = {
+        "description": field["description"],
+        "anyOf": branches,
+    }
 
 
 def _branches(section: str, definitions: dict[str, Any]) -> list[dict[str, Any]]:

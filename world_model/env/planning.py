@@ -10,16 +10,18 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from vla_rl.interfaces import Policy
 from vla_rl.types import ActionChunk, Observation
-from world_model.env.plan_config import PlanConfig
 from world_model.model.world_model import Memory, WorldModel, load_world_model
 from world_model.types import NoiseStream
+
+if TYPE_CHECKING:
+    from world_model.env.plan_config import PlanConfig
 
 
 class Planner:

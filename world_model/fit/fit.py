@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ from vla_rl.training.checkpoint import (
     save_checkpoint,
 )
 from vla_rl.types import EnvSpec
-from world_model.config import DynamicsConfig, StageConfig, WorldModelConfig
+from world_model.config import StageConfig, WorldModelConfig
 from world_model.data.clips import ClipDataset, SuccessBatch, SuccessSamples
 from world_model.data.episodes import EpisodeFrames, logged_episodes, open_episodes, state_statistics
 from world_model.data.latents import ImageSamples, open_latents
@@ -42,11 +42,13 @@ from world_model.fit.config import FitConfig
 from world_model.fit.latent_bootstrap import Bootstrap
 from world_model.fit.replay import ImaginedSamples, replay_logits
 from world_model.fit.trainer import Fitting
+from world_model.interfaces import SuccessHead
 from world_model.metadata import WorldModelFacts
 from world_model.model.autoencoder import TinyAutoencoder
 from world_model.model.world_model import WorldModel, build_parts, load_world_model
 from world_model.types import Frames
 
+Loss = Callable[[int], tuple[torch.Tensor, dict[str, Any]]]  # Of an update, by its number.
 OnMetrics = Callable[[int, Mapping[str, Any]], None]
 CALIBRATION_IMAGES = 1024
 LOG_EVERY = 50
@@ -137,7 +139,7 @@ class _Fit:
         start = load_world_model(config.start_from, device) if config.start_from else None
         if start is not None:
             _check_start(start, spec, config)
-        self.model = start.config if start is not None else _with_projections(config.model or WorldModelConfig(), spec)
+        self.model = start.config if start is not None else _for_env(config.model or WorldModelConfig(), spec)
         self.data = self._open(spec)
         self._check_calibration()
         fitted_on = _content_keys([*self.data.fitted, *self.data.judged])
@@ -229,12 +231,13 @@ class _Fit:
 
     def dynamics(self) -> None:
         """Predict the next frames of clips."""
-        network: Any = self.world_model.dynamics
+        network = self.world_model.dynamics
         stage = self.config.dynamics
         if not stage.steps:
             return
-        if self.config.bootstrap.share and not isinstance(self.model.dynamics, DynamicsConfig):
-            raise ConfigError("world_model.bootstrap.share: only for dynamics of kind transformer; set it to 0")
+        if self.config.bootstrap.share and not self.model.dynamics.learns_from_own_frames:
+            kind = self.model.dynamics.kind
+            raise ConfigError(f"world_model.bootstrap.share: not for dynamics of kind {kind}; set it to 0")
         clips, device = self._clips(self.data.shown, self.config.cuts), self.world_model.device
         bootstrap = Bootstrap(self.config.bootstrap, clips, network, stage.steps, self.seed, device)
 
@@ -255,7 +258,7 @@ class _Fit:
         clips = self._clips(self.data.judged)
         imagined: ImaginedSamples | None = None
         for number, name in enumerate(("success", "clip")):
-            network: Any = getattr(self.world_model, name)
+            network: SuccessHead = getattr(self.world_model, name)
             if self._load_finished(name, network):
                 self.updates += stage.steps
                 continue
@@ -263,7 +266,9 @@ class _Fit:
                 imagined = ImaginedSamples.of(self.world_model, clips, self.config.imagined_episodes, self.seed)
             self._stage(name, network, self._success_loss(network, clips, imagined, number), stage)
 
-    def _success_loss(self, network: Any, clips: ClipDataset, imagined: ImaginedSamples | None, number: int) -> Any:
+    def _success_loss(
+        self, network: SuccessHead, clips: ClipDataset, imagined: ImaginedSamples | None, number: int
+    ) -> Loss:
         stage, device = self.config.success, self.world_model.device
         num_imagined = round(stage.batch_size * self.config.imagined_share) if imagined is not None else 0
         real = SuccessSamples(clips, network.num_frames)
@@ -308,8 +313,8 @@ class _Fit:
     def _stage(
         self,
         name: str,
-        network: Any,
-        loss: Callable[[int], tuple[torch.Tensor, dict[str, Any]]],
+        network: nn.Module,
+        loss: Loss,
         stage: StageConfig,
         before: Callable[[], None] = lambda: None,
         after: Callable[[], None] = lambda: None,
@@ -320,7 +325,7 @@ class _Fit:
         folder = _checkpoints(self.folder, name)
         before()
         low_precision = wants_bf16(self.config.precision, self.world_model.device.type)
-        fitting = Fitting(cast(nn.Module, network).train(), loss, stage, low_precision)
+        fitting = Fitting(network.train(), loss, stage, low_precision)
         if (checkpoint := latest_checkpoint(folder)) is not None:
             fitting.load_state(*load_checkpoint(checkpoint))
 
@@ -355,18 +360,13 @@ def _content_keys(parts: Sequence[EpisodeFrames]) -> tuple[str, ...]:
     return tuple(sorted({part.dataset.cache.name for part in parts}))
 
 
-def _with_projections(model: WorldModelConfig, spec: EnvSpec) -> WorldModelConfig:
-    """With the environment's projections, where the dynamics has kinematics and names none of its own."""
-    dynamics = model.dynamics
-    if not isinstance(dynamics, DynamicsConfig) or dynamics.kinematics == "none" or dynamics.projections:
-        return model
-    projections = {name: matrix.tolist() for name, matrix in spec.projections.items() if name in spec.cameras}
-    dynamics = type(dynamics).model_validate(dynamics.model_dump() | {"projections": projections})
-    return model.model_copy(update={"dynamics": dynamics})
+def _for_env(model: WorldModelConfig, spec: EnvSpec) -> WorldModelConfig:
+    """Return the config with its dynamics' options completed by what the environment knows."""
+    return model.model_copy(update={"dynamics": model.dynamics.for_env(spec)})
 
 
 def _check_start(start: WorldModel, spec: EnvSpec, config: FitConfig) -> None:
-    if config.model is not None and _with_projections(config.model, spec) != start.config:
+    if config.model is not None and _for_env(config.model, spec) != start.config:
         raise ConfigError(
             "world_model.model: differs from that of start_from, whose weights then do not fit; leave model out, or "
             "start from scratch"

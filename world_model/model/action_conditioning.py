@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import nn
 
-from world_model.config import DynamicsConfig
 from world_model.types import Actions
+
+if TYPE_CHECKING:
+    from world_model.config import TransformerConfig
 
 # Widths of the bumps around a path's point, in token widths.
 _BUMPS = (0.7, 2.0)
@@ -35,7 +38,7 @@ class Condition:
         return Condition(self.frame[:, frames], self.patches[:, frames])
 
 
-class ActionMaps(nn.Module):
+class ActionConditioning(nn.Module):
     """Actions (B, T, G, A) and the normalized state before them (B, T, S) -> `Condition`.
 
     Raises:
@@ -48,7 +51,7 @@ class ActionMaps(nn.Module):
 
     def __init__(
         self,
-        config: DynamicsConfig,
+        config: TransformerConfig,
         cameras: tuple[str, ...],
         grid: tuple[int, int],
         width: int,

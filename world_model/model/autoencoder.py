@@ -42,7 +42,7 @@ def build_autoencoder(config: AutoencoderConfig, image_size: tuple[int, int]) ->
     return TinyAutoencoder(config, image_size)
 
 
-class TinyAutoencoder(nn.Module):
+class TinyAutoencoder(Autoencoder):
     """diffusers' AutoencoderTiny (TAESD) with levels of their own widths, to be trained from scratch.
 
     The blocks are diffusers'. AutoencoderTiny itself takes only levels of one width; here the fine levels, where most
@@ -183,7 +183,7 @@ class TinyAutoencoder(nn.Module):
         return (self.decoder(raw) + self.draw(raw)).float()
 
 
-class PretrainedAutoencoder(nn.Module):
+class PretrainedAutoencoder(Autoencoder):
     """One of diffusers' autoencoders as an `Autoencoder`, with its own scaling. Frozen; an image is a video of one.
 
     Args:

@@ -14,21 +14,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from world_model.config import DynamicsConfig
-from world_model.model.action_conditioning import ActionMaps, Condition
+from world_model.interfaces import Dynamics
+from world_model.model.action_conditioning import ActionConditioning, Condition
 from world_model.model.flow import Noisy, mix, sample, shifted
+from world_model.model.transformer_block import NUM_MODULATIONS, TransformerBlock, level_features
 from world_model.types import Actions, Clip, Frames, NoiseStream
+
+if TYPE_CHECKING:
+    from world_model.config import TransformerConfig
 
 # preset -> (width, depth, heads)
 PRESETS = {"tiny": (160, 6, 5), "small": (384, 8, 6), "base": (768, 16, 12), "large": (1280, 23, 20)}
-NUM_MODULATIONS = 9  # shift, scale and gate for each of a block's three parts
 MIN_LEVEL = 0.1  # The loss weighs the error of a frame at noise level t by 1 / max(t, this).
 CONTEXT_SPAN = 5.0  # Remembered frames have up to this many times the noise in training that they have in imagination.
 STATE_BETA = 0.05  # Standard deviations; beyond it the error of a state counts linearly: collisions are rare and large.
@@ -95,7 +98,7 @@ class VideoContext:
         return VideoContext(tensors["keys"], tensors["values"], tensors["filled"], tensors["num_frames"], latest)
 
 
-class VideoDynamics(nn.Module):
+class VideoDynamics(Dynamics["TransformerConfig"]):
     """See the module's text and `world_model.interfaces.Dynamics`.
 
     Args:
@@ -106,7 +109,7 @@ class VideoDynamics(nn.Module):
 
     def __init__(
         self,
-        config: DynamicsConfig,
+        config: TransformerConfig,
         latent_shape: tuple[int, int, int],
         cameras: tuple[str, ...],
         state_dim: int,
@@ -137,10 +140,13 @@ class VideoDynamics(nn.Module):
         self.place = nn.Parameter(0.02 * torch.randn(num_tokens, width))
         self.is_context = nn.Parameter(torch.zeros(width))
         self.is_reference = nn.Parameter(torch.zeros(width))
-        self.action_maps = ActionMaps(config, cameras, self.grid, width, action_dim, frame_steps, state_mean, state_std)
+        # Called action maps in the weights of world models that are already saved.
+        self.action_maps = ActionConditioning(
+            config, cameras, self.grid, width, action_dim, frame_steps, state_mean, state_std
+        )
         self.embed_level = nn.Sequential(nn.Linear(64, width), nn.SiLU(), nn.Linear(width, width))
         self.modulation = nn.Linear(width, NUM_MODULATIONS * width)
-        self.blocks = nn.ModuleList(_Block(width, heads) for _ in range(depth))
+        self.blocks = nn.ModuleList(TransformerBlock(width, heads) for _ in range(depth))
         self.norm = nn.LayerNorm(width, elementwise_affine=False)
         self.head_patch = nn.Linear(width, patch_values)
         self.head_state = nn.Linear(width, state_dim)
@@ -331,7 +337,7 @@ class VideoDynamics(nn.Module):
         keys, values, filled = [], [], context.filled
         if not self.config.reference:  # It is in the first slot.
             filled = torch.cat([filled[:, :1] & (number <= self.config.memory), filled[:, 1:]], 1)
-        for i, block in enumerate(cast(Iterable[_Block], self.blocks)):
+        for i, block in enumerate(cast(Iterable[TransformerBlock], self.blocks)):
             past = (context.keys[:, i], context.values[:, i], filled)
             tokens, key, value = block.step(tokens, modulation, number, past)
             keys.append(key)
@@ -372,7 +378,7 @@ class VideoDynamics(nn.Module):
 
     def _modulation(self, levels: torch.Tensor, condition: Condition) -> torch.Tensor:
         """(B, T, 9, width): from each frame's noise level and actions."""
-        embedded = self.embed_level(_level_features(levels).to(self.dtype)) + condition.frame
+        embedded = self.embed_level(level_features(levels).to(self.dtype)) + condition.frame
         return self.modulation(F.silu(embedded)).unflatten(-1, (NUM_MODULATIONS, -1))
 
     def _path_starts(self, frames: Frames, actions: Actions, number: torch.Tensor) -> torch.Tensor:
@@ -400,99 +406,8 @@ class VideoDynamics(nn.Module):
         return cut.permute(0, 1, 2, 5, 3, 6, 4, 7).reshape(batch, length, self.num_views, channels, height, width)
 
 
-class _Block(nn.Module):
-    """Attention within the frame, along time, MLP; (B, T, N, width) in and out."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm = nn.LayerNorm(width, elementwise_affine=False)
-        self.spatial, self.spatial_out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.temporal, self.temporal_out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp_in, self.mlp_out = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.offset = nn.Parameter(torch.zeros(NUM_MODULATIONS, width))
-        with torch.no_grad():
-            self.offset[2::3] = 1.0  # gates open
-
-    def forward(
-        self, x: torch.Tensor, modulation: torch.Tensor, number: torch.Tensor, seen: torch.Tensor
-    ) -> torch.Tensor:
-        """`number` int64 (B, T) of each frame in its episode; `seen` bool (B, T, T): query sees key."""
-        m = self._modulators(modulation)
-        x = self._within_frame(x, m)
-        query, key, value = self._temporal(x, m, number)
-        x = x + m[5] * self.temporal_out(_attend_in_time(query, key, value, seen))
-        return self._mlp(x, m)
-
-    def step(
-        self,
-        x: torch.Tensor,
-        modulation: torch.Tensor,
-        number: torch.Tensor,
-        past: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """One frame (T = 1) over past keys, values (B, W, N, heads, D) where filled (B, W); also gives its own."""
-        m = self._modulators(modulation)
-        x = self._within_frame(x, m)
-        query, key, value = self._temporal(x, m, number)
-        keys, values = torch.cat([past[0], key], 1), torch.cat([past[1], value], 1)
-        seen = torch.cat([past[2], torch.ones_like(past[2][:, :1])], 1)[:, None]
-        x = x + m[5] * self.temporal_out(_attend_in_time(query, keys, values, seen))
-        return self._mlp(x, m), key[:, 0], value[:, 0]
-
-    def _modulators(self, modulation: torch.Tensor) -> list[torch.Tensor]:
-        return list((modulation + self.offset)[:, :, :, None].unbind(2))
-
-    def _within_frame(self, x: torch.Tensor, m: list[torch.Tensor]) -> torch.Tensor:
-        query, key, value = self._heads(self.spatial(self.norm(x) * (1 + m[1]) + m[0]))
-        query, key, value = (part.transpose(2, 3) for part in (query, key, value))  # (B, T, heads, N, D)
-        weights = (query * query.shape[-1] ** -0.5 @ key.transpose(-1, -2)).softmax(-1)
-        return x + m[2] * self.spatial_out((weights @ value).transpose(2, 3).flatten(3))
-
-    def _temporal(
-        self, x: torch.Tensor, m: list[torch.Tensor], number: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        query, key, value = self._heads(self.temporal(self.norm(x) * (1 + m[4]) + m[3]))
-        cosine, sine = _rotation(number, query.shape[-1])
-        return _rotated(query, cosine, sine), _rotated(key, cosine, sine), value
-
-    def _mlp(self, x: torch.Tensor, m: list[torch.Tensor]) -> torch.Tensor:
-        return x + m[8] * self.mlp_out(F.relu(self.mlp_in(self.norm(x) * (1 + m[7]) + m[6])).square())
-
-    def _heads(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return x.unflatten(-1, (3, self.heads, -1)).unbind(-3)
-
-
-def _attend_in_time(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-    """Attention at each token's own place: query (B, Tq, N, heads, D), key, value (B, Tk, ...); seen (B, Tq, Tk)."""
-    query, key, value = (part.permute(0, 2, 3, 1, 4) for part in (query, key, value))  # (B, N, heads, T, D)
-    scores = query * query.shape[-1] ** -0.5 @ key.transpose(-1, -2)
-    weights = scores.masked_fill(~seen[:, None, None], float("-inf")).softmax(-1)
-    return (weights @ value).permute(0, 3, 1, 2, 4).flatten(3)
-
-
 def _written(old: torch.Tensor, new: torch.Tensor, row: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
     """`old` (B, depth, W, ...) with `new` (B, depth, ...) in each row's slot."""
     result = old.clone()
     result[row, :, slot] = new
     return result
-
-
-def _level_features(levels: torch.Tensor) -> torch.Tensor:
-    """Sines and cosines of a noise level, (B, T) -> (B, T, 64)."""
-    frequency = torch.exp(torch.linspace(0, 6, 32, device=levels.device))
-    angle = levels[..., None] * frequency
-    return torch.cat([angle.sin(), angle.cos()], -1)
-
-
-def _rotation(number: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rotary position of frame numbers: cosine and sine (B, T, 1, 1, D / 2)."""
-    frequency = 100.0 ** -(torch.arange(dim // 2, device=number.device) / (dim // 2))
-    angle = (number[..., None] * frequency)[:, :, None, None]
-    return angle.cos(), angle.sin()
-
-
-def _rotated(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
-    first, second = x.chunk(2, -1)
-    cosine, sine = cosine.to(x.dtype), sine.to(x.dtype)
-    return torch.cat([first * cosine - second * sine, first * sine + second * cosine], -1)

@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from world_model.config import SuccessConfig
+from world_model.interfaces import SuccessHead
 from world_model.model.instruction_embedding import MAX_WORDS, WordEmbedding
 from world_model.types import Frames
 
@@ -30,7 +31,7 @@ STATE_NOISE = 0.1  # Likewise, of states.
 GROUPS = 8  # Of a group norm.
 
 
-class _SuccessNetwork(nn.Module):
+class _SuccessNetwork(SuccessHead):
     """What both have in common: `loss` and `score`, by way of `_logits`."""
 
     num_frames: int  # R

@@ -15,15 +15,17 @@ are kept, as the F frames of a call share one pass for each of a few sampling st
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
-from world_model.config import WanConfig
+from world_model.interfaces import Dynamics
 from world_model.model.flow import mix, sample, shifted
 from world_model.model.wan_network import ActionWan, build_transformer, transformer_sizes
 from world_model.types import Actions, Clip, Frames, NoiseStream
+
+if TYPE_CHECKING:
+    from world_model.config import WanConfig
 
 STATE_WEIGHT = 0.1  # In the loss, of the clean state's squared error beside the velocity's.
 
@@ -71,7 +73,7 @@ class WanContext:
         )
 
 
-class WanDynamics(nn.Module):
+class WanDynamics(Dynamics["WanConfig"]):
     """See the module's text and `world_model.interfaces.Dynamics`.
 
     The state is predicted beside the image: its noisy value is an input, and a small head predicts the clean one from
@@ -126,7 +128,7 @@ class WanDynamics(nn.Module):
             ValueError: `seen` is given.
         """
         if seen is not None:
-            raise ValueError("world_model.bootstrap.share: only for dynamics of kind transformer; set it to 0")
+            raise ValueError("world_model.bootstrap.share: not for dynamics of kind wan; set it to 0")
         clean, device = clip.frames, clip.valid.device
         levels, counted = self._drawn_levels(clip, generator)
         noise = Frames(*(torch.randn(x.shape, generator=generator).to(device) for x in (clean.latents, clean.states)))

@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
@@ -24,8 +24,10 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from world_model.config import WanConfig
 from world_model.types import Actions
+
+if TYPE_CHECKING:
+    from world_model.config import WanConfig
 
 LORA_LAYERS = r"blocks\.\d+\.(attn[12]\.(to_q|to_k|to_v|to_out\.0)|ffn\.net\.(0\.proj|2))"
 NUM_TIMESTEPS = 1000  # Wan's timestep at noise level 1.

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 import torch
@@ -22,17 +21,17 @@ from torch import nn
 
 from vla_rl.common.atomic import atomic_folder
 from vla_rl.common.precision import Precision, wants_bf16
-from world_model.config import WanConfig, WorldModelConfig
+from world_model.config import WorldModelConfig
 from world_model.interfaces import Autoencoder, Context, Dynamics, SuccessHead
 from world_model.metadata import FACTS_FILE, WorldModelFacts, read_facts, resolve_path, write_facts
-from world_model.types import Actions, Frames, NoiseStream
+from world_model.types import Actions, DynamicsInputs, Frames, NoiseStream
 
 IMAGES_AT_ONCE = 512  # Through the autoencoder, which bounds its memory.
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The four networks; each is also a `torch.nn.Module`."""
+    """The four networks."""
 
     autoencoder: Autoencoder
     dynamics: Dynamics
@@ -148,9 +147,8 @@ class WorldModel(nn.Module):
                 f"dynamics: has frames of {parts.dynamics.frame_steps} control steps, the config says "
                 f"frame_steps = {config.frame_steps}"
             )
-        # Wan's is complete only once built: saved, it needs its pretrained folder no more.
-        dynamics = getattr(parts.dynamics, "config", config.dynamics)
-        self.config, self.facts = config.model_copy(update={"dynamics": dynamics}), facts
+        # The network's own, as Wan's is complete only once built: saved, it needs its pretrained folder no more.
+        self.config, self.facts = config.model_copy(update={"dynamics": parts.dynamics.config}), facts
         for part in fields(parts):
             setattr(self, part.name, getattr(parts, part.name))
         self.register_buffer("state_mean", torch.tensor(facts.state_mean), persistent=False)
@@ -176,7 +174,7 @@ class WorldModel(nn.Module):
         """
         dynamics = self.config.dynamics.model_copy(update={"temperature": temperature})
         self.config = self.config.model_copy(update={"dynamics": dynamics})
-        cast(Any, self.dynamics).config = dynamics
+        self.dynamics.config = dynamics
 
     # --- the robot's units and the model's ---------------------------------------------------
 
@@ -289,7 +287,7 @@ class WorldModel(nn.Module):
         with atomic_folder(Path(folder), "world model", replace=True) as partial:
             write_facts(partial, self.config, self.facts)
             for part in fields(Parts):
-                module = cast(nn.Module, getattr(self, part.name))
+                module: nn.Module = getattr(self, part.name)
                 parameters = {name for name, _ in module.named_parameters()}
                 tensors = {
                     name: tensor.detach().to("cpu", (dtype if name in parameters else None) or tensor.dtype)
@@ -316,7 +314,7 @@ def load_world_model(
     with torch.random.fork_rng(devices=[]):
         world_model = WorldModel(config, facts, (build or build_parts)(config, facts))
     for part in fields(Parts):
-        _read_weights(folder / f"{part.name}.safetensors", cast(nn.Module, getattr(world_model, part.name)))
+        _read_weights(folder / f"{part.name}.safetensors", getattr(world_model, part.name))
     return world_model.to(device).eval()
 
 
@@ -327,19 +325,13 @@ def build_parts(config: WorldModelConfig, facts: WorldModelFacts) -> Parts:
         ValueError: sizes that do not fit each other, or an autoencoder folder that cannot be read.
     """
     from world_model.model.autoencoder import build_autoencoder
-    from world_model.model.dynamics import VideoDynamics
     from world_model.model.success import ClipSuccessClassifier, LatentSuccessHead
 
     autoencoder = build_autoencoder(config.autoencoder, facts.image_size)
     shape, num_views = autoencoder.latent_shape, len(facts.cameras)
+    mean, std = (np.array(values, np.float32) for values in (facts.state_mean, facts.state_std))
     sizes = (facts.state_dim, facts.action_dim, config.frame_steps)
-    if isinstance(config.dynamics, WanConfig):
-        from world_model.model.wan import WanDynamics
-
-        dynamics = WanDynamics(config.dynamics, shape, num_views, *sizes)
-    else:
-        mean, std = (np.array(values, np.float32) for values in (facts.state_mean, facts.state_std))
-        dynamics = VideoDynamics(config.dynamics, shape, facts.cameras, *sizes, mean, std)
+    dynamics = config.dynamics.build(DynamicsInputs(shape, facts.cameras, *sizes, mean, std))
     success = LatentSuccessHead(config.success, shape, num_views, facts.state_dim)
     return Parts(autoencoder, dynamics, success, ClipSuccessClassifier(config.success, shape, num_views))
 

@@ -20,6 +20,7 @@ from world_model.data import latents as latents_module
 from world_model.data.clips import ClipDataset, SuccessSamples
 from world_model.data.episodes import EpisodeFrames, check_states, logged_episodes, open_episodes, state_statistics
 from world_model.data.latents import EncodedEpisodes, ImageSamples, open_latents
+from world_model.interfaces import Autoencoder
 from world_model.trust.types import check_episodes
 
 SIZE, CAMERAS, STATE_DIM, ACTION_DIM = (8, 8), ("front", "wrist"), 3, 2
@@ -89,7 +90,7 @@ def frames(dataset: EpisodeDataset) -> EpisodeFrames:
     return EpisodeFrames.of(dataset, G, LOW, HIGH)
 
 
-class MeanAutoencoder(nn.Module):
+class MeanAutoencoder(Autoencoder):
     """Each quarter of the image as its mean red, in units of 100 gray levels."""
 
     latent_shape = (1, 2, 2)

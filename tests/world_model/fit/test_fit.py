@@ -26,6 +26,7 @@ from world_model.trust.evaluate import measure_trust
 from world_model.trust.report import TrustReport
 
 ENV = DummyConfig(num_envs=8, tasks=("reach_red",), horizon=12, steps_after_success=4)
+SPEC = ENV.env_spec()
 MODEL = {
     "autoencoder": {"channels": [4, 8], "blocks": [1, 1], "latent_channels": 4},
     "dynamics": {"width": 32, "depth": 1, "heads": 2, "patch": 4, "memory": 2},
@@ -232,3 +233,12 @@ def test_actions_in_other_units_are_refused(episodes, tmp_path):
     shutil.copytree(episodes, tmp_path / "episodes")
     with pytest.raises(DatasetError, match="other units"):
         fit(config(tmp_path / "episodes"), small, tmp_path / "run")
+
+
+def test_a_dynamics_from_outside_is_fitted_saved_and_loaded(episodes, tmp_path):
+    dynamics = {"kind": "plugins.drift_dynamics:DriftConfig", "spread": 0.1}
+    world_model = load_world_model(fit(config(episodes, model=MODEL | {"dynamics": dynamics}), SPEC, tmp_path / "run"))
+    assert world_model.config.dynamics.kind == dynamics["kind"]
+    with pytest.raises(ConfigError, match=r"bootstrap\.share: not for dynamics of kind plugins\.drift_dynamics"):
+        options = config(episodes, model=MODEL | {"dynamics": dynamics}, bootstrap={"share": 0.5, "refresh_every": 2})
+        fit(options, SPEC, tmp_path / "other")

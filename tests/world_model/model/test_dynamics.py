@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from world_model.config import DynamicsConfig
+from world_model.config import TransformerConfig
 from world_model.model.dynamics import VideoContext, VideoDynamics
 from world_model.model.flow import mix, sample, sampling_levels
 from world_model.types import Actions, Clip, Frames, NoiseStream
@@ -21,7 +21,7 @@ TOP_DOWN = ((1.0, 0.0, 0.0, 0.5), (0.0, 1.0, 0.0, 0.5), (0.0, 0.0, 0.0, 1.0))
 def make_dynamics(views: int = 1, seed: int = 0, **options: object) -> VideoDynamics:
     torch.manual_seed(seed)
     cameras = ("agentview", "wrist")[:views]
-    config = DynamicsConfig.model_validate(
+    config = TransformerConfig.model_validate(
         {
             "width": 32,
             "depth": 2,

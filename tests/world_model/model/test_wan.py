@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from vla_rl.config import ConfigError, validate
-from world_model.config import DynamicsConfig, StageConfig, WanConfig, WorldModelConfig
+from world_model.config import StageConfig, TransformerConfig, WanConfig, WorldModelConfig
 from world_model.fit.trainer import Fitting
 from world_model.model.flow import mix
 from world_model.model.wan import WanContext, WanDynamics
@@ -409,7 +409,7 @@ def test_dynamics_is_chosen_by_kind() -> None:
     assert isinstance(config.dynamics, WanConfig) and config.dynamics.memory == 3
     assert validate(WorldModelConfig, config.model_dump(mode="json")) == config
     for values in ({}, {"dynamics": {"memory": 3}}, {"dynamics": {"kind": "transformer"}}):
-        assert isinstance(validate(WorldModelConfig, values).dynamics, DynamicsConfig)
+        assert isinstance(validate(WorldModelConfig, values).dynamics, TransformerConfig)
     with pytest.raises(ConfigError, match=r"dynamics\.kind: got 'wam', allowed: transformer, wan"):
         validate(WorldModelConfig, {"dynamics": {"kind": "wam"}})
     with pytest.raises(ConfigError, match=r"dynamics\.preset: unknown key .* Allowed: .*lora_rank"):
