@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from vla_rl.cli.options import Overrides, RecipeName, load
+
 
 class StorageDtype(StrEnum):
     """How a merged checkpoint is stored."""
@@ -52,19 +54,16 @@ def merge(
 
 
 def memory(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a shipped recipe.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, for example algo.lr=1e-5")
-    ] = None,
+    recipe: RecipeName,
+    overrides: Overrides = None,
     processes: Annotated[
         int, typer.Option("--processes", min=1, help="GPUs that train together; parallel=fsdp shares the weights out.")
     ] = 1,
 ) -> None:
     """Print the memory that a training run will need on each GPU, by part, before anything is loaded."""
-    from vla_rl.recipe.recipe import load_recipe
     from vla_rl.training.memory import estimate
 
-    typer.echo(estimate(load_recipe(recipe, overrides or ()), processes).text())
+    typer.echo(estimate(load(recipe, overrides), processes).text())
 
 
 def register(app: typer.Typer) -> None:

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from vla_rl.cli.options import say
+
+if TYPE_CHECKING:
+    from real_robot.operator.console.server import ConsoleConfig
+
+# Of a robot's contract, not of a recipe.
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, for example rate=10")]
+
+ConsolePort = Annotated[
+    int | None, typer.Option(metavar="PORT", help="Serve the operator console here, in place of terminal keys.")
+]
+ConsoleHost = Annotated[str, typer.Option("--console-host", help="Its address; beyond loopback a token is required.")]
+ConsoleToken = Annotated[
+    Path | None, typer.Option("--console-token-file", help="File with the token that takes control.")
+]
+ConsoleOrigins = Annotated[
+    list[str] | None,
+    typer.Option("--console-origin", help="A console page that may show this robot too: http://HOST:PORT."),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -36,22 +53,13 @@ def deploy(
     ] = False,
     episodes: Annotated[int, typer.Option(min=0, help="Run so many episodes on `vla-rl sim-robot`, then end.")] = 0,
     task: Annotated[list[str] | None, typer.Option(help="Tasks of --episodes, in turn.")] = None,
-    split: Annotated[str, typer.Option(help="Split of --episodes.")] = "eval",
+    split: Annotated[Literal["train", "validation", "eval"], typer.Option(help="Split of --episodes.")] = "eval",
     start: Annotated[bool, typer.Option("--start", help="Start at once; else Enter starts.")] = False,
     results: Annotated[Path | None, typer.Option(help="Write the outcome of --episodes here, as JSON.")] = None,
-    console: Annotated[
-        int | None, typer.Option(metavar="PORT", help="Serve the operator console here, in place of terminal keys.")
-    ] = None,
-    console_host: Annotated[
-        str, typer.Option("--console-host", help="Its address; beyond loopback a token is required.")
-    ] = "127.0.0.1",
-    console_token_file: Annotated[
-        Path | None, typer.Option("--console-token-file", help="File with the token that takes control.")
-    ] = None,
-    console_origin: Annotated[
-        list[str] | None,
-        typer.Option("--console-origin", help="A console page that may show this robot too: http://HOST:PORT."),
-    ] = None,
+    console: ConsolePort = None,
+    console_host: ConsoleHost = "127.0.0.1",
+    console_token_file: ConsoleToken = None,
+    console_origin: ConsoleOrigins = None,
     teleop: Annotated[
         str,
         typer.Option(metavar="DEVICE", help="The person's device: lerobot:so101_leader, lerobot:gamepad, spacemouse."),
@@ -66,19 +74,10 @@ def deploy(
     ] = None,
 ) -> None:
     """Drive a robot with a policy server's actions, behind the safety supervisor."""
-    module: Any = importlib.import_module("real_robot.control.deploy")
-    console_config = None
-    if console is not None:
-        from vla_rl.config import validate
+    from real_robot.control.deploy import DeployOptions
+    from real_robot.control.deploy import deploy as run_deploy
 
-        values = {
-            "host": console_host,
-            "port": console,
-            "token": module.read_token(console_token_file) if console_token_file else None,
-            "origins": tuple(console_origin or ()),
-        }
-        console_config = validate(module.ConsoleConfig, values, prefix="console")
-    options = module.DeployOptions(
+    options = DeployOptions(
         robot=robot,
         overrides=tuple(overrides or ()),
         server=server,
@@ -93,13 +92,25 @@ def deploy(
         split=split,
         start=start,
         results=results,
-        console=console_config,
+        console=_console(console, console_host, console_token_file, console_origin or []),
         record=record,
         round=round,
         detector=detector,
         teleop=teleop,
     )
-    module.deploy(options, lambda text: typer.echo(text, err=True))
+    run_deploy(options, say)
+
+
+def _console(port: int | None, host: str, token_file: Path | None, origins: list[str]) -> ConsoleConfig | None:
+    if port is None:
+        return None
+    from real_robot.operator.console.server import ConsoleConfig
+    from real_robot.serving.protocol import read_token
+    from vla_rl.config import validate
+
+    token = read_token(token_file) if token_file else None
+    values = {"host": host, "port": port, "token": token, "origins": tuple(origins)}
+    return validate(ConsoleConfig, values, prefix="console")
 
 
 def sim_robot(
@@ -109,13 +120,11 @@ def sim_robot(
     ] = "http://127.0.0.1:11311",
 ) -> None:
     """A simulated robot as a ROS 1 node around the tabletop, to try `vla-rl deploy` on."""
+    from real_robot.bridge.sim_robot import SimRobotConfig, run_sim_robot
     from vla_rl.config import apply_overrides, validate
 
-    module: Any = importlib.import_module("real_robot.bridge.sim_robot")
-    config = validate(
-        module.SimRobotConfig, apply_overrides({"env": {"kind": "tabletop"}}, overrides or ()), prefix="sim-robot"
-    )
-    module.run_sim_robot(config, master)
+    values = apply_overrides({"env": {"kind": "tabletop"}}, overrides or ())
+    run_sim_robot(validate(SimRobotConfig, values, prefix="sim-robot"), master)
 
 
 def import_bags(
@@ -126,24 +135,23 @@ def import_bags(
     failures: Annotated[bool, typer.Option("--failures", help="These recordings show failures.")] = False,
 ) -> None:
     """Recordings of a robot into a LeRobotDataset, an episode each, read by its contract."""
+    from real_robot.bridge.contract import load_contract
     from vla_rl.config import ConfigError
 
-    load_contract: Any = importlib.import_module("real_robot.bridge.contract").load_contract
     contract = load_contract(robot)
     try:
-        module: Any = importlib.import_module("real_robot.bridge.bags")
+        from real_robot.bridge.bags import import_bags as run_import
     except ModuleNotFoundError as error:
         raise ConfigError(f"import-bags: {error.name} is not installed. Run: pip install 'vla-rl[ros]'") from error
-    done = module.import_bags(
-        contract, bags, output, instruction, not failures, lambda text: typer.echo(text, err=True)
-    )
+    done = run_import(contract, bags, output, instruction, not failures, say)
     typer.echo(f"dataset: {output}  ({done['episodes']} episodes, {done['frames']} frames)")
 
 
 def ros_install() -> None:
     """Unpack ROS 1's Python packages (rospy, rosmaster, messages) beside the virtual environment. Needs no root."""
-    module: Any = importlib.import_module("real_robot.bridge.ros.install")
-    typer.echo(f"ROS 1: {module.install(report=lambda text: typer.echo(text, err=True))}")
+    from real_robot.bridge.ros.install import install
+
+    typer.echo(f"ROS 1: {install(report=say)}")
 
 
 def ros_master(
@@ -152,8 +160,9 @@ def ros_master(
     """Run a ROS 1 master until Ctrl-C or SIGTERM."""
     import signal
 
-    module: Any = importlib.import_module("real_robot.bridge.ros.master")
-    master = module.Master(port)
+    from real_robot.bridge.ros.master import Master
+
+    master = Master(port)
     signal.signal(signal.SIGTERM, lambda *_: master.process.terminate())
     typer.echo(f"ROS master: {master.uri}", err=True)
     try:

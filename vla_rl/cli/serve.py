@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -31,14 +30,15 @@ def serve(
     from vla_rl.config import ConfigError, validate
 
     try:
-        server: Any = importlib.import_module("real_robot.serving.server")
-        protocol: Any = importlib.import_module("real_robot.serving.protocol")
+        from real_robot.serving.protocol import read_token
+        from real_robot.serving.server import ServeConfig
+        from real_robot.serving.server import main as run_server
     except ModuleNotFoundError as error:
         raise ConfigError(f"serve: {error.name} is not installed. Run: pip install 'vla-rl[robot]'") from error
     values = {
         "host": host,
         "port": port,
-        "token": None if token_file is None else protocol.read_token(token_file),
+        "token": None if token_file is None else read_token(token_file),
         "max_batch": max_batch,
         "max_clients": max_clients,
         "device": device,
@@ -46,7 +46,7 @@ def serve(
         "control_hz": control_hz,
         "action_names": None if action_names is None else tuple(action_names.split(",")),
     }
-    server.main(checkpoint, validate(server.ServeConfig, values), typer.echo)
+    run_server(checkpoint, validate(ServeConfig, values), typer.echo)
 
 
 def register(app: typer.Typer) -> None:

@@ -1,4 +1,4 @@
-"""Commands of `vla-rl world-model` beside fitting and trust: where RL starts, whom to believe, how styles look."""
+"""`vla-rl world-model`: fit one, measure its trust, mine keyframes, rank policies, study trust, look at styles."""
 
 from __future__ import annotations
 
@@ -7,17 +7,65 @@ from typing import Annotated
 
 import typer
 
-RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a shipped recipe.")]
+from vla_rl.cli.options import PROGRAM, Output, Overrides, RecipeName, Resume, Setting, load, resumable, say
+
 WorldModelFolder = Annotated[str, typer.Argument(metavar="WORLD_MODEL", help="A world model's folder.")]
-Setting = Annotated[list[str] | None, typer.Option("--set", help="key=value on the recipe.")]
+
+# Of a fit that is resumed: what only its threshold, chosen last, depends on, and what is collected for it. Datasets
+# that are there already were collected as the recipe says, or are refused.
+FREE_IN_A_FIT = ("datasets", *(f"world_model.{name}" for name in ("calibrate_on", "max_false_success", "min_failures")))
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to `vla-rl world-model`."""
-    app.command()(keyframes)
-    app.command()(rank)
-    app.command()(study)
-    app.command()(styles)
+    """Add the group to the program."""
+    group = typer.Typer(no_args_is_help=True, help="Fit a world model, and measure how far it can be trusted.")
+    group.command()(fit)
+    group.command(name="eval")(evaluate)
+    for command in (keyframes, rank, study, styles):
+        group.command()(command)
+    app.add_typer(group, name="world-model")
+
+
+def fit(recipe: RecipeName, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
+    """Fit a world model: autoencoder, dynamics, success head and classifier, and their threshold."""
+    from vla_rl.common.run_folder import open_run
+    from vla_rl.workflows.fit_world_model import fit_world_model
+
+    loaded = load(recipe, overrides)
+    folder = open_run(loaded, output, resume, free=FREE_IN_A_FIT)
+    with resumable("world-model fit", recipe, overrides, folder):
+        typer.echo(f"world model: {fit_world_model(loaded, folder)}")
+
+
+def evaluate(
+    recipe: RecipeName,
+    world_model: WorldModelFolder,
+    held_out: Annotated[
+        list[Path], typer.Option("--held-out", help="Dataset of real episodes of the policy, none of them fitted on.")
+    ],
+    policy: Annotated[
+        list[str] | None,
+        typer.Option("--policy", help="Compare real with imagined success; give six or more."),
+    ] = None,
+    train: Annotated[
+        list[Path] | None,
+        typer.Option("--train", help="Dataset for the inverse dynamics, such as one it was fitted on."),
+    ] = None,
+    style: Annotated[
+        list[str] | None, typer.Option("--style", help="NAME=DATASET of real episodes with another look.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder of the report; if not given, the world model's.")
+    ] = None,
+    override: Setting = None,
+) -> None:
+    """Measure how far a world model can be trusted: trust.json and trust.html."""
+    from vla_rl.workflows.measure_trust import measure_world_model
+
+    styles = {name: Path(path) for name, _, path in (text.partition("=") for text in style or ())}
+    loaded, data = load(recipe, override), (held_out, policy or (), train or ())
+    page = measure_world_model(loaded, Path(world_model), *data, styles, output)
+    typer.echo(f"written: {page.with_suffix('.json')}\npage: {page}")
 
 
 def keyframes(
@@ -29,10 +77,9 @@ def keyframes(
 ) -> None:
     """Mine real episodes for the moments that decide them, from which imagined episodes can start."""
     from vla_rl.data.keyframes import KeyframeSet
-    from vla_rl.recipe.recipe import load_recipe
-    from vla_rl.workflows.commands import mine_keyframes
+    from vla_rl.workflows.mine_keyframes import mine_keyframes
 
-    file = mine_keyframes(load_recipe(recipe, override or ()), Path(world_model), dataset, output)
+    file = mine_keyframes(load(recipe, override), Path(world_model), dataset, output)
     mined = KeyframeSet.load(file)
     kinds = ", ".join(f"{count} {kind}" for kind, count in mined.counts().items())
     typer.echo(f"written: {file}  ({len(mined.keyframes)} keyframes: {kinds})")
@@ -47,11 +94,9 @@ def rank(
     override: Setting = None,
 ) -> None:
     """Rank policies by their success in imagination, and say how far the simulator agrees."""
-    from vla_rl.recipe.recipe import load_recipe
     from vla_rl.workflows.policy_ranking import rank_policies
 
-    loaded = load_recipe(recipe, override or ())
-    found = rank_policies(loaded, Path(world_model), policy, output, lambda text: typer.echo(text, err=True))
+    found = rank_policies(load(recipe, override), Path(world_model), policy, output, say)
     typer.echo(f"{found.text()}\nwritten: {output}")
 
 
@@ -67,7 +112,7 @@ def study(
     from vla_rl.workflows.trust_study import TABLE
     from vla_rl.workflows.trust_study import study as run_study
 
-    found = run_study(recipe, override or (), world_model, task, output, jobs=jobs, show=typer.echo)
+    found = run_study(recipe, override or (), world_model, task, output, jobs=jobs, program=PROGRAM, show=typer.echo)
     typer.echo(f"{found.markdown()}\nwritten: {output / TABLE}")
 
 
@@ -80,8 +125,7 @@ def styles(
     override: Setting = None,
 ) -> None:
     """Show recorded episodes in other styles, as `world_model.style` has them fitted on."""
-    from vla_rl.recipe.recipe import load_recipe
-    from vla_rl.workflows.commands import show_styles
+    from vla_rl.workflows.show_styles import show_styles
 
-    shown = show_styles(load_recipe(recipe, override or ()), dataset, output, episodes, columns)
+    shown = show_styles(load(recipe, override), dataset, output, episodes, columns)
     typer.echo("\n".join([*shown, f"written: {output}  (each row: as recorded, segments, styles)"]))

@@ -1,11 +1,4 @@
-"""A run's folder: what was asked, with what, and all that came of it.
-
-config.yaml      the resolved recipe           command.txt    the command line
-versions.json    packages, git commit, machine metrics.jsonl  one JSON object per step
-checkpoints/     resume points                 policy/        the result (and best/, by validation)
-evaluations/     one JSON per evaluation       videos/        a few episodes
-report.html      the page to look at
-"""
+"""A run's folder: the names of its files, opening it, and what identifies the run."""
 
 from __future__ import annotations
 
@@ -19,6 +12,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -29,9 +23,123 @@ from vla_rl.config import Config, ConfigError, dump_yaml, read_yaml, validate
 PACKAGES = ("vla-rl", "torch", "transformers", "timm", "peft", "accelerate", "lerobot", "mujoco", "robosuite",
             "hf-libero", "numpy")  # fmt: skip
 
-DESCRIPTION = frozenset({"config.yaml", "command.txt", "versions.json"})  # what identifies a run, before its first step
 _ABSENT = "(nothing)"
 _FREE = ("num_threads",)  # May differ in a resumed run: the machine's, not the run's.
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The names of a run's files; a run leaves those that its command makes.
+
+    Attributes:
+        path: the folder.
+    """
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """The resolved recipe."""
+        return self.path / "config.yaml"
+
+    @property
+    def command(self) -> Path:
+        """The command line."""
+        return self.path / "command.txt"
+
+    @property
+    def versions(self) -> Path:
+        """Packages, git commit and machine."""
+        return self.path / "versions.json"
+
+    @property
+    def description(self) -> tuple[Path, Path, Path]:
+        """What identifies a run, written before its first step."""
+        return self.config, self.command, self.versions
+
+    @property
+    def exists(self) -> bool:
+        """Whether a run was opened here."""
+        return self.config.is_file()
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object per logged step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of what the run resumes from."""
+        return self.path / "checkpoints"
+
+    @property
+    def policy(self) -> Path:
+        """The policy that the run ends with."""
+        return self.path / "policy"
+
+    @property
+    def best(self) -> Path:
+        """The best policy by validation so far."""
+        return self.path / "best"
+
+    @property
+    def last_good(self) -> Path:
+        """The policy before an update that diverged."""
+        return self.path / "last_good"
+
+    @property
+    def confirmed(self) -> Path:
+        """The folder of the policies whose gain the gate confirmed."""
+        return self.path / "confirmed"
+
+    @property
+    def rejected(self) -> Path:
+        """The policy that the gate sent back."""
+        return self.path / "rejected"
+
+    @property
+    def world_model(self) -> Path:
+        """The world model that a fit ends with."""
+        return self.path / "world_model"
+
+    @property
+    def gate(self) -> Path:
+        """The gate's checks, as JSON."""
+        return self.path / "gate.json"
+
+    @property
+    def admission(self) -> Path:
+        """What trust said of the world model that the run is in, as JSON."""
+        return self.path / "admission.json"
+
+    @property
+    def rounds(self) -> Path:
+        """The table of a closed loop's rounds, as JSON."""
+        return self.path / "rounds.json"
+
+    @property
+    def ablation(self) -> Path:
+        """What the run gained beside its controls, as JSON."""
+        return self.path / "ablation.json"
+
+    @property
+    def evaluations(self) -> Path:
+        """The folder of evaluations."""
+        return self.path / "evaluations"
+
+    def evaluation(self, name: str) -> Path:
+        """One evaluation's JSON file; "base" and "final" are those before and after training."""
+        return self.evaluations / f"{name}.json"
+
+    @property
+    def videos(self) -> Path:
+        """The folder of a few filmed episodes."""
+        return self.path / "videos"
+
+    @property
+    def report(self) -> Path:
+        """The page to look at."""
+        return self.path / "report.html"
 
 
 def open_run(
@@ -54,7 +162,7 @@ def open_run(
         if folder is None:
             folder = _newest_run(name, root)
             print(f"--resume: going on with the newest run, {folder}", file=sys.stderr)
-        if not (folder / "config.yaml").is_file():
+        if not RunFolder(folder).exists:
             raise ConfigError(f"--resume: {folder} holds no earlier run (no config.yaml); see --output")
         if _difference_to(folder, recipe):
             difference = _difference_to(folder, recipe, free)
@@ -69,7 +177,7 @@ def open_run(
         folder = root / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not _has_not_begun(folder):
         found = "is not empty" if folder.is_dir() else "is a file"
-        again = ", or add --resume to go on in it" if (folder / "config.yaml").is_file() else ""
+        again = ", or add --resume to go on in it" if RunFolder(folder).exists else ""
         raise ConfigError(f"{folder} {found}. Choose another --output{again}.")
     _describe(folder, recipe)
     return folder
@@ -77,18 +185,18 @@ def open_run(
 
 def _describe(folder: Path, recipe: Config) -> None:
     """Write what identifies a run."""
-    for name in ("checkpoints", "evaluations", "videos"):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-    (folder / "command.txt").write_text(shlex.join(["vla-rl", *sys.argv[1:]]) + "\n")
-    (folder / "versions.json").write_text(json.dumps(versions(), indent=1))
-    write_text_atomic(folder / "config.yaml", dump_yaml(recipe))
+    run = RunFolder(folder)
+    for inner in (run.checkpoints, run.evaluations, run.videos):
+        inner.mkdir(parents=True, exist_ok=True)
+    run.command.write_text(shlex.join(["vla-rl", *sys.argv[1:]]) + "\n")
+    run.versions.write_text(json.dumps(versions(), indent=1))
+    write_text_atomic(run.config, dump_yaml(recipe))
 
 
 def _has_not_begun(folder: Path) -> bool:
     """Whether a run's folder holds what `_describe` writes and nothing else: no step, checkpoint or evaluation."""
-    if not (folder / "config.yaml").is_file():
-        return False
-    return {path.name for path in folder.rglob("*") if not path.is_dir()} <= DESCRIPTION
+    run = RunFolder(folder)
+    return run.exists and {path for path in folder.rglob("*") if not path.is_dir()} <= set(run.description)
 
 
 def _newest_run(name: str, root: Path) -> Path:
@@ -100,8 +208,8 @@ def _newest_run(name: str, root: Path) -> Path:
     own = re.compile(re.escape(name) + r"-\d{8}-\d{6}")
     command = _command(sys.argv[1:])
     for folder in sorted(root.glob(f"{glob.escape(name)}-*"), reverse=True):
-        if own.fullmatch(folder.name) and (folder / "config.yaml").is_file():
-            written = folder / "command.txt"
+        if own.fullmatch(folder.name) and RunFolder(folder).exists:
+            written = RunFolder(folder).command
             if not written.is_file() or _command(shlex.split(written.read_text())[1:]) == command:
                 return folder
     raise ConfigError(
@@ -147,7 +255,8 @@ def git_commit() -> str | None:
 def _difference_to(folder: Path, recipe: Config, free: Sequence[str] = ()) -> str:
     """How a run's recipe differs from `recipe`, but for the fields that are `free`; empty where they are the same."""
     # Validated, so that options which are newer than the run are there with their defaults.
-    saved = validate(type(recipe), read_yaml(folder / "config.yaml"), prefix=str(folder / "config.yaml"))
+    file = RunFolder(folder).config
+    saved = validate(type(recipe), read_yaml(file), prefix=str(file))
     return _difference(saved.model_dump(mode="json"), recipe.model_dump(mode="json"), free)
 
 

@@ -24,8 +24,6 @@ from vla_rl.interfaces import Policy, VecEnv
 from vla_rl.policies.base import load_policy
 from vla_rl.types import Split
 
-GATE_FILE = "gate.json"
-REJECTED = "rejected"  # Folder of the policy that the gate sent back.
 Verdict = Literal["confirmed", "refuted", "undecided"]
 
 

@@ -9,10 +9,9 @@ from typing import Any
 
 from markupsafe import Markup
 
-from vla_rl.evaluation.gate import GATE_FILE, GateCheck
+from vla_rl.common.run_folder import RunFolder
+from vla_rl.evaluation.gate import GateCheck
 
-ADMISSION_FILE = "admission.json"
-ROUNDS_FILE = "rounds.json"
 _COUNTED = {"rollouts": "to fit on", "held_out": "held out", "gate": "gate", "validation": "validation"}
 _TRUSTED = {"informedness": "successes told from failures", "false_success": "false successes"}
 MAX_CLIPS, MAX_CLIP_BYTES = 8, 4 * 2**20
@@ -24,7 +23,7 @@ def imagination(folder: Path) -> dict[str, Any] | None:
     Args:
         folder: the run's, with the files that `vla_rl.training.run` writes.
     """
-    file = folder / ADMISSION_FILE
+    file = RunFolder(folder).admission
     if not file.is_file():
         return None
     admission = json.loads(file.read_text(encoding="utf-8"))
@@ -40,7 +39,7 @@ def imagination(folder: Path) -> dict[str, Any] | None:
 
 def rounds(folder: Path) -> dict[str, Any] | None:
     """The table of an outer loop's rounds; None where the folder is not one's."""
-    file = folder / ROUNDS_FILE
+    file = RunFolder(folder).rounds
     if not file.is_file():
         return None
     table = json.loads(file.read_text(encoding="utf-8"))
@@ -99,7 +98,7 @@ def _state(verdict: dict[str, Any]) -> str:
 
 
 def _checks(folder: Path) -> list[GateCheck]:
-    file = folder / GATE_FILE
+    file = RunFolder(folder).gate
     if not file.is_file():
         return []
     return [GateCheck.model_validate(check) for check in json.loads(file.read_text(encoding="utf-8"))["checks"]]

@@ -22,13 +22,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from vla_rl.common.atomic import write_text_atomic
+from vla_rl.common.run_folder import RunFolder
 from vla_rl.evaluation.compare import Comparison, PairedResult, compare, format_p
 from vla_rl.evaluation.results import Evaluation, EvaluationError, SuccessRate
 from vla_rl.report.charts import BLUE, GRAY, GREEN, ORANGE, PURPLE, Bar, Line, bar_chart, line_chart, stacked_bar
 from vla_rl.report.imagination import imagination, rounds
-from vla_rl.training.metrics import METRICS_FILE, read_metrics
+from vla_rl.training.metrics import read_metrics
 
-REPORT_FILE = "report.html"
 # Videos beyond this are left out, so that the page still opens.
 MAX_VIDEO_BYTES = 24 * 2**20
 _VIDEO_NAME = re.compile(
@@ -67,7 +67,7 @@ def write_report(run_folder: Path, title: str | None = None, before: str = "base
     template = Environment(
         loader=PackageLoader("vla_rl.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     ).get_template("report_template.html")
-    path = run.folder / REPORT_FILE
+    path = RunFolder(run.folder).report
     write_text_atomic(path, template.render(_page(run, title)))
     return path
 
@@ -77,21 +77,21 @@ def read_run(folder: Path, before: str = "base", after: str = "final") -> Run:
     if not folder.is_dir():
         raise EvaluationError(f"run folder not found: {folder}")
     missing: list[str] = []
+    run = RunFolder(folder)
 
-    def text(name: str) -> str:
-        path = folder / name
+    def text(path: Path) -> str:
         if path.is_file():
             return path.read_text().strip()
-        missing.append(f"{name}: not in the folder")
+        missing.append(f"{path.name}: not in the folder")
         return ""
 
-    def parsed(name: str, required: bool = True) -> dict[str, Any] | None:
-        if not required and not (folder / name).is_file():
+    def parsed(path: Path, required: bool = True) -> dict[str, Any] | None:
+        if not required and not path.is_file():
             return None
         try:
-            return json.loads(text(name) or "null")
+            return json.loads(text(path) or "null")
         except json.JSONDecodeError as error:
-            missing.append(f"{name}: not valid JSON ({error})")
+            missing.append(f"{path.name}: not valid JSON ({error})")
             return None
 
     found = _read_evaluations(folder, before, after, missing)
@@ -103,20 +103,20 @@ def read_run(folder: Path, before: str = "base", after: str = "final") -> Run:
             missing.append(str(error))
     metrics: list[dict[str, float]] = []
     try:
-        metrics = read_metrics(folder / METRICS_FILE)
+        metrics = read_metrics(run.metrics)
     except FileNotFoundError:
-        missing.append(f"learning curves and timing: no {METRICS_FILE}")
+        missing.append(f"learning curves and timing: no {run.metrics.name}")
     except ValueError as error:
         missing.append(str(error))
-    ablation = parsed("ablation.json", required=False)
-    config, command, versions = text("config.yaml"), text("command.txt"), parsed("versions.json") or {}
+    ablation = parsed(run.ablation, required=False)
+    config, command, versions = text(run.config), text(run.command), parsed(run.versions) or {}
     return Run(folder, *found, comparison, metrics, ablation, config, command, versions, missing)
 
 
 def _read_evaluations(
     folder: Path, before: str, after: str, missing: list[str]
 ) -> tuple[Evaluation | None, Evaluation | None]:
-    files = {path.stem: path for path in sorted((folder / "evaluations").glob("*.json"))}
+    files = {path.stem: path for path in sorted(RunFolder(folder).evaluations.glob("*.json"))}
     if len(files) == 1:
         before, after = "", next(iter(files))
     loaded: list[Evaluation | None] = []
@@ -376,7 +376,7 @@ def _clips(run: Run) -> tuple[list[dict[str, Any]], str]:
     names = [e.meta.name for e in (run.before, run.after) if e is not None]
     by_task: dict[str, dict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
     num_bytes, num_left_out = 0, 0
-    for path in sorted((run.folder / "videos").glob("*.mp4")):
+    for path in sorted(RunFolder(run.folder).videos.glob("*.mp4")):
         match = _VIDEO_NAME.fullmatch(path.stem)
         if match is None or (names and match["name"] not in names):
             continue
@@ -409,7 +409,7 @@ def _commands(run: Run) -> list[str]:
     commands = [run.command] if run.command else []
     if run.comparison is not None:
         first, second = run.comparison.name_a, run.comparison.name_b
-        folder = run.folder / "evaluations"
+        folder = RunFolder(run.folder).evaluations
         commands.append(f"vla-rl compare {folder / first}.json {folder / second}.json")
     return commands
 

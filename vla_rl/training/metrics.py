@@ -20,9 +20,9 @@ from typing import Any, Literal, TextIO
 from pydantic import Field
 
 from vla_rl.common.atomic import disk_full, is_disk_full, write_text_atomic
+from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import Config
 
-METRICS_FILE = "metrics.jsonl"
 _WANDB_ID_FILE = "wandb_id.txt"
 
 
@@ -76,7 +76,7 @@ class MetricLogger:
         self._file: TextIO | None = None
         self._tensorboard: Any = None
         self._wandb: Any = None
-        path = self.folder / METRICS_FILE
+        path = RunFolder(self.folder).metrics
         if resume_step is not None and path.exists():
             kept = [line for line in _whole_lines(path) if json.loads(line)["step"] <= resume_step]
             write_text_atomic(path, "".join(line + "\n" for line in kept))
@@ -127,7 +127,7 @@ class MetricLogger:
     def _write_jsonl(self, step: int, numbers: dict[str, float]) -> None:
         finite = {key: value if math.isfinite(value) else None for key, value in numbers.items()}
         line = json.dumps({"step": step, **finite}) + "\n"
-        path = self.folder / METRICS_FILE
+        path = RunFolder(self.folder).metrics
         try:
             if self._file is None:
                 self.folder.mkdir(parents=True, exist_ok=True)

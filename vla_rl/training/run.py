@@ -16,15 +16,15 @@ import numpy as np
 from vla_rl.algorithms.learner import TrainingDivergedError
 from vla_rl.common.atomic import restore_replaced, write_text_atomic
 from vla_rl.common.progress import episode_progress
+from vla_rl.common.run_folder import RunFolder
 from vla_rl.common.timing import Stopwatch
 from vla_rl.config import ConfigError
 from vla_rl.distributed.outcomes import gather_outcomes
 from vla_rl.distributed.process_group import current
 from vla_rl.evaluation.evaluate import build_env, derived_seed, evaluate
-from vla_rl.evaluation.gate import GATE_FILE, REJECTED, Gate
+from vla_rl.evaluation.gate import Gate
 from vla_rl.interfaces import VecEnv
 from vla_rl.policies.base import load_policy, resolve_path
-from vla_rl.report.imagination import ADMISSION_FILE
 from vla_rl.rollout.collect import collect
 from vla_rl.rollout.task_sampling import groups_to_resample
 from vla_rl.training.checkpoint import (
@@ -65,7 +65,7 @@ class TrainingRun:
             import torch
 
             torch.set_num_threads(recipe.num_threads)
-        self.recipe, self.config, self.folder = recipe, recipe.train, Path(folder)
+        self.recipe, self.config, self.folder = recipe, recipe.train, RunFolder(folder)
         self.iteration = 0
         self.world = current()
         self.stopwatch = Stopwatch()
@@ -97,7 +97,7 @@ class TrainingRun:
             )
             if self.demonstrations is not None and control == "continue_bc":
                 self.learner = ContinueBC(self.learner, self.demonstrations)
-            self.gate = Gate(recipe.gate, self.folder / "confirmed", self.policy) if recipe.gate.every else None
+            self.gate = Gate(recipe.gate, self.folder.confirmed, self.policy) if recipe.gate.every else None
             self._keep_admission()
             if resume:
                 self._restore()
@@ -110,13 +110,13 @@ class TrainingRun:
         if not self.world.is_main:
             return SilentLogger()
         run_config = self.recipe.model_dump(mode="json")
-        return MetricLogger(self.folder, self.recipe.log, run_config=run_config, resume_step=resume_step)
+        return MetricLogger(self.folder.path, self.recipe.log, run_config=run_config, resume_step=resume_step)
 
     def _keep_admission(self) -> None:
         """What trust said of the world model that the run is in, for its report."""
         admission = getattr(self.env, "admission", None)
         if admission is not None:
-            write_text_atomic(self.folder / ADMISSION_FILE, admission.model_dump_json(indent=1) + "\n")
+            write_text_atomic(self.folder.admission, admission.model_dump_json(indent=1) + "\n")
 
     # --- one iteration ----------------------------------------------------------------------
 
@@ -229,7 +229,7 @@ class TrainingRun:
         if not math.isnan(sampled) and (self._best is None or sampled > self._best[0]):
             self._best = (sampled, self.iteration)
             if cfg.keep == "best":
-                self._save_policy(self.folder / "best")
+                self._save_policy(self.folder.best)
         self.stopwatch.report()
 
     @property
@@ -259,9 +259,9 @@ class TrainingRun:
         real = check.comparison
         self.logger.log(self.iteration, {"gate/real": real.rate_b, "gate/real_confirmed": real.rate_a})
         self.logger.print(check.text())
-        write_text_atomic(self.folder / GATE_FILE, json.dumps(self.gate.state(), indent=1) + "\n")
+        write_text_atomic(self.folder.gate, json.dumps(self.gate.state(), indent=1) + "\n")
         if self.gate.is_closed:
-            self.policy.save(self.folder / REJECTED)
+            self.policy.save(self.folder.rejected)
             self.policy = load_policy(self.gate.confirmed, self.policy.device)
         self.stopwatch.report()
 
@@ -288,10 +288,10 @@ class TrainingRun:
                 self.recipe.eval,
                 name=name,
                 policy_path=policy_path or (resolve_path(base) if base else None),
-                video_folder=self.folder / "videos",
+                video_folder=self.folder.videos,
                 on_episode=on_episode,
             )
-        path = self.folder / "evaluations" / f"{name}.json"
+        path = self.folder.evaluation(name)
         result.save(path)
         result.plot(path.with_suffix(".png"))
         self.logger.print(result.table())
@@ -319,7 +319,7 @@ class TrainingRun:
             "gate": self.gate.state() if self.gate else None,
             "env": self._env_state(),
         }
-        folder = self.folder / "checkpoints"
+        folder = self.folder.checkpoints
         save_checkpoint(checkpoint_path(folder, self.iteration), tensors | trained_weights(self.policy), state)
         keep_last(folder, self.config.keep_checkpoints)
 
@@ -329,7 +329,7 @@ class TrainingRun:
                 self.policy.save(folder)
 
     def _restore(self) -> None:
-        path = latest_checkpoint(self.folder / "checkpoints")
+        path = latest_checkpoint(self.folder.checkpoints)
         if path is None:
             return
         tensors, state = load_checkpoint(path)
@@ -352,16 +352,16 @@ class TrainingRun:
     def keep_policy(self) -> Path:
         """Write the run's result to policy/: the best by validation or the last, as train.keep says."""
         self._is_looping = False
-        target = self.folder / "policy"
+        target = self.folder.policy
         if self.config.keep == "best" and self._best is not None:
-            restore_replaced(self.folder / "best")
-            self.policy = load_policy(self.folder / "best", self.policy.device)
+            restore_replaced(self.folder.best)
+            self.policy = load_policy(self.folder.best, self.policy.device)
         self._save_policy(target)
         return target
 
     def _keep_last_good(self) -> str:
         """Save the policy that a diverged update was set back to; says where, and how to go on from it."""
-        folder = self.folder / "last_good"
+        folder = self.folder.last_good
         self._save_policy(folder)
         return f"That policy is saved: start a new run with policy.path={folder} and these changes."
 
@@ -370,7 +370,7 @@ class TrainingRun:
         from vla_rl.report.report import write_report
 
         if self.world.is_main:
-            write_report(self.folder)
+            write_report(self.folder.path)
 
     # --- demonstrations ---------------------------------------------------------------------
 

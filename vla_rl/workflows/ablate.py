@@ -19,13 +19,14 @@ import rich
 from pydantic import Field, field_validator
 
 from vla_rl.common.atomic import write_text_atomic
+from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import Config, ConfigError
 from vla_rl.data.dataset_check import check_datasets
 from vla_rl.evaluation.compare import compare
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.statistics import Interval, summarize_seeds
 from vla_rl.recipe.recipe import Recipe
-from vla_rl.workflows.jobs import job, run_jobs
+from vla_rl.workflows.jobs import FINAL, job, run_jobs
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -108,6 +109,7 @@ def ablate(
     overrides: Sequence[str],
     folder: Path,
     *,
+    program: Sequence[str],
     seeds: Sequence[int],
     arms: Sequence[str] = ARMS,
     jobs: int = 2,
@@ -118,7 +120,7 @@ def ablate(
 
     Args:
         recipe_name, overrides: as on the command line; handed to each run.
-        jobs: runs side by side, each with its share of the cores.
+        program: how `vla-rl` is started. jobs: runs side by side, each with its share of the cores.
 
     Raises:
         ConfigError: no seeds, an unknown arm, or `folder` holds runs of another recipe.
@@ -133,24 +135,22 @@ def ablate(
             "sft: this recipe has none, but the control continue_bc learns from demonstrations: "
             "name them in sft.datasets"
         )
-    controls = [folder / f"continue_bc-seed{seed}" / "evaluations" / "final.json" for seed in seeds]
+    runs = {arm: [RunFolder(folder / f"{arm}-seed{seed}") for seed in seeds] for arm in ("continue_bc", *arms)}
+    controls = [run.evaluation(FINAL) for run in runs["continue_bc"]]
     if "continue_bc" in arms and recipe.sft is not None and not all(file.is_file() for file in controls):
         check_datasets(dataset.path for dataset in recipe.sft.datasets)
     folder.mkdir(parents=True, exist_ok=True)
     base = job("eval", recipe_name, [*overrides, "num_threads=0"], folder / "base")
     all_jobs = [base]
-    for seed in seeds:
+    for number, seed in enumerate(seeds):
         for arm in arms:
             own = [f"seed={seed}", f"train.control={arm}", "train.evaluate=after", "num_threads=0"]
-            all_jobs.append(job("train", recipe_name, [*overrides, *own], folder / f"{arm}-seed{seed}"))
+            all_jobs.append(job("train", recipe_name, [*overrides, *own], runs[arm][number].path))
     rich.print(f"{len(all_jobs)} runs, {jobs} side by side; each writes its output to a .log in {folder}")
-    run_jobs(all_jobs, jobs, rich.print)
-    evaluations = {
-        arm: [Evaluation.load(folder / f"{arm}-seed{seed}" / "evaluations" / "final.json") for seed in seeds]
-        for arm in arms
-    }
+    run_jobs(all_jobs, jobs, program, rich.print)
+    evaluations = {arm: [Evaluation.load(run.evaluation(FINAL)) for run in runs[arm]] for arm in arms}
     result = summarize(recipe.name, Evaluation.load(base.result), evaluations, tuple(seeds))
-    write_text_atomic(folder / "ablation.json", result.model_dump_json(indent=1) + "\n")
+    write_text_atomic(RunFolder(folder).ablation, result.model_dump_json(indent=1) + "\n")
     return result
 
 

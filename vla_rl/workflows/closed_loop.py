@@ -14,28 +14,34 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.common.atomic import write_text_atomic
+from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import ConfigError
-from vla_rl.evaluation.gate import GATE_FILE
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.interfaces import TrustError
 from vla_rl.recipe.collect_config import CollectConfig
 from vla_rl.recipe.recipe import Recipe
-from vla_rl.report.imagination import ADMISSION_FILE, ROUNDS_FILE
 from vla_rl.report.report import write_report
-from vla_rl.training.metrics import METRICS_FILE
-from vla_rl.workflows import commands
+from vla_rl.workflows.collect import collect
+from vla_rl.workflows.fit_world_model import fit_world_model
+from vla_rl.workflows.jobs import BASE, FINAL
 from vla_rl.workflows.loop_controls import evaluations, run_beside_controls, run_online, summarize_controls
 from vla_rl.workflows.loop_rounds import Round, check_budget, gate_checks, rounds_table
+from vla_rl.workflows.measure_trust import measure_world_model
+from vla_rl.workflows.mine_keyframes import mine_keyframes
+from vla_rl.workflows.recipe_parts import world_model_section
 from world_model.trust.report import PAGE_FILE, TRUST_FILE
 
 HELD_OUT_START = 500_000  # Initial states of the held-out episodes: none that RL or the fit could draw.
 ONLINE = "online_grpo"
 
 
-def loop(recipe: Recipe, folder: Path, show: Callable[[str], None] = print) -> Round:
+def loop(recipe: Recipe, folder: Path, program: Sequence[str], show: Callable[[str], None] = print) -> Round:
     """Run all rounds of the recipe in its folder; each starts from the policy and world model of the one before.
 
     Where trust refuses a later round, the loop ends with the policy of the round before.
+
+    Args:
+        program: how `vla-rl` is started, for controls in processes of their own.
 
     Returns:
         the last round whose RL ran. `folder`/report.html is about all of them.
@@ -65,28 +71,28 @@ def loop(recipe: Recipe, folder: Path, show: Callable[[str], None] = print) -> R
         show(f"{title}real episodes of {explorer}")
         keeps = bool(recipe.sampling.keyframe_share) and config.save_states
         first = config.first_state + number * config.episodes
-        structure = commands.world_model_section(recipe).needs_structure
-        collect(with_parts(recipe, policy=explorer), done.rollouts, config.episodes, first, show, keeps, structure)
-        collect(acting, done.held_out, config.held_out, HELD_OUT_START + number * config.held_out, show)
+        structure = world_model_section(recipe).needs_structure
+        collect_real(with_parts(recipe, policy=explorer), done.rollouts, config.episodes, first, show, keeps, structure)
+        collect_real(acting, done.held_out, config.held_out, HELD_OUT_START + number * config.held_out, show)
         if before and not (done.trust_before / PAGE_FILE).is_file():
             show(f"{title}how far the world model can be trusted where the new policy goes")
             measured = (Path(world_model), [done.held_out])
-            commands.measure_world_model(acting, *measured, train=collected, folder=done.trust_before)
+            measure_world_model(acting, *measured, train=collected, folder=done.trust_before)
         if config.refit or not before:
             show(f"{title}fitting the world model from {world_model}")
             weights = [config.old_weight**age for age in range(number, -1, -1)]
-            commands.fit_world_model(acting, done.folder / "fit", collected, world_model, weights, holdout_from="last")
+            fit_world_model(acting, done.folder / "fit", collected, world_model, weights, holdout_from="last")
             world_model = str(done.world_model)
             if not (done.world_model / PAGE_FILE).is_file():
                 show(f"{title}how far it can be trusted")
-                commands.measure_world_model(acting, done.world_model, [done.held_out], train=collected)
+                measure_world_model(acting, done.world_model, [done.held_out], train=collected)
         if recipe.sampling.keyframe_share and not done.keyframes.is_file():
             show(f"{title}moments that decide an episode")
-            commands.mine_keyframes(acting, Path(world_model), [done.rollouts], done.keyframes)
+            mine_keyframes(acting, Path(world_model), [done.rollouts], done.keyframes)
         show(f"{title}RL in imagination")
         imagining = in_round(recipe, rounds, number, policy, world_model)
         try:
-            run_beside_controls(imagining, done, before, show)
+            run_beside_controls(imagining, done, before, program, show)
         except TrustError as refusal:
             if before is None:
                 raise
@@ -95,8 +101,8 @@ def loop(recipe: Recipe, folder: Path, show: Callable[[str], None] = print) -> R
             rounds = rounds[: number + 1]
             break
         conclude_round(imagining, done, before)
-        policy, explorer = str(done.run / "policy"), str(done.explorer)
-    conclude(recipe, folder, rounds, show)
+        policy, explorer = str(RunFolder(done.run).policy), str(done.explorer)
+    conclude(recipe, RunFolder(folder), rounds, program, show)
     return [done for done in rounds if done.finished][-1]
 
 
@@ -120,50 +126,52 @@ def in_round(recipe: Recipe, rounds: Sequence[Round], number: int, policy: str, 
 
 def conclude_round(recipe: Recipe, done: Round, before: Round | None) -> None:
     """Put before and after side by side: a round's "before" is what the round before it ended with."""
-    base = done.run / "evaluations" / "base.json"
+    base = RunFolder(done.run).evaluation(BASE)
     if before is not None and not base.is_file():
-        ended = Evaluation.load(before.run / "evaluations" / "final.json")
+        ended = Evaluation.load(RunFolder(before.run).evaluation(FINAL))
         ended.model_copy(update={"meta": ended.meta.model_copy(update={"name": "base"})}).save(base)
         write_report(done.run)
     if before is None and recipe.loop.negative_controls:
         summarize_controls(recipe, done.run, Evaluation.load(base), evaluations(recipe, done))
 
 
-def conclude(recipe: Recipe, folder: Path, rounds: Sequence[Round], show: Callable[[str], None]) -> None:
+def conclude(
+    recipe: Recipe, run: RunFolder, rounds: Sequence[Round], program: Sequence[str], show: Callable[[str], None]
+) -> None:
     """The control with as many real episodes, and the report on all rounds, in the loop's own folder."""
     finished = [done for done in rounds if done.finished]
     online, after = None, evaluations(recipe, finished[-1])
     if ONLINE in recipe.loop.controls:
         taken = rounds_table(recipe, rounds).total
         show(f"RL in the real simulator, with as many real episodes: {taken}")
-        online = run_online(recipe, folder / ONLINE, taken)
-        after[ONLINE] = Evaluation.load(folder / ONLINE / "evaluations" / "final.json")
+        online = run_online(recipe, run.path / ONLINE, taken, program)
+        after[ONLINE] = Evaluation.load(RunFolder(run.path / ONLINE).evaluation(FINAL))
     table = rounds_table(recipe, rounds, online)
-    write_text_atomic(folder / ROUNDS_FILE, table.model_dump_json(indent=1) + "\n")
-    base = Evaluation.load(rounds[0].run / "evaluations" / "base.json")
-    base.save(folder / "evaluations" / "base.json")
-    after["none"].save(folder / "evaluations" / "final.json")
+    write_text_atomic(run.rounds, table.model_dump_json(indent=1) + "\n")
+    base = Evaluation.load(RunFolder(rounds[0].run).evaluation(BASE))
+    base.save(run.evaluation(BASE))
+    after["none"].save(run.evaluation(FINAL))
     checks = [check.model_dump(mode="json") for done in rounds for check in gate_checks(done)]
-    write_text_atomic(folder / GATE_FILE, json.dumps({"checks": checks}, indent=1) + "\n")
-    shutil.copyfile(finished[-1].run / ADMISSION_FILE, folder / ADMISSION_FILE)
-    write_text_atomic(folder / METRICS_FILE, _metrics(recipe, finished))
+    write_text_atomic(run.gate, json.dumps({"checks": checks}, indent=1) + "\n")
+    shutil.copyfile(RunFolder(finished[-1].run).admission, run.admission)
+    write_text_atomic(run.metrics, _metrics(recipe, finished))
     if len(after) > 1:
-        summarize_controls(recipe, folder, base, after)
+        summarize_controls(recipe, run.path, base, after)
     else:
-        write_report(folder)
+        write_report(run.path)
 
 
 def _metrics(recipe: Recipe, rounds: Sequence[Round]) -> str:
     """The rounds' metrics one after another, iterations counted on."""
     lines = []
     for number, done in enumerate(rounds):
-        for line in (done.run / METRICS_FILE).read_text(encoding="utf-8").splitlines():
+        for line in RunFolder(done.run).metrics.read_text(encoding="utf-8").splitlines():
             row = json.loads(line)
             lines.append(json.dumps(row | {"step": row["step"] + number * recipe.train.iterations}))
     return "\n".join(lines) + "\n"
 
 
-def collect(
+def collect_real(
     recipe: Recipe,
     folder: Path,
     episodes: int,
@@ -190,7 +198,7 @@ def collect(
     real: Any = recipe.acting_env
     if "steps_after_success" in type(real).model_fields:
         real = real.model_copy(update={"steps_after_success": recipe.loop.steps_after_success})
-    commands.collect(recipe.model_copy(update={"real_env": real}), config, show)
+    collect(recipe.model_copy(update={"real_env": real}), config, show)
 
 
 def with_parts(recipe: Recipe, policy: str, world_model: str | None = None) -> Recipe:

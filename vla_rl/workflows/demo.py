@@ -9,12 +9,13 @@ from pathlib import Path
 
 import rich
 
-from vla_rl.common.run_folder import open_run
+from vla_rl.common.run_folder import RunFolder, open_run
 from vla_rl.evaluation.compare import compare
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.recipe.recipe import Recipe, load_recipe
 from vla_rl.workflows.ablate import LABELS
 from vla_rl.workflows.closed_loop import loop
+from vla_rl.workflows.jobs import BASE
 from vla_rl.workflows.loop_controls import evaluations
 from vla_rl.workflows.loop_rounds import Round
 
@@ -24,7 +25,9 @@ BASE_RECIPES = ("tabletop_pretrain", "tabletop_colour", "tabletop_bowl", "tablet
 WORLD_MODEL_RECIPE = "tabletop_world_model"
 
 
-def demo(overrides: Sequence[str] = (), output: Path | None = None, from_scratch: bool = False) -> Path:
+def demo(
+    overrides: Sequence[str] = (), output: Path | None = None, from_scratch: bool = False, *, program: Sequence[str]
+) -> Path:
     """Real episodes of the base policy, a world model fitted on them, GRPO in it, real success before and after.
 
     Beside it, on another core, the same with shuffled rewards.
@@ -33,6 +36,7 @@ def demo(overrides: Sequence[str] = (), output: Path | None = None, from_scratch
         overrides: `key=value` on the demo's recipe.
         output: the run's folder; by default one in `runs/`.
         from_scratch: make the base policy and the base world model anew first, which takes hours.
+        program: how `vla-rl` is started, for the controls.
 
     Returns:
         the report's path.
@@ -46,7 +50,7 @@ def demo(overrides: Sequence[str] = (), output: Path | None = None, from_scratch
     folder = open_run(recipe, output, resume=False)
     rich.print(f"Post-training the base policy in imagination; everything goes to [bold]{folder}[/].")
     try:
-        done = loop(recipe, folder, lambda text: rich.print(f"[bold]{text}[/]"))
+        done = loop(recipe, folder, program, lambda text: rich.print(f"[bold]{text}[/]"))
     except KeyboardInterrupt:
         again = shlex.join(["vla-rl", "loop", RECIPE, *overrides, "--output", str(folder), "--resume"])
         rich.print(f"Stopped. The run is saved in {folder}; to go on with it:\n  {again}")
@@ -56,12 +60,12 @@ def demo(overrides: Sequence[str] = (), output: Path | None = None, from_scratch
         f"in {(time.monotonic() - started) / 60:.1f} minutes. One run is no proof that RL did it: "
         "docs/results.md has several seeds, with both controls."
     )
-    return done.run / "report.html"
+    return RunFolder(done.run).report
 
 
 def _show(recipe: Recipe, done: Round) -> None:
     """What the run and its controls came to."""
-    base = Evaluation.load(done.run / "evaluations" / "base.json")
+    base = Evaluation.load(RunFolder(done.run).evaluation(BASE))
     for name, after in evaluations(recipe, done).items():
         comparison = compare(base, after)
         for mode in sorted(comparison.modes, reverse=True):  # sampled first
@@ -70,33 +74,32 @@ def _show(recipe: Recipe, done: Round) -> None:
 
 def make_base_policy(root: Path = Path("runs")) -> Path:
     """Collect demonstrations and clone them, clean ones first, then sloppy ones; goes on where it was stopped."""
-    from vla_rl.workflows import commands
+    from vla_rl.workflows.clone import clone
 
     policy = Path()
     for name in BASE_RECIPES:
         recipe = load_recipe(name)
-        folder = root / recipe.name
-        policy = folder / "policy"
+        run = RunFolder(root / recipe.name)
+        policy = run.policy
         if policy.is_dir():
             continue
         _collect(recipe)
-        commands.sft(recipe, open_run(recipe, folder, resume=(folder / "config.yaml").is_file()))
+        clone(recipe, open_run(recipe, run.path, resume=run.exists))
     return policy
 
 
 def make_base_world_model(policy: Path, root: Path = Path("runs")) -> Path:
     """Collect broad episodes, some of them the policy's, and fit a world model; goes on where it was stopped."""
-    from vla_rl.workflows import commands
+    from vla_rl.workflows.fit_world_model import fit_world_model
 
     recipe = load_recipe(WORLD_MODEL_RECIPE, [f"policy.path={policy}"])
-    folder = root / recipe.name
-    open_run(recipe, folder, resume=(folder / "config.yaml").is_file())
-    return commands.fit_world_model(recipe, folder)
+    run = RunFolder(root / recipe.name)
+    return fit_world_model(recipe, open_run(recipe, run.path, resume=run.exists))
 
 
 def _collect(recipe: Recipe) -> None:
-    from vla_rl.workflows import commands
+    from vla_rl.workflows.collect import collect
 
     assert recipe.collect is not None, "the base policy's recipes say what to collect"
     if not Path(recipe.collect.dataset).is_dir():
-        commands.collect(recipe, recipe.collect, rich.print)
+        collect(recipe, recipe.collect, rich.print)

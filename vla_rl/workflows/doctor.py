@@ -1,13 +1,12 @@
 """What this machine has and lacks for a recipe, and what to do about each fault.
 
-`vla-rl doctor [RECIPE]` shows it; `python -m vla_rl.doctor --gl` prints the first MuJoCo back end
+`vla-rl doctor [RECIPE]` shows it; `python -m vla_rl.workflows.doctor --gl` prints the first MuJoCo back end
 that renders a frame (set-up asks that). Everything that can crash or prompt (a GL driver, the
 LIBERO library) runs in a process of its own or is only looked at from outside.
 """
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import importlib.util
 import os
@@ -249,10 +248,11 @@ def check_libero_assets(configured: str | Path | None, needed: bool) -> Check:
     )
     if importlib.util.find_spec("libero") is None:
         return Check(name, "missing", "needs the libero package", "see hf-libero above", needed)
-    library: Any = importlib.import_module("sim.libero.library")
+    from sim.libero.library import AssetsError, find_assets
+
     try:
-        folder = library.find_assets(Path(configured) if configured else None)
-    except library.AssetsError as error:
+        folder = find_assets(Path(configured) if configured else None)
+    except AssetsError as error:
         return Check(name, "missing", str(error).partition(". ")[0], fix, needed)
     if folder is None:
         return Check(name, "missing", "no env.assets_path, no LIBERO_ASSETS, none in the library's places", fix, needed)
@@ -402,7 +402,7 @@ def report(checks: list[Check], as_json: bool, write: Callable[[str], None] = pr
 
 if __name__ == "__main__":
     if sys.argv[1:] != ["--gl"]:
-        sys.exit("usage: python -m vla_rl.doctor --gl   (the full report is `vla-rl doctor`)")
+        sys.exit("usage: python -m vla_rl.workflows.doctor --gl   (the full report is `vla-rl doctor`)")
     name, reason = find_gl()
     if name is None:
         sys.exit(reason)

@@ -63,14 +63,13 @@ def embedded(recipe: Recipe, config: EpisodesConfig, folder: Path, show: Callabl
     Raises:
         ConfigError: `folder` holds episodes of another policy or from other sources.
     """
+    from vla_rl.config import dump_yaml
     from vla_rl.evaluation.evaluate import policy_hash
     from vla_rl.rollout.runner import evaluation_mode
-    from vla_rl.workflows.commands import build_policy
+    from vla_rl.workflows.recipe_parts import build_policy
 
     wanted = policy_hash(_policy_path(recipe))
     note = folder.with_suffix(".yaml")
-    from vla_rl.config import dump_yaml
-
     asked = f"policy_hash: {wanted}\nevery: {_section(recipe).every}\n{dump_yaml(config)}{dump_yaml(recipe.acting_env)}"
     if folder.is_dir() and note.is_file():
         if note.read_text() != asked:

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import Config, ConfigError
-from vla_rl.evaluation.gate import GATE_FILE, REJECTED, GateCheck, Verdict
+from vla_rl.evaluation.gate import GateCheck, Verdict
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.recipe.recipe import Recipe
-from vla_rl.training.metrics import METRICS_FILE, read_metrics
+from vla_rl.training.metrics import read_metrics
 from vla_rl.types import EnvSpec
 from world_model.trust.report import TRUST_FILE, TrustReport
 
@@ -48,12 +49,12 @@ class Round:
     @property
     def explorer(self) -> Path:
         """Whose real episodes the next world model is fitted on: RL's last policy, even if the gate sent it back."""
-        rejected = self.run / REJECTED
-        return rejected if rejected.is_dir() else self.run / "policy"
+        run = RunFolder(self.run)
+        return run.rejected if run.rejected.is_dir() else run.policy
 
     @property
     def world_model(self) -> Path:
-        return self.folder / "fit" / "world_model"
+        return RunFolder(self.folder / "fit").world_model
 
     @property
     def keyframes(self) -> Path:
@@ -73,7 +74,7 @@ class Round:
     @property
     def finished(self) -> bool:
         """Its RL has ended and been evaluated."""
-        return (self.run / "evaluations" / "final.json").is_file()
+        return RunFolder(self.run).evaluation("final").is_file()
 
     def control(self, name: str) -> Path:
         """The RL run's folder of a negative control."""
@@ -144,7 +145,7 @@ def check_budget(recipe: Recipe) -> None:
 def counted_episodes(recipe: Recipe, done: Round) -> RealEpisodes:
     """What a round really took, by what it left behind."""
     per_validation = recipe.validation.num_episodes(recipe.acting_env.env_spec())  # type: ignore[attr-defined]
-    metrics = read_metrics(done.run / METRICS_FILE) if (done.run / METRICS_FILE).is_file() else []
+    metrics = read_metrics(file) if (file := RunFolder(done.run).metrics).is_file() else []
     return RealEpisodes(
         rollouts=_collected(done.rollouts),
         held_out=_collected(done.held_out),
@@ -155,7 +156,7 @@ def counted_episodes(recipe: Recipe, done: Round) -> RealEpisodes:
 
 def gate_checks(done: Round) -> list[GateCheck]:
     """The checks of a round's gate, in order."""
-    file = done.run / GATE_FILE
+    file = RunFolder(done.run).gate
     if not file.is_file():
         return []
     return [GateCheck.model_validate(check) for check in json.loads(file.read_text(encoding="utf-8"))["checks"]]
@@ -222,8 +223,8 @@ def rounds_table(recipe: Recipe, rounds: Sequence[Round], online: int | None = N
         episodes = counted_episodes(recipe, done)
         total += episodes.total
         ended = done if done.finished else ended
-        final = Evaluation.load(ended.run / "evaluations" / "final.json")
-        steps = read_metrics(done.run / METRICS_FILE) if done.finished else []
+        final = Evaluation.load(RunFolder(ended.run).evaluation("final"))
+        steps = read_metrics(RunFolder(done.run).metrics) if done.finished else []
         metrics = [row for row in steps if "train/success" in row]
         last = metrics[-1] if metrics else {}
         trusted = done.world_model if done.world_model.is_dir() else None

@@ -19,8 +19,8 @@ from vla_rl.evaluation.evaluate import EvalConfig, build_env, episode_specs, run
 from vla_rl.policies.base import load_policy
 from vla_rl.recipe.recipe import Recipe, resolve_device
 from vla_rl.types import Episode
-from vla_rl.workflows.commands import limit_threads, world_model_section
 from vla_rl.workflows.real_and_imagined import imagined_env, paired
+from vla_rl.workflows.recipe_parts import limit_threads, world_model_section
 
 if TYPE_CHECKING:
     from vla_rl.interfaces import Policy, VecEnv

@@ -8,7 +8,6 @@ once, after the last round. Killed at any moment, the same command goes on with 
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from vla_rl.common.atomic import write_text_atomic
+from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import Config, ConfigError
 from vla_rl.data.config import DatasetConfig, Frames
 from vla_rl.data.source import LeRobotSource
@@ -29,9 +29,11 @@ from vla_rl.interfaces import Policy
 from vla_rl.recipe.rac_config import RacConfig, RacControl
 from vla_rl.recipe.recipe import Recipe, resolve_device
 from vla_rl.types import EpisodeSpec
-from vla_rl.workflows import commands
+from vla_rl.workflows.clone import clone
+from vla_rl.workflows.collect import collect
+from vla_rl.workflows.recipe_parts import build_policy, limit_threads
 
-RESULTS = "rac.json"
+RESULTS, TABLE = "rac.json", "rac.md"
 Show = Callable[[str], None]
 
 
@@ -44,18 +46,18 @@ def run_rac(recipe: Recipe, folder: Path, show: Show) -> dict[str, Any]:
     """
     if recipe.rac is None or recipe.sft is None:
         raise ConfigError("rac: the recipe needs the sections rac and sft; see configs/tabletop_rac.yaml")
-    commands.limit_threads(recipe)
+    limit_threads(recipe)
     rounds = _Rounds(recipe, recipe.rac, folder, show)  # First: a policy that is missing is said at once.
     if recipe.collect is not None and not Path(recipe.collect.dataset).exists():
         show(f"collecting {recipe.collect.dataset}")
-        commands.collect(recipe, recipe.collect, show)
+        collect(recipe, recipe.collect, show)
     for dataset in recipe.sft.datasets:
         LeRobotSource(Path(dataset.path))  # A missing one is said before anything is collected with the policy.
     evaluations = {"base": rounds.evaluation("base", _base_policy(recipe), None)}
     rows = [rounds.run(number, evaluations) for number in range(1, recipe.rac.rounds + 1)]
     result = {"rounds": rows, "comparisons": _comparisons(evaluations)}
     write_text_atomic(folder / RESULTS, json.dumps(result, indent=1) + "\n")
-    write_text_atomic(folder / "rac.md", markdown(result))
+    write_text_atomic(folder / TABLE, markdown(result))
     return result
 
 
@@ -118,10 +120,11 @@ class _Rounds:
         file = dataset.with_name(f"{dataset.name}.json")
         if dataset.exists() and file.exists():
             return json.loads(file.read_text())
-        runner: Any = importlib.import_module("real_robot.operator.sim_interventions")
-        recorder: Any = importlib.import_module("real_robot.operator.recorder")
+        from real_robot.operator.recorder import Recording, discard
+        from real_robot.operator.sim_interventions import OperatorOptions, run_interventions
+
         config = self.config
-        options = runner.OperatorOptions(
+        options = OperatorOptions(
             alarm=config.alarm,
             patience=config.patience,
             alarm_fraction=config.alarm_fraction,
@@ -129,10 +132,10 @@ class _Rounds:
             demonstrate=demonstrate,
             temperature=config.temperature,
         )
-        recorder.discard(dataset)  # What a killed call has left; episodes depend on each other's sampling.
+        discard(dataset)  # What a killed call has left; episodes depend on each other's sampling.
         dataset.parent.mkdir(parents=True, exist_ok=True)
-        with closing(build_env(self.env)) as env, recorder.Recording(dataset, env.spec.control_hz, env.spec.kind) as to:
-            outcomes = runner.run_interventions(
+        with closing(build_env(self.env)) as env, Recording(dataset, env.spec.control_hz, env.spec.kind) as to:
+            outcomes = run_interventions(
                 None if demonstrate else self.newest,
                 env,
                 specs,
@@ -149,8 +152,8 @@ class _Rounds:
 
     def train(self, folder: Path, recordings: Sequence[Path], frames: Frames) -> Path:
         """The first policy, trained on its demonstrations and the recordings. Returns the policy's folder."""
-        if (folder / "policy").exists():
-            return folder / "policy"
+        if (policy := RunFolder(folder).policy).exists():
+            return policy
         sft = self.recipe.sft
         assert sft is not None, "checked by the caller"
         usable = [r for r in recordings if _has_frames(r, frames)]
@@ -160,11 +163,11 @@ class _Rounds:
         added = tuple(DatasetConfig(path=str(r), weight=share, frames=frames) for r in usable)
         folder.mkdir(parents=True, exist_ok=True)
         recipe = self.recipe.model_copy(update={"sft": sft.model_copy(update={"datasets": (*sft.datasets, *added)})})
-        return Path(commands.sft(recipe, folder)["policy"])
+        return Path(clone(recipe, folder)["policy"])
 
     def evaluation(self, name: str, policy: Policy, path: Path | None) -> Evaluation:
         """The evaluation of a policy, from its file where it is done already with these weights."""
-        file = self.folder / "evaluations" / f"{name}.json"
+        file = RunFolder(self.folder).evaluation(name)
         if file.exists():
             found = Evaluation.load(file)
             if path is None or found.meta.policy_hash == policy_hash(path):
@@ -177,7 +180,7 @@ class _Rounds:
 
 
 def _base_policy(recipe: Recipe) -> Policy:
-    return commands.build_policy(recipe, recipe.acting_env.env_spec())  # type: ignore[attr-defined]
+    return build_policy(recipe, recipe.acting_env.env_spec())  # type: ignore[attr-defined]
 
 
 def _longer(env: Config, horizons: dict[str, int], steps: int) -> Config:

@@ -22,9 +22,9 @@ from vla_rl.config import Config, ConfigError
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.statistics import Interval, spearman
 from vla_rl.recipe.recipe import load_recipe
-from vla_rl.workflows import commands
-from vla_rl.workflows.closed_loop import HELD_OUT_START, collect
+from vla_rl.workflows.closed_loop import HELD_OUT_START, collect_real
 from vla_rl.workflows.jobs import job, run_jobs
+from vla_rl.workflows.measure_trust import measure_world_model
 from world_model.trust.report import PAGE_FILE, TRUST_FILE, TrustReport
 
 MIN_WORLD_MODELS = 4  # With three, a rank correlation is 1, .5, -.5 or -1.
@@ -98,6 +98,7 @@ def study(
     tasks: Sequence[str],
     folder: Path,
     *,
+    program: Sequence[str],
     jobs: int = 2,
     show: Callable[[str], None] = print,
 ) -> Study:
@@ -106,6 +107,7 @@ def study(
     Args:
         recipe_name, overrides: as on the command line; an env of kind world_model, and real_env.
         world_models: folders, or pretrained:NAME. tasks: each is studied by itself.
+        program: how `vla-rl` is started.
         jobs: RL runs side by side, each with its share of the cores.
 
     Raises:
@@ -133,7 +135,7 @@ def study(
             job("train", recipe_name, [*own, f"env.path={path}", *alone], folder / task / f"rl_{number}")
             for number, path in enumerate(world_models, start=1)
         ]
-    run_jobs([each for task in tasks for each in (bases[task], *runs[task])], jobs, show)
+    run_jobs([each for task in tasks for each in (bases[task], *runs[task])], jobs, program, show)
     before = {task: Evaluation.load(bases[task].result) for task in tasks}
     after = {task: [Evaluation.load(run.result) for run in runs[task]] for task in tasks}
     modes = before[tasks[0]].modes
@@ -177,13 +179,13 @@ def _measure(
     """Trust figures of each world model on the same held-out episodes of a task."""
     recipe = load_recipe(recipe_name, overrides)
     held_out = folder / "held_out"
-    collect(recipe, held_out, recipe.loop.held_out, HELD_OUT_START, show)
+    collect_real(recipe, held_out, recipe.loop.held_out, HELD_OUT_START, show)
     found = []
     for number, path in enumerate(world_models, start=1):
         place = folder / f"trust_{number}"
         if not (place / PAGE_FILE).is_file():
             show(f"{folder.name}: trust in {path}")
-            commands.measure_world_model(recipe, Path(path), [held_out], folder=place)
+            measure_world_model(recipe, Path(path), [held_out], folder=place)
         measured = TrustReport.load(place / TRUST_FILE).figures
         found.append({name: figure.value for name, figure in measured.items() if not math.isnan(figure.value)})
     return found

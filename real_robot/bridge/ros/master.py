@@ -11,6 +11,7 @@ import xmlrpc.client
 from pathlib import Path
 
 from real_robot.bridge.ros.install import RosInstallError, enable, python_path, ros_folder
+from vla_rl.common.child_process import end_child, start_child
 
 START_SECONDS = 20.0
 
@@ -43,7 +44,7 @@ class Master:
         if log_folder is not None:
             self.environment["ROS_LOG_DIR"] = str(log_folder)
         # rosmaster announces itself under ROS_IP but listens on all interfaces, as every ROS 1 node does.
-        self.process = subprocess.Popen(
+        self.process = start_child(
             [sys.executable, "-c", _PROGRAM, str(self.port)],
             env=self.environment,
             stdout=subprocess.DEVNULL,
@@ -68,13 +69,7 @@ class Master:
 
     def close(self) -> None:
         """End the master. May be called twice."""
-        if self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(5)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+        end_child(self.process, seconds=5)
 
 
 class _Transport(xmlrpc.client.Transport):

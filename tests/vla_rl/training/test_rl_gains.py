@@ -23,7 +23,7 @@ from vla_rl.policies.openvla.files.fake_checkpoint import Variant, write_checkpo
 from vla_rl.recipe.collect_config import CollectConfig
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.training.train import train
-from vla_rl.workflows.commands import sft
+from vla_rl.workflows.clone import clone
 from vla_rl.workflows.record_dataset import collect_dataset
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -109,7 +109,7 @@ def base(request, demonstrations, tmp_path_factory) -> Base:
     if family.variant is not None:
         policy["path"] = str(write_checkpoint(folder / "fresh", family.variant))
     cloning = {"datasets": demonstrations, **SFT, **family.sft}
-    sft(_recipe(policy, sft=cloning), folder)
+    clone(_recipe(policy, sft=cloning), folder)
     path = folder / "policy"
     before = _success(path)
     assert 0.05 < before.rate("sampled").rate < 0.5  # Else the task says nothing about RL.

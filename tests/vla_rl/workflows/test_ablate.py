@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +11,7 @@ from rich.console import Console
 from tiny_run import make_recipe, save_policy
 
 from sim.dummy import DummyConfig
+from vla_rl.cli.options import PROGRAM
 from vla_rl.common.run_folder import open_run
 from vla_rl.config import ConfigError, dump_yaml
 from vla_rl.data.config import DatasetError
@@ -123,9 +123,9 @@ def recipe_file(tmp_path: Path) -> Path:
     return path
 
 
-def call(recipe_file: Path, folder: Path, *overrides: str, seeds=(3, 4), **options) -> Ablation:
+def call(recipe_file: Path, folder: Path, *overrides: str, seeds=(3, 4), program=PROGRAM, **options) -> Ablation:
     recipe = load_recipe(recipe_file, overrides)
-    return ablate(str(recipe_file), recipe, overrides, folder, seeds=seeds, jobs=1, **options)
+    return ablate(str(recipe_file), recipe, overrides, folder, seeds=seeds, jobs=1, program=program, **options)
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def made(monkeypatch) -> list[list[str]]:
     """The commands run; in place of each, its evaluation appears."""
     commands: list[list[str]] = []
 
-    def run(command, **_):
+    def start(command, **_):
         arguments = command[3:]
         commands.append(arguments)
         folder = Path(arguments[arguments.index("--output") + 1])
@@ -141,9 +141,9 @@ def made(monkeypatch) -> list[list[str]]:
         open_run(recipe, folder, resume="--resume" in arguments)
         name = "base" if arguments[0] == "eval" else "final"
         evaluation(name, "1100" if "none" in folder.name else "1000").save(folder / "evaluations" / f"{name}.json")
-        return SimpleNamespace(returncode=0)
+        return SimpleNamespace(wait=lambda: 0)
 
-    monkeypatch.setattr(module, "subprocess", SimpleNamespace(run=run))
+    monkeypatch.setattr(module, "start_child", start)
     return commands
 
 
@@ -203,10 +203,9 @@ def test_what_cannot_be_run_is_refused_before_anything_runs(recipe_file, tmp_pat
     assert len(made) == 5
 
 
-def test_a_failing_run_names_its_log(recipe_file, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "executable", "/bin/false")
+def test_a_failing_run_names_its_log(recipe_file, tmp_path):
     with pytest.raises(RuntimeError, match=r"`vla-rl eval .*` failed with exit code 1; its output is in .*base\.log"):
-        call(recipe_file, tmp_path / "ablation")
+        call(recipe_file, tmp_path / "ablation", program=("/bin/false",))
 
 
 @pytest.mark.slow

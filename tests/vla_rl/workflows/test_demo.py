@@ -8,8 +8,9 @@ import pytest
 from test_ablate import evaluation
 from tiny_run import make_recipe
 
+from vla_rl.cli.options import PROGRAM
 from vla_rl.config import dump_yaml
-from vla_rl.workflows import commands, demo
+from vla_rl.workflows import demo
 from vla_rl.workflows.loop_rounds import Round
 
 
@@ -24,7 +25,7 @@ def recipe_file(tmp_path: Path, monkeypatch) -> Path:
 def test_it_says_what_was_gained_beside_the_control_and_what_that_does_not_prove(
     recipe_file, tmp_path, monkeypatch, capsys
 ):
-    def loop(recipe, folder, show):
+    def loop(recipe, folder, program, show):
         assert recipe.algo.lr == 0.5
         done = Round(folder / "round_1")
         for run, name, outcomes in (
@@ -36,7 +37,7 @@ def test_it_says_what_was_gained_beside_the_control_and_what_that_does_not_prove
         return done
 
     monkeypatch.setattr(demo, "loop", loop)
-    report = demo.demo(["algo.lr=0.5", "loop.controls=[shuffled_rewards]"], tmp_path / "run")
+    report = demo.demo(["algo.lr=0.5", "loop.controls=[shuffled_rewards]"], tmp_path / "run", program=PROGRAM)
     assert report == tmp_path / "run" / "round_1" / "train" / "report.html"
     shown = " ".join(capsys.readouterr().out.split())
     assert "RL: sampled, all tasks: 12.5 % -> 87.5 %, +75.0" in shown
@@ -44,12 +45,12 @@ def test_it_says_what_was_gained_beside_the_control_and_what_that_does_not_prove
 
 
 def test_ctrl_c_says_how_to_go_on(recipe_file, tmp_path, monkeypatch, capsys):
-    def loop(recipe, folder, show):
+    def loop(recipe, folder, program, show):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(demo, "loop", loop)
     with pytest.raises(KeyboardInterrupt):
-        demo.demo(["seed=4"], tmp_path / "run")
+        demo.demo(["seed=4"], tmp_path / "run", program=PROGRAM)
     shown = capsys.readouterr().out.replace("\n", "")
     assert f"vla-rl loop {recipe_file} seed=4 --output {tmp_path / 'run'} --resume".replace(" ", "") in shown.replace(
         " ", ""
@@ -67,8 +68,8 @@ def test_the_base_policy_is_made_step_by_step_and_finished_steps_are_kept(recipe
         done.append(f"sft {recipe.name}")
         (folder / "policy").mkdir()
 
-    monkeypatch.setattr(commands, "collect", collect)
-    monkeypatch.setattr(commands, "sft", sft)
+    monkeypatch.setattr("vla_rl.workflows.collect.collect", collect)
+    monkeypatch.setattr("vla_rl.workflows.clone.clone", sft)
     names = []
     for name in ("clean", "sloppy"):
         path = tmp_path / f"{name}.yaml"

@@ -18,6 +18,7 @@ import tiny_run
 import yaml
 from tiny_run import save_policy
 
+from vla_rl.cli.options import PROGRAM
 from vla_rl.common import atomic
 from vla_rl.common.run_folder import open_run
 from vla_rl.config import ConfigError, apply_overrides, dump_yaml, read_yaml, validate
@@ -30,7 +31,9 @@ from vla_rl.policies.base import load_policy
 from vla_rl.recipe.collect_config import CollectConfig
 from vla_rl.recipe.recipe import Recipe, load_recipe
 from vla_rl.workflows import closed_loop as loop
-from vla_rl.workflows import commands, loop_controls
+from vla_rl.workflows import loop_controls
+from vla_rl.workflows.collect import collect
+from vla_rl.workflows.fit_world_model import fit_world_model
 from vla_rl.workflows.loop_rounds import Round, RoundsTable, counted_episodes, planned_episodes
 from vla_rl.workflows.policy_ranking import rank_policies
 
@@ -75,8 +78,8 @@ def make_recipe(folder: Path, *overrides: str) -> Recipe:
     recipe = validate(Recipe, values | {"env": REAL, "real_env": None})
     episodes = folder / "episodes"
     config = CollectConfig(source="policy", dataset=str(episodes), episodes_per_task=24)
-    commands.collect(recipe, config, lambda _: None)
-    world_model = commands.fit_world_model(recipe, folder / "fit", [episodes])
+    collect(recipe, config, lambda _: None)
+    world_model = fit_world_model(recipe, folder / "fit", [episodes])
     values["env"] = RECIPE["env"] | {"path": str(world_model)}
     values["world_model"] = {**FIT, "model": None, "autoencoder": {"steps": 0}}
     return validate(Recipe, apply_overrides(values, overrides))
@@ -96,13 +99,13 @@ def test_a_round_goes_from_real_episodes_to_a_real_evaluation(recipe, tmp_path, 
     trained: list[Path] = []
     monkeypatch.setattr(loop_controls, "train", lambda recipe, folder, *_, **__: trained.append(folder) or 1 / 0)
     with pytest.raises(ZeroDivisionError):  # Stopped at the start of RL.
-        loop.loop(recipe, started(recipe, tmp_path / "run"), lambda _: None)
+        loop.loop(recipe, started(recipe, tmp_path / "run"), PROGRAM, lambda _: None)
     monkeypatch.undo()
     folder = tmp_path / "run"
     kept = {path: path.stat().st_mtime_ns for path in (folder / "round_1" / "fit").rglob("*.safetensors")}
     assert kept and trained == [folder / "round_1" / "train"]
 
-    done = loop.loop(recipe, folder, lambda _: None)
+    done = loop.loop(recipe, folder, PROGRAM, lambda _: None)
     assert {path: path.stat().st_mtime_ns for path in kept} == kept, "the world model was not fitted again"
     trust = json.loads((done.world_model / "trust.json").read_text())
     assert trust["figures"]["agreement"]["n"] == 24 and trust["provenance"]["chunk_frames"] == 1
@@ -121,25 +124,25 @@ def test_an_untrusted_world_model_stops_the_loop(recipe, tmp_path):
     values = recipe.model_dump(mode="json")
     values["env"]["trust"]["ignore"] = False
     with pytest.raises(ValueError, match="cannot be trusted enough"):
-        loop.loop(validate(Recipe, values), tmp_path, lambda _: None)
+        loop.loop(validate(Recipe, values), tmp_path, PROGRAM, lambda _: None)
 
 
 def test_a_loop_needs_its_evaluations(recipe, tmp_path):
     quiet = recipe.model_copy(update={"train": recipe.train.model_copy(update={"evaluate": "never"})})
     with pytest.raises(ConfigError, match=r"train\.evaluate: got 'never'"):
-        loop.loop(quiet, tmp_path, lambda _: None)
+        loop.loop(quiet, tmp_path, PROGRAM, lambda _: None)
 
 
 def test_a_recipe_without_its_sections_is_refused(recipe, tmp_path):
     with pytest.raises(ConfigError, match="real_env, world_model and algo"):
-        loop.loop(recipe.model_copy(update={"world_model": None}), tmp_path, lambda _: None)
+        loop.loop(recipe.model_copy(update={"world_model": None}), tmp_path, PROGRAM, lambda _: None)
 
 
 def test_a_loop_with_styles_records_what_guides_them(recipe, tmp_path):
     """Which the dummy environment cannot: the loop stops before any episode."""
     styled = validate(Recipe, apply_overrides(recipe.model_dump(mode="json"), ["world_model.style.share=0.5"]))
     with pytest.raises(ConfigError, match=r"collect\.structure: dummy draws no segmentation"):
-        loop.loop(styled, tmp_path, lambda _: None)
+        loop.loop(styled, tmp_path, PROGRAM, lambda _: None)
 
 
 # --- rounds ----------------------------------------------------------------------------------------
@@ -159,7 +162,7 @@ def two(recipe) -> Recipe:
 @pytest.fixture(scope="module")
 def whole(two, tmp_path_factory) -> Path:
     folder = started(two, tmp_path_factory.mktemp("rounds") / "run")
-    loop.loop(two, folder, lambda _: None)
+    loop.loop(two, folder, PROGRAM, lambda _: None)
     return folder
 
 
@@ -214,15 +217,17 @@ def test_every_real_episode_is_counted_once(whole, two):
 def test_a_later_round_that_trust_refuses_ends_the_loop_with_the_round_before(two, tmp_path, monkeypatch):
     run = loop.run_beside_controls
 
-    def refuse_the_second(recipe: Recipe, done: Round, before: Round | None, show: Callable[[str], None]) -> None:
+    def refuse_the_second(
+        recipe: Recipe, done: Round, before: Round | None, program: Sequence[str], show: Callable[[str], None]
+    ) -> None:
         if before is not None:
             raise TrustError("False successes: too many")
-        run(recipe, done, before, show)
+        run(recipe, done, before, program, show)
 
     monkeypatch.setattr(loop, "run_beside_controls", refuse_the_second)
     told: list[str] = []
     folder = started(two, tmp_path / "run")
-    last = loop.loop(two, folder, told.append)
+    last = loop.loop(two, folder, PROGRAM, told.append)
     assert last.folder.name == "round_1" and "round 2 of 2: no RL. False successes: too many" in told
     first, second = RoundsTable.model_validate_json((folder / "rounds.json").read_text()).rows
     assert (first.refused, second.refused) == ("", "False successes: too many")
@@ -252,7 +257,7 @@ def test_stopped_at_every_stage_it_ends_the_same(whole, two, tmp_path, monkeypat
     for _ in range(200):
         allowed[0] = 3
         try:
-            loop.loop(two, folder, lambda _: None)
+            loop.loop(two, folder, PROGRAM, lambda _: None)
             break
         except _Stopped:
             stops += 1
@@ -263,8 +268,10 @@ def test_stopped_at_every_stage_it_ends_the_same(whole, two, tmp_path, monkeypat
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from vla_rl import atomic, loop
-from vla_rl.recipe import load_recipe
+from vla_rl.cli.options import PROGRAM
+from vla_rl.common import atomic
+from vla_rl.recipe.recipe import load_recipe
+from vla_rl.workflows import closed_loop as loop
 publish, allowed = atomic._publish, [int(sys.argv[3])]
 def limited(*args):
     if allowed[0] == 0:
@@ -272,7 +279,7 @@ def limited(*args):
     allowed[0] -= 1
     publish(*args)
 atomic._publish = limited
-loop.loop(load_recipe(sys.argv[1]), Path(sys.argv[2]), lambda _: None)
+loop.loop(load_recipe(sys.argv[1]), Path(sys.argv[2]), PROGRAM, lambda _: None)
 """
 
 
@@ -309,7 +316,7 @@ def test_without_refits_later_rounds_stay_in_the_first_world_model(recipe, tmp_p
     overrides = [*TWO, "loop.refit=false", "loop.controls=[]", "gate.every=0", "sampling.keyframe_share=0"]
     two = validate(Recipe, apply_overrides(recipe.model_dump(mode="json"), overrides))
     folder = started(two, tmp_path / "run")
-    done = loop.loop(two, folder, lambda _: None)
+    done = loop.loop(two, folder, PROGRAM, lambda _: None)
     config = read_yaml(done.run / "config.yaml")
     assert config["env"]["path"] == str(folder / "round_1" / "fit" / "world_model")
     assert config["env"]["trust"]["report"] == str(done.trust_before / "trust.json")
@@ -332,7 +339,7 @@ def test_without_refits_later_rounds_stay_in_the_first_world_model(recipe, tmp_p
 def test_a_budget_that_is_too_small_is_refused_before_anything_runs(two, tmp_path, overrides, message):
     values = apply_overrides(two.model_dump(mode="json"), overrides)
     with pytest.raises(ConfigError, match=message):
-        loop.loop(validate(Recipe, values), tmp_path / "run", lambda _: None)
+        loop.loop(validate(Recipe, values), tmp_path / "run", PROGRAM, lambda _: None)
     assert not (tmp_path / "run").exists()
 
 
@@ -356,7 +363,7 @@ def with_control(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Recipe,
     )
     started: list[Recipe] = []
 
-    def start(_: Recipe, file: Path, __: Path, overrides: Sequence[str]) -> subprocess.Popen[bytes]:
+    def start(_: Recipe, file: Path, __: Path, overrides: Sequence[str], *_____: object) -> subprocess.Popen[bytes]:
         started.append(load_recipe(file, overrides))
         process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
         process.wait()
@@ -371,7 +378,7 @@ def test_a_control_that_fails_ends_rl_at_once(tmp_path, monkeypatch):
     done = Round(tmp_path / "round_1")
     done.folder.mkdir()
     with pytest.raises(RuntimeError, match=r"the control continue_bc failed; its output .*train_continue_bc\.log"):
-        loop_controls.run_beside_controls(recipe, done, None, lambda _: None)
+        loop_controls.run_beside_controls(recipe, done, None, PROGRAM, lambda _: None)
     assert {row["step"] for row in tiny_run.metrics(done.run)} == {1}, "not only after RL's four iterations"
     assert started[0].train.keep == "last" and started[0].train.control == "continue_bc"
 
@@ -396,7 +403,7 @@ def test_a_rounds_episodes_of_another_policy_or_camera_are_refused(whole, two, t
         values[key] = values[key] | value if isinstance(value, dict) else value
     file.write_text(json.dumps(values))
     with pytest.raises(ConfigError, match=message):
-        loop.loop(two, folder, lambda _: None)
+        loop.loop(two, folder, PROGRAM, lambda _: None)
 
 
 @pytest.mark.parametrize(
@@ -423,7 +430,7 @@ def test_the_control_in_the_simulator_takes_no_more_than_the_loop_did(two, num_e
 
 def test_imagined_episodes_become_a_dataset_that_says_so(recipe, tmp_path):
     config = CollectConfig(source="policy", imagined=True, dataset=str(tmp_path / "dreams"), episodes_per_task=4)
-    commands.collect(recipe, config, lambda _: None)
+    collect(recipe, config, lambda _: None)
     spec = recipe.env.env_spec()
     needs = DataNeeds(spec.cameras, spec.action_dim, spec.state_dim, spec.image_size[0], spec.control_hz)
     dataset = open_dataset(DatasetConfig(path=config.dataset, control_sources=("imagined",)), needs)
@@ -436,7 +443,7 @@ def test_imagined_episodes_become_a_dataset_that_says_so(recipe, tmp_path):
         open_dataset(DatasetConfig(path=config.dataset, control_sources=("policy",)), needs)
     real = recipe.model_copy(update={"env": recipe.real_env, "real_env": None})
     with pytest.raises(ConfigError, match="env is no world model"):
-        commands.collect(real, config, lambda _: None)
+        collect(real, config, lambda _: None)
     for options in ({"source": "expert"}, {"source": "policy", "keyframes": True}):
         with pytest.raises(ConfigError, match=r"collect\.imagined"):
             validate(CollectConfig, {"imagined": True, **options})

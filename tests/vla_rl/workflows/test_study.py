@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from test_loop import make_recipe
 
+from vla_rl.cli.options import PROGRAM
 from vla_rl.config import ConfigError, dump_yaml
-from vla_rl.workflows import commands
+from vla_rl.workflows.fit_world_model import fit_world_model
 from vla_rl.workflows.trust_study import correlations, study
 
 GAINS = {"push": {"sampled": [0.0, 0.1, 0.2, 0.3, 0.4]}, "stack": {"sampled": [0.1, 0.0, 0.3, 0.2, 0.5]}}
@@ -45,13 +46,13 @@ def test_the_interval_covers_a_correlation_that_is_there():
 )
 def test_a_study_that_could_say_nothing_is_refused(tmp_path, world_models, tasks, message):
     with pytest.raises(ConfigError, match=message):
-        study("tabletop_imagination", (), world_models, tasks, tmp_path)
+        study("tabletop_imagination", (), world_models, tasks, tmp_path, program=PROGRAM)
 
 
 def test_a_folder_of_other_world_models_is_refused(tmp_path):
     (tmp_path / "world_models.json").write_text('["a", "b", "c", "d"]')
     with pytest.raises(ConfigError, match="holds a study of a, b, c, d"):
-        study("tabletop_imagination", (), list("abdc"), ["push"], tmp_path)
+        study("tabletop_imagination", (), list("abdc"), ["push"], tmp_path, program=PROGRAM)
 
 
 @pytest.mark.slow
@@ -61,14 +62,14 @@ def test_a_study_of_four_world_models(tmp_path):
     file = tmp_path / "tiny.yaml"
     file.write_text(dump_yaml(recipe))
     fits = [
-        commands.fit_world_model(recipe.model_copy(update={"seed": n}), tmp_path / f"fit_{n}", [tmp_path / "episodes"])
+        fit_world_model(recipe.model_copy(update={"seed": n}), tmp_path / f"fit_{n}", [tmp_path / "episodes"])
         for n in range(4)
     ]
     shown: list[str] = []
     arguments = (str(file), (), [str(path) for path in fits], ["reach_red"], tmp_path / "study")
-    found = study(*arguments, show=shown.append)
+    found = study(*arguments, program=PROGRAM, show=shown.append)
     assert len(found.gains["reach_red"]["sampled"]) == 4 and found.num_episodes == 4
     assert len(found.figures["reach_red"]["psnr"]) == 4
     assert json.loads((tmp_path / "study" / "study.json").read_text())["tasks"] == ["reach_red"]
     assert "| - (before) |" in Path(tmp_path / "study" / "study.md").read_text()
-    assert study(*arguments, show=shown.append) == found and "found finished" in shown[-1]
+    assert study(*arguments, program=PROGRAM, show=shown.append) == found and "found finished" in shown[-1]

@@ -12,8 +12,8 @@ from sim.dummy import DummyConfig
 from vla_rl.config import ConfigError, validate
 from vla_rl.data.config import DatasetError
 from vla_rl.recipe.recipe import Recipe
-from vla_rl.training.metrics import METRICS_FILE, read_metrics
-from vla_rl.workflows.commands import fit_world_model
+from vla_rl.training.metrics import read_metrics
+from vla_rl.workflows.fit_world_model import fit_world_model
 from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
 from world_model.fit import fit as fit_module
 from world_model.fit.calibration import CalibrationError
@@ -116,7 +116,7 @@ def test_a_stopped_fits_metrics_are_those_of_a_whole_one(episodes, tmp_path, mon
     recipe = validate(Recipe, values)
 
     def metrics(folder: Path) -> list[dict[str, float]]:
-        return read_metrics(folder / METRICS_FILE)
+        return read_metrics(folder / "metrics.jsonl")
 
     fit_world_model(recipe, tmp_path / "whole")
     whole = metrics(tmp_path / "whole")

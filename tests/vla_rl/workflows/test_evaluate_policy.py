@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from vla_rl.cli.app import app
 from vla_rl.config import ConfigError
-from vla_rl.workflows.commands import find_evaluation
+from vla_rl.workflows.evaluate_policy import find_evaluation
 
 
 def run(*arguments: str) -> str:

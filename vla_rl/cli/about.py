@@ -1,0 +1,128 @@
+"""Commands about what is installed and configured: `list`, `config`, `doctor` and `bench`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from vla_rl.cli.options import Overrides, RecipeName, load
+
+
+class Listing(StrEnum):
+    """What `vla-rl list` can show."""
+
+    recipes = "recipes"
+    envs = "envs"
+    policies = "policies"
+    algos = "algos"
+    tasks = "tasks"
+
+
+_SECTIONS = {Listing.envs: "env", Listing.policies: "policy", Listing.algos: "algo"}
+
+
+def register(app: typer.Typer) -> None:
+    """Add this file's commands to the program."""
+    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(bench)
+    app.command(name="list")(list_things)
+    app.command()(doctor)
+    config = typer.Typer(no_args_is_help=True, help="Show a resolved recipe, or export the JSON schema of recipes.")
+    config.command("show")(config_show)
+    config.command("schema")(config_schema)
+    app.add_typer(config, name="config")
+
+
+def bench(
+    context: typer.Context,
+    what: Annotated[
+        str, typer.Argument(metavar="WHAT", help="env: steps/s of each simulator; robot: the control loop.")
+    ] = "env",
+) -> None:
+    """Measure speed on this machine. Further arguments go to the benchmark (`vla-rl bench env -- --help`)."""
+    if what == "env":
+        from sim.bench import main
+    elif what == "robot":
+        from real_robot.control.bench import main
+    else:
+        from vla_rl.config import ConfigError
+
+        raise ConfigError(f"bench: got {what!r}, allowed: env, robot")
+    raise typer.Exit(main(context.args))
+
+
+def list_things(
+    what: Annotated[Listing, typer.Argument(help="What to list.")],
+    options: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[ENV [KEY=VALUE]...]", help="For tasks: the environment, and its options."),
+    ] = None,
+) -> None:
+    """List recipes, or the kinds of environment, policy and algorithm, or an environment's tasks."""
+    if what is Listing.recipes:
+        rows = _recipes()
+    elif what is Listing.tasks:
+        rows = _tasks(options or ["tabletop"])
+    else:
+        rows = _kinds(_SECTIONS[what])
+    width = max((len(name) for name, _ in rows), default=0)
+    for name, text in rows:
+        typer.echo(f"{name:<{width}}  {text}".rstrip())
+
+
+def _recipes() -> list[tuple[str, str]]:
+    from vla_rl.config import read_yaml, recipes_folder
+
+    return [
+        (path.stem, str(read_yaml(path).get("description", ""))) for path in sorted(recipes_folder().glob("*.yaml"))
+    ]
+
+
+def _kinds(section: str) -> list[tuple[str, str]]:
+    from vla_rl.config import KINDS, ConfigError, resolve_kind
+
+    rows = []
+    for kind in KINDS[section]:
+        try:
+            doc = (resolve_kind(section, kind).__doc__ or "").strip().splitlines()
+            rows.append((kind, doc[0] if doc else ""))
+        except ConfigError as error:
+            rows.append((kind, f"not usable here: {error}"))
+    return rows
+
+
+def _tasks(options: list[str]) -> list[tuple[str, str]]:
+    from vla_rl.config import apply_overrides, build_component
+
+    kind, *overrides = options
+    env: Any = build_component("env", apply_overrides({"kind": kind}, overrides))
+    return list(env.env_spec().tasks.items())
+
+
+def doctor(
+    recipe: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="Check what this recipe needs.")] = None,
+    overrides: Overrides = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Report what this machine has and lacks, and what to do about it."""
+    from vla_rl.workflows.doctor import read_recipe, report, run_checks
+
+    values = read_recipe(recipe, overrides or ()) if recipe else None
+    raise typer.Exit(report(run_checks(values), as_json))
+
+
+def config_show(recipe: RecipeName, overrides: Overrides = None) -> None:
+    """Print the resolved recipe as YAML, every default included."""
+    from vla_rl.config import dump_yaml
+
+    typer.echo(dump_yaml(load(recipe, overrides)), nl=False)
+
+
+def config_schema() -> None:
+    """Print the JSON schema of recipes, for editors."""
+    import json
+
+    from vla_rl.recipe.schema import recipe_schema
+
+    typer.echo(json.dumps(recipe_schema(), indent=1))

@@ -1,0 +1,89 @@
+"""Commands that say how good a policy is: `eval` and `compare`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vla_rl.cli.options import Output, Overrides, RecipeName, load, say
+
+
+def register(app: typer.Typer) -> None:
+    """Add this file's commands to the program."""
+    app.command(name="eval")(evaluate)
+    app.command()(compare)
+
+
+def evaluate(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    output: Output = None,
+    name: Annotated[str, typer.Option(help="What is evaluated, for tables and file names.")] = "policy",
+) -> None:
+    """Evaluate a policy: success per task with its interval, JSON, a picture and videos."""
+    from rich.console import Console
+
+    from vla_rl.common.run_folder import RunFolder, open_run
+    from vla_rl.config import ConfigError
+    from vla_rl.workflows.evaluate_policy import evaluate as run_evaluation
+
+    loaded = load(recipe, overrides)
+    # A folder that holds the same recipe takes another evaluation, or one that was cut off.
+    again = output is not None and RunFolder(output).exists
+    if output is not None and RunFolder(output).evaluation(name).exists():
+        raise ConfigError(f"{output} already holds an evaluation {name!r}; choose another --name or --output")
+    run = RunFolder(open_run(loaded, output, resume=again))
+    Console().print(run_evaluation(loaded, run.path, name).table())
+    typer.echo(f"written: {run.evaluation(name)}\nreport: {run.report}")
+
+
+def compare(
+    a: Annotated[str, typer.Argument(metavar="A", help="A run's folder, or an evaluation's JSON file.")],
+    b: Annotated[
+        str | None, typer.Argument(metavar="[B]", help="Another. Without it: base and final of run A.")
+    ] = None,
+    overrides: Overrides = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="Run policies A and B (folders) in this recipe's environment; stops when clear.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the comparison as JSON here.")] = None,
+) -> None:
+    """Is B better than A? Paired on the same initial states, with an exact test and intervals.
+
+    With --recipe, KEY=VALUE may also set compare.alpha, compare.max_pairs, compare.min_gain and so on.
+    """
+    if recipe is not None:
+        _compare_by_running(recipe, a, b, overrides or [])
+        return
+    from rich.console import Console
+
+    from vla_rl.config import ConfigError
+    from vla_rl.evaluation.compare import compare as compare_evaluations
+    from vla_rl.evaluation.results import Evaluation
+    from vla_rl.workflows.evaluate_policy import find_evaluation
+
+    if overrides:
+        raise ConfigError(f"compare: {overrides[0]!r}: overrides need --recipe; without it nothing is run")
+    first = Evaluation.load(find_evaluation(Path(a), "final" if b else "base"))
+    comparison = compare_evaluations(first, Evaluation.load(find_evaluation(Path(b or a), "final")))
+    Console().print(comparison.table())
+    for warning in comparison.warnings:
+        say(f"warning: {warning}")
+    if output:
+        comparison.save(output)
+
+
+def _compare_by_running(recipe: str, a: str, b: str | None, overrides: list[str]) -> None:
+    from vla_rl.config import ConfigError, apply_overrides, validate
+    from vla_rl.evaluation.compare import SequentialConfig
+    from vla_rl.workflows.evaluate_policy import compare_policies
+
+    if b is None:
+        raise ConfigError("compare: --recipe runs two policies; give both folders, A and B")
+    own = [text for text in overrides if text.startswith("compare.")]
+    options = apply_overrides({}, own).get("compare", {})
+    config = validate(SequentialConfig, options, prefix="compare")
+    loaded = load(recipe, [text for text in overrides if text not in own])
+    typer.echo(compare_policies(loaded, a, b, config).text())

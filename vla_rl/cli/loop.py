@@ -1,0 +1,66 @@
+"""Commands of many runs: the closed loop, its demonstration, and the ablation with negative controls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vla_rl.cli.options import PROGRAM, Output, Overrides, RecipeName, Resume, load, resumable, say, stopped
+
+
+def register(app: typer.Typer) -> None:
+    """Add this file's commands to the program."""
+    app.command()(ablate)
+    app.command()(demo)
+    app.command()(loop)
+
+
+def ablate(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of the recipe and of each control; at least 3 to claim.")] = 3,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs side by side.")] = 2,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder of all runs, by default runs/NAME-ablation; goes on.")
+    ] = None,
+) -> None:
+    """Is the gain due to RL? The recipe and its negative controls, several seeds each, in one table."""
+    from rich.console import Console
+
+    from vla_rl.common.run_folder import RunFolder
+    from vla_rl.workflows.ablate import ablate as run_ablation
+
+    loaded = load(recipe, overrides)
+    folder = output or Path("runs") / f"{loaded.name}-ablation"
+    own = range(loaded.seed, loaded.seed + seeds)
+    try:
+        result = run_ablation(recipe, loaded, overrides or [], folder, seeds=own, jobs=jobs, program=PROGRAM)
+    except KeyboardInterrupt:
+        raise stopped(f"Finished runs are kept in {folder}; the same command goes on from there.") from None
+    Console().print(result.table())
+    typer.echo(f"written: {RunFolder(folder).ablation}")
+
+
+def demo(
+    overrides: Overrides = None,
+    output: Output = None,
+    from_scratch: Annotated[bool, typer.Option("--from-scratch", help="Policy and (weaker) world model anew.")] = False,
+) -> None:
+    """The whole loop on the built-in tabletop: real episodes, world model, RL in imagination, the truth, a report."""
+    from vla_rl.workflows.demo import demo as run_demo
+
+    typer.echo(f"report: {run_demo(overrides or [], output, from_scratch, program=PROGRAM)}")
+
+
+def loop(recipe: RecipeName, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
+    """Real episodes, a world model fitted on them, its trust, RL in imagination, and the truth."""
+    from vla_rl.common.run_folder import RunFolder, open_run
+    from vla_rl.workflows.closed_loop import loop as run_loop
+
+    loaded = load(recipe, overrides)
+    folder = open_run(loaded, output, resume)
+    with resumable("loop", recipe, overrides, folder):
+        last = run_loop(loaded, folder, program=PROGRAM, show=say)
+    typer.echo(f"policy: {RunFolder(last.run).policy}\nreport: {RunFolder(folder).report}")

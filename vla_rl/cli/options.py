@@ -1,0 +1,66 @@
+"""What commands share: arguments and options, reading a recipe, and how a stopped run is continued."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from vla_rl.recipe.recipe import Recipe
+
+EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130
+# How a workflow starts commands of this program in processes of their own.
+PROGRAM = (sys.executable, "-m", str(__package__))
+
+RecipeName = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a shipped recipe (`vla-rl list recipes`).")
+]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, for example algo.lr=1e-5")
+]
+Setting = Annotated[list[str] | None, typer.Option("--set", help="key=value on the recipe.")]
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", help="The run's folder; by default runs/NAME-DATE-TIME.")
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on with the run in --output, else with the recipe's newest.")
+]
+
+
+def load(recipe: str, overrides: list[str] | None) -> Recipe:
+    """Return the recipe with the command line's overrides.
+
+    Raises:
+        ConfigError: no such recipe, or a wrong key or value.
+    """
+    from vla_rl.recipe.recipe import load_recipe
+
+    return load_recipe(recipe, overrides or ())
+
+
+def say(text: str) -> None:
+    """Print what is going on, where it does not mix with a command's result."""
+    typer.echo(text, err=True)
+
+
+@contextmanager
+def resumable(command: str, recipe: str, overrides: list[str] | None, folder: Path) -> Iterator[None]:
+    """On Ctrl-C, say that the run is saved and how to resume it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        again = shlex.join(["vla-rl", command, recipe, *(overrides or ()), "--output", str(folder), "--resume"])
+        raise stopped(f"The run is saved in {folder}; to go on with it:\n  {again}") from None
+
+
+def stopped(advice: str) -> typer.Exit:
+    """Say what is kept of a command that Ctrl-C stopped, and return the exit to raise."""
+    say(f"\nStopped. {advice}")
+    return typer.Exit(EXIT_INTERRUPTED)

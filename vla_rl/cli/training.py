@@ -1,0 +1,71 @@
+"""Commands that train a policy, and record what it learns from: `train`, `sft` and `collect`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vla_rl.cli.options import Output, Overrides, RecipeName, Resume, load, resumable, say, stopped
+
+
+def register(app: typer.Typer) -> None:
+    """Add this file's commands to the program."""
+    app.command()(train)
+    app.command()(sft)
+    app.command()(collect)
+
+
+def train(recipe: RecipeName, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
+    """Post-train a policy by reinforcement learning."""
+    from vla_rl.common.run_folder import RunFolder, open_run
+    from vla_rl.distributed.process_group import joined
+    from vla_rl.training.train import train as run_training
+
+    loaded = load(recipe, overrides)
+    with joined(loaded) as world:
+        folder = Path(world.broadcast_from_main(lambda: str(open_run(loaded, output, resume))))
+        with resumable("train", recipe, overrides, folder):
+            policy = run_training(loaded, folder, resume)
+        if world.is_main:
+            typer.echo(f"policy: {policy}\nreport: {RunFolder(folder).report}")
+
+
+def sft(recipe: RecipeName, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
+    """Train a policy by behavior cloning on demonstrations."""
+    from vla_rl.common.run_folder import open_run
+    from vla_rl.distributed.process_group import joined
+    from vla_rl.workflows.clone import clone
+
+    loaded = load(recipe, overrides)
+    with joined(loaded) as world:
+        folder = Path(world.broadcast_from_main(lambda: str(open_run(loaded, output, resume))))
+        with resumable("sft", recipe, overrides, folder):
+            summary = clone(loaded, folder)
+    if not world.is_main:
+        return
+    loss = f", loss {summary['loss']:.4f}" if "loss" in summary else ""
+    typer.echo(f"policy: {summary['policy']}  ({summary['steps']} steps{loss})")
+
+
+def collect(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The dataset's folder (collect.dataset).")
+    ] = None,
+) -> None:
+    """Write a LeRobotDataset: the scripted expert's demonstrations, or a policy's episodes."""
+    from vla_rl.recipe.collect_config import CollectConfig
+    from vla_rl.workflows.collect import collect as run_collect
+
+    loaded = load(recipe, [*(overrides or ()), *([f"collect.dataset={output}"] if output else [])])
+    config = loaded.collect or CollectConfig.model_validate({})
+    try:
+        summary = run_collect(loaded, config, say)
+    except KeyboardInterrupt:
+        raise stopped("Finished episodes are kept; the same command goes on from there.") from None
+    typer.echo(f"dataset: {summary['dataset']}  ({summary['episodes']} episodes, {summary['frames']} frames)")
+    for task, rate in summary["success_rate"].items():
+        typer.echo(f"  {task}: {100 * rate:.0f} % success")

@@ -1,0 +1,38 @@
+"""`vla-rl sft`: behavior cloning of a recipe's policy on its datasets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from vla_rl.common.run_folder import RunFolder
+from vla_rl.config import ConfigError
+from vla_rl.recipe.recipe import Recipe
+from vla_rl.workflows.recipe_parts import build_policy, env_spec
+
+
+def clone(recipe: Recipe, folder: Path) -> dict[str, Any]:
+    """Behavior cloning of the recipe's policy on its datasets; resumes at the folder's last checkpoint.
+
+    Raises:
+        ConfigError: the recipe has no sft section.
+    """
+    from vla_rl.distributed.process_group import current
+    from vla_rl.training.checkpoint import checkpoint_step, latest_checkpoint
+    from vla_rl.training.metrics import MetricLogger, SilentLogger
+    from vla_rl.training.sft import train_bc
+
+    if recipe.sft is None:
+        raise ConfigError("sft: the recipe has no sft section. Give at least sft.datasets=FOLDER (`vla-rl collect`).")
+    spec = env_spec(recipe)
+    policy = build_policy(recipe, spec)
+    run = RunFolder(folder)
+    checkpoint = latest_checkpoint(run.checkpoints)
+    done = checkpoint_step(checkpoint) if checkpoint else 0 if run.metrics.exists() else None
+    run_config = recipe.model_dump(mode="json")
+    if current().is_main:
+        logger = MetricLogger(folder, recipe.log, resume_step=done, run_config=run_config)
+    else:
+        logger = SilentLogger()
+    with logger:
+        return train_bc(policy, recipe.sft, folder, logger.log, recipe.seed, env_spec=spec)

@@ -1,0 +1,44 @@
+"""`vla-rl collect`: the dataset that a recipe describes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from vla_rl.config import ConfigError
+from vla_rl.recipe.recipe import Recipe
+from vla_rl.workflows.recipe_parts import build_policy, policy_version
+
+if TYPE_CHECKING:
+    from vla_rl.recipe.collect_config import CollectConfig
+
+
+def collect(recipe: Recipe, config: CollectConfig, show: Callable[[str], None]) -> dict[str, Any]:
+    """Write the dataset that `config` describes: demonstrations of the expert, or the recipe's policy at work."""
+    from vla_rl.recipe.recipe import is_imagined
+    from vla_rl.workflows.record_dataset import collect_dataset, finished_dataset
+
+    if config.imagined and not is_imagined(recipe.env):
+        raise ConfigError(
+            "collect.imagined: the recipe's env is no world model; see configs/tabletop_imagination.yaml for one"
+        )
+    env_config = recipe.env if config.imagined else recipe.acting_env
+    policy, version = None, "expert"
+    if config.source == "policy":
+        version = policy_version(recipe)
+        if (finished := finished_dataset(env_config, config, version, recipe.seed)) is not None:
+            return finished
+        policy = build_policy(recipe, env_config.env_spec())  # type: ignore[attr-defined]
+
+    def on_progress(summary: dict[str, Any]) -> None:
+        attempts = summary["attempts"]
+        num_successes = sum(rate * attempts[task] for task, rate in summary["success_rate"].items())
+        success = 100 * num_successes / max(1, sum(attempts.values()))
+        show(
+            f"{summary['episodes']} of {summary['episodes_wanted']} episodes, {success:.0f} % success, "
+            f"{summary['frames_per_second']:.0f} frames/s"
+        )
+
+    return collect_dataset(
+        env_config, config, policy=policy, policy_version=version, seed=recipe.seed, on_progress=on_progress
+    )

@@ -1,0 +1,74 @@
+"""`vla-rl eval` and `vla-rl compare`: how good a saved policy is, and which of two is better."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vla_rl.common.progress import episode_progress
+from vla_rl.common.run_folder import RunFolder
+from vla_rl.config import ConfigError
+from vla_rl.recipe.recipe import Recipe, resolve_device
+from vla_rl.workflows.recipe_parts import build_policy, env_spec, policy_path
+
+if TYPE_CHECKING:
+    from vla_rl.evaluation.compare import SequentialComparison, SequentialConfig
+    from vla_rl.evaluation.results import Evaluation
+
+
+def evaluate(recipe: Recipe, folder: Path, name: str = "policy") -> Evaluation:
+    """Evaluate the recipe's policy; writes evaluations/NAME.json and .png, videos/ and report.html."""
+    from vla_rl.evaluation.evaluate import evaluate as run_evaluation
+    from vla_rl.report.report import write_report
+
+    run = RunFolder(folder)
+    policy = build_policy(recipe, env_spec(recipe))
+    with episode_progress(recipe.eval.num_episodes(env_spec(recipe))) as on_episode:
+        evaluation = run_evaluation(
+            policy,
+            recipe.acting_env,
+            recipe.eval,
+            name=name,
+            policy_path=policy_path(recipe),
+            video_folder=run.videos,
+            on_episode=on_episode,
+        )
+    evaluation.save(run.evaluation(name))
+    evaluation.plot(run.evaluation(name).with_suffix(".png"))
+    write_report(folder, after=name)
+    return evaluation
+
+
+def find_evaluation(path: Path, preferred: str) -> Path:
+    """An evaluation's JSON file: the path itself, or in a run's folder the `preferred` one, else the only one.
+
+    Raises:
+        ConfigError: no such path, or a folder without evaluations or with several others.
+    """
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        raise ConfigError(f"{path}: no such file or folder. Give an evaluation's JSON file, or a run's folder.")
+    found = sorted(RunFolder(path).evaluations.glob("*.json")) or sorted(path.glob("*.json"))
+    for file in found:
+        if file.stem == preferred or len(found) == 1:
+            return file
+    names = ", ".join(file.name for file in found) or "none"
+    raise ConfigError(f"{path}: which evaluation? It has: {names}. Name the file itself.")
+
+
+def compare_policies(recipe: Recipe, a: str, b: str, config: SequentialConfig) -> SequentialComparison:
+    """Run two saved policies in the recipe's environment until the difference is clear."""
+    from rich.console import Console
+
+    from vla_rl.evaluation.compare import compare_sequential
+    from vla_rl.evaluation.evaluate import build_env
+    from vla_rl.policies.base import load_policy
+
+    device = resolve_device(recipe.device)
+    first, second = load_policy(a, device), load_policy(b, device)
+    with closing(build_env(recipe.acting_env)) as env, Console(stderr=True).status("comparing") as status:
+        return compare_sequential(
+            first, second, env, config, lambda pairs, p: status.update(f"{pairs} pairs, anytime-valid p {p:.3g}")
+        )

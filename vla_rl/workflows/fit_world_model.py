@@ -1,0 +1,54 @@
+"""`vla-rl world-model fit`: a world model of a recipe's environment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import rich
+
+from vla_rl.common.run_folder import RunFolder
+from vla_rl.recipe.recipe import Recipe, resolve_device
+from vla_rl.workflows.collect import collect
+from vla_rl.workflows.recipe_parts import env_spec, limit_threads, world_model_section
+
+
+def fit_world_model(
+    recipe: Recipe,
+    folder: Path,
+    datasets: Sequence[Path] = (),
+    start_from: str | None = None,
+    weights: Sequence[float] | None = None,
+    holdout_from: Literal["all", "last"] | None = None,
+) -> Path:
+    """Fit the recipe's world model, first collecting what `datasets` lacks; goes on from what the folder holds.
+
+    Args:
+        datasets: to learn from beside `world_model.datasets`. start_from, holdout_from: in place of
+            `world_model`'s. weights: how much each of `datasets` counts, relative to 1; None: all 1.
+
+    Returns:
+        the world model's folder, `folder`/world_model.
+    """
+    from vla_rl.training.metrics import MetricLogger
+    from world_model.fit.fit import fit, updates_kept
+
+    limit_threads(recipe)
+    section = world_model_section(recipe)
+    run = RunFolder(folder)
+    if run.world_model.is_dir():
+        return run.world_model
+    for config in recipe.datasets:
+        if not Path(config.dataset).is_dir():
+            collect(recipe, config, rich.print)
+    values = section.model_dump()
+    more = [{"path": str(p), "weight": w} for p, w in zip(datasets, weights or [1.0] * len(datasets), strict=True)]
+    changes: dict[str, Any] = {"datasets": [*values["datasets"], *more]}
+    changes |= {"start_from": start_from} if start_from else {}
+    changes |= {"holdout_from": holdout_from} if holdout_from else {}
+    section = type(section).model_validate(values | changes)
+    resume = updates_kept(section, folder) if run.metrics.exists() else None
+    with MetricLogger(folder, recipe.log, resume_step=resume, run_config=recipe.model_dump(mode="json")) as logger:
+        device = resolve_device(recipe.device)
+        return fit(section, env_spec(recipe), folder, seed=recipe.seed, device=device, on_metrics=logger.log)

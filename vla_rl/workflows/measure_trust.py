@@ -1,0 +1,54 @@
+"""`vla-rl world-model eval`: how far a world model can be trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import rich
+
+from vla_rl.recipe.recipe import Recipe, resolve_device
+from vla_rl.workflows.real_and_imagined import success_in_both
+from vla_rl.workflows.recipe_parts import build_policy, env_spec, limit_threads, world_model_section
+
+
+def measure_world_model(
+    recipe: Recipe,
+    world_model: Path,
+    held_out: Sequence[Path],
+    policies: Sequence[str] = (),
+    train: Sequence[Path] = (),
+    styles: Mapping[str, Path] | None = None,
+    folder: Path | None = None,
+) -> Path:
+    """Measure how far a world model can be trusted; writes trust.json and trust.html into its folder, returns the page.
+
+    Args:
+        held_out: datasets of real episodes that it was not fitted on.
+        policies: to compare real with imagined success; their real and imagined episodes are run here.
+        train: datasets of the same robot for the inverse dynamics, such as those that it was fitted on.
+        styles: name -> dataset of episodes with another look (lighting, colors, textures).
+        folder: for the report, in place of the world model's.
+    """
+    from world_model.env.config import WorldModelEnvConfig
+    from world_model.trust.evaluate import measure_trust
+
+    limit_threads(recipe)
+    section = world_model_section(recipe)
+    env = recipe.env if isinstance(recipe.env, WorldModelEnvConfig) else None
+    outcomes = [success_in_both(recipe, world_model, policy, section.compare_episodes) for policy in policies]
+    chunk_size = build_policy(recipe, env_spec(recipe)).chunk_size
+    return measure_trust(
+        section.measure,
+        world_model,
+        held_out,
+        outcomes,
+        train=train,
+        styles=styles,
+        imagination=env and env.imagination,
+        trust=env and env.trust,
+        chunk_size=chunk_size,
+        device=resolve_device(recipe.device),
+        show=rich.print,
+        folder=folder,
+    )

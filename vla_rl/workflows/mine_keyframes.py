@@ -1,0 +1,19 @@
+"""`vla-rl world-model keyframes`: moments of real episodes from which imagined ones start."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from vla_rl.recipe.recipe import Recipe, resolve_device
+from vla_rl.workflows.recipe_parts import limit_threads, world_model_section
+
+
+def mine_keyframes(recipe: Recipe, world_model: Path, datasets: Sequence[Path], file: Path) -> Path:
+    """Mine datasets of the policy's real episodes for moments to start from; writes and returns the file."""
+    from world_model.data.keyframes import mine_keyframes as mine
+
+    limit_threads(recipe)
+    section = world_model_section(recipe)
+    mine(world_model, datasets, section.keyframes, resolve_device(recipe.device)).save(file)
+    return file

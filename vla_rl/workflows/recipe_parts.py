@@ -1,0 +1,69 @@
+"""What workflows build of a recipe: its policy, its environment's spec, its sections that must be there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vla_rl.config import ConfigError
+from vla_rl.recipe.recipe import Recipe, resolve_device
+
+if TYPE_CHECKING:
+    from vla_rl.interfaces import Policy
+    from vla_rl.types import EnvSpec
+    from world_model.fit.config import FitConfig
+
+
+def build_policy(recipe: Recipe, spec: EnvSpec) -> Policy:
+    """The recipe's policy for an environment of this spec, on the recipe's device.
+
+    Raises:
+        ConfigError: the recipe's policy class builds nothing, or does not fit the environment.
+    """
+    limit_threads(recipe)
+    policy: Any = recipe.policy
+    return policy.build(spec, device=resolve_device(recipe.device), seed=recipe.seed)
+
+
+def limit_threads(recipe: Recipe) -> None:
+    """torch's threads, as the recipe says."""
+    if recipe.num_threads:
+        import torch
+
+        torch.set_num_threads(recipe.num_threads)
+
+
+def env_spec(recipe: Recipe) -> EnvSpec:
+    env: Any = recipe.acting_env
+    return env.env_spec()
+
+
+def world_model_section(recipe: Recipe) -> FitConfig:
+    """Return the recipe's `world_model` section.
+
+    Raises:
+        ConfigError: there is none, or its class is not one for `vla-rl world-model fit`.
+    """
+    from world_model.fit.config import FitConfig
+
+    section = recipe.world_model
+    if section is None:
+        raise ConfigError("the recipe has no world_model section; see configs/tabletop_world_model.yaml for one")
+    if not isinstance(section, FitConfig):
+        raise ConfigError(f"the recipe's world_model is a {type(section).__name__}; it must be a {FitConfig.__name__}")
+    return section
+
+
+def policy_path(recipe: Recipe) -> Path | None:
+    from vla_rl.policies.base import resolve_path
+
+    path = getattr(recipe.policy, "path", None)
+    return None if path is None else resolve_path(path)
+
+
+def policy_version(recipe: Recipe) -> str:
+    """What a dataset says of who acted: the policy's path and the hash of its weights."""
+    from vla_rl.evaluation.evaluate import policy_hash
+
+    path = policy_path(recipe)
+    return f"fresh, seed {recipe.seed}" if path is None else f"{path.name} {policy_hash(path)[:12]}"
