@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 from reach_policy import ReachPolicy
-from vla_rl.algorithms.grpo import GRPOConfig
 
 from sim.dummy import DummyConfig
+from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.policies.base import load_policy
 from vla_rl.policies.openvla.config import LoraOptions, OpenVLAConfig
 from vla_rl.rollout.collect import collect
