@@ -36,7 +36,7 @@ from vla_rl.training.train import train
 from vla_rl.types import ActionChunk, Episode, EpisodeSpec, Keyframe, Observation
 from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
 
-HERE = Path(__file__).resolve().parent
+HERE = Path(__file__).resolve().parents[1]
 TIME_LIMIT = 900
 pytestmark = pytest.mark.timeout(4 * TIME_LIMIT)  # A backstop: `launch` ends what hangs.
 
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.timeout(4 * TIME_LIMIT)  # A backstop: `launch` ends wh
 def launch(*arguments: str, module: bool = False, processes: int = 2) -> subprocess.CompletedProcess[str]:
     """Run a script (or a module) in several processes; after the time limit the launcher is asked to end them."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    paths = os.pathsep.join([str(HERE.parent.parent), str(HERE)])
+    paths = os.pathsep.join(str(path) for path in (HERE.parent.parent, HERE, HERE / "training"))
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [*launcher, *(["-m"] if module else []), *arguments]
     with subprocess.Popen(
