@@ -15,9 +15,9 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
-from vla_rl.config import Config, ConfigError
+from vla_rl.config import ConfigError
 from vla_rl.data.segmentation import CAMERA_PREFIX
-from vla_rl.interfaces import VecEnv
+from vla_rl.interfaces import EnvConfig, VecEnv
 from vla_rl.types import EnvSpec, EpisodeSpec, Keyframe
 
 
@@ -179,7 +179,7 @@ class FixedCamera:
         return np.concatenate([rows, -rows @ np.asarray(self.position)[:, None]], 1)
 
 
-class SimConfig(Config):
+class SimConfig(EnvConfig):
     """Options common to every simulator; each simulator's config extends it with `kind` and its own."""
 
     tasks: tuple[str, ...] = Field(default=(), description="Task names; empty means all of the simulator's tasks.")
@@ -187,7 +187,6 @@ class SimConfig(Config):
         default=("agentview",), description="Cameras to render: only those the policy reads."
     )
     image_size: PositiveInt = Field(default=64, description="Height and width of the rendered images, pixels.")
-    num_envs: PositiveInt = Field(default=8, description="Environments stepped together.")
     num_workers: int = Field(
         default=0, ge=0, description="Processes that hold them; 0 runs all environments in this process."
     )
@@ -209,7 +208,6 @@ class SimConfig(Config):
     )
 
     known_cameras: ClassVar[tuple[str, ...]] = ()  # Those that the simulator has; empty allows any.
-    shows_structure: ClassVar[bool] = False  # Whether `structure` can be on.
 
     @field_validator("cameras")
     @classmethod
@@ -235,10 +233,6 @@ class SimConfig(Config):
         env = self.make(record_frames)
         env.steps_after_success = self.steps_after_success
         return env
-
-    def env_spec(self) -> EnvSpec:
-        """Facts about the environment, without starting a renderer where possible."""
-        raise NotImplementedError
 
     def _arm_spec(self, kind: str, tasks: dict[str, str], horizon: dict[str, int], control_hz: float) -> EnvSpec:
         """The spec of an arm with LIBERO's conventions: 8-D state, 7-D action in [-1, 1]."""

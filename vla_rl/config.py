@@ -17,10 +17,19 @@ import types as python_types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,  # In `typing` from Python 3.11 on.
+)
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+if TYPE_CHECKING:
+    from vla_rl.interfaces import EnvConfig, PlanningConfig
+    from vla_rl.policies.base import PolicyConfig
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +75,17 @@ KINDS: dict[str, dict[str, str]] = {
     "plan": {
         "best_of_n": "world_model.env.plan_config:PlanConfig",
     },
+}
+
+
+# section -> the class that whatever it holds extends.
+BASES: dict[str, str] = {
+    "env": "vla_rl.interfaces:EnvConfig",
+    "world_model": "vla_rl.interfaces:WorldModelFitConfig",
+    "failure": "vla_rl.interfaces:FailureDetectionConfig",
+    "policy": "vla_rl.policies.base:PolicyConfig",
+    "algo": "vla_rl.algorithms.configs:AlgoConfig",
+    "plan": "vla_rl.interfaces:PlanningConfig",
 }
 
 
@@ -122,21 +142,41 @@ def resolve_kind(section: str, kind: str) -> type[Config]:
         raise ConfigError(
             f"{section}.kind: got {kind!r}, allowed: {', '.join(sorted(known))}, or 'package.module:Class'.{hint}"
         )
-    module_name, _, class_name = target.partition(":")
     try:
-        config_class = getattr(importlib.import_module(module_name), class_name)
+        config_class = _import(target)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"{section}.kind: {kind!r} names {target!r}, which cannot be imported: {error}") from error
-    if not (isinstance(config_class, type) and issubclass(config_class, Config)):
+    base = _import(BASES[section])
+    if not (isinstance(config_class, type) and issubclass(config_class, base)):
         raise ConfigError(
-            f"{section}.kind: {target!r} is not a config; it must be a class that extends vla_rl.config.Config"
+            f"{section}.kind: {target!r} is no {section} section; it must be a class that extends "
+            f"{base.__module__}.{base.__name__}"
         )
     return config_class
 
 
+def _import(target: str) -> Any:
+    module_name, _, class_name = target.partition(":")
+    return getattr(importlib.import_module(module_name), class_name)
+
+
+@typing.overload
+def build_component(section: Literal["env"], values: Mapping[str, Any] | Config) -> EnvConfig: ...
+@typing.overload
+def build_component(section: Literal["policy"], values: Mapping[str, Any] | Config) -> PolicyConfig: ...
+@typing.overload
+def build_component(section: Literal["plan"], values: Mapping[str, Any] | Config) -> PlanningConfig: ...
+@typing.overload
+def build_component(section: str, values: Mapping[str, Any] | Config) -> Config: ...
 def build_component(section: str, values: Mapping[str, Any] | Config) -> Config:
     """Validate a section whose class depends on its `kind`."""
     if isinstance(values, Config):
+        base = _import(BASES[section])
+        if not isinstance(values, base):
+            raise ConfigError(
+                f"{section}: got {type(values).__name__}; it must be a config that extends "
+                f"{base.__module__}.{base.__name__}"
+            )
         return values
     if not isinstance(values, Mapping) or "kind" not in values:
         raise ConfigError(f"{section}: needs a 'kind', one of: {', '.join(sorted(KINDS[section]))}; got {values!r}")

@@ -1,25 +1,43 @@
-"""The two contracts everything stands on: `VecEnv` and `Policy`.
+"""The contracts everything stands on: what plugs in extends or implements one of these, and callers use nothing else.
 
-A simulator, the learned world model and a robot are all a `VecEnv`; every policy family is a
-`Policy`. Conformance tests run over each implementation (`tests/test_conformance.py`).
+- An environment (simulator, world model, robot): an `EnvConfig` that builds a `VecEnv`.
+- A policy: a `vla_rl.policies.base.PolicyConfig` that builds a `Policy`.
+- An algorithm: a `vla_rl.algorithms.base.AlgoConfig` that builds a `Learner`.
+- A recipe's further sections with a `kind`: `world_model` (`WorldModelFitConfig`), `failure` (`FailureDetectionConfig`)
+  and `eval.plan` (`PlanningConfig`).
+
+Conformance tests run over each implementation (`tests/test_conformance.py`, `tests/test_policy_conformance.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
+from pydantic import Field, PositiveInt
 
-from vla_rl.types import ActionChunk, ActionPrefix, EnvSpec, EpisodeSpec, Keyframe, Observation, StepResult
+from vla_rl.config import Config
+from vla_rl.types import ActionChunk, ActionPrefix, EnvSpec, Episode, EpisodeSpec, Keyframe, Observation, StepResult
 
 if TYPE_CHECKING:
+    from typing import Self
+
     import torch
+    from pydantic import BaseModel
+
+    from vla_rl.algorithms.batch import Batch
+    from vla_rl.common.timing import Stopwatch
 
 
 class TrustError(ValueError):
     """A learned environment's trust is missing, unreadable or too low; the message says which figure and what to do."""
+
+
+# --- environments -------------------------------------------------------------------------------
 
 
 @runtime_checkable
@@ -29,6 +47,8 @@ class VecEnv(Protocol):
     Methods take `env_ids`, the environments meant, in the order of the batch rows; None means
     all. A finished environment may simply be left out of the next `step`, so no inference or
     simulation is spent on it.
+
+    Further abilities are protocols of their own, which callers ask for: `ProgressEnv`, `StatefulEnv`, `ImaginedEnv`.
     """
 
     num_envs: int
@@ -51,11 +71,11 @@ class VecEnv(Protocol):
         ...
 
     def save_state(self, env_ids: Sequence[int] | None = None) -> list[Keyframe]:
-        """Full state of each given environment, for `EpisodeSpec.keyframe`."""
+        """Return the full state of each given environment, for `EpisodeSpec.keyframe`."""
         ...
 
     def expert_action(self, env_ids: Sequence[int] | None = None) -> np.ndarray:
-        """The scripted expert's next action, float32 (B, A), from privileged state.
+        """Return the scripted expert's next action, float32 (B, A), from privileged state.
 
         Raises:
             NotImplementedError: the environment has no expert for the task.
@@ -67,63 +87,287 @@ class VecEnv(Protocol):
         ...
 
 
-class PolicyOutput(Protocol):
-    """What `Policy.evaluate` returns, torch tensors with gradient (see policies/base.py)."""
+@runtime_checkable
+class ProgressEnv(VecEnv, Protocol):
+    """An environment that says how far an episode is from success."""
 
-    log_prob: torch.Tensor  # (B, H, A), at the temperature given
-    entropy: torch.Tensor  # (B, H, A)
-    value: torch.Tensor | None  # (B,)
+    def expert_remaining(self, env_ids: Sequence[int] | None = None) -> np.ndarray:
+        """Return about how many control steps the expert would need from here, float64 (B,); inf: it cannot finish.
+
+        Raises:
+            NotImplementedError: the simulator does not say.
+        """
+        ...
+
+
+@runtime_checkable
+class StatefulEnv(VecEnv, Protocol):
+    """An environment whose episodes depend on more than their specs, such as noise drawn from one stream."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what a resumed run needs to continue exactly, JSON-able."""
+        ...
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` returned."""
+        ...
+
+
+@runtime_checkable
+class ImaginedEnv(StatefulEnv, Protocol):
+    """An environment whose episodes a world model imagines."""
+
+    @property
+    def admission(self) -> BaseModel | None:
+        """What trust says of the world model; None where nobody asked."""
+        ...
+
+    @property
+    def observed_every(self) -> int:
+        """Control steps from one new image to the next."""
+        ...
+
+
+class EnvConfig(Config):
+    """Base of every env section: the facts about an environment, and how to start it. Imports no simulator.
+
+    Attributes:
+        is_imagined: episodes are a world model's, so that their outcomes are no evidence.
+        shows_structure: its option `structure` shows what each pixel is part of (see `vla_rl.data.segmentation`).
+    """
+
+    is_imagined: ClassVar[bool] = False
+    shows_structure: ClassVar[bool] = False
+
+    kind: str
+    num_envs: PositiveInt = Field(default=8, description="Environments stepped together.")
+
+    def env_spec(self) -> EnvSpec:
+        """Return the facts about the environment, without starting a simulator where that is possible."""
+        raise NotImplementedError(f"{type(self).__name__} must implement env_spec() -> EnvSpec")
+
+    def build(self, num_envs: int | None = None, record_frames: bool = False) -> VecEnv:
+        """Start the environment.
+
+        Args:
+            num_envs: in place of the section's own.
+            record_frames: put each executed step's images and states into `StepResult.info`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must implement build(num_envs, record_frames) -> VecEnv")
+
+
+# --- policies -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PolicyOutput:
+    """What `Policy.evaluate` returns, with gradient.
+
+    Attributes:
+        log_prob: float32 (B, H, A), log-probability of each component of the chunk, at the temperature given.
+        entropy: float32 (B, H, A), in nats.
+        value: float32 (B,), the critic's estimate; None without a critic.
+    """
+
+    log_prob: torch.Tensor
+    entropy: torch.Tensor
+    value: torch.Tensor | None = None
 
 
 class Policy(Protocol):
-    """A vision-language-action policy. Implementations are also `torch.nn.Module`s."""
+    """A vision-language-action policy, which is also a `torch.nn.Module`: `class MyPolicy(nn.Module, Policy)`.
 
-    chunk_size: int  # H
-    action_dim: int  # A
+    What has a value here may be left out, and `act` alone is enough to be evaluated. Further abilities are protocols
+    of their own, which callers ask for: `ContinuingPolicy`, `WatchingPolicy`.
+
+    Attributes:
+        chunk_size: H, actions of a chunk.
+        action_dim: A.
+        cameras: those that it reads.
+        uses_state: whether it reads `Observation.state`.
+        state_dim: S, where it reads the state; None: not known.
+        image_size: (height, width) of the images that it takes; None: any.
+        no_rl_reason: why RL cannot train it, and what to do, for the user; None where it can.
+        demonstration_size: actions that cloning learns at once, where those are not `chunk_size`.
+        norm_stats: the statistics that actions are normalized by, in the policy's own form; None: not set yet.
+    """
+
+    chunk_size: int
+    action_dim: int
     cameras: tuple[str, ...]
     uses_state: bool
+    state_dim: int | None = None
+    image_size: tuple[int, int] | None = None
+    no_rl_reason: str | None = None
+    demonstration_size: int | None = None
+    norm_stats: Any = None
 
+    @abstractmethod
     def act(self, obs: Observation, generator: torch.Generator | None = None, temperature: float = 1.0) -> ActionChunk:
         """Draw one chunk per environment; `temperature=0` is greedy. No gradient."""
         ...
 
     def evaluate(self, obs: Observation, chunk: ActionChunk, temperature: float = 1.0) -> PolicyOutput:
-        """Log-probability, entropy and value of given chunks, with gradient."""
-        ...
+        """Return log-probability, entropy and value of given chunks, with gradient. For RL."""
+        raise NotImplementedError(f"{type(self).__name__} has no evaluate(), which RL needs")
 
     def bc_loss(
         self, obs: Observation, actions: np.ndarray, valid: np.ndarray | None = None, keyframe: np.ndarray | None = None
     ) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Behavior-cloning loss on actions float32 (B, H, A) in environment units.
+        """Return the behavior-cloning loss on actions float32 (B, H, A) in environment units, and metrics.
 
         `valid`: bool (B, H), False where a chunk runs past its episode's end.
         `keyframe`: float32 (B, 3), meters, where the end effector will be at the gripper's next change or the
         episode's end, NaN where unknown: the target of an auxiliary loss, for policies that have one.
         """
-        ...
+        raise NotImplementedError(f"{type(self).__name__} has no bc_loss(), which behavior cloning needs")
 
     def embed(self, obs: Observation) -> torch.Tensor:
-        """Features (B, D) for failure detection. No gradient."""
-        ...
+        """Return features (B, D) for failure detection. No gradient."""
+        raise NotImplementedError(f"{type(self).__name__} has no embed(), which failure detection needs")
 
     def save(self, folder: Path) -> None:
         """Write weights (safetensors) and config (JSON) so that `load_policy(folder)` restores it."""
-        ...
+        raise NotImplementedError(f"{type(self).__name__} has no save(), which training needs")
+
+    def set_norm_stats(
+        self, action: Mapping[str, Any], state: Mapping[str, Any] | None = None, name: str = "dataset"
+    ) -> None:
+        """Set the training data's statistics of actions and states; called before cloning where there are none.
+
+        Args:
+            action, state: "mean", "std", "min", "max", "q01", "q99" and "mask", each (A,) or (S,).
+            name: of the dataset.
+        """
+
+    def sharding_units(self) -> list[torch.nn.Module]:
+        """Return the modules that FSDP gathers one at a time, such as the layers; none: all at once."""
+        return []
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights lie."""
+        import torch
+
+        return next((parameter.device for parameter in self.parameters()), torch.device("cpu"))
+
+    if TYPE_CHECKING:  # What every torch.nn.Module has, as far as callers use it.
+        training: bool
+
+        def eval(self) -> Self: ...
+        def train(self, mode: bool = True) -> Self: ...
+        def modules(self) -> Iterator[torch.nn.Module]: ...
+        def parameters(self, recurse: bool = True) -> Iterator[torch.nn.Parameter]: ...
+        def named_parameters(
+            self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+        ) -> Iterator[tuple[str, torch.nn.Parameter]]: ...
 
 
-class ContinuingPolicy(Policy, Protocol):
-    """A policy that can go on from actions under way: real-time chunking. For robots; RL draws chunks by `act`."""
+@runtime_checkable
+class ContinuingPolicy(Protocol):
+    """A policy that continues actions under way: real-time chunking. For robots; RL draws chunks by `act`."""
 
     def act_with_prefix(
         self, obs: Observation, prefix: ActionPrefix, generator: torch.Generator | None = None
     ) -> ActionChunk:
-        """A chunk per environment, greedy, that follows the prefix where it is frozen and leaves it smoothly."""
+        """Return a chunk per environment, greedy, that follows the prefix where it is frozen and leaves it smoothly."""
         ...
 
 
-class WatchingPolicy(Policy, Protocol):
+@runtime_checkable
+class WatchingPolicy(Protocol):
     """A policy that remembers the episodes it is in, such as one that plans with a world model."""
 
     def watch(self, env_ids: Sequence[int], begins: Sequence[bool]) -> None:
-        """Called before each `act`: the environment of each row, and whether its episode begins."""
+        """Note the environment of each row, and whether its episode begins. Called before each `act`."""
         ...
+
+
+# --- algorithms ---------------------------------------------------------------------------------
+
+
+class Learner(Protocol):
+    """What improves a policy: `batch = prepare(episodes)`, then `update(batch)`.
+
+    Attributes:
+        iteration: updates done.
+        stopwatch: counts the seconds of "forward_backward" and "optimizer".
+    """
+
+    iteration: int
+    stopwatch: Stopwatch
+
+    def prepare(self, episodes: Sequence[Episode]) -> Batch:
+        """Return what one update learns from. Lost episodes are left out.
+
+        Raises:
+            ValueError: nothing usable.
+        """
+        ...
+
+    def update(
+        self, batch: Batch, extra_loss: Callable[[], tuple[torch.Tensor, Mapping[str, Any]]] | None = None
+    ) -> dict[str, float]:
+        """Improve the policy on a batch from `prepare`; returns metrics by name.
+
+        Args:
+            extra_loss: draws a batch of demonstrations and returns (loss, metrics), for an algorithm that is anchored
+                to them.
+
+        Raises:
+            TrainingDivergedError: steps were skipped too often in a row, or a weight became NaN or infinite.
+        """
+        ...
+
+    def num_steps(self, batch: Batch) -> int:
+        """Return how many optimizer steps `update` makes on a batch, unless some are skipped."""
+        ...
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Return tensors and JSON-able values from which `load_state` continues exactly, the policy's left out."""
+        ...
+
+    def load_state(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
+        """Continue from what `state` returned."""
+        ...
+
+
+# --- further sections of a recipe ---------------------------------------------------------------
+
+
+class WorldModelFitConfig(Config):
+    """Base of a recipe's `world_model` section: what a world model is fitted on, and how."""
+
+    kind: str
+
+
+class FailureDetectionConfig(Config):
+    """Base of a recipe's `failure` section: which detectors of failure are fitted, and on which episodes."""
+
+    kind: str
+
+
+class PlanningPolicy(Policy, WatchingPolicy, Protocol):
+    """A policy that plans at test time, around another one."""
+
+    def latency(self) -> dict[str, float]:
+        """Return milliseconds of the decisions so far, by statistic."""
+        ...
+
+
+class PlanningConfig(Config):
+    """Base of the `eval.plan` section: how a policy plans at test time."""
+
+    kind: str
+
+    def build(self, policy: Policy, device: str = "cpu") -> PlanningPolicy:
+        """Return the policy that plans.
+
+        Raises:
+            ValueError: it cannot plan for this policy.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must implement build(policy, device) -> PlanningPolicy")
+
+    def protocol(self) -> str:
+        """Return what an evaluation's protocol says of the planning, in a few words."""
+        raise NotImplementedError(f"{type(self).__name__} must implement protocol() -> str")

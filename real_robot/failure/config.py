@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, P
 from real_robot.failure.conformal import BandKind as _BandKind
 from vla_rl.config import Config, ConfigError
 from vla_rl.data.config import MaybeDatasets
+from vla_rl.interfaces import FailureDetectionConfig
 from vla_rl.types import Split
 
 Kind = Literal["float_ot", "rnd", "logpzo", "safe_mlp", "safe_lstm"]
@@ -91,7 +92,7 @@ class SAFEConfig(ScoreConfig):
     )
 
 
-class FailureConfig(Config):
+class FailureConfig(FailureDetectionConfig):
     """Scores on embeddings of the policy, each with a functional conformal band."""
 
     kind: Literal["conformal"] = "conformal"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, PositiveInt, field_validator
 
 from vla_rl.config import Config
-from vla_rl.interfaces import VecEnv
+from vla_rl.interfaces import EnvConfig
 from vla_rl.types import EnvSpec
+
+if TYPE_CHECKING:
+    from sim.remote.env import RemoteVecEnv
 
 
 class EnvFacts(Config):
@@ -51,7 +54,7 @@ class EnvFacts(Config):
         return value
 
 
-class RemoteConfig(Config):
+class RemoteConfig(EnvConfig):
     """Any simulator, in its own Python on this machine or on others."""
 
     kind: Literal["remote"] = "remote"
@@ -64,7 +67,6 @@ class RemoteConfig(Config):
     python_path: tuple[str, ...] = Field(default=(), description="Folders it imports from, besides working_dir.")
     working_dir: str = Field(default="", description="Folder that it runs in; empty: this one.")
     variables: dict[str, str] = Field(default={}, description="Environment variables for it.")
-    num_envs: PositiveInt = Field(default=8, description="Environments stepped together.")
     num_hosts: PositiveInt = Field(default=1, description="Processes that hold them.")
     devices: tuple[int, ...] = Field(
         default=(), description="GPUs dealt to the hosts in turn, as CUDA_VISIBLE_DEVICES and MUJOCO_EGL_DEVICE_ID."
@@ -105,7 +107,7 @@ class RemoteConfig(Config):
 
         return ask_spec(self)
 
-    def build(self, num_envs: int | None = None, record_frames: bool = False) -> VecEnv:
+    def build(self, num_envs: int | None = None, record_frames: bool = False) -> RemoteVecEnv:
         """The vector environment: `num_envs` of these, in `num_hosts` processes.
 
         Raises:

@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from sim.remote.env import RemoteVecEnv
-from vla_rl.config import apply_overrides, build_component
+from sim.robotwin.config import RoboTwinConfig
+from vla_rl.config import apply_overrides, validate
 from vla_rl.types import EpisodeSpec
 
 CHUNK = 8
@@ -89,9 +90,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--chunks", type=int, default=200, help="chunks of 8 steps (200)")
     parser.add_argument("--episodes", type=int, default=3, help="of the expert, which needs the planner (3)")
     args = parser.parse_args(argv)
-    config = build_component("env", apply_overrides({"kind": "robotwin"}, args.options))
+    config = validate(RoboTwinConfig, apply_overrides({"kind": "robotwin"}, args.options), prefix="env")
     begin = time.monotonic()
-    env = config.build(1)  # type: ignore[attr-defined]
+    env = config.build(1)
     try:
         print(
             f"started in {time.monotonic() - begin:.0f} s: {len(env.spec.tasks)} tasks, actions {env.spec.action_dim}-D"

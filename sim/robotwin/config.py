@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 
 from sim.remote.config import RemoteConfig
-from vla_rl.config import Config, ConfigError
-from vla_rl.interfaces import VecEnv
+from vla_rl.config import ConfigError
+from vla_rl.interfaces import EnvConfig
 from vla_rl.types import EnvSpec
+
+if TYPE_CHECKING:
+    from sim.remote.env import RemoteVecEnv
 
 INSIDE = Path(__file__).with_name("inside")  # what runs in RoboTwin's Python
 
 
-class RoboTwinConfig(Config):
+class RoboTwinConfig(EnvConfig):
     """RoboTwin 2.0's bimanual tasks. One environment per process, as its simulator wants it."""
 
     known_cameras: ClassVar[tuple[str, ...]] = ("head", "left_wrist", "right_wrist", "front")
@@ -110,7 +113,7 @@ class RoboTwinConfig(Config):
         """
         return self.remote().env_spec()
 
-    def build(self, num_envs: int | None = None, record_frames: bool = False) -> VecEnv:
+    def build(self, num_envs: int | None = None, record_frames: bool = False) -> RemoteVecEnv:
         """The vector environment.
 
         Raises:

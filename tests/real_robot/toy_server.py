@@ -23,13 +23,14 @@ import numpy as np
 
 from real_robot.serving.requests import PolicyFacts
 from real_robot.serving.server import ServeConfig, run
+from vla_rl.interfaces import Policy
 from vla_rl.types import ActionChunk, ActionPrefix, Observation
 
 ROOT = Path(__file__).resolve().parents[2]
 CAMERAS = ("agentview", "wrist")
 
 
-class ToyPolicy:
+class ToyPolicy(Policy):
     """See the module."""
 
     chunk_size, action_dim, cameras, uses_state = 4, 3, CAMERAS, True

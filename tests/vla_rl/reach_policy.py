@@ -1,13 +1,15 @@
 """A scripted policy for the dummy environment, good or bad as asked."""
 
 import numpy as np
+from torch import nn
 
+from vla_rl.interfaces import Policy
 from vla_rl.types import ActionChunk, Observation
 
 COLORS = {"red": (220, 40, 40), "blue": (40, 70, 220)}
 
 
-class ReachPolicy:
+class ReachPolicy(nn.Module, Policy):
     """Moves the dot straight to the square it sees; too slow a one runs out of time from afar.
 
     Args:
@@ -20,6 +22,7 @@ class ReachPolicy:
     uses_state = True
 
     def __init__(self, speed: float = 1.0, noise: float = 0.0) -> None:
+        super().__init__()
         self.speed, self.noise = speed, noise
         self.num_decisions = 0
 

@@ -22,6 +22,7 @@ from vla_rl.common.timing import Stopwatch
 from vla_rl.distributed.fsdp import full, like, local, swap_weights
 from vla_rl.distributed.outcomes import gather_outcomes
 from vla_rl.distributed.process_group import ALONE, ProcessGroup, reduce_metrics
+from vla_rl.interfaces import Policy
 from vla_rl.training.checkpoint import flatten_optimizer, restore_optimizer
 from vla_rl.training.optimizers import build_optimizers, clip_gradients, is_critic
 from vla_rl.types import ActionChunk, Episode
@@ -52,7 +53,7 @@ class Learner:
     def __init__(
         self,
         config: AlgoConfig,
-        policy: Any,
+        policy: Policy,
         *,
         seed: int = 0,
         temperature: float = 1.0,
@@ -62,7 +63,7 @@ class Learner:
     ):
         if temperature <= 0:
             raise ValueError(f"temperature: got {temperature}, must be above 0: RL learns from sampled actions")
-        if reason := getattr(policy, "no_rl_reason", None):
+        if reason := policy.no_rl_reason:
             raise ValueError(f"RL cannot train this policy: {reason}")
         self.config = config
         self.policy = policy

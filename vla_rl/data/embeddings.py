@@ -76,7 +76,10 @@ class EmbeddedEpisodes:
         """The episodes at `chosen`, int64 numbers or a bool mask (E,), in that order."""
         numbers = np.arange(len(self))[np.asarray(chosen)]
         starts = self.starts
-        spans = [np.arange(starts[n], starts[n] + self.counts[n]) for n in numbers]
+        spans = [
+            np.arange(start, start + count)
+            for start, count in zip(starts[numbers].tolist(), self.counts[numbers].tolist(), strict=True)
+        ]
         rows = np.concatenate(spans) if spans else np.zeros(0, np.int64)
         return replace(
             self,
@@ -197,7 +200,7 @@ def embed_dataset(
     if len(numbers) == 0:
         raise DatasetError(f"{config.path}: no episode in which the policy alone acted; got {len(chosen)} others")
     starts = np.cumsum(source.lengths) - source.lengths
-    rows = np.concatenate([starts[n] + np.arange(0, source.lengths[n], every) for n in numbers])
+    rows = np.concatenate([starts[n] + np.arange(0, int(source.lengths[n]), every) for n in numbers])
     ends = np.repeat(starts + source.lengths, source.lengths)[rows]
     texts = [source.instructions[task] for task in columns.task[numbers]]
     counts = -(-source.lengths[numbers] // every)

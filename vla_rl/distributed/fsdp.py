@@ -62,7 +62,7 @@ def shard(policy: Any, mesh: DeviceMesh, output: type) -> None:
 
 def units(policy: Any) -> list[nn.Module]:
     """The modules that are gathered one at a time: those that the policy calls as a whole, such as its layers."""
-    return list(policy.sharding_units()) if hasattr(policy, "sharding_units") else []
+    return list(policy.sharding_units())
 
 
 def _sharded_modules(policy: nn.Module) -> list[FSDPModule]:

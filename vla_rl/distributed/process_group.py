@@ -130,7 +130,7 @@ class ProcessGroup:
             from torch.distributed.device_mesh import init_device_mesh
 
             from vla_rl.distributed.fsdp import shard
-            from vla_rl.policies.base import PolicyOutput
+            from vla_rl.interfaces import PolicyOutput
 
             shard(policy, init_device_mesh(self.device.partition(":")[0], (self.size,)), PolicyOutput)
 
@@ -232,11 +232,9 @@ def check(recipe: Recipe, size: int) -> None:
     Raises:
         ConfigError: naming the field and what to do.
     """
-    from vla_rl.recipe.recipe import is_imagined
-
     algo: Any = recipe.algo
     sft = recipe.sft
-    if is_imagined(recipe.env):
+    if recipe.env.is_imagined:
         raise ConfigError(
             "env.kind: a world model's noise comes from one stream, which several processes cannot share; train in it "
             "with one process, or in a simulator with several"

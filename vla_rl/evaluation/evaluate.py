@@ -23,7 +23,7 @@ from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, Serial
 from vla_rl.common.timing import Stopwatch
 from vla_rl.config import Config, ConfigError, build_component
 from vla_rl.evaluation.results import EpisodeRecord, Evaluation, EvaluationError, EvaluationMeta
-from vla_rl.interfaces import Policy, VecEnv
+from vla_rl.interfaces import EnvConfig, PlanningConfig, PlanningPolicy, Policy, VecEnv
 from vla_rl.rollout.collect import collect
 from vla_rl.types import EnvSpec, Episode, EpisodeSpec, Split
 
@@ -31,7 +31,7 @@ from vla_rl.types import EnvSpec, Episode, EpisodeSpec, Split
 _MAX_BATCH_BYTES = 2**30
 
 
-def _plan_section(values: Any) -> Config | None:
+def _plan_section(values: Any) -> PlanningConfig | None:
     if isinstance(values, Mapping):
         values = {"kind": "best_of_n", **values}
     return None if values is None else build_component("plan", values)
@@ -54,7 +54,7 @@ class EvalConfig(Config):
     videos: NonNegativeInt = Field(default=2, description="Successes, and failures, filmed per task.")
     seed: int = Field(default=0, description="Of the action sampling; initial states do not depend on it.")
     max_retries: NonNegativeInt = Field(default=2, description="Times an episode whose worker broke is run again.")
-    plan: Annotated[SerializeAsAny[Config] | None, BeforeValidator(_plan_section)] = Field(
+    plan: Annotated[SerializeAsAny[PlanningConfig] | None, BeforeValidator(_plan_section)] = Field(
         default=None,
         description="Planning at test time: {world_model: FOLDER, candidates: N}; null: the policy's own actions.",
     )
@@ -83,7 +83,7 @@ class EvalConfig(Config):
 
 def evaluate(
     policy: Policy,
-    env: VecEnv | Config,
+    env: VecEnv | EnvConfig,
     config: EvalConfig,
     *,
     name: str = "policy",
@@ -107,17 +107,17 @@ def evaluate(
         EvaluationError: unknown task, or more states asked than the split has.
     """
     film_folder = video_folder if config.videos else None
-    if config.plan is not None:
-        policy = config.plan.build(policy, str(getattr(policy, "device", "cpu")))  # type: ignore[attr-defined]
-    if isinstance(env, Config):
+    planner = None if config.plan is None else config.plan.build(policy, str(policy.device))
+    policy = planner or policy
+    if isinstance(env, EnvConfig):
         with closing(build_env(env, config.num_envs)) as built:
-            evaluation = _evaluate(policy, built, config, name, policy_path, env, stopwatch, on_episode)
+            evaluation = _evaluate(policy, built, config, name, policy_path, env, stopwatch, on_episode, planner)
         if film_folder is not None:
             num_envs = min(evaluation.meta.num_envs, 2 * config.videos * len(evaluation.tasks))
             with closing(build_env(env, num_envs, record_frames=True)) as built:
                 film(policy, built, evaluation, config, film_folder)
     else:
-        evaluation = _evaluate(policy, env, config, name, policy_path, None, stopwatch, on_episode)
+        evaluation = _evaluate(policy, env, config, name, policy_path, None, stopwatch, on_episode, planner)
         if film_folder is not None:
             film(policy, env, evaluation, config, film_folder)
     return evaluation
@@ -148,12 +148,9 @@ def film(policy: Policy, env: VecEnv, evaluation: Evaluation, config: EvalConfig
     return paths
 
 
-def build_env(env_config: Config, num_envs: int = 0, record_frames: bool = False) -> VecEnv:
+def build_env(env_config: EnvConfig, num_envs: int = 0, record_frames: bool = False) -> VecEnv:
     """The vector environment of an env section; `num_envs` 0 leaves the section's own number."""
-    build = getattr(env_config, "build", None)
-    if build is None:
-        raise EvaluationError(f"{type(env_config).__name__} is not an environment config: it has no build()")
-    return build(num_envs=num_envs or None, record_frames=record_frames)
+    return env_config.build(num_envs=num_envs or None, record_frames=record_frames)
 
 
 def policy_hash(folder: Path) -> str:
@@ -200,9 +197,10 @@ def _evaluate(
     config: EvalConfig,
     name: str,
     policy_path: Path | None,
-    env_config: Config | None,
+    env_config: EnvConfig | None,
     stopwatch: Stopwatch | None,
     on_episode: Callable[[Episode], None] | None,
+    planner: PlanningPolicy | None,
 ) -> Evaluation:
     from vla_rl.common.run_folder import versions
 
@@ -259,7 +257,7 @@ def _evaluate(
         num_retried=num_retried,
         official_states=config.split == "eval" and bool(env.spec.num_eval_states),
         versions=versions(),
-        latency=policy.latency() if config.plan is not None else {},  # type: ignore[attr-defined]
+        latency={} if planner is None else planner.latency(),
     )
     return Evaluation(meta=meta, episodes=tuple(records))
 
@@ -330,8 +328,7 @@ def _protocol(spec: EnvSpec, config: EvalConfig) -> str:
         else f"{mode} at temperature {t:g}, {config.samples_per_state} episodes per state"
         for mode, t in config.modes().items()
     )
-    planned: Any = config.plan
-    plan = f"; {planned.choose} of {planned.candidates} chunks imagined in a world model" if planned is not None else ""
+    plan = f"; {config.plan.protocol()}" if config.plan is not None else ""
     return (
         f"{spec.kind}, {config.split} split{official}, initial states {config.start_index} to {stop} of each task; "
         f"{modes}{plan}; an episode succeeds when the simulator says so before its horizon; an episode whose worker "

@@ -1,10 +1,9 @@
-"""What every policy family shares: its config, its output type, and loading one from a folder."""
+"""What every policy family shares: its config, and loading one from a folder."""
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,21 +20,6 @@ if TYPE_CHECKING:
 CONFIG_FILE = "config.json"
 OWN_FILE = "vla_rl.json"  # Our options beside a checkpoint in another project's layout.
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-
-
-@dataclass(frozen=True)
-class PolicyOutput:
-    """What `Policy.evaluate` returns, with gradient.
-
-    Attributes:
-        log_prob: float32 (B, H, A), log-probability of each component of the chunk.
-        entropy: float32 (B, H, A), in nats.
-        value: float32 (B,), the critic's estimate; None without a critic.
-    """
-
-    log_prob: torch.Tensor
-    entropy: torch.Tensor
-    value: torch.Tensor | None = None
 
 
 class PolicyConfig(Config):

@@ -12,9 +12,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
+from vla_rl.algorithms.configs import AlgoConfig
 from vla_rl.config import Config, ConfigError, apply_overrides, build_component, find_recipe, read_yaml, validate
 from vla_rl.evaluation.evaluate import EvalConfig
 from vla_rl.evaluation.gate import GateConfig
+from vla_rl.interfaces import EnvConfig, FailureDetectionConfig, WorldModelFitConfig
+from vla_rl.policies.base import PolicyConfig
 from vla_rl.recipe.collect_config import CollectConfig
 from vla_rl.recipe.loop_config import LoopConfig
 from vla_rl.recipe.rac_config import RacConfig
@@ -26,11 +29,6 @@ from vla_rl.training.train import TrainConfig
 
 def _component(section: str) -> Any:
     return BeforeValidator(lambda values: None if values is None else build_component(section, values))
-
-
-def is_imagined(env: Config) -> bool:
-    """Whether episodes of this env section are a world model's, and so no evidence."""
-    return bool(getattr(env, "is_imagined", False))
 
 
 class Recipe(Config):
@@ -46,13 +44,13 @@ class Recipe(Config):
         "are cut into one part per process. No meaning with one process.",
     )
     num_threads: int = Field(default=0, ge=0, description="torch threads on a CPU; 0 leaves torch's choice.")
-    env: Annotated[SerializeAsAny[Config], _component("env")]
-    real_env: Annotated[SerializeAsAny[Config] | None, _component("env")] = Field(
+    env: Annotated[SerializeAsAny[EnvConfig], _component("env")]
+    real_env: Annotated[SerializeAsAny[EnvConfig] | None, _component("env")] = Field(
         default=None,
         description="Where env is a world model: the simulator in which policies are evaluated and gains checked.",
     )
-    policy: Annotated[SerializeAsAny[Config], _component("policy")]
-    algo: Annotated[SerializeAsAny[Config] | None, _component("algo")] = None
+    policy: Annotated[SerializeAsAny[PolicyConfig], _component("policy")]
+    algo: Annotated[SerializeAsAny[AlgoConfig] | None, _component("algo")] = None
     sampling: SamplingConfig = Field(default_factory=SamplingConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
     gate: GateConfig = Field(default_factory=GateConfig)
@@ -60,8 +58,8 @@ class Recipe(Config):
     datasets: tuple[CollectConfig, ...] = Field(
         default=(), description="Datasets that `world-model fit` collects first, where they are not there yet."
     )
-    world_model: Annotated[SerializeAsAny[Config] | None, _component("world_model")] = None
-    failure: Annotated[SerializeAsAny[Config] | None, _component("failure")] = None
+    world_model: Annotated[SerializeAsAny[WorldModelFitConfig] | None, _component("world_model")] = None
+    failure: Annotated[SerializeAsAny[FailureDetectionConfig] | None, _component("failure")] = None
     loop: LoopConfig = Field(default_factory=LoopConfig)
     sft: SFTConfig | None = None
     rac: RacConfig | None = None
@@ -69,7 +67,7 @@ class Recipe(Config):
     log: LogConfig = Field(default_factory=LogConfig)
 
     @property
-    def acting_env(self) -> Config:
+    def acting_env(self) -> EnvConfig:
         """The environment in which episodes count as real: `real_env`, or `env` where that is no world model.
 
         Raises:
@@ -77,7 +75,7 @@ class Recipe(Config):
         """
         if self.real_env is not None:
             return self.real_env
-        if is_imagined(self.env):
+        if self.env.is_imagined:
             raise ConfigError(
                 "real_env: the recipe has none, and its env is a world model; evaluating, collecting and the gate need "
                 "a real environment: give real_env a section such as env's, or set train.evaluate=never, gate.every=0"
@@ -93,12 +91,12 @@ class Recipe(Config):
 
     @model_validator(mode="after")
     def _real_env_is_real(self) -> Recipe:
-        if self.real_env is not None and (is_imagined(self.real_env) or not is_imagined(self.env)):
+        if self.real_env is not None and (self.real_env.is_imagined or not self.env.is_imagined):
             raise ConfigError(
                 "real_env: is for a recipe whose env is a world model, and is itself a simulator or robot; "
-                f"got env {getattr(self.env, 'kind', '')!r}, real_env {getattr(self.real_env, 'kind', '')!r}"
+                f"got env {self.env.kind!r}, real_env {self.real_env.kind!r}"
             )
-        if self.gate.every and not is_imagined(self.env):
+        if self.gate.every and not self.env.is_imagined:
             raise ConfigError("gate.every: env is no world model, so every gain is real already; leave gate.every at 0")
         if self.gate.every and self.train.keep == "best":
             raise ConfigError("train.keep: got 'best', but a gate keeps the last confirmed policy; set it to last")
@@ -123,7 +121,7 @@ def check_same_robot(recipe: Recipe) -> None:
     env, real = recipe.env, recipe.acting_env
     if real is env:
         return
-    imagined, acting = env.env_spec(), real.env_spec()  # type: ignore[attr-defined]
+    imagined, acting = env.env_spec(), real.env_spec()
     for field in ("cameras", "image_size", "state_dim", "action_dim", "control_hz"):
         if getattr(imagined, field) != getattr(acting, field):
             raise ConfigError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vla_rl.config import KINDS, ConfigError, resolve_kind
+from vla_rl.config import BASES, KINDS, ConfigError, resolve_kind
 
 
 def recipe_schema() -> dict[str, Any]:
@@ -29,7 +29,9 @@ def recipe_schema() -> dict[str, Any]:
     plan["anyOf"] = [*_branches("plan", definitions), {"type": "null"}]
     if "WorldModelConfig" in definitions:
         _describe_dynamics(definitions)
-    definitions["Config"] = {"type": "object", "description": "An env section.", "required": ["kind"]}
+    for base in BASES.values():  # Of these sections the branches stand here.
+        definitions.pop(base.partition(":")[2], None)
+    definitions["EnvConfig"] = {"type": "object", "description": "An env section.", "required": ["kind"]}
     schema["properties"]["base"] = {"type": "string", "description": "A recipe that this one extends, relative to it."}
     required = schema.pop("required", [])
     schema["anyOf"] = [{"required": ["base"]}, {"required": required}]

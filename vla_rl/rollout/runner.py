@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from vla_rl.common.timing import Stopwatch
-from vla_rl.interfaces import Policy, VecEnv
+from vla_rl.interfaces import Policy, VecEnv, WatchingPolicy
 from vla_rl.types import ActionChunk, EpisodeSpec, Observation, StepResult
 
 if TYPE_CHECKING:
@@ -142,8 +142,8 @@ def draw_chunk(
     obs: Observation | None = None,
 ) -> ActionChunk:
     """Draw the policy's chunk for each episode, from what is seen now or from `obs`."""
-    if (watch := getattr(policy, "watch", None)) is not None:  # See `WatchingPolicy`.
-        watch([episode.env_id for episode in episodes], [episode.num_chunks == 0 for episode in episodes])
+    if isinstance(policy, WatchingPolicy):
+        policy.watch([episode.env_id for episode in episodes], [episode.num_chunks == 0 for episode in episodes])
     obs = Observation.concatenate([episode.obs for episode in episodes]) if obs is None else obs
     return policy.act(obs, generator, temperature)
 
@@ -151,10 +151,9 @@ def draw_chunk(
 @contextmanager
 def evaluation_mode(policy: Policy | None) -> Iterator[None]:
     """Dropout and the like off inside the block; each of the policy's modules is put back in its mode afterwards."""
-    network: Any = policy
-    training = [module for module in network.modules() if module.training] if hasattr(policy, "modules") else []
-    if training:
-        network.eval()
+    training = [] if policy is None else [module for module in policy.modules() if module.training]
+    if policy is not None and training:
+        policy.eval()
     try:
         yield
     finally:

@@ -67,7 +67,7 @@ def open_bc_dataset(config: SFTConfig, policy: Policy, env_spec: EnvSpec | None 
         fps=None if env_spec is None else env_spec.control_hz,
     )
     folder = None if config.cache_folder is None else Path(config.cache_folder)
-    size = getattr(policy, "demonstration_size", policy.chunk_size)  # Some denoise more than they execute.
+    size = policy.demonstration_size or policy.chunk_size  # Some denoise more than they execute.
     return BCDataset([open_dataset(d, needs, folder) for d in config.datasets], size)
 
 
@@ -81,7 +81,12 @@ class BCTrainer:
     """
 
     def __init__(
-        self, policy: Any, config: SFTConfig, seed: int = 0, total_steps: int | None = None, world: ProcessGroup = ALONE
+        self,
+        policy: Policy,
+        config: SFTConfig,
+        seed: int = 0,
+        total_steps: int | None = None,
+        world: ProcessGroup = ALONE,
     ) -> None:
         """`total_steps`: length of the learning-rate schedule; None: `config.steps`."""
         self.world = world

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import torch
 
     from vla_rl.algorithms.batch import Batch
-    from vla_rl.algorithms.learner import Learner
     from vla_rl.data.dataset import BCBatch
+    from vla_rl.interfaces import Learner, Policy
 
 
 class Demonstrations:
@@ -27,7 +27,7 @@ class Demonstrations:
         num_drawn: batches drawn so far; set it to go on where a checkpoint left off.
     """
 
-    def __init__(self, policy: Any, config: SFTConfig, env_spec: EnvSpec, seed: int, world: ProcessGroup = ALONE):
+    def __init__(self, policy: Policy, config: SFTConfig, env_spec: EnvSpec, seed: int, world: ProcessGroup = ALONE):
         self.policy, self.config, self.seed, self.world = policy, config, seed, world
         with world.main_first():  # It decodes the datasets into their caches.
             self.data = open_bc_dataset(config, policy, env_spec)

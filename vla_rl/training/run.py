@@ -23,7 +23,7 @@ from vla_rl.distributed.outcomes import gather_outcomes
 from vla_rl.distributed.process_group import current
 from vla_rl.evaluation.evaluate import build_env, derived_seed, evaluate
 from vla_rl.evaluation.gate import Gate
-from vla_rl.interfaces import VecEnv
+from vla_rl.interfaces import ImaginedEnv, Learner, StatefulEnv, VecEnv
 from vla_rl.policies.base import load_policy, resolve_path
 from vla_rl.rollout.collect import collect
 from vla_rl.rollout.task_sampling import groups_to_resample
@@ -57,7 +57,7 @@ class TrainingRun:
     """
 
     def __init__(self, recipe: Recipe, folder: Path, resume: bool):
-        from vla_rl.recipe.recipe import check_same_robot, is_imagined, resolve_device
+        from vla_rl.recipe.recipe import check_same_robot, resolve_device
 
         if recipe.algo is None:
             raise ConfigError("algo: this recipe has none, and `train` needs one; see docs/algorithms.md")
@@ -65,7 +65,7 @@ class TrainingRun:
             import torch
 
             torch.set_num_threads(recipe.num_threads)
-        self.recipe, self.config, self.folder = recipe, recipe.train, RunFolder(folder)
+        self.recipe, self.config, self.algo, self.folder = recipe, recipe.train, recipe.algo, RunFolder(folder)
         self.iteration = 0
         self.world = current()
         self.stopwatch = Stopwatch()
@@ -76,18 +76,15 @@ class TrainingRun:
         self._imagined = math.nan  # success in the last rollouts
         if self.config.evaluate != "never" or self.config.validate_every or recipe.gate.every:
             check_same_robot(recipe)
-        env_config: Any = recipe.env
-        self.env = env_config.build()
+        self.env = recipe.env.build()
         self._real_env: VecEnv | None = None
         try:
-            policy_config: Any = recipe.policy
-            algo: Any = recipe.algo
-            self.policy: Any = policy_config.build(self.env.spec, resolve_device(recipe.device), recipe.seed)
+            self.policy = recipe.policy.build(self.env.spec, resolve_device(recipe.device), recipe.seed)
             self.world.distribute(self.policy)
-            self.sampler = recipe.sampling.build(list(self.env.spec.tasks), recipe.seed, is_imagined(recipe.env))
+            self.sampler = recipe.sampling.build(list(self.env.spec.tasks), recipe.seed, recipe.env.is_imagined)
             self.demonstrations = self._open_demonstrations()
             control = self.config.control
-            self.learner = algo.build(
+            learner = recipe.algo.build(
                 self.policy,
                 recipe.seed,
                 temperature=self.config.temperature,
@@ -95,8 +92,9 @@ class TrainingRun:
                 stopwatch=self.stopwatch,
                 world=self.world,
             )
+            self.learner: Learner | ContinueBC = learner
             if self.demonstrations is not None and control == "continue_bc":
-                self.learner = ContinueBC(self.learner, self.demonstrations)
+                self.learner = ContinueBC(learner, self.demonstrations)
             self.gate = Gate(recipe.gate, self.folder.confirmed, self.policy) if recipe.gate.every else None
             self._keep_admission()
             if resume:
@@ -114,9 +112,8 @@ class TrainingRun:
 
     def _keep_admission(self) -> None:
         """What trust said of the world model that the run is in, for its report."""
-        admission = getattr(self.env, "admission", None)
-        if admission is not None:
-            write_text_atomic(self.folder.admission, admission.model_dump_json(indent=1) + "\n")
+        if isinstance(self.env, ImaginedEnv) and self.env.admission is not None:
+            write_text_atomic(self.folder.admission, self.env.admission.model_dump_json(indent=1) + "\n")
 
     # --- one iteration ----------------------------------------------------------------------
 
@@ -140,8 +137,8 @@ class TrainingRun:
         self.sampler.update(outcomes)
         played = [e for e in outcomes if not e.lost]
         if self.iteration == 0 and not cfg.allow_no_success and played and not any(e.success for e in played):
-            acting: Any = self.recipe.acting_env
-            ends, whole = (max(spec.horizon.values()) for spec in (self.env.spec, acting.env_spec()))
+            whole_spec = self.recipe.acting_env.env_spec()
+            ends, whole = (max(spec.horizon.values()) for spec in (self.env.spec, whole_spec))
             cut = f" Imagined episodes end after {ends} of {whole} control steps." if ends < whole else ""
             raise ValueError(
                 f"the policy solved none of {len(played)} train episodes at temperature {cfg.temperature:g}, so "
@@ -151,8 +148,7 @@ class TrainingRun:
         return episodes
 
     def _run_groups(self, specs: Sequence[EpisodeSpec], first_group: int, stream: int) -> list[Episode]:
-        algo: Any = self.recipe.algo
-        size = algo.rollouts_per_group(self.config.group_size)
+        size = self.algo.rollouts_per_group(self.config.group_size)
         text = f"iteration {self.iteration + 1} of {self.config.iterations}"
         share = self.world.share(len(specs))
         specs, first_group = specs[share], first_group + share.start
@@ -280,7 +276,7 @@ class TrainingRun:
         self.stopwatch.report()
 
     def _evaluate(self, name: str, policy_path: Path | None) -> None:
-        base = getattr(self.recipe.policy, "path", None)
+        base = self.recipe.policy.path
         with self._progress(self.recipe.eval.num_episodes(self.env.spec), f"evaluation, {name}") as on_episode:
             result = evaluate(
                 self.policy,
@@ -339,15 +335,15 @@ class TrainingRun:
         if self.demonstrations is not None:
             self.demonstrations.num_drawn = int(state["demonstrations_drawn"])
         self.iteration = self._saved_at = int(state["iteration"])
-        if state["env"] is not None:
-            self.env.load_state(state["env"])  # type: ignore[attr-defined]
+        if state["env"] is not None and isinstance(self.env, StatefulEnv):
+            self.env.load_state(state["env"])
         if self.gate is not None and state["gate"]:
             self.gate.load_state(state["gate"])
-        self._best = tuple(state["best"]) if state["best"] else None  # type: ignore[assignment]
+        self._best = (state["best"][0], state["best"][1]) if state["best"] else None
 
     def _env_state(self) -> Any:
         """What a world model's noise depends on besides seeds; None of a simulator, whose episodes depend on none."""
-        return self.env.state() if hasattr(self.env, "state") else None  # type: ignore[attr-defined]
+        return self.env.state() if isinstance(self.env, StatefulEnv) else None
 
     def keep_policy(self) -> Path:
         """Write the run's result to policy/: the best by validation or the last, as train.keep says."""
@@ -376,8 +372,7 @@ class TrainingRun:
 
     def _open_demonstrations(self) -> Demonstrations | None:
         """The recipe's demonstrations where the algorithm's anchor or the control learns from them."""
-        algo: Any = self.recipe.algo
-        if algo.bc_coef == 0 and self.config.control != "continue_bc":
+        if self.algo.bc_coef == 0 and self.config.control != "continue_bc":
             return None
         if self.recipe.sft is None:
             raise ConfigError(

@@ -25,7 +25,7 @@ from vla_rl.evaluation.compare import compare, format_p
 from vla_rl.evaluation.evaluate import build_env, evaluate, policy_hash
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.statistics import wilson_interval
-from vla_rl.interfaces import Policy
+from vla_rl.interfaces import EnvConfig, Policy
 from vla_rl.recipe.rac_config import RacConfig, RacControl
 from vla_rl.recipe.recipe import Recipe, resolve_device
 from vla_rl.types import EpisodeSpec
@@ -66,7 +66,7 @@ class _Rounds:
 
     def __init__(self, recipe: Recipe, config: RacConfig, folder: Path, show: Show) -> None:
         self.recipe, self.config, self.folder, self.show = recipe, config, folder, show
-        self.spec = recipe.acting_env.env_spec()  # type: ignore[attr-defined]
+        self.spec = recipe.acting_env.env_spec()
         self.env = _longer(recipe.acting_env, self.spec.horizon, config.operator_steps)
         self.newest = _base_policy(recipe)
 
@@ -183,12 +183,10 @@ def _base_policy(recipe: Recipe) -> Policy:
     return build_policy(recipe, recipe.acting_env.env_spec())  # type: ignore[attr-defined]
 
 
-def _longer(env: Config, horizons: dict[str, int], steps: int) -> Config:
+def _longer(env: EnvConfig, horizons: dict[str, int], steps: int) -> EnvConfig:
     """The environment with horizons that leave the person `steps` control steps."""
-    if not hasattr(env, "horizons"):
-        raise ConfigError(
-            f"env: {getattr(env, 'kind', '')} has no option horizons, so rac cannot make room for a person"
-        )
+    if "horizons" not in type(env).model_fields:
+        raise ConfigError(f"env: {env.kind} has no option horizons, so rac cannot make room for a person")
     return env.model_copy(update={"horizons": {task: horizon + steps for task, horizon in horizons.items()}})
 
 

@@ -222,10 +222,10 @@ def restyle(
             [restyle(images[p], segments[p], style, None if depth is None else depth[p], still) for p in parts]
         )
     pixels = images.astype(np.float32) / 255
-    pattern = _patterns(style, images.shape[1:3]) if still else None
+    pattern = _patterns(style, (images.shape[1], images.shape[2])) if still else None
     result = _painted(pixels, segments, style)
     if pattern is not None:
-        rows, columns = np.indices(segments.shape[1:], sparse=True)
+        rows, columns = np.ogrid[: segments.shape[1], : segments.shape[2]]
         result *= pattern[np.minimum(segments, FIRST_THING), rows, columns][..., None]
     _repaint_edges(result, pixels, segments, style, pattern)
     light = np.full(segments.shape, style.gain, np.float32)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, SerializeAsAny, model_validator
 
-from vla_rl.config import Config, ConfigError, build_component
+from vla_rl.config import ConfigError, build_component
 from vla_rl.data.config import MaybeDatasets
+from vla_rl.interfaces import EnvConfig
 from vla_rl.types import EnvSpec
 from world_model.config import ImaginationConfig
 from world_model.data.initial_frames import FirstFrames, SimulatedFirstFrames, check_alike, open_recorded
@@ -20,11 +21,11 @@ if TYPE_CHECKING:
     from world_model.env.env import WorldModelEnv
 
 
-def _env_section(values: Any) -> Config | None:
+def _env_section(values: Any) -> EnvConfig | None:
     return None if values is None else build_component("env", values)
 
 
-class WorldModelEnvConfig(Config):
+class WorldModelEnvConfig(EnvConfig):
     """Episodes imagined by a world model, from real first frames."""
 
     is_imagined: ClassVar[bool] = True  # Outcomes here are no evidence.
@@ -32,7 +33,7 @@ class WorldModelEnvConfig(Config):
     kind: Literal["world_model"] = "world_model"
     path: str | Path = Field(description="The world model: a folder, or pretrained:NAME.")
     tasks: tuple[str, ...] = Field(default=(), description="Task names; empty means all that the world model knows.")
-    first_frames: Annotated[SerializeAsAny[Config] | None, BeforeValidator(_env_section)] = Field(
+    first_frames: Annotated[SerializeAsAny[EnvConfig] | None, BeforeValidator(_env_section)] = Field(
         default=None,
         description="A real environment in which episodes begin: an env section. It is reset, but never stepped, so "
         "any initial state can be had.",
@@ -53,7 +54,7 @@ class WorldModelEnvConfig(Config):
                 "env.first_frames: give either it (a simulator's env section) or env.datasets (recorded episodes); "
                 f"got {'both' if self.datasets else 'neither'}"
             )
-        if getattr(self.first_frames, "is_imagined", False):
+        if self.first_frames is not None and self.first_frames.is_imagined:
             raise ConfigError("env.first_frames: got a world model, must be a real environment")
         return self
 
@@ -64,8 +65,8 @@ class WorldModelEnvConfig(Config):
             ConfigError: no such world model, an unknown task, or first frames of another robot or camera.
         """
         _, facts = read_facts(resolve_path(self.path))
-        section: Any = self.first_frames
-        spec = self._task_spec(facts, section.env_spec() if hasattr(section, "env_spec") else None)
+        section = self.first_frames
+        spec = self._task_spec(facts, None if section is None else section.env_spec())
         return shortened(spec, self.imagination.horizon)
 
     def build(self, num_envs: int | None = None, record_frames: bool = False) -> WorldModelEnv:
@@ -100,7 +101,7 @@ class WorldModelEnvConfig(Config):
             raise
 
     def _first_frames(self, facts: WorldModelFacts) -> tuple[FirstFrames, EnvSpec]:
-        section: Any = self.first_frames
+        section = self.first_frames
         if section is None:
             spec = self._task_spec(facts, None)
             return open_recorded(self.datasets, facts, spec.tasks), spec

@@ -262,7 +262,7 @@ class WorldModelEnv:
         """bool (B,): what was imagined is not finite."""
         finite = chunk.frames.latents.isfinite().flatten(1).all(1) & chunk.frames.states.isfinite().flatten(1).all(1)
         lost = ~finite.cpu().numpy()
-        for i in np.flatnonzero(lost):
+        for i in np.flatnonzero(lost).tolist():
             log.warning("environment %d: the world model imagined NaN or infinity; its episode is lost", ids[i])
         return lost
 

@@ -57,9 +57,9 @@ def imagine_chunk(
     """
     frames = world_model.dynamics.imagine(memory.context, actions, memory.noise)
     success_score, clip_score = world_model.scores(memory, frames)
-    judged = actions.executed.any(2) if judged is None else judged
-    success = _predicted(world_model, success_score, clip_score, judged, config)
-    disagreement = _disagreement(world_model, memory, actions, frames, judged, config.ensemble - 1)
+    counted: torch.Tensor = actions.executed.any(2) if judged is None else judged
+    success = _predicted(world_model, success_score, clip_score, counted, config)
+    disagreement = _disagreement(world_model, memory, actions, frames, counted, config.ensemble - 1)
     untrusted = disagreement > (float("inf") if config.max_disagreement is None else config.max_disagreement)
     success = success & ~untrusted[:, None]
     discarded = torch.zeros_like(untrusted)
@@ -67,7 +67,7 @@ def imagine_chunk(
     if config.dual_noise and len(rows):
         again, again_memory = _again(world_model, memory, actions, rows, config.dual_noise)
         scores = world_model.scores(again_memory, again)
-        repeated = judged[rows.repeat_interleave(config.dual_noise)]
+        repeated = counted[rows.repeat_interleave(config.dual_noise)]
         held = _predicted(world_model, *scores, repeated, config).any(1).unflatten(0, (-1, config.dual_noise))
         flipped = ~held.all(1)
         first_flip = (~held[flipped]).int().argmax(1)

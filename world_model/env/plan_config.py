@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, cast
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from vla_rl.config import Config
-from vla_rl.interfaces import Policy
-
-if TYPE_CHECKING:
-    from world_model.env.planning import Planner
+from vla_rl.interfaces import PlanningConfig, PlanningPolicy, Policy
 
 
-class PlanConfig(Config):
+class PlanConfig(PlanningConfig):
     """Of several action chunks that the policy draws, execute the one whose imagined future looks most successful."""
 
     kind: Literal["best_of_n"] = "best_of_n"
@@ -30,7 +26,7 @@ class PlanConfig(Config):
     precision: Literal["auto", "fp32", "bf16"] = Field(default="auto", description="Of the world model's networks.")
     seed: NonNegativeInt = Field(default=0, description="Of what is imagined, and of random choices.")
 
-    def build(self, policy: Policy, device: str = "cpu") -> Planner:
+    def build(self, policy: Policy, device: str = "cpu") -> PlanningPolicy:
         """The policy that plans.
 
         Raises:
@@ -38,4 +34,7 @@ class PlanConfig(Config):
         """
         from world_model.env.planning import Planner
 
-        return Planner(policy, self, device)
+        return cast(PlanningPolicy, Planner(policy, self, device))  # What it lacks, it takes from the policy.
+
+    def protocol(self) -> str:
+        return f"{self.choose} of {self.candidates} chunks imagined in a world model"

@@ -7,13 +7,14 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from vla_rl.config import Config, ConfigError
+from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetConfig, MaybeDatasets
+from vla_rl.interfaces import WorldModelFitConfig
 from world_model.config import BootstrapConfig, KeyframeConfig, StageConfig, StyleConfig, WorldModelConfig
 from world_model.trust.config import MeasureConfig
 
 
-class FitConfig(Config):
+class FitConfig(WorldModelFitConfig):
     """Data, start, and the stages, one after another."""
 
     kind: Literal["latent_video"] = "latent_video"

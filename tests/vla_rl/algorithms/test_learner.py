@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -140,7 +141,7 @@ class PoisonedPolicy(ToyPolicy):
         out = super().evaluate(obs, chunk, temperature)
         if torch.is_grad_enabled():
             if self.calls in self.bad:
-                out.log_prob = out.log_prob * float("nan")
+                out = replace(out, log_prob=out.log_prob * float("nan"))
                 if self.rot:
                     self.out.weight.data.fill_(float("nan"))
             self.calls += 1

@@ -5,12 +5,11 @@ The state is (position, target). A chunk is two actions of one dimension, each o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch import nn
 
+from vla_rl.interfaces import Policy, PolicyOutput
 from vla_rl.types import ActionChunk, Episode, EpisodeSpec, Observation
 
 H, A, BINS = 2, 1, 5
@@ -18,14 +17,7 @@ MOVES = np.array([-0.5, -0.25, 0.0, 0.25, 0.5], np.float32)
 HORIZON = 6
 
 
-@dataclass
-class Output:
-    log_prob: torch.Tensor
-    entropy: torch.Tensor
-    value: torch.Tensor | None
-
-
-class ToyPolicy(nn.Module):
+class ToyPolicy(nn.Module, Policy):
     """Categorical over BINS moves for each action of the chunk, from the state alone."""
 
     chunk_size, action_dim, cameras, uses_state = H, A, (), True
@@ -56,11 +48,11 @@ class ToyPolicy(nn.Module):
             value=None if value is None else value.numpy(),
         )
 
-    def evaluate(self, obs, chunk, temperature=1.0) -> Output:
+    def evaluate(self, obs, chunk, temperature=1.0) -> PolicyOutput:
         log_probs, value = self._read(obs, temperature)
         tokens = torch.from_numpy(chunk.tokens)
         log_prob = log_probs.gather(-1, tokens[..., None]).squeeze(-1)
-        return Output(log_prob, -(log_probs.exp() * log_probs).sum(-1), value)
+        return PolicyOutput(log_prob, -(log_probs.exp() * log_probs).sum(-1), value)
 
 
 def observation(state: np.ndarray) -> Observation:

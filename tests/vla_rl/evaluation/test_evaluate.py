@@ -182,12 +182,9 @@ def test_table_and_picture(tmp_path):
 
 
 def test_training_mode_is_put_back():
-    import torch
-
-    class Module(ReachPolicy, torch.nn.Module):
+    class Module(ReachPolicy):
         def __init__(self) -> None:
-            torch.nn.Module.__init__(self)
-            ReachPolicy.__init__(self)
+            super().__init__()
             self.seen = []
 
         def act(self, obs, generator=None, temperature=1.0):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pydantic import BeforeValidator, Field, PositiveInt, SerializeAsAny, model_validator
 
 from vla_rl.config import (
+    BASES,
     KINDS,
     Config,
     ConfigError,
@@ -28,6 +29,7 @@ from vla_rl.config import (
     resolve_kind,
     validate,
 )
+from vla_rl.interfaces import EnvConfig
 
 
 class Inner(Config):
@@ -37,7 +39,7 @@ class Inner(Config):
     mode: Literal["fast", "exact"] = "fast"
 
 
-class MyEnv(Config):
+class MyEnv(EnvConfig):
     """A user's own environment config."""
 
     kind: str = f"{__name__}:MyEnv"
@@ -137,6 +139,17 @@ def test_a_section_that_is_not_a_mapping_is_named() -> None:
 def test_a_class_that_is_no_config_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"env\.kind.*pathlib:Path.*Config"):
         build_component("env", {"kind": "pathlib:Path"})
+
+
+@pytest.mark.parametrize("section", sorted(KINDS))
+def test_a_section_takes_only_classes_that_extend_its_base(section: str) -> None:
+    base = BASES[section].replace(":", ".")
+    with pytest.raises(ConfigError) as error:
+        resolve_kind(section, f"{__name__}:Inner")
+    assert f"{section}.kind: '{__name__}:Inner' is no {section} section" in str(error.value)
+    assert f"must be a class that extends {base}" in str(error.value)
+    with pytest.raises(ConfigError, match=f"^{section}: got Inner; it must be a config that extends {base}$"):
+        build_component(section, Inner())
 
 
 def test_a_kind_that_is_not_a_string_is_refused() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vla_rl.config import ConfigError
-from vla_rl.policies.base import PolicyOutput
+from vla_rl.interfaces import PolicyOutput
 from vla_rl.policies.lerobot import flow_sampling, real_time_chunking
 from vla_rl.policies.lerobot.config import LeRobotConfig
 from vla_rl.policies.lerobot.networks import NETWORKS, FlowNetwork, Prefix

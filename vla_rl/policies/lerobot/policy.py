@@ -12,14 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vla_rl.config import ConfigError
-from vla_rl.policies.base import PolicyOutput
+from vla_rl.interfaces import Policy, PolicyOutput
 from vla_rl.policies.lerobot.config import LeRobotConfig, image_name, no_rl_reason
 from vla_rl.types import ActionChunk, EnvSpec, Observation
 
 ACTION, STATE = "action", "observation.state"
 
 
-class LeRobotPolicy(nn.Module):
+class LeRobotPolicy(nn.Module, Policy):
     """A `Policy` (vla_rl/interfaces.py) around a LeRobot policy, to evaluate and deploy.
 
     Make one with `LeRobotConfig.build` or `load_policy`. LeRobot's own processors rename, normalize, tokenize and

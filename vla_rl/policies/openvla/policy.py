@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from vla_rl.common.precision import wants_bf16
 from vla_rl.config import ConfigError
+from vla_rl.interfaces import Policy, PolicyOutput
 from vla_rl.policies import lora
-from vla_rl.policies.base import PolicyOutput
 from vla_rl.policies.normalization import NormStats, QuantileStats
 from vla_rl.policies.openvla.action_tokens import ActionTokenizer
 from vla_rl.policies.openvla.config import L1_WITHOUT_SCALE, Architecture, OpenVLAConfig
@@ -30,7 +30,7 @@ from vla_rl.policies.openvla.tokenizer import WordTokenizer
 from vla_rl.types import ActionChunk, EnvSpec, Observation
 
 
-class OpenVLAPolicy(nn.Module):
+class OpenVLAPolicy(nn.Module, Policy):
     """A `Policy` (vla_rl/interfaces.py) of the OpenVLA architecture.
 
     Make one with `OpenVLAConfig.build` or `load_policy`. A fresh policy acts only after

@@ -153,9 +153,10 @@ def published_architecture(published: PublishedFolder, config: OpenVLAConfig) ->
     """
     if config.norm_key == NORM_FROM_DATA:
         known = next(iter(published.statistics.values()), None)
-        name, stats = NORM_FROM_DATA, None
+        name = NORM_FROM_DATA
     else:
         name, known = openvla_layout.choose_statistics(published, config.norm_key)
+    stats = None
     try:
         action_dim = 7 if known is None else len(known["action"]["q01"])
         state_dim = _state_dim(published) if config.use_state else None
