@@ -84,7 +84,7 @@ BASES: dict[str, str] = {
     "world_model": "vla_rl.interfaces:WorldModelFitConfig",
     "failure": "vla_rl.interfaces:FailureDetectionConfig",
     "policy": "vla_rl.policies.base:PolicyConfig",
-    "algo": "vla_rl.algorithms.configs:AlgoConfig",
+    "algo": "vla_rl.algorithms.base:AlgoConfig",
     "plan": "vla_rl.interfaces:PlanningConfig",
 }
 

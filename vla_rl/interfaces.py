@@ -252,15 +252,24 @@ class Policy(Protocol):
         return next((parameter.device for parameter in self.parameters()), torch.device("cpu"))
 
     if TYPE_CHECKING:  # What every torch.nn.Module has, as far as callers use it.
-        training: bool
+        training: bool = False
 
-        def eval(self) -> Self: ...
-        def train(self, mode: bool = True) -> Self: ...
-        def modules(self) -> Iterator[torch.nn.Module]: ...
-        def parameters(self, recurse: bool = True) -> Iterator[torch.nn.Parameter]: ...
+        def eval(self) -> Self:
+            return self
+
+        def train(self, mode: bool = True) -> Self:
+            return self
+
+        def modules(self) -> Iterator[torch.nn.Module]:
+            return iter(())
+
+        def parameters(self, recurse: bool = True) -> Iterator[torch.nn.Parameter]:
+            return iter(())
+
         def named_parameters(
             self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
-        ) -> Iterator[tuple[str, torch.nn.Parameter]]: ...
+        ) -> Iterator[tuple[str, torch.nn.Parameter]]:
+            return iter(())
 
 
 @runtime_checkable

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
-from vla_rl.algorithms.configs import AlgoConfig
+from vla_rl.algorithms.base import AlgoConfig
 from vla_rl.config import Config, ConfigError, apply_overrides, build_component, find_recipe, read_yaml, validate
 from vla_rl.evaluation.evaluate import EvalConfig
 from vla_rl.evaluation.gate import GateConfig
