@@ -86,6 +86,8 @@ BASES: dict[str, str] = {
     "policy": "vla_rl.policies.base:PolicyConfig",
     "algo": "vla_rl.algorithms.base:AlgoConfig",
     "plan": "vla_rl.interfaces:PlanningConfig",
+    "transport": "real_robot.bridge.transports.base:TransportConfig",
+    "dynamics": "world_model.config:DynamicsConfig",
 }
 
 

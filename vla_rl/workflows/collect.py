@@ -15,10 +15,9 @@ if TYPE_CHECKING:
 
 def collect(recipe: Recipe, config: CollectConfig, show: Callable[[str], None]) -> dict[str, Any]:
     """Write the dataset that `config` describes: demonstrations of the expert, or the recipe's policy at work."""
-    from vla_rl.recipe.recipe import is_imagined
     from vla_rl.workflows.record_dataset import collect_dataset, finished_dataset
 
-    if config.imagined and not is_imagined(recipe.env):
+    if config.imagined and not recipe.env.is_imagined:
         raise ConfigError(
             "collect.imagined: the recipe's env is no world model; see configs/tabletop_imagination.yaml for one"
         )

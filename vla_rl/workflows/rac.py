@@ -18,7 +18,7 @@ from typing import Any, get_args
 
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.common.run_folder import RunFolder
-from vla_rl.config import Config, ConfigError
+from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetConfig, Frames
 from vla_rl.data.source import LeRobotSource
 from vla_rl.evaluation.compare import compare, format_p
