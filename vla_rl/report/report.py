@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from vla_rl.common.atomic import write_text_atomic
@@ -27,6 +26,7 @@ from vla_rl.evaluation.compare import Comparison, PairedResult, compare, format_
 from vla_rl.evaluation.results import Evaluation, EvaluationError, SuccessRate
 from vla_rl.report.charts import BLUE, GRAY, GREEN, ORANGE, PURPLE, Bar, Line, bar_chart, line_chart, stacked_bar
 from vla_rl.report.imagination import imagination, rounds
+from vla_rl.report.page import page_template
 from vla_rl.training.metrics import read_metrics
 
 # Videos beyond this are left out, so that the page still opens.
@@ -64,9 +64,7 @@ def write_report(run_folder: Path, title: str | None = None, before: str = "base
         EvaluationError: `run_folder` does not exist.
     """
     run = read_run(Path(run_folder), before, after)
-    template = Environment(
-        loader=PackageLoader("vla_rl.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    ).get_template("report_template.html")
+    template = page_template(__package__ or "", "report_template.html")
     path = RunFolder(run.folder).report
     write_text_atomic(path, template.render(_page(run, title)))
     return path

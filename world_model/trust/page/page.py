@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from vla_rl.common.atomic import write_text_atomic
+from vla_rl.report.page import page_template
 from vla_rl.report.video import decorate, tile, write_mp4
 from world_model.trust.config import Requirement
 from world_model.trust.figures import (
@@ -108,12 +107,7 @@ def save_trust(measured: Measured, folder: Path, control_hz: float, require: Map
 
 def write_page(report: TrustReport, folder: Path, require: Mapping[str, Requirement]) -> Path:
     """Write `trust.html` about a report whose clips lie in `folder`; clips that are gone are left out."""
-    template = Environment(
-        loader=PackageLoader("world_model.trust.page", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-    ).get_template("trust_page.html")
+    template = page_template(__package__ or "", "trust_page.html")
     path = Path(folder) / PAGE_FILE
     write_text_atomic(path, template.render(_page(report, Path(folder), require)))
     return path

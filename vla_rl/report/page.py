@@ -1,0 +1,12 @@
+"""The template that all pages extend: head, style and frame are page.html's, beside this file."""
+
+from __future__ import annotations
+
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, Template
+
+
+def page_template(package: str, name: str) -> Template:
+    """Return the template `name` of a package, which may extend "page.html"."""
+    loader = ChoiceLoader([PackageLoader(package, "."), PackageLoader("vla_rl.report", ".")])
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    return environment.get_template(name)
