@@ -109,15 +109,14 @@ class Config(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _read_old_names(cls, values: Any) -> Any:
-        if not isinstance(values, Mapping) or not (old_names := [name for name in cls.renamed if name in values]):
+        if not isinstance(values, Mapping) or not any(name in values for name in cls.renamed):
             return values
-        read = dict(values)
-        for old in old_names:
-            new = cls.renamed[old]
-            if new in read:
-                raise ConfigError(f"{old}: is the old name of {new}, and both are given; leave {old} out")
-            read[new] = read.pop(old)
-            _say_once(f"option {old} is now called {new}; the old name still works")
+        read: dict[Any, Any] = {}
+        for name, value in values.items():
+            new = cls.renamed.get(name, name)
+            if new != name:
+                _say_once(f"option {name} is now called {new}; the old name still works")
+            read[new] = value  # Given by both names, the later one holds: a recipe's comes after its base's.
         return read
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import (
     BeforeValidator,
     Field,
-    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -18,6 +17,7 @@ from pydantic import (
 )
 
 from vla_rl.config import Config, ConfigError, resolve_kind, validate
+from vla_rl.training.config import TrainerConfig
 
 if TYPE_CHECKING:
     from vla_rl.types import EnvSpec
@@ -214,17 +214,22 @@ class WorldModelConfig(Config):
     frame_steps: PositiveInt = Field(default=8, description="G, control steps from one frame to the next.")
 
 
-class StageConfig(Config):
+class StageConfig(TrainerConfig):
     """How one part is fitted."""
+
+    renamed: ClassVar[Mapping[str, str]] = {"ema": "ema_decay"}
 
     steps: NonNegativeInt = Field(default=1000, description="Updates; 0 leaves the part as it is.")
     batch_size: PositiveInt = Field(default=32, description="Images (autoencoder) or clips per update.")
     lr: PositiveFloat = Field(default=1e-3, description="Peak learning rate.")
-    optimizer: Literal["adamw", "muon"] = Field(default="adamw", description="Muon: for the hidden matrices.")
-    warmup_steps: NonNegativeInt = Field(default=50, description="Updates over which the rate rises.")
-    final_lr_fraction: float = Field(default=0.05, ge=0, le=1, description="Of the peak, reached by a cosine.")
-    weight_decay: NonNegativeFloat = Field(default=0.01, description="Decoupled.")
-    ema: float = Field(default=0.0, ge=0, lt=1, description="Decay of averaged weights, which are kept; 0: none.")
+    warmup_steps: NonNegativeInt = Field(default=50, description="Updates over which the learning rate rises from 0.")
+    final_lr_fraction: float = Field(
+        default=0.05, ge=0, le=1, description="Share of lr that a cosine decay after the warm-up ends at; 1: no decay."
+    )
+    max_bad_steps: PositiveInt = Field(
+        default=20,
+        description="Stop after this many updates in a row with NaN or infinite loss or gradients (each is skipped).",
+    )
 
 
 class BootstrapConfig(Config):

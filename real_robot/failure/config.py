@@ -10,6 +10,7 @@ from real_robot.failure.conformal import BandKind as _BandKind
 from vla_rl.config import Config, ConfigError
 from vla_rl.data.config import MaybeDatasets
 from vla_rl.interfaces import FailureDetectionConfig
+from vla_rl.training.config import TrainerConfig
 from vla_rl.types import Split
 
 Kind = Literal["float_ot", "rnd", "logpzo", "safe_mlp", "safe_lstm"]
@@ -40,7 +41,7 @@ class ScoreConfig(Config):
     )
 
 
-class NetworkConfig(Config):
+class NetworkConfig(TrainerConfig):
     """A small network and its training."""
 
     width: PositiveInt = Field(default=256, description="Of the hidden layers.")
@@ -48,8 +49,12 @@ class NetworkConfig(Config):
     dropout: float = Field(default=0.0, ge=0, lt=1, description="While training.")
     steps: PositiveInt = Field(default=1500, description="Updates.")
     batch_size: PositiveInt = Field(default=128, description="Embeddings, or for SAFE episodes, in an update.")
-    lr: PositiveFloat = Field(default=1e-3, description="Learning rate at the start; falls to 0.")
-    weight_decay: NonNegativeFloat = Field(default=1e-2, description="AdamW's.")
+    lr: PositiveFloat = Field(default=1e-3, description="Peak learning rate.")
+    betas: tuple[float, float] = Field(default=(0.9, 0.999), description="AdamW's running-average factors.")
+    weight_decay: NonNegativeFloat = Field(default=1e-2, description="Decoupled weight decay.")
+    grad_clip: PositiveFloat | None = Field(
+        default=None, description="Largest gradient norm, to which larger ones are scaled; null: no clipping."
+    )
 
 
 class FloatConfig(ScoreConfig):

@@ -44,7 +44,7 @@ class LogpZO(Scorer):
                 predicted = velocity(torch.cat([(1 - t) * o + t * noise, t], 1))
                 return (predicted - (noise - o)).square().mean()
 
-            train(velocity, loss, len(x), config.network, seed)
+            train(velocity, loss, len(x), config.network, seed, f"failure.{cls.kind}.network")
         return cls(standardizer, MLP.of(velocity))
 
     def start(self) -> None:

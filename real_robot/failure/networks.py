@@ -88,27 +88,28 @@ def train(
     num_examples: int,
     config: NetworkConfig,
     seed: int,
+    section: str,
 ) -> None:
-    """AdamW with a cosine schedule on `loss_of(rows int64 (B,), generator)`, `config.steps` updates.
+    """Train on `loss_of(rows int64 (B,), generator)`, `config.steps` updates.
+
+    Args:
+        section: with the options, for messages: "failure.rnd.network".
 
     Raises:
-        ValueError: the loss is not finite.
+        TrainingDivergedError: `config.max_bad_steps` updates in a row had a NaN or infinite loss or gradient.
     """
     import torch
 
+    from vla_rl.training.trainer import Trainer
+
     generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.AdamW(network.parameters(), lr=config.lr, weight_decay=config.weight_decay)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.steps)
-    network.train()
-    for step in range(config.steps):
+
+    def loss(step: int) -> tuple[torch.Tensor, dict[str, float]]:
         rows = torch.randint(num_examples, (min(config.batch_size, num_examples),), generator=generator)
-        loss = loss_of(rows, generator)
-        if not torch.isfinite(loss):
-            raise ValueError(f"fitting diverged at update {step}: lower the score's lr (now {config.lr:g})")
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
+        return loss_of(rows, generator), {}
+
+    network.train()
+    Trainer(dict(network.named_parameters()), config, section).run(loss)
     network.eval()
 
 

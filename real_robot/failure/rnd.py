@@ -38,7 +38,11 @@ class RND(Scorer):
             target, predictor = (make_mlp(x.shape[1], config.outputs, shape) for _ in range(2))
             with torch.no_grad():
                 wanted = target(x)
-            train(predictor, lambda rows, _: (predictor(x[rows]) - wanted[rows]).square().mean(), len(x), shape, seed)
+
+            def loss(rows: torch.Tensor, _: torch.Generator) -> torch.Tensor:
+                return (predictor(x[rows]) - wanted[rows]).square().mean()
+
+            train(predictor, loss, len(x), shape, seed, f"failure.{cls.kind}.network")
         return cls(standardizer, MLP.of(target), MLP.of(predictor))
 
     def start(self) -> None:

@@ -52,7 +52,7 @@ class SAFEMLP(Scorer):
                 # Relative to the chunks so far, so that long episodes do not outweigh short ones.
                 return ((wrong / could.clamp_min(1)).sum(1) / alive[rows].sum(1) * weight[rows]).mean()
 
-            train(network, loss, len(inputs), config.network, seed)
+            train(network, loss, len(inputs), config.network, seed, f"failure.{cls.kind}.network")
         return cls(standardizer, MLP.of(network))
 
     def start(self) -> None:
@@ -102,7 +102,7 @@ class SAFELSTM(Scorer):
                 each = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="none")
                 return ((each * at[rows]).sum(1) / at[rows].sum(1) * weight[rows]).mean()
 
-            train(network, loss, len(inputs), config.network, seed)
+            train(network, loss, len(inputs), config.network, seed, f"failure.{cls.kind}.network")
         learned = {name: to_numpy(parameter) for name, parameter in lstm.named_parameters()}
         bias = learned["bias_ih_l0"] + learned["bias_hh_l0"]
         recurrent = LSTM(learned["weight_ih_l0"], learned["weight_hh_l0"], bias)

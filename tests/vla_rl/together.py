@@ -102,13 +102,13 @@ def clone(dataset: Path, folder: Path, world: ProcessGroup) -> tuple[dict[str, t
     policy = make_policy(folder)
     config = SFTConfig(datasets=[str(dataset)], batch_size=7, grad_accumulation=2, ema_decay=0.5, warmup_steps=0)
     world.distribute(policy)
-    trainer = BCTrainer(policy, config, world=world)
+    cloning = BCTrainer(policy, config, world=world)
     data = open_bc_dataset(config, policy, ENV.env_spec())
     metrics: dict[str, float] = {}
     for step in range(2):
-        metrics = trainer.step(data.batch(config.batch_size, 0, step))
+        metrics = cloning.step(data.batch(config.batch_size, 0, step))
     with world.whole_weights(policy):
-        return trained_weights(policy) | trainer.state()[0], metrics
+        return trained_weights(policy) | cloning.trainer.state()[0], metrics
 
 
 def memory(world: ProcessGroup) -> dict[str, int]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from pydantic import Field, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from vla_rl.config import Config
+from vla_rl.training.config import OptimizerConfig
 
 if TYPE_CHECKING:
     import torch
@@ -29,27 +29,16 @@ RatioLevel = Literal["token", "action", "chunk"]
 LossReduction = Literal["token_mean", "trajectory_mean"]
 
 
-class AlgoConfig(Config):
+class AlgoConfig(OptimizerConfig):
     """What every algorithm shares: options of optimizer, batching, surrogate and regularizers; the learner's hooks."""
 
     kind: str
     # Optimizer.
-    lr: float = Field(default=5e-6, gt=0, description="Learning rate of the policy.")
-    optimizer: Literal["adamw", "adamw_8bit", "muon"] = Field(
-        default="adamw",
-        description="adamw_8bit: AdamW with its moments in 8 bits (needs torchao); muon: Muon for hidden matrices, "
-        "AdamW for embeddings, heads, vectors and convolutions.",
-    )
+    lr: PositiveFloat = Field(default=5e-6, description="Learning rate of the policy.")
     betas: tuple[float, float] = Field(default=(0.9, 0.999), description="AdamW's running-average factors.")
-    weight_decay: float = Field(default=0.0, ge=0)
-    warmup_steps: int = Field(
-        default=0, ge=0, description="Optimizer steps over which the learning rates rise from 0; Adam's first are big."
-    )
-    grad_clip: float | None = Field(
-        default=1.0, gt=0, description="Largest gradient norm, of policy and critic each; null: no clipping."
-    )
-    max_bad_steps: PositiveInt = Field(
-        default=10, description="Steps in a row with NaN loss or gradients, each skipped, after which the run stops."
+    weight_decay: NonNegativeFloat = Field(default=0.0, description="Decoupled weight decay.")
+    grad_clip: PositiveFloat | None = Field(
+        default=1.0, description="Largest gradient norm, of policy and critic each; null: no clipping."
     )
     # Batching. A decision is one action chunk.
     epochs: PositiveInt = Field(default=1, description="Passes over the rollout.")

@@ -25,6 +25,7 @@ from vla_rl.distributed.process_group import ALONE, ProcessGroup, reduce_metrics
 from vla_rl.interfaces import Policy
 from vla_rl.training.checkpoint import flatten_optimizer, restore_optimizer
 from vla_rl.training.optimizers import build_optimizers, clip_gradients, is_critic
+from vla_rl.training.trainer import BadSteps, TrainingDivergedError, warmup_factor
 from vla_rl.types import ActionChunk, Episode
 
 if TYPE_CHECKING:
@@ -36,17 +37,12 @@ ExtraLoss = Callable[[], tuple[torch.Tensor, Mapping[str, Any]]]
 _ORDER, _CONTROL = 1, 2
 
 
-class TrainingDivergedError(RuntimeError):
-    """Too many steps in a row had NaN or infinite loss or gradients; the last good weights are in place."""
-
-
 class Learner:
     """A policy's improvement by the algorithm that `config` is.
 
     Attributes:
         iteration: updates done.
         num_good_steps: optimizer steps made.
-        num_bad_steps: steps skipped for a NaN or infinite loss or gradient, in all.
         stopwatch: counts the seconds of "forward_backward" and "optimizer".
     """
 
@@ -74,9 +70,8 @@ class Learner:
         self.world = world or ALONE
         self.iteration = 0
         self.num_good_steps = 0
-        self.num_bad_steps = 0
         self._num_critic_steps = 0  # Of the good ones, those in which only the critic learned.
-        self._bad_streak = 0
+        self._bad_steps = BadSteps(config.max_bad_steps)
         self._parameters = {n: p for n, p in policy.named_parameters() if p.requires_grad}
         critic = {n for n in self._parameters if is_critic(n)}
         if config.uses_critic and not critic:
@@ -91,6 +86,11 @@ class Learner:
         is_anchored = config.kl_coef > 0
         self._reference = {n: p.detach().clone() for n, p in self._parameters.items()} if is_anchored else None
         self._last_good = self._copy_weights()
+
+    @property
+    def num_bad_steps(self) -> int:
+        """Steps skipped for a NaN or infinite loss or gradient, in all."""
+        return self._bad_steps.total
 
     # --- from episodes to a batch -----------------------------------------------------------
 
@@ -153,7 +153,7 @@ class Learner:
                 "Name a dataset in the recipe, or set algo.bc_coef=0."
             )
         self.policy.eval()  # Dropout would make the ratio differ from 1 before the first step.
-        if self._bad_streak == 0:
+        if self._bad_steps.streak == 0:
             self._last_good = self._copy_weights()
         totals: defaultdict[str, list[float]] = defaultdict(list)
         num_steps = 0
@@ -262,7 +262,7 @@ class Learner:
                 optimizer.step()
         self.num_good_steps += 1
         self._num_critic_steps += self._trains_only_critic
-        self._bad_streak = 0
+        self._bad_steps.end_streak()
         total = sums.pop("weight", 0.0)
         if total > 0:  # Averages over what was computed; losses stay sums over the minibatch.
             for name in sums:
@@ -274,24 +274,21 @@ class Learner:
 
     def _set_lr(self) -> None:
         """Warm up linearly over `warmup_steps` steps, the policy's counted from when it begins to learn."""
-        warmup = self.config.warmup_steps
         for optimizer, rates in zip(self.optimizers, self._full_lr, strict=True):
             for group, lr in zip(optimizer.param_groups, rates, strict=True):
                 of_critic = any(group["params"][0] is p for p in self._critic_parameters)
                 steps = self.num_good_steps - (0 if of_critic else self._num_critic_steps)
-                group["lr"] = lr * (min(1.0, (steps + 1) / warmup) if warmup else 1.0)
+                group["lr"] = lr * warmup_factor(steps, self.config.warmup_steps)
 
     def _skip_bad(self, what: str) -> dict[str, float]:
         """Drop a step with a NaN or infinite loss or gradient; give up after too many in a row."""
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
-        self.num_bad_steps += 1
-        self._bad_streak += 1
-        if self._bad_streak >= self.config.max_bad_steps:
+        if self._bad_steps.add():
             self._restore_weights(self._last_good)
             raise TrainingDivergedError(
-                f"{self._bad_streak} steps in a row had a NaN or infinite {what} (algo.max_bad_steps="
-                f"{self.config.max_bad_steps}), in iteration {self.iteration}. The last good weights were restored. "
+                f"{self._bad_steps.streak} steps in a row had a NaN or infinite {what} (algo.max_bad_steps="
+                f"{self._bad_steps.limit}), in iteration {self.iteration}. The last good weights were restored. "
                 f"Try a smaller algo.lr (now {self.config.lr:g}), a smaller algo.grad_clip, or policy.precision=fp32."
             )
         return {}
@@ -360,7 +357,7 @@ class Learner:
             "num_good_steps": self.num_good_steps,
             "num_bad_steps": self.num_bad_steps,
             "num_critic_steps": self._num_critic_steps,
-            "bad_streak": self._bad_streak,
+            "bad_streak": self._bad_steps.streak,
             "optimizers": optimizers,
         }
         return tensors, state
@@ -388,9 +385,8 @@ class Learner:
             restore_optimizer(optimizer, tensors, rest, f"optimizer.{index}")
         self.iteration = int(state["iteration"])
         self.num_good_steps = int(state["num_good_steps"])
-        self.num_bad_steps = int(state["num_bad_steps"])
+        self._bad_steps.total, self._bad_steps.streak = int(state["num_bad_steps"]), int(state["bad_streak"])
         self._num_critic_steps = int(state.get("num_critic_steps", 0))  # Older checkpoints have none.
-        self._bad_streak = int(state["bad_streak"])
         self._last_good = self._copy_weights()
 
 

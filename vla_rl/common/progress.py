@@ -1,4 +1,4 @@
-"""A progress bar over episodes: how many, how fast, how long yet, and the success so far. Imports nothing heavy."""
+"""Progress bars over episodes and over steps: how many, how fast, how long yet. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -52,3 +52,25 @@ def episode_progress(
             progress.update(bar, completed=ended, rate=rate, success=success)
 
         yield on_episode
+
+
+@contextmanager
+def step_progress(text: str, total: int, show: bool) -> Iterator[Callable[[int, str], None]]:
+    """Yields `advance(step, said)`, which draws how many of `total` steps are taken, and what is said of the last."""
+    if not show:
+        yield lambda step, said: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn())
+    with Progress(TextColumn(text), *columns, TextColumn("{task.fields[text]}")) as bar:
+        task = bar.add_task("", total=total, rate="", text="")
+        started, first = time.monotonic(), None
+
+        def advance(step: int, said: str) -> None:
+            nonlocal first
+            first = step if first is None else first
+            rate = (step - first) / max(time.monotonic() - started, 1e-9)
+            bar.update(task, completed=step, rate=f"{rate:.1f} steps/s", text=said)
+
+        yield advance

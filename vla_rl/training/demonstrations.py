@@ -60,7 +60,7 @@ class ContinueBC:
         self.learner = learner
         self.demonstrations = demonstrations
         constant_lr = demonstrations.config.model_copy(update={"warmup_steps": 0, "final_lr_fraction": 1.0})
-        self.trainer = BCTrainer(demonstrations.policy, constant_lr, demonstrations.seed, world=demonstrations.world)
+        self.cloning = BCTrainer(demonstrations.policy, constant_lr, demonstrations.seed, world=demonstrations.world)
 
     def prepare(self, episodes: Sequence[Episode]) -> Batch:
         """The batch RL would learn from; it only decides how many steps are made."""
@@ -72,16 +72,16 @@ class ContinueBC:
         metrics: dict[str, float] = dict(batch.metrics)
         for _ in range(num_steps):
             with self.learner.stopwatch.measure("forward_backward"):
-                metrics |= {f"bc/{k}": v for k, v in self.trainer.step(self.demonstrations.batch()).items()}
+                metrics |= {f"bc/{k}": v for k, v in self.cloning.step(self.demonstrations.batch()).items()}
         self.learner.iteration += 1
         return metrics | {"update/num_steps": float(num_steps)}
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """What a checkpoint needs besides the policy's weights."""
-        tensors, state = self.trainer.state()
+        tensors, state = self.cloning.trainer.state()
         return tensors, {"trainer": state, "iteration": self.learner.iteration}
 
     def load_state(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
         """Undo `state`, after the policy's own weights were loaded."""
-        self.trainer.load_state(tensors, state["trainer"])
+        self.cloning.trainer.load_state(tensors, state["trainer"])
         self.learner.iteration = int(state["iteration"])

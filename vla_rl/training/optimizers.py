@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from vla_rl.config import ConfigError
 from vla_rl.distributed.fsdp import is_sharded
 
+if TYPE_CHECKING:
+    from vla_rl.training.config import OptimizerConfig, OptimizerName
+
 CRITIC_NAME = "value_head"
-# Matrices that are not hidden layers: rows are looked up, or are classes. Muon is not meant for these.
-_NOT_HIDDEN = ("embed", "head")
+# Matrices that are not hidden layers: rows are looked up, or are classes, or belong to positions. Muon is not meant for
+# these. By parts of a parameter's name, and by words in it.
+_NOT_HIDDEN, _POSITIONS = ("embed", "head"), {"place", "offset"}
 # torchao's: smaller parameters, and those that blocks do not fill, keep moments of their own dtype.
 _SMALLEST_IN_8_BITS, _BLOCK, _NUM_CODES = 4096, 256, 256
-
-OptimizerName = Literal["adamw", "adamw_8bit", "muon"]
-
-
-class OptimizerOptions(Protocol):
-    """The fields that `AlgoConfig` and `SFTConfig` share."""
-
-    @property
-    def optimizer(self) -> str: ...
-    @property
-    def lr(self) -> float: ...
-    @property
-    def betas(self) -> tuple[float, float]: ...
-    @property
-    def weight_decay(self) -> float: ...
 
 
 def is_critic(name: str) -> bool:
@@ -38,7 +27,7 @@ def is_critic(name: str) -> bool:
 
 
 def build_optimizers(
-    config: OptimizerOptions, parameters: Mapping[str, torch.nn.Parameter], critic_lr: float | None = None
+    config: OptimizerConfig, parameters: Mapping[str, torch.Tensor], critic_lr: float | None = None
 ) -> list[torch.optim.Optimizer]:
     """AdamW over everything, or Muon over the hidden matrices and AdamW over the rest.
 
@@ -81,7 +70,7 @@ def _eight_bit_adamw() -> type[torch.optim.Optimizer]:
     return EightBitAdamW
 
 
-def optimizer_bytes(optimizer: OptimizerName, parameters: Mapping[str, torch.nn.Parameter]) -> int:
+def optimizer_bytes(optimizer: OptimizerName, parameters: Mapping[str, torch.Tensor]) -> int:
     """What the optimizer will hold for these trained parameters: momentum (Muon), or the two moments."""
     total = 0
     for name, parameter in parameters.items():
@@ -95,11 +84,12 @@ def optimizer_bytes(optimizer: OptimizerName, parameters: Mapping[str, torch.nn.
     return total
 
 
-def _is_hidden_matrix(name: str, parameter: torch.nn.Parameter) -> bool:
-    return parameter.ndim == 2 and not any(word in name for word in _NOT_HIDDEN)
+def _is_hidden_matrix(name: str, parameter: torch.Tensor) -> bool:
+    words = name.replace("_", ".").split(".")
+    return parameter.ndim == 2 and not any(part in name for part in _NOT_HIDDEN) and _POSITIONS.isdisjoint(words)
 
 
-def clip_gradients(parameters: Sequence[torch.nn.Parameter], limit: float) -> float:
+def clip_gradients(parameters: Sequence[torch.Tensor], limit: float) -> float:
     """Scale gradients to a norm of at most `limit`; the norm before. Sharded ones: by the norm of the whole.
 
     All processes call it together.

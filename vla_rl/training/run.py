@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from vla_rl.algorithms.learner import TrainingDivergedError
 from vla_rl.common.atomic import restore_replaced, write_text_atomic
 from vla_rl.common.progress import episode_progress
 from vla_rl.common.run_folder import RunFolder
@@ -38,6 +37,7 @@ from vla_rl.training.checkpoint import (
 )
 from vla_rl.training.demonstrations import ContinueBC, Demonstrations
 from vla_rl.training.metrics import MetricLogger, SilentLogger
+from vla_rl.training.trainer import TrainingDivergedError
 from vla_rl.types import Episode, EpisodeSpec
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Behavior cloning: its options, and the entry point. The trainer itself is in `bc_trainer.py`.
+"""Behavior cloning: its options, and the entry point. The loop itself is in `bc_loop.py`.
 
 train_bc(policy, SFTConfig(datasets=["data/demos"], steps=2000), folder, log, seed=0)
 """
@@ -9,17 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
-from vla_rl.config import Config
 from vla_rl.data.config import AugmentConfig, Datasets
+from vla_rl.training.config import TrainerConfig
 
 if TYPE_CHECKING:
     from vla_rl.interfaces import Policy
     from vla_rl.types import EnvSpec
 
 
-class SFTConfig(Config):
+class SFTConfig(TrainerConfig):
     """Behavior cloning of a policy on demonstrations."""
 
     datasets: Datasets = Field(
@@ -37,34 +37,21 @@ class SFTConfig(Config):
         "(OpenVLA), or -1 and 1 of the environment, which keeps dimensions that hardly move from filling all bins.",
     )
     steps: PositiveInt = Field(default=2000, description="Optimizer updates.")
-    batch_size: PositiveInt = Field(default=64, description="Examples per update.")
     grad_accumulation: PositiveInt = Field(default=1, description="Parts into which a batch is cut to save memory.")
-    optimizer: Literal["adamw", "adamw_8bit", "muon"] = Field(
-        default="adamw",
-        description="adamw_8bit: AdamW with its moments in 8 bits (needs torchao); muon: for hidden matrices (scaled "
-        "to AdamW's step size), with AdamW for the rest.",
+    warmup_steps: NonNegativeInt = Field(
+        default=100, description="Steps over which the learning rate rises from 0; at most `steps`."
     )
-    lr: PositiveFloat = Field(default=3e-4, description="Peak learning rate.")
-    warmup_steps: NonNegativeInt = Field(default=100, description="Steps of linear warm-up.")
-    final_lr_fraction: float = Field(default=0.1, ge=0, le=1, description="Of lr, at the end of the cosine decay.")
-    betas: tuple[float, float] = Field(default=(0.9, 0.95), description="AdamW's.")
-    weight_decay: NonNegativeFloat = Field(default=0.01, description="Decoupled weight decay.")
-    grad_clip: PositiveFloat = Field(default=1.0, description="Largest gradient norm.")
+    final_lr_fraction: float = Field(
+        default=0.1, ge=0, le=1, description="Share of lr that a cosine decay after the warm-up ends at; 1: no decay."
+    )
     precision: Literal["policy", "bf16"] = Field(
         default="policy", description="accelerate's mixed precision; policy: none, the policy's own precision holds."
-    )
-    ema_decay: float = Field(
-        default=0.0, ge=0, lt=1, description="Average of the weights that is saved as the result; 0: off."
     )
     augment: AugmentConfig = Field(default_factory=AugmentConfig, description="Of the training images.")
     validation_fraction: float = Field(default=0.0, ge=0, lt=1, description="Share of episodes held out for a loss.")
     log_every: PositiveInt = Field(default=20, description="Steps between logged (averaged) metrics.")
     save_every: PositiveInt = Field(default=500, description="Steps between checkpoints.")
     keep_checkpoints: PositiveInt = Field(default=2, description="Checkpoints kept.")
-    max_bad_steps: PositiveInt = Field(
-        default=10,
-        description="Stop after this many steps in a row with NaN or infinite loss or gradients (each is skipped).",
-    )
     num_threads: NonNegativeInt = Field(default=0, description="torch threads on a CPU; 0 leaves them as they are.")
 
 
@@ -96,6 +83,6 @@ def train_bc(
         DatasetError: a dataset that is missing, damaged or does not fit.
         TrainingDivergedError: `max_bad_steps` in a row; the last good state is kept as a checkpoint.
     """
-    from vla_rl.training.bc_trainer import run_training
+    from vla_rl.training.bc_loop import run_training
 
     return run_training(policy, config, Path(run_folder), log, seed, env_spec=env_spec, progress=progress)

@@ -28,9 +28,9 @@ from vla_rl.training.checkpoint import (
     checkpoint_step,
     keep_last,
     latest_checkpoint,
-    load_checkpoint,
     save_checkpoint,
 )
+from vla_rl.training.trainer import Loss
 from vla_rl.types import EnvSpec
 from world_model.config import StageConfig, WorldModelConfig
 from world_model.data.clips import ClipDataset, SuccessBatch, SuccessSamples
@@ -41,14 +41,13 @@ from world_model.fit.calibration import SuccessCalibration, calibrate, check_out
 from world_model.fit.config import FitConfig
 from world_model.fit.latent_bootstrap import Bootstrap
 from world_model.fit.replay import ImaginedSamples, replay_logits
-from world_model.fit.trainer import Fitting
+from world_model.fit.stage import resume_stage, stage_trainer
 from world_model.interfaces import SuccessHead
 from world_model.metadata import WorldModelFacts
 from world_model.model.autoencoder import TinyAutoencoder
 from world_model.model.world_model import WorldModel, build_parts, load_world_model
 from world_model.types import Frames
 
-Loss = Callable[[int], tuple[torch.Tensor, dict[str, Any]]]  # Of an update, by its number.
 OnMetrics = Callable[[int, Mapping[str, Any]], None]
 CALIBRATION_IMAGES = 1024
 LOG_EVERY = 50
@@ -325,18 +324,18 @@ class _Fit:
         folder = _checkpoints(self.folder, name)
         before()
         low_precision = wants_bf16(self.config.precision, self.world_model.device.type)
-        fitting = Fitting(network.train(), loss, stage, low_precision)
+        trainer = stage_trainer(network, stage, "success" if name == "clip" else name, low_precision)
         if (checkpoint := latest_checkpoint(folder)) is not None:
-            fitting.load_state(*load_checkpoint(checkpoint))
+            resume_stage(trainer, checkpoint)
 
         def on_step(step: int, metrics: dict[str, float]) -> None:
             if step % LOG_EVERY == 0 or step == stage.steps:
                 self._log(earlier + step, {f"{name}/{key}": value for key, value in metrics.items()})
             if step % self.config.save_every == 0 and step < stage.steps:
-                save_checkpoint(checkpoint_path(folder, step), *fitting.state())
+                save_checkpoint(checkpoint_path(folder, step), *trainer.state())
                 keep_last(folder, 1)
 
-        fitting.run(on_step)
+        trainer.run(loss, on_step)
         network.eval()
         after()
         tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in network.state_dict().items()}

@@ -58,11 +58,11 @@ def test_the_anchor_is_the_loss_that_behavior_cloning_learns_from(policy, sft):
     recipe = make_recipe(policy, sft, "policy.keyframe_loss_weight=0.5")
     env_spec = recipe.env.env_spec()  # type: ignore[attr-defined]
     built = recipe.policy.build(env_spec)  # type: ignore[attr-defined]
-    anchor, trainer = Demonstrations(built, recipe.sft, env_spec, 0), BCTrainer(built, recipe.sft, 0)
+    anchor, cloning = Demonstrations(built, recipe.sft, env_spec, 0), BCTrainer(built, recipe.sft, 0)
     batch = anchor.batch()
     anchor.num_drawn = 0
     loss, values = anchor.loss()
-    expected = trainer.evaluate(batch)
+    expected = cloning.evaluate(batch)
     assert values["keyframe_loss"] == expected["keyframe_loss"] > 0 and loss.item() == expected["loss"]
 
 

@@ -17,7 +17,6 @@ import pytest
 import torch
 
 from sim.dummy import DummyConfig
-from vla_rl.algorithms.learner import TrainingDivergedError
 from vla_rl.data.config import DatasetError
 from vla_rl.policies.base import load_policy
 from vla_rl.policies.openvla.config import OpenVLAConfig
@@ -25,6 +24,7 @@ from vla_rl.training import bc_trainer
 from vla_rl.training.bc_trainer import BCTrainer, open_bc_dataset
 from vla_rl.training.checkpoint import CheckpointError, list_checkpoints, load_checkpoint
 from vla_rl.training.sft import SFTConfig, train_bc
+from vla_rl.training.trainer import TrainingDivergedError
 from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
 
 ENV = DummyConfig(num_envs=4, image_size=32)
@@ -161,8 +161,8 @@ def test_accumulated_gradients_equal_the_whole_batch(demos):
     for accumulation in (1, 3):
         policy = make_policy()
         policy.set_norm_stats({"q01": -np.ones(7), "q99": np.ones(7)}, {"q01": -np.ones(8), "q99": np.ones(8)})
-        trainer = BCTrainer(policy, options(demos, grad_accumulation=accumulation, warmup_steps=0))
-        results.append((trainer.step(part.batch(whole_chunks, 2)), weights(policy)))
+        cloning = BCTrainer(policy, options(demos, grad_accumulation=accumulation, warmup_steps=0))
+        results.append((cloning.step(part.batch(whole_chunks, 2)), weights(policy)))
     (one, a), (three, b) = results
     assert one["loss"] == pytest.approx(three["loss"], rel=1e-5)
     assert one["grad_norm"] == pytest.approx(three["grad_norm"], rel=1e-4)
@@ -173,19 +173,19 @@ def test_averaged_weights_by_hand(demos, tmp_path):
     policy = make_policy()
     data = open_bc_dataset(options(demos), policy, ENV.env_spec())
     policy.set_norm_stats({"q01": -np.ones(7), "q99": np.ones(7)}, {"q01": -np.ones(8), "q99": np.ones(8)})
-    trainer = BCTrainer(policy, options(demos, ema_decay=0.15))
-    name = next(iter(trainer.parameters))
-    expected = trainer.parameters[name].detach().clone()
+    cloning = BCTrainer(policy, options(demos, ema_decay=0.15))
+    name = next(iter(cloning.trainer.parameters))
+    expected = cloning.trainer.parameters[name].detach().clone()
     for step in range(3):
-        trainer.step(data.batch(4, 0, step))
+        cloning.step(data.batch(4, 0, step))
         decay = min(0.15, (2 + step) / (11 + step))
-        expected = decay * expected + (1 - decay) * trainer.parameters[name].detach()
-    assert torch.allclose(trainer.ema[name], expected, atol=1e-7)
-    own = trainer.parameters[name].detach().clone()
-    averaged = trainer.ema[name].clone()
-    with trainer.averaged_weights():
+        expected = decay * expected + (1 - decay) * cloning.trainer.parameters[name].detach()
+    assert torch.allclose(cloning.trainer.ema[name], expected, atol=1e-7)
+    own = cloning.trainer.parameters[name].detach().clone()
+    averaged = cloning.trainer.ema[name].clone()
+    with cloning.averaged_weights():
         assert torch.equal(policy.get_parameter(name), averaged)
-    assert torch.equal(trainer.ema[name], averaged)
+    assert torch.equal(cloning.trainer.ema[name], averaged)
     assert torch.equal(policy.get_parameter(name), own)
 
 
@@ -229,13 +229,13 @@ def test_a_step_with_nan_is_skipped_and_counted(demos, kind):
     policy = make_policy()
     data = open_bc_dataset(options(demos), policy, ENV.env_spec())
     policy.set_norm_stats({"q01": -np.ones(7), "q99": np.ones(7)}, {"q01": -np.ones(8), "q99": np.ones(8)})
-    trainer = BCTrainer(policy, options(demos))
+    cloning = BCTrainer(policy, options(demos))
     poison(policy, {2}, kind)
-    trainer.step(data.batch(4, 0, 0))
+    cloning.step(data.batch(4, 0, 0))
     before = weights(policy)
-    assert trainer.step(data.batch(4, 0, 1)) == {"bad_step": 1.0}
-    assert same(weights(policy), before) and trainer.num_bad_steps == 1
-    assert trainer.step(data.batch(4, 0, 2))["loss"] > 0 and not same(weights(policy), before)
+    assert cloning.step(data.batch(4, 0, 1)) == {"bad_step": 1.0}
+    assert same(weights(policy), before) and cloning.trainer.num_bad_steps == 1
+    assert cloning.step(data.batch(4, 0, 2))["loss"] > 0 and not same(weights(policy), before)
 
 
 def test_too_many_bad_steps_stop_the_run_with_the_last_good_state_kept(demos, tmp_path):

@@ -23,7 +23,7 @@ import torch
 from tiny_run import make_recipe, metrics, save_policy
 
 from vla_rl.algorithms import losses
-from vla_rl.algorithms.learner import Learner, TrainingDivergedError
+from vla_rl.algorithms.learner import Learner
 from vla_rl.common.atomic import DiskFullError
 from vla_rl.common.run_folder import open_run
 from vla_rl.config import ConfigError, dump_yaml, read_yaml
@@ -35,6 +35,7 @@ from vla_rl.training import run as training
 from vla_rl.training.checkpoint import check_whole, list_checkpoints, load_checkpoint
 from vla_rl.training.run import TrainingRun
 from vla_rl.training.train import train
+from vla_rl.training.trainer import TrainingDivergedError
 
 # Everything that has state: a sampler that learns, resampling, validation, an optimizer with momentum.
 STATEFUL = (

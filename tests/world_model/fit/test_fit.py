@@ -13,13 +13,13 @@ from vla_rl.config import ConfigError, validate
 from vla_rl.data.config import DatasetError
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.training.metrics import read_metrics
+from vla_rl.training.trainer import Loss, Trainer
 from vla_rl.workflows.fit_world_model import fit_world_model
 from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
 from world_model.fit import fit as fit_module
 from world_model.fit.calibration import CalibrationError
 from world_model.fit.config import FitConfig
 from world_model.fit.fit import fit
-from world_model.fit.trainer import Fitting
 from world_model.model.world_model import load_world_model
 from world_model.trust.config import MeasureConfig
 from world_model.trust.evaluate import measure_trust
@@ -79,15 +79,15 @@ def test_a_fit_leaves_a_world_model_that_knows_its_data_and_thresholds(fitted):
 
 def stop_fitting(monkeypatch: pytest.MonkeyPatch, updates: int) -> list[int]:
     """Fits stop after so many updates; the list's only entry is how many are left, and may be set."""
-    advance, budget = Fitting.advance, [updates]
+    take_step, budget = Trainer.step, [updates]
 
-    def stopping(self: Fitting) -> dict[str, float]:
+    def stopping(self: Trainer, loss: Loss) -> dict[str, float]:
         if budget[0] == 0:
             raise KeyboardInterrupt
         budget[0] -= 1
-        return advance(self)
+        return take_step(self, loss)
 
-    monkeypatch.setattr(Fitting, "advance", stopping)
+    monkeypatch.setattr(Trainer, "step", stopping)
     return budget
 
 

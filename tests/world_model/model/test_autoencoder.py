@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from world_model.config import AutoencoderConfig, StageConfig
-from world_model.fit.trainer import Fitting
+from world_model.fit.stage import stage_trainer
 from world_model.model import autoencoder
 from world_model.model.autoencoder import PretrainedAutoencoder, TinyAutoencoder, build_autoencoder
 
@@ -48,7 +48,8 @@ def fit(autoencoder: TinyAutoencoder, steps: int, low_precision: bool = False) -
 
     losses: list[float] = []
     config = StageConfig(steps=steps, lr=5e-3, warmup_steps=5)
-    Fitting(autoencoder, loss, config, low_precision).run(lambda _, metrics: losses.append(metrics["loss"]))
+    trainer = stage_trainer(autoencoder, config, "autoencoder", low_precision)
+    trainer.run(loss, lambda _, metrics: losses.append(metrics["loss"]))
     return losses
 
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from vla_rl.config import ConfigError, validate
 from world_model.config import StageConfig, TransformerConfig, WanConfig, WorldModelConfig
-from world_model.fit.trainer import Fitting
+from world_model.fit.stage import stage_trainer
 from world_model.model.flow import mix
 from world_model.model.wan import WanContext, WanDynamics
 from world_model.types import Actions, Clip, Frames, NoiseStream
@@ -382,7 +382,7 @@ def test_lora_trains_adapters_and_what_is_added(tmp_path: Path) -> None:
     assert len(adapters) == SIZES["num_layers"] * 10 * 2  # 4 + 4 + 2 layers, each with A and B
     generator = torch.Generator().manual_seed(0)
     stage = StageConfig(steps=3, lr=1e-2, warmup_steps=0)
-    Fitting(dynamics, lambda _: dynamics.loss(clip, generator), stage, low_precision=True).run()
+    stage_trainer(dynamics, stage, "dynamics", low_precision=True).run(lambda _: dynamics.loss(clip, generator))
     changed = {name for name, p in dynamics.named_parameters() if not torch.equal(p.float(), before[name].float())}
     assert adapters <= changed
     assert {name for name in changed - adapters if name.startswith("network.transformer.")} == set()
@@ -394,9 +394,9 @@ def test_fits_in_low_precision(dtype: str) -> None:
     generator = torch.Generator().manual_seed(0)
     stage = StageConfig(steps=4, lr=3e-3, warmup_steps=0)
     losses = []
-    fitting = Fitting(dynamics, lambda _: dynamics.loss(clip, generator), stage, low_precision=True)
+    trainer = stage_trainer(dynamics, stage, "dynamics", low_precision=True)
     assert {p.dtype for p in dynamics.parameters()} == {torch.bfloat16}
-    fitting.run(lambda _, metrics: losses.append(metrics["loss"]))
+    trainer.run(lambda _: dynamics.loss(clip, generator), lambda _, metrics: losses.append(metrics["loss"]))
     assert all(np.isfinite(losses))
     context, noise = begun(dynamics, clip, 1)
     frames = dynamics.imagine(context, clip.actions.at(slice(2, 4)), noise)

@@ -8,7 +8,10 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.optim.lr_scheduler import OneCycleLR
 
+from vla_rl.training.config import TrainerConfig
+from vla_rl.training.trainer import Trainer
 from world_model.trust.types import LoggedEpisode, WorldModel, collate
 from world_model.types import Frames
 
@@ -80,15 +83,19 @@ class InverseDynamics:
 
     def _fit(self, features: torch.Tensor, targets: torch.Tensor, num_updates: int, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
-        optimizer = torch.optim.AdamW(self.network.parameters(), lr=2e-3, weight_decay=0.05)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=max(num_updates, 2))
-        for _ in range(num_updates):
-            rows = torch.randint(len(features), (64,), generator=generator)
-            loss = F.mse_loss(self.network(features[rows]), targets[rows])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
+        config = TrainerConfig(
+            steps=num_updates, batch_size=64, lr=2e-3, betas=(0.9, 0.999), weight_decay=0.05, grad_clip=None
+        )
+
+        def one_cycle(optimizer: torch.optim.Optimizer) -> OneCycleLR:
+            return OneCycleLR(optimizer, config.lr, total_steps=max(num_updates, 2))
+
+        def loss(step: int) -> tuple[torch.Tensor, dict[str, float]]:
+            rows = torch.randint(len(features), (config.batch_size,), generator=generator)
+            return F.mse_loss(self.network(features[rows]), targets[rows]), {}
+
+        parameters = dict(self.network.named_parameters())
+        Trainer(parameters, config, "inverse_dynamics", scheduler=one_cycle).run(loss)
 
     @torch.no_grad()
     def errors(self, frames: Frames, actions: torch.Tensor, executed: torch.Tensor) -> np.ndarray:

@@ -1,0 +1,169 @@
+"""Behavior cloning from the first step to the saved policy: data, steps, validation, checkpoints, Ctrl-C."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from vla_rl.common.progress import step_progress
+from vla_rl.data.dataset import BCDataset
+from vla_rl.data.statistics import compute_statistics
+from vla_rl.distributed.process_group import current
+from vla_rl.training.bc_trainer import DATA, VALIDATION, BCTrainer, derive_seed, open_bc_dataset
+from vla_rl.training.checkpoint import (
+    CheckpointError,
+    checkpoint_path,
+    keep_last,
+    latest_checkpoint,
+    load_checkpoint,
+    load_weights,
+    save_checkpoint,
+    trained_weights,
+)
+from vla_rl.training.trainer import TrainingDivergedError
+
+if TYPE_CHECKING:
+    from vla_rl.training.sft import SFTConfig
+    from vla_rl.types import EnvSpec
+
+_VALIDATION_BATCHES = 4
+# What a resumed run may change.
+_FREE = {"log_every", "save_every", "keep_checkpoints", "num_threads", "max_bad_steps", "cache_folder"}
+
+
+def run_training(
+    policy: Any,
+    config: SFTConfig,
+    folder: Path,
+    log: Callable[[int, dict[str, Any]], None],
+    seed: int,
+    *,
+    env_spec: EnvSpec | None,
+    progress: bool,
+) -> dict[str, Any]:
+    """See `vla_rl.training.sft.train_bc`."""
+    if config.num_threads:
+        torch.set_num_threads(config.num_threads)
+    world = current()
+    with world.main_first():  # It decodes the datasets into their caches.
+        data = open_bc_dataset(config, policy, env_spec)
+    held_out = None
+    if config.validation_fraction:
+        data, held_out = data.hold_out(config.validation_fraction, seed)
+    if policy.norm_stats is None:
+        statistics = compute_statistics(data.parts)
+        if config.action_scale == "environment":
+            statistics["action"]["mask"] = [False] * policy.action_dim
+        policy.set_norm_stats(statistics["action"], statistics.get("proprio"), name=data.parts[0].path.resolve().name)
+    world.distribute(policy)
+    cloning = BCTrainer(policy, config, seed, world=world)
+    checkpoints = folder / "checkpoints"
+    _restore(cloning, checkpoints)
+    data_seed = derive_seed(seed, DATA)
+    window: defaultdict[str, list[float]] = defaultdict(list)
+    metrics: dict[str, float] = {}
+    started, first = time.monotonic(), cloning.trainer.num_steps
+    bar = step_progress("behavior cloning", config.steps, progress and world.is_main)
+    with bar as advance, _interrupt_flag() as interrupted:
+        advance(cloning.trainer.num_steps, "")
+        while cloning.trainer.num_steps < config.steps:
+            try:
+                values = cloning.step(data.batch(config.batch_size, data_seed, cloning.trainer.num_steps))
+            except TrainingDivergedError as error:
+                saved = _save(cloning, checkpoints)
+                raise TrainingDivergedError(f"{error} Saved as {saved}.") from None
+            for name, value in values.items():
+                window[name].append(value)
+            step = cloning.trainer.num_steps
+            if held_out is not None and (step % config.save_every == 0 or step == config.steps):
+                window |= {f"validation/{n}": [v] for n, v in _validate(cloning, held_out).items()}
+            if step % config.log_every == 0 or step == config.steps:
+                metrics = {name: float(np.mean(values)) for name, values in window.items() if name != "bad_step"}
+                metrics["num_bad_steps"] = float(cloning.trainer.num_bad_steps)
+                metrics["samples_per_second"] = (step - first) * config.batch_size / (time.monotonic() - started)
+                window.clear()
+                if world.is_main:
+                    log(step, metrics)
+            advance(step, f"loss {metrics.get('loss', math.nan):.4f}")
+            stopping = any(world.gather(interrupted.is_set()))
+            if step % config.save_every == 0 or step == config.steps or stopping:
+                _save(cloning, checkpoints)
+            if stopping:
+                raise KeyboardInterrupt(f"stopped at step {step}; saved, the same command goes on from there")
+    with cloning.averaged_weights(), world.whole_weights(policy):
+        if world.is_main:
+            policy.save(folder / "policy")
+    cloning.trainer.finish()
+    totals = {"policy": str(folder / "policy"), "steps": config.steps, "num_bad_steps": cloning.trainer.num_bad_steps}
+    return {**metrics, **totals, "episodes": data.num_episodes, "frames": data.num_frames}
+
+
+def _validate(cloning: BCTrainer, held_out: BCDataset) -> dict[str, float]:
+    """Mean metrics on the same few batches of held-out episodes each time, with the averaged weights if any."""
+    seed, size = derive_seed(cloning.seed, VALIDATION), cloning.config.batch_size
+    with cloning.averaged_weights(), cloning.world.unsharded(cloning.policy):
+        results = [cloning.evaluate(held_out.batch(size, seed, i)) for i in range(_VALIDATION_BATCHES)]
+    return {name: float(np.mean([result[name] for result in results])) for name in results[0]}
+
+
+def _save(cloning: BCTrainer, folder: Path) -> Path:
+    path = checkpoint_path(folder, cloning.trainer.num_steps)
+    with cloning.world.whole_weights(cloning.policy):
+        tensors, state = cloning.trainer.state()
+        if cloning.world.is_main:
+            weights = trained_weights(cloning.policy)
+            config = cloning.config.model_dump(mode="json")
+            save_checkpoint(path, {**weights, **tensors}, {**state, "config": config, "seed": cloning.seed})
+            keep_last(folder, cloning.config.keep_checkpoints)
+    return path
+
+
+def _restore(cloning: BCTrainer, folder: Path) -> None:
+    """Go on from the newest whole checkpoint, if there is one.
+
+    Raises:
+        CheckpointError: it was made with other options.
+    """
+    path = latest_checkpoint(folder)
+    if path is None:
+        return
+    tensors, state = load_checkpoint(path)
+    now = {**cloning.config.model_dump(mode="json"), "seed": cloning.seed}
+    then = {**state["config"], "seed": state["seed"]}
+    changed = [f"{n}: there {then.get(n)!r}, now {now[n]!r}" for n in now if n not in _FREE and now[n] != then.get(n)]
+    if changed:
+        raise CheckpointError(
+            f"{path} was made with other options (sft.{'; sft.'.join(changed)}). Use those, or another run folder."
+        )
+    load_weights(cloning.policy, tensors, str(path))
+    cloning.trainer.load_state(tensors, state)
+
+
+@contextmanager
+def _interrupt_flag() -> Iterator[threading.Event]:
+    """Yields an event that the first Ctrl-C sets, so that a step is never cut in two; the second one stops at once."""
+    event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event
+        return
+    previous = signal.getsignal(signal.SIGINT)
+
+    def handle(number: int, frame: Any) -> None:
+        event.set()
+        signal.signal(signal.SIGINT, previous)
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield event
+    finally:
+        signal.signal(signal.SIGINT, previous)

@@ -1,0 +1,50 @@
+"""Options of training by gradient, under the same names wherever something is trained. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from vla_rl.config import Config
+
+OptimizerName = Literal["adamw", "adamw_8bit", "muon"]
+
+
+class OptimizerConfig(Config):
+    """The optimizer, its warm-up, and the rule for bad steps: what RL and every other training share."""
+
+    optimizer: OptimizerName = Field(
+        default="adamw",
+        description="adamw_8bit: AdamW with its moments in 8 bits (needs torchao); muon: Muon for hidden matrices "
+        "(scaled to AdamW's step size), AdamW for embeddings, heads, vectors and convolutions.",
+    )
+    lr: PositiveFloat = Field(default=3e-4, description="Peak learning rate.")
+    betas: tuple[float, float] = Field(default=(0.9, 0.95), description="AdamW's running-average factors.")
+    weight_decay: NonNegativeFloat = Field(default=0.01, description="Decoupled weight decay.")
+    warmup_steps: NonNegativeInt = Field(
+        default=0, description="Optimizer steps over which the learning rate rises from 0; Adam's first are big."
+    )
+    grad_clip: PositiveFloat | None = Field(
+        default=1.0, description="Largest gradient norm, to which larger ones are scaled; null: no clipping."
+    )
+    max_bad_steps: PositiveInt = Field(
+        default=10,
+        description="Stop after this many steps in a row with NaN or infinite loss or gradients (each is skipped).",
+    )
+
+
+class TrainerConfig(OptimizerConfig):
+    """A training of a known length: what `Trainer` takes."""
+
+    steps: PositiveInt = Field(default=1000, description="Optimizer updates.")
+    batch_size: PositiveInt = Field(default=64, description="Examples per update.")
+    final_lr_fraction: float = Field(
+        default=0.0, ge=0, le=1, description="Share of lr that a cosine decay after the warm-up ends at; 1: no decay."
+    )
+    ema_decay: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="Decay of an exponential moving average of the weights, which is the result; 0: the last weights.",
+    )

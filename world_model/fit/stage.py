@@ -1,0 +1,41 @@
+"""The training of one part of a world model: in float32 or bfloat16, and from its checkpoint on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from vla_rl.training.checkpoint import load_checkpoint
+from vla_rl.training.trainer import Trainer
+from world_model.config import StageConfig
+
+
+def stage_trainer(network: nn.Module, stage: StageConfig, name: str, low_precision: bool = False) -> Trainer:
+    """Return the trainer of a part, which steps on float32 copies of its weights.
+
+    Args:
+        name: of the stage's section in `world_model`.
+        low_precision: compute in bfloat16.
+    """
+    dtype = torch.bfloat16 if low_precision else None
+    parameters = dict(network.train().named_parameters())
+    return Trainer(parameters, stage, f"world_model.{name}", keep_masters=True, compute_dtype=dtype)
+
+
+def resume_stage(trainer: Trainer, checkpoint: Path) -> None:
+    """Load what `Trainer.state` gave, or what an earlier version wrote: the same tensors by other names.
+
+    Raises:
+        CheckpointError: not whole, or of another optimizer.
+    """
+    tensors, state = load_checkpoint(checkpoint)
+    if "counters" not in state:
+        numbers = range(sum(name.startswith("optimizer") for name in state))
+        for old, new in [("averages.", "ema."), *((f"optimizer{i}.", f"optimizer.{i}.") for i in numbers)]:
+            tensors = {new + n.removeprefix(old) if n.startswith(old) else n: t for n, t in tensors.items()}
+        bad = state["bad_steps"]
+        counters = {"num_steps": state["step"], "num_bad_steps": bad, "_bad_streak": bad}
+        state = {"optimizers": [state[f"optimizer{i}"] for i in numbers], "counters": counters}
+    trainer.load_state(tensors, state)
