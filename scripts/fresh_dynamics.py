@@ -33,7 +33,7 @@ def main() -> None:
         dynamics = start.config.dynamics.model_copy(update=change)
         start.config = start.config.model_copy(update={"dynamics": dynamics})
         torch.manual_seed(0)
-        start.dynamics = build_parts(start.config, start.facts).dynamics
+        start.dynamics = build_parts(start.config, start.metadata).dynamics
         start.save(arguments.output / name)
         print(f"written: {arguments.output / name}")
 

@@ -35,14 +35,14 @@ def main() -> None:
         shake(damaged.success, share)
         shake(damaged.clip, share)
         save(damaged, arguments.output / f"noisy_success_{100 * share:.0f}")
-    facts = load_world_model(arguments.world_model).facts
+    metadata = load_world_model(arguments.world_model).metadata
     thresholds = {
         "optimist": (OPTIMIST, OPTIMIST),
-        "pessimist": (facts.success_threshold + PESSIMIST, facts.clip_threshold + PESSIMIST),
+        "pessimist": (metadata.success_threshold + PESSIMIST, metadata.clip_threshold + PESSIMIST),
     }
     for name, (success, clip) in thresholds.items():
         damaged = load_world_model(arguments.world_model)
-        damaged.facts = facts.model_copy(update={"success_threshold": success, "clip_threshold": clip})
+        damaged.metadata = metadata.model_copy(update={"success_threshold": success, "clip_threshold": clip})
         save(damaged, arguments.output / name)
 
 

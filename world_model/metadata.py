@@ -17,13 +17,13 @@ from vla_rl.config import Config, ConfigError, validate
 from vla_rl.types import EnvSpec
 from world_model.config import WorldModelConfig
 
-FACTS_FILE = "world_model.json"
+METADATA_FILE = "world_model.json"
 FORMAT = 1
 
 Row = tuple[FiniteFloat, FiniteFloat, FiniteFloat, FiniteFloat]
 
 
-class WorldModelFacts(Config):
+class WorldModelMetadata(Config):
     """What a world model was fitted on, and what it takes for a success. Sizes and units are those of `EnvSpec`."""
 
     cameras: tuple[str, ...] = Field(min_length=1, description="Views, in order.")
@@ -45,7 +45,7 @@ class WorldModelFacts(Config):
     )
 
     @model_validator(mode="after")
-    def _parts_agree(self) -> WorldModelFacts:
+    def _parts_agree(self) -> WorldModelMetadata:
         if len(self.state_mean) != len(self.state_std):
             raise ConfigError(f"state_std: {len(self.state_std)} numbers, state_mean has {len(self.state_mean)}")
         if len(self.action_low) != len(self.action_high) or any(
@@ -65,7 +65,7 @@ class WorldModelFacts(Config):
         return len(self.action_low)
 
     @classmethod
-    def of(cls, spec: EnvSpec, state_mean: np.ndarray, state_std: np.ndarray, **more: Any) -> WorldModelFacts:
+    def of(cls, spec: EnvSpec, state_mean: np.ndarray, state_std: np.ndarray, **more: Any) -> WorldModelMetadata:
         """Facts of a world model that imitates an environment. `more`: thresholds, calibration, datasets."""
         return cls(
             cameras=spec.cameras,
@@ -82,7 +82,7 @@ class WorldModelFacts(Config):
         )
 
     def env_spec(self, tasks: Sequence[str] = ()) -> EnvSpec:
-        """The facts of an environment that imagines with it.
+        """The metadata of an environment that imagines with it.
 
         Args:
             tasks: some of its tasks; empty means all.
@@ -133,7 +133,7 @@ def resolve_path(path: str | Path) -> Path:
     text = str(path)
     if text.startswith("pretrained:"):
         root, name = pretrained_folder(), text.removeprefix("pretrained:")
-        known = sorted(p.parent.name for p in root.glob(f"*/{FACTS_FILE}"))
+        known = sorted(p.parent.name for p in root.glob(f"*/{METADATA_FILE}"))
         if name not in known:
             available = ", ".join(known) or "none"
             raise ConfigError(f"world model {text!r}: no such pretrained world model. Available: {available}.")
@@ -146,13 +146,13 @@ def resolve_path(path: str | Path) -> Path:
     return folder
 
 
-def read_facts(folder: Path) -> tuple[WorldModelConfig, WorldModelFacts]:
+def read_metadata(folder: Path) -> tuple[WorldModelConfig, WorldModelMetadata]:
     """What is written in a world model's folder beside the weights.
 
     Raises:
         ValueError: the file is missing, is not JSON, is of another format, or names wrong values.
     """
-    file = Path(folder) / FACTS_FILE
+    file = Path(folder) / METADATA_FILE
     if not file.is_file():
         raise ValueError(f"{file}: not found. Copy the world model's folder again, with all of its files.")
     try:
@@ -166,19 +166,19 @@ def read_facts(folder: Path) -> tuple[WorldModelConfig, WorldModelFacts]:
             f"{file}: is of format {values['format']!r}, this version reads {FORMAT}. Use the version that wrote it."
         )
     config = validate(WorldModelConfig, values["config"], prefix=f"{file}: config")
-    return config, validate(WorldModelFacts, values["facts"], prefix=f"{file}: facts")
+    return config, validate(WorldModelMetadata, values["facts"], prefix=f"{file}: facts")
 
 
-def write_facts(folder: Path, config: WorldModelConfig, facts: WorldModelFacts) -> None:
-    """Write what `read_facts` reads, into a folder that exists."""
-    values = {"format": FORMAT, "config": config.model_dump(mode="json"), "facts": facts.model_dump(mode="json")}
-    (Path(folder) / FACTS_FILE).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+def write_metadata(folder: Path, config: WorldModelConfig, metadata: WorldModelMetadata) -> None:
+    """Write what `read_metadata` reads, into a folder that exists."""
+    values = {"format": FORMAT, "config": config.model_dump(mode="json"), "facts": metadata.model_dump(mode="json")}
+    (Path(folder) / METADATA_FILE).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
 
 
 def content_key(folder: Path) -> str:
-    """A hash of a world model's facts and weights; a trust report says with it what it is about."""
+    """A hash of a world model's metadata and weights; a trust report says with it what it is about."""
     digest = hashlib.blake2b(digest_size=12)
-    for file in (folder / FACTS_FILE, *sorted(folder.glob("*.safetensors"))):
+    for file in (folder / METADATA_FILE, *sorted(folder.glob("*.safetensors"))):
         digest.update(file.name.encode())
         with file.open("rb") as stream:
             digest.update(hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).digest())

@@ -22,7 +22,7 @@ from vla_rl.types import EnvSpec, EpisodeSpec, Keyframe, Observation
 from world_model.config import ImaginationConfig, TransformerConfig, WorldModelConfig
 from world_model.env.env import WorldModelEnv
 from world_model.interfaces import Autoencoder, Dynamics, SuccessHead
-from world_model.metadata import WorldModelFacts
+from world_model.metadata import WorldModelMetadata
 from world_model.model.world_model import Parts, WorldModel
 from world_model.types import Actions, Clip, Frames, NoiseStream
 
@@ -30,7 +30,7 @@ FRAME_STEPS = 4
 GAIN, GOAL = 0.25, 6.0
 SIZE = 8
 SPLIT_START = {"train": 1.0, "validation": 1.25, "eval": 1.5}  # Position of index 0; index i starts i / 8 further.
-FACTS = WorldModelFacts(
+METADATA = WorldModelMetadata(
     cameras=("agentview", "wrist"),
     image_size=(SIZE, SIZE),
     state_mean=(0.0, 0.0),
@@ -126,13 +126,13 @@ class ToyHead(SuccessHead):
         return frames.latents[:, -1, 0, 0, 0, 0] - self.goal
 
 
-def toy_parts(config: WorldModelConfig, facts: WorldModelFacts, noise: float = 0.0) -> Parts:
-    dynamics = ToyDynamics(len(facts.cameras), config.frame_steps, noise)
+def toy_parts(config: WorldModelConfig, metadata: WorldModelMetadata, noise: float = 0.0) -> Parts:
+    dynamics = ToyDynamics(len(metadata.cameras), config.frame_steps, noise)
     return Parts(ToyAutoencoder(), dynamics, ToyHead(GOAL), ToyHead(GOAL - 1, num_frames=3))
 
 
-def toy_world_model(noise: float = 0.0, facts: WorldModelFacts = FACTS) -> WorldModel:
-    return WorldModel(CONFIG, facts, toy_parts(CONFIG, facts, noise))
+def toy_world_model(noise: float = 0.0, metadata: WorldModelMetadata = METADATA) -> WorldModel:
+    return WorldModel(CONFIG, metadata, toy_parts(CONFIG, metadata, noise))
 
 
 def start_position(spec: EpisodeSpec) -> float:
@@ -141,20 +141,20 @@ def start_position(spec: EpisodeSpec) -> float:
     return SPLIT_START[spec.split] + spec.index / 8 + 4.0 * (spec.task == "reach_back")
 
 
-class ToyFirstFrames:
+class ToyInitialFrames:
     """Images of `start_position`; counts how often they are closed."""
 
     def __init__(self) -> None:
         self.num_closed = 0
 
     def observe(self, specs: Sequence[EpisodeSpec]) -> Observation:
-        """See `FirstFrames`."""
+        """See `InitialFrames`."""
         position = torch.tensor([start_position(spec) for spec in specs])
         images = ToyAutoencoder().decode(position[:, None, None, None]).numpy()
         images[:, 1, 1] = (np.array([spec.index for spec in specs]) % 250)[:, None]  # So that no two look alike.
         state = np.stack([position.numpy(), np.zeros(len(specs), np.float32)], 1)
-        text = [spec.instruction or FACTS.tasks[spec.task] for spec in specs]
-        return Observation({camera: images for camera in FACTS.cameras}, state, text)
+        text = [spec.instruction or METADATA.tasks[spec.task] for spec in specs]
+        return Observation({camera: images for camera in METADATA.cameras}, state, text)
 
     def close(self) -> None:
         self.num_closed += 1
@@ -165,13 +165,13 @@ def toy_env(
 ) -> WorldModelEnv:
     config = ImaginationConfig.model_validate(imagination)
     return WorldModelEnv(
-        toy_world_model(noise), ToyFirstFrames(), config, num_envs, seed=seed, record_frames=record_frames
+        toy_world_model(noise), ToyInitialFrames(), config, num_envs, seed=seed, record_frames=record_frames
     )
 
 
 def toy_env_spec(**changes: Any) -> EnvSpec:
     """What the toy world model imitates."""
-    spec = FACTS.env_spec()
+    spec = METADATA.env_spec()
     return EnvSpec(**{**vars(spec), "kind": "toy", **changes})
 
 

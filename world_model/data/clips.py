@@ -247,14 +247,14 @@ def _frames_of(part: EncodedEpisodes) -> np.ndarray:
 
 
 def _check_alike(parts: Sequence[EncodedEpisodes]) -> None:
-    facts = {
+    metadata = {
         "frame_steps": [part.frames.frame_steps for part in parts],
         "cameras": [part.frames.cameras for part in parts],
         "fps": [part.frames.dataset.fps for part in parts],
         "size of a latent": [part.latents.shape[1:] for part in parts],
         "size of an action": [len(part.frames.low) for part in parts],
     }
-    for name, found in facts.items():
+    for name, found in metadata.items():
         if len(set(found)) > 1:
             each = {str(part.frames.dataset.path): value for part, value in zip(parts, found, strict=True)}
             raise DatasetError(f"datasets differ in {name}: {each}; mix only datasets of the same robot and frames")

@@ -14,12 +14,12 @@ from vla_rl.data.dataset import EpisodeDataset
 from vla_rl.data.keyframes import split_start
 from vla_rl.interfaces import VecEnv
 from vla_rl.types import SPLITS, EnvSpec, EpisodeSpec, Observation
-from world_model.metadata import WorldModelFacts
+from world_model.metadata import WorldModelMetadata
 
 MAX_KEPT = 512  # Rendered first frames: the episodes of a group all begin with the same.
 
 
-class FirstFrames(Protocol):
+class InitialFrames(Protocol):
     """Gives real first frames."""
 
     def observe(self, specs: Sequence[EpisodeSpec]) -> Observation:
@@ -35,7 +35,7 @@ class FirstFrames(Protocol):
         ...
 
 
-class SimulatedFirstFrames:
+class SimulatedInitialFrames:
     """First frames rendered by a real environment, which is only reset, so that initial states cost next to nothing."""
 
     def __init__(self, env: VecEnv) -> None:
@@ -44,7 +44,7 @@ class SimulatedFirstFrames:
         self._kept: OrderedDict[tuple[EpisodeSpec, int], tuple[EpisodeSpec, Observation]] = OrderedDict()
 
     def observe(self, specs: Sequence[EpisodeSpec]) -> Observation:
-        """See `FirstFrames`; a keyframe is the environment's own."""
+        """See `InitialFrames`; a keyframe is the environment's own."""
         wanted = {(spec, id(spec.keyframe)): spec for spec in specs}
         found = {key: self._kept[key][1] for key in wanted if key in self._kept}
         missing = [key for key in wanted if key not in found]
@@ -59,11 +59,11 @@ class SimulatedFirstFrames:
         return Observation.concatenate([found[spec, id(spec.keyframe)] for spec in specs])
 
     def close(self) -> None:
-        """See `FirstFrames`."""
+        """See `InitialFrames`."""
         self.env.close()
 
 
-class RecordedFirstFrames:
+class RecordedInitialFrames:
     """First frames of recorded episodes.
 
     An episode whose initial state was recorded stands for that state. One of another source stands for a `train` state
@@ -98,7 +98,7 @@ class RecordedFirstFrames:
                 )
 
     def observe(self, specs: Sequence[EpisodeSpec]) -> Observation:
-        """See `FirstFrames`."""
+        """See `InitialFrames`."""
         return Observation.concatenate([self._one(spec) for spec in specs])
 
     def _one(self, spec: EpisodeSpec) -> Observation:
@@ -120,12 +120,12 @@ class RecordedFirstFrames:
         return Observation(images, dataset.state[row : row + 1], [instruction])
 
     def close(self) -> None:
-        """See `FirstFrames`."""
+        """See `InitialFrames`."""
 
 
 def open_recorded(
-    configs: Sequence[DatasetConfig], facts: WorldModelFacts, tasks: dict[str, str]
-) -> RecordedFirstFrames:
+    configs: Sequence[DatasetConfig], metadata: WorldModelMetadata, tasks: dict[str, str]
+) -> RecordedInitialFrames:
     """First frames of datasets that fit the world model.
 
     Raises:
@@ -133,10 +133,10 @@ def open_recorded(
     """
     from world_model.data.episodes import open_episodes
 
-    return RecordedFirstFrames([open_episodes(config, facts.env_spec()) for config in configs], tasks)
+    return RecordedInitialFrames([open_episodes(config, metadata.env_spec()) for config in configs], tasks)
 
 
-def check_alike(facts: WorldModelFacts, real: EnvSpec, tasks: Sequence[str]) -> None:
+def check_alike(metadata: WorldModelMetadata, real: EnvSpec, tasks: Sequence[str]) -> None:
     """The real environment shows, and is moved, as the world model was fitted.
 
     Raises:
@@ -145,25 +145,25 @@ def check_alike(facts: WorldModelFacts, real: EnvSpec, tasks: Sequence[str]) -> 
     problems = [
         f"{name}: the world model has {ours}, env.first_frames has {theirs}; {remedy}"
         for name, ours, theirs, remedy in (
-            ("image size", facts.image_size, tuple(real.image_size), "set env.first_frames.image_size"),
-            ("state dimensions", facts.state_dim, real.state_dim, "it is another robot"),
-            ("action dimensions", facts.action_dim, real.action_dim, "it is another robot or another control mode"),
-            ("control Hz", facts.control_hz, real.control_hz, "set its rate to the world model's"),
+            ("image size", metadata.image_size, tuple(real.image_size), "set env.first_frames.image_size"),
+            ("state dimensions", metadata.state_dim, real.state_dim, "it is another robot"),
+            ("action dimensions", metadata.action_dim, real.action_dim, "it is another robot or another control mode"),
+            ("control Hz", metadata.control_hz, real.control_hz, "set its rate to the world model's"),
         )
         if ours != theirs
     ]
-    if lacking := [camera for camera in facts.cameras if camera not in real.cameras]:
+    if lacking := [camera for camera in metadata.cameras if camera not in real.cameras]:
         problems.insert(
             0,
-            f"cameras: the world model shows {list(facts.cameras)}, env.first_frames lacks {lacking}; "
-            f"set env.first_frames.cameras to {list(facts.cameras)}",
+            f"cameras: the world model shows {list(metadata.cameras)}, env.first_frames lacks {lacking}; "
+            f"set env.first_frames.cameras to {list(metadata.cameras)}",
         )
-    if facts.action_dim == real.action_dim:
+    if metadata.action_dim == real.action_dim:
         low, high = np.float32(real.action_low).tolist(), np.float32(real.action_high).tolist()
-        if not np.allclose((low, high), (facts.action_low, facts.action_high)):
+        if not np.allclose((low, high), (metadata.action_low, metadata.action_high)):
             problems.append(
-                f"action bounds: the world model has {facts.action_low} .. {facts.action_high}, env.first_frames has "
-                f"{low} .. {high}; it is another control mode"
+                f"action bounds: the world model has {metadata.action_low} .. {metadata.action_high}, env.first_frames "
+                f"has {low} .. {high}; it is another control mode"
             )
     if unknown := [task for task in tasks if task not in real.tasks]:
         problems.append(

@@ -73,7 +73,7 @@ def mine_keyframes(
         DatasetError: a dataset that is damaged, or of another robot or cameras than the world model's.
     """
     loaded = load_world_model(world_model, device)
-    spec = loaded.facts.env_spec()
+    spec = loaded.metadata.env_spec()
     opened = [open_episodes(DatasetConfig(path=str(path)), spec) for path in datasets]
     parts = [EpisodeFrames.of(one, loaded.frame_steps, spec.action_low, spec.action_high) for one in opened]
     for part in parts:
@@ -123,7 +123,7 @@ def choose(moments: Moments, config: KeyframeConfig) -> list[MinedKeyframe]:
 def moments_of(world_model: WorldModel, parts: Sequence[EpisodeFrames]) -> Moments:
     """Every frame of the datasets, as a candidate."""
     columns: dict[str, list[np.ndarray]] = {name: [] for name in Moments.__dataclass_fields__}
-    instructions = {text: task for task, text in world_model.facts.tasks.items()}
+    instructions = {text: task for task, text in world_model.metadata.tasks.items()}
     num_owners = 0
     for source, part in enumerate(parts):
         index = np.arange(part.num_frames)

@@ -21,11 +21,11 @@ from world_model.data.episodes import EpisodeFrames, LoggedEpisode, logged_episo
 from world_model.model.world_model import Memory, WorldModel
 from world_model.types import Actions, Frames
 
-MAX_KEPT = 512  # Encoded beginnings: the episodes of a group all begin with the same.
+MAX_KEPT = 512  # Encoded prefixes: the episodes of a group all begin with the same.
 
 
 @dataclass(frozen=True)
-class Beginning:
+class RecordedPrefix:
     """What led to a keyframe.
 
     Attributes:
@@ -44,21 +44,21 @@ class Beginning:
         return self.frames.states.shape[1]
 
 
-def remember(world_model: WorldModel, beginnings: Sequence[Beginning], seeds: Sequence[int]) -> Memory:
-    """The world model's memory after B beginnings, which may differ in length.
+def remember(world_model: WorldModel, prefixes: Sequence[RecordedPrefix], seeds: Sequence[int]) -> Memory:
+    """The world model's memory after B prefixes, which may differ in length.
 
     Args:
         seeds: of each episode's noise, below 2^32.
     """
-    first = _joined([b.frames.at(slice(0, 1)) for b in beginnings])
-    memory = world_model.begin(first, [b.instruction for b in beginnings], seeds)
-    for number in range(1, max(b.num_frames for b in beginnings)):
+    first = _joined([b.frames.at(slice(0, 1)) for b in prefixes])
+    memory = world_model.begin(first, [b.instruction for b in prefixes], seeds)
+    for number in range(1, max(b.num_frames for b in prefixes)):
         here = slice(number, number + 1)
-        rows = [i for i, b in enumerate(beginnings) if b.num_frames > number]
-        frames = _joined([beginnings[i].frames.at(here) for i in rows])
-        actions = [beginnings[i].actions.at(here) for i in rows]
+        rows = [i for i, b in enumerate(prefixes) if b.num_frames > number]
+        frames = _joined([prefixes[i].frames.at(here) for i in rows])
+        actions = [prefixes[i].actions.at(here) for i in rows]
         done = Actions(torch.cat([a.values for a in actions]), torch.cat([a.executed for a in actions]))
-        if len(rows) == len(beginnings):
+        if len(rows) == len(prefixes):
             memory = world_model.extend(memory, frames, done)
         else:
             memory = memory.put(rows, world_model.extend(memory.select(rows), frames, done))
@@ -69,15 +69,15 @@ def _joined(parts: Sequence[Frames]) -> Frames:
     return Frames(torch.cat([part.latents for part in parts]), torch.cat([part.states for part in parts]))
 
 
-class RecordedBeginnings:
-    """Reads and encodes beginnings from the datasets that keyframes name; each dataset is opened once."""
+class RecordedPrefixes:
+    """Reads and encodes prefixes from the datasets that keyframes name; each dataset is opened once."""
 
     def __init__(self, world_model: WorldModel) -> None:
         self.world_model = world_model
         self._opened: dict[str, EpisodeFrames] = {}
-        self._kept: OrderedDict[tuple[str, int, int], Beginning] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, int, int], RecordedPrefix] = OrderedDict()
 
-    def of(self, spec: EpisodeSpec) -> Beginning:
+    def of(self, spec: EpisodeSpec) -> RecordedPrefix:
         """The beginning of an episode at a keyframe of a recorded one (`KeyframeSet.recorded`).
 
         Raises:
@@ -96,11 +96,11 @@ class RecordedBeginnings:
         found = self._kept[key]
         if spec.instruction is None:
             return found
-        return Beginning(found.frames, found.actions, found.images, found.state, spec.instruction)
+        return RecordedPrefix(found.frames, found.actions, found.images, found.state, spec.instruction)
 
     def _frames(self, path: str, content: str) -> EpisodeFrames:
         if path not in self._opened:
-            spec = self.world_model.facts.env_spec()
+            spec = self.world_model.metadata.env_spec()
             if not Path(path).is_dir():
                 raise KeyframeError(
                     f"{path}: the dataset that keyframes were mined from is gone, so they cannot be restored. Put it "
@@ -116,9 +116,9 @@ class RecordedBeginnings:
             self._opened[path] = EpisodeFrames.of(dataset, steps, spec.action_low, spec.action_high)
         return self._opened[path]
 
-    def _encoded(self, episode: LoggedEpisode) -> Beginning:
+    def _encoded(self, episode: LoggedEpisode) -> RecordedPrefix:
         device = self.world_model.device
-        return Beginning(
+        return RecordedPrefix(
             self.world_model.encode(episode.images[None], episode.states[None]),
             Actions(
                 torch.from_numpy(episode.actions[None]).to(device), torch.from_numpy(episode.executed[None]).to(device)

@@ -13,8 +13,8 @@ from vla_rl.data.config import MaybeDatasets
 from vla_rl.interfaces import EnvConfig
 from vla_rl.types import EnvSpec
 from world_model.config import ImaginationConfig
-from world_model.data.initial_frames import FirstFrames, SimulatedFirstFrames, check_alike, open_recorded
-from world_model.metadata import WorldModelFacts, content_key, read_facts, resolve_path, shortened
+from world_model.data.initial_frames import InitialFrames, SimulatedInitialFrames, check_alike, open_recorded
+from world_model.metadata import WorldModelMetadata, content_key, read_metadata, resolve_path, shortened
 from world_model.trust.config import TrustConfig
 
 if TYPE_CHECKING:
@@ -64,9 +64,9 @@ class WorldModelEnvConfig(EnvConfig):
         Raises:
             ConfigError: no such world model, an unknown task, or first frames of another robot or camera.
         """
-        _, facts = read_facts(resolve_path(self.path))
+        _, metadata = read_metadata(resolve_path(self.path))
         section = self.first_frames
-        spec = self._task_spec(facts, None if section is None else section.env_spec())
+        spec = self._task_spec(metadata, None if section is None else section.env_spec())
         return shortened(spec, self.imagination.horizon)
 
     def build(self, num_envs: int | None = None, record_frames: bool = False) -> WorldModelEnv:
@@ -81,10 +81,10 @@ class WorldModelEnvConfig(EnvConfig):
         from world_model.trust.report import TRUST_FILE, admit
 
         folder = resolve_path(self.path)
-        _, facts = read_facts(folder)
+        _, metadata = read_metadata(folder)
         admission = admit(self.trust, folder / TRUST_FILE, content_key(folder))
         horizon = self.imagination.horizon or admission.trust_horizon or None
-        first_frames, spec = self._first_frames(facts)
+        first_frames, spec = self._first_frames(metadata)
         try:
             return WorldModelEnv(
                 load_world_model(folder, self._torch_device()).compute_in(self.imagination.precision),
@@ -100,24 +100,24 @@ class WorldModelEnvConfig(EnvConfig):
             first_frames.close()
             raise
 
-    def _first_frames(self, facts: WorldModelFacts) -> tuple[FirstFrames, EnvSpec]:
+    def _first_frames(self, metadata: WorldModelMetadata) -> tuple[InitialFrames, EnvSpec]:
         section = self.first_frames
         if section is None:
-            spec = self._task_spec(facts, None)
-            return open_recorded(self.datasets, facts, spec.tasks), spec
+            spec = self._task_spec(metadata, None)
+            return open_recorded(self.datasets, metadata, spec.tasks), spec
         env = section.build()
         try:
-            return SimulatedFirstFrames(env), self._task_spec(facts, env.spec)
+            return SimulatedInitialFrames(env), self._task_spec(metadata, env.spec)
         except ConfigError:
             env.close()
             raise
 
-    def _task_spec(self, facts: WorldModelFacts, real: EnvSpec | None) -> EnvSpec:
+    def _task_spec(self, metadata: WorldModelMetadata, real: EnvSpec | None) -> EnvSpec:
         """Of the tasks, without the trust horizon; how long they take is as in the real environment if there is one."""
-        spec = facts.env_spec(self.tasks)
+        spec = metadata.env_spec(self.tasks)
         if real is None:
             return spec
-        check_alike(facts, real, list(spec.tasks))
+        check_alike(metadata, real, list(spec.tasks))
         return replace(
             spec,
             horizon={task: real.horizon[task] for task in spec.tasks},

@@ -30,8 +30,8 @@ from vla_rl.rollout.env_checks import (
 )
 from vla_rl.types import EnvSpec, EpisodeSpec, Keyframe, Observation, StepResult
 from world_model.config import ImaginationConfig
-from world_model.data.initial_frames import FirstFrames
-from world_model.data.recorded_prefixes import RecordedBeginnings, remember
+from world_model.data.initial_frames import InitialFrames
+from world_model.data.recorded_prefixes import RecordedPrefixes, remember
 from world_model.env.imagination import ImaginedChunk, imagine_chunk
 from world_model.metadata import shortened
 from world_model.model.world_model import Memory, WorldModel
@@ -72,7 +72,7 @@ class WorldModelEnv:
     def __init__(
         self,
         world_model: WorldModel,
-        first_frames: FirstFrames,
+        first_frames: InitialFrames,
         config: ImaginationConfig,
         num_envs: int,
         *,
@@ -84,11 +84,11 @@ class WorldModelEnv:
         check_num_envs(num_envs)
         self.world_model, self.config, self.num_envs = world_model, config, num_envs
         self.observed_every = world_model.frame_steps  # Control steps from one new image to the next.
-        spec = spec or world_model.facts.env_spec()
+        spec = spec or world_model.metadata.env_spec()
         self.spec, self._horizon = shortened(spec, config.horizon), spec.horizon
         self.record_frames, self.admission = record_frames, admission
         self._first_frames, self._seed = first_frames, seed
-        self._beginnings = RecordedBeginnings(world_model)
+        self._prefixes = RecordedPrefixes(world_model)
         self._begun: Counter[str] = Counter()
         self._memory: Memory | None = None
         self._shown = np.zeros((num_envs, len(self.spec.cameras), *self.spec.image_size, 3), np.uint8)
@@ -144,14 +144,14 @@ class WorldModelEnv:
 
     def _begin_recorded(self, ids: Sequence[int], specs: Sequence[EpisodeSpec]) -> None:
         """Start in the middle of recorded episodes."""
-        beginnings = [self._beginnings.of(spec) for spec in specs]
+        prefixes = [self._prefixes.of(spec) for spec in specs]
         seeds = [self._seed_of(spec, self._position(spec)) for spec in specs]
-        self._remember(ids, remember(self.world_model, beginnings, seeds))
-        for i, spec, beginning in zip(ids, specs, beginnings, strict=True):
+        self._remember(ids, remember(self.world_model, prefixes, seeds))
+        for i, spec, prefix in zip(ids, specs, prefixes, strict=True):
             assert spec.keyframe is not None, "only episodes with a keyframe begin here"
-            self._shown[i], self._state[i] = beginning.images, beginning.state
+            self._shown[i], self._state[i] = prefix.images, prefix.state
             self._steps[i], self._imagined[i] = spec.keyframe.step, 0
-            self._instruction[i] = beginning.instruction
+            self._instruction[i] = prefix.instruction
 
     def _restore(self, env_id: int, spec: EpisodeSpec, keyframe: Keyframe) -> None:
         """Start at a keyframe of this environment."""

@@ -94,7 +94,7 @@ class Planner:
 
     def _see(self, obs: Observation) -> None:
         """Remember what is seen, with the chunk that led there."""
-        images = np.stack([obs.images[camera] for camera in self.world_model.facts.cameras], 1)
+        images = np.stack([obs.images[camera] for camera in self.world_model.metadata.cameras], 1)
         seen = self.world_model.encode(images[:, None], obs.state[:, None])
         new = [row for row, begins in enumerate(self._begins) if begins]
         old = [row for row, begins in enumerate(self._begins) if not begins]
@@ -139,7 +139,7 @@ class Planner:
                 break
             memory = world_model.extend(memory, frames, done)
             images, states = world_model.decode(frames)[:, -1], world_model.states(frames)[:, -1]
-            cameras = world_model.facts.cameras
+            cameras = world_model.metadata.cameras
             seen = {camera: images[:, view] for view, camera in enumerate(cameras)}
             text = [obs.instruction[row] for row in rows]
             actions = self.policy.act(Observation(seen, states, text), None, 0.0).actions
@@ -157,10 +157,11 @@ def _with_first(chunk: ActionChunk, first: ActionChunk, count: int) -> ActionChu
 
 
 def _check(world_model: WorldModel, policy: Policy) -> None:
-    facts = world_model.facts
-    if lacking := sorted(set(policy.cameras) - set(facts.cameras)):
+    metadata = world_model.metadata
+    if lacking := sorted(set(policy.cameras) - set(metadata.cameras)):
         raise ValueError(
-            f"plan.world_model: shows {list(facts.cameras)}, the policy also reads {lacking}; use one with its cameras"
+            f"plan.world_model: shows {list(metadata.cameras)}, the policy also reads {lacking}; use one with its "
+            "cameras"
         )
     if policy.chunk_size != world_model.frame_steps:
         raise ValueError(

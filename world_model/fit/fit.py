@@ -39,11 +39,11 @@ from world_model.data.latents import ImageSamples, open_latents
 from world_model.data.styled import Restyler, StyledImages, restylers, with_styles
 from world_model.fit.calibration import SuccessCalibration, calibrate, check_outcomes
 from world_model.fit.config import FitConfig
-from world_model.fit.latent_bootstrap import Bootstrap
+from world_model.fit.latent_bootstrap import LatentBootstrap
 from world_model.fit.replay import ImaginedSamples, replay_logits
 from world_model.fit.stage import resume_stage, stage_trainer
 from world_model.interfaces import SuccessHead
-from world_model.metadata import WorldModelFacts
+from world_model.metadata import WorldModelMetadata
 from world_model.model.autoencoder import TinyAutoencoder
 from world_model.model.world_model import WorldModel, build_parts, load_world_model
 from world_model.types import Frames
@@ -143,19 +143,19 @@ class _Fit:
         self._check_calibration()
         fitted_on = _content_keys([*self.data.fitted, *self.data.judged])
         if start is not None:
-            seen = {*start.facts.datasets, *fitted_on}
-            facts = start.facts.model_copy(update={"datasets": tuple(sorted(seen))})
+            seen = {*start.metadata.datasets, *fitted_on}
+            metadata = start.metadata.model_copy(update={"datasets": tuple(sorted(seen))})
         else:
             mean, std = state_statistics(self.data.fitted)
-            facts = WorldModelFacts.of(spec, mean, std, datasets=fitted_on)
+            metadata = WorldModelMetadata.of(spec, mean, std, datasets=fitted_on)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.world_model = start or WorldModel(self.model, facts, build_parts(self.model, facts)).to(device)
+            self.world_model = start or WorldModel(self.model, metadata, build_parts(self.model, metadata)).to(device)
             if start is not None and config.fresh_success:
-                fresh = build_parts(self.model, facts)
+                fresh = build_parts(self.model, metadata)
                 start.success, start.clip = fresh.success, fresh.clip
                 start.to(device)
-        self.world_model.facts = facts
+        self.world_model.metadata = metadata
         if config.temperature is not None:
             self.world_model.set_temperature(config.temperature)
 
@@ -191,14 +191,14 @@ class _Fit:
 
     def _clips(self, episodes: Sequence[EpisodeFrames], cuts: int = 1) -> ClipDataset:
         """Clips of episodes, cut in `cuts` ways, evenly over a frame's steps."""
-        facts, steps = self.world_model.facts, self.model.frame_steps
+        metadata, steps = self.world_model.metadata, self.model.frame_steps
         first_steps = sorted({max(steps * (i + 1) // cuts, 1) for i in range(cuts)})
         parts = [
             open_latents(part.cut_after(first), self.world_model.autoencoder)
             for part in episodes
             for first in first_steps
         ]
-        return ClipDataset(parts, self.config.clip_frames, np.array(facts.state_mean), np.array(facts.state_std))
+        return ClipDataset(parts, self.config.clip_frames, np.array(metadata.state_mean), np.array(metadata.state_std))
 
     # --- stages ------------------------------------------------------------------------------
 
@@ -238,7 +238,7 @@ class _Fit:
             kind = self.model.dynamics.kind
             raise ConfigError(f"world_model.bootstrap.share: not for dynamics of kind {kind}; set it to 0")
         clips, device = self._clips(self.data.shown, self.config.cuts), self.world_model.device
-        bootstrap = Bootstrap(self.config.bootstrap, clips, network, stage.steps, self.seed, device)
+        bootstrap = LatentBootstrap(self.config.bootstrap, clips, network, stage.steps, self.seed, device)
 
         def loss(step: int) -> tuple[torch.Tensor, dict[str, Any]]:
             clip, context = bootstrap.batch(stage.batch_size, step)
@@ -296,7 +296,7 @@ class _Fit:
             max_false_success=self.config.max_false_success,
             min_failures=self.config.min_failures,
         )
-        self.world_model.facts = self.world_model.facts.model_copy(
+        self.world_model.metadata = self.world_model.metadata.model_copy(
             update={
                 "success_threshold": found.success_threshold,
                 "clip_threshold": found.clip_threshold,
@@ -370,13 +370,13 @@ def _check_start(start: WorldModel, spec: EnvSpec, config: FitConfig) -> None:
             "world_model.model: differs from that of start_from, whose weights then do not fit; leave model out, or "
             "start from scratch"
         )
-    facts = start.facts
+    metadata = start.metadata
     pairs: Sequence[tuple[str, Any, Any]] = (
-        ("cameras", facts.cameras, spec.cameras),
-        ("image_size", facts.image_size, spec.image_size),
-        ("state_dim", facts.state_dim, spec.state_dim),
-        ("action_dim", facts.action_dim, spec.action_dim),
-        ("control_hz", facts.control_hz, spec.control_hz),
+        ("cameras", metadata.cameras, spec.cameras),
+        ("image_size", metadata.image_size, spec.image_size),
+        ("state_dim", metadata.state_dim, spec.state_dim),
+        ("action_dim", metadata.action_dim, spec.action_dim),
+        ("control_hz", metadata.control_hz, spec.control_hz),
     )
     for name, found, wanted in pairs:
         if found != wanted:

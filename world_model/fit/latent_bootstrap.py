@@ -30,7 +30,7 @@ class CachedEpisode:
     states: torch.Tensor
 
 
-class Bootstrap:
+class LatentBootstrap:
     """Clips for the dynamics, some of them with its own frames as context.
 
     What a step draws depends on its number, and on the weights at the last refresh, which is at every

@@ -23,7 +23,7 @@ from vla_rl.common.atomic import atomic_folder
 from vla_rl.common.precision import Precision, wants_bf16
 from world_model.config import WorldModelConfig
 from world_model.interfaces import Autoencoder, Context, Dynamics, SuccessHead
-from world_model.metadata import FACTS_FILE, WorldModelFacts, read_facts, resolve_path, write_facts
+from world_model.metadata import METADATA_FILE, WorldModelMetadata, read_metadata, resolve_path, write_metadata
 from world_model.types import Actions, DynamicsInputs, Frames, NoiseStream
 
 IMAGES_AT_ONCE = 512  # Through the autoencoder, which bounds its memory.
@@ -39,7 +39,7 @@ class Parts:
     clip: SuccessHead
 
 
-BuildParts = Callable[[WorldModelConfig, WorldModelFacts], Parts]
+BuildParts = Callable[[WorldModelConfig, WorldModelMetadata], Parts]
 
 
 @dataclass(frozen=True)
@@ -124,10 +124,10 @@ class WorldModel(nn.Module):
     """The four networks together, in evaluation mode.
 
     Args:
-        config: what they are. facts: what they were fitted on, and the thresholds of success.
+        config: what they are. metadata: what they were fitted on, and the thresholds of success.
 
     Raises:
-        ValueError: parts that do not fit each other or the facts.
+        ValueError: parts that do not fit each other or the metadata.
     """
 
     autoencoder: Autoencoder
@@ -135,12 +135,12 @@ class WorldModel(nn.Module):
     success: SuccessHead
     clip: SuccessHead
 
-    def __init__(self, config: WorldModelConfig, facts: WorldModelFacts, parts: Parts) -> None:
+    def __init__(self, config: WorldModelConfig, metadata: WorldModelMetadata, parts: Parts) -> None:
         super().__init__()
-        if tuple(parts.autoencoder.image_size) != facts.image_size:
+        if tuple(parts.autoencoder.image_size) != metadata.image_size:
             raise ValueError(
                 f"autoencoder: is for images of {parts.autoencoder.image_size} pixels, the world model's are "
-                f"{facts.image_size}"
+                f"{metadata.image_size}"
             )
         if parts.dynamics.frame_steps != config.frame_steps:
             raise ValueError(
@@ -148,11 +148,11 @@ class WorldModel(nn.Module):
                 f"frame_steps = {config.frame_steps}"
             )
         # The network's own, as Wan's is complete only once built: saved, it needs its pretrained folder no more.
-        self.config, self.facts = config.model_copy(update={"dynamics": parts.dynamics.config}), facts
+        self.config, self.metadata = config.model_copy(update={"dynamics": parts.dynamics.config}), metadata
         for part in fields(parts):
             setattr(self, part.name, getattr(parts, part.name))
-        self.register_buffer("state_mean", torch.tensor(facts.state_mean), persistent=False)
-        self.register_buffer("state_std", torch.tensor(facts.state_std), persistent=False)
+        self.register_buffer("state_mean", torch.tensor(metadata.state_mean), persistent=False)
+        self.register_buffer("state_std", torch.tensor(metadata.state_std), persistent=False)
         self.eval()
 
     state_mean: torch.Tensor
@@ -208,7 +208,7 @@ class WorldModel(nn.Module):
         """
         num_frames = -(-actions.shape[1] // self.frame_steps)
         padded = np.zeros((len(actions), num_frames * self.frame_steps, actions.shape[2]), np.float32)
-        low, high = (np.array(bound, np.float32) for bound in (self.facts.action_low, self.facts.action_high))
+        low, high = (np.array(bound, np.float32) for bound in (self.metadata.action_low, self.metadata.action_high))
         padded[:, : actions.shape[1]] = np.clip(actions, low, high)
         executed = np.arange(padded.shape[1]) < num_steps[:, None]
         padded *= executed[..., None]
@@ -262,8 +262,8 @@ class WorldModel(nn.Module):
 
     def counts(self, success: torch.Tensor, clip: torch.Tensor, require_both: bool = True) -> torch.Tensor:
         """Whether logits count as a success: above the head's threshold, and the classifier's if both are required."""
-        counted = success > self.facts.success_threshold
-        return counted & (clip > self.facts.clip_threshold) if require_both else counted
+        counted = success > self.metadata.success_threshold
+        return counted & (clip > self.metadata.clip_threshold) if require_both else counted
 
     def compute_in(self, precision: Precision) -> WorldModel:
         """Keep the networks' parameters in bfloat16 from here on, where `precision` says so; images, latents and states
@@ -285,7 +285,7 @@ class WorldModel(nn.Module):
             DiskFullError: the disk is full.
         """
         with atomic_folder(Path(folder), "world model", replace=True) as partial:
-            write_facts(partial, self.config, self.facts)
+            write_metadata(partial, self.config, self.metadata)
             for part in fields(Parts):
                 module: nn.Module = getattr(self, part.name)
                 parameters = {name for name, _ in module.named_parameters()}
@@ -310,16 +310,16 @@ def load_world_model(
         ValueError: a file of it is missing or damaged, or holds NaN.
     """
     folder = resolve_path(path)
-    config, facts = read_facts(folder)
+    config, metadata = read_metadata(folder)
     with torch.random.fork_rng(devices=[]):
-        world_model = WorldModel(config, facts, (build or build_parts)(config, facts))
+        world_model = WorldModel(config, metadata, (build or build_parts)(config, metadata))
     for part in fields(Parts):
         _read_weights(folder / f"{part.name}.safetensors", getattr(world_model, part.name))
     return world_model.to(device).eval()
 
 
-def build_parts(config: WorldModelConfig, facts: WorldModelFacts) -> Parts:
-    """Fresh networks of a config, for the robot and the cameras that the facts name; seed torch before.
+def build_parts(config: WorldModelConfig, metadata: WorldModelMetadata) -> Parts:
+    """Fresh networks of a config, for the robot and the cameras that the metadata name; seed torch before.
 
     Raises:
         ValueError: sizes that do not fit each other, or an autoencoder folder that cannot be read.
@@ -327,12 +327,12 @@ def build_parts(config: WorldModelConfig, facts: WorldModelFacts) -> Parts:
     from world_model.model.autoencoder import build_autoencoder
     from world_model.model.success import ClipSuccessClassifier, LatentSuccessHead
 
-    autoencoder = build_autoencoder(config.autoencoder, facts.image_size)
-    shape, num_views = autoencoder.latent_shape, len(facts.cameras)
-    mean, std = (np.array(values, np.float32) for values in (facts.state_mean, facts.state_std))
-    sizes = (facts.state_dim, facts.action_dim, config.frame_steps)
-    dynamics = config.dynamics.build(DynamicsInputs(shape, facts.cameras, *sizes, mean, std))
-    success = LatentSuccessHead(config.success, shape, num_views, facts.state_dim)
+    autoencoder = build_autoencoder(config.autoencoder, metadata.image_size)
+    shape, num_views = autoencoder.latent_shape, len(metadata.cameras)
+    mean, std = (np.array(values, np.float32) for values in (metadata.state_mean, metadata.state_std))
+    sizes = (metadata.state_dim, metadata.action_dim, config.frame_steps)
+    dynamics = config.dynamics.build(DynamicsInputs(shape, metadata.cameras, *sizes, mean, std))
+    success = LatentSuccessHead(config.success, shape, num_views, metadata.state_dim)
     return Parts(autoencoder, dynamics, success, ClipSuccessClassifier(config.success, shape, num_views))
 
 
@@ -353,8 +353,8 @@ def _read_weights(file: Path, module: nn.Module) -> None:
     ]
     if problems:
         raise ValueError(
-            f"{file}: does not fit the networks that {FACTS_FILE} describes: {_some(problems)}. "
-            f"Use the {FACTS_FILE} that was saved with these weights."
+            f"{file}: does not fit the networks that {METADATA_FILE} describes: {_some(problems)}. "
+            f"Use the {METADATA_FILE} that was saved with these weights."
         )
     if broken := [name for name, tensor in found.items() if not bool(torch.isfinite(tensor).all())]:
         raise ValueError(

@@ -14,7 +14,7 @@ from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.dataset import EpisodeDataset
 from world_model.config import ImaginationConfig
 from world_model.data.episodes import EpisodeFrames, logged_episodes, open_episodes
-from world_model.metadata import content_key, resolve_path
+from world_model.metadata import WorldModelMetadata, content_key, resolve_path
 from world_model.model.world_model import load_world_model
 from world_model.trust.config import MeasureConfig, TrustConfig
 from world_model.trust.measure import measure
@@ -61,7 +61,7 @@ def measure_trust(
     if folder is None and str(world_model).startswith("pretrained:"):
         raise ConfigError(f"{world_model}: ships with the package, whose files stay as they are; name another --output")
     loaded = load_world_model(source, device).compute_in(imagination.precision)
-    spec = loaded.facts.env_spec()
+    spec = loaded.metadata.env_spec()
 
     def opened(path: Path) -> EpisodeDataset:
         return open_episodes(DatasetConfig(path=str(path)), spec)
@@ -70,16 +70,8 @@ def measure_trust(
         return logged_episodes(EpisodeFrames.of(dataset, loaded.frame_steps, spec.action_low, spec.action_high))
 
     datasets = [opened(path) for path in held_out]
-    for dataset in datasets:
-        seen = {"was fitted": loaded.facts.datasets, "chose its thresholds": loaded.facts.calibrated_on}
-        for what, keys in seen.items():
-            if dataset.cache.name in keys:
-                raise DatasetError(
-                    f"{dataset.path}: the world model {what} on it; trust needs episodes it has not seen"
-                )
-    outcomes = [
-        PolicyOutcomes(name, starts, np.array(real), np.array(imagined)) for name, starts, real, imagined in policies
-    ]
+    _check_unseen(datasets, loaded.metadata)
+    outcomes = [PolicyOutcomes(name, starts, np.array(a), np.array(b)) for name, starts, a, b in policies]
     chunk_frames = -(-(chunk_size or 1) // loaded.frame_steps)
     measured = measure(
         OpenLoop(loaded, imagination, chunk_frames),
@@ -103,3 +95,13 @@ def measure_trust(
     target = Path(folder or source)
     save_trust(measured, target, control_hz=spec.control_hz, require=(trust or TrustConfig()).require)
     return target / PAGE_FILE
+
+
+def _check_unseen(datasets: Sequence[EpisodeDataset], metadata: WorldModelMetadata) -> None:
+    seen = {"was fitted": metadata.datasets, "chose its thresholds": metadata.calibrated_on}
+    for dataset in datasets:
+        for what, keys in seen.items():
+            if dataset.cache.name in keys:
+                raise DatasetError(
+                    f"{dataset.path}: the world model {what} on it; trust needs episodes it has not seen"
+                )

@@ -122,7 +122,6 @@ def measure(
         not_measured |= dict.fromkeys(POLICY_FIGURES, f"it needs at least two policies, got {len(data.policies)}")
     if "ssim" not in figures:
         not_measured["ssim"] = f"the images are smaller than {MIN_SSIM_SIDE} x {MIN_SSIM_SIDE} pixels"
-
     styles: dict[str, dict[str, Figure]] = {}
     for style, episodes in data.styles.items():
         say(f"style {style}: imagining {len(episodes)} episodes")

@@ -78,7 +78,7 @@ def judge_episodes(
         ValueError: an episode without frames.
     """
     loaded = OpenLoop(load_world_model(world_model, device).compute_in(imagination.precision), imagination)
-    cameras, verdicts = loaded.world_model.facts.cameras, []
+    cameras, verdicts = loaded.world_model.metadata.cameras, []
     for start in range(0, len(episodes), EPISODES_AT_ONCE):
         seen = [_frames_of(e, cameras, loaded.frame_steps) for e in episodes[start : start + EPISODES_AT_ONCE]]
         longest = max(len(states) for _, states in seen)

@@ -46,7 +46,7 @@ class Provenance(Config):
     """What was measured.
 
     Attributes:
-        model: the world model's folder. model_key: its `facts.content_key`; "" where unknown.
+        model: the world model's folder. model_key: its `metadata.content_key`; "" where unknown.
         datasets: of the held-out episodes. dataset_keys: their content keys.
         chunk_frames: frames of the policy's chunk, over which successes were verified.
         command: that made the report.
@@ -192,7 +192,7 @@ def admit(config: TrustConfig, default_path: Path, model_key: str = "") -> Admis
     Args:
         config: what is required.
         default_path: the report's place where `config.report` gives none.
-        model_key: `facts.content_key` of the folder that RL will run in; "" skips that check.
+        model_key: `metadata.content_key` of the folder that RL will run in; "" skips that check.
 
     Raises:
         TrustError: the report is missing, is about other weights, or fails a requirement, and is not to be ignored.

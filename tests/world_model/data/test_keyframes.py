@@ -21,9 +21,9 @@ from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
 from world_model.config import KeyframeConfig, WorldModelConfig
 from world_model.data.episodes import EpisodeFrames, logged_episodes, open_episodes
 from world_model.data.keyframes import Moments, choose, mine_keyframes
-from world_model.data.recorded_prefixes import RecordedBeginnings
+from world_model.data.recorded_prefixes import RecordedPrefixes
 from world_model.env.env import WorldModelEnv
-from world_model.metadata import WorldModelFacts
+from world_model.metadata import WorldModelMetadata
 from world_model.model.world_model import Memory, WorldModel, build_parts
 from world_model.types import Actions
 
@@ -42,9 +42,9 @@ def episodes(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """An untrained world model of the tabletop."""
-    facts = WorldModelFacts.of(TABLETOP.env_spec(), np.zeros(8), np.ones(8), success_threshold=1e6)
+    metadata = WorldModelMetadata.of(TABLETOP.env_spec(), np.zeros(8), np.ones(8), success_threshold=1e6)
     torch.manual_seed(0)
-    world_model = WorldModel(CONFIG, facts, build_parts(CONFIG, facts))
+    world_model = WorldModel(CONFIG, metadata, build_parts(CONFIG, metadata))
     for parameter in world_model.parameters():
         parameter.data += 0.05 * torch.randn(parameter.shape)
     path = tmp_path_factory.mktemp("keyframes") / "model"
@@ -66,7 +66,7 @@ def build(folder: Path, num_envs: int = 8, **changes: Any) -> WorldModelEnv:
 def watched(env: WorldModelEnv, mined: KeyframeSet, number: int, seed: int) -> Memory:
     """What is remembered after the recorded episode's frames up to the keyframe, one after another."""
     keyframe, world_model = mined.keyframes[number], env.world_model
-    frames = RecordedBeginnings(world_model)._frames(
+    frames = RecordedPrefixes(world_model)._frames(
         mined.sources[keyframe.source].path, mined.sources[keyframe.source].content
     )
     episode = logged_episodes(frames, [int(np.flatnonzero(frames.episodes == keyframe.episode)[0])])[0]
@@ -94,7 +94,7 @@ def test_the_world_model_starts_with_the_context_that_led_to_the_keyframe(folder
     places = [5, 0, 3, 7]
     obs = env.reset([*specs, EpisodeSpec("stack", "train", 3)], [*places, 2])
     assert env._memory is not None
-    truth = RecordedBeginnings(env.world_model)
+    truth = RecordedPrefixes(env.world_model)
     for row, (place, number, spec) in enumerate(zip(places, numbers, specs, strict=False)):
         found = env._memory.select([place])
         expected = watched(env, mined, number, env._seed_of(spec, 0))

@@ -137,8 +137,8 @@ def test_latents_are_kept_for_each_style_and_the_share_is_what_was_asked_for(fra
         assert np.array_equal(one.latents, other.latents)
     plain, *styled = (np.asarray(part.latents, np.float32) for part in parts)
     assert len(styled) == 2 and min(np.abs(plain - copy).mean() for copy in styled) > 0.1
-    facts = world_model.facts
-    clips = ClipDataset(parts, 3, np.array(facts.state_mean), np.array(facts.state_std))
+    metadata = world_model.metadata
+    clips = ClipDataset(parts, 3, np.array(metadata.state_mean), np.array(metadata.state_std))
     which = np.concatenate([clips.draw(64, 0, step)[0] for step in range(40)])
     assert abs((which > 0).mean() - 0.3) < 0.04 and abs((which == 1).mean() - 0.15) < 0.03
 

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 import torch
 from test_model import SMALL, small_world_model
-from toy import FACTS, start_position, through_a_file, toy_env_spec
+from toy import METADATA, start_position, through_a_file, toy_env_spec
 
 from vla_rl.config import ConfigError, build_component
 from vla_rl.data.config import DatasetError
 from vla_rl.types import EpisodeSpec, Keyframe, Observation
 from world_model.config import ImaginationConfig
-from world_model.data.initial_frames import MAX_KEPT, RecordedFirstFrames, SimulatedFirstFrames, check_alike
+from world_model.data.initial_frames import MAX_KEPT, RecordedInitialFrames, SimulatedInitialFrames, check_alike
 from world_model.env.config import WorldModelEnvConfig
 from world_model.env.env import WorldModelEnv
-from world_model.metadata import WorldModelFacts, content_key
+from world_model.metadata import WorldModelMetadata, content_key
 from world_model.model.world_model import WorldModel, build_parts
 from world_model.trust.config import DEFAULT_REQUIRE, MeasureConfig
 from world_model.trust.figures import Figure
@@ -54,7 +54,7 @@ class FakeSimulator:
 
 def test_a_group_is_rendered_once() -> None:
     simulator = FakeSimulator()
-    frames = SimulatedFirstFrames(cast(Any, simulator))
+    frames = SimulatedInitialFrames(cast(Any, simulator))
     specs = [EpisodeSpec("reach", "train", i) for i in (0, 1, 0, 2, 3, 0)]
     expected = [1 + i / 8 for i in (0, 1, 0, 2, 3, 0)]
     assert frames.observe(specs).state[:, 0].tolist() == expected
@@ -91,7 +91,7 @@ def dataset(names: list[str], instructions: list[str], first: float = 0.0) -> An
 
 def test_recorded_episodes_begin_where_they_began() -> None:
     recorded = dataset(["reach/train/40", "reach/eval/0", "reach_back/train/40"], ["go", "come", "turn"])
-    frames = RecordedFirstFrames([recorded], FACTS.tasks)
+    frames = RecordedInitialFrames([recorded], METADATA.tasks)
     obs = frames.observe([EpisodeSpec("reach_back", "train", 40), EpisodeSpec("reach", "train", 40)])
     assert obs.images["wrist"][:, 0, 0, 0].tolist() == [4, 0] and obs.instruction == ["turn", "go"]
     np.testing.assert_array_equal(obs.state, recorded.state[[4, 0]])
@@ -104,13 +104,13 @@ def test_recorded_episodes_begin_where_they_began() -> None:
 
 
 def test_episodes_of_other_sources_are_numbered_by_instruction() -> None:
-    texts = list(FACTS.tasks.values())
+    texts = list(METADATA.tasks.values())
     parts = [dataset([f"robot/{i}" for i in range(4)], texts), dataset(["robot/0"], texts, first=100)]
-    frames = RecordedFirstFrames(parts, FACTS.tasks)
+    frames = RecordedInitialFrames(parts, METADATA.tasks)
     specs = [EpisodeSpec("reach", "train", i) for i in range(3)]
     assert frames.observe(specs).images["wrist"][:, 0, 0, 0].tolist() == [0, 4, 100]
     with pytest.raises(DatasetError, match="no episode of task 'reach_back'"):
-        RecordedFirstFrames(parts[1:], FACTS.tasks)
+        RecordedInitialFrames(parts[1:], METADATA.tasks)
 
 
 @pytest.mark.parametrize(
@@ -126,10 +126,10 @@ def test_episodes_of_other_sources_are_numbered_by_instruction() -> None:
     ],
 )
 def test_first_frames_of_another_robot_are_refused(changes: dict[str, Any], message: str) -> None:
-    check_alike(FACTS, toy_env_spec(), list(FACTS.tasks))
-    check_alike(FACTS, toy_env_spec(cameras=("front", "wrist", "agentview")), list(FACTS.tasks))
+    check_alike(METADATA, toy_env_spec(), list(METADATA.tasks))
+    check_alike(METADATA, toy_env_spec(cameras=("front", "wrist", "agentview")), list(METADATA.tasks))
     with pytest.raises(ConfigError, match=message):
-        check_alike(FACTS, toy_env_spec(**changes), list(FACTS.tasks))
+        check_alike(METADATA, toy_env_spec(**changes), list(METADATA.tasks))
 
 
 # --- built from a config ----------------------------------------------------------------------
@@ -142,9 +142,9 @@ DUMMY = {"kind": "dummy", "image_size": 16, "cameras": ["agentview", "wrist"], "
 def folder(tmp_path: Path) -> Path:
     """A world model of the dummy simulator, untrained."""
     spec = cast(Any, build_component("env", DUMMY)).env_spec()
-    facts = WorldModelFacts.of(spec, np.zeros(8), np.ones(8), success_threshold=1e6)
+    metadata = WorldModelMetadata.of(spec, np.zeros(8), np.ones(8), success_threshold=1e6)
     torch.manual_seed(0)
-    WorldModel(SMALL, facts, build_parts(SMALL, facts)).save(tmp_path / "model")
+    WorldModel(SMALL, metadata, build_parts(SMALL, metadata)).save(tmp_path / "model")
     return tmp_path / "model"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from toy import FACTS, GAIN, GOAL, ToyFirstFrames, push, toy_env, toy_world_model
+from toy import GAIN, GOAL, METADATA, ToyInitialFrames, push, toy_env, toy_world_model
 
 from vla_rl.config import ConfigError, validate
 from vla_rl.types import EpisodeSpec
@@ -69,7 +69,7 @@ def test_frames_that_no_action_led_to_do_not_count() -> None:
 
 
 def test_without_the_classifier_the_head_decides_alone() -> None:
-    world_model = toy_world_model(facts=FACTS.model_copy(update={"clip_threshold": 10.0}))
+    world_model = toy_world_model(metadata=METADATA.model_copy(update={"clip_threshold": 10.0}))
     memory = begin(world_model, 6.5, [0])
     assert not imagine(world_model, memory, push(0, 1, 4)).success.any()
     assert imagine(world_model, memory, push(0, 1, 4), require_both=False).success.all()
@@ -184,7 +184,7 @@ def test_trust_sees_the_successes_that_rl_is_rewarded_for(options: dict[str, Any
 
     world_model = toy_world_model(noise=0.5)
     trust = OpenLoop(world_model, ImaginationConfig.model_validate(options), chunk_frames)
-    first = ToyFirstFrames().observe(specs)
+    first = ToyInitialFrames().observe(specs)
     images = np.stack(list(first.images.values()), 1)
     seeds = [env._seed_of(spec, 0) for spec in specs]
     context = trust.begin(trust.encode(images[:, None], obs.state[:, None]), obs.instruction, seeds)

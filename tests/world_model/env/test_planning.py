@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from toy import FACTS, toy_env, toy_world_model
+from toy import METADATA, toy_env, toy_world_model
 
 from vla_rl.config import ConfigError, validate
 from vla_rl.evaluation.evaluate import EvalConfig
@@ -44,7 +44,9 @@ def planner(monkeypatch: pytest.MonkeyPatch, policy: Any = None, **options: Any)
 def observed(positions: list[float]) -> Observation:
     images = (8 * np.array(positions))[:, None, None, None] * np.ones((8, 8, 3))
     state = np.stack([np.array(positions), np.zeros(len(positions))], 1).astype(np.float32)
-    return Observation({c: images.astype(np.uint8) for c in FACTS.cameras}, state, ["reach the goal"] * len(positions))
+    return Observation(
+        {c: images.astype(np.uint8) for c in METADATA.cameras}, state, ["reach the goal"] * len(positions)
+    )
 
 
 def test_the_candidate_that_gets_furthest_is_chosen(monkeypatch) -> None:

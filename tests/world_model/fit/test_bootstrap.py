@@ -17,8 +17,8 @@ from world_model.data.episodes import EpisodeFrames, open_episodes
 from world_model.data.latents import open_latents
 from world_model.fit.config import FitConfig
 from world_model.fit.fit import fit
-from world_model.fit.latent_bootstrap import Bootstrap
-from world_model.metadata import WorldModelFacts
+from world_model.fit.latent_bootstrap import LatentBootstrap
+from world_model.metadata import WorldModelMetadata
 from world_model.model.world_model import WorldModel, build_parts
 
 
@@ -29,10 +29,10 @@ def episodes(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def world_model() -> WorldModel:
-    facts = WorldModelFacts.of(ENV.env_spec(), np.zeros(8), np.ones(8))
+    metadata = WorldModelMetadata.of(ENV.env_spec(), np.zeros(8), np.ones(8))
     torch.manual_seed(0)
     model = WorldModelConfig.model_validate(MODEL)
-    built = WorldModel(model, facts, build_parts(model, facts))
+    built = WorldModel(model, metadata, build_parts(model, metadata))
     for parameter in built.parameters():
         parameter.data += 0.05 * torch.randn(parameter.shape)
     return built
@@ -47,9 +47,9 @@ def clips(episodes, world_model) -> ClipDataset:
     return ClipDataset([open_latents(frames, world_model.autoencoder)], 3, np.zeros(8), np.ones(8))
 
 
-def make(clips: ClipDataset, world_model: WorldModel, **options: float) -> Bootstrap:
+def make(clips: ClipDataset, world_model: WorldModel, **options: float) -> LatentBootstrap:
     values = {"share": 0.5, "start": 0.0, "ramp": 0.1, "refresh_every": 10, "episodes": 6, **options}
-    return Bootstrap(BootstrapConfig.model_validate(values), clips, world_model.dynamics, 100, seed=1)
+    return LatentBootstrap(BootstrapConfig.model_validate(values), clips, world_model.dynamics, 100, seed=1)
 
 
 def test_the_share_rises(clips, world_model) -> None:

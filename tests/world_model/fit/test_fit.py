@@ -70,10 +70,10 @@ def weights(folder: Path) -> dict[str, bytes]:
 
 def test_a_fit_leaves_a_world_model_that_knows_its_data_and_thresholds(fitted):
     world_model = load_world_model(fitted)
-    facts = world_model.facts
-    assert facts.cameras == ENV.cameras and facts.tasks == ENV.env_spec().tasks and len(facts.datasets) == 1
-    assert facts.calibration["num_episodes"] == 12 and 0 < facts.calibration["num_failures"] < 12
-    assert facts.success_threshold == facts.calibration["success_threshold"]
+    metadata = world_model.metadata
+    assert metadata.cameras == ENV.cameras and metadata.tasks == ENV.env_spec().tasks and len(metadata.datasets) == 1
+    assert metadata.calibration["num_episodes"] == 12 and 0 < metadata.calibration["num_failures"] < 12
+    assert metadata.success_threshold == metadata.calibration["success_threshold"]
     assert not (fitted.parent / "checkpoints").exists()
 
 
@@ -139,16 +139,16 @@ def test_fine_tuning_starts_from_the_weights_and_keeps_what_is_not_fitted(episod
     before, after = weights(fitted), weights(tuned)
     assert before["autoencoder.safetensors"] == after["autoencoder.safetensors"]
     assert before["dynamics.safetensors"] != after["dynamics.safetensors"]
-    assert load_world_model(tuned).facts.state_mean == load_world_model(fitted).facts.state_mean
+    assert load_world_model(tuned).metadata.state_mean == load_world_model(fitted).metadata.state_mean
 
 
 def test_episodes_of_their_own_can_choose_the_threshold_and_then_not_measure_trust(episodes, tmp_path):
     others = collect(tmp_path / "others", noise=1.5, noise_hold=4, start_index=500)
     options = config(episodes, calibrate_on=str(others))
     chosen = fit(options, ENV.env_spec(), tmp_path / "run")
-    facts = load_world_model(chosen).facts
-    assert facts.calibration["num_episodes"] == 24
-    assert set(facts.calibrated_on).isdisjoint(facts.datasets)
+    metadata = load_world_model(chosen).metadata
+    assert metadata.calibration["num_episodes"] == 24
+    assert set(metadata.calibrated_on).isdisjoint(metadata.datasets)
     for seen, why in ((episodes, "was fitted on it"), (others, "chose its thresholds on it")):
         with pytest.raises(DatasetError, match=why):
             measure_trust(options.measure, chosen, [seen])
@@ -157,7 +157,7 @@ def test_episodes_of_their_own_can_choose_the_threshold_and_then_not_measure_tru
 def test_what_ships_with_the_package_gets_its_report_elsewhere(tmp_path):
     with pytest.raises(ConfigError, match=r"pretrained:tabletop: ships with the package.*--output"):
         measure_trust(MeasureConfig(), Path("pretrained:tabletop"), [])
-    with pytest.raises(DatasetError, match="nowhere"):  # It is found, and its facts are read.
+    with pytest.raises(DatasetError, match="nowhere"):  # It is found, and its metadata are read.
         measure_trust(MeasureConfig(), Path("pretrained:tabletop"), [tmp_path / "nowhere"], folder=tmp_path)
 
 
@@ -173,8 +173,8 @@ def test_the_last_datasets_episodes_alone_can_choose_the_threshold(episodes, tmp
     chosen_on = []
     for holdout_from in ("all", "last"):
         options = config(episodes, datasets=[str(episodes), str(newest)], holdout_from=holdout_from)
-        facts = load_world_model(fit(options, ENV.env_spec(), tmp_path / holdout_from)).facts
-        chosen_on.append(facts.calibration["num_episodes"])
+        metadata = load_world_model(fit(options, ENV.env_spec(), tmp_path / holdout_from)).metadata
+        chosen_on.append(metadata.calibration["num_episodes"])
     assert chosen_on == [24, 12]
 
 
@@ -190,7 +190,7 @@ def test_success_networks_can_start_afresh_and_learn_from_episodes_of_their_own(
         result = fit(config(episodes, **kept, **options), ENV.env_spec(), tmp_path / name)
         assert weights(result)["dynamics.safetensors"] == weights(fitted)["dynamics.safetensors"]
         found[name] = weights(result)["success.safetensors"]
-        assert len(load_world_model(result).facts.datasets) == (2 if name == "others" else 1)
+        assert len(load_world_model(result).metadata.datasets) == (2 if name == "others" else 1)
     assert len(set(found.values())) == 3
 
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from toy import CONFIG, FACTS, push, toy_parts, toy_world_model
+from toy import CONFIG, METADATA, push, toy_parts, toy_world_model
 
 from vla_rl.config import ConfigError
 from world_model.config import WorldModelConfig
-from world_model.metadata import FACTS_FILE, WorldModelFacts, content_key, read_facts, resolve_path, shortened
+from world_model.metadata import METADATA_FILE, WorldModelMetadata, content_key, read_metadata, resolve_path, shortened
 from world_model.model.world_model import WorldModel, build_parts, load_world_model
 from world_model.types import Actions, Frames, NoiseStream
 
@@ -27,7 +27,7 @@ SMALL = WorldModelConfig.model_validate(
         "success": {"width": 32, "depth": 1},
     }
 )
-SMALL_FACTS = FACTS.model_copy(update={"image_size": (16, 16), "success_threshold": 0.25})
+SMALL_FACTS = METADATA.model_copy(update={"image_size": (16, 16), "success_threshold": 0.25})
 
 
 def small_world_model(seed: int = 0) -> WorldModel:
@@ -41,7 +41,7 @@ def small_world_model(seed: int = 0) -> WorldModel:
 def future(world_model: WorldModel, seed: int = 3) -> tuple[Frames, torch.Tensor, torch.Tensor]:
     """Two episodes, two frames, and what the heads say of them."""
     rng = np.random.default_rng(0)
-    size = world_model.facts.image_size
+    size = world_model.metadata.image_size
     images = rng.integers(0, 256, (2, 1, 2, *size, 3), np.uint8)
     first = world_model.encode(images, rng.normal(size=(2, 1, 2)).astype(np.float32))
     memory = world_model.begin(first, ["reach the goal", "reach the goal again"], [seed, seed + 1])
@@ -78,8 +78,8 @@ def test_an_infinite_action_that_is_not_executed_leaves_no_trace() -> None:
 
 
 def test_frames_go_to_the_model_and_back_in_the_robots_units() -> None:
-    facts = FACTS.model_copy(update={"state_mean": (1.0, -2.0), "state_std": (0.5, 4.0)})
-    world_model = toy_world_model(facts=facts)
+    metadata = METADATA.model_copy(update={"state_mean": (1.0, -2.0), "state_std": (0.5, 4.0)})
+    world_model = toy_world_model(metadata=metadata)
     images = np.full((1, 2, 2, 8, 8, 3), 40, np.uint8)
     states = np.array([[[2.0, -2.0], [1.0, 2.0]]], np.float32)
     frames = world_model.encode(images, states)
@@ -110,9 +110,9 @@ def test_heads_see_the_last_frames_the_first_repeated_where_there_are_fewer() ->
 
 
 def test_a_success_needs_both_heads_unless_told_otherwise() -> None:
-    facts = FACTS.model_copy(update={"success_threshold": 0.5, "clip_threshold": 0.25})
+    metadata = METADATA.model_copy(update={"success_threshold": 0.5, "clip_threshold": 0.25})
     success, clip = torch.tensor([0.6, 0.6, 0.4, 0.5]), torch.tensor([0.3, 0.2, 0.3, 0.3])
-    world_model = toy_world_model(facts=facts)
+    world_model = toy_world_model(metadata=metadata)
     assert world_model.counts(success, clip).tolist() == [True, False, False, False]
     assert world_model.counts(success, clip, require_both=False).tolist() == [True, True, False, False]
 
@@ -133,11 +133,11 @@ def test_memory_is_put_in_place_and_taken_out_again() -> None:
 
 
 def test_parts_must_fit_the_facts() -> None:
-    parts = toy_parts(CONFIG, FACTS)
+    parts = toy_parts(CONFIG, METADATA)
     with pytest.raises(ValueError, match=r"autoencoder: is for images of \(8, 8\)"):
-        WorldModel(CONFIG, FACTS.model_copy(update={"image_size": (16, 16)}), parts)
+        WorldModel(CONFIG, METADATA.model_copy(update={"image_size": (16, 16)}), parts)
     with pytest.raises(ValueError, match="frame_steps = 8"):
-        WorldModel(CONFIG.model_copy(update={"frame_steps": 8}), FACTS, parts)
+        WorldModel(CONFIG.model_copy(update={"frame_steps": 8}), METADATA, parts)
 
 
 # --- real networks ----------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def test_what_is_saved_imagines_the_same(tmp_path: Path) -> None:
     world_model = small_world_model()
     world_model.save(tmp_path / "model")
     loaded = load_world_model(tmp_path / "model")
-    assert loaded.config == SMALL and loaded.facts == SMALL_FACTS and not loaded.training
+    assert loaded.config == SMALL and loaded.metadata == SMALL_FACTS and not loaded.training
     (frames, *scores), (loaded_frames, *loaded_scores) = future(world_model), future(loaded)
     assert torch.equal(frames.latents, loaded_frames.latents) and torch.equal(frames.states, loaded_frames.states)
     assert all(torch.equal(a, b) for a, b in zip(scores, loaded_scores, strict=True))
@@ -194,7 +194,7 @@ def load(folder: Path) -> WorldModel:
 
 
 def edit(folder: Path, **changes: Any) -> None:
-    file = folder / FACTS_FILE
+    file = folder / METADATA_FILE
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
@@ -210,7 +210,7 @@ def test_the_content_key_is_of_weights_and_facts_alone(folder: Path, tmp_path: P
     (folder / "trust.json").write_text("{}")
     assert content_key(Path(shutil.copytree(folder, tmp_path / "copy"))) == key
     toy_world_model(noise=0.25).save(tmp_path / "weights")
-    toy_world_model(noise=0.5, facts=FACTS.model_copy(update={"clip_threshold": 1.0})).save(tmp_path / "facts")
+    toy_world_model(noise=0.5, metadata=METADATA.model_copy(update={"clip_threshold": 1.0})).save(tmp_path / "facts")
     assert len({key, content_key(tmp_path / "weights"), content_key(tmp_path / "facts")}) == 3
 
 
@@ -218,8 +218,8 @@ def test_a_missing_file_is_named(folder: Path) -> None:
     (folder / "clip.safetensors").unlink()
     with pytest.raises(ValueError, match=r"clip\.safetensors: not found"):
         load(folder)
-    (folder / FACTS_FILE).unlink()
-    with pytest.raises(ValueError, match=rf"{FACTS_FILE}: not found"):
+    (folder / METADATA_FILE).unlink()
+    with pytest.raises(ValueError, match=rf"{METADATA_FILE}: not found"):
         load(folder)
 
 
@@ -248,21 +248,21 @@ def test_weights_that_do_not_fit_are_refused(folder: Path, change: dict[str, Any
 
 
 def test_damaged_facts_are_refused(folder: Path) -> None:
-    text = (folder / FACTS_FILE).read_text()
-    facts = json.loads(text)["facts"]
+    text = (folder / METADATA_FILE).read_text()
+    metadata = json.loads(text)["facts"]
     edit(folder, format=99)
     with pytest.raises(ValueError, match="is of format 99, this version reads 1"):
         load(folder)
-    edit(folder, format=1, facts=facts | {"image_size": [0, 8]})
+    edit(folder, format=1, facts=metadata | {"image_size": [0, 8]})
     with pytest.raises(ValueError, match=r"facts\.image_size"):
         load(folder)
-    edit(folder, facts=facts | {"camera": ["x"]})
+    edit(folder, facts=metadata | {"camera": ["x"]})
     with pytest.raises(ValueError, match="cameras"):
         load(folder)
-    (folder / FACTS_FILE).write_text("[]")
+    (folder / METADATA_FILE).write_text("[]")
     with pytest.raises(ValueError, match="no world model of this package"):
         load(folder)
-    (folder / FACTS_FILE).write_text(text[:-20])
+    (folder / METADATA_FILE).write_text(text[:-20])
     with pytest.raises(ValueError, match="not valid JSON"):
         load(folder)
 
@@ -275,12 +275,12 @@ def test_unknown_places_are_refused(tmp_path: Path) -> None:
 
 
 def test_facts_come_back_from_the_environment_they_describe() -> None:
-    spec = FACTS.env_spec()
-    assert WorldModelFacts.of(spec, np.zeros(2), np.ones(2)) == FACTS
-    assert FACTS.env_spec(["reach"]).horizon == {"reach": 24}
+    spec = METADATA.env_spec()
+    assert WorldModelMetadata.of(spec, np.zeros(2), np.ones(2)) == METADATA
+    assert METADATA.env_spec(["reach"]).horizon == {"reach": 24}
     assert shortened(spec, 20).horizon == {"reach": 20, "reach_back": 16} and shortened(spec, None) == spec
     with pytest.raises(ConfigError, match="Did you mean 'reach'"):
-        FACTS.env_spec(["reech"])
+        METADATA.env_spec(["reech"])
 
 
 @pytest.mark.parametrize(
@@ -293,10 +293,10 @@ def test_facts_come_back_from_the_environment_they_describe() -> None:
 )
 def test_facts_that_contradict_each_other_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        WorldModelFacts.model_validate(FACTS.model_dump() | changes)
+        WorldModelMetadata.model_validate(METADATA.model_dump() | changes)
 
 
 def test_facts_are_read_without_the_weights(folder: Path) -> None:
     for file in folder.glob("*.safetensors"):
         file.unlink()
-    assert read_facts(folder) == (CONFIG, FACTS)
+    assert read_metadata(folder) == (CONFIG, METADATA)
