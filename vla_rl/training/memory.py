@@ -25,7 +25,8 @@ from vla_rl.distributed.fsdp import units
 from vla_rl.policies.base import CONFIG_FILE, OWN_FILE, resolve_path
 from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.policies.openvla.files.folders import published_config
-from vla_rl.training.optimizers import OptimizerName, optimizer_bytes
+from vla_rl.training.config import OptimizerName
+from vla_rl.training.optimizers import optimizer_bytes
 from vla_rl.types import ActionChunk, EnvSpec, Observation
 
 if TYPE_CHECKING:
