@@ -1,16 +1,15 @@
-"""One simulated environment, as the vector runner drives it.
+"""What every simulator's config shares: options, checks of names, cameras that stand still.
 
-A simulator implements `SingleEnv` (plain Python, one episode at a time) and a config with
-`make(worker_index)`; `sim.vector.runner` turns N of them into a `vla_rl.interfaces.VecEnv`.
+A simulator implements `sim.single_env.SingleEnv` and a config with `make()`; `SimConfig.build` turns N of them into a
+`vla_rl.interfaces.VecEnv`.
 """
 
 from __future__ import annotations
 
 import difflib
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, PositiveInt, field_validator, model_validator
@@ -18,7 +17,10 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 from vla_rl.config import ConfigError
 from vla_rl.data.segmentation import CAMERA_PREFIX
 from vla_rl.interfaces import EnvConfig, VecEnv
-from vla_rl.types import EnvSpec, EpisodeSpec, Keyframe
+from vla_rl.types import EnvSpec
+
+if TYPE_CHECKING:
+    from sim.single_env import SingleEnv
 
 
 def check_known(what: str, value: str, known: Iterable[str], list_name: str = "Tasks") -> None:
@@ -43,115 +45,6 @@ def check_horizons(what: str, horizons: Mapping[str, int], known: Iterable[str])
         check_known(what, task, known)
         if steps < 1:
             raise ValueError(f"the horizon of {task!r} must be at least 1 control step, got {steps}")
-
-
-@dataclass
-class SingleObservation:
-    """What one environment shows: images camera -> uint8 (height, width, 3), state float32 (S,)."""
-
-    images: dict[str, np.ndarray]
-    state: np.ndarray
-    instruction: str
-
-
-@dataclass
-class ChunkResult:
-    """What one environment answers to a chunk of H actions.
-
-    Attributes:
-        obs: after the last executed action.
-        reward: float32 (H,), zero where not executed. terminated, truncated: bool (H,).
-        num_steps: actions executed. success: the task is solved.
-        frames: with frame recording, camera -> uint8 (num_steps, height, width, 3); else empty.
-        states: with frame recording, float32 (num_steps, S); else None.
-    """
-
-    obs: SingleObservation
-    reward: np.ndarray
-    terminated: np.ndarray
-    truncated: np.ndarray
-    num_steps: int
-    success: bool
-    frames: dict[str, np.ndarray] = field(default_factory=dict)
-    states: np.ndarray | None = None
-
-
-class SingleEnv(ABC):
-    """One episode at a time in one simulator instance."""
-
-    spec: EnvSpec
-    record_frames: bool = False
-
-    @abstractmethod
-    def reset(self, spec: EpisodeSpec) -> SingleObservation:
-        """Start the episode that `spec` names (or its keyframe). Same spec, same state."""
-
-    @abstractmethod
-    def apply(self, action: np.ndarray) -> bool:
-        """Advance one control step with a clipped action, float32 (A,). Returns success."""
-
-    @abstractmethod
-    def observe(self) -> SingleObservation:
-        """Render the configured cameras and read the state."""
-
-    @abstractmethod
-    def save_state(self) -> Keyframe:
-        """Full state, enough for an exact restore through `EpisodeSpec.keyframe`."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Release the simulator and its renderer."""
-
-    def expert_action(self) -> np.ndarray:
-        """The scripted expert's next action, float32 (A,), from privileged state."""
-        raise NotImplementedError(f"{self.spec.kind} has no scripted expert for the current task")
-
-    def expert_remaining(self) -> float:
-        """About how many control steps the scripted expert would need from here, whoever has driven so far.
-
-        Infinite where it could not finish.
-        """
-        raise NotImplementedError(
-            f"{self.spec.kind} does not say how far its tasks are from being solved; rac.alarm=clock does without"
-        )
-
-    # The number of control steps taken and the horizon of the current episode; `run_chunk` keeps them.
-    num_steps: int = 0
-    horizon: int = 0
-    # See `SimConfig.steps_after_success`; and at which control step the current episode succeeded, None: not yet.
-    steps_after_success: int = 0
-    succeeded_at: int | None = None
-
-    def run_chunk(self, actions: np.ndarray) -> ChunkResult:
-        """Execute actions, float32 (H, A), until the chunk or the episode ends; render once, at the end."""
-        num_actions = actions.shape[0]
-        reward = np.zeros(num_actions, np.float32)
-        terminated = np.zeros(num_actions, bool)
-        truncated = np.zeros(num_actions, bool)
-        recorded: list[SingleObservation] = []
-        executed = 0
-        low, high = self.spec.action_low, self.spec.action_high
-        for i in range(num_actions):
-            solved = self.apply(np.clip(actions[i], low, high))
-            self.num_steps += 1
-            executed += 1
-            if solved and self.succeeded_at is None:
-                reward[i], self.succeeded_at = 1.0, self.num_steps
-            if self.succeeded_at is not None and self.num_steps - self.succeeded_at >= self.steps_after_success:
-                terminated[i] = True
-            elif self.num_steps >= self.horizon:
-                truncated[i] = True
-            if self.record_frames:
-                recorded.append(self.observe())
-            if terminated[i] or truncated[i]:
-                break
-        success = self.succeeded_at is not None
-        if terminated.any() or truncated.any():
-            self.succeeded_at = None
-        obs = recorded[-1] if recorded else self.observe()
-        frames = {c: np.stack([o.images[c] for o in recorded]) for c in obs.images} if recorded else {}
-        states = np.stack([o.state for o in recorded]) if recorded else None
-        return ChunkResult(obs, reward, terminated, truncated, executed, success, frames, states)
 
 
 @dataclass(frozen=True)
@@ -250,7 +143,13 @@ class SimConfig(EnvConfig):
         )
 
     def build(self, num_envs: int | None = None, record_frames: bool = False) -> VecEnv:
-        """The vector environment: `num_envs` of these, in `num_workers` processes."""
-        from sim.vector.runner import make_vec_env
+        """Start `num_envs` of these, in this process or in `num_workers` others (see `EnvConfig.build`).
 
-        return make_vec_env(self, num_envs or self.num_envs, record_frames)
+        Raises:
+            RuntimeError: a worker process cannot start; with its own error text.
+        """
+        from sim.vector.processes import ProcessVecEnv
+        from sim.vector.runner import InlineVecEnv
+
+        count = num_envs or self.num_envs
+        return (InlineVecEnv if self.num_workers == 0 else ProcessVecEnv)(self, count, record_frames)

@@ -16,7 +16,8 @@ from typing import Literal
 import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from sim.base import SimConfig, SingleEnv, SingleObservation
+from sim.base import SimConfig
+from sim.single_env import SingleEnv, SingleObservation
 from vla_rl.types import SPLITS, EnvSpec, EpisodeSpec, Keyframe
 
 INSTRUCTIONS = {"reach_red": "move to the red square", "reach_blue": "move to the blue square"}

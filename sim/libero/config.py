@@ -2,43 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
-from sim.base import FixedCamera, SimConfig, check_known
+from sim.base import SimConfig, check_known
 from sim.libero.library import instruction_of, suite_tasks
+from sim.libero.suites import CAMERAS, CONTROL_HZ, HORIZONS, NUM_OFFICIAL_STATES, VIEWS, nearest_tasks
 from vla_rl.config import ConfigError
 from vla_rl.types import EnvSpec
 
 if TYPE_CHECKING:
     from sim.libero.env import LiberoEnv
-
-# suite -> control steps before truncation, the wait not counted (OpenVLA, experiments/robot/libero).
-HORIZONS: dict[str, int] = {
-    "libero_spatial": 220,
-    "libero_object": 280,
-    "libero_goal": 300,
-    "libero_10": 520,
-    "libero_90": 400,
-}
-# our camera name -> LIBERO's
-CAMERAS: dict[str, str] = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
-# suite -> its agentview, where all its tasks have the same; OpenVLA's images are mirrored.
-VIEWS: dict[str, FixedCamera] = {
-    suite: FixedCamera(position, right=(0, 1, 0), up=up, fovy=45, mirrored=True)
-    for suite, position, up in (
-        ("libero_spatial", (0.65861, 0, 1.61035), (-0.62827, 0, 0.77800)),
-        ("libero_object", (0.89658, 0, 0.65), (-0.52877, 0, 0.84877)),
-        ("libero_goal", (0.65861, 0, 1.61035), (-0.62827, 0, 0.77800)),
-    )
-}
-NUM_OFFICIAL_STATES = 50
-CONTROL_HZ = 20.0
 
 
 class LiberoConfig(SimConfig):
@@ -117,13 +94,3 @@ def _resolve_task(task: str, known: tuple[str, ...], suite: str) -> str:
         f"unknown task {task!r} of {suite}. Nearest: {', '.join(nearest_tasks(task, known))}. "
         f"The numbers 0 to {len(known) - 1} work too."
     )
-
-
-def nearest_tasks(task: str, known: Iterable[str]) -> list[str]:
-    """The three names that share most words with `task`, then most letters."""
-    words = set(task.lower().replace("_", " ").split())
-
-    def likeness(name: str) -> tuple[int, float]:
-        return len(words & set(name.lower().split("_"))), difflib.SequenceMatcher(None, task, name).ratio()
-
-    return sorted(known, key=likeness, reverse=True)[:3]

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sim.base import SingleEnv, SingleObservation
-from sim.libero.config import CAMERAS, NUM_OFFICIAL_STATES, LiberoConfig, nearest_tasks
 from sim.libero.library import import_library
+from sim.libero.suites import CAMERAS, NUM_OFFICIAL_STATES, nearest_tasks
+from sim.single_env import SingleEnv, SingleObservation
 from vla_rl.data.segmentation import CAMERA_PREFIX
 from vla_rl.types import SPLITS, EpisodeSpec, Keyframe
 
 if TYPE_CHECKING:
+    from sim.libero.config import LiberoConfig
     from sim.libero.scenes import TaskScene
 
 NUM_WAIT_STEPS = 10  # control steps with WAIT_ACTION after each reset, while objects settle

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.bench import OursRunner
+from sim.bench_runner import OursRunner
 from sim.remote.config import RemoteConfig
 from vla_rl.config import build_component
 
@@ -34,7 +34,7 @@ def compare(
     remote = RemoteConfig(
         env=target, kwargs=local.model_dump(mode="json"), python=python, num_hosts=max(1, num_workers)
     )
-    here, there = local.build(num_envs), remote.build(num_envs)  # type: ignore[attr-defined]
+    here, there = local.build(num_envs), remote.build(num_envs)
     try:
         runners = [OursRunner(here, chunk), OursRunner(there, chunk)]
         for runner in runners:

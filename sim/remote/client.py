@@ -14,17 +14,19 @@ import tempfile
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sim.remote.config import RemoteConfig
 from sim.remote.host import PROTOCOL, ProtocolError, proof, recv_message, send_message
+from sim.vector.commands import Command
 from sim.vector.pool import THREAD_VARIABLES, ChildWorker, Worker
-from sim.vector.runner import Command
 from sim.vector.shared_arrays import SharedArrays
 from vla_rl.config import ConfigError
 from vla_rl.types import EnvSpec, EpisodeSpec
+
+if TYPE_CHECKING:
+    from sim.remote.config import RemoteConfig
 
 log = logging.getLogger(__name__)
 

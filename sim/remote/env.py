@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sim.base import ChunkResult, SingleObservation
 from sim.remote.client import DistantHost, HostWorker, LocalHost, same_spec
-from sim.remote.config import RemoteConfig
+from sim.single_env import ChunkResult, SingleObservation
+from sim.vector.commands import Command
 from sim.vector.pool import PoolVecEnv, deal, observation_layout, shut_down, start_all
-from sim.vector.runner import Command
 from sim.vector.shared_arrays import SharedArrays
 from vla_rl.types import EnvSpec, Keyframe
+
+if TYPE_CHECKING:
+    from sim.remote.config import RemoteConfig
 
 _known_specs: dict[str, EnvSpec] = {}  # what hosts of this process have said, by their options
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from pydantic import Field, field_validator
 
-from sim.base import SimConfig, SingleEnv, SingleObservation, check_horizons, check_known
+from sim.base import SimConfig, check_horizons, check_known
+from sim.single_env import SingleEnv, SingleObservation
 from vla_rl.data.segmentation import CAMERA_PREFIX
 from vla_rl.types import SPLITS, EnvSpec, EpisodeSpec, Keyframe
 

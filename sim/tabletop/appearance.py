@@ -8,12 +8,15 @@ from __future__ import annotations
 import colorsys
 import functools
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 import mujoco
 import numpy as np
 
 from sim.tabletop import scene as sc
-from sim.tabletop.config import AppearanceConfig
+
+if TYPE_CHECKING:
+    from sim.tabletop.config import AppearanceConfig
 
 _CAMERA = "agentview"
 

@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import logging
 import math
+from typing import TYPE_CHECKING
 
 import mujoco
 import numpy as np
 
-from sim.base import SingleEnv, SingleObservation
+from sim.single_env import SingleEnv, SingleObservation
 from sim.tabletop import scene as sc
 from sim.tabletop.appearance import Look, draw_look
-from sim.tabletop.config import TabletopConfig, check_tasks
 from sim.tabletop.expert import Expert
+from sim.tabletop.facts import check_tasks
 from sim.tabletop.render import render
 from sim.tabletop.tasks import Knock, View, draw_knock, draw_layout, episode_rng, is_solved_now, knocked_velocity
 from vla_rl.data.segmentation import CAMERA_PREFIX
 from vla_rl.types import SPLITS, EpisodeSpec, Keyframe
+
+if TYPE_CHECKING:
+    from sim.tabletop.config import TabletopConfig
 
 POSITION_SCALE = 0.05  # meters of travel for an action of 1
 ROTATION_SCALE = 0.5  # radians of turn for an action of 1

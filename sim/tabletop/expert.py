@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import math
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sim.tabletop import scene as sc
-from sim.tabletop.config import ExpertConfig
 from sim.tabletop.tasks import View
+
+if TYPE_CHECKING:
+    from sim.tabletop.config import ExpertConfig
 
 STEP = 0.05  # meters of travel for an action of 1
 TURN = 0.5  # radians for an action of 1

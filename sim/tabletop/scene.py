@@ -18,7 +18,7 @@ import mujoco
 import numpy as np
 
 from sim.segmentation import ARM, GRIPPER
-from sim.tabletop.config import VIEW
+from sim.tabletop.facts import VIEW
 from vla_rl.data.segmentation import TABLE
 
 TIMESTEP = 0.005

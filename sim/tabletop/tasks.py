@@ -19,13 +19,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import mujoco
 import numpy as np
 
 from sim.tabletop import scene as sc
-from sim.tabletop.config import INSTRUCTIONS, KnockConfig, SuccessConfig, TabletopConfig
+from sim.tabletop.facts import INSTRUCTIONS
 from vla_rl.types import SPLITS, EpisodeSpec
+
+if TYPE_CHECKING:
+    from sim.tabletop.config import KnockConfig, SuccessConfig, TabletopConfig
 
 REST_HEIGHT_ERROR = 0.008  # a block lying flat is this close to its height, meters
 _STREAMS = {"layout": 0, "appearance": 1, "habit": 2, "knock": 3}

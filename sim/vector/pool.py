@@ -20,8 +20,9 @@ from collections.abc import Mapping, Sequence
 from multiprocessing import connection as mp_connection
 from typing import Any, Protocol
 
-from sim.base import ChunkResult, SingleObservation
-from sim.vector.runner import BaseVecEnv, Command
+from sim.single_env import ChunkResult, SingleObservation
+from sim.vector.commands import CALLER_ERRORS, Command
+from sim.vector.runner import BaseVecEnv
 from sim.vector.shared_arrays import Layout, SharedArrays
 from vla_rl.types import EnvSpec
 
@@ -31,7 +32,6 @@ CLOSE_SECONDS = 5.0
 MAX_FAILURES = 3  # of one worker or environment, with no completed step in between
 LOOK_SECONDS = 1.0  # how often it is looked whether a silent process still lives
 # Errors that are the caller's and cross the process border by name; every other becomes a RuntimeError.
-CALLER_ERRORS = {error.__name__: error for error in (ValueError, NotImplementedError)}
 # One thread per worker: the workers themselves fill the cores. The user's own settings win.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "LP_NUM_THREADS")
 _TAIL = 2000  # characters of a worker's log that a message shows

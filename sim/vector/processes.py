@@ -13,12 +13,16 @@ import tempfile
 from collections.abc import Mapping
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sim.base import SimConfig
+from sim.vector.commands import Command
 from sim.vector.pool import THREAD_VARIABLES, ChildWorker, PoolVecEnv, deal, observation_layout, start_all
-from sim.vector.runner import Command, rendering_variables
+from sim.vector.runner import rendering_variables
 from sim.vector.shared_arrays import SharedArrays
+from vla_rl.rollout.env_checks import check_num_envs
+
+if TYPE_CHECKING:
+    from sim.base import SimConfig
 
 START_SECONDS = 300.0  # for importing the simulator and making the environments; a reset may load a scene, too
 
@@ -101,6 +105,7 @@ class ProcessVecEnv(PoolVecEnv):
     """Environments dealt in turn to `config.num_workers` processes."""
 
     def __init__(self, config: SimConfig, num_envs: int, record_frames: bool = False) -> None:
+        check_num_envs(num_envs)
         spec = config.env_spec()
         self._shared = SharedArrays(observation_layout(spec, num_envs))
         workers = [

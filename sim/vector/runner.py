@@ -10,12 +10,12 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sim.base import ChunkResult, SimConfig, SingleEnv, SingleObservation
-from vla_rl.interfaces import VecEnv
+from sim.single_env import ChunkResult, SingleEnv, SingleObservation
+from sim.vector.commands import Command, run_command
 from vla_rl.rollout.env_checks import (
     EnvStatus,
     check_num_envs,
@@ -27,28 +27,12 @@ from vla_rl.rollout.env_checks import (
 )
 from vla_rl.types import EnvSpec, EpisodeSpec, Keyframe, Observation, StepResult
 
+if TYPE_CHECKING:
+    from sim.base import SimConfig
+
 log = logging.getLogger(__name__)
 
-Command = Literal["reset", "step", "save_state", "expert_action", "expert_remaining"]
-
 _MESA_VENDOR = Path("/usr/share/glvnd/egl_vendor.d/50_mesa.json")
-
-
-def make_vec_env(config: SimConfig, num_envs: int, record_frames: bool = False) -> VecEnv:
-    """`num_envs` of the config's environments, in this process or in `config.num_workers` others.
-
-    Args:
-        record_frames: render every control step and return the frames in `StepResult.info`.
-
-    Raises:
-        RuntimeError: a worker process cannot start; with its own error text.
-    """
-    check_num_envs(num_envs)
-    if config.num_workers == 0:
-        return InlineVecEnv(config, num_envs, record_frames)
-    from sim.vector.processes import ProcessVecEnv
-
-    return ProcessVecEnv(config, num_envs, record_frames)
 
 
 def rendering_variables(config: SimConfig, worker: int) -> dict[str, str]:
@@ -202,6 +186,7 @@ class InlineVecEnv(BaseVecEnv):
     """All environments in this process, one after the other."""
 
     def __init__(self, config: SimConfig, num_envs: int, record_frames: bool = False) -> None:
+        check_num_envs(num_envs)
         super().__init__(config.env_spec(), num_envs, record_frames)
         os.environ.update(rendering_variables(config, worker=0))
         self._envs: list[SingleEnv] = [config.start(record_frames) for _ in range(num_envs)]
@@ -215,19 +200,3 @@ class InlineVecEnv(BaseVecEnv):
         for env in self._envs:
             env.close()
         self._envs = []
-
-
-def run_command(env: SingleEnv, command: Command, argument: Any) -> Any:
-    """One command of `BaseVecEnv._call` in one environment."""
-    match command:
-        case "reset":
-            env.succeeded_at = None
-            return env.reset(argument)
-        case "step":
-            return env.run_chunk(argument)
-        case "save_state":
-            return env.save_state()
-        case "expert_action":
-            return env.expert_action()
-        case "expert_remaining":
-            return env.expert_remaining()

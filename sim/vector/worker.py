@@ -17,14 +17,16 @@ import time
 import traceback
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sim.base import ChunkResult, SimConfig, SingleEnv, SingleObservation
-from sim.vector.pool import CALLER_ERRORS
-from sim.vector.runner import Command, run_command
+from sim.single_env import ChunkResult, SingleEnv, SingleObservation
+from sim.vector.commands import CALLER_ERRORS, Command, run_command
 from sim.vector.shared_arrays import Layout, SharedArrays
+
+if TYPE_CHECKING:
+    from sim.base import SimConfig
 
 
 def main(fd: int, parent: int) -> None:

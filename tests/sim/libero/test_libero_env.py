@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from libero_setup import ASSETS, needs_assets
 
-from sim.base import SingleObservation
 from sim.libero import LiberoConfig
-from sim.libero.config import VIEWS
 from sim.libero.library import bddl_path, init_states_path, load_init_states, suite_tasks
+from sim.libero.suites import VIEWS
+from sim.single_env import SingleObservation
 from vla_rl.types import EpisodeSpec, Keyframe
 
 pytestmark = [pytest.mark.slow, needs_assets]

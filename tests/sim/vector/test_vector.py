@@ -12,8 +12,8 @@ import time
 import numpy as np
 import pytest
 
-from sim.base import SingleObservation
 from sim.dummy import DummyConfig, DummyEnv
+from sim.single_env import SingleObservation
 from vla_rl.types import EpisodeSpec, Observation, StepResult
 
 NUM_ENVS = 5

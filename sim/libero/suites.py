@@ -1,0 +1,40 @@
+"""Facts about LIBERO's suites that need no simulator: horizons, cameras, official states."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from sim.base import FixedCamera
+
+# suite -> control steps before truncation, the wait not counted (OpenVLA, experiments/robot/libero).
+HORIZONS: dict[str, int] = {
+    "libero_spatial": 220,
+    "libero_object": 280,
+    "libero_goal": 300,
+    "libero_10": 520,
+    "libero_90": 400,
+}
+# our camera name -> LIBERO's
+CAMERAS: dict[str, str] = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
+# suite -> its agentview, where all its tasks have the same; OpenVLA's images are mirrored.
+VIEWS: dict[str, FixedCamera] = {
+    suite: FixedCamera(position, right=(0, 1, 0), up=up, fovy=45, mirrored=True)
+    for suite, position, up in (
+        ("libero_spatial", (0.65861, 0, 1.61035), (-0.62827, 0, 0.77800)),
+        ("libero_object", (0.89658, 0, 0.65), (-0.52877, 0, 0.84877)),
+        ("libero_goal", (0.65861, 0, 1.61035), (-0.62827, 0, 0.77800)),
+    )
+}
+NUM_OFFICIAL_STATES = 50
+CONTROL_HZ = 20.0
+
+
+def nearest_tasks(task: str, known: Iterable[str]) -> list[str]:
+    """The three names that share most words with `task`, then most letters."""
+    words = set(task.lower().replace("_", " ").split())
+
+    def likeness(name: str) -> tuple[int, float]:
+        return len(words & set(name.lower().split("_"))), difflib.SequenceMatcher(None, task, name).ratio()
+
+    return sorted(known, key=likeness, reverse=True)[:3]

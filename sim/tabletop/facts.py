@@ -1,0 +1,30 @@
+"""Facts about the tabletop that need no MuJoCo: tasks, horizons, the camera that stands still."""
+
+from __future__ import annotations
+
+from sim.base import FixedCamera, check_known
+
+# task -> instruction; {colour} is filled in by the initial state. In order of rising difficulty.
+INSTRUCTIONS: dict[str, str] = {
+    "push_to_zone": "push the red block to the green zone",
+    "pick_place": "put the red block on the plate",
+    "pick_colour": "put the {colour} block on the plate",
+    "stack": "stack the red block on the blue block",
+    "bowl_push": "put the red block into the bowl and push the bowl to the zone",
+}
+# task -> control steps before truncation; multiples of 8, about twice what the expert needs on average.
+HORIZONS: dict[str, int] = {"push_to_zone": 32, "pick_place": 32, "pick_colour": 32, "stack": 32, "bowl_push": 56}
+CONTROL_HZ = 20.0
+# agentview, without camera jitter: it looks from +x down on the table.
+VIEW = FixedCamera(position=(0.5, 0, 0.62), right=(0, 1, 0), up=(-0.7349, 0, 0.6782), fovy=32.5)
+
+
+def check_tasks(names: tuple[str, ...]) -> tuple[str, ...]:
+    """`names`, if all are tasks of the tabletop.
+
+    Raises:
+        ValueError: an unknown name; the message lists the tasks and the nearest.
+    """
+    for name in names:
+        check_known("tabletop task", name, INSTRUCTIONS)
+    return names
