@@ -74,7 +74,7 @@ def test_a_chunk_that_frames_do_not_divide_is_warned_of_once(caplog: pytest.LogC
     assert len(caplog.records) == 1 and "frame of 2" in caplog.text
 
 
-class Wanderer:
+class Wanderer(torch.nn.Module):
     """A policy that pushes ahead more or less."""
 
     def act(self, obs: Observation, generator: torch.Generator | None = None, temperature: float = 1.0) -> ActionChunk:
