@@ -24,7 +24,6 @@ from vla_rl.config import ConfigError
 if TYPE_CHECKING:
     import torch
 
-    from vla_rl.recipe.recipe import Recipe
 
 Strategy = Literal["ddp", "fsdp"]
 
@@ -184,27 +183,14 @@ def current() -> ProcessGroup:
 
 
 @contextmanager
-def joined(recipe: Recipe) -> Iterator[ProcessGroup]:
-    """Join the processes that a launcher started, for the block; without a launcher: this process alone.
-
-    accelerate finds the backend and this process's GPU.
-
-    Raises:
-        ConfigError: the recipe has what does not work in several processes.
-    """
+def join(strategy: Strategy, on_cpu: bool) -> Iterator[ProcessGroup]:
+    """Join the processes that a launcher started, for the block; accelerate finds the backend and this one's GPU."""
     global _joined  # noqa: PLW0603
-    if num_launched() == 1:
-        yield ALONE
-        return
-    check(recipe, num_launched())
     from accelerate import PartialState
 
-    from vla_rl.recipe.recipe import resolve_device
-
-    on_cpu = resolve_device(recipe.device) == "cpu"
     state = PartialState(cpu=on_cpu, timeout=_TIMEOUT)
     device = "cpu" if on_cpu else f"cuda:{state.local_process_index}"
-    _joined = ProcessGroup(state.process_index, state.num_processes, recipe.parallel, device)
+    _joined = ProcessGroup(state.process_index, state.num_processes, strategy, device)
     try:
         yield _joined
         _joined.wait()
@@ -224,35 +210,3 @@ def check_command(command: str | None) -> None:
             f"{command}: runs in one process, and a launcher started {num_launched()}; run it without the launcher. "
             f"Several processes: {', '.join(_COMMANDS)}"
         )
-
-
-def check(recipe: Recipe, size: int) -> None:
-    """Refuse what does not work in several processes.
-
-    Raises:
-        ConfigError: naming the field and what to do.
-    """
-    algo: Any = recipe.algo
-    sft = recipe.sft
-    if recipe.env.is_imagined:
-        raise ConfigError(
-            "env.kind: a world model's noise comes from one stream, which several processes cannot share; train in it "
-            "with one process, or in a simulator with several"
-        )
-    if ":" in recipe.device:
-        raise ConfigError(
-            f"device: got {recipe.device!r}, but each of {size} processes has a GPU of its own; set device=cuda or auto"
-        )
-    if algo is not None and recipe.train.groups < size:
-        raise ConfigError(
-            f"train.groups: got {recipe.train.groups} for {size} processes; a group stays in one process, so each "
-            "needs one at least"
-        )
-    if sft is not None and sft.batch_size < size:
-        raise ConfigError(f"sft.batch_size: got {sft.batch_size} for {size} processes; each needs one example at least")
-    for section, options in (("algo", algo), ("sft", sft)):
-        if recipe.parallel == "fsdp" and options is not None and options.optimizer != "adamw":
-            raise ConfigError(
-                f"{section}.optimizer: got {options.optimizer!r}, but with parallel=fsdp only adamw knows parameters "
-                "that are cut up; set it to adamw, or parallel=ddp"
-            )
