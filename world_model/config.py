@@ -182,13 +182,8 @@ def _as_dynamics(values: Any) -> DynamicsConfig:
         return values
     if not isinstance(values, Mapping):
         raise ConfigError(f"world_model.model.dynamics: got {values!r}, must be a mapping of options")
-    kind = values.get("kind", "transformer")
-    config_class = resolve_kind("dynamics", kind)
-    if not issubclass(config_class, DynamicsConfig):
-        raise ConfigError(
-            f"world_model.model.dynamics.kind: {kind!r} is a {config_class.__name__}, must extend "
-            "world_model.config.DynamicsConfig"
-        )
+    config_class = resolve_kind("dynamics", values.get("kind", "transformer"))
+    assert issubclass(config_class, DynamicsConfig), "resolve_kind has checked it"
     return validate(config_class, dict(values), prefix="world_model.model.dynamics")
 
 

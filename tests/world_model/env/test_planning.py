@@ -20,12 +20,13 @@ from world_model.env.planning import Planner
 SPECS = [EpisodeSpec("reach", "train", i) for i in range(12)]
 
 
-class Wanderer:
+class Wanderer(torch.nn.Module):
     """Pushes ahead by as much as it draws, once for a chunk; greedily not at all."""
 
     chunk_size, action_dim, cameras, uses_state = 4, 3, ("wrist",), True
 
     def __init__(self) -> None:
+        super().__init__()
         self.drawn: list[np.ndarray] = []
 
     def act(self, obs: Observation, generator: torch.Generator | None = None, temperature: float = 1.0) -> ActionChunk:
