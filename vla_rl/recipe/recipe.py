@@ -83,6 +83,30 @@ class Recipe(Config):
         return self.env
 
     @property
+    def torch_device(self) -> str:
+        """The recipe's device, with auto resolved (see `resolve_device`)."""
+        return resolve_device(self.device)
+
+    def check_same_robot(self) -> None:
+        """Check that the policy meets in `real_env` what it has met in `env`.
+
+        Raises:
+            ConfigError: there is no real environment, or it differs in cameras, sizes or control rate, or lacks a task.
+        """
+        env, real = self.env, self.acting_env
+        if real is env:
+            return
+        imagined, acting = env.env_spec(), real.env_spec()
+        for field in ("cameras", "image_size", "state_dim", "action_dim", "control_hz"):
+            if getattr(imagined, field) != getattr(acting, field):
+                raise ConfigError(
+                    f"real_env: its {field} is {getattr(acting, field)}, the world model's {getattr(imagined, field)}; "
+                    "set real_env to what the world model was fitted on, or fit it again"
+                )
+        if lacking := sorted(set(imagined.tasks) - set(acting.tasks)):
+            raise ConfigError(f"real_env.tasks: lacks {', '.join(lacking)}, which env has")
+
+    @property
     def validation(self) -> EvalConfig:
         """What each validation of RL runs: the `eval` section's, on the validation split, greedy and as sampled."""
         train = self.train
@@ -110,26 +134,6 @@ def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         ConfigError: naming the field, the value and what is allowed.
     """
     return validate(Recipe, apply_overrides(read_yaml(find_recipe(name)), overrides))
-
-
-def check_same_robot(recipe: Recipe) -> None:
-    """The policy meets in `real_env` what it has met in `env`.
-
-    Raises:
-        ConfigError: there is no real environment, or it differs in cameras, sizes or control rate, or lacks a task.
-    """
-    env, real = recipe.env, recipe.acting_env
-    if real is env:
-        return
-    imagined, acting = env.env_spec(), real.env_spec()
-    for field in ("cameras", "image_size", "state_dim", "action_dim", "control_hz"):
-        if getattr(imagined, field) != getattr(acting, field):
-            raise ConfigError(
-                f"real_env: its {field} is {getattr(acting, field)}, the world model's {getattr(imagined, field)}; "
-                "set real_env to what the world model was fitted on, or fit it again"
-            )
-    if lacking := sorted(set(imagined.tasks) - set(acting.tasks)):
-        raise ConfigError(f"real_env.tasks: lacks {', '.join(lacking)}, which env has")
 
 
 def resolve_device(device: str) -> str:

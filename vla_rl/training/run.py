@@ -57,8 +57,6 @@ class TrainingRun:
     """
 
     def __init__(self, recipe: Recipe, folder: Path, resume: bool):
-        from vla_rl.recipe.recipe import check_same_robot, resolve_device
-
         if recipe.algo is None:
             raise ConfigError("algo: this recipe has none, and `train` needs one; see docs/algorithms.md")
         if recipe.num_threads:
@@ -75,11 +73,11 @@ class TrainingRun:
         self._handlers: dict[int, Any] = {}
         self._imagined = math.nan  # success in the last rollouts
         if self.config.evaluate != "never" or self.config.validate_every or recipe.gate.every:
-            check_same_robot(recipe)
+            recipe.check_same_robot()
         self.env = recipe.env.build()
         self._real_env: VecEnv | None = None
         try:
-            self.policy = recipe.policy.build(self.env.spec, resolve_device(recipe.device), recipe.seed)
+            self.policy = recipe.policy.build(self.env.spec, recipe.torch_device, recipe.seed)
             self.world.distribute(self.policy)
             self.sampler = recipe.sampling.build(list(self.env.spec.tasks), recipe.seed, recipe.env.is_imagined)
             self.demonstrations = self._open_demonstrations()
