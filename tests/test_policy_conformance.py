@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from vla_rl.config import KINDS, build_component
-from vla_rl.policies.base import PolicyConfig, load_policy
+from vla_rl.policies.base import PolicyConfig
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics
+from vla_rl.policies.load import load_policy
 
 SPEC = fake_env_spec()
 # Small variants of every kind; a new kind must be added here.

@@ -237,7 +237,8 @@ def load_for_serving(checkpoint: str, config: ServeConfig) -> tuple[Policy, Poli
     import torch
 
     from vla_rl.evaluation.evaluate import policy_hash
-    from vla_rl.policies.base import load_policy, resolve_path
+    from vla_rl.policies.base import resolve_path
+    from vla_rl.policies.load import load_policy
 
     device = config.device
     if device == "auto":

@@ -182,6 +182,15 @@ def current() -> ProcessGroup:
     return _joined
 
 
+def resolve_device(device: str) -> str:
+    """Return where to compute: "auto" is "cuda" where torch finds one, else "cpu"; each process has its own GPU."""
+    if device == "auto":
+        import torch
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return current().device if device == "cuda" and current().size > 1 else device
+
+
 @contextmanager
 def join(strategy: Strategy, on_cpu: bool) -> Iterator[ProcessGroup]:
     """Join the processes that a launcher started, for the block; accelerate finds the backend and this one's GPU."""

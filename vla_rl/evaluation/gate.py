@@ -21,7 +21,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from vla_rl.config import Config
 from vla_rl.evaluation.compare import SequentialComparison, SequentialConfig, compare_sequential
 from vla_rl.interfaces import Policy, VecEnv
-from vla_rl.policies.base import load_policy
+from vla_rl.policies.load import load_policy
 from vla_rl.types import Split
 
 Verdict = Literal["confirmed", "refuted", "undecided"]

@@ -1,4 +1,4 @@
-"""What every policy family shares: its config, and loading one from a folder."""
+"""What every policy family shares: the base of its config, and where checkpoints are found."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from vla_rl.config import Config, ConfigError, resolve_kind
+from vla_rl.config import Config, ConfigError
 from vla_rl.types import EnvSpec
 
 if TYPE_CHECKING:
     import torch
 
     from vla_rl.interfaces import Policy
+    from vla_rl.policies.checkpoint_info import CheckpointInfo
 
 CONFIG_FILE = "config.json"
 OWN_FILE = "vla_rl.json"  # Our options beside a checkpoint in another project's layout.
@@ -57,6 +58,15 @@ class PolicyConfig(Config):
             ValueError: the folder is missing, incomplete or damaged.
         """
         raise NotImplementedError
+
+    @classmethod
+    def describe(cls, folder: Path) -> CheckpointInfo | None:
+        """Say what a checkpoint folder is, from JSON and headers alone; None where it is not of this family.
+
+        Raises:
+            ValueError: it is, but a file is missing or damaged.
+        """
+        return None
 
 
 def pretrained_folder() -> Path:
@@ -134,26 +144,3 @@ def read_policy_config(folder: Path, key: str = "kind") -> dict[str, Any]:
         whose = "policy saved by this package" if key == "kind" else "LeRobot policy"
         raise ValueError(f"{folder / CONFIG_FILE}: has no {key!r}, so it is not a {whose}.")
     return values
-
-
-def _saved_kind(folder: Path) -> str | None:
-    """The `kind` that a policy saved by this package names; None for a folder from elsewhere."""
-    for file in (folder / OWN_FILE, folder / CONFIG_FILE):
-        if file.is_file() and isinstance(kind := read_json(file).get("kind"), str):
-            return kind
-    return None
-
-
-def load_policy(path: str | Path, device: str | torch.device = "cpu") -> Policy:
-    """The policy saved at a path (or 'pretrained:NAME'), on `device`, ready to act.
-
-    Raises:
-        ConfigError: unknown path or kind.
-        ValueError: no policy family knows the folder, or a file of it is missing or damaged.
-    """
-    from vla_rl.policies.inspect import describe
-
-    folder = resolve_path(path)
-    config_class = resolve_kind("policy", _saved_kind(folder) or describe(folder).kind)
-    assert issubclass(config_class, PolicyConfig), f"{config_class} must derive from PolicyConfig"
-    return config_class.load(folder, device)

@@ -14,7 +14,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from vla_rl.config import ConfigError
-from vla_rl.policies.openvla.config import LoraOptions
+from vla_rl.policies.openvla.options import LoraOptions
 
 ADAPTER_FILE = "adapter_model.safetensors"
 ADAPTER_CONFIG_FILE = "adapter_config.json"

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from vla_rl.config import ConfigError
-from vla_rl.distributed.process_group import ALONE, ProcessGroup, join, num_launched
-from vla_rl.recipe.recipe import Recipe, resolve_device
+from vla_rl.distributed.process_group import ALONE, ProcessGroup, join, num_launched, resolve_device
+from vla_rl.recipe.recipe import Recipe
 
 
 @contextmanager

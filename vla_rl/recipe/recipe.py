@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
 from vla_rl.algorithms.base import AlgoConfig
 from vla_rl.config import Config, ConfigError, apply_overrides, build_component, find_recipe, read_yaml, validate
+from vla_rl.distributed.process_group import resolve_device
 from vla_rl.evaluation.evaluate import EvalConfig
 from vla_rl.evaluation.gate import GateConfig
 from vla_rl.interfaces import EnvConfig, FailureDetectionConfig, WorldModelFitConfig
@@ -134,14 +135,3 @@ def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         ConfigError: naming the field, the value and what is allowed.
     """
     return validate(Recipe, apply_overrides(read_yaml(find_recipe(name)), overrides))
-
-
-def resolve_device(device: str) -> str:
-    """ "auto" -> "cuda" where torch finds one, else "cpu"; of several processes, each has a GPU of its own."""
-    from vla_rl.distributed.process_group import current
-
-    if device == "auto":
-        import torch
-
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    return current().device if device == "cuda" and current().size > 1 else device

@@ -23,8 +23,8 @@ from torch.utils._pytree import tree_leaves
 from vla_rl.config import ConfigError
 from vla_rl.distributed.fsdp import units
 from vla_rl.policies.base import CONFIG_FILE, OWN_FILE, resolve_path
-from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.policies.openvla.files.folders import published_config
+from vla_rl.policies.openvla.options import OpenVLAOptions
 from vla_rl.training.config import OptimizerName
 from vla_rl.training.optimizers import optimizer_bytes
 from vla_rl.types import ActionChunk, EnvSpec, Observation
@@ -133,7 +133,7 @@ def estimate(recipe: Recipe, processes: int = 1) -> MemoryEstimate:
         ConfigError: the policy is of a family that cannot be counted.
     """
     config: Any = recipe.policy
-    if not isinstance(config, OpenVLAConfig):
+    if not isinstance(config, OpenVLAOptions):
         raise ConfigError(
             f"policy.kind: {config.kind!r} cannot be counted; `vla-rl memory` knows OpenVLA's family alone (openvla)"
         )
@@ -206,7 +206,7 @@ def _device_type(device: str) -> str:
     return device.partition(":")[0]
 
 
-def skeleton(config: OpenVLAConfig, spec: EnvSpec, device: str) -> OpenVLAPolicy:
+def skeleton(config: OpenVLAOptions, spec: EnvSpec, device: str) -> OpenVLAPolicy:
     """The policy that a config builds for a device, on the meta device; see `without_values`."""
     from vla_rl.common.precision import wants_bf16
     from vla_rl.policies import lora
@@ -244,7 +244,7 @@ def skeleton(config: OpenVLAConfig, spec: EnvSpec, device: str) -> OpenVLAPolicy
     return policy.finish("meta")
 
 
-def _saved_here(folder: Any, config: OpenVLAConfig) -> tuple[OpenVLAConfig, Any]:
+def _saved_here(folder: Any, config: OpenVLAOptions) -> tuple[OpenVLAOptions, Any]:
     import json
 
     from vla_rl.policies.openvla.files.folders import parse_config

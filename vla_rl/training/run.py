@@ -23,7 +23,8 @@ from vla_rl.distributed.process_group import current
 from vla_rl.evaluation.evaluate import build_env, derived_seed, evaluate
 from vla_rl.evaluation.gate import Gate
 from vla_rl.interfaces import ImaginedEnv, Learner, StatefulEnv, VecEnv
-from vla_rl.policies.base import load_policy, resolve_path
+from vla_rl.policies.base import resolve_path
+from vla_rl.policies.load import load_policy
 from vla_rl.rollout.collect import collect
 from vla_rl.rollout.task_sampling import groups_to_resample
 from vla_rl.training.checkpoint import (

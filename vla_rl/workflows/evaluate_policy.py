@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from vla_rl.common.progress import episode_progress
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import ConfigError
-from vla_rl.recipe.recipe import Recipe, resolve_device
+from vla_rl.distributed.process_group import resolve_device
+from vla_rl.recipe.recipe import Recipe
 from vla_rl.workflows.recipe_parts import build_policy, env_spec, policy_path
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def compare_policies(recipe: Recipe, a: str, b: str, config: SequentialConfig) -
 
     from vla_rl.evaluation.compare import compare_sequential
     from vla_rl.evaluation.evaluate import build_env
-    from vla_rl.policies.base import load_policy
+    from vla_rl.policies.load import load_policy
 
     device = resolve_device(recipe.device)
     first, second = load_policy(a, device), load_policy(b, device)

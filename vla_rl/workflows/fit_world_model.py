@@ -9,7 +9,8 @@ from typing import Any, Literal
 import rich
 
 from vla_rl.common.run_folder import RunFolder
-from vla_rl.recipe.recipe import Recipe, resolve_device
+from vla_rl.distributed.process_group import resolve_device
+from vla_rl.recipe.recipe import Recipe
 from vla_rl.workflows.collect import collect
 from vla_rl.workflows.recipe_parts import env_spec, limit_threads, world_model_section
 

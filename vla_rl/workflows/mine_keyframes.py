@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from vla_rl.recipe.recipe import Recipe, resolve_device
+from vla_rl.distributed.process_group import resolve_device
+from vla_rl.recipe.recipe import Recipe
 from vla_rl.workflows.recipe_parts import limit_threads, world_model_section
 
 

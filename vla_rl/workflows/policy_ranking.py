@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vla_rl.config import ConfigError
+from vla_rl.distributed.process_group import resolve_device
 from vla_rl.evaluation.evaluate import EvalConfig, build_env, episode_specs, run_episodes
-from vla_rl.policies.base import load_policy
-from vla_rl.recipe.recipe import Recipe, resolve_device
+from vla_rl.policies.load import load_policy
+from vla_rl.recipe.recipe import Recipe
 from vla_rl.types import Episode
 from vla_rl.workflows.real_and_imagined import imagined_env, paired
 from vla_rl.workflows.recipe_parts import limit_threads, world_model_section

@@ -21,13 +21,14 @@ from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetConfig, Frames
 from vla_rl.data.source import LeRobotSource
+from vla_rl.distributed.process_group import resolve_device
 from vla_rl.evaluation.compare import compare, format_p
 from vla_rl.evaluation.evaluate import build_env, evaluate, policy_hash
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.statistics import wilson_interval
 from vla_rl.interfaces import EnvConfig, Policy
 from vla_rl.recipe.rac_config import RacConfig, RacControl
-from vla_rl.recipe.recipe import Recipe, resolve_device
+from vla_rl.recipe.recipe import Recipe
 from vla_rl.types import EpisodeSpec
 from vla_rl.workflows.clone import clone
 from vla_rl.workflows.collect import collect
@@ -111,7 +112,7 @@ class _Rounds:
         return [EpisodeSpec(task, "train", index) for task, index in helped]
 
     def load(self, path: Path) -> Policy:
-        from vla_rl.policies.base import load_policy
+        from vla_rl.policies.load import load_policy
 
         return load_policy(path, resolve_device(self.recipe.device))
 

@@ -27,9 +27,9 @@ def success_in_both(recipe: Recipe, world_model: Path, policy: str, episodes_per
 
     Initial states are the `validation` split's, each sampled from once; otherwise as the recipe's `eval` says.
     """
+    from vla_rl.distributed.process_group import resolve_device
     from vla_rl.evaluation.evaluate import build_env, evaluate
-    from vla_rl.policies.base import load_policy
-    from vla_rl.recipe.recipe import resolve_device
+    from vla_rl.policies.load import load_policy
 
     loaded = load_policy(policy, resolve_device(recipe.device))
     wanted = recipe.eval.model_copy(

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vla_rl.config import ConfigError
-from vla_rl.recipe.recipe import Recipe, resolve_device
+from vla_rl.distributed.process_group import resolve_device
+from vla_rl.recipe.recipe import Recipe
 
 if TYPE_CHECKING:
     from vla_rl.interfaces import Policy

@@ -25,7 +25,7 @@ from real_robot.types import RobotObservation  # noqa: E402
 from vla_rl.config import ConfigError, validate  # noqa: E402
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics  # noqa: E402
 from vla_rl.policies.lerobot import flow_sampling, real_time_chunking  # noqa: E402
-from vla_rl.policies.lerobot.config import FlowSampling, LeRobotConfig  # noqa: E402
+from vla_rl.policies.lerobot.options import FlowSampling, LeRobotConfig  # noqa: E402
 from vla_rl.types import ActionChunk, ActionPrefix, Observation  # noqa: E402
 
 HZ, CHUNK, MODE, DEVIATION = 25.0, 32, 0.5, 0.02

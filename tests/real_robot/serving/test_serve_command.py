@@ -17,7 +17,8 @@ from real_robot.serving.client import PolicyClient
 from real_robot.types import RobotObservation
 from vla_rl.cli.app import app
 from vla_rl.evaluation.evaluate import policy_hash
-from vla_rl.policies.base import load_policy, resolve_path
+from vla_rl.policies.base import resolve_path
+from vla_rl.policies.load import load_policy
 from vla_rl.types import Observation
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -27,7 +27,7 @@ from vla_rl.cli import app as cli
 from vla_rl.config import ConfigError, dump_yaml
 from vla_rl.distributed import outcomes as outlines
 from vla_rl.distributed.process_group import ALONE, ProcessGroup
-from vla_rl.policies.base import load_policy
+from vla_rl.policies.load import load_policy
 from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.recipe.processes import check
 from vla_rl.recipe.recipe import load_recipe

@@ -17,7 +17,7 @@ from vla_rl.common.run_folder import open_run
 from vla_rl.config import ConfigError
 from vla_rl.evaluation.gate import Gate, GateConfig
 from vla_rl.evaluation.sequential import PairedSequentialTest
-from vla_rl.policies.base import load_policy
+from vla_rl.policies.load import load_policy
 from vla_rl.training.train import train
 
 REAL = "real_env={kind: dummy, num_envs: 8, tasks: [reach_red], horizon: 8}"

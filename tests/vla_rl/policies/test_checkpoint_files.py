@@ -9,9 +9,9 @@ import safetensors.torch
 import torch
 
 from vla_rl.config import ConfigError
-from vla_rl.policies.base import load_policy
 from vla_rl.policies.checkpoint_files import write_folder
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics
+from vla_rl.policies.load import load_policy
 from vla_rl.policies.openvla.config import OpenVLAConfig
 
 SPEC = fake_env_spec()

@@ -7,9 +7,9 @@ import pytest
 import torch
 from test_lerobot_flow import SPEC, make, old_crop  # noqa: F401  (a fixture)
 
-from vla_rl.policies.base import load_policy
 from vla_rl.policies.fake_input import fake_observation
-from vla_rl.policies.lerobot.config import FLOW_TYPES
+from vla_rl.policies.lerobot.options import FLOW_TYPES
+from vla_rl.policies.load import load_policy
 from vla_rl.types import ActionPrefix
 
 STEPS = 10

@@ -8,8 +8,8 @@ import torch
 from scipy import stats
 
 from vla_rl.config import ConfigError, validate
-from vla_rl.policies.lerobot.config import FlowSampling
 from vla_rl.policies.lerobot.flow_sampling import gaussian_step, log_density, path_log_prob, sample
+from vla_rl.policies.lerobot.options import FlowSampling
 
 MEAN, STD = 0.7, 0.4
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 import transformers
 
-from vla_rl.policies.openvla.config import LlamaSpec
 from vla_rl.policies.openvla.network.llama import LlamaForCausalLM, RMSNorm, rotate
 from vla_rl.policies.openvla.network.network import attention_mask, token_positions
+from vla_rl.policies.openvla.options import LlamaSpec
 
 SPEC = LlamaSpec(
     hidden_size=64, intermediate_size=112, num_layers=3, num_heads=4, num_kv_heads=2, vocab_size=50,

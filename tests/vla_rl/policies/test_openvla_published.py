@@ -11,9 +11,10 @@ import torch
 
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.config import ConfigError
-from vla_rl.policies.base import load_policy, resolve_path
+from vla_rl.policies.base import resolve_path
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation
 from vla_rl.policies.inspect import describe
+from vla_rl.policies.load import load_policy
 from vla_rl.policies.openvla import merge as merging
 from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.policies.openvla.files import weights as openvla_weights
@@ -422,7 +423,7 @@ def test_folders_that_are_nothing(tmp_path):
     with pytest.raises(ValueError, match=r"config.json: not found"):
         describe(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(ValueError, match=r"no policy family knows this folder \(openvla"):
+    with pytest.raises(ValueError, match=r"no family knows this folder \(openvla"):
         describe(tmp_path)
     with pytest.raises(ConfigError, match="no such folder"):
         resolve_path("no/such/folder")

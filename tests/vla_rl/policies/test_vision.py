@@ -5,10 +5,11 @@ import torch
 from timm.models.vision_transformer import LayerScale as TimmLayerScale
 from torch import nn
 
-from vla_rl.policies.openvla.config import HALF, IMAGENET_MEAN, IMAGENET_STD, OpenVLAConfig, TowerSpec
+from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.policies.openvla.network.llama import LlamaForCausalLM
 from vla_rl.policies.openvla.network.network import OpenVLANetwork
 from vla_rl.policies.openvla.network.vision import Projector, VisionBackbone, to_patches
+from vla_rl.policies.openvla.options import HALF, IMAGENET_MEAN, IMAGENET_STD, TowerSpec
 
 DINO = TowerSpec(
     embed_dim=48, depth=4, num_heads=3, patch_size=14, class_token=True, reg_tokens=4, layer_scale=True,

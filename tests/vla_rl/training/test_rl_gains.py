@@ -18,7 +18,7 @@ from vla_rl.config import validate
 from vla_rl.evaluation.compare import PairedResult, compare
 from vla_rl.evaluation.evaluate import EvalConfig, evaluate
 from vla_rl.evaluation.results import Evaluation
-from vla_rl.policies.base import load_policy
+from vla_rl.policies.load import load_policy
 from vla_rl.policies.openvla.files.fake_checkpoint import Variant, write_checkpoint
 from vla_rl.recipe.collect_config import CollectConfig
 from vla_rl.recipe.recipe import Recipe

@@ -27,7 +27,7 @@ from vla_rl.data.dataset import DataNeeds, open_dataset
 from vla_rl.evaluation.evaluate import EvalConfig, evaluate
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.interfaces import TrustError
-from vla_rl.policies.base import load_policy
+from vla_rl.policies.load import load_policy
 from vla_rl.recipe.collect_config import CollectConfig
 from vla_rl.recipe.recipe import Recipe, load_recipe
 from vla_rl.workflows import closed_loop as loop

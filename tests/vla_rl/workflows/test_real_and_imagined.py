@@ -35,7 +35,7 @@ def test_an_episode_lost_in_imagination_is_no_imagined_failure(monkeypatch: pyte
     results = iter([SimpleNamespace(episodes=REAL), SimpleNamespace(episodes=IMAGINED)])
     monkeypatch.setattr("vla_rl.evaluation.evaluate.evaluate", lambda *args, **kwargs: next(results))
     monkeypatch.setattr("vla_rl.evaluation.evaluate.build_env", lambda config: SimpleNamespace(close=lambda: None))
-    monkeypatch.setattr("vla_rl.policies.base.load_policy", lambda path, device: None)
+    monkeypatch.setattr("vla_rl.policies.load.load_policy", lambda path, device: None)
     monkeypatch.setattr("vla_rl.workflows.real_and_imagined.imagined_env", lambda recipe, path: None)
     recipe = SimpleNamespace(eval=EvalConfig(), acting_env=DummyConfig(), device="cpu")
     name, starts, real, imagined = success_in_both(recipe, Path("world_model"), "policy", 5)  # type: ignore[arg-type]

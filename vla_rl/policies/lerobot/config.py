@@ -1,191 +1,23 @@
-"""Options of policies from LeRobot: SmolVLA, pi0 and pi0.5 for everything, any other to evaluate. Imports no torch.
-
-The policies around LeRobot's classes are in `lerobot_policy.py` (any of them) and `lerobot_flow.py`.
-"""
+"""Policies of LeRobot as a recipe names them: options, and how they are built, loaded and recognized. No torch."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
-from pydantic import (
-    Field,
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
-
-from vla_rl.config import Config, ConfigError
-from vla_rl.policies.base import CONFIG_FILE, PolicyConfig, read_json, read_policy_config, resolve_path
-from vla_rl.policies.inspect import CheckpointInfo
+from vla_rl.policies.base import resolve_path
+from vla_rl.policies.lerobot.options import LeRobotOptions
 from vla_rl.types import EnvSpec
 
 if TYPE_CHECKING:
     import torch
 
+    from vla_rl.policies.checkpoint_info import CheckpointInfo
     from vla_rl.policies.lerobot.policy import LeRobotPolicy
 
-FLOW_TYPES = ("smolvla", "pi0", "pi05")
-TINY_TYPES = FLOW_TYPES
-EXTRAS_FILE = "vla_rl.json"
-IMAGE_PREFIX = "observation.images."
 
-# What a config may set again when it starts from a checkpoint; the rest is the checkpoint's.
-RUN_FIELDS = (
-    "num_actions", "camera_map", "sampling", "value_head", "value_detach", "precision", "gradient_checkpointing",
-    "lora", "trainable", "options", "vlm", "tokenizer",
-)  # fmt: skip
-
-# Why a LeRobot policy cannot be trained by RL here; for any other the general reason.
-NO_LIKELIHOOD = {
-    "act": "ACT is deterministic: its decoder regresses the actions, so a sampled action has no likelihood",
-    "diffusion": "Diffusion Policy draws actions by a denoising sampler whose likelihood is not implemented here "
-    "(DPPO, arXiv 2409.00588, would be the algorithm)",
-    "multi_task_dit": "its denoising sampler's likelihood is not implemented here",
-    "vqbet": "VQ-BeT adds a regressed offset to its sampled code, so the action itself has no likelihood",
-    "tdmpc": "TD-MPC plans with a learned model; its planner gives no likelihood",
-    "groot": "its flow head is not adapted here",
-    "pi0_fast": "its autoregressive action tokens are not adapted here",
-}
-
-
-def no_rl_reason(policy_type: str) -> str | None:
-    """Why RL cannot train LeRobot policies of this type, or None where it can."""
-    if policy_type in FLOW_TYPES:
-        return None
-    return NO_LIKELIHOOD.get(policy_type, f"LeRobot's {policy_type!r} has no likelihood that is implemented here")
-
-
-class FlowSampling(Config):
-    """How a flow policy draws actions with a likelihood (pi_RL, arXiv 2510.25889), and its safeguards."""
-
-    method: Literal["flow_sde", "flow_noise"] = Field(
-        default="flow_sde",
-        description="flow_sde: the ODE made stochastic, same marginals, nothing to learn. flow_noise: the ODE's mean "
-        "and a learned standard deviation (also ReinFlow, arXiv 2505.22094).",
-    )
-    num_steps: PositiveInt | None = Field(default=None, description="Denoising steps; empty: the checkpoint's.")
-    joint: bool = Field(
-        default=False,
-        description="false: noise and likelihood in one denoising step a decision, drawn at random, the others follow "
-        "the ODE (cheap: one pass of the action expert to learn from). true: in all steps, likelihood of the path.",
-    )
-    noise_level: PositiveFloat = Field(default=0.5, description="a in Flow-SDE's sigma = a sqrt(t / (1 - t)).")
-    noise_bounds: tuple[PositiveFloat, PositiveFloat] = Field(
-        default=(0.08, 0.16), description="Flow-Noise's learned standard deviation stays between these."
-    )
-    std_floor: NonNegativeFloat = Field(
-        default=0.08,
-        description="Smallest standard deviation of a noisy step, in normalized action units (DPPO, ReinFlow): "
-        "without one, Flow-SDE's last steps have hardly any noise and their ratios explode.",
-    )
-    log_prob_clamp: tuple[float, float] | None = Field(
-        default=(-5.0, 2.0), description="Bounds on each component's log-density in each step (DPPO); empty: none."
-    )
-
-    @model_validator(mode="after")
-    def _check(self) -> FlowSampling:
-        low, high = self.noise_bounds
-        if low >= high:
-            raise ConfigError(f"policy.sampling.noise_bounds: got {[low, high]}, the first must be smaller")
-        if self.log_prob_clamp is not None and self.log_prob_clamp[0] >= self.log_prob_clamp[1]:
-            raise ConfigError(
-                f"policy.sampling.log_prob_clamp: got {list(self.log_prob_clamp)}, the first must be smaller"
-            )
-        return self
-
-
-class FlowLora(Config):
-    """Low-rank adapters (Hu et al. 2021, arXiv:2106.09685) through peft, on LeRobot's modules."""
-
-    rank: PositiveInt = 32
-    alpha: PositiveInt = 16
-    dropout: NonNegativeFloat = 0.0
-    targets: tuple[str, ...] = Field(
-        default=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
-        min_length=1,
-        description="Linear layers that get an adapter, by the last part of their name.",
-    )
-    part: Literal["expert", "language", "all"] = Field(
-        default="expert", description="Of the action expert, of the language model, or of both."
-    )
-
-
-class LeRobotConfig(PolicyConfig):
-    """A policy of LeRobot's, through its own classes and processors.
-
-    SmolVLA (arXiv 2506.01844), pi0 (arXiv 2410.24164) and pi0.5 (arXiv 2504.16054) can act, clone and learn by RL;
-    any other type of LeRobot can be evaluated and deployed.
-    """
-
-    kind: Literal["lerobot"] = "lerobot"
-    type: str | None = Field(
-        default=None, description="LeRobot's name of the policy for fresh weights: smolvla, pi0, pi05, act, ..."
-    )
-    preset: Literal["tiny"] | None = Field(
-        default=None, description="tiny: sizes for a CPU, made offline (smolvla, pi0, pi05). Empty: LeRobot's own."
-    )
-    image_size: PositiveInt = Field(default=64, description="Side of the tiny preset's input image, pixels.")
-    chunk_size: PositiveInt = Field(default=8, description="Actions that fresh weights denoise at once.")
-    num_actions: PositiveInt | None = Field(
-        default=None, description="How many of them are executed before the next decision; empty: n_action_steps."
-    )
-    cameras: tuple[str, ...] = Field(
-        default=("agentview",), min_length=1, description="Cameras that fresh weights read, in order."
-    )
-    camera_map: dict[str, str | None] = Field(
-        default={},
-        description="The checkpoint's image name -> the environment's camera, where they differ; null: no such camera "
-        "(SmolVLA, pi0 and pi0.5 take a blank image).",
-    )
-    sampling: FlowSampling = Field(default_factory=FlowSampling, description="How actions are drawn at temperature>0.")
-    value_head: bool = Field(
-        default=False, description="Add a critic (PPO) on the mean of the vision-language features and the state."
-    )
-    value_detach: bool = Field(default=True, description="Stop the critic's gradient at its head.")
-    precision: Literal["fp32", "bf16"] = Field(
-        default="fp32", description="bf16: matrix products in bfloat16 (autocast); likelihoods stay float32."
-    )
-    gradient_checkpointing: bool = Field(
-        default=False, description="Recompute each denoising step in backward, and LeRobot's own layers in cloning."
-    )
-    lora: FlowLora | None = Field(default=None, description="Low-rank adapters.")
-    trainable: Literal["lerobot", "lora"] = Field(
-        default="lerobot",
-        description="lerobot: what LeRobot's options leave trainable (train_expert_only, freeze_vision_encoder). "
-        "lora: the adapters and the new heads alone.",
-    )
-    options: dict[str, Any] = Field(
-        default={}, description="LeRobot's own config fields, by its names, e.g. {train_expert_only: false}."
-    )
-    vlm: str | None = Field(
-        default=None, description="SmolVLA: folder or hub id of the vision-language model's config and tokenizer."
-    )
-    tokenizer: str | None = Field(default=None, description="pi0, pi0.5: folder or hub id of the tokenizer.")
-
-    @field_validator("cameras")
-    @classmethod
-    def _once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(value)) != len(value):
-            raise ConfigError(f"policy.cameras: got {list(value)}, a camera is named twice")
-        return value
-
-    @model_validator(mode="after")
-    def _check(self) -> LeRobotConfig:
-        if self.path is None and self.type is None:
-            raise ConfigError(
-                "policy: kind 'lerobot' needs policy.path (a LeRobot checkpoint) or policy.type (fresh weights), "
-                f"e.g. policy.type=smolvla policy.preset=tiny; presets: {', '.join(TINY_TYPES)}"
-            )
-        if self.preset is not None and self.type not in (None, *TINY_TYPES):
-            raise ConfigError(f"policy.preset: 'tiny' is for {', '.join(TINY_TYPES)}; got policy.type={self.type!r}")
-        if self.trainable == "lora" and self.lora is None and self.path is None:
-            raise ConfigError("policy.trainable: got 'lora', but policy.lora is not set, e.g. policy.lora.rank=32")
-        return self
+class LeRobotConfig(LeRobotOptions):
+    """A policy of LeRobot's: SmolVLA, pi0 and pi0.5 act, clone and learn by RL; any other is evaluated and deployed."""
 
     def build(self, env_spec: EnvSpec, device: str | torch.device = "cpu", seed: int = 0) -> LeRobotPolicy:
         """See `PolicyConfig.build`."""
@@ -206,85 +38,9 @@ class LeRobotConfig(PolicyConfig):
 
         return load(Path(folder), device)
 
-    def with_chosen(self, chosen: dict[str, Any]) -> LeRobotConfig:
-        """This checkpoint's config with what a recipe chose anew.
+    @classmethod
+    def describe(cls, folder: Path) -> CheckpointInfo | None:
+        """See `PolicyConfig.describe`."""
+        from vla_rl.policies.lerobot.inspect import describe
 
-        Raises:
-            ConfigError: a chosen value contradicts the checkpoint.
-        """
-        for name, value in chosen.items():
-            if name in RUN_FIELDS or name in ("kind", "path") or value is None or value == getattr(self, name):
-                continue
-            raise ConfigError(
-                f"policy.{name}: got {value!r}, but the checkpoint at policy.path has {getattr(self, name)!r}; "
-                f"remove it from the recipe. With a checkpoint only these can be set: {', '.join(RUN_FIELDS)}."
-            )
-        if self.lora is not None and chosen.get("lora", self.lora) != self.lora:
-            raise ConfigError(
-                f"policy.lora: got {chosen['lora']!r}, but the checkpoint already holds adapters {self.lora!r}; "
-                "remove it from the recipe"
-            )
-        return LeRobotConfig.model_validate(
-            {**self.model_dump(), **{name: value for name, value in chosen.items() if name in RUN_FIELDS}}
-        )
-
-
-def saved_config(folder: Path) -> LeRobotConfig:
-    """The options that a checkpoint was saved with; for one from LeRobot itself, the defaults that fit it.
-
-    Raises:
-        ValueError: a file is damaged.
-    """
-    values = read_policy_config(folder, "type")
-    file = Path(folder) / EXTRAS_FILE
-    if not file.is_file():
-        cameras = tuple(_image_names(values)) or ("none",)
-        size = int(values.get("chunk_size") or values.get("horizon") or values.get("action_chunk_size") or 1)
-        return LeRobotConfig(type=values["type"], chunk_size=size, cameras=cameras)
-    try:
-        return LeRobotConfig.model_validate(json.loads(file.read_text())["config"])
-    except (json.JSONDecodeError, KeyError, ValidationError, ConfigError) as error:
-        raise ValueError(f"{file}: not options of this package's LeRobot policy: {error}") from error
-
-
-def describe(folder: Path) -> CheckpointInfo | None:
-    """What a LeRobot checkpoint is, for `vla-rl inspect`; None for a folder that LeRobot did not write.
-
-    Raises:
-        ValueError: a LeRobot checkpoint whose configuration is damaged.
-    """
-    file = folder / CONFIG_FILE
-    values = read_json(file) if file.is_file() else {}
-    kind = values.get("type")
-    if "kind" in values or not isinstance(kind, str):
-        return None
-    inputs, outputs = values.get("input_features") or {}, values.get("output_features") or {}
-    is_flow = kind in FLOW_TYPES
-    facts = {
-        "decoder": "flow matching" if is_flow else kind,
-        "chunk size": values.get("chunk_size") or values.get("horizon") or values.get("action_chunk_size"),
-        "actions executed": values.get("n_action_steps") or values.get("action_chunk_size"),
-        "denoising steps": (values.get("num_steps") or values.get("num_inference_steps")) if is_flow else None,
-        "cameras": ", ".join(_image_names(values)),
-        "state": inputs.get("observation.state", {}).get("shape", [None])[0],
-        "action": outputs.get("action", {}).get("shape", [None])[0],
-        "normalization": ", ".join(f"{k} {v}" for k, v in values.get("normalization_mapping", {}).items()),
-    }
-    return CheckpointInfo(
-        family=f"LeRobot {kind}",
-        kind="lerobot",
-        facts={name: str(value) for name, value in facts.items() if value is not None},
-        rl=("GRPO", "MC-GRPO", "RLOO", "PPO") if is_flow else (),
-        rl_reason=no_rl_reason(kind) or "by Flow-SDE or Flow-Noise; PPO needs value_head: true",
-    )
-
-
-def _image_names(values: dict[str, Any]) -> list[str]:
-    """Short names of a LeRobot config's image inputs, in order."""
-    features = values.get("input_features") or {}
-    return [image_name(key) for key, feature in features.items() if feature.get("type") == "VISUAL"]
-
-
-def image_name(key: str) -> str:
-    """`observation.images.wrist` -> `wrist`; `observation.image` -> `image`."""
-    return key.removeprefix(IMAGE_PREFIX).removeprefix("observation.")
+        return describe(folder)

@@ -7,7 +7,6 @@ what only this package reads: vla_rl.json with our options, vla_rl.safetensors w
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import json
 import tempfile
@@ -23,20 +22,25 @@ from torch import Tensor, nn
 
 from vla_rl.config import ConfigError
 from vla_rl.policies.base import read_policy_config
-from vla_rl.policies.checkpoint_files import WEIGHTS_FILE, write_folder
+from vla_rl.policies.checkpoint_files import WEIGHTS_FILE
 from vla_rl.policies.lerobot import lora as lerobot_lora
-from vla_rl.policies.lerobot.config import EXTRAS_FILE, FLOW_TYPES, IMAGE_PREFIX, LeRobotConfig, saved_config
+from vla_rl.policies.lerobot.options import EXTRAS_FILE, FLOW_TYPES, IMAGE_PREFIX, LeRobotOptions, saved_config
 from vla_rl.policies.lerobot.policy import ACTION, STATE, LeRobotPolicy
 from vla_rl.policies.lerobot.tiny import tiny_options, tiny_pi, tiny_tokenizer, write_tiny_vlm
+from vla_rl.policies.lerobot.writing import (
+    EXTRA_WEIGHTS_FILE,
+    HEADS,
+    TOKENIZER_FOLDER,
+    VLM_FOLDER,
+    extra_weights,
+    storage,
+)
 from vla_rl.types import EnvSpec
 
-EXTRA_WEIGHTS_FILE = "vla_rl.safetensors"
-VLM_FOLDER, TOKENIZER_FOLDER = "vlm", "tokenizer"
 _PREPROCESSOR_FILE = "policy_preprocessor.json"
-_HEADS = ("value_head.", "noise_head.")
 
 
-def create(config: LeRobotConfig, env_spec: EnvSpec, device: str | torch.device, seed: int) -> LeRobotPolicy:
+def create(config: LeRobotOptions, env_spec: EnvSpec, device: str | torch.device, seed: int) -> LeRobotPolicy:
     """Fresh weights, the same for the same seed. See `PolicyConfig.build`."""
     assert config.type is not None, "the config checks this"
     missing = [camera for camera in config.cameras if camera not in env_spec.cameras]
@@ -96,35 +100,6 @@ def load(
     return _finish(policy, device, seed, folder, saved)
 
 
-def save(policy: LeRobotPolicy, folder: Path) -> None:
-    """Write a policy so that `load_policy(folder)` and LeRobot restore it. The folder appears whole or not at all.
-
-    Adapters are merged into model.safetensors, which so acts like the policy in LeRobot too; vla_rl.safetensors keeps
-    them and the weights that they adapt, so that training goes on exactly.
-    """
-
-    def write(path: Path) -> None:
-        final = folder.absolute()
-        core_config = copy.copy(policy.core.config)
-        core_config.pretrained_path = None
-        if hasattr(core_config, "vlm_model_name"):
-            towers = policy.core.model.vlm_with_expert
-            towers.config.save_pretrained(path / VLM_FOLDER)
-            towers.processor.save_pretrained(path / VLM_FOLDER)
-            if _is_folder(core_config.vlm_model_name):
-                core_config.vlm_model_name = str(final / VLM_FOLDER)
-        core_config._save_pretrained(path)
-        weights = {name: t.detach().cpu() for name, t in lerobot_lora.plain_state(policy.core).items()}
-        safetensors.torch.save_file(_without_aliases(weights), path / WEIGHTS_FILE, metadata={"format": "pt"})
-        _write_processors(policy, path, final)
-        config = policy.config.model_copy(update={"path": None, "options": {}, "vlm": None, "tokenizer": None})
-        extras = {"format": 1, "kind": "lerobot", "config": config.model_dump(mode="json")}
-        (path / EXTRAS_FILE).write_text(json.dumps(extras, indent=2))
-        safetensors.torch.save_file(_extra_weights(policy), path / EXTRA_WEIGHTS_FILE)
-
-    write_folder(folder, write)
-
-
 # --- building ----------------------------------------------------------------------------------
 
 
@@ -154,7 +129,7 @@ def _config_class(policy_type: str) -> Any:
     return known[policy_type]
 
 
-def _read_core_config(folder: Path, config: LeRobotConfig, device: str | torch.device) -> Any:
+def _read_core_config(folder: Path, config: LeRobotOptions, device: str | torch.device) -> Any:
     from draccus.utils import DraccusException
     from lerobot.configs import PreTrainedConfig
 
@@ -172,7 +147,7 @@ def _read_core_config(folder: Path, config: LeRobotConfig, device: str | torch.d
     return core_config
 
 
-def _tiny(config: LeRobotConfig, tokenizer: Any = None) -> Any:
+def _tiny(config: LeRobotOptions, tokenizer: Any = None) -> Any:
     is_tiny_pi = config.preset == "tiny" and config.type in ("pi0", "pi05")
     return tiny_pi(str(config.type), tokenizer) if is_tiny_pi else nullcontext()
 
@@ -197,7 +172,7 @@ def _build(core_config: Any) -> Any:
         raise ValueError(f"LeRobot's {core_config.type!r} cannot be built: {error}{hint}") from error
 
 
-def _wrap(config: LeRobotConfig, core: Any, preprocessor: Any, postprocessor: Any) -> LeRobotPolicy:
+def _wrap(config: LeRobotOptions, core: Any, preprocessor: Any, postprocessor: Any) -> LeRobotPolicy:
     if core.config.type in FLOW_TYPES:
         from vla_rl.policies.lerobot.flow import LeRobotFlowPolicy
 
@@ -213,7 +188,7 @@ def _finish(
     device: str | torch.device,
     seed: int,
     folder: Path | None = None,
-    saved: LeRobotConfig | None = None,
+    saved: LeRobotOptions | None = None,
 ) -> LeRobotPolicy:
     """Adapters, heads from the folder, what is trained, and the device."""
     config = policy.config
@@ -248,8 +223,8 @@ def read_core_weights(folder: Path, core: nn.Module) -> None:
     if not found.keys() <= expected.keys() and hasattr(core, "_fix_pytorch_state_dict_keys"):
         fixed = core._fix_pytorch_state_dict_keys(found, core.config)  # type: ignore[operator]
         found = {name if name.startswith("model.") else f"model.{name}": value for name, value in fixed.items()}
-    present = {_storage(expected[name]) for name in found if name in expected}
-    problems = [f"{n}: missing" for n, t in expected.items() if n not in found and _storage(t) not in present]
+    present = {storage(expected[name]) for name in found if name in expected}
+    problems = [f"{n}: missing" for n, t in expected.items() if n not in found and storage(t) not in present]
     problems += [f"{name}: not part of this policy" for name in found if name not in expected]
     problems += [
         f"{name}: found shape {tuple(value.shape)}, expected {tuple(expected[name].shape)}"
@@ -264,27 +239,16 @@ def read_core_weights(folder: Path, core: nn.Module) -> None:
     core.load_state_dict(found, strict=False)
 
 
-def _extra_weights(policy: nn.Module) -> dict[str, Tensor]:
-    """Heads, and adapters with the weights that they adapt, by name."""
-    return {
-        name: value.detach().cpu().contiguous()
-        for name, value in policy.state_dict().items()
-        if name.startswith(_HEADS) or lerobot_lora.is_adapter(name) or ".base_layer." in name
-    }
-
-
-def _read_extra_weights(folder: Path, policy: LeRobotPolicy, saved: LeRobotConfig) -> None:
+def _read_extra_weights(folder: Path, policy: LeRobotPolicy, saved: LeRobotOptions) -> None:
     file = folder / EXTRA_WEIGHTS_FILE
     if not (folder / EXTRAS_FILE).is_file():
         return
     found = _read_tensors(file)
     expected = policy.state_dict()
-    needed = [name for name in _extra_weights(policy) if name not in found]
-    new = tuple(
-        prefix for prefix, had in ((_HEADS[0], saved.value_head), (_HEADS[1], _has_noise_head(saved))) if not had
-    )
+    needed = [name for name in extra_weights(policy) if name not in found]
+    new = tuple(prefix for prefix, had in ((HEADS[0], saved.value_head), (HEADS[1], _has_noise_head(saved))) if not had)
     missing = [
-        n for n in needed if not n.startswith(new or ("\0",)) and (saved.lora is not None or n.startswith(_HEADS))
+        n for n in needed if not n.startswith(new or ("\0",)) and (saved.lora is not None or n.startswith(HEADS))
     ]
     wrong = [n for n, value in found.items() if n in expected and value.shape != expected[n].shape]
     if missing or wrong:
@@ -292,7 +256,7 @@ def _read_extra_weights(folder: Path, policy: LeRobotPolicy, saved: LeRobotConfi
     policy.load_state_dict({name: value for name, value in found.items() if name in expected}, strict=False)
 
 
-def _has_noise_head(config: LeRobotConfig) -> bool:
+def _has_noise_head(config: LeRobotOptions) -> bool:
     return config.sampling.method == "flow_noise"
 
 
@@ -303,23 +267,6 @@ def _read_tensors(file: Path) -> dict[str, Tensor]:
         return safetensors.torch.load_file(file)
     except SafetensorError as error:
         raise ValueError(f"{file}: truncated or not a safetensors file ({error}). Copy it again.") from error
-
-
-def _storage(tensor: Tensor) -> tuple[int, tuple[int, ...]]:
-    return tensor.data_ptr(), tuple(tensor.shape)
-
-
-def _without_aliases(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Each storage once, under its first name: tied weights are written once, as LeRobot does."""
-    seen: set[tuple[int, tuple[int, ...]]] = set()
-    result = {}
-    for name in sorted(tensors):
-        key = _storage(tensors[name])
-        if tensors[name].numel() and key in seen:
-            continue
-        seen.add(key)
-        result[name] = tensors[name].contiguous()
-    return result
 
 
 def _some(items: Iterable[str], limit: int = 8) -> str:
@@ -340,7 +287,7 @@ def _make_processors(core_config: Any) -> tuple[Any, Any]:
         raise ValueError(f"the tokenizer of LeRobot's {core_config.type!r} is not at hand: {error}") from error
 
 
-def _read_processors(folder: Path, core_config: Any, config: LeRobotConfig) -> tuple[Any, Any]:
+def _read_processors(folder: Path, core_config: Any, config: LeRobotOptions) -> tuple[Any, Any]:
     """The saved pipelines, on this device, with the tokenizer of the recipe's or the folder's own if there is one."""
     from lerobot.policies.factory import make_pre_post_processors
 
@@ -367,21 +314,3 @@ def _read_processors(folder: Path, core_config: Any, config: LeRobotConfig) -> t
         raise ValueError(
             f"{file}: its tokenizer is not at hand: {error}. Give a folder with it: policy.tokenizer=FOLDER."
         ) from error
-
-
-def _is_folder(name: str) -> bool:
-    """Whether a model's name is a folder of this machine, perhaps gone by now, and no hub id."""
-    return Path(name).is_absolute() or Path(name).is_dir()
-
-
-def _write_processors(policy: LeRobotPolicy, path: Path, final: Path) -> None:
-    """Both pipelines and their tokenizer; a name that is a folder here becomes the one in the checkpoint."""
-    from lerobot.processor import TokenizerProcessorStep
-
-    for step in policy.preprocessor.steps:
-        if isinstance(step, TokenizerProcessorStep):
-            step.input_tokenizer.save_pretrained(path / TOKENIZER_FOLDER)
-            if step.tokenizer is not None or _is_folder(step.tokenizer_name or ""):
-                step.tokenizer, step.tokenizer_name = None, str(final / TOKENIZER_FOLDER)
-    policy.preprocessor.save_pretrained(path)
-    policy.postprocessor.save_pretrained(path)

@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 from vla_rl.config import ConfigError
 from vla_rl.interfaces import PolicyOutput
 from vla_rl.policies.lerobot import flow_sampling, real_time_chunking
-from vla_rl.policies.lerobot.config import LeRobotConfig
 from vla_rl.policies.lerobot.networks import NETWORKS, FlowNetwork, Prefix
+from vla_rl.policies.lerobot.options import LeRobotOptions
 from vla_rl.policies.lerobot.policy import ACTION, STATE, LeRobotPolicy
 from vla_rl.types import ActionChunk, ActionPrefix, Observation
 
@@ -30,7 +30,7 @@ class LeRobotFlowPolicy(LeRobotPolicy):
 
     resizes_images = False
 
-    def __init__(self, config: LeRobotConfig, core: Any, preprocessor: Any, postprocessor: Any) -> None:
+    def __init__(self, config: LeRobotOptions, core: Any, preprocessor: Any, postprocessor: Any) -> None:
         super().__init__(config, core, preprocessor, postprocessor)
         self._refuse_what_changes_actions()
         self.network: FlowNetwork = NETWORKS[core.config.type](core)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vla_rl.policies.lerobot.config import FlowSampling
+from vla_rl.policies.lerobot.options import FlowSampling
 
 # (x (B, C, D), t (B,)) -> velocity (B, C, D), and the learned noise (B, C, D) or None.
 Velocity = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]

@@ -9,7 +9,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from vla_rl.config import ConfigError
-from vla_rl.policies.lerobot.config import FlowLora
+from vla_rl.policies.lerobot.options import FlowLora
 from vla_rl.policies.lora import is_adapter
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vla_rl.config import ConfigError
 from vla_rl.interfaces import Policy, PolicyOutput
-from vla_rl.policies.lerobot.config import LeRobotConfig, image_name, no_rl_reason
+from vla_rl.policies.lerobot.options import LeRobotOptions, image_name, no_rl_reason
 from vla_rl.types import ActionChunk, EnvSpec, Observation
 
 ACTION, STATE = "action", "observation.state"
@@ -34,7 +34,7 @@ class LeRobotPolicy(nn.Module, Policy):
 
     resizes_images = True  # SmolVLA and pi0 resize, and pad, themselves.
 
-    def __init__(self, config: LeRobotConfig, core: Any, preprocessor: Any, postprocessor: Any) -> None:
+    def __init__(self, config: LeRobotOptions, core: Any, preprocessor: Any, postprocessor: Any) -> None:
         super().__init__()
         self.config = config
         self.core = core
@@ -193,7 +193,7 @@ class LeRobotPolicy(nn.Module, Policy):
 
     def save(self, folder: Path) -> None:
         """Write it in LeRobot's layout, with our options beside. The folder appears whole or not at all."""
-        from vla_rl.policies.lerobot.files import save
+        from vla_rl.policies.lerobot.writing import save
 
         save(self, Path(folder))
 

@@ -18,7 +18,7 @@ import cv2
 import numpy as np
 import simplejpeg
 
-from vla_rl.policies.openvla.config import ImageChain
+from vla_rl.policies.openvla.options import ImageChain
 
 
 def apply_chain(images: np.ndarray, chain: ImageChain, size: int) -> np.ndarray:

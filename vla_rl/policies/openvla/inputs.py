@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vla_rl.policies.normalization import NormStats
-from vla_rl.policies.openvla.config import ImageChain
 from vla_rl.policies.openvla.network.network import Prompt
+from vla_rl.policies.openvla.options import ImageChain
 from vla_rl.types import Observation
 
 

@@ -10,10 +10,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from vla_rl.policies.base import CONFIG_FILE, OWN_FILE
-from vla_rl.policies.inspect import CheckpointInfo
+from vla_rl.policies.checkpoint_info import CheckpointInfo
 from vla_rl.policies.normalization import STATISTICS_FILE
-from vla_rl.policies.openvla.config import L1_AS_TOKENS, L1_WITHOUT_SCALE, Architecture, Decoder, OpenVLAConfig
 from vla_rl.policies.openvla.files import layout
+from vla_rl.policies.openvla.options import L1_AS_TOKENS, L1_WITHOUT_SCALE, Architecture, Decoder, OpenVLAOptions
 
 TOKEN_RL = ("grpo", "mc_grpo", "rloo", "reinforce_pp", "ppo (policy.value_head=true)")
 _NAMES: dict[Decoder, str] = {
@@ -92,7 +92,7 @@ def _weights(folder: Path, weight_map: dict[str, str]) -> str:
 
 def _saved_here(folder: Path, values: dict[str, Any]) -> CheckpointInfo:
     try:
-        config = OpenVLAConfig.model_validate(values["config"])
+        config = OpenVLAOptions.model_validate(values["config"])
         architecture = Architecture.model_validate(values["architecture"])
     except (KeyError, ValidationError) as error:
         raise ValueError(f"{folder}: not a config of this package's OpenVLA policy: {error}") from error

@@ -18,7 +18,6 @@ from vla_rl.interfaces import Policy, PolicyOutput
 from vla_rl.policies import lora
 from vla_rl.policies.normalization import NormStats, QuantileStats
 from vla_rl.policies.openvla.action_tokens import ActionTokenizer
-from vla_rl.policies.openvla.config import L1_WITHOUT_SCALE, Architecture, OpenVLAConfig
 from vla_rl.policies.openvla.files import folders as openvla_folders
 from vla_rl.policies.openvla.files.folders import NEW_HEADS, TRAINED_WHOLE
 from vla_rl.policies.openvla.files.layout import PublishedFolder
@@ -26,6 +25,7 @@ from vla_rl.policies.openvla.inputs import image_batch, prompt_batch, state_batc
 from vla_rl.policies.openvla.llama_tokenizer import PromptTokenizer
 from vla_rl.policies.openvla.network.action_heads import laplace_draw, laplace_entropy, laplace_log_prob
 from vla_rl.policies.openvla.network.network import OpenVLANetwork, Prefix
+from vla_rl.policies.openvla.options import L1_WITHOUT_SCALE, Architecture, OpenVLAOptions
 from vla_rl.policies.openvla.tokenizer import WordTokenizer
 from vla_rl.types import ActionChunk, EnvSpec, Observation
 
@@ -43,7 +43,7 @@ class OpenVLAPolicy(nn.Module, Policy):
 
     def __init__(
         self,
-        config: OpenVLAConfig,
+        config: OpenVLAOptions,
         architecture: Architecture,
         tokenizer: PromptTokenizer,
         stats: NormStats | None,
@@ -67,7 +67,7 @@ class OpenVLAPolicy(nn.Module, Policy):
     # --- making, saving, loading ------------------------------------------------------------
 
     @classmethod
-    def create(cls, config: OpenVLAConfig, env_spec: EnvSpec, device: str | torch.device, seed: int) -> Self:
+    def create(cls, config: OpenVLAOptions, env_spec: EnvSpec, device: str | torch.device, seed: int) -> Self:
         """Fresh weights, the same for the same seed. See `PolicyConfig.build`."""
         architecture = config.architecture(env_spec.action_dim, env_spec.state_dim)
         words = architecture.llm.vocab_size - architecture.action_bins

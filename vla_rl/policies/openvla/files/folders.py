@@ -24,12 +24,12 @@ from vla_rl.config import ConfigError
 from vla_rl.policies import checkpoint_files, lora
 from vla_rl.policies.base import CONFIG_FILE, OWN_FILE, read_policy_config
 from vla_rl.policies.normalization import STATISTICS_FILE, NormStats
-from vla_rl.policies.openvla.config import L1_AS_TOKENS, OPENVLA_CHAIN, Architecture, LoraOptions, OpenVLAConfig
 from vla_rl.policies.openvla.files import layout as openvla_layout
 from vla_rl.policies.openvla.files import weights as openvla_weights
 from vla_rl.policies.openvla.files.layout import PublishedFolder
 from vla_rl.policies.openvla.llama_tokenizer import LlamaTokenizer
 from vla_rl.policies.openvla.network.network import OpenVLANetwork
+from vla_rl.policies.openvla.options import L1_AS_TOKENS, OPENVLA_CHAIN, Architecture, LoraOptions, OpenVLAOptions
 from vla_rl.policies.openvla.tokenizer import WordTokenizer
 
 if TYPE_CHECKING:
@@ -80,9 +80,9 @@ def _read_own(file: Path) -> dict[str, Any]:
     return values
 
 
-def parse_config(values: Mapping[str, Any], file: Path) -> tuple[OpenVLAConfig, Architecture]:
+def parse_config(values: Mapping[str, Any], file: Path) -> tuple[OpenVLAOptions, Architecture]:
     try:
-        return OpenVLAConfig.model_validate(values["config"]), Architecture.model_validate(values["architecture"])
+        return OpenVLAOptions.model_validate(values["config"]), Architecture.model_validate(values["architecture"])
     except (KeyError, ValidationError) as error:
         raise ValueError(f"{file}: not a config of this package's OpenVLA policy: {error}") from error
 
@@ -107,7 +107,7 @@ def _load_ours(
     return cls(config, architecture, WordTokenizer.read(folder), stats, network).finish(device)
 
 
-def make_network(config: OpenVLAConfig, architecture: Architecture) -> OpenVLANetwork:
+def make_network(config: OpenVLAOptions, architecture: Architecture) -> OpenVLANetwork:
     """A network with the heads that a config asks for; random weights."""
     network = OpenVLANetwork(architecture)
     network.add_heads(config.value_head, config.keyframe_loss_weight > 0, config.laplace)
@@ -117,7 +117,7 @@ def make_network(config: OpenVLAConfig, architecture: Architecture) -> OpenVLANe
 # --- the published layout -----------------------------------------------------------------------
 
 
-def published_config(published: PublishedFolder, chosen: Mapping[str, Any]) -> OpenVLAConfig:
+def published_config(published: PublishedFolder, chosen: Mapping[str, Any]) -> OpenVLAOptions:
     """The options of a downloaded checkpoint: what its files speak for, with what a recipe chose.
 
     Raises:
@@ -135,7 +135,7 @@ def published_config(published: PublishedFolder, chosen: Mapping[str, Any]) -> O
         "placeholder": "zero",
         "action_bins": published.config.get("n_action_bins", 256),
     }
-    base = OpenVLAConfig.model_validate(values)
+    base = OpenVLAOptions.model_validate(values)
     if chosen.get("use_state") and not values["use_state"]:
         raise ConfigError(f"policy.use_state: true, but {published.folder} has no proprio_projector file; remove it")
     if decoder == "l1" and "action_head" not in published.components:
@@ -145,7 +145,7 @@ def published_config(published: PublishedFolder, chosen: Mapping[str, Any]) -> O
     return base.with_chosen(dict(chosen), published=True)
 
 
-def published_architecture(published: PublishedFolder, config: OpenVLAConfig) -> tuple[Architecture, NormStats | None]:
+def published_architecture(published: PublishedFolder, config: OpenVLAOptions) -> tuple[Architecture, NormStats | None]:
     """What decides the network, and the statistics in use (None: to be set from data).
 
     Raises:
@@ -198,7 +198,7 @@ def _load_published(
     cls: type[OpenVLAPolicy],
     folder: Path,
     published: PublishedFolder,
-    config: OpenVLAConfig,
+    config: OpenVLAOptions,
     device: str | torch.device,
     seed: int,
     for_training: bool,
@@ -283,7 +283,7 @@ def save(policy: OpenVLAPolicy, folder: Path, dtype: torch.dtype | None) -> None
     checkpoint_files.write_folder(Path(folder), write)
 
 
-def _config_to_keep(policy: OpenVLAPolicy) -> OpenVLAConfig:
+def _config_to_keep(policy: OpenVLAPolicy) -> OpenVLAOptions:
     changes: dict[str, Any] = {"path": None}
     if policy.published is not None and policy.norm_stats is not None:
         changes["norm_key"] = policy.norm_stats.name

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.policies.base import CONFIG_FILE
-from vla_rl.policies.openvla.config import (
+from vla_rl.policies.openvla.options import (
     DINOV2_LARGE,
     IMAGENET_MEAN,
     IMAGENET_STD,

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vla_rl.policies.openvla.config import LaplaceOptions
+from vla_rl.policies.openvla.options import LaplaceOptions
 
 
 class _ResidualBlock(nn.Module):

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vla_rl.policies.openvla.config import LlamaSpec
+from vla_rl.policies.openvla.options import LlamaSpec
 
 AttentionKernel = Literal["eager", "sdpa"]
 # Keys and values of one layer, (B, num_kv_heads, positions, head_dim).

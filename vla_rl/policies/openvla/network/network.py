@@ -19,10 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vla_rl.policies.openvla.config import Architecture, LaplaceOptions
 from vla_rl.policies.openvla.network.action_heads import L1Head, ScaleHead
 from vla_rl.policies.openvla.network.llama import AttentionKernel, LayerCache, LlamaForCausalLM
 from vla_rl.policies.openvla.network.vision import Projector, ProprioProjector, VisionBackbone
+from vla_rl.policies.openvla.options import Architecture, LaplaceOptions
 
 END_TOKEN = 2  # </s>, in Llama's vocabulary and in WordTokenizer's.
 

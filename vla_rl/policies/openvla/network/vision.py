@@ -14,8 +14,8 @@ from timm.layers.attention import Attention
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from vla_rl.policies.openvla.config import TowerSpec
 from vla_rl.policies.openvla.network.llama import AttentionKernel
+from vla_rl.policies.openvla.options import TowerSpec
 
 
 class LayerScale(nn.Module):

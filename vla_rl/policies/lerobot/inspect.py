@@ -1,0 +1,41 @@
+"""What a LeRobot checkpoint is, for `vla-rl inspect`: from its JSON files. Imports neither torch nor lerobot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vla_rl.policies.base import CONFIG_FILE, read_json
+from vla_rl.policies.checkpoint_info import CheckpointInfo
+from vla_rl.policies.lerobot.options import FLOW_TYPES, image_names, no_rl_reason
+
+
+def describe(folder: Path) -> CheckpointInfo | None:
+    """What a LeRobot checkpoint is, for `vla-rl inspect`; None for a folder that LeRobot did not write.
+
+    Raises:
+        ValueError: a LeRobot checkpoint whose configuration is damaged.
+    """
+    file = folder / CONFIG_FILE
+    values = read_json(file) if file.is_file() else {}
+    kind = values.get("type")
+    if "kind" in values or not isinstance(kind, str):
+        return None
+    inputs, outputs = values.get("input_features") or {}, values.get("output_features") or {}
+    is_flow = kind in FLOW_TYPES
+    facts = {
+        "decoder": "flow matching" if is_flow else kind,
+        "chunk size": values.get("chunk_size") or values.get("horizon") or values.get("action_chunk_size"),
+        "actions executed": values.get("n_action_steps") or values.get("action_chunk_size"),
+        "denoising steps": (values.get("num_steps") or values.get("num_inference_steps")) if is_flow else None,
+        "cameras": ", ".join(image_names(values)),
+        "state": inputs.get("observation.state", {}).get("shape", [None])[0],
+        "action": outputs.get("action", {}).get("shape", [None])[0],
+        "normalization": ", ".join(f"{k} {v}" for k, v in values.get("normalization_mapping", {}).items()),
+    }
+    return CheckpointInfo(
+        family=f"LeRobot {kind}",
+        kind="lerobot",
+        facts={name: str(value) for name, value in facts.items() if value is not None},
+        rl=("GRPO", "MC-GRPO", "RLOO", "PPO") if is_flow else (),
+        rl_reason=no_rl_reason(kind) or "by Flow-SDE or Flow-Noise; PPO needs value_head: true",
+    )

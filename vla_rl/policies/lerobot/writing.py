@@ -1,0 +1,97 @@
+"""Saving LeRobot policies in LeRobot's own layout."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import safetensors.torch
+from torch import Tensor, nn
+
+from vla_rl.policies.checkpoint_files import WEIGHTS_FILE, write_folder
+from vla_rl.policies.lerobot import lora as lerobot_lora
+from vla_rl.policies.lerobot.options import EXTRAS_FILE
+
+if TYPE_CHECKING:
+    from vla_rl.policies.lerobot.policy import LeRobotPolicy
+
+
+VLM_FOLDER, TOKENIZER_FOLDER = "vlm", "tokenizer"
+EXTRA_WEIGHTS_FILE = "vla_rl.safetensors"
+HEADS = ("value_head.", "noise_head.")
+
+
+def save(policy: LeRobotPolicy, folder: Path) -> None:
+    """Write a policy so that `load_policy(folder)` and LeRobot restore it. The folder appears whole or not at all.
+
+    Adapters are merged into model.safetensors, which so acts like the policy in LeRobot too; vla_rl.safetensors keeps
+    them and the weights that they adapt, so that training goes on exactly.
+    """
+
+    def write(path: Path) -> None:
+        final = folder.absolute()
+        core_config = copy.copy(policy.core.config)
+        core_config.pretrained_path = None
+        if hasattr(core_config, "vlm_model_name"):
+            towers = policy.core.model.vlm_with_expert
+            towers.config.save_pretrained(path / VLM_FOLDER)
+            towers.processor.save_pretrained(path / VLM_FOLDER)
+            if is_folder(core_config.vlm_model_name):
+                core_config.vlm_model_name = str(final / VLM_FOLDER)
+        core_config._save_pretrained(path)
+        weights = {name: t.detach().cpu() for name, t in lerobot_lora.plain_state(policy.core).items()}
+        safetensors.torch.save_file(_without_aliases(weights), path / WEIGHTS_FILE, metadata={"format": "pt"})
+        _write_processors(policy, path, final)
+        config = policy.config.model_copy(update={"path": None, "options": {}, "vlm": None, "tokenizer": None})
+        extras = {"format": 1, "kind": "lerobot", "config": config.model_dump(mode="json")}
+        (path / EXTRAS_FILE).write_text(json.dumps(extras, indent=2))
+        safetensors.torch.save_file(extra_weights(policy), path / EXTRA_WEIGHTS_FILE)
+
+    write_folder(folder, write)
+
+
+def extra_weights(policy: nn.Module) -> dict[str, Tensor]:
+    """Heads, and adapters with the weights that they adapt, by name."""
+    return {
+        name: value.detach().cpu().contiguous()
+        for name, value in policy.state_dict().items()
+        if name.startswith(HEADS) or lerobot_lora.is_adapter(name) or ".base_layer." in name
+    }
+
+
+def storage(tensor: Tensor) -> tuple[int, tuple[int, ...]]:
+    return tensor.data_ptr(), tuple(tensor.shape)
+
+
+def _without_aliases(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each storage once, under its first name: tied weights are written once, as LeRobot does."""
+    seen: set[tuple[int, tuple[int, ...]]] = set()
+    result = {}
+    for name in sorted(tensors):
+        key = storage(tensors[name])
+        if tensors[name].numel() and key in seen:
+            continue
+        seen.add(key)
+        result[name] = tensors[name].contiguous()
+    return result
+
+
+def _write_processors(policy: LeRobotPolicy, path: Path, final: Path) -> None:
+    """Both pipelines and their tokenizer; a name that is a folder here becomes the one in the checkpoint."""
+    from lerobot.processor import TokenizerProcessorStep
+
+    for step in policy.preprocessor.steps:
+        if isinstance(step, TokenizerProcessorStep):
+            step.input_tokenizer.save_pretrained(path / TOKENIZER_FOLDER)
+            if step.tokenizer is not None or is_folder(step.tokenizer_name or ""):
+                step.tokenizer, step.tokenizer_name = None, str(final / TOKENIZER_FOLDER)
+    policy.preprocessor.save_pretrained(path)
+    policy.postprocessor.save_pretrained(path)
+
+
+def is_folder(name: str) -> bool:
+    """Whether a model's name is a folder of this machine, perhaps gone by now, and no hub id."""
+    return Path(name).is_absolute() or Path(name).is_dir()
