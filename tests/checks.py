@@ -199,8 +199,9 @@ def check_errors(env: VecEnv) -> None:
     task = first_tasks(env, 1)[0]
     env.reset([EpisodeSpec(task)], [1])
     bad = np.zeros((1, CHUNK, env.spec.action_dim), np.float32)
-    bad[0, 2, 1] = np.nan
-    with pytest.raises(ValueError, match=r"NaN.*environment 1, action 2.*dimension 1"):
+    last = env.spec.action_dim - 1
+    bad[0, 2, last] = np.nan
+    with pytest.raises(ValueError, match=rf"NaN.*environment 1, action 2.*dimension {last}"):
         env.step(bad, [1])
     with pytest.raises(ValueError, match="no_such_task"):
         env.reset([EpisodeSpec("no_such_task")], [1])

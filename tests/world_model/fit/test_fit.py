@@ -236,9 +236,9 @@ def test_actions_in_other_units_are_refused(episodes, tmp_path):
 
 
 def test_a_dynamics_from_outside_is_fitted_saved_and_loaded(episodes, tmp_path):
-    dynamics = {"kind": "plugins.drift_dynamics:DriftConfig", "spread": 0.1}
+    dynamics = {"kind": "my_dynamics:DriftConfig", "spread": 0.1}
     world_model = load_world_model(fit(config(episodes, model=MODEL | {"dynamics": dynamics}), SPEC, tmp_path / "run"))
     assert world_model.config.dynamics.kind == dynamics["kind"]
-    with pytest.raises(ConfigError, match=r"bootstrap\.share: not for dynamics of kind plugins\.drift_dynamics"):
+    with pytest.raises(ConfigError, match=r"bootstrap\.share: not for dynamics of kind my_dynamics"):
         options = config(episodes, model=MODEL | {"dynamics": dynamics}, bootstrap={"share": 0.5, "refresh_every": 2})
         fit(options, SPEC, tmp_path / "other")

@@ -33,7 +33,7 @@ WAN_SIZES = {
 VARIANTS: dict[str, Mapping[str, Any]] = {
     "transformer": {"width": 32, "depth": 1, "heads": 2, "memory": 2},
     "wan": {"kind": "wan", "transformer": WAN_SIZES, "dtype": "float32", "memory": 2, "sampling_steps": 2},
-    "outside": {"kind": "plugins.drift_dynamics:DriftConfig", "spread": 0.5},
+    "outside": {"kind": "my_dynamics:DriftConfig", "spread": 0.5},
 }
 
 
