@@ -7,6 +7,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from vla_rl.config import ConfigError
 from vla_rl.data.embeddings import EmbeddedEpisodes, embed_dataset, embed_episodes
 from vla_rl.recipe.recipe import Recipe
@@ -72,7 +74,7 @@ def embedded(recipe: Recipe, config: EpisodesConfig, folder: Path, show: Callabl
     note = folder.with_suffix(".yaml")
     asked = f"policy_hash: {wanted}\nevery: {_section(recipe).every}\n{dump_yaml(config)}{dump_yaml(recipe.acting_env)}"
     if folder.is_dir() and note.is_file():
-        if note.read_text() != asked:
+        if not _same_values(note.read_text(), asked):
             raise ConfigError(
                 f"{folder} holds episodes embedded for another policy, environment or source (see {note.name}); "
                 "delete it, or choose another --output"
@@ -91,6 +93,11 @@ def embedded(recipe: Recipe, config: EpisodesConfig, folder: Path, show: Callabl
     note.write_text(asked)
     show(f"{folder.name}: {len(episodes)} episodes, {100 * episodes.success.mean():.0f} % success")
     return episodes
+
+
+def _same_values(note: str, asked: str) -> bool:
+    """Whether two YAML texts say the same, in whatever order: versions write an option's place differently."""
+    return yaml.safe_load(note) == yaml.safe_load(asked)
 
 
 def _run(recipe: Recipe, policy: Policy, config: EpisodesConfig, policy_hash: str) -> EmbeddedEpisodes:

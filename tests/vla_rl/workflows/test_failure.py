@@ -6,10 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 from tiny_run import save_policy
 from typer.testing import CliRunner, Result
 
+from real_robot.failure.config import EpisodesConfig
 from vla_rl.cli.app import app
+from vla_rl.config import ConfigError
+from vla_rl.recipe.recipe import load_recipe
+from vla_rl.workflows.failure_detection import embedded
 
 RECIPE = """
 name: tiny
@@ -61,6 +66,21 @@ def test_fit_and_eval(recipe: Path, tmp_path: Path) -> None:
     changed = run("eval", str(recipe), str(folder), "failure.evaluate_on.episodes_per_task=61")
     assert changed.exit_code == 2
     assert "holds episodes embedded for another policy, environment or source" in changed.output
+
+
+def test_episodes_noted_with_the_fields_in_another_order_are_used_again(recipe: Path, tmp_path: Path) -> None:
+    """The version before wrote `kind` and `num_envs` of the environment after other fields."""
+    loaded = load_recipe(recipe)
+    few = EpisodesConfig(episodes_per_task=2)
+    embedded(loaded, few, tmp_path / "fit_on", print)
+    note = tmp_path / "fit_on.yaml"
+    values = yaml.safe_load(note.read_text())
+    moved = {name: values.pop(name) for name in ("kind", "num_envs")}
+    note.write_text(yaml.safe_dump(values | moved, sort_keys=False))
+    assert len(embedded(loaded, few, tmp_path / "fit_on", print)) == 2
+    note.write_text(yaml.safe_dump(values | moved | {"horizon": 17}, sort_keys=False))
+    with pytest.raises(ConfigError, match="another policy, environment or source"):
+        embedded(loaded, few, tmp_path / "fit_on", print)
 
 
 @pytest.mark.parametrize(
