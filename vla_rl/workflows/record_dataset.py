@@ -24,7 +24,7 @@ from vla_rl.config import ConfigError
 from vla_rl.data.dataset import OBSERVED_EVERY
 from vla_rl.data.lerobot_io import RecordedEpisode, assemble, dataset_features, read_shards, write_shard
 from vla_rl.data.segmentation import CAMERA_PREFIX
-from vla_rl.interfaces import Policy, VecEnv
+from vla_rl.interfaces import ImaginedEnv, Policy, VecEnv
 from vla_rl.recipe.collect_config import CollectConfig
 from vla_rl.rollout.episode_recording import EpisodeRecording
 from vla_rl.rollout.recording_plan import MAX_ATTEMPTS, RecordingPlan
@@ -92,7 +92,7 @@ def collect_dataset(
         collector.run()
         spec = env.spec
         seldom = policy.chunk_size if policy is not None and not config.every_frame else 1
-        settings |= {OBSERVED_EVERY: max(getattr(env, OBSERVED_EVERY, 1), seldom)}
+        settings |= {OBSERVED_EVERY: max(env.observed_every if isinstance(env, ImaginedEnv) else 1, seldom)}
     finally:
         env.close()
     summary = collector.summary()

@@ -12,6 +12,7 @@ import pytest
 import torch
 from toy import GAIN, GOAL, ToyDynamics, push, through_a_file, toy_env
 
+from vla_rl.interfaces import ImaginedEnv
 from vla_rl.rollout.collect import collect
 from vla_rl.types import ActionChunk, EpisodeSpec, Keyframe, Observation
 from world_model.env.env import WorldModelEnv
@@ -27,6 +28,11 @@ def test_the_contract_is_kept(options: dict[str, Any], monkeypatch: pytest.Monke
     from checks import check_vec_env
 
     check_vec_env(lambda n, record_frames=False: toy_env(n, record_frames, noise=0.05, fresh_noise=False, **options))
+
+
+def test_recording_finds_how_often_there_is_a_new_image() -> None:
+    env = toy_env(1)
+    assert isinstance(env, ImaginedEnv) and env.observed_every == 4
 
 
 # --- outcomes ---------------------------------------------------------------------------------
