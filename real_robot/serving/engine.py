@@ -100,7 +100,7 @@ class InferenceEngine:
     def _run(self) -> None:
         try:
             self._policy, facts = self._load()
-            self._warm_up(facts)
+            facts = self._warm_up(facts)
         except BaseException as error:  # the thread's edge: whoever awaits `ready` gets it
             self.ready.set_exception(error)
             return
@@ -108,8 +108,12 @@ class InferenceEngine:
         while (jobs := self._take()) is not None:
             self._serve(jobs)
 
-    def _warm_up(self, facts: PolicyFacts) -> None:
-        """One pass for one and one for most requests: the first passes load kernels and take seconds."""
+    def _warm_up(self, facts: PolicyFacts) -> PolicyFacts:
+        """Run one pass for one and one for most requests: the first passes load kernels and take seconds.
+
+        Returns:
+            the facts, without `can_embed` where the policy turns out to have no `embed`.
+        """
         height, width = facts.image_size or (224, 224)
         image = np.zeros((height, width, 3), np.uint8)
         state = np.zeros((1, facts.state_dim or 0), np.float32)
@@ -117,10 +121,14 @@ class InferenceEngine:
         for count in sorted({1, self._max_batch}):
             self._infer([request] * count)
         if facts.can_embed:
-            self._infer([replace(request, embedding=True)])
+            try:
+                self._infer([replace(request, embedding=True)])
+            except NotImplementedError:
+                facts = replace(facts, can_embed=False)
         if facts.can_continue:
             still = ActionPrefix(np.zeros((1, 1, facts.action_dim), np.float32), 1)
             self._infer([replace(request, prefix=still)])
+        return facts
 
     def _take(self) -> list[_Job] | None:
         """The next jobs that can share a forward pass, the oldest first; None when closed."""

@@ -35,6 +35,7 @@ from real_robot.serving.protocol import (  # fmt: skip
 )
 from real_robot.serving.requests import PolicyFacts, Request, RequestError, read_request
 from vla_rl.config import Config, ConfigError
+from vla_rl.interfaces import ContinuingPolicy
 
 if TYPE_CHECKING:
     from vla_rl.interfaces import Policy
@@ -249,13 +250,11 @@ def load_for_serving(checkpoint: str, config: ServeConfig) -> tuple[Policy, Poli
     return policy, policy_facts(policy, checkpoint, folder.name, policy_hash(folder), config)
 
 
-def policy_facts(policy: Any, checkpoint: str, name: str, policy_hash: str, config: ServeConfig) -> PolicyFacts:
-    """What clients must know, from a policy's attributes; sizes that are not part of `Policy` where it has them.
+def policy_facts(policy: Policy, checkpoint: str, name: str, policy_hash: str, config: ServeConfig) -> PolicyFacts:
+    """Return what clients must know of a policy. Whether it can embed, the server finds out when it warms it up.
 
     The version is "NAME HASH", as `vla-rl collect` records it, so that detectors are fitted on recordings of it.
     """
-    architecture = getattr(policy, "architecture", None)
-    side = getattr(policy, "image_size", getattr(architecture, "image_size", None))
     if config.action_names is not None and len(config.action_names) != policy.action_dim:
         raise ConfigError(
             f"action_names: got {len(config.action_names)} names, the policy's actions have {policy.action_dim} numbers"
@@ -263,16 +262,15 @@ def policy_facts(policy: Any, checkpoint: str, name: str, policy_hash: str, conf
     return PolicyFacts(
         checkpoint=checkpoint,
         version=f"{name} {policy_hash[:12]}",
-        cameras=tuple(policy.cameras),
-        image_size=(side, side) if isinstance(side, int) else side,
-        state_dim=getattr(policy, "state_dim", getattr(architecture, "state_dim", None)),
-        uses_state=bool(policy.uses_state),
+        cameras=policy.cameras,
+        image_size=policy.image_size,
+        state_dim=policy.state_dim,
+        uses_state=policy.uses_state,
         chunk_size=policy.chunk_size,
         action_dim=policy.action_dim,
         action_names=config.action_names,
         control_hz=config.control_hz,
-        can_embed=hasattr(policy, "embed"),
-        can_continue=hasattr(policy, "act_with_prefix") and config.temperature == 0,
+        can_continue=isinstance(policy, ContinuingPolicy) and config.temperature == 0,
         policy_hash=policy_hash,
     )
 

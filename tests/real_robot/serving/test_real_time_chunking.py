@@ -23,16 +23,18 @@ from real_robot.serving.requests import PolicyFacts  # noqa: E402
 from real_robot.serving.server import ServeConfig, load_for_serving, policy_facts  # noqa: E402
 from real_robot.types import RobotObservation  # noqa: E402
 from vla_rl.config import ConfigError, validate  # noqa: E402
+from vla_rl.interfaces import Policy  # noqa: E402
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics  # noqa: E402
 from vla_rl.policies.lerobot import flow_sampling, real_time_chunking  # noqa: E402
-from vla_rl.policies.lerobot.options import FlowSampling, LeRobotConfig  # noqa: E402
+from vla_rl.policies.lerobot.config import LeRobotConfig  # noqa: E402
+from vla_rl.policies.lerobot.options import FlowSampling  # noqa: E402
 from vla_rl.types import ActionChunk, ActionPrefix, Observation  # noqa: E402
 
 HZ, CHUNK, MODE, DEVIATION = 25.0, 32, 0.5, 0.02
 FACTS = PolicyFacts("bimodal", "bimodal 1", (), None, 1, True, CHUNK, 1, can_embed=False, can_continue=True)
 
 
-class Bimodal:
+class Bimodal(Policy):
     """The exact flow of two ways to go on, 0.5 above and 0.5 below a sine; which of them is for the noise to say.
 
     The state is the control step. Each chunk takes `delay` seconds.
@@ -141,6 +143,7 @@ def test_a_smolvla_is_served_with_it(tmp_path: Path) -> None:
     policy.set_norm_stats(fake_statistics(7), fake_statistics(8, gripper=False))
     policy.save(tmp_path / "policy")
     loaded, facts = load_for_serving(str(tmp_path / "policy"), ServeConfig(device="cpu"))
+    assert (facts.image_size, facts.state_dim) == (None, 8), "it resizes images itself"
     obs = fake_observation(spec, 1)
     rest = np.linspace(-0.8, 0.8, 6 * 7, dtype=np.float32).reshape(6, 7)
     seen = RobotObservation({c: i[0] for c, i in obs.images.items()}, obs.state[0], obs.instruction[0], 0.0)

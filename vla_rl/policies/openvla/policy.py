@@ -62,6 +62,8 @@ class OpenVLAPolicy(nn.Module, Policy):
         self.chunk_size = self._num_actions()
         self.action_dim = architecture.action_dim
         self.cameras = config.cameras
+        self.state_dim = architecture.state_dim
+        self.image_size = (architecture.image_size, architecture.image_size)
         self.uses_state = architecture.state_dim is not None
 
     # --- making, saving, loading ------------------------------------------------------------
