@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from typing import Self
 
     import torch
-    from pydantic import BaseModel
 
     from vla_rl.algorithms.batch import Batch
     from vla_rl.common.timing import Stopwatch
+    from vla_rl.evaluation.admission import Admission
 
 
 class TrustError(ValueError):
@@ -118,7 +118,7 @@ class ImaginedEnv(StatefulEnv, Protocol):
     """An environment whose episodes a world model imagines."""
 
     @property
-    def admission(self) -> BaseModel | None:
+    def admission(self) -> Admission | None:
         """What trust says of the world model; None where nobody asked."""
         ...
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
 from vla_rl.common.run_folder import RunFolder
+from vla_rl.evaluation.admission import Admission, TrustClips, Verdict
 from vla_rl.evaluation.gate import GateCheck
 
 _COUNTED = {"rollouts": "to fit on", "held_out": "held out", "gate": "gate", "validation": "validation"}
@@ -26,14 +28,13 @@ def imagination(folder: Path) -> dict[str, Any] | None:
     file = RunFolder(folder).admission
     if not file.is_file():
         return None
-    admission = json.loads(file.read_text(encoding="utf-8"))
-    trust_folder = Path(admission["report"]).parent
+    admission = Admission.model_validate_json(file.read_bytes())
     return {
-        "problem": admission["problem"],
-        "verdicts": [verdict | {"state": _state(verdict)} for verdict in admission["verdicts"]],
-        "page": str(trust_folder / "trust.html"),
+        "problem": admission.problem,
+        "verdicts": [verdict.model_dump() | {"state": _state(verdict)} for verdict in admission.verdicts],
+        "page": str(admission.page),
         "checks": [check.text() for check in _checks(folder)],
-        "clips": _clips(trust_folder),
+        "clips": _clips(Path(admission.report)),
     }
 
 
@@ -90,11 +91,11 @@ def _figure(figure: list[float | None] | None) -> str:
     return f"{100 * value:.0f} %{interval}"
 
 
-def _state(verdict: dict[str, Any]) -> str:
+def _state(verdict: Verdict) -> str:
     """In a word: whether a requirement holds."""
-    if verdict["passed"]:
+    if verdict.passed:
         return "holds"
-    return "fails" if verdict["value"] is not None else "open"
+    return "open" if math.isnan(verdict.value) else "fails"
 
 
 def _checks(folder: Path) -> list[GateCheck]:
@@ -104,21 +105,20 @@ def _checks(folder: Path) -> list[GateCheck]:
     return [GateCheck.model_validate(check) for check in json.loads(file.read_text(encoding="utf-8"))["checks"]]
 
 
-def _clips(trust_folder: Path) -> list[dict[str, Any]]:
+def _clips(report: Path) -> list[dict[str, Any]]:
     """Imagined-beside-real clips of the trust report: one of each outcome, then more."""
-    report = trust_folder / "trust.json"
     if not report.is_file():
         return []
     seen: dict[tuple[bool, bool], int] = {}
     ranked = []
-    for clip in json.loads(report.read_text(encoding="utf-8"))["clips"]:
-        outcome = (clip["real"], clip["imagined"])
+    for clip in TrustClips.model_validate_json(report.read_bytes()).clips:
+        outcome = (clip.real, clip.imagined)
         seen[outcome] = seen.get(outcome, 0) + 1
         ranked.append((seen[outcome], clip))
     shown = []
     for _, clip in sorted(ranked, key=lambda pair: pair[0]):
-        file = trust_folder / clip["file"]
+        file = report.parent / clip.file
         if len(shown) < MAX_CLIPS and file.is_file() and file.stat().st_size <= MAX_CLIP_BYTES:
             data = base64.b64encode(file.read_bytes()).decode()
-            shown.append(clip | {"data": Markup("data:video/mp4;base64," + data)})
+            shown.append(clip.model_dump() | {"data": Markup("data:video/mp4;base64," + data)})
     return shown

@@ -38,7 +38,7 @@ from world_model.model.world_model import Memory, WorldModel
 from world_model.types import Frames
 
 if TYPE_CHECKING:
-    from world_model.trust.report import Admission
+    from vla_rl.evaluation.admission import Admission
 
 log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ import difflib
 import math
 from typing import Literal, NamedTuple
 
+from vla_rl.common.numbers import Number
 from vla_rl.config import Config
 from vla_rl.evaluation.statistics import Interval
-from world_model.trust.numbers import Number
 
 Unit = Literal["rate", "points", "gap", "dB", "times", "steps", "number"]
 

@@ -12,34 +12,16 @@ from pydantic import Field, ValidationError
 
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.config import Config
+from vla_rl.evaluation.admission import Admission, TrustClip, Verdict
 from vla_rl.interfaces import TrustError
 from world_model.trust.config import MeasureConfig, Requirement, TrustConfig
 from world_model.trust.figures import Figure, bound_as_text, figure_info, with_evidence
 from world_model.trust.measures.metrics import Curve
 from world_model.trust.measures.outcomes import Calibration, PolicyRates
-from world_model.trust.numbers import Number
 
 SCHEMA_VERSION = 1
 TRUST_FILE, PAGE_FILE = "trust.json", "trust.html"  # The page is the last file that measuring writes.
 EVAL_COMMAND = "vla-rl world-model eval"
-
-
-class Verdict(Config):
-    """One requirement held against the report.
-
-    Attributes:
-        figure: its name. value: what was judged (a value or an end of its interval); NaN where not measured.
-        bound: "above 1.2", "at most 0.1".
-        passed: reached. refuses: not reached, and RL must not start.
-        text: for people.
-    """
-
-    figure: str
-    value: Number
-    bound: str
-    passed: bool
-    refuses: bool
-    text: str
 
 
 class Provenance(Config):
@@ -58,16 +40,6 @@ class Provenance(Config):
     dataset_keys: tuple[str, ...] = ()
     chunk_frames: int = 1
     command: str = ""
-
-
-class ClipFile(Config):
-    """An imagined-beside-real clip: its file, relative to the report, and how both ended."""
-
-    file: str
-    start: str
-    instruction: str
-    real: bool
-    imagined: bool
 
 
 class TrustReport(Config):
@@ -93,7 +65,7 @@ class TrustReport(Config):
     curves: dict[str, Curve] = Field(default={})
     calibrations: dict[str, Calibration] = Field(default={})
     policies: tuple[PolicyRates, ...] = ()
-    clips: tuple[ClipFile, ...] = ()
+    clips: tuple[TrustClip, ...] = ()
     not_measured: dict[str, str] = Field(default={})
 
     def figure(self, name: str) -> Figure | None:
@@ -165,25 +137,6 @@ class TrustReport(Config):
             return TrustReport.model_validate(values)
         except ValidationError as error:
             raise TrustError(f"{path}: no usable trust report: {_first_problem(error)}. {again}") from None
-
-
-class Admission(Config):
-    """Whether RL may start in a world model, and why; a run keeps it, and its report shows it.
-
-    Attributes:
-        report: the trust.json asked. verdicts: on every requirement; empty where there is no report.
-        problem: what refuses; "" where nothing does.
-        ignored: something refuses and `env.trust.ignore=true` overruled it. To be shown in red.
-        warnings: requirements that only warn and were not reached.
-        trust_horizon: control steps after which imagination should end; 0 where there is no report.
-    """
-
-    report: str
-    verdicts: tuple[Verdict, ...] = ()
-    problem: str = ""
-    ignored: bool = False
-    warnings: tuple[str, ...] = ()
-    trust_horizon: int = 0
 
 
 def admit(config: TrustConfig, default_path: Path, model_key: str = "") -> Admission:

@@ -61,6 +61,14 @@ def test_distrust_that_was_overruled_is_shown_in_red(imagined, tmp_path):
     assert "fails</span> False successes" in page
 
 
+def test_a_requirement_that_was_not_measured_is_open(imagined, tmp_path):
+    file = imagined / "admission.json"
+    values = json.loads(file.read_text())
+    values["verdicts"] = [VERDICT | {"passed": False, "value": None}]
+    file.write_text(json.dumps(values))
+    assert "open</span> False successes" in write_report(imagined).read_text()
+
+
 def test_the_gates_checks_are_told(imagined):
     found = SequentialComparison(
         decision="better", gained=9, lost=1, tied=10, num_pairs=20, max_pairs=150, num_lost_pairs=0, rate_a=0.3,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from vla_rl.common.numbers import Number
 from vla_rl.config import Config
 from world_model.trust.intervals import mean_bands
-from world_model.trust.numbers import Number
 
 # An error below one gray level: what is equal to the eye must not rule a mean.
 MAX_PSNR = 50.0

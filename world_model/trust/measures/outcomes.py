@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from vla_rl.common.numbers import Number
 from vla_rl.config import Config
 from vla_rl.evaluation.statistics import (
     Interval,
@@ -23,7 +24,6 @@ from vla_rl.evaluation.statistics import (
 )
 from world_model.trust.figures import Figure, figure
 from world_model.trust.intervals import mean_bands, resampled_counts
-from world_model.trust.numbers import Number
 from world_model.trust.types import PolicyOutcomes
 
 NO_INTERVAL = Interval(math.nan, math.nan)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.common.atomic import write_text_atomic
+from vla_rl.evaluation.admission import TrustClip
 from vla_rl.report.page import page_template
 from vla_rl.report.video import decorate, tile, write_mp4
 from world_model.trust.config import Requirement
@@ -39,7 +40,7 @@ from world_model.trust.page.charts import (
     curves_chart,
     policies_chart,
 )
-from world_model.trust.report import PAGE_FILE, TRUST_FILE, ClipFile, TrustReport
+from world_model.trust.report import PAGE_FILE, TRUST_FILE, TrustReport
 
 CLIPS_FOLDER = "trust_clips"
 _STYLE_FIGURES = (
@@ -113,7 +114,7 @@ def write_page(report: TrustReport, folder: Path, require: Mapping[str, Requirem
     return path
 
 
-def _write_clip(folder: Path, number: int, clip: Clip, rate: float) -> ClipFile:
+def _write_clip(folder: Path, number: int, clip: Clip, rate: float) -> TrustClip:
     """Real left, imagined right, one row for each view."""
     really = clip.kind in ("success", "missed success")
     believed = clip.kind in ("success", "false success")
@@ -124,7 +125,7 @@ def _write_clip(folder: Path, number: int, clip: Clip, rate: float) -> ClipFile:
             tiles.append(decorate(frames[:, view], caption, success, min_size=192, hold=2))
     name = f"{CLIPS_FOLDER}/{number:02d}_{re.sub(r'[^A-Za-z0-9]+', '-', f'{clip.kind} {clip.start}')}.mp4"
     write_mp4(folder / name, tile(tiles, columns=2), rate)
-    return ClipFile(file=name, start=clip.start, instruction=clip.instruction, real=really, imagined=believed)
+    return TrustClip(file=name, start=clip.start, instruction=clip.instruction, real=really, imagined=believed)
 
 
 def _page(report: TrustReport, folder: Path, require: Mapping[str, Requirement]) -> dict[str, Any]:
