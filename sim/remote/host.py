@@ -1,11 +1,11 @@
 """The environment host: runs a simulator in the simulator's own Python, for vla-rl in another.
 
-One file that needs Python 3.9, numpy and msgpack, and nothing of vla-rl: vla-rl starts it with the
-simulator's interpreter. With `listen.py` beside it, it serves vla-rl on another machine.
+One file that needs Python 3.9, numpy and msgpack, and nothing of vla-rl: vla-rl starts it with the simulator's
+interpreter. With `listen.py` beside it, it serves vla-rl on another machine.
 
-It speaks length-prefixed msgpack over a socket of its own, so whatever the simulator prints is only
-printed. Nothing is pickled. Images go through shared memory where both ends are on one machine. An
-environment is Gymnasium-style (`GymEpisodes` says what is read) or has `run_chunk` (as vla-rl's `SingleEnv`).
+It speaks length-prefixed msgpack over a socket of its own, so whatever the simulator prints is only printed. Nothing is
+pickled. Images go through shared memory where both ends are on one machine. An environment is Gymnasium-style
+(`GymEpisodes` says what is read) or has `run_chunk` (as vla-rl's `SingleEnv`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import functools
-import hashlib
 import hmac
 import importlib
 import mmap
@@ -22,7 +21,6 @@ import select
 import signal
 import socket
 import stat
-import struct
 import sys
 import time
 import traceback
@@ -41,10 +39,8 @@ MAX_LOG_BYTES = 2**24  # of what the simulator prints; then the log starts afres
 GRACE_SECONDS = 5.0  # for the simulator to close once nobody listens any more
 SPLITS = ("train", "validation", "eval")
 SEEDS_PER_SPLIT = 2**29  # the split's seeds start at (its place + 1) times this; below are a benchmark's own
-SPEC_FIELDS = (
-    *("kind", "tasks", "horizon", "cameras", "image_size", "state_dim", "action_dim"),
-    *("action_low", "action_high", "control_hz"),
-)
+SPEC_FIELDS = ("kind", "tasks", "horizon", "cameras", "image_size", "state_dim", "action_dim")
+SPEC_FIELDS += ("action_low", "action_high", "control_hz")
 REPORTED = ("ValueError", "NotImplementedError")  # errors that are the caller's, and cross by name
 
 
@@ -54,9 +50,6 @@ class ProtocolError(ConnectionError):
 
 class ContractError(Exception):
     """The environment gives something else than it has declared."""
-
-
-# --- messages -----------------------------------------------------------------------------------
 
 
 def _encode(value: Any) -> Any:
@@ -84,7 +77,7 @@ def pack(message: Any) -> bytes:
     body: bytes = msgpack.packb(message, default=_encode, use_bin_type=True)  # type: ignore[assignment]
     if len(body) > MAX_BYTES:
         raise ProtocolError(f"a message of {len(body)} bytes is above the limit of {MAX_BYTES}")
-    return struct.pack("!I", len(body)) + body
+    return len(body).to_bytes(4, "big") + body
 
 
 def send_message(sock: socket.socket, message: Any) -> None:
@@ -93,18 +86,12 @@ def send_message(sock: socket.socket, message: Any) -> None:
 
 
 def recv_message(sock: socket.socket, limit: int = MAX_BYTES) -> Any:
-    """Receive what `send_message` sent.
-
-    Raises:
-        EOFError: the other side has closed. ProtocolError: not a message, or too large.
-    """
-    (size,) = struct.unpack("!I", _receive(sock, 4))
+    """Receive what `send_message` sent. Raises EOFError where the other side has closed, or ProtocolError."""
+    size = int.from_bytes(_receive(sock, 4), "big")
     if size > limit:
         raise ProtocolError(f"announced a message of {size} bytes, above the limit of {limit}")
     try:
         return msgpack.unpackb(_receive(sock, size), object_hook=_decode, raw=False)
-    except ProtocolError:
-        raise
     except (ValueError, msgpack.exceptions.UnpackException) as error:
         raise ProtocolError(f"sent bytes that are no message ({error})") from error
 
@@ -119,9 +106,6 @@ def _receive(sock: socket.socket, size: int) -> bytearray:
     return data
 
 
-# --- what an environment is ---------------------------------------------------------------------
-
-
 def to_numpy(value: Any) -> np.ndarray:
     """A torch tensor, on any device, or anything that numpy takes."""
     return np.asarray(value.detach().cpu()) if hasattr(value, "detach") else np.asarray(value)
@@ -131,10 +115,8 @@ def look_up(values: Any, path: str) -> Any:
     """`values["a"]["b"]` for "a.b"; `values` itself for ""."""
     for key in path.split(".") if path else ():
         if not isinstance(values, Mapping) or key not in values:
-            found = ", ".join(map(str, values)) if isinstance(values, Mapping) else type(values).__name__
-            raise ContractError(
-                f"facts: there is no {path!r} in what the environment returns; at {key!r} found {found}"
-            )
+            seen = ", ".join(map(str, values)) if isinstance(values, Mapping) else type(values).__name__
+            raise ContractError(f"facts: there is no {path!r} in what the environment returns; at {key!r} found {seen}")
         values = values[key]
     return values
 
@@ -145,9 +127,8 @@ class GymEpisodes:
     Read of it: `reset(seed=, options=) -> (obs, info)`, `step(action) -> (obs, reward, terminated, truncated,
     info)`, `close()`; and if there: `action_space`, `observe() -> obs` (called once per chunk: then `reset` and
     `step` may return None as obs), `expert_action()`, `render()`, and `env_facts`, a mapping (or a method that
-    returns one) with the keys of `facts`. `options` names the episode: task, split and index.
-
-    A stored state is the actions so far; it is restored by replaying them.
+    returns one) with the keys of `facts`. `options` names the episode: task, split and index. A stored state is the
+    actions so far; it is restored by replaying them.
     """
 
     def __init__(self, env: Any, facts: Mapping[str, Any], record_frames: bool) -> None:
@@ -168,10 +149,8 @@ class GymEpisodes:
 
     def _fact(self, key: str, meaning: str) -> Any:
         if not self.facts.get(key):
-            raise ContractError(
-                f"facts.{key} ({meaning}) is needed: give it in the recipe (env.facts.{key}) or in the mapping "
-                f"`env_facts` of the environment's class"
-            )
+            where = f"in the recipe (env.facts.{key}) or in the mapping `env_facts` of the environment's class"
+            raise ContractError(f"facts.{key} ({meaning}) is needed: give it {where}")
         return self.facts[key]
 
     def _bounds(self) -> tuple[np.ndarray, np.ndarray]:
@@ -209,14 +188,12 @@ class GymEpisodes:
         else:
             frame = spec.keyframe
             if (frame.env, frame.task) != (self.name, spec.task):
-                raise ValueError(
-                    f"this keyframe is of {frame.env}/{frame.task}, the episode asked for of {self.name}/{spec.task}"
-                )
+                asked = f"{self.name}/{spec.task}"
+                raise ValueError(f"this keyframe is of {frame.env}/{frame.task}, the episode asked for of {asked}")
             self._begin(spec.task, SPLITS[int(frame.arrays["split"])], int(frame.arrays["index"]))
             for action in frame.arrays["actions"]:
                 self._advance(action)
-        if spec.instruction:
-            self._instruction = spec.instruction
+        self._instruction = spec.instruction or self._instruction
         obs = self.observe()
         if not np.isfinite(obs.state).all():
             raise ContractError(f"the state after reset holds NaN or infinity: {obs.state}")
@@ -238,9 +215,8 @@ class GymEpisodes:
         shape = getattr(getattr(self.env, "action_space", None), "shape", None) or self.low.shape
         answer = self.env.step(action.reshape(shape).copy())
         if not (isinstance(answer, tuple) and len(answer) == 5):
-            raise ContractError(
-                "step(action) must return (obs, reward, terminated, truncated, info), as Gymnasium does"
-            )
+            expected = "(obs, reward, terminated, truncated, info)"
+            raise ContractError(f"step(action) must return {expected}, as Gymnasium does")
         self._latest, reward, terminated, truncated, info = answer
         self._actions.append(action)
         terminated, truncated = (bool(np.all(to_numpy(end))) for end in (terminated, truncated))
@@ -268,8 +244,7 @@ class GymEpisodes:
         """Execute actions (H, A) until the chunk or the episode ends."""
         number = len(actions)
         reward, ends = np.zeros(number, np.float32), np.zeros((2, number), bool)
-        recorded: list[Any] = []
-        executed, solved = 0, False
+        recorded, executed, solved = [], 0, False
         for i in range(number):
             reward[i], solved, over = self._advance(np.clip(actions[i], self.low, self.high))
             executed += 1
@@ -312,19 +287,6 @@ def make_environment(setup: Mapping[str, Any]) -> Any:
     return made if hasattr(made, "run_chunk") else GymEpisodes(made, setup["facts"], setup["record_frames"])
 
 
-def describe(env: Any) -> dict[str, Any]:
-    """The environment's facts as plain data."""
-    spec = {name: getattr(env.spec, name) for name in SPEC_FIELDS}
-    return {**spec, **{name: getattr(env.spec, name, {}) for name in ("num_eval_states", "projections")}}
-
-
-def attach(fd: int, size: int, layout: list[Any]) -> dict[str, np.ndarray]:
-    """Arrays in memory that vla-rl shares with this process."""
-    block = mmap.mmap(fd, size)
-    os.close(fd)
-    return {name: np.ndarray(shape, dtype, block, offset) for name, shape, dtype, offset in layout}
-
-
 class Host:
     """Answers commands for its environments."""
 
@@ -344,7 +306,9 @@ class Host:
             sys.path[:0] = setup["python_path"]
             for env_id in setup["env_ids"]:
                 self.envs[env_id] = make_environment(setup)
-            self.spec = describe(next(iter(self.envs.values())))
+            spec = next(iter(self.envs.values())).spec
+            self.spec = {name: getattr(spec, name) for name in SPEC_FIELDS}
+            self.spec.update({name: getattr(spec, name, {}) for name in ("num_eval_states", "projections")})
         except (Exception, SystemExit):  # process edge: vla-rl raises it
             send_message(self.sock, {"status": "failed", "text": traceback.format_exc()})
             return
@@ -353,7 +317,10 @@ class Host:
             message = recv_message(self.sock)
             if message["command"] == "memory":
                 (fd,) = socket.recv_fds(self.sock, 1, 1)[1]
-                self.memory[message["name"]] = attach(fd, message["size"], message["layout"])
+                block = mmap.mmap(fd, message["size"])
+                os.close(fd)
+                arrays = {key: np.ndarray(shape, kind, block, start) for key, shape, kind, start in message["layout"]}
+                self.memory[message["name"]] = arrays
                 continue
             ready, since = [], time.monotonic()  # quick answers leave together: each would wake vla-rl
             for env_id, argument in message["arguments"]:
@@ -363,13 +330,17 @@ class Host:
                     self.sock.sendall(b"".join(ready))
                     ready, since = [], time.monotonic()
             self.sock.sendall(b"".join(ready))
-            _bound_log()
+            log = os.fstat(2)
+            if stat.S_ISREG(log.st_mode) and log.st_size > MAX_LOG_BYTES:  # a terminal or a pipe is left alone
+                os.ftruncate(2, 0)
 
     def _answer(self, env_id: int, command: str, argument: Any) -> tuple[str, Any]:
         try:
             env = self.envs[env_id]
             if command == "reset":
-                return "ok", self._show(env_id, env.reset(_episode_spec(argument)))
+                keyframe = argument["keyframe"] and types.SimpleNamespace(**argument["keyframe"])
+                spec = types.SimpleNamespace(**{**argument, "keyframe": keyframe})
+                return "ok", self._show(env_id, env.reset(spec))
             if command == "step":
                 return "ok", self._outcome(env_id, env.run_chunk(argument))
             if command == "save_state":
@@ -393,9 +364,8 @@ class Host:
         parts["state"] = (obs.state, (self.spec["state_dim"],), "float32")
         for name, (value, expected, dtype) in parts.items():
             if value.shape != expected or value.dtype != dtype:
-                raise ContractError(
-                    f"{name}: the environment gave {value.dtype} {value.shape}, at its start it was {dtype} {expected}"
-                )
+                found = f"{value.dtype} {value.shape}"
+                raise ContractError(f"{name}: the environment gave {found}, at its start it was {dtype} {expected}")
         arrays = {name: value for name, (value, _, _) in parts.items()}
         for name, memory in self.memory.get("observations", {}).items():
             memory[env_id] = arrays[name]
@@ -423,29 +393,10 @@ class Host:
                 traceback.print_exc()
 
 
-def _episode_spec(values: Mapping[str, Any]) -> types.SimpleNamespace:
-    frame = values["keyframe"]
-    return types.SimpleNamespace(**{**values, "keyframe": frame and types.SimpleNamespace(**frame)})
-
-
-def _bound_log() -> None:
-    """Start the log afresh when it has grown large; a terminal or a pipe is left alone."""
-    status = os.fstat(2)
-    if stat.S_ISREG(status.st_mode) and status.st_size > MAX_LOG_BYTES:
-        os.ftruncate(2, 0)
-
-
-# --- the process --------------------------------------------------------------------------------
-
-
 def guard(sock: socket.socket, alive: int) -> None:
-    """In a small process of its own: end this process group once vla-rl or the host is gone, even if the host hangs.
-
-    `alive` is the read end of a pipe whose other end the host holds.
-    """
-    gone = select.poll()
+    """In a small process of its own: end this process group once vla-rl or the host is gone, even if the host hangs."""
+    gone, both = select.poll(), select.poll()  # `alive` reads a pipe whose other end the host holds
     gone.register(alive, 0)
-    both = select.poll()
     both.register(alive, 0)
     both.register(sock, getattr(select, "POLLRDHUP", 0))
     both.poll()
@@ -478,7 +429,7 @@ def run(sock: socket.socket, allowed: str = "") -> None:
 
 def proof(token: bytes, who: str, challenge: bytes) -> bytes:
     """What only a holder of the token can answer to a challenge."""
-    return hmac.new(token, who.encode() + challenge, hashlib.sha256).digest()
+    return hmac.new(token, who.encode() + challenge, "sha256").digest()
 
 
 def main() -> None:

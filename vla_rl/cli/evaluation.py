@@ -77,7 +77,7 @@ def compare(
 
 def _compare_by_running(recipe: str, a: str, b: str | None, overrides: list[str]) -> None:
     from vla_rl.config import ConfigError, apply_overrides, validate
-    from vla_rl.evaluation.compare import SequentialConfig
+    from vla_rl.evaluation.sequential_compare import SequentialConfig
     from vla_rl.workflows.evaluate_policy import compare_policies
 
     if b is None:

@@ -1,7 +1,7 @@
 """Is a gain made in imagination real? Paired episodes in the real environment, at set intervals, decide.
 
 Each check compares the policy with the last confirmed one on fresh initial states, pair by pair, by a
-sequential test (`vla_rl.evaluation.compare.compare_sequential`). Its verdict is "confirmed": a real gain, which moves
+sequential test (`sequential_compare.compare_sequential`). Its verdict is "confirmed": a real gain, which moves
 the mark; "refuted": worse, or surely no gain worth having, which sends the run back to the mark; or "undecided": the
 pairs did not tell. RL then continues to the next check; what the last check leaves undecided is sent back as well.
 
@@ -19,7 +19,7 @@ from typing import Any, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from vla_rl.config import Config
-from vla_rl.evaluation.compare import SequentialComparison, SequentialConfig, compare_sequential
+from vla_rl.evaluation.sequential_compare import SequentialComparison, SequentialConfig, compare_sequential
 from vla_rl.interfaces import Policy, VecEnv
 from vla_rl.policies.load import load_policy
 from vla_rl.types import Split

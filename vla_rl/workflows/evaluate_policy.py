@@ -14,8 +14,8 @@ from vla_rl.recipe.recipe import Recipe
 from vla_rl.workflows.recipe_parts import build_policy, env_spec, policy_path
 
 if TYPE_CHECKING:
-    from vla_rl.evaluation.compare import SequentialComparison, SequentialConfig
     from vla_rl.evaluation.results import Evaluation
+    from vla_rl.evaluation.sequential_compare import SequentialComparison, SequentialConfig
 
 
 def evaluate(recipe: Recipe, folder: Path, name: str = "policy") -> Evaluation:
@@ -63,8 +63,8 @@ def compare_policies(recipe: Recipe, a: str, b: str, config: SequentialConfig) -
     """Run two saved policies in the recipe's environment until the difference is clear."""
     from rich.console import Console
 
-    from vla_rl.evaluation.compare import compare_sequential
     from vla_rl.evaluation.evaluate import build_env
+    from vla_rl.evaluation.sequential_compare import compare_sequential
     from vla_rl.policies.load import load_policy
 
     device = resolve_device(recipe.device)

@@ -7,8 +7,9 @@ from reach_policy import ReachPolicy
 
 from sim.dummy import DummyConfig
 from vla_rl.evaluation import statistics
-from vla_rl.evaluation.compare import Comparison, SequentialConfig, compare, compare_sequential, format_p
+from vla_rl.evaluation.compare import Comparison, compare, format_p
 from vla_rl.evaluation.results import EpisodeRecord, Evaluation, EvaluationError, EvaluationMeta
+from vla_rl.evaluation.sequential_compare import SequentialConfig, compare_sequential
 
 
 def make(outcomes: dict[str, list[int]], mode="sampled", samples=1, start=0, lost=(), **meta) -> Evaluation:

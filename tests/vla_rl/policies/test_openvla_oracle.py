@@ -11,6 +11,7 @@ import torch
 from openvla_oracle import arrays, as_images, close, load, observation, oracle
 
 from vla_rl.policies.openvla.action_tokens import ActionTokenizer
+from vla_rl.policies.openvla.decoding import decode
 from vla_rl.policies.openvla.image_chain import apply_chain, center_crop, decode_jpeg, jpeg_round_trip, lanczos_resize
 from vla_rl.policies.openvla.inputs import image_batch, prompt_batch
 from vla_rl.policies.openvla.llama_tokenizer import LlamaTokenizer, prompt_text
@@ -64,7 +65,7 @@ def test_base_intermediates(case, base):
 
 @torch.no_grad()
 def test_base_greedy_tokens_logits_and_actions(case, base, base_obs):
-    tokens, logits, _ = base._decode(base._prefix(base_obs), 0.0, None)
+    tokens, logits, _ = decode(base.network, base._prefix(base_obs), base._num_tokens, 0.0, None)
     np.testing.assert_array_equal(tokens[0].numpy() + FIRST_ID, case["action_tokens"])
     close(logits[0], case["action_logits"], 1e-4)
     chunk = base.act(base_obs, temperature=0.0)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from test_report import run  # noqa: F401  (a fixture)
 
-from vla_rl.evaluation.compare import SequentialComparison
 from vla_rl.evaluation.gate import GateCheck
+from vla_rl.evaluation.sequential_compare import SequentialComparison
 from vla_rl.evaluation.statistics import Interval
 from vla_rl.report.imagination import rounds
 from vla_rl.report.report import write_report

@@ -330,6 +330,13 @@ class OpenVLAOptions(PolicyConfig):
             placeholder=self.placeholder or preset.placeholder,
         )
 
+    def executed_actions(self, chunk_size: int) -> int:
+        """Return H, how many of a policy's `chunk_size` actions are executed; raise ConfigError where it has fewer."""
+        asked = self.num_actions
+        if asked is not None and asked > chunk_size:
+            raise ConfigError(f"policy.num_actions: got {asked}, at most {chunk_size}, the policy's chunk_size")
+        return asked or chunk_size
+
     def with_chosen(self, chosen: dict[str, Any], published: bool = False) -> OpenVLAOptions:
         """This checkpoint's config with what a recipe chose anew.
 

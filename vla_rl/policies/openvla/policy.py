@@ -18,6 +18,7 @@ from vla_rl.interfaces import Policy, PolicyOutput
 from vla_rl.policies import lora
 from vla_rl.policies.normalization import NormStats, QuantileStats
 from vla_rl.policies.openvla.action_tokens import ActionTokenizer
+from vla_rl.policies.openvla.decoding import check_temperature, decode, draw, token_log_prob
 from vla_rl.policies.openvla.files import folders as openvla_folders
 from vla_rl.policies.openvla.files.folders import NEW_HEADS, TRAINED_WHOLE
 from vla_rl.policies.openvla.files.layout import PublishedFolder
@@ -59,7 +60,7 @@ class OpenVLAPolicy(nn.Module, Policy):
         self.published: PublishedFolder | None = None
         self.no_rl_reason: str | None = None
         self.demonstration_size = architecture.chunk_size  # Actions that cloning learns at once.
-        self.chunk_size = self._num_actions()
+        self.chunk_size = config.executed_actions(architecture.chunk_size)
         self.action_dim = architecture.action_dim
         self.cameras = config.cameras
         self.state_dim = architecture.state_dim
@@ -224,11 +225,11 @@ class OpenVLAPolicy(nn.Module, Policy):
             ValueError: no statistics yet, a camera is missing, wrong state size, or temperature < 0.
         """
         stats = self._stats()
-        _check_temperature(temperature, lowest=0.0)
+        check_temperature(temperature, lowest=0.0)
         with self._autocast():
             prefix = self._prefix(obs)
             if self.architecture.decoder == "autoregressive":
-                tokens, logits, hidden = self._decode(prefix, temperature, generator)
+                tokens, logits, hidden = decode(self.network, prefix, self._num_tokens, temperature, generator)
             else:
                 hidden = self.network.hidden(prefix, None)
                 tokens = logits = None
@@ -240,7 +241,7 @@ class OpenVLAPolicy(nn.Module, Policy):
         if tokens is None or logits is None:
             logits = self.network.logits(hidden[:, : self._num_tokens])
             tokens = draw(logits, temperature, generator)
-        log_prob = self._shape(_log_prob(logits / temperature, tokens)).cpu().numpy() if temperature > 0 else None
+        log_prob = self._shape(token_log_prob(logits / temperature, tokens)).cpu().numpy() if temperature > 0 else None
         drawn = self._shape(tokens).cpu().numpy()
         return ActionChunk(
             self._to_env(self.action_tokenizer.decode(drawn), stats), tokens=drawn, log_prob=log_prob, value=value
@@ -264,18 +265,18 @@ class OpenVLAPolicy(nn.Module, Policy):
         self, hidden: Tensor, temperature: float, generator: torch.Generator | None
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Normalized actions float32 (B, H, A) of the L1 head, and their log-density where there is one."""
-        location, log_scale = self._executed(self._density(hidden))
+        location, log_scale = self._density(hidden, self.chunk_size)
         if temperature == 0 or log_scale is None:
             return location.cpu().numpy(), None
         log_scale = log_scale + math.log(temperature)
         path = laplace_draw(location, log_scale, generator)
         return path.cpu().numpy(), laplace_log_prob(path, location, log_scale).cpu().numpy()
 
-    def _density(self, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Location and log-scale float32 (B, H, A) of the continuous decoder; no scale without its head."""
+    def _density(self, hidden: Tensor, num_actions: int) -> tuple[Tensor, Tensor | None]:
+        """Location and log-scale float32 (B, num_actions, A) of the l1 decoder; no scale without its head."""
         assert self.network.action_head is not None, "only the l1 decoder has an action head"
-        scale_head = self.network.scale_head
-        return self.network.action_head(hidden), None if scale_head is None else scale_head(hidden)
+        location, scale_head = self.network.action_head(hidden), self.network.scale_head
+        return location[:, :num_actions], None if scale_head is None else scale_head(hidden)[:, :num_actions]
 
     def evaluate(self, obs: Observation, chunk: ActionChunk, temperature: float = 1.0) -> PolicyOutput:
         """Log-probability, entropy and value of given chunks, with gradient. See `Policy.evaluate`.
@@ -283,7 +284,7 @@ class OpenVLAPolicy(nn.Module, Policy):
         Raises:
             ValueError: the chunk has no tokens, or temperature <= 0.
         """
-        _check_temperature(temperature, lowest=1e-6)
+        check_temperature(temperature, lowest=1e-6)
         if self.network.action_head is not None:
             return self._evaluate_continuous(obs, chunk, temperature)
         if chunk.tokens is None:
@@ -303,7 +304,7 @@ class OpenVLAPolicy(nn.Module, Policy):
         if chunk.path is None:
             raise ValueError("chunk.path: None; this policy can only evaluate chunks that carry what was drawn")
         hidden = self._hidden(obs, None)
-        location, log_scale = self._executed(self._density(hidden))
+        location, log_scale = self._density(hidden, self.chunk_size)
         assert log_scale is not None, "there is a scale head"
         log_scale = log_scale + math.log(temperature)
         path = torch.from_numpy(chunk.path).to(self.device)
@@ -362,7 +363,7 @@ class OpenVLAPolicy(nn.Module, Policy):
         """Hidden states, loss (B, H, A), greedy normalized actions, and where greedy tokens are right (B, H, A)."""
         if self.network.action_head is not None:
             hidden = self._hidden(obs, None)
-            location, log_scale = self._density(hidden)
+            location, log_scale = self._density(hidden, self.architecture.chunk_size)
             wanted = torch.from_numpy(targets).to(self.device)
             losses = (location - wanted).abs()
             if log_scale is not None:
@@ -383,7 +384,7 @@ class OpenVLAPolicy(nn.Module, Policy):
         if self.architecture.decoder != "autoregressive":
             return self._hidden(obs, None).mean(1)
         with self._autocast():
-            return self._decode(self._prefix(obs), 0.0, None)[2].mean(1)
+            return decode(self.network, self._prefix(obs), self._num_tokens, 0.0, None)[2].mean(1)
 
     # --- parts ------------------------------------------------------------------------------
 
@@ -396,23 +397,6 @@ class OpenVLAPolicy(nn.Module, Policy):
         """Hidden states (B, n, hidden) and logits (B, n, bins), float32, of given tokens (B, n); None: of all."""
         hidden = self._hidden(obs, tokens)[:, : None if tokens is None else tokens.shape[1]]
         return hidden, self.network.logits(hidden)
-
-    def _decode(
-        self, prefix: Prefix, temperature: float, generator: torch.Generator | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Token by token: tokens (B, n), logits (B, n, bins), hidden states (B, n, hidden)."""
-        hidden, past = self.network.start(prefix)
-        valid = prefix.valid
-        tokens, logits, hiddens = [], [], []
-        for i in range(self._num_tokens):
-            if i > 0:
-                valid = None if valid is None else F.pad(valid, (0, 1), value=True)
-                hidden, past = self.network.step(tokens[-1], valid, past)
-            with self._full_precision():
-                logits.append(self.network.logits(hidden))
-            hiddens.append(hidden)
-            tokens.append(draw(logits[-1], temperature, generator))
-        return torch.cat(tokens, 1), torch.cat(logits, 1), torch.cat(hiddens, 1)
 
     def _value(self, hidden: Tensor) -> Tensor | None:
         if self.network.value_head is None:
@@ -452,22 +436,10 @@ class OpenVLAPolicy(nn.Module, Policy):
             )
         return self.norm_stats
 
-    def _num_actions(self) -> int:
-        """H, actions of a chunk that are executed."""
-        size, asked = self.architecture.chunk_size, self.config.num_actions
-        if asked is not None and asked > size:
-            raise ConfigError(f"policy.num_actions: got {asked}, at most {size}, the policy's chunk_size")
-        return asked or size
-
     @property
     def _num_tokens(self) -> int:
         """Tokens of the actions that are executed."""
         return self.chunk_size * self.action_dim
-
-    def _executed(self, density: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
-        """The part of a location and a log-scale that belongs to the actions that are executed."""
-        location, log_scale = density
-        return location[:, : self.chunk_size], None if log_scale is None else log_scale[:, : self.chunk_size]
 
     def _shape(self, x: Tensor) -> Tensor:
         """(B, n) -> (B, n / A, A)."""
@@ -476,27 +448,3 @@ class OpenVLAPolicy(nn.Module, Policy):
     def _autocast(self) -> torch.autocast:
         dtype = self.network.compute_dtype
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16)
-
-    def _full_precision(self) -> torch.autocast:
-        return torch.autocast(self.device.type, enabled=False)
-
-
-def draw(logits: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
-    """Tokens int64 (...) of logits float32 (..., bins): greedy at temperature 0, else by inverse CDF."""
-    if temperature == 0:
-        return logits.argmax(-1)
-    cumulative = (logits.double() / temperature).softmax(-1).cumsum(-1)
-    device = logits.device if generator is None else generator.device
-    uniform = torch.rand(logits.shape[:-1], generator=generator, device=device, dtype=torch.float64).to(logits.device)
-    threshold = uniform[..., None] * cumulative[..., -1:]
-    return torch.searchsorted(cumulative, threshold, right=True).squeeze(-1).clamp_max_(logits.shape[-1] - 1)
-
-
-def _log_prob(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Log-probability float32 (...) of tokens under logits (..., bins)."""
-    return torch.log_softmax(logits, -1).gather(-1, tokens[..., None]).squeeze(-1)
-
-
-def _check_temperature(temperature: float, lowest: float) -> None:
-    if not temperature >= lowest:
-        raise ValueError(f"temperature: got {temperature}, must be at least {lowest:g}")

@@ -1,0 +1,171 @@
+"""Run two policies on the same initial states, batch by batch, until the difference is clear."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Literal
+
+import numpy as np
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from vla_rl.config import Config
+from vla_rl.evaluation.compare import format_p
+from vla_rl.evaluation.results import EvaluationError
+from vla_rl.evaluation.statistics import Interval
+from vla_rl.interfaces import Policy, VecEnv
+from vla_rl.types import EpisodeSpec, Split
+
+
+class SequentialConfig(Config):
+    """When to stop comparing two policies."""
+
+    split: Split = Field(default="validation", description="Initial states to use.")
+    tasks: tuple[str, ...] = Field(default=(), description="Tasks; empty means all of the environment's.")
+    start_index: NonNegativeInt = Field(default=0, description="First initial state of the split.")
+    temperature: float = Field(default=1.0, ge=0, description="Of the action sampling; 0 is greedy.")
+    max_pairs: PositiveInt = Field(default=400, description="Give up undecided after this many pairs.")
+    alpha: float = Field(
+        default=0.05, gt=0, lt=1, description="Chance of calling equal policies different, over all looks."
+    )
+    min_gain: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="Stop with 'no_gain' once b's advantage is surely below this; null: never.",
+    )
+    seed: int = Field(default=0, description="Of the action sampling.")
+    max_retries: NonNegativeInt = Field(default=2, description="Times an episode whose worker broke is run again.")
+
+
+class SequentialComparison(Config):
+    """How a sequential comparison ended.
+
+    Attributes:
+        decision: "better" or "worse": b against a, wrong with probability at most alpha; "no_gain": b's
+            advantage is below min_gain; "undecided": max_pairs, or the split's states, were used up.
+        gained, lost, tied: pairs. num_pairs: their sum. max_pairs: what was allowed.
+        num_lost_pairs: left out because a worker broke.
+        num_episodes: run in all, of both policies: also those of a last batch that were not needed, and tries again.
+        rate_a, rate_b: on the pairs run. After an early stop the difference leans away from zero;
+            `interval`, valid at any stopping time, does not.
+        p_value: anytime-valid.
+    """
+
+    decision: Literal["better", "worse", "no_gain", "undecided"]
+    gained: int
+    lost: int
+    tied: int
+    num_pairs: int
+    max_pairs: int
+    num_lost_pairs: int
+    num_episodes: int = 0
+    rate_a: float
+    rate_b: float
+    interval: Interval
+    p_value: float
+    alpha: float
+
+    def text(self) -> str:
+        """One line for people."""
+        verdict = {
+            "better": "b is better than a",
+            "worse": "b is worse than a",
+            "no_gain": "b has no gain worth looking for",
+            "undecided": "undecided",
+        }[self.decision]
+        return (
+            f"{verdict} after {self.num_pairs} of at most {self.max_pairs} pairs: "
+            f"{100 * self.rate_a:.1f} % -> {100 * self.rate_b:.1f} %, {self.gained} gained, {self.lost} lost, "
+            f"difference between {100 * self.interval.low:+.1f} and {100 * self.interval.high:+.1f} points, "
+            f"anytime-valid p {format_p(self.p_value)}"
+        )
+
+
+def compare_sequential(
+    policy_a: Policy,
+    policy_b: Policy,
+    env: VecEnv,
+    config: SequentialConfig,
+    on_batch: Callable[[int, float], None] | None = None,
+) -> SequentialComparison:
+    """Run both policies on the same states, batch by batch, until the difference is clear.
+
+    Each batch is one round of `env.num_envs` episodes of each policy; tasks take turns.
+
+    Args:
+        on_batch: called with (pairs so far, anytime-valid p-value), for progress.
+    """
+    from vla_rl.evaluation.evaluate import derived_seed, run_episodes
+    from vla_rl.evaluation.sequential import PairedSequentialTest
+
+    test = PairedSequentialTest(config.alpha, config.min_gain)
+    num_lost = num_episodes = 0
+    num_successes = np.zeros(2, np.int64)
+    states = _states(env, config)
+    for batch in range(config.max_pairs):
+        num = min(env.num_envs, config.max_pairs - test.num_pairs)
+        specs = list(islice(states, num))
+        if not specs or test.decision != "undecided":
+            break
+        runs = [
+            run_episodes(
+                policy,
+                env,
+                specs,
+                temperature=config.temperature,
+                seed=derived_seed(config.seed, batch),
+                max_retries=config.max_retries,
+            )
+            for policy in (policy_a, policy_b)
+        ]
+        num_episodes += sum(len(episodes) + num_retried for episodes, num_retried in runs)
+        for episode_a, episode_b in zip(*(episodes for episodes, _ in runs), strict=True):
+            if episode_a.lost or episode_b.lost:
+                num_lost += 1
+            elif test.decision == "undecided":
+                test.update(episode_a.success, episode_b.success)
+                num_successes += (episode_a.success, episode_b.success)
+        if on_batch is not None:
+            on_batch(test.num_pairs, test.p_value)
+    if test.num_pairs == 0:
+        raise EvaluationError("no pair of episodes finished: every one was lost with its worker")
+    rate_a, rate_b = num_successes / test.num_pairs
+    return SequentialComparison(
+        decision=test.decision,
+        gained=test.gained,
+        lost=test.lost,
+        tied=test.tied,
+        num_pairs=test.num_pairs,
+        max_pairs=config.max_pairs,
+        num_lost_pairs=num_lost,
+        num_episodes=num_episodes,
+        rate_a=float(rate_a),
+        rate_b=float(rate_b),
+        interval=test.interval,
+        p_value=test.p_value,
+        alpha=config.alpha,
+    )
+
+
+def _states(env: VecEnv, config: SequentialConfig) -> Iterator[EpisodeSpec]:
+    """State after state, tasks in turn. Official states, being few, come again when sampled."""
+    tasks = config.tasks or tuple(env.spec.tasks)
+    for task in tasks:
+        if task not in env.spec.tasks:
+            raise EvaluationError(f"tasks: unknown task {task!r}; {env.spec.kind} has: {', '.join(env.spec.tasks)}")
+    official = env.spec.num_eval_states if config.split == "eval" else {}
+    rounds = 0
+    while True:
+        some = False
+        for task in tasks:
+            index = config.start_index + rounds
+            if task in official and index >= official[task]:
+                if config.temperature == 0:
+                    continue
+                index %= official[task]
+            some = True
+            yield EpisodeSpec(task, config.split, index)
+        if not some:
+            return
+        rounds += 1

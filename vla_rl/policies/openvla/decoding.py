@@ -1,0 +1,53 @@
+"""How action tokens are drawn: from logits that are there, or one token after the other."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vla_rl.policies.openvla.network.network import OpenVLANetwork, Prefix
+
+
+def check_temperature(temperature: float, lowest: float) -> None:
+    """Raise ValueError where the temperature is below the lowest that is allowed, or not a number."""
+    if not temperature >= lowest:
+        raise ValueError(f"temperature: got {temperature}, must be at least {lowest:g}")
+
+
+def draw(logits: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
+    """Draw tokens int64 (...) from logits float32 (..., bins): greedy at temperature 0, else by inverse CDF."""
+    if temperature == 0:
+        return logits.argmax(-1)
+    cumulative = (logits.double() / temperature).softmax(-1).cumsum(-1)
+    device = logits.device if generator is None else generator.device
+    uniform = torch.rand(logits.shape[:-1], generator=generator, device=device, dtype=torch.float64).to(logits.device)
+    threshold = uniform[..., None] * cumulative[..., -1:]
+    return torch.searchsorted(cumulative, threshold, right=True).squeeze(-1).clamp_max_(logits.shape[-1] - 1)
+
+
+def token_log_prob(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Return the log-probability float32 (...) of tokens under logits (..., bins)."""
+    return torch.log_softmax(logits, -1).gather(-1, tokens[..., None]).squeeze(-1)
+
+
+def decode(
+    network: OpenVLANetwork, prefix: Prefix, num_tokens: int, temperature: float, generator: torch.Generator | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw n tokens one after the other, each after those before it. Logits are computed in full precision.
+
+    Returns:
+        tokens int64 (B, n), logits (B, n, bins), hidden states (B, n, hidden).
+    """
+    hidden, past = network.start(prefix)
+    valid = prefix.valid
+    tokens, logits, hiddens = [], [], []
+    for i in range(num_tokens):
+        if i > 0:
+            valid = None if valid is None else F.pad(valid, (0, 1), value=True)
+            hidden, past = network.step(tokens[-1], valid, past)
+        with torch.autocast(hidden.device.type, enabled=False):
+            logits.append(network.logits(hidden))
+        hiddens.append(hidden)
+        tokens.append(draw(logits[-1], temperature, generator))
+    return torch.cat(tokens, 1), torch.cat(logits, 1), torch.cat(hiddens, 1)
