@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field, FiniteFloat, PositiveFloat, PositiveInt, model_validator
 
+from vla_rl.common.pretrained import pretrained_entry
 from vla_rl.config import Config, ConfigError, validate
 from vla_rl.types import EnvSpec
 from world_model.config import WorldModelConfig
@@ -130,18 +131,14 @@ def resolve_path(path: str | Path) -> Path:
     Raises:
         ConfigError: no such pretrained world model (lists those there are), or no such folder.
     """
-    text = str(path)
-    if text.startswith("pretrained:"):
-        root, name = pretrained_folder(), text.removeprefix("pretrained:")
-        known = sorted(p.parent.name for p in root.glob(f"*/{METADATA_FILE}"))
-        if name not in known:
-            available = ", ".join(known) or "none"
-            raise ConfigError(f"world model {text!r}: no such pretrained world model. Available: {available}.")
-        return root / name
-    folder = Path(text).expanduser()
+    shipped = pretrained_entry(path, pretrained_folder(), METADATA_FILE, option="world model", kind="world model")
+    if shipped is not None:
+        return shipped
+    folder = Path(path).expanduser()
     if not folder.is_dir():
         raise ConfigError(
-            f"world model {text!r}: no such folder. Give one written by `vla-rl world-model fit`, or 'pretrained:NAME'."
+            f"world model {str(path)!r}: no such folder. Give one written by `vla-rl world-model fit`, or "
+            "'pretrained:NAME'."
         )
     return folder
 

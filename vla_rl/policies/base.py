@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
+from vla_rl.common.pretrained import pretrained_entry
 from vla_rl.config import Config, ConfigError
 from vla_rl.types import EnvSpec
 
@@ -80,16 +81,10 @@ def resolve_path(path: str | Path) -> Path:
     Raises:
         ConfigError: no such pretrained policy (lists those there are), no such folder, or the hub cannot be reached.
     """
+    shipped = pretrained_entry(path, pretrained_folder(), CONFIG_FILE, option="policy path", kind="policy")
+    if shipped is not None:
+        return shipped
     text = str(path)
-    if text.startswith("pretrained:"):
-        root = pretrained_folder()
-        name = text.removeprefix("pretrained:")
-        known = sorted(p.parent.name for p in root.glob(f"*/{CONFIG_FILE}"))
-        if name not in known:
-            raise ConfigError(
-                f"policy path {text!r}: no such pretrained policy. Available: {', '.join(known) or 'none'}."
-            )
-        return root / name
     folder = Path(text).expanduser()
     if folder.is_dir():
         return folder
