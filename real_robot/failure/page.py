@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import io
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from vla_rl.common.atomic import write_text_atomic
+from vla_rl.report.page import page_template
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,12 +19,6 @@ if TYPE_CHECKING:
 
 SUCCESS, FAILURE, LEVEL = "#0072B2", "#D55E00", "#111111"  # Okabe & Ito's: told apart by color-blind readers too.
 _SHOWN = 40  # Curves of each outcome drawn singly in a panel.
-
-_STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:1100px;margin:2em auto;padding:0 1em;color:#1b2733}
-table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:13px}
-th,td{padding:.35em .7em;border-bottom:1px solid #dde3e8;text-align:right;white-space:nowrap}
-th:first-child,td:first-child{text-align:left}img{max-width:100%}.scroll{overflow-x:auto}small{color:#5b6b78}"""
-
 
 # Column's title -> figure. "h": at the common horizon; otherwise by each episode's own end.
 COLUMNS = (
@@ -47,30 +41,16 @@ def text(figure: Figure | None) -> str:
 
 def write_page(report: FailureReport, path: Path) -> Path:
     """Write the page; its picture is inside it, nothing is fetched."""
-    head = "".join(f"<th>{escape(title)}</th>" for title, _ in COLUMNS)
-    rows = "".join(
-        f"<tr><td>{escape(kind)}</td>" + "".join(f"<td>{text(own.get(name))}</td>" for _, name in COLUMNS) + "</tr>"
-        for kind, own in report.figures.items()
-    )
-    policy = report.facts["policy_hash"][:12]
-    picture = base64.b64encode(_picture(report)).decode()
-    alpha = ", ".join(f"{kind} {value:g}" for kind, value in report.facts["alpha"].items())
-    write_text_atomic(
-        path,
-        f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>Failure detection</title><style>{_STYLE}</style>
-<h1>Failure detection</h1><p>{escape(report.summary())}. Policy {escape(policy)}.</p>
-<div class="scroll"><table><tr><th>detector</th>{head}</tr>{rows}</table></div>
-<p><small>(h): by the common horizon, the chunks that every episode of a task lived, so that its length says
-nothing about how it ended. The other columns: by each episode's own end. Coverage: successes without a false alarm;
-promised at least 1 - alpha (alpha: {escape(alpha)}). Detection time: share of a failed episode gone at the first
-alarm, 1 for a miss. The clock is a score that is the time alone. Intervals:
-{escape(report.facts["intervals"])}.</small></p>
-<h2>Scores over time</h2><p>How many modulations a score stands above its band's center, by chunk. Dashed: the level
-of an alarm. Shaded: the middle 80 % of the episodes still running; thin: single episodes.</p>
-<img alt="Scores over time, successes and failures, by detector and task"
-src="data:image/png;base64,{picture}"></html>
-""",
-    )
+    content = {
+        "summary": report.summary(),
+        "policy": report.facts["policy_hash"][:12],
+        "titles": [title for title, _ in COLUMNS],
+        "rows": [(kind, [text(own.get(name)) for _, name in COLUMNS]) for kind, own in report.figures.items()],
+        "alpha": ", ".join(f"{kind} {value:g}" for kind, value in report.facts["alpha"].items()),
+        "intervals": report.facts["intervals"],
+        "picture": base64.b64encode(_picture(report)).decode(),
+    }
+    write_text_atomic(path, page_template(__package__ or "", "failure_page.html").render(content))
     return path
 
 
