@@ -2,7 +2,7 @@
 
 `python scripts/path_to_loss.py [KEY=VALUE]...` trains in the tabletop, in this process, stops at the first loss, and
 prints how many lines the functions have that ran, docstrings included, and in how many files. The simulator and the
-policy are left out, and so is what only defines (imports, class bodies): it runs when a file is loaded.
+policy are left out with all that they call, and so is what only defines (imports, class bodies).
 """
 
 from __future__ import annotations
@@ -27,18 +27,28 @@ class FirstLoss(Exception):
     """The first loss is about to be computed."""
 
 
+def inside(name: str) -> str | None:
+    """Return the path of a file of ours, relative to the repository; None for another."""
+    return Path(name).relative_to(ROOT).as_posix() if name.startswith(f"{ROOT}{os.sep}") else None
+
+
 def watch(started: set[tuple[str, int]]) -> None:
     """Note (file, first line) of each function of ours when it first runs; stop at the first loss."""
     events = sys.monitoring.events
 
     def on_start(code: CodeType, offset: int) -> object:
         is_function = bool(code.co_flags & inspect.CO_NEWLOCALS)  # A module's and a class's body have none.
-        if is_function and code.co_filename.startswith(f"{ROOT}{os.sep}"):
-            file = Path(code.co_filename).relative_to(ROOT).as_posix()
-            if not file.startswith(LEFT_OUT):
-                started.add((file, code.co_firstlineno))
-                if code.co_name == LOSS:
-                    raise FirstLoss
+        file = inside(code.co_filename)
+        if not is_function or file is None or file.startswith(LEFT_OUT):
+            return sys.monitoring.DISABLE
+        frame = sys._getframe(1).f_back
+        while frame is not None:  # What a simulator or policy calls is a part of it.
+            if (caller := inside(frame.f_code.co_filename)) is not None and caller.startswith(LEFT_OUT[:2]):
+                return None
+            frame = frame.f_back
+        started.add((file, code.co_firstlineno))
+        if code.co_name == LOSS:
+            raise FirstLoss
         return sys.monitoring.DISABLE
 
     sys.monitoring.use_tool_id(TOOL, "path_to_loss")
