@@ -48,6 +48,7 @@ def watch(started: set[tuple[str, int]]) -> None:
             frame = frame.f_back
         started.add((file, code.co_firstlineno))
         if code.co_name == LOSS:
+            sys.monitoring.set_events(TOOL, 0)
             raise FirstLoss
         return sys.monitoring.DISABLE
 

@@ -23,11 +23,10 @@ from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.reinforce_pp import ReinforcePPConfig
 from vla_rl.distributed.fsdp import local
-from vla_rl.distributed.process_group import ProcessGroup
+from vla_rl.distributed.process_group import ProcessGroup, joined
 from vla_rl.interfaces import VecEnv
 from vla_rl.policies.fake_input import fake_env_spec
 from vla_rl.policies.openvla.config import OpenVLAConfig
-from vla_rl.recipe.processes import joined
 from vla_rl.rollout.collect import collect
 from vla_rl.training.bc_trainer import BCTrainer, open_bc_dataset
 from vla_rl.training.checkpoint import trained_weights

@@ -19,8 +19,7 @@ import torch
 from vla_rl.algorithms.batch import Batch, Pool, gather_observations, rollout_metrics, usable_episodes
 from vla_rl.algorithms.losses import minibatch_weights
 from vla_rl.common.timing import Stopwatch
-from vla_rl.distributed.fsdp import full, like, local, swap_weights
-from vla_rl.distributed.outcomes import gather_outcomes
+from vla_rl.distributed.fsdp import full, like, swap_weights
 from vla_rl.distributed.process_group import ALONE, ProcessGroup, reduce_metrics
 from vla_rl.interfaces import Policy
 from vla_rl.training.checkpoint import flatten_optimizer, restore_optimizer
@@ -109,7 +108,7 @@ class Learner:
         if self._reference is not None:
             with self._swapped_with_reference(), self.world.unsharded(self.policy):
                 batch.reference_log_prob, _ = self._evaluate(batch.episodes, batch.episode, batch.chunk, batch.chunks)
-        batch.metrics |= rollout_metrics(gather_outcomes(self.world, episodes))
+        batch.metrics |= rollout_metrics(self.world.gather_outcomes(episodes))
         active, _ = self.world.all_gather_rows(batch.active)
         batch.metrics["advantage/decisions"] = float(len(active))
         batch.metrics["advantage/active"] = float(active.mean()) if len(active) else 0.0
@@ -295,7 +294,7 @@ class Learner:
 
     def _check_weights(self) -> None:
         """Undo the update and stop the run if a weight overflowed, as finite gradients can still make it."""
-        is_finite = all(bool(torch.isfinite(local(p)).all()) for p in self._parameters.values())
+        is_finite = all(bool(torch.isfinite(self.world.local(p)).all()) for p in self._parameters.values())
         if not all(self.world.gather(is_finite)):
             self._restore_weights(self._last_good)
             raise TrainingDivergedError(
@@ -310,12 +309,12 @@ class Learner:
 
     def _copy_weights(self) -> dict[str, torch.Tensor]:
         """Return this process's part of the trained weights, on the CPU."""
-        return {n: local(p.detach()).to("cpu", copy=True) for n, p in self._parameters.items()}
+        return {n: self.world.local(p.detach()).to("cpu", copy=True) for n, p in self._parameters.items()}
 
     @torch.no_grad()
     def _restore_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         for name, parameter in self._parameters.items():
-            local(parameter).copy_(weights[name])
+            self.world.local(parameter).copy_(weights[name])
 
     @contextmanager
     def _swapped_with_reference(self) -> Iterator[None]:

@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
 def train(recipe: RecipeName, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
     """Post-train a policy by reinforcement learning."""
     from vla_rl.common.run_folder import RunFolder, open_run
-    from vla_rl.recipe.processes import joined
+    from vla_rl.distributed.process_group import joined
     from vla_rl.training.train import train as run_training
 
     loaded = load(recipe, overrides)
@@ -35,7 +35,7 @@ def train(recipe: RecipeName, overrides: Overrides = None, output: Output = None
 def sft(recipe: RecipeName, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
     """Train a policy by behavior cloning on demonstrations."""
     from vla_rl.common.run_folder import open_run
-    from vla_rl.recipe.processes import joined
+    from vla_rl.distributed.process_group import joined
     from vla_rl.workflows.clone import clone
 
     loaded = load(recipe, overrides)

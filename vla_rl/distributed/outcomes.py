@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vla_rl.distributed.process_group import ProcessGroup
 from vla_rl.types import ActionChunk, Episode, EpisodeSpec, Keyframe, Observation
 
+if TYPE_CHECKING:
+    from vla_rl.distributed.process_group import ProcessGroup
 
-def gather_outcomes(world: ProcessGroup, episodes: Sequence[Episode]) -> list[Episode]:
-    """The episodes of all processes, those of process 0 first, each without observations, actions and frames.
 
-    With one process: the episodes as they are.
-    """
-    if world.size == 1:
-        return list(episodes)
+def gather(world: ProcessGroup, episodes: Sequence[Episode]) -> list[Episode]:
+    """See `ProcessGroup.gather_outcomes`."""
     return [_episode(values) for part in world.gather([_outline(e) for e in episodes]) for values in part]
 
 

@@ -24,6 +24,9 @@ from vla_rl.config import ConfigError
 if TYPE_CHECKING:
     import torch
 
+    from vla_rl.recipe.recipe import Recipe
+    from vla_rl.types import Episode
+
 
 Strategy = Literal["ddp", "fsdp"]
 
@@ -89,6 +92,17 @@ class ProcessGroup:
         """What `call` returns (JSON-able) in process 0, which alone makes it; the others wait for it."""
         return self.gather(call() if self.is_main else None)[0]
 
+    def gather_outcomes(self, episodes: Sequence[Episode]) -> list[Episode]:
+        """Return the episodes of all processes, process 0's first, each without observations, actions and frames.
+
+        With one process: the episodes as they are.
+        """
+        if self.size == 1:
+            return list(episodes)
+        from vla_rl.distributed import outcomes
+
+        return outcomes.gather(self, episodes)
+
     def wait(self) -> None:
         """Until every process is here."""
         self.gather(None)
@@ -146,6 +160,14 @@ class ProcessGroup:
                 parameter.grad = torch.zeros_like(parameter)
             if is_present:
                 dist.all_reduce(parameter.grad)
+
+    def local(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return this process's part of a tensor, sharing its storage; the tensor itself where it is not cut up."""
+        if not self.is_sharded:
+            return tensor
+        from vla_rl.distributed.fsdp import local
+
+        return local(tensor)
 
     def unsharded(self, policy: Any) -> AbstractContextManager[None]:
         """See `sharding.unsharded`."""
@@ -219,3 +241,49 @@ def check_command(command: str | None) -> None:
             f"{command}: runs in one process, and a launcher started {num_launched()}; run it without the launcher. "
             f"Several processes: {', '.join(_COMMANDS)}"
         )
+
+
+@contextmanager
+def joined(recipe: Recipe) -> Iterator[ProcessGroup]:
+    """Join the processes that a launcher started, for the block; without a launcher: this process alone.
+
+    Raises:
+        ConfigError: the recipe has what does not work in several processes.
+    """
+    if num_launched() == 1:
+        yield ALONE
+        return
+    check(recipe, num_launched())
+    with join(recipe.parallel, on_cpu=resolve_device(recipe.device) == "cpu") as world:
+        yield world
+
+
+def check(recipe: Recipe, size: int) -> None:
+    """Refuse what does not work in several processes.
+
+    Raises:
+        ConfigError: naming the field and what to do.
+    """
+    algo, sft = recipe.algo, recipe.sft
+    if recipe.env.is_imagined:
+        raise ConfigError(
+            "env.kind: a world model's noise comes from one stream, which several processes cannot share; train in it "
+            "with one process, or in a simulator with several"
+        )
+    if ":" in recipe.device:
+        raise ConfigError(
+            f"device: got {recipe.device!r}, but each of {size} processes has a GPU of its own; set device=cuda or auto"
+        )
+    if algo is not None and recipe.train.groups < size:
+        raise ConfigError(
+            f"train.groups: got {recipe.train.groups} for {size} processes; a group stays in one process, so each "
+            "needs one at least"
+        )
+    if sft is not None and sft.batch_size < size:
+        raise ConfigError(f"sft.batch_size: got {sft.batch_size} for {size} processes; each needs one example at least")
+    for section, options in (("algo", algo), ("sft", sft)):
+        if recipe.parallel == "fsdp" and options is not None and options.optimizer != "adamw":
+            raise ConfigError(
+                f"{section}.optimizer: got {options.optimizer!r}, but with parallel=fsdp only adamw knows parameters "
+                "that are cut up; set it to adamw, or parallel=ddp"
+            )

@@ -18,7 +18,6 @@ from vla_rl.common.progress import episode_progress
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.common.timing import Stopwatch
 from vla_rl.config import ConfigError
-from vla_rl.distributed.outcomes import gather_outcomes
 from vla_rl.distributed.process_group import current
 from vla_rl.evaluation.evaluate import build_env, derived_seed, evaluate
 from vla_rl.evaluation.gate import Gate
@@ -129,10 +128,10 @@ class TrainingRun:
         with self.world.unsharded(self.policy):
             episodes = self._run_groups(self.sampler.draw(cfg.groups), first_group=0, stream=_ROLLOUT)
             budget, drawn = cfg.resample_budget, cfg.groups
-            while more := groups_to_resample(gather_outcomes(self.world, episodes), target=cfg.groups, budget=budget):
+            while more := groups_to_resample(self.world.gather_outcomes(episodes), target=cfg.groups, budget=budget):
                 episodes += self._run_groups(self.sampler.draw(more), first_group=drawn, stream=_RESAMPLE)
                 budget, drawn = budget - more, drawn + more
-        outcomes = gather_outcomes(self.world, episodes)
+        outcomes = self.world.gather_outcomes(episodes)
         self.sampler.update(outcomes)
         played = [e for e in outcomes if not e.lost]
         if self.iteration == 0 and not cfg.allow_no_success and played and not any(e.success for e in played):
@@ -168,7 +167,7 @@ class TrainingRun:
     def finish_iteration(self, episodes: Sequence[Episode], metrics: dict[str, float]) -> None:
         """Log the iteration and where its time went."""
         self.iteration += 1
-        episodes = gather_outcomes(self.world, episodes)
+        episodes = self.world.gather_outcomes(episodes)
         played = [e for e in episodes if not e.lost]
         # Success from keyframes is not to be compared with the real one, which is from initial states.
         from_start = [e.success for e in played if e.spec.keyframe is None]

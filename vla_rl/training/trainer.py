@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ class TrainingDivergedError(RuntimeError):
     """Too many steps in a row had NaN or infinite loss or gradients; the last good weights are in place."""
 
 
+@dataclass
 class BadSteps:
     """The rule for steps with a NaN or infinite loss or gradient: each is skipped, too many in a row stop the run.
 
@@ -37,8 +39,9 @@ class BadSteps:
         streak: of these, the latest in a row.
     """
 
-    def __init__(self, limit: int) -> None:
-        self.limit, self.total, self.streak = limit, 0, 0
+    limit: int
+    total: int = 0
+    streak: int = 0
 
     def add(self) -> bool:
         """Count a bad step; whether that makes too many in a row."""

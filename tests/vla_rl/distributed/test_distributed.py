@@ -26,10 +26,9 @@ from vla_rl.algorithms.batch import rollout_metrics
 from vla_rl.cli import app as cli
 from vla_rl.config import ConfigError, dump_yaml
 from vla_rl.distributed import outcomes as outlines
-from vla_rl.distributed.process_group import ALONE, ProcessGroup
+from vla_rl.distributed.process_group import ALONE, ProcessGroup, check
 from vla_rl.policies.load import load_policy
 from vla_rl.policies.openvla.config import OpenVLAConfig
-from vla_rl.recipe.processes import check
 from vla_rl.recipe.recipe import load_recipe
 from vla_rl.training.checkpoint import load_checkpoint, trained_weights
 from vla_rl.training.memory import measure, per_process, skeleton, without_values
