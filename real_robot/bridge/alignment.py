@@ -7,7 +7,8 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+
+import numpy as np
 
 from real_robot.bridge.contract import AlignConfig
 from real_robot.bridge.messages import MessageError
@@ -20,7 +21,7 @@ MAX_LEAD = 0.1  # seconds that a header's stamp may lie in the future: what cloc
 class Sample:
     """A decoded message. `time`: seconds on the monotonic clock, by the topic's timeline; `arrival`: of its arrival."""
 
-    value: Any
+    value: np.ndarray
     time: float
     arrival: float
 

@@ -9,15 +9,18 @@ too. The largest such v for a distance d is `braking_speed(d, a, dt)`.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from real_robot.control.safety_config import SafetyConfig
 
 
-def braking_speed(distance: Any, acceleration: Any, dt: float) -> Any:
-    """Largest v >= 0 with v dt + v^2 / (2 acceleration) <= distance; distance / dt for infinite acceleration."""
+def braking_speed(
+    distance: float | np.ndarray, acceleration: float | np.ndarray, dt: float
+) -> np.floating | np.ndarray:
+    """Return the largest v >= 0 with v dt + v^2 / (2 acceleration) <= distance.
+
+    For infinite acceleration that is distance / dt.
+    """
     return 2 * distance / (np.sqrt(dt * dt + 2 * distance / acceleration) + dt)
 
 

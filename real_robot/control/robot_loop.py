@@ -105,7 +105,7 @@ class Pacer(Protocol):
     """Waits until a tick is due."""
 
     def wait(self, active: bool) -> float:
-        """Returns how late the tick is, seconds. `active`: the robot may move."""
+        """Wait, and return how late the tick is, seconds. `active`: the robot may move."""
         ...
 
 
@@ -181,7 +181,7 @@ class ControlLoop:
                 time.sleep(1 / self.supervisor.config.control_hz)
 
     def tick(self, late: float = 0.0) -> Tick:
-        """One control tick."""
+        """Make one control tick."""
         start = time.monotonic()
         observation = self.robot.read()
         is_new = observation is not None and observation.stamp > self._seen

@@ -107,7 +107,7 @@ class FailureWatch:
         with self._lock:
             return observation.generation == self._generation and observation.number > self._asked
 
-    def _take(self, observation: _Placed, embedding: Any) -> None:
+    def _take(self, observation: _Placed, embedding: object) -> None:
         served = str(self._facts().get("policy_hash", ""))
         with self._lock:
             if observation.generation != self._generation:

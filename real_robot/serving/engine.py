@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -175,9 +175,9 @@ class InferenceEngine:
             actions = self._policy.act(obs, temperature=self._temperature).actions
         if actions.shape[0] != len(requests) or not np.isfinite(actions).all():
             raise RuntimeError(f"the policy gave actions of shape {actions.shape}, or NaN among them")
-        embeddings = [None] * len(requests)
+        embeddings: list[np.ndarray | None] = [None] * len(requests)
         if first.embedding:
-            features: Any = self._policy.embed(obs)
+            features = self._policy.embed(obs)
             embeddings = list(features if isinstance(features, np.ndarray) else features.float().cpu().numpy())
         spent = time.monotonic() - start
         return [
