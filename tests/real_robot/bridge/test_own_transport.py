@@ -74,7 +74,7 @@ def test_its_options_are_checked_and_kept_by_a_copy_of_the_contract(contract: Ro
     [
         ("rosbrigde", r"transport\.kind: got 'rosbrigde', allowed: .*Did you mean 'rosbridge'"),
         ("no_such_module:Config", r"transport\.kind: .*cannot be imported"),
-        ("memory_transport:MemoryTransport", r"transport\.kind: .*is not a config"),
+        ("memory_transport:MemoryTransport", r"transport\.kind: .*must be a class that extends .*TransportConfig"),
         ("test_own_transport:NotATransport", r"transport.*TransportConfig"),
     ],
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from real_robot.operator.recorder import Recording
 from real_robot.operator.sim_interventions import InterventionOutcome, OperatorOptions, ProgressAlarm, run_interventions
@@ -23,7 +24,7 @@ SPECS = [EpisodeSpec(TASK, "train", i) for i in range(2)]
 NEEDS = DataNeeds(cameras=("agentview",), action_dim=7, state_dim=8)
 
 
-class Lazy:
+class Lazy(torch.nn.Module):
     """A policy that drifts sideways and solves nothing. Chunks of 4."""
 
     def act(self, obs: Observation, generator: object = None, temperature: float = 1.0) -> ActionChunk:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from sim.dummy import DummyConfig
 from sim.tabletop.config import TabletopConfig
@@ -23,7 +24,7 @@ CAMERAS = ("agentview", "wrist")
 ENV = TabletopConfig(num_envs=2, cameras=CAMERAS, image_size=32, tasks=("pick_colour",), horizons={"pick_colour": 6})
 
 
-class Wander:
+class Wander(torch.nn.Module):
     """Chunks of four random actions; insists on seeing pictures alone."""
 
     def act(self, obs: Observation, generator: Any, temperature: float = 1.0) -> ActionChunk:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch
 from toy import GOAL, push, toy_env, toy_world_model
 
 from vla_rl.rollout.collect import collect
@@ -49,10 +50,11 @@ def test_only_states_that_all_have_finished_count(tmp_path: Path) -> None:
         rank([outcomes("a", 1, 1, 1)])
 
 
-class Steady:
+class Steady(torch.nn.Module):
     """Pushes ahead evenly."""
 
     def __init__(self, size: float = 1.0) -> None:
+        super().__init__()
         self.size = size
 
     def act(self, obs: Observation, generator: Any = None, temperature: float = 1.0) -> ActionChunk:
