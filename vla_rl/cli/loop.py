@@ -38,7 +38,7 @@ def ablate(
     try:
         result = run_ablation(recipe, loaded, overrides or [], folder, seeds=own, jobs=jobs, program=PROGRAM)
     except KeyboardInterrupt:
-        raise stopped(f"Finished runs are kept in {folder}; the same command goes on from there.") from None
+        raise stopped(f"Finished runs are kept in {folder}; the same command resumes there.") from None
     Console().print(result.table())
     typer.echo(f"written: {RunFolder(folder).ablation}")
 

@@ -29,9 +29,7 @@ Setting = Annotated[list[str] | None, typer.Option("--set", help="key=value on t
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", help="The run's folder; by default runs/NAME-DATE-TIME.")
 ]
-Resume = Annotated[
-    bool, typer.Option("--resume", help="Go on with the run in --output, else with the recipe's newest.")
-]
+Resume = Annotated[bool, typer.Option("--resume", help="Resume the run in --output, else with the recipe's newest.")]
 
 
 def load(recipe: str, overrides: list[str] | None) -> Recipe:
@@ -57,7 +55,7 @@ def resumable(command: str, recipe: str, overrides: list[str] | None, folder: Pa
         yield
     except KeyboardInterrupt:
         again = shlex.join(["vla-rl", command, recipe, *(overrides or ()), "--output", str(folder), "--resume"])
-        raise stopped(f"The run is saved in {folder}; to go on with it:\n  {again}") from None
+        raise stopped(f"The run is saved in {folder}; to resume it:\n  {again}") from None
 
 
 def stopped(advice: str) -> typer.Exit:

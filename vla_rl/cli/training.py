@@ -65,7 +65,7 @@ def collect(
     try:
         summary = run_collect(loaded, config, say)
     except KeyboardInterrupt:
-        raise stopped("Finished episodes are kept; the same command goes on from there.") from None
+        raise stopped("Finished episodes are kept; the same command resumes there.") from None
     typer.echo(f"dataset: {summary['dataset']}  ({summary['episodes']} episodes, {summary['frames']} frames)")
     for task, rate in summary["success_rate"].items():
         typer.echo(f"  {task}: {100 * rate:.0f} % success")

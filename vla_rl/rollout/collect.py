@@ -1,6 +1,6 @@
 """Run a policy in a `VecEnv`, simulator, world model or robot alike, and return finished episodes.
 
-from vla_rl.rollout import collect
+from vla_rl.rollout.collect import collect
 episodes = collect(policy, env, [EpisodeSpec("pick_place", "train", i) for i in range(64)])
 """
 

@@ -99,7 +99,7 @@ def run_training(
             if step % config.save_every == 0 or step == config.steps or stopping:
                 _save(cloning, checkpoints)
             if stopping:
-                raise KeyboardInterrupt(f"stopped at step {step}; saved, the same command goes on from there")
+                raise KeyboardInterrupt(f"stopped at step {step}; saved, the same command resumes there")
     with cloning.averaged_weights(), world.whole_weights(policy):
         if world.is_main:
             policy.save(folder / "policy")

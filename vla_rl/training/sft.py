@@ -65,7 +65,7 @@ def train_bc(
     env_spec: EnvSpec | None = None,
     progress: bool = True,
 ) -> dict[str, Any]:
-    """Train a policy by behavior cloning; goes on from the last whole checkpoint in the folder.
+    """Train a policy by behavior cloning; continue from the last whole checkpoint in the folder.
 
     Writes `run_folder/checkpoints/step_*` while it trains and `run_folder/policy` at the end. On a CPU the losses
     of a resumed run equal those of an uninterrupted one to the bit.

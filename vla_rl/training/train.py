@@ -58,7 +58,7 @@ class TrainConfig(Config):
 def train(recipe: Recipe, folder: Path, resume: bool = False, on_iteration: Callable[[], None] | None = None) -> Path:
     """Run the recipe in its folder and return the folder of the resulting policy.
 
-    Killed at any moment, `resume=True` goes on from the last whole checkpoint; on a CPU the resumed
+    Killed at any moment, `resume=True` continues from the last whole checkpoint; on a CPU the resumed
     run's numbers equal the uninterrupted run's.
 
     Args:

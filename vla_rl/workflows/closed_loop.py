@@ -2,7 +2,7 @@
 
     vla-rl loop tabletop_closed_loop
 
-Each stage leaves a file or folder that appears whole; stopped anywhere, the same command goes on from there.
+Each stage leaves a file or folder that appears whole; stopped anywhere, the same command resumes there.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def demo(
         done = loop(recipe, folder, program, lambda text: rich.print(f"[bold]{text}[/]"))
     except KeyboardInterrupt:
         again = shlex.join(["vla-rl", "loop", RECIPE, *overrides, "--output", str(folder), "--resume"])
-        rich.print(f"Stopped. The run is saved in {folder}; to go on with it:\n  {again}")
+        rich.print(f"Stopped. The run is saved in {folder}; to resume it:\n  {again}")
         raise
     _show(recipe, done)
     rich.print(

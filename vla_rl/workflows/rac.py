@@ -3,7 +3,7 @@
 Each round runs the newest policy with a scripted person beside it, trains the first policy on its own demonstrations
 and on all rounds so far, and evaluates it. The controls get full demonstrations in place of interventions: as many,
 from other initial states or from the same ones, with the same share of each batch and as many updates; they are trained
-once, after the last round. Killed at any moment, the same command goes on with the first step that is not finished.
+once, after the last round. Killed at any moment, the same command resumes with the first step that is not finished.
 """
 
 from __future__ import annotations

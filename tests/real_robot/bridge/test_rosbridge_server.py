@@ -4,7 +4,7 @@ The server is in no package index, so name a command that starts it, with `{port
 master in ROS_MASTER_URI:
 
     VLA_RL_ROSBRIDGE='roslaunch rosbridge_server rosbridge_websocket.launch port:={port}' \\
-        pytest -m slow tests/real_robot/test_rosbridge_server.py
+        pytest -m slow tests/real_robot/bridge/test_rosbridge_server.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Checkpoints of OpenVLA's published layout with random weights: to try the path before the download, and for tests.
 
-    python -m vla_rl.policies.fake_checkpoint /tmp/tiny_oft --variant l1
+    python -m vla_rl.policies.openvla.files.fake_checkpoint /tmp/tiny_oft --variant l1
 
 Every file that a download has, in its names, shapes, dtypes and shards; the tokenizer knows only
 words of robot instructions, and spells the others.
