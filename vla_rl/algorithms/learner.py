@@ -237,7 +237,9 @@ class Learner:
                 out = self.policy.evaluate(obs, episode.chunks.select([0]), self.temperature)
                 # Of the parameters that the loss reaches, none may be left out: their gradients are reduced together.
                 parts = [] if self._trains_only_critic else [out.log_prob, out.entropy]
-                parts += [out.value] if self.config.uses_critic else []
+                if self.config.uses_critic:
+                    assert out.value is not None, "a policy with a critic gives values"
+                    parts.append(out.value)
                 (0.0 * torch.stack([part.float().sum() for part in parts]).sum()).backward()
 
     @property

@@ -23,7 +23,7 @@ OUR_PACKAGES = ("vla_rl", "sim", "world_model", "real_robot")
 class _Group(TyperGroup):
     """Turns what a person can mend into one message, and Ctrl-C into its usual exit code."""
 
-    def invoke(self, ctx: typer.Context) -> Any:
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]  # Its base names a private class.
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:

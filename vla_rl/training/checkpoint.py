@@ -20,7 +20,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -28,6 +28,9 @@ from safetensors.torch import load_file, save_file
 
 from vla_rl.common.atomic import atomic_folder
 from vla_rl.distributed.fsdp import full, like
+
+if TYPE_CHECKING:
+    from vla_rl.interfaces import Policy
 
 TENSORS_FILE = "tensors.safetensors"
 STATE_FILE = "state.json"
@@ -203,14 +206,15 @@ def restore_optimizer(
         raise CheckpointError(f"{prefix}: the checkpoint's optimizer does not fit this run's: {error}") from error
 
 
-def trained_weights(module: torch.nn.Module, prefix: str = "policy.") -> dict[str, torch.Tensor]:
-    """A module's weights and buffers without its frozen parameters, under `prefix`."""
+def trained_weights(policy: torch.nn.Module | Policy, prefix: str = "policy.") -> dict[str, torch.Tensor]:
+    """Return a module's weights and buffers without its frozen parameters, under `prefix`."""
+    module = cast(torch.nn.Module, policy)  # Every policy is one.
     frozen = {name for name, parameter in module.named_parameters() if not parameter.requires_grad}
     return {prefix + name: tensor for name, tensor in module.state_dict().items() if name not in frozen}
 
 
 def load_weights(
-    module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], source: str, prefix: str = "policy."
+    policy: torch.nn.Module | Policy, tensors: Mapping[str, torch.Tensor], source: str, prefix: str = "policy."
 ) -> None:
     """Undo `trained_weights`: every weight that is not frozen must be there, fit and be finite.
 
@@ -218,7 +222,7 @@ def load_weights(
         CheckpointError: missing or unknown weights, wrong shapes, NaN or infinity.
     """
     given = {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    wanted = trained_weights(module, prefix="")
+    wanted = trained_weights(policy, prefix="")
     missing, unknown = sorted(wanted.keys() - given.keys()), sorted(given.keys() - wanted.keys())
     if missing or unknown:
         raise CheckpointError(
@@ -232,6 +236,7 @@ def load_weights(
                 "Was it made with another policy config?"
             )
     check_finite(given, source)
+    module = cast(torch.nn.Module, policy)
     module.load_state_dict({name: like(tensor, wanted[name]) for name, tensor in given.items()}, strict=False)
 
 

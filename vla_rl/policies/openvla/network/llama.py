@@ -42,7 +42,7 @@ class _Rotate(torch.autograd.Function):
         return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, -1), sin)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
         cos, sin = ctx.saved_tensors
         return (grad * cos).addcmul_(grad.roll(grad.shape[-1] // 2, -1), sin, value=-1), None, None
 
@@ -66,7 +66,7 @@ class _RMSNorm(torch.autograd.Function):
         return normed * weight
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
         normed, scale, weight = ctx.saved_tensors
         product = grad * normed
         along = (product @ weight)[..., None]
