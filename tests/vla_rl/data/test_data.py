@@ -13,14 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from sim.dummy import DummyConfig
-from vla_rl.config import ConfigError, validate
-from vla_rl.data import cache as cache_module
 from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.dataset import BCDataset, DataNeeds, hindsight_keyframes, latched_success, open_dataset
 from vla_rl.data.lerobot_io import decode_image
 from vla_rl.data.source import LeRobotSource, resize
 from vla_rl.data.statistics import compute_statistics
-from vla_rl.training.sft import SFTConfig
 from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
 
 NEEDS = DataNeeds(cameras=("agentview",), action_dim=7, state_dim=8, fps=10)
@@ -432,20 +429,3 @@ def test_disk_full_while_decoding(demos, monkeypatch):
     assert not any((demos / ".cache").iterdir())
     monkeypatch.undo()
     assert read(demos).num_episodes == 10
-
-
-def test_no_room_is_noticed_before_the_disk_is_full(demos, monkeypatch):
-    usage = shutil.disk_usage(demos)._replace(free=1000)
-    monkeypatch.setattr(cache_module.shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(OSError, match=r"decoded images of 'agentview' \(0 MiB needed\)"):
-        read(demos)
-
-
-def test_options():
-    config = validate(SFTConfig, {"datasets": ["a", {"path": "b", "weight": 2}]})
-    assert [d.path for d in config.datasets] == ["a", "b"] and config.datasets[1].weight == 2
-    assert validate(SFTConfig, {"datasets": "a"}).datasets[0].path == "a"
-    with pytest.raises(ConfigError, match=r"datasets"):
-        validate(SFTConfig, {"datasets": []})
-    with pytest.raises(ConfigError, match=r"wieght: unknown key.*Did you mean 'weight'"):
-        validate(SFTConfig, {"datasets": [{"path": "b", "wieght": 2}]}, prefix="sft")
