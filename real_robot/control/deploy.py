@@ -5,27 +5,26 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from real_robot.bridge.contract import RobotContract, load_contract
 from real_robot.bridge.robot import TopicRobot
 from real_robot.bridge.transports.base import Transport
+from real_robot.control.deploy_options import DeployOptions, check_fit, check_options
 from real_robot.control.execution import ChunkExecutor
 from real_robot.control.playback import SynchronousActions
 from real_robot.control.robot_loop import ActionSource, ClockPacer, ControlLoop, Operator, ReferencePacer, Tick
 from real_robot.control.safety import ASKED_TO_HOLD, HOLDING, RUNNING, SafetyEvent, Supervisor
+from real_robot.control.tick_log import TickLog
 from real_robot.failure.runner import DetectorThread
 from real_robot.failure.watch import FailureWatch, Overseer, load_detector
 from real_robot.operator.console.console_state import ConsoleState
 from real_robot.operator.console.operator import ConsoleOperator
-from real_robot.operator.console.server import ConsoleConfig, ConsoleServer
+from real_robot.operator.console.server import ConsoleServer
 from real_robot.operator.devices import LeaderArm, device_overrides, open_device
 from real_robot.operator.intervention import Intervention, Kind, Transition
 from real_robot.operator.leader import LeaderFollowing
@@ -36,40 +35,14 @@ from real_robot.serving.client import PolicyClient, PolicyClientError, ServerUna
 from real_robot.serving.protocol import read_token
 from real_robot.types import RobotObservation
 from vla_rl.common.atomic import write_text_atomic
-from vla_rl.config import ConfigError
 from vla_rl.evaluation.statistics import wilson_interval
-from vla_rl.types import EpisodeSpec, Split
+from vla_rl.types import EpisodeSpec
 
 if TYPE_CHECKING:
     from real_robot.failure.detector import FailureDetector
 
 _log = logging.getLogger(__name__)
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class DeployOptions:
-    """The command line of `vla-rl deploy`; its help says what each is."""
-
-    robot: str
-    overrides: tuple[str, ...] = ()
-    server: str = "127.0.0.1:8000"
-    token_file: Path | None = None
-    instruction: str = ""
-    log: Path | None = None
-    wait: float = 60.0
-    dry_run: bool = False
-    synchronous: bool = False
-    episodes: int = 0
-    tasks: tuple[str, ...] = ("push_to_zone",)
-    split: Split = "eval"
-    start: bool = False
-    results: Path | None = None
-    console: ConsoleConfig | None = None
-    record: Path | None = None
-    round: int = 0
-    detector: Path | None = None
-    teleop: str = ""
 
 
 def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
@@ -82,7 +55,7 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
         DetectorError: the failure detector is missing, or was fitted on another policy.
     """
     contract = load_contract(options.robot, (*device_overrides(options.teleop), *options.overrides))
-    _check_options(options, contract)
+    check_options(options, contract)
     with ExitStack() as stack:
         token = read_token(options.token_file) if options.token_file else None
         client = PolicyClient(options.server, token, infer_timeout=contract.execution.infer_timeout)
@@ -143,28 +116,6 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
         return episodes.results
 
 
-def _check_options(options: DeployOptions, contract: RobotContract) -> None:
-    """
-    Raises:
-        ConfigError: options that contradict one another, or lack one.
-    """
-    if options.record is not None and options.console is None and not options.episodes:
-        raise ConfigError(
-            "--record: begin, end and outcome of an episode come from the console, or from the simulator; give "
-            "--console PORT, or --episodes N"
-        )
-    if options.console is not None and options.episodes:
-        raise ConfigError("--console and --episodes: one says a person runs the episodes, the other a script; give one")
-    if options.teleop and options.console is None:
-        raise ConfigError("--teleop: the console's buttons say when the person takes over; give --console PORT")
-    if options.synchronous and contract.execution.real_time_chunking is not None:
-        raise ConfigError(
-            "--synchronous: waits for each chunk, so real_time_chunking has nothing to go on from; give one"
-        )
-    if not options.instruction and not contract.observation.instruction_topic:
-        raise ConfigError("--instruction: what shall the robot do? The contract has no observation.instruction_topic")
-
-
 class _Events:
     """Tells what the supervisor did, in the terminal and on the console.
 
@@ -199,32 +150,6 @@ def _await_server(client: PolicyClient, seconds: float, say: Say) -> None:
                 say(f"waiting for the policy server: {error}")
                 told = True
             time.sleep(0.6)
-
-
-def check_fit(contract: RobotContract, metadata: dict) -> None:
-    """
-    Raises:
-        PolicyClientError: the served policy needs a camera that the contract lacks, has other sizes, or cannot do
-            what the contract's execution asks of it.
-    """
-    cameras = [c for c in metadata.get("cameras", []) if c not in contract.observation.images]
-    if cameras:
-        raise PolicyClientError(
-            f"the policy reads camera {cameras[0]!r}; {contract.name}'s contract has: "
-            f"{', '.join(contract.observation.images) or 'none'}"
-        )
-    sizes = [("action", metadata.get("action_dim"), contract.action_dim)]
-    if metadata.get("uses_state"):
-        sizes.append(("state", metadata.get("state_dim"), contract.observation.state_dim))
-    for name, theirs, ours in sizes:
-        if theirs is not None and theirs != ours:
-            raise PolicyClientError(f"the policy's {name} has {theirs} numbers, {contract.name}'s contract has {ours}")
-    if contract.execution.real_time_chunking is not None and not metadata.get("real_time_chunking"):
-        raise PolicyClientError(
-            f"execution.real_time_chunking: {contract.name}'s contract asks for it, but the served policy cannot go on "
-            "from actions under way (SmolVLA, pi0 and pi0.5 can, served at temperature 0); leave it out, or set it to "
-            "false"
-        )
 
 
 def _watch(
@@ -356,45 +281,3 @@ def _report(episodes: SimEpisodes, options: DeployOptions, say: Say) -> None:
             )
     if options.results:
         write_text_atomic(options.results, json.dumps(episodes.as_json(), indent=1) + "\n")
-
-
-class TickLog:
-    """Every tick as a JSON line: what was asked, what was sent, why. Written line by line, whole after a crash."""
-
-    def __init__(self, path: Path, watch: FailureWatch | None = None) -> None:
-        self._path, self._watch = path, watch
-        self._file: TextIO | None = None
-        self.modes: Counter[str] = Counter()
-
-    def __enter__(self) -> TickLog:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self._path.open("a", buffering=1)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._file.close()
-
-    def __call__(self, tick: Tick) -> None:
-        assert self._file is not None, "used as a context manager"
-        sent, requested = tick.sent, tick.requested
-        line = {
-            "time": tick.time,
-            "step": tick.step,
-            "stamp": tick.observation.stamp if tick.observation else None,
-            "source": requested.source if requested else None,
-            "requested": _plain(requested.values) if requested else None,
-            "sent": _plain(sent.values) if sent and sent.values is not None else None,
-            "mode": sent.mode if sent else "inactive",
-            "limited": list(sent.limited) if sent else [],
-            "late": round(tick.late, 6),
-            "latency": round(tick.latency, 6),
-        }
-        if self._watch is not None:
-            line["failure"] = self._watch.score
-        self._file.write(json.dumps(line) + "\n")
-
-
-def _plain(values: np.ndarray) -> list[float | str]:
-    """JSON has no NaN."""
-    return [float(v) if np.isfinite(v) else str(v) for v in values]
