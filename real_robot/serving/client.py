@@ -18,6 +18,7 @@ import numpy as np
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 from websockets.sync.client import ClientConnection, connect
 
+from real_robot.serving.identity import POLICY_KEY, UNKNOWN, PolicyIdentity, read_identity
 from real_robot.serving.protocol import DEFAULT_LIMITS, ProtocolError, WireLimits, pack, short, unpack
 from real_robot.types import RobotObservation
 
@@ -73,6 +74,7 @@ class PolicyClient:
         self._lock = threading.Lock()
         self._connection: ClientConnection | None = None
         self._metadata: dict[str, Any] = {}
+        self._identity = UNKNOWN
         self._not_before = 0.0
 
     def __enter__(self) -> Self:
@@ -85,6 +87,11 @@ class PolicyClient:
     def metadata(self) -> dict[str, Any]:
         """What the server told of its policy at the last connection; empty before the first."""
         return self._metadata
+
+    @property
+    def identity(self) -> PolicyIdentity:
+        """The policy of the last answer; before the first of a connection, the one that its metadata name."""
+        return self._identity
 
     def connect(self) -> Self:
         """Connect now, if not connected, and read the metadata.
@@ -100,7 +107,8 @@ class PolicyClient:
         """Send one request (keys: real_robot/serving/requests.py) and wait for its answer.
 
         Returns:
-            `actions` float32 (H, A), `server_timing`, and `embedding` (D,) where asked for.
+            `actions` float32 (H, A), `policy` (a `PolicyIdentity`: who made them), `server_timing`, and `embedding`
+            (D,) where asked for.
 
         Raises:
             ServerUnavailable, NotAuthorised, InferenceTimeout, ServerError: see the classes.
@@ -119,6 +127,7 @@ class PolicyClient:
                 if isinstance(error, ConnectionClosed | OSError):
                     raise ServerUnavailable(f"lost the policy server at {self.address}: {error}") from error
                 raise
+            self._identity = reply[POLICY_KEY] = read_identity(reply, self._metadata)
             return reply
 
     def act(
@@ -205,6 +214,7 @@ class PolicyClient:
             self._drop()
             raise ServerUnavailable(f"{self.address} closed the connection: {error}") from error
         self._metadata = metadata
+        self._identity = read_identity({}, metadata)
         self.generation += 1
         self._not_before = 0.0
         return self._connection

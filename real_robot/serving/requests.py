@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from real_robot.serving.identity import PolicyIdentity
 from real_robot.serving.protocol import WireLimits, short
 from vla_rl.types import PREFIX_SCHEDULES, ActionPrefix, Observation
 
@@ -57,6 +58,11 @@ class PolicyFacts:
     can_embed: bool = True
     can_continue: bool = False
     policy_hash: str = ""
+
+    @property
+    def identity(self) -> PolicyIdentity:
+        """What every answer says of who made it."""
+        return PolicyIdentity(self.checkpoint, self.version, self.policy_hash)
 
     def metadata(self, limits: WireLimits) -> dict[str, Any]:
         """The first message to a client: plain strings, numbers, lists."""

@@ -22,6 +22,7 @@ from websockets.http11 import Request as HttpRequest
 from websockets.http11 import Response
 
 from real_robot.serving.engine import Answer, InferenceEngine
+from real_robot.serving.identity import POLICY_KEY
 from real_robot.serving.protocol import (  # fmt: skip
     CLOSE_ERROR,
     DEFAULT_PORT,
@@ -189,7 +190,7 @@ class PolicyServer:
             answer = await self._infer(read_request(unpack(message, self._limits), facts), gone)
             if answer is None:
                 return
-            await connection.send(pack(_reply(answer, total)))
+            await connection.send(pack(_reply(answer, facts, total)))
             total = time.monotonic() - start
 
     async def _infer(self, request: Request, gone: asyncio.Future[None]) -> Answer | None:
@@ -202,7 +203,7 @@ class PolicyServer:
         return None
 
 
-def _reply(answer: Answer, previous_total: float | None) -> dict[str, Any]:
+def _reply(answer: Answer, facts: PolicyFacts, previous_total: float | None) -> dict[str, Any]:
     timing: dict[str, Any] = {
         "infer_ms": answer.infer_seconds * 1000,
         "queue_ms": answer.queue_seconds * 1000,
@@ -210,7 +211,11 @@ def _reply(answer: Answer, previous_total: float | None) -> dict[str, Any]:
     }
     if previous_total is not None:
         timing["prev_total_ms"] = previous_total * 1000
-    reply: dict[str, Any] = {"actions": answer.actions, "server_timing": timing}
+    reply: dict[str, Any] = {
+        "actions": answer.actions,
+        POLICY_KEY: facts.identity.to_wire(),
+        "server_timing": timing,
+    }
     if answer.embedding is not None:
         reply["embedding"] = answer.embedding
     return reply

@@ -91,7 +91,7 @@ def test_an_openpi_client_works_unchanged(server: ToyServer) -> None:
     first, second = theirs.infer(openpi_observation(2.0)), theirs.infer(openpi_observation(3.0))
     np.testing.assert_array_equal(first["actions"][:, 0], [2, 3, 4, 5])
     np.testing.assert_array_equal(second["actions"][:, 2], [3, 4, 5, 6])
-    assert set(first) == {"actions", "server_timing"}
+    assert set(first) == {"actions", "policy", "server_timing"}
     assert first["server_timing"]["infer_ms"] >= 0 and "prev_total_ms" not in first["server_timing"]
     assert second["server_timing"]["prev_total_ms"] > 0
     with pytest.raises(RuntimeError, match="no image of camera 'agentview'"):
