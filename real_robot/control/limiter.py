@@ -84,6 +84,25 @@ class Limiter:
         self._moving = np.where(measured, 0.0, self._moving)
         return None
 
+    def snapshot(self) -> tuple[np.ndarray, ...]:
+        """What `restore` takes to undo a move."""
+        return self.values.copy(), self._moving.copy()
+
+    def restore(self, snapshot: tuple[np.ndarray, ...]) -> None:
+        """Go back to a snapshot."""
+        self.values, self._moving = (part.copy() for part in snapshot)
+
+    @property
+    def braking_way(self) -> np.ndarray:
+        """float64 (A,): how far each number goes on when it brakes from the next tick on.
+
+        A position: the way of the set-point. A velocity: the integral of the speed until it is zero, from the last
+        tick on.
+        """
+        speed = np.where(self._is_velocity, self.values, self._moving)
+        way = speed * np.abs(speed) / (2 * self._stop_acceleration)
+        return way + np.where(self._is_velocity, speed * self.tick, 0.0)
+
     def stand(self) -> None:
         """Positions have stood still, since nothing was sent for a while."""
         self._moving[:] = 0.0

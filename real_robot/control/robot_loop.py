@@ -222,6 +222,7 @@ class ControlLoop:
         begins = operator_command.begin or operator_command.reset is not None
         if begins:
             self.actions.reset()
+            self.supervisor.begin()
             self._watchdog.restart(time.monotonic())
             self.step, self._seen = 0, float("-inf")
         elif operator_command.replan:

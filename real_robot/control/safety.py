@@ -11,12 +11,13 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from real_robot.control.checks import Motion, MotionCheck, Patience, StateCheck, ask
 from real_robot.control.limiter import Limiter, braking_speed
 from real_robot.control.safety_config import DimensionLimits, SafetyConfig, Workspace
 from real_robot.types import Command, RobotObservation
@@ -79,6 +80,8 @@ class Supervisor:
         config: the limits.
         clock: monotonic seconds, the same that stamps observations and commands.
         on_event: called with each `SafetyEvent`, after the decision; if it raises, the robot is stopped.
+        motion_checks: what is about to be sent must pass them; else the robot brakes to a standstill.
+        state_checks: what the robot reports must pass them; else it holds, and stops after `checks.stop_after`.
     """
 
     def __init__(
@@ -86,8 +89,14 @@ class Supervisor:
         config: SafetyConfig,
         clock: Callable[[], float] = time.monotonic,
         on_event: Callable[[SafetyEvent], None] | None = None,
+        motion_checks: Sequence[MotionCheck] = (),
+        state_checks: Sequence[StateCheck] = (),
     ) -> None:
         self.config = config
+        self._motion_checks, self._state_checks = tuple(motion_checks), tuple(state_checks)
+        self._refusal: tuple[str, str] | None = None  # (check, why) it brakes, until it stands
+        self._trouble: tuple[str, str] | None = None  # (check, what) is wrong with the newest observation
+        self._patience = Patience(config.checks.stop_after)
         self._clock, self._on_event = clock, on_event
         self._lock = threading.RLock()
         self._limiter = Limiter(config)
@@ -124,6 +133,7 @@ class Supervisor:
                 self._tell("observation", trouble, now)
             else:
                 self._observation = observation
+                self._trouble = self._find_trouble(observation)
         self._deliver()
 
     def stop(self, reason: str) -> None:
@@ -148,8 +158,14 @@ class Supervisor:
                 self._tell("reset", f"{operator} resets after: {self._state.reason}", now)
                 self._drop(now)
                 self._must_seed = True
+                self._forget()
                 self._enter(State(HOLDING, "reset; no observation since"), now)
         self._deliver()
+
+    def begin(self) -> None:
+        """A new episode: the robot may have been moved since the last observation."""
+        with self._lock:
+            self._forget()
 
     def deadman(self, pressed: bool) -> None:
         """The state of the deadman switch; must be told again within `deadman_timeout`."""
@@ -180,14 +196,17 @@ class Supervisor:
                 limited |= {rule} if rule else set()
             if not self._seed_if_due(now) and self._state.mode != STOPPED:
                 limited.add("observation")
-            running, rule = self._decide(now)
-            limited |= {rule} if rule else set()
+            hold = self._decide(now)
             allowed = None
             if self._limiter.is_known:
-                target = self._target.values.astype(np.float64) if running and self._target is not None else None
-                allowed, acted = self._limiter.move(target, dt, self._room(now))
+                target = self._target.values.astype(np.float64) if hold is None and self._target is not None else None
+                allowed, acted = self._move(target, dt, now)
+                hold = hold or self._refusal
                 limited |= acted
                 self._remember(now)
+            if self._state.mode != STOPPED:
+                self._enter(State(HOLDING, hold[1]) if hold else State(RUNNING, ""), now)
+            limited |= {hold[0]} if hold else set()
             values = allowed
             if self.config.dry_run:
                 values = None
@@ -256,30 +275,66 @@ class Supervisor:
             return values, "no stamp"
         return values, None
 
-    def _decide(self, now: float) -> tuple[bool, str | None]:
-        """Whether the target may be followed, and the rule that forbids it; sets the state."""
-        if self._state.mode == STOPPED:
-            return False, "stopped"
-        if (outside := self._left_workspace()) is not None:
+    def _decide(self, now: float) -> tuple[str, str] | None:
+        """Why the target may not be followed: (rule, reason), or None where it may. Enters a stop."""
+        outside = self._left_workspace()
+        if self._state.mode != STOPPED and outside is not None:
             self._enter(State(STOPPED, outside), now)
-            return False, "workspace"
-        hold: tuple[str, str] | None = None
+            return "workspace", outside
+        if self._state.mode != STOPPED and self._patience.is_over(now, self._trouble is not None):
+            assert self._trouble is not None, "it is what lasts"
+            self._enter(State(STOPPED, self._trouble[1]), now)
+            return self._trouble
+        if self._state.mode == STOPPED:
+            return "stopped", self._state.reason
+        if self._refusal is not None and self._limiter.is_still:
+            self._refusal = None
         if self.config.deadman and not self._deadman_held(now):
-            hold = ("deadman", "deadman switch released")
-        elif not self._is_fresh(now):
-            hold = ("observation", "no observation yet" if self._observation is None else "observations are stale")
-        elif self._must_seed:
-            hold = ("observation", "no observation since the reset")
-        elif self._refused:
-            hold = ("bad_command", self._refused)
-        elif self._target is None or not 0 <= now - self._target.stamp <= self.config.command_timeout:
-            hold = ("command_timeout", "no command")
+            return "deadman", "deadman switch released"
+        if not self._is_fresh(now):
+            return "observation", "no observation yet" if self._observation is None else "observations are stale"
+        if self._must_seed:
+            return "observation", "no observation since the reset"
+        if self._trouble is not None:
+            return self._trouble
+        if self._refused:
+            return "bad_command", self._refused
+        if self._target is None or not 0 <= now - self._target.stamp <= self.config.command_timeout:
             self._target = None
-        elif self._target.source == "hold":
-            hold = ("hold", ASKED_TO_HOLD)
-        rule, reason = hold if hold is not None else (None, "")
-        self._enter(State(HOLDING if hold else RUNNING, reason), now)
-        return hold is None, rule
+            return "command_timeout", "no command"
+        if self._target.source == "hold":
+            return "hold", ASKED_TO_HOLD
+        return self._refusal
+
+    def _move(self, target: np.ndarray | None, dt: float, now: float) -> tuple[np.ndarray, set[str]]:
+        """What to send now, and the limits that acted. A motion that a check refuses becomes a braking one."""
+        before, room = self._limiter.snapshot(), self._room(now)
+        allowed, acted = self._limiter.move(target, dt, room)
+        if target is None or self._observation is None:
+            return allowed, acted
+        motion = Motion(allowed, self._limiter.braking_way, self._observation, self._limiter.tick)
+        for check in self._motion_checks:
+            reason = ask(check.name, lambda check=check: check.refuse(motion))
+            if reason is not None:
+                self._refusal = check.name, reason
+                self._limiter.restore(before)
+                return self._limiter.move(None, dt, room)
+        return allowed, acted
+
+    def _find_trouble(self, observation: RobotObservation) -> tuple[str, str] | None:
+        """The first trouble that a check has with what the robot reports. Each check is shown each observation."""
+        sent = self._limiter.values.copy() if self._limiter.is_known else None
+        found = [
+            (check.name, ask(check.name, lambda check=check: check.trouble(observation, sent)))
+            for check in self._state_checks
+        ]
+        return next(((name, reason) for name, reason in found if reason is not None), None)
+
+    def _forget(self) -> None:
+        self._trouble = None
+        self._patience.forget()
+        for check in self._state_checks:
+            check.restart()
 
     # --- parts --------------------------------------------------------------------------------
 

@@ -98,12 +98,24 @@ class Workspace(Config):
         return self
 
 
+class ChecksConfig(Config):
+    """What the robot may report before it is held to be impossible. Each check holds, and stops where it lasts."""
+
+    stop_after: float = Field(
+        default=2.0,
+        gt=0,
+        description="Seconds of trouble, on and off, after which the hold becomes a stop. It is forgotten after as "
+        "long without.",
+    )
+
+
 class SafetyConfig(Config):
     """What the supervisor lets through to the robot."""
 
     control_hz: float = Field(gt=0, le=1000, description="Control ticks per second.")
     dimensions: tuple[DimensionLimits, ...] = Field(min_length=1, description="One entry for each number of a command.")
     workspace: Workspace | None = Field(default=None, description="Box that the end effector stays in.")
+    checks: ChecksConfig = Field(default=ChecksConfig(), description="Whether what the robot reports can be.")
     observation_timeout: float = Field(
         default=0.25, gt=0, description="Seconds: hold when the newest observation is older."
     )
