@@ -163,15 +163,17 @@ def test_recordings_of_the_robot_make_a_detector_that_knows_its_failures(graph: 
         source = LeRobotSource(graph.folder / f"recorded_{split}")
         assert source.success is not None and source.success.tolist() == [o["success"] for o in outcomes]
         assert source.initial_states() == [f"{TASK}/{split}/{i}" for i in range(num)]
-    recipe = graph.folder / "recipe.yaml"
-    recipe.write_text(
-        f"name: recorded\nenv: {{kind: tabletop}}\npolicy: {{kind: openvla, path: {POLICY}}}\n"
-        f"failure:\n  kind: conformal\n  alpha: {ALPHA}\n  detectors: [safe_lstm]\n  min_failures: 10\n"
-        f"  fit_on: {{datasets: {graph.folder}/recorded_train}}\n"
-        f"  calibrate_on: {{datasets: {graph.folder}/recorded_validation}}\n"
-    )
-    fit = [sys.executable, "-m", "vla_rl.cli", "failure", "fit", str(recipe), "-o", str(graph.folder / "run")]
-    subprocess.run(fit, check=True, cwd=ROOT, env=graph.env)
+    page = (ROOT / "docs" / "failure_detection.md").read_text(encoding="utf-8")
+    recipe = graph.folder / "recorded.yaml"  # The page's own, with these folders.
+    recipe.write_text(page[page.index("# recorded.yaml\n") :].partition("```")[0])
+    overrides = [
+        f"failure.alpha={ALPHA}",
+        "failure.detectors=[safe_lstm]",
+        f"failure.fit_on.datasets={graph.folder}/recorded_train",
+        f"failure.calibrate_on.datasets={graph.folder}/recorded_validation",
+    ]
+    fit = ["-m", "vla_rl.cli", "failure", "fit", str(recipe), *overrides, "-o", str(graph.folder / "run")]
+    subprocess.run([sys.executable, *fit], check=True, cwd=ROOT, env=graph.env)
     folder = graph.folder / "run" / "detectors" / "safe_lstm"
     watched = graph.folder / "watched"
     outcomes = deploy(graph, port, "eval", 40, "--detector", str(folder), "--record", str(watched))

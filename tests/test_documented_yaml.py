@@ -1,0 +1,111 @@
+"""Every YAML block of the README and the docs loads as what it is: a recipe, a robot's contract, or a part of one.
+
+A block with a `name` of its own, or with its file's name in its first line, is whole; others are put on a base that
+ships. `...` in a list stands for the reader's own entries, and is filled from a contract that ships. Classes of
+`my_lab` are the reader's own code: they are stood in for, with the options that the pages show.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from my_env import SliderConfig
+
+from real_robot.bridge.contract import RobotContract, load_contract, shipped_contracts
+from real_robot.bridge.transports.base import TransportConfig
+from vla_rl.config import merge, read_yaml
+from vla_rl.recipe.recipe import Recipe, load_recipe
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+BLOCK = re.compile(r"^```ya?ml\n(.*?)^```", re.MULTILINE | re.DOTALL)
+CONTRACT_ALONE = set(RobotContract.model_fields) - set(Recipe.model_fields)
+BASES = {"wan.md": "tabletop_world_model", "trust.md": "tabletop_imagination"}  # Else tabletop_grpo.
+CONTRACTS = {"lerobot": "so101"}  # By transport; else sim_robot.
+
+
+def blocks() -> list[Any]:
+    return [
+        pytest.param(page, match[1], id=f"{page.stem}:{text[: match.start()].count(chr(10)) + 2}")
+        for page in PAGES
+        for text in [page.read_text(encoding="utf-8")]
+        for match in BLOCK.finditer(text)
+    ]
+
+
+class BenchConfig(SliderConfig):
+    kind: str = "my_lab.bench:BenchConfig"  # type: ignore[assignment]
+    friction: float = 0.5
+
+
+class SerialConfig(TransportConfig):
+    kind: str = "my_lab.serial:SerialConfig"
+    port: str
+
+
+@pytest.fixture(autouse=True)
+def my_lab(monkeypatch: pytest.MonkeyPatch) -> None:
+    members = {
+        "bench": {"BenchConfig": BenchConfig},
+        "sim": {"MyConfig": BenchConfig},
+        "serial": {"SerialConfig": SerialConfig},
+    }
+    monkeypatch.setitem(sys.modules, "my_lab", types.ModuleType("my_lab"))
+    for name, classes in members.items():
+        module = types.ModuleType(f"my_lab.{name}")
+        vars(module).update(classes)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+
+
+def filled(value: Any, base: Any) -> Any:
+    """`value` with each `...` of a list replaced by what the base has in that list's place."""
+    if isinstance(value, Mapping):
+        return {key: filled(v, base.get(key) if isinstance(base, Mapping) else None) for key, v in value.items()}
+    if isinstance(value, list):
+        there = base if isinstance(base, list) else []
+        if "..." in value:
+            assert there, f"{value}: nothing to fill it from; write it out"
+            return there
+        return [filled(v, there[i] if i < len(there) else None) for i, v in enumerate(value)]
+    return value
+
+
+def check_contract(block: str, values: dict[str, Any], file: Path) -> None:
+    transport = values.get("transport", {}).get("kind", "")
+    base = read_yaml(shipped_contracts()[CONTRACTS.get(transport, "sim_robot")])
+    if "name" in values:
+        file.write_text(yaml.safe_dump(filled(values, base)))
+    else:
+        whole = merge(base, filled(values, base))
+        if "action" not in values:  # As many numbers as the limits have.
+            indices = list(range(len(whole["safety"]["dimensions"])))
+            whole["action"] = [{"topic": "/command", "type": "std_msgs/Float64MultiArray", "indices": indices}]
+        file.write_text(yaml.safe_dump(whole))
+    load_contract(file)
+
+
+@pytest.mark.parametrize(("page", "block"), blocks())
+def test_documented_yaml_loads(page: Path, block: str, tmp_path: Path) -> None:
+    values = yaml.safe_load(block)
+    file = tmp_path / "documented.yaml"
+    if values is None:
+        assert all(line.startswith("#") for line in block.splitlines()), "neither settings nor a comment"
+    elif set(values) & CONTRACT_ALONE:
+        check_contract(block, values, file)
+    elif "name" in values or re.match(r"# \S+\.yaml\n", block):
+        file.write_text(block)
+        load_recipe(file)
+    else:
+        file.write_text(f"name: documented\nbase: {BASES.get(page.name, 'tabletop_grpo')}\n{block}")
+        load_recipe(file)
+
+
+def test_there_are_such_blocks() -> None:
+    assert len(blocks()) > 20
