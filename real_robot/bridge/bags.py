@@ -20,7 +20,8 @@ from real_robot.bridge.codec import check_frame, read_action, read_image, read_s
 from real_robot.bridge.contract import ActionSink, AlignConfig, ImageSource, RobotContract, StateSource
 from real_robot.bridge.messages import Message, MessageError
 from real_robot.bridge.ros.typestore import ros2_name, store_of, tree_of
-from vla_rl.data.lerobot_io import RecordedEpisode, assemble, dataset_features, encode_png, write_shard
+from vla_rl.data.lerobot_assembly import assemble
+from vla_rl.data.lerobot_io import RecordedEpisode, dataset_features, encode_png, write_shard
 
 ACTION_ALIGN = AlignConfig(strategy="hold", timeline="receive")
 
@@ -102,8 +103,8 @@ def import_bags(
     features = dataset_features(
         tuple(contract.observation.images),
         next(iter(sizes), (0, 0)),
-        contract.observation.state_dim,
-        contract.action_dim,
+        contract.observation.state_names,
+        contract.action_names,
     )
     with tempfile.TemporaryDirectory(prefix="vla-rl-bags-") as staging:
         for index, episode in enumerate(episodes):

@@ -6,6 +6,7 @@ One YAML file a robot, read by `load_contract`. Shipped ones are in `real_robot/
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,7 +22,11 @@ from real_robot.failure.watch_config import WatchConfig
 from real_robot.operator.teleop import TeleopConfig
 from vla_rl.config import Config, ConfigError, apply_overrides, build_component, read_yaml, validate
 
-POSE_PARTS = {"position": 3, "quaternion": 4, "axis_angle": 3}
+POSE_PARTS = {
+    "position": ("x", "y", "z"),
+    "quaternion": ("qx", "qy", "qz", "qw"),
+    "axis_angle": ("rx", "ry", "rz"),
+}
 
 
 class AlignConfig(Config):
@@ -117,11 +122,24 @@ class StateSource(SourceConfig):
         return self
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the numbers of the state that this gives: of the joints, else by the topic, as in `pose.x`."""
+        topic = self.topic.strip("/").replace("/", ".")
+        match self.type:
+            case "sensor_msgs/JointState":
+                return (
+                    self.joints if self.quantity == "position" else tuple(f"{j}.{self.quantity}" for j in self.joints)
+                )
+            case "geometry_msgs/PoseStamped":
+                return tuple(f"{topic}.{name}" for part in self.parts for name in POSE_PARTS[part])
+            case "std_msgs/Float64MultiArray":
+                return tuple(f"{topic}.{i}" for i in range(self.size))
+        return (topic,)
+
+    @property
     def num_values(self) -> int:
         """How many numbers of the state this gives."""
-        if self.type == "geometry_msgs/PoseStamped":
-            return sum(POSE_PARTS[p] for p in self.parts)
-        return {"sensor_msgs/JointState": len(self.joints), "std_msgs/Float64MultiArray": self.size}.get(self.type, 1)
+        return len(self.names)
 
 
 class ObservationConfig(Config):
@@ -153,6 +171,13 @@ class ObservationConfig(Config):
     @property
     def state_dim(self) -> int:
         return sum(s.num_values for s in self.state)
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """Names of the state's numbers, each once: where two topics have one in common, the topic stands before it."""
+        names = [(s.topic.strip("/").replace("/", "."), name) for s in self.state for name in s.names]
+        count = Counter(name for _, name in names)
+        return tuple(name if count[name] == 1 else f"{topic}.{name}" for topic, name in names)
 
 
 class ActionSink(ChannelConfig):
@@ -256,6 +281,11 @@ class RobotContract(Config):
     @property
     def action_dim(self) -> int:
         return sum(len(sink.indices) for sink in self.action)
+
+    @property
+    def action_names(self) -> tuple[str, ...]:
+        """Names of the action's numbers."""
+        return tuple(d.name for d in self.safety.dimensions)
 
 
 def load_contract(name: str | Path, overrides: Iterable[str] = ()) -> RobotContract:

@@ -247,7 +247,16 @@ def _recorder(
 ) -> Recorder:
     """Writes the labeled episodes as a dataset; it is finished when `stack` closes."""
     assert options.record is not None, "checked by the caller"
-    recording = stack.enter_context(Recording(options.record, contract.rate, contract.name, tell))
+    recording = stack.enter_context(
+        Recording(
+            options.record,
+            contract.rate,
+            contract.name,
+            tell,
+            contract.observation.state_names,
+            contract.action_names,
+        )
+    )
     version = str(client.metadata.get("policy_version", ""))
     scores = (lambda: watch.score) if watch else None
     recorder = Recorder(recording, labels, version, options.round, failure_score=scores)

@@ -17,7 +17,7 @@ import logging
 import queue
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,13 +29,15 @@ from real_robot.control.safety import RUNNING
 from real_robot.operator.intervention import EpisodeSummary
 from real_robot.types import RobotObservation
 from vla_rl.common.atomic import write_text_atomic
+from vla_rl.data.lerobot_assembly import assemble
 from vla_rl.data.lerobot_io import (
+    EXECUTED_ACTION,
     FAILURE_FEATURES,
     RecordedEpisode,
-    assemble,
     dataset_features,
     encode_png,
     read_shards,
+    robot_features,
     write_shard,
 )
 from vla_rl.types import CONTROL_SOURCES, EpisodeSpec, Split
@@ -69,6 +71,8 @@ class _Frame:
     requested: np.ndarray
     sent: np.ndarray
     source: str
+    time: float
+    policy: str
     failure: tuple[float, float] | None = None
 
 
@@ -79,7 +83,6 @@ class _End:
     spec: EpisodeSpec | None
     final: RobotObservation
     summary: EpisodeSummary
-    policy_version: str
     round: int
     cut: bool
     keep: bool = True
@@ -100,6 +103,7 @@ class Recording:
         folder: of the LeRobotDataset v3; must not exist yet. Until then episodes are in `.NAME.recording` beside it.
         rate: control ticks per second, the dataset's fps. robot: its name.
         on_problem: called with what a person should know (from any thread).
+        state_names, action_names: of the numbers of the state and of an action; where none are given, they are counted.
     """
 
     def __init__(
@@ -108,8 +112,11 @@ class Recording:
         rate: float,
         robot: str,
         on_problem: Callable[[str], None] = lambda text: _log.warning("%s", text),
+        state_names: Sequence[str] = (),
+        action_names: Sequence[str] = (),
     ) -> None:
         self.folder, self.on_problem = Path(folder), on_problem
+        self._state_names, self._action_names = state_names, action_names
         if self.folder.exists():
             raise RecordingError(f"{self.folder} exists already; record into another folder")
         if rate <= 0 or abs(rate - round(rate)) > 1e-6:
@@ -123,13 +130,18 @@ class Recording:
 
     def _open_staging(self) -> None:
         if (self.staging / SETTINGS).is_file():
-            found = json.loads((self.staging / SETTINGS).read_text())
+            found = _settings(self.staging)
             if {key: found.get(key) for key in self._settings} != self._settings:
                 raise RecordingError(
                     f"{self.staging} holds a recording of {found.get('robot')} at {found.get('rate')} Hz that was not "
                     "finished; finish it (`vla-rl finish-recording`), or record into another folder"
                 )
             self._features = found.get("features")
+            if self._features is not None and EXECUTED_ACTION in self._features:
+                raise RecordingError(
+                    f"{self.staging} holds a recording of an earlier version, with other columns; finish it "
+                    "(`vla-rl finish-recording`), or record into another folder"
+                )
             return
         self.staging.mkdir(parents=True, exist_ok=True)
         write_text_atomic(self.staging / SETTINGS, json.dumps(self._settings))
@@ -152,7 +164,8 @@ class Recording:
                 f"cameras of different sizes, {dict(image_sizes)}: set `size` in the contract's images"
             )
         size = next(iter(image_sizes.values()), (0, 0))
-        features = dataset_features(tuple(episode.png), size, episode.state.shape[1], episode.actions.shape[1])
+        state, action = self._state_names or episode.state.shape[1], self._action_names or episode.actions.shape[1]
+        features = robot_features(dataset_features(tuple(episode.png), size, state, action))
         if episode.failure_score is not None:
             features |= FAILURE_FEATURES
         with self._lock:
@@ -185,17 +198,36 @@ def staging_folder(folder: Path) -> Path:
     return folder.parent / f".{folder.name}.recording"
 
 
+def _settings(staging: Path) -> dict[str, Any]:
+    """
+    Raises:
+        RecordingError: they are torn.
+    """
+    file = staging / SETTINGS
+    try:
+        settings = json.loads(file.read_text())
+        if not isinstance(settings, dict):
+            raise ValueError("not a map")
+    except ValueError as error:
+        raise RecordingError(
+            f"{file}: damaged ({error}). Copy it from another recording of this robot with the same cameras, or move "
+            f"{staging} away"
+        ) from error
+    return settings
+
+
 def finish(folder: Path) -> dict[str, int]:
     """Make the dataset of a recording's whole episodes, after a crash too. Returns {"episodes", "frames"}.
 
     Raises:
-        RecordingError: there is no unfinished recording, or it holds no whole episode.
+        RecordingError: there is no unfinished recording, it holds no whole episode, or its settings are torn.
+        DatasetError: an episode of it is torn.
     """
     staging = staging_folder(Path(folder))
     if not (staging / SETTINGS).is_file():
         raise RecordingError(f"{folder}: there is no unfinished recording ({staging.name}) beside it")
-    settings = json.loads((staging / SETTINGS).read_text())
-    if not any(rows for rows, _, _ in read_shards(staging)):
+    settings = _settings(staging)
+    if not any(rows for rows, _, _ in read_shards(staging)) or not settings.get("features"):
         raise RecordingError(f"{staging} holds no whole episode; delete it")
     features = {name: {**f, "shape": tuple(f["shape"])} for name, f in settings["features"].items()}
     notes = {"source": "recording", "robot": settings["robot"], "rate": settings["rate"]}
@@ -216,14 +248,16 @@ def discard(folder: Path) -> None:
 class Recorder:
     """Observes the ticks of one robot. Stands behind its labels' source (the `Intervention`) in the loop's observers.
 
-    A frame is recorded where the robot followed a command: the observation before it, what was asked (`action`) and
-    what the supervisor sent (`executed_action`), and who asked. What is recorded of an episode has no gap: should the
-    queue or `max_frames` be full, the episode is cut there, and counts as failed.
+    A frame is recorded where the robot followed a command: the observation before it, what the supervisor sent
+    (`action`), what was asked (`action.requested`), who asked, which policy was in force, and when (`time`). Where the
+    robot held there is no frame, and `time` shows how long. Otherwise an episode has no gap: should the queue or
+    `max_frames` be full, it is cut there, and counts as failed.
 
     Args:
         recording: where to. One recording may serve several recorders.
         labels: when episodes end, and how.
-        policy_version, round: written with each episode; may be changed between episodes.
+        policy_version: written with each frame; a function says which policy acts now.
+        round: written with each episode; may be changed between episodes.
         capacity: frames that may wait for the writer. max_frames: longest episode.
         wait: wait for the writer in place of cutting: for simulators, whose time stands still.
         failure_score: a failure detector's (score, threshold) now, None where it has none; recorded with each frame.
@@ -233,7 +267,7 @@ class Recorder:
         self,
         recording: Recording,
         labels: EpisodeLabels,
-        policy_version: str = "",
+        policy_version: str | Callable[[], str] = "",
         round: int = 0,
         capacity: int = 256,
         max_frames: int = 36_000,
@@ -242,7 +276,8 @@ class Recorder:
     ) -> None:
         self._failure_score = failure_score
         self.recording, self.labels = recording, labels
-        self.policy_version, self.round = policy_version, round
+        self._policy = policy_version if callable(policy_version) else lambda: policy_version
+        self.round = round
         self.spec: EpisodeSpec | None = None  # of the next episode, where it has one (simulators)
         self._max_frames, self._wait = max_frames, wait
         self._num_frames, self._cut = 0, False
@@ -275,7 +310,8 @@ class Recorder:
         if tick.observation is None or requested is None or requested.source not in CONTROL_SOURCES or self._cut:
             return
         failure = self._failure_score() or NO_SCORE if self._failure_score else None
-        frame = _Frame(tick.observation, requested.values, sent.allowed, requested.source, failure)
+        source, policy = requested.source, self._policy()
+        frame = _Frame(tick.observation, requested.values, sent.allowed, source, tick.time, policy, failure)
         if self._num_frames >= self._max_frames or not self._put(frame):
             self._cut = True
             self.recording.on_problem(f"recording: episode cut after {self._num_frames} frames; the writer is too slow")
@@ -297,7 +333,7 @@ class Recorder:
         """Hand the episode to the writer; nothing where none has a frame."""
         if self._num_frames and self._last is not None and self._summary is not None:
             final = self._final or self._last
-            end = _End(self.spec, final, self._summary, self.policy_version, self.round, self._cut, keep)
+            end = _End(self.spec, final, self._summary, self.round, self._cut, keep)
             self._put_end(end)
         self._num_frames, self._cut, self._final, self._last, self._summary = 0, False, None, None, None
 
@@ -362,6 +398,7 @@ def _episode(episode: _Open, end: _End, number: int) -> RecordedEpisode:
     instruction = frames[0].observation.instruction
     split: Split = "train" if end.spec is None else end.spec.split
     scores = [f.failure for f in frames]
+    sent = _float32([f.sent for f in frames])
     reward = np.zeros(len(frames), np.float32)
     reward[-1] = float(success)
     return RecordedEpisode(
@@ -371,12 +408,14 @@ def _episode(episode: _Open, end: _End, number: int) -> RecordedEpisode:
         instruction=instruction,
         png=episode.png,
         state=np.stack([f.observation.state for f in frames]).astype(np.float32),
-        actions=np.stack([f.requested for f in frames]).astype(np.float32),
-        executed_actions=np.stack([f.sent for f in frames]).astype(np.float32),
+        actions=sent,
+        executed_actions=sent,
+        requested_actions=_float32([f.requested for f in frames]),
+        time=np.array([f.time - frames[0].time for f in frames]),
         reward=reward,
         success=success,
         control_source=[f.source for f in frames],
-        policy_version=end.policy_version,
+        policy_version=[f.policy for f in frames],
         final_png={camera: encode_png(image) for camera, image in end.final.images.items()},
         final_state=np.asarray(end.final.state, np.float32),
         interventions=summary.interventions,
@@ -384,3 +423,9 @@ def _episode(episode: _Open, end: _End, number: int) -> RecordedEpisode:
         round=end.round,
         failure_score=None if scores[0] is None else np.asarray(scores, np.float32),
     )
+
+
+def _float32(rows: list[np.ndarray]) -> np.ndarray:
+    """Rows in one array; a number beyond float32 is infinite in it."""
+    with np.errstate(over="ignore"):
+        return np.stack(rows).astype(np.float32)

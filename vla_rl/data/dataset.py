@@ -224,7 +224,12 @@ def open_dataset(config: DatasetConfig, needs: DataNeeds, cache_folder: Path | N
 
 def _observed_every(root: Path) -> int:
     notes = root / "collect.json"
-    return int(json.loads(notes.read_text(encoding="utf-8")).get(OBSERVED_EVERY, 1)) if notes.is_file() else 1
+    if not notes.is_file():
+        return 1
+    try:
+        return int(json.loads(notes.read_text(encoding="utf-8")).get(OBSERVED_EVERY, 1))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise DatasetError(f"{notes}: damaged ({error}). Copy or collect the dataset again.") from error
 
 
 def _frames_mask(config: DatasetConfig, source: LeRobotSource, codes: np.ndarray, starts: np.ndarray) -> np.ndarray:

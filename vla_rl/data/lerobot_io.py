@@ -1,8 +1,8 @@
 """Writing LeRobotDataset v3 fast and safely: whole shards first, then one finished dataset.
 
 Episodes are staged as shards (two parquet files in a folder that appears by a rename), so a killed
-collection loses at most the shard under way. `assemble` then writes the dataset through LeRobot's
-own `LeRobotDatasetMetadata`, in a temporary folder that is renamed when whole. Images are PNG
+collection loses at most the shard under way. `lerobot_assembly.assemble` then writes the dataset through
+LeRobot's own `LeRobotDatasetMetadata`, in a temporary folder that is renamed when whole. Images are PNG
 bytes embedded in the parquet files, as LeRobot's `use_videos=False` writes them.
 
 LeRobot's `add_frame`/`save_episode` store the same, through one PNG file per frame; docs/results.md
@@ -12,8 +12,8 @@ has both rates.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vla_rl.common.atomic import atomic_folder
-from vla_rl.data.keyframes import STATES_FOLDER, write_states
+from vla_rl.data.config import DatasetError
+from vla_rl.data.keyframes import write_states
 from vla_rl.data.segmentation import structure_file, write_structure
 from vla_rl.types import Keyframe
 
@@ -41,10 +42,11 @@ FAILURE_SCORE, FAILURE_THRESHOLD = "failure_score", "failure_threshold"
 FAILURE_FEATURES: dict[str, dict[str, Any]] = {
     name: {"dtype": "float32", "shape": (1,), "names": None} for name in (FAILURE_SCORE, FAILURE_THRESHOLD)
 }
-REPO_ID = "local/vla-rl"  # LeRobot wants a name; nothing is looked up under it.
+REQUESTED_ACTION, INTERVENTION, TIME = "action.requested", "intervention", "time"
+INTERVENING = ("recovery", "correction")  # who acts where LeRobot's `intervention` is true
 SHARD_FRAMES, SHARD_EPISODES, SHARD_STATES = "frames.parquet", "episodes.parquet", "states.safetensors"
 MAX_STAT_IMAGES = 8
-_COUNTS = ("interventions", "recoveries", "round")
+COUNTS = ("interventions", "recoveries", "round")
 _QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
 
 
@@ -57,17 +59,21 @@ class RecordedEpisode:
         instruction: LeRobot's "task".
         png: camera -> T PNG-encoded frames.
         state: float32 (T, S).
-        actions: float32 (T, A), what a policy should learn (the clean expert action).
+        actions: float32 (T, A), what a policy should learn: on a robot what was sent, in a simulator the expert's
+            action before noise.
         executed_actions: float32 (T, A), what the environment was given (with noise, if any).
         reward: float32 (T,), reward of each step: positive at success, zero before.
         success: the task was solved.
         control_source: who acted, one of `vla_rl.types.CONTROL_SOURCES`, for each step (T).
-        policy_version: which policy acted.
+        policy_version: which policy acted; a list where it is known for each step (T).
         interventions: times that a person took over from the policy. recoveries: segments of recovery.
         round: of collecting and training again, that the episode belongs to; 0 where there are none.
         failure_score: float32 (T, 2), a failure detector's score and threshold as known at each step, NaN where there
             were none yet; None without a detector. Stored where the features hold `FAILURE_FEATURES`, and not described
             in the statistics.
+        requested_actions: float32 (T, A), what was asked before the supervisor's limits; None where nothing limits.
+        time: float64 (T,), seconds since the first step by the robot's clock, which runs on where nothing was
+            recorded; None where nobody measured. Both are stored where the features hold `robot_features`.
         final_png, final_state: the observation after the last action. Stored with the episode's
             metadata, since a LeRobot frame always has an action.
         simulator_states: the simulator's states along the episode, for keyframes; empty where none were saved.
@@ -85,7 +91,7 @@ class RecordedEpisode:
     reward: np.ndarray
     success: bool
     control_source: list[str]
-    policy_version: str
+    policy_version: str | list[str]
     final_png: dict[str, bytes]
     final_state: np.ndarray
     simulator_states: Sequence[Keyframe] = ()
@@ -94,6 +100,8 @@ class RecordedEpisode:
     recoveries: int = 0
     round: int = 0
     failure_score: np.ndarray | None = None
+    requested_actions: np.ndarray | None = None
+    time: np.ndarray | None = None
 
     @property
     def length(self) -> int:
@@ -105,6 +113,11 @@ class RecordedEpisode:
         solved = np.maximum.accumulate(self.reward > 0)
         solved[-1] = True
         return solved & self.success
+
+    @property
+    def intervening(self) -> np.ndarray:
+        """bool (T,): a person who had taken over from the policy acted; LeRobot's flag."""
+        return np.isin(self.control_source, INTERVENING)
 
     @property
     def num_bytes(self) -> int:
@@ -134,28 +147,45 @@ def decode_image(data: bytes) -> np.ndarray:
     return image[..., ::-1]
 
 
+def _scalar(dtype: str) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": (1,), "names": None}
+
+
 def dataset_features(
-    cameras: Sequence[str], image_size: tuple[int, int], state_dim: int, action_dim: int
+    cameras: Sequence[str], image_size: tuple[int, int], state: int | Sequence[str], action: int | Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """LeRobot's feature dictionary for our datasets. `image_size` is (height, width), pixels."""
+    """LeRobot's feature dictionary for our datasets.
 
-    def vector(dim: int, name: str) -> dict[str, Any]:
-        return {"dtype": "float32", "shape": (dim,), "names": [f"{name}_{i}" for i in range(dim)]}
+    Args:
+        image_size: (height, width), pixels. state, action: the names of their numbers, or how many there are.
+    """
 
-    def scalar(dtype: str) -> dict[str, Any]:
-        return {"dtype": dtype, "shape": (1,), "names": None}
+    def vector(numbers: int | Sequence[str], name: str) -> dict[str, Any]:
+        names = [f"{name}_{i}" for i in range(numbers)] if isinstance(numbers, int) else list(numbers)
+        return {"dtype": "float32", "shape": (len(names),), "names": names}
 
     image = {"dtype": "image", "shape": (*image_size, 3), "names": ["height", "width", "channels"]}
     return {
         **{IMAGE_PREFIX + camera: dict(image) for camera in cameras},
-        STATE: vector(state_dim, "state"),
-        ACTION: vector(action_dim, "action"),
-        EXECUTED_ACTION: vector(action_dim, "action"),
-        "next.reward": scalar("float32"),
-        SUCCESS: scalar("bool"),
-        "next.done": scalar("bool"),
-        CONTROL_SOURCE: scalar("string"),
-        POLICY_VERSION: scalar("string"),
+        STATE: vector(state, "state"),
+        ACTION: vector(action, "action"),
+        EXECUTED_ACTION: vector(action, "action"),
+        "next.reward": _scalar("float32"),
+        SUCCESS: _scalar("bool"),
+        "next.done": _scalar("bool"),
+        CONTROL_SOURCE: _scalar("string"),
+        POLICY_VERSION: _scalar("string"),
+    }
+
+
+def robot_features(features: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """`dataset_features` as a robot's recording has them: `action` is what was sent, so there is no other beside it."""
+    kept = {name: feature for name, feature in features.items() if name != EXECUTED_ACTION}
+    return {
+        **kept,
+        REQUESTED_ACTION: dict(features[ACTION]),
+        INTERVENTION: _scalar("bool"),
+        TIME: _scalar("float64"),
     }
 
 
@@ -191,13 +221,52 @@ def write_shard(
 
 
 def read_shards(folder: Path) -> Iterator[tuple[list[dict[str, Any]], list[tuple[str, int]], Path]]:
-    """For each whole shard, in order: its episodes' rows, its rejected (task, index), and its folder."""
+    """For each whole shard, in order: its episodes' rows, its rejected (task, index), and its folder.
+
+    Raises:
+        DatasetError: a shard is damaged.
+    """
     import pyarrow.parquet as pq
 
     for shard in sorted(Path(folder).glob("shard_*")):
-        rejected = [(task, int(index)) for task, index in json.loads((shard / "rejected.json").read_text())]
         file = shard / SHARD_EPISODES
-        yield (pq.read_table(str(file)).to_pylist() if file.exists() else []), rejected, shard
+        with _whole(shard):
+            rejected = [(task, int(index)) for task, index in json.loads((shard / "rejected.json").read_text())]
+            rows = pq.read_table(str(file)).to_pylist() if file.exists() else []
+        yield rows, rejected, shard
+
+
+def read_frames(shard: Path, lengths: Sequence[int]) -> Iterator[pa.Table]:
+    """The frames of each episode of a shard; `lengths`: how many its rows say.
+
+    Raises:
+        DatasetError: the shard is damaged.
+    """
+    import pyarrow.parquet as pq
+
+    with _whole(shard):
+        frames = pq.ParquetFile(str(shard / SHARD_FRAMES))
+    for number, length in enumerate(lengths):
+        with _whole(shard):
+            table = frames.read_row_group(number)
+            if table.num_rows != length:
+                raise ValueError(f"episode {number} has {table.num_rows} frames, its row says {length}")
+        yield table
+
+
+@contextmanager
+def _whole(shard: Path) -> Iterator[None]:
+    """Turn what a torn file raises into a message that says what to do."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError, TypeError) as error:
+        found = str(error).splitlines()[0] if str(error) else ""
+        raise DatasetError(
+            f"{shard}: this part of a recording is damaged ({type(error).__name__}: {found}). What it held is lost; "
+            "move the folder away to go on with the others"
+        ) from error
 
 
 def _frame_table(episode: RecordedEpisode, features: Mapping[str, Any]) -> pa.Table:
@@ -211,13 +280,19 @@ def _frame_table(episode: RecordedEpisode, features: Mapping[str, Any]) -> pa.Ta
         SUCCESS: pa.array(episode.succeeded),
         "next.done": pa.array(done),
         CONTROL_SOURCE: pa.array(episode.control_source, pa.string()),
-        POLICY_VERSION: pa.array([episode.policy_version] * length, pa.string()),
+        POLICY_VERSION: pa.array(_each_step(episode.policy_version, length), pa.string()),
+        INTERVENTION: pa.array(episode.intervening),
     }
+    if episode.time is not None:
+        values[TIME] = pa.array(episode.time.astype(np.float64))
     for name, array in (
         (STATE, episode.state),
         (ACTION, episode.actions),
         (EXECUTED_ACTION, episode.executed_actions),
+        (REQUESTED_ACTION, episode.requested_actions),
     ):
+        if array is None:
+            continue
         flat = pa.array(np.ascontiguousarray(array, np.float32).reshape(-1))
         # LeRobot stores vectors of length 1 as scalars.
         values[name] = flat if array.shape[1] == 1 else pa.FixedSizeListArray.from_arrays(flat, array.shape[1])
@@ -230,6 +305,10 @@ def _frame_table(episode: RecordedEpisode, features: Mapping[str, Any]) -> pa.Ta
     return pa.table({name: values[name] for name in features})
 
 
+def _each_step(value: str | list[str], length: int) -> list[str]:
+    return [value] * length if isinstance(value, str) else value
+
+
 def _episode_row(episode: RecordedEpisode, features: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "task": episode.task,
@@ -238,7 +317,7 @@ def _episode_row(episode: RecordedEpisode, features: Mapping[str, Any]) -> dict[
         "instruction": episode.instruction,
         "length": episode.length,
         "success": episode.success,
-        **{name: getattr(episode, name) for name in _COUNTS},
+        **{name: getattr(episode, name) for name in COUNTS},
         "stats": json.dumps(_episode_stats(episode, features)),
         FINAL_STATE: episode.final_state.astype(np.float32).tolist(),
         **{FINAL_IMAGE_PREFIX + camera: data for camera, data in episode.final_png.items()},
@@ -250,15 +329,18 @@ def _episode_stats(episode: RecordedEpisode, features: Mapping[str, Any]) -> dic
     length = episode.length
     done = np.zeros((length, 1), bool)
     done[-1] = True
-    vectors = {
+    vectors: dict[str, np.ndarray | None] = {
         STATE: episode.state,
         ACTION: episode.actions,
         EXECUTED_ACTION: episode.executed_actions,
         "next.reward": episode.reward[:, None],
         SUCCESS: episode.succeeded[:, None],
         "next.done": done,
+        INTERVENTION: episode.intervening[:, None],
+        REQUESTED_ACTION: _bounded(episode.requested_actions, episode.actions),
+        TIME: None if episode.time is None else episode.time[:, None],
     }
-    stats = {name: _describe(vectors[name]) for name in features if name in vectors}
+    stats = {name: _describe(values) for name in features if (values := vectors.get(name)) is not None}
     sampled = np.unique(np.linspace(0, length - 1, min(length, MAX_STAT_IMAGES)).astype(int))
     for camera, frames in episode.png.items():
         pixels = np.stack([decode_image(frames[i]) for i in sampled])[:, ::2, ::2].reshape(-1, 3) / 255.0
@@ -267,6 +349,13 @@ def _episode_stats(episode: RecordedEpisode, features: Mapping[str, Any]) -> dic
             key: value if key == "count" else np.reshape(value, (3, 1, 1)).tolist() for key, value in numbers.items()
         } | {"count": [len(sampled)]}
     return stats
+
+
+def _bounded(requested: np.ndarray | None, sent: np.ndarray) -> np.ndarray | None:
+    """What was asked, within what was sent: a statistic must not be at the mercy of one wild request."""
+    if requested is None:
+        return None
+    return np.clip(np.where(np.isfinite(requested), requested, sent), sent.min(0), sent.max(0))
 
 
 def _describe(values: np.ndarray) -> dict[str, list]:
@@ -281,133 +370,3 @@ def _describe(values: np.ndarray) -> dict[str, list]:
         "count": [len(values)],
         **{f"q{round(100 * q):02d}": row.tolist() for q, row in zip(_QUANTILES, quantiles, strict=True)},
     }
-
-
-# --- assembly ----------------------------------------------------------------------------------
-
-
-def assemble(
-    shards: Path, dataset: Path, *, fps: int, features: Mapping[str, Any], robot: str, notes: Mapping[str, Any]
-) -> dict[str, int]:
-    """Write the finished LeRobotDataset v3 from staged shards, atomically.
-
-    Args:
-        shards: folder of `shard_*` folders.
-        dataset: where the dataset appears; must not exist, or be an empty folder.
-        notes: JSON-able provenance, written to `collect.json` in the dataset.
-
-    Returns:
-        {"episodes": ..., "frames": ...}.
-
-    Raises:
-        FileExistsError: `dataset` has content; the shards are still there.
-    """
-    from lerobot.datasets.dataset_metadata import LeRobotDatasetMetadata
-
-    with atomic_folder(dataset, what="dataset", exclusive=True) as partial:
-        root = partial / "content"  # LeRobot insists on making its folder itself.
-        meta = LeRobotDatasetMetadata.create(
-            REPO_ID, fps, dict(features), robot_type=robot, root=root, use_videos=False, metadata_buffer_size=100
-        )
-        writer = _DataWriter(root, meta)
-        for rows, _, shard in read_shards(shards):
-            writer.add_shard(rows, shard)
-            if (shard / SHARD_STATES).is_file():
-                (root / STATES_FOLDER).mkdir(exist_ok=True)
-                shutil.copy2(shard / SHARD_STATES, root / STATES_FOLDER / f"{shard.name}.safetensors")
-        writer.close()
-        meta.finalize()
-        (root / "collect.json").write_text(json.dumps(dict(notes), indent=1))
-        for item in root.iterdir():
-            item.rename(partial / item.name)
-        root.rmdir()
-    return {"episodes": meta.total_episodes, "frames": meta.total_frames}
-
-
-class _DataWriter:
-    """Appends staged episodes to `data/chunk-*/file-*.parquet`, and registers each in the metadata."""
-
-    def __init__(self, root: Path, meta: Any) -> None:
-        from lerobot.datasets.feature_utils import get_hf_features_from_features
-
-        self._root, self._meta = root, meta
-        self._schema = get_hf_features_from_features(meta.features).arrow_schema
-        self._chunk, self._file = 0, -1
-        self._writer: Any = None
-        self._bytes = 0
-
-    def add_shard(self, rows: Sequence[Mapping[str, Any]], shard: Path) -> None:
-        import pyarrow.parquet as pq
-
-        if not rows:
-            return
-        frames = pq.ParquetFile(str(shard / SHARD_FRAMES))
-        for number, row in enumerate(rows):
-            self._add_episode(row, frames.read_row_group(number), structure_file(shard, number))
-
-    def _add_episode(self, row: Mapping[str, Any], frames: pa.Table, structure: Path) -> None:
-        import pyarrow as pa
-
-        meta, length = self._meta, row["length"]
-        if structure.is_file():
-            target = structure_file(self._root, meta.total_episodes)
-            target.parent.mkdir(exist_ok=True)
-            shutil.copy2(structure, target)
-        assert frames.num_rows == length, f"a staged episode has {frames.num_rows} frames, its row says {length}"
-        first, episode_index = meta.total_frames, meta.total_episodes
-        meta.save_episode_tasks([row["instruction"]])
-        numbers = np.arange(length)
-        columns = {
-            **{name: frames.column(name) for name in frames.column_names},
-            "timestamp": pa.array((numbers / meta.fps).astype(np.float32)),
-            "frame_index": pa.array(numbers),
-            "episode_index": pa.array(np.full(length, episode_index)),
-            "index": pa.array(first + numbers),
-            "task_index": pa.array(np.full(length, meta.get_task_index(row["instruction"]))),
-        }
-        table = pa.table({name: columns[name] for name in self._schema.names}).cast(self._schema)
-        self._write(table)
-        stats = {k: {s: np.asarray(v) for s, v in entry.items()} for k, entry in json.loads(row["stats"]).items()}
-        extra = {k: v for k, v in row.items() if k.startswith(FINAL_IMAGE_PREFIX)}
-        meta.save_episode(
-            episode_index,
-            length,
-            [row["instruction"]],
-            stats,
-            {
-                "data/chunk_index": self._chunk,
-                "data/file_index": self._file,
-                "dataset_from_index": first,
-                "dataset_to_index": first + length,
-                "success": row["success"],
-                "env_task": row["task"],
-                "env_split": row["split"],
-                "env_index": row["index"],
-                **{name: row.get(name, 0) for name in _COUNTS},
-                FINAL_STATE: np.asarray(row[FINAL_STATE], np.float32),
-                **extra,
-            },
-        )
-
-    def _write(self, table: pa.Table) -> None:
-        import pyarrow.parquet as pq
-        from lerobot.datasets.utils import update_chunk_file_indices
-
-        limit = self._meta.data_files_size_in_mb * 2**20
-        if self._writer is None or self._bytes + table.nbytes > limit:
-            self.close()
-            if self._file < 0:
-                self._file = 0
-            else:
-                self._chunk, self._file = update_chunk_file_indices(self._chunk, self._file, self._meta.chunks_size)
-            path = self._root / self._meta.data_path.format(chunk_index=self._chunk, file_index=self._file)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._writer = pq.ParquetWriter(str(path), self._schema, compression="snappy")
-            self._bytes = 0
-        self._writer.write_table(table)
-        self._bytes += table.nbytes
-
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None

@@ -22,7 +22,8 @@ import numpy as np
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.config import ConfigError
 from vla_rl.data.dataset import OBSERVED_EVERY
-from vla_rl.data.lerobot_io import RecordedEpisode, assemble, dataset_features, read_shards, write_shard
+from vla_rl.data.lerobot_assembly import assemble
+from vla_rl.data.lerobot_io import RecordedEpisode, dataset_features, read_shards, write_shard
 from vla_rl.data.segmentation import CAMERA_PREFIX
 from vla_rl.interfaces import ImaginedEnv, Policy, VecEnv
 from vla_rl.recipe.collect_config import CollectConfig

@@ -14,7 +14,8 @@ from torch import nn
 
 from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.dataset import DataNeeds, EpisodeDataset, open_dataset
-from vla_rl.data.lerobot_io import RecordedEpisode, assemble, dataset_features, encode_png, write_shard
+from vla_rl.data.lerobot_assembly import assemble
+from vla_rl.data.lerobot_io import RecordedEpisode, dataset_features, encode_png, write_shard
 from vla_rl.types import EnvSpec
 from world_model.data import latents as latents_module
 from world_model.data.clips import ClipDataset, SuccessSamples
