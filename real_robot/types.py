@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,3 +38,15 @@ class Command:
     values: np.ndarray
     source: str
     stamp: float
+
+
+class Deadman(NamedTuple):
+    """The last word from a deadman switch. It stands only for as long as it is young: see `safety.deadman_timeout`.
+
+    Attributes:
+        pressed: the switch was held.
+        heard: seconds on the robot process's monotonic clock when that word was received; -inf: never.
+    """
+
+    pressed: bool
+    heard: float

@@ -223,7 +223,23 @@ class OperatorTopics(Config):
 
     stop: str = Field(default="", description="std_msgs/Bool: true stops the robot until a reset; empty: none.")
     reset: str = Field(default="", description="std_msgs/String: who resets, after a stop; empty: none.")
-    deadman: str = Field(default="", description="std_msgs/Bool: true while the deadman switch is held; empty: none.")
+    deadman: str = Field(
+        default="",
+        description="std_msgs/Bool: true while the deadman switch is held, said again and again, within each "
+        "safety.deadman_timeout; empty: none. Needs safety.deadman: true.",
+    )
+    stop_timeout: float = Field(
+        default=0.0,
+        ge=0,
+        description="Seconds without a message on the stop topic that stop the robot, for buttons that say false all "
+        "the time; 0: the topic may be silent.",
+    )
+
+    @model_validator(mode="after")
+    def _check_stop(self) -> OperatorTopics:
+        if self.stop_timeout and not self.stop:
+            raise ConfigError(f"operator.stop_timeout: {self.stop_timeout:g}, but there is no operator.stop; name it")
+        return self
 
 
 def _transport_section(values: Any) -> Config:
@@ -274,9 +290,23 @@ class RobotContract(Config):
         for name, told in (("safety", self.safety.control_hz), ("execution", self.execution.control_hz)):
             if told != self.rate:
                 raise ConfigError(f"{name}.control_hz: {told:g}, but rate is {self.rate:g}; leave it out")
+        self._check_deadman()
         if self.pace == "reference" and not self.observation.reference:
             raise ConfigError("pace: `reference` needs observation.reference")
         return self
+
+    def _check_deadman(self) -> None:
+        topic, needed = self.operator.deadman, self.safety.deadman
+        if topic and not needed:
+            raise ConfigError(
+                f"operator.deadman: {topic}, but safety.deadman is false, so that the robot would move whether the "
+                "switch is held or not; set safety.deadman: true, or leave the topic out"
+            )
+        if needed and not topic:
+            raise ConfigError(
+                "safety.deadman: true, but no operator.deadman names the switch's topic, so that the robot could never "
+                "move; name it, or set safety.deadman: false (driving from the console has its own)"
+            )
 
     @property
     def action_dim(self) -> int:

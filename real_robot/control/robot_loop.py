@@ -18,7 +18,7 @@ import numpy as np
 
 from real_robot.bridge.robot import Robot
 from real_robot.control.safety import RUNNING, STOPPED, SentCommand, Supervisor
-from real_robot.types import Command, RobotObservation
+from real_robot.types import Command, Deadman, RobotObservation
 
 IDLE_TICK = 0.1  # seconds between looks at the operator while the robot is inactive
 
@@ -55,7 +55,7 @@ class OperatorCommand:
         replan: drop the policy's queued actions; the episode goes on.
         command: a person's own action, in place of the policy's.
         stop: reason to stop now, until a reset. reset: who resets, after a stop.
-        deadman: state of the deadman switch, None where there is none.
+        deadman: the last word from the deadman switch and when it was received; None where there is no switch.
         finished: end the loop.
     """
 
@@ -65,7 +65,7 @@ class OperatorCommand:
     command: Command | None = None
     stop: str | None = None
     reset: str | None = None
-    deadman: bool | None = None
+    deadman: Deadman | None = None
     finished: bool = False
 
 
@@ -211,7 +211,7 @@ class ControlLoop:
     def _obey(self, operator_command: OperatorCommand) -> bool:
         """Stops, resets, the deadman switch, the robot's own faults. Returns whether everything begins anew."""
         if operator_command.deadman is not None:
-            self.supervisor.deadman(operator_command.deadman)
+            self.supervisor.deadman(*operator_command.deadman)
         if operator_command.stop is not None:
             self.supervisor.stop(operator_command.stop)
         if fault := self.robot.fault:

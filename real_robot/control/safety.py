@@ -18,15 +18,15 @@ from typing import NamedTuple
 import numpy as np
 
 from real_robot.control.checks import Motion, MotionCheck, Patience, StateCheck, ask
+from real_robot.control.commands import CommandReader
 from real_robot.control.limiter import Limiter, braking_speed
 from real_robot.control.safety_config import DimensionLimits, SafetyConfig, Workspace
-from real_robot.types import Command, RobotObservation
+from real_robot.types import Command, Deadman, RobotObservation
 
 __all__ = [
     "DimensionLimits", "SafetyConfig", "SafetyEvent", "SentCommand", "State", "Supervisor", "Workspace",
 ]  # fmt: skip
 
-SOURCES = ("policy", "recovery", "correction", "demo", "rewind", "hold")
 MAX_FROZEN_TICKS = 5
 RUNNING, HOLDING, STOPPED = "running", "holding", "stopped"
 ASKED_TO_HOLD = "asked to hold"  # why it holds where a command said so
@@ -107,9 +107,10 @@ class Supervisor:
         self._observation: RobotObservation | None = None
         self._must_seed = True
         self._target: Command | None = None
-        self._refused, self._num_refused = "", 0
+        self._refused = ""  # why the newest command is not followed
+        self._reader = CommandReader(self._limiter.names, config.max_refused)
         self._not_before = -math.inf
-        self._deadman: tuple[bool, float] = (False, -math.inf)
+        self._deadman = Deadman(False, -math.inf)
         self._sent_velocities: deque[tuple[float, np.ndarray]] = deque(maxlen=256)  # (time, way in the tick after)
 
     # --- what others tell it ------------------------------------------------------------------
@@ -159,6 +160,7 @@ class Supervisor:
                 self._drop(now)
                 self._must_seed = True
                 self._forget()
+                self._reader.restart()
                 self._enter(State(HOLDING, "reset; no observation since"), now)
         self._deliver()
 
@@ -167,10 +169,10 @@ class Supervisor:
         with self._lock:
             self._forget()
 
-    def deadman(self, pressed: bool) -> None:
-        """The state of the deadman switch; must be told again within `deadman_timeout`."""
+    def deadman(self, pressed: bool, heard: float | None = None) -> None:
+        """The state of the deadman switch, received at `heard` (now); must be received anew in `deadman_timeout`."""
         with self._lock:
-            self._deadman = (bool(pressed), self._clock())
+            self._deadman = Deadman(bool(pressed), self._clock() if heard is None else heard)
 
     def drop_commands(self) -> None:
         """Execute nothing that was asked before now: after a reconnection, or a change of control."""
@@ -190,7 +192,7 @@ class Supervisor:
             now = self._clock()
             dt = self._advance(now)
             limited: set[str] = set()
-            requested = None
+            requested, rule = None, None
             if command is not None:
                 requested, rule = self._take(command, now)
                 limited |= {rule} if rule else set()
@@ -204,6 +206,8 @@ class Supervisor:
                 hold = hold or self._refusal
                 limited |= acted
                 self._remember(now)
+            if hold is None and command is not None and rule is None:
+                self._reader.note_followed()
             if self._state.mode != STOPPED:
                 self._enter(State(HOLDING, hold[1]) if hold else State(RUNNING, ""), now)
             limited |= {hold[0]} if hold else set()
@@ -239,12 +243,11 @@ class Supervisor:
 
     def _take(self, command: Command, now: float) -> tuple[np.ndarray | None, str | None]:
         """Check a command and make it the target. Returns it as an array, and the rule that refused it."""
-        requested, trouble = self._read(command)
+        requested, trouble = self._reader.read(command)
         if trouble:
             self._target, self._refused = None, f"command refused: {trouble}"
-            self._num_refused += 1
-            if self._num_refused >= self.config.max_refused and self._state.mode != STOPPED:
-                self._enter(State(STOPPED, f"{self._num_refused} commands refused, the last: {trouble}"), now)
+            if self._reader.is_over and self._state.mode != STOPPED:
+                self._enter(State(STOPPED, f"{self._reader.num_refused} commands refused, the last: {trouble}"), now)
             return requested, "bad_command"
         age = now - command.stamp
         newest = self._target.stamp if self._target is not None else -math.inf
@@ -253,27 +256,9 @@ class Supervisor:
         if command.stamp < self._not_before:
             return requested, "dropped_command"
         assert requested is not None, "readable"
-        self._refused, self._num_refused = "", 0
+        self._refused = ""
         self._target = Command(requested, command.source, min(command.stamp, now))
         return requested, None
-
-    def _read(self, command: Command) -> tuple[np.ndarray | None, str | None]:
-        """(values float32 (A,), None), or (what there is of them, what is wrong)."""
-        expected = self._limiter.num_dimensions
-        try:
-            with np.errstate(over="ignore"):
-                values = np.array(command.values, dtype=np.float32)
-        except (TypeError, ValueError, OverflowError):
-            return None, "not numbers"
-        if values.shape != (expected,):
-            return values, f"shape {values.shape}, expected ({expected},)"
-        if not np.isfinite(values).all():
-            return values, f"NaN or infinite {self._limiter.names[int(np.argmin(np.isfinite(values)))]}"
-        if command.source not in SOURCES:
-            return values, f"source {str(command.source)[:40]!r}, allowed: {', '.join(SOURCES)}"
-        if not isinstance(command.stamp, int | float) or not math.isfinite(command.stamp):
-            return values, "no stamp"
-        return values, None
 
     def _decide(self, now: float) -> tuple[str, str] | None:
         """Why the target may not be followed: (rule, reason), or None where it may. Enters a stop."""
@@ -413,8 +398,7 @@ class Supervisor:
         self._sent_velocities.append((now, self._limiter.values * self._limiter.tick))
 
     def _drop(self, now: float) -> None:
-        self._target, self._not_before = None, now
-        self._refused, self._num_refused = "", 0
+        self._target, self._not_before, self._refused = None, now, ""
 
     def _enter(self, state: State, now: float) -> None:
         if state != self._state:

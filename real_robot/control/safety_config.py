@@ -128,7 +128,10 @@ class SafetyConfig(Config):
         default=0.02, ge=0, description="Seconds that a stamp may lie in the future before it is refused."
     )
     max_refused: int = Field(
-        default=10, ge=1, description="Commands refused one after the other (NaN, wrong size) that make a latched stop."
+        default=10,
+        ge=1,
+        description="Commands refused (NaN, wrong size) that make a latched stop. Holds and silence between change "
+        "nothing; the count starts anew after as many commands in a row that were followed, and after a reset.",
     )
     deadman: bool = Field(default=False, description="Move only while a deadman switch is held.")
     deadman_timeout: float = Field(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import sys
 import threading
 import time
@@ -18,7 +19,7 @@ from real_robot.bridge.transports.base import QosConfig, Transport
 from real_robot.control.robot_loop import Operator, OperatorCommand, Tick
 from real_robot.operator.intervention import EpisodeSummary
 from real_robot.operator.recorder import Recorder
-from real_robot.types import RobotObservation
+from real_robot.types import Deadman, RobotObservation
 from vla_rl.types import EpisodeSpec
 
 KEYS = "Enter starts and holds, space stops (emergency), r resets after a stop, q ends"
@@ -41,19 +42,33 @@ class Operators:
                 command=operator_command.command or own.command,
                 stop=operator_command.stop or own.stop,
                 reset=operator_command.reset or own.reset,
-                deadman=own.deadman
-                if operator_command.deadman is None
-                else operator_command.deadman and own.deadman is not False,
+                deadman=_both(operator_command.deadman, own.deadman),
                 finished=operator_command.finished or own.finished,
             )
         return operator_command
 
 
-class TopicOperator:
-    """The contract's stop, reset and deadman topics. A stop that lasts is repeated at each tick."""
+def _both(one: Deadman | None, other: Deadman | None) -> Deadman | None:
+    """Of two switches both must be held, and the word of both be young."""
+    if one is None or other is None:
+        return one or other
+    return Deadman(one.pressed and other.pressed, min(one.heard, other.heard))
 
-    def __init__(self, topics: OperatorTopics, transport: Transport) -> None:
-        self._stop, self._deadman = False, False if topics.deadman else None
+
+class TopicOperator:
+    """The contract's stop, reset and deadman topics. A stop that lasts is repeated at each tick.
+
+    What keeps a person's permission is as old as the message that gave it: a switch whose node is gone says no
+    more, so that it counts as released after `safety.deadman_timeout`. With `stop_timeout`, a stop button
+    that falls silent stops the robot, and one that was never heard keeps it inactive.
+    """
+
+    def __init__(
+        self, topics: OperatorTopics, transport: Transport, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._topics, self._clock = topics, clock
+        self._stop, self._stop_heard = False, -math.inf
+        self._deadman = Deadman(False, -math.inf) if topics.deadman else None
         self._reset: str | None = None
         handlers: list[tuple[str, type[Message], Callable[[Any], None]]] = [
             (topics.stop, Bool, self._on_stop),
@@ -65,17 +80,21 @@ class TopicOperator:
                 transport.subscribe(topic, kind, QosConfig(depth=10), handler)
 
     def _on_stop(self, message: Bool) -> None:
-        self._stop = message.data
+        self._stop, self._stop_heard = message.data, self._clock()
 
     def _on_deadman(self, message: Bool) -> None:
-        self._deadman = message.data
+        self._deadman = Deadman(message.data, self._clock())
 
     def _on_reset(self, message: String) -> None:
         self._reset = message.data or "topic"
 
     def poll(self, observation: RobotObservation | None) -> OperatorCommand:
         reset, self._reset = self._reset, None
-        return OperatorCommand(stop="stop topic" if self._stop else None, reset=reset, deadman=self._deadman)
+        stop, limit = "stop topic" if self._stop else None, self._topics.stop_timeout
+        was_heard = self._stop_heard > -math.inf
+        if limit and was_heard and self._clock() - self._stop_heard > limit:
+            stop = f"the stop topic {self._topics.stop} has been silent for {limit:g} s"
+        return OperatorCommand(active=was_heard or not limit, stop=stop, reset=reset, deadman=self._deadman)
 
 
 class KeyOperator:

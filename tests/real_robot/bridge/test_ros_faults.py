@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +44,9 @@ CONTRACT = [
 class Deployment:
     """The four processes, and what they wrote."""
 
-    def __init__(self, folder: Path, behavior: str = "normal", camera_between: bool = False) -> None:
+    def __init__(
+        self, folder: Path, behavior: str = "normal", camera_between: bool = False, overrides: Sequence[str] = ()
+    ) -> None:
         self.graph = RosGraph(folder)
         self.port = free_port()
         self.trace, self.ticks = folder / "trace.jsonl", folder / "ticks.jsonl"
@@ -54,7 +56,7 @@ class Deployment:
         self.server = self.start_server()
         topic = ["observation.images.agentview.topic=/faulty/image/compressed"] if camera_between else []
         self.deploy = self.graph.cli(
-            *("deploy", "deploy", "sim_robot", *self.transport(), *CONTRACT, *topic),
+            *("deploy", "deploy", "sim_robot", *self.transport(), *CONTRACT, *topic, *overrides),
             *("--server", f"127.0.0.1:{self.port}", "--start", "--log", str(self.ticks)),
         )
 

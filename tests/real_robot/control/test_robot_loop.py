@@ -45,7 +45,7 @@ class Bench:
         self.transport = MemoryTransport()
         self.robot = TopicRobot(self.contract, self.transport, "push", clock=self.clock, wall=self.wall)
         self.script = Script()
-        operator = Operators([TopicOperator(self.contract.operator, self.transport), self.script])
+        operator = Operators([TopicOperator(self.contract.operator, self.transport, self.clock), self.script])
         self.asked: list[RobotObservation] = []
         self.ticks: list[Tick] = []
         self.loop = ControlLoop(

@@ -158,6 +158,36 @@ def test_commands_that_cannot_be_are_refused_and_then_stop_it(values: Any) -> No
     assert "3 commands refused" in bench.supervisor.state.reason
 
 
+REFUSALS = {  # what comes after each refused command, and whether the robot stops in the end
+    "nothing": ([], True),
+    "a hold": (["hold"], True),
+    "silence": (["none"] * 3, True),
+    "a command that is late": (["late"], True),
+    "a good one": (["good"], True),
+    "as many good ones as may be refused": (["good"] * 3, False),
+    "good ones, but a hold among them": (["good", "hold", "good", "hold", "good"], False),
+    "too few good ones": (["good", "good"], True),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_what_resets_the_count_of_refused_commands(name: str) -> None:
+    between, stops = REFUSALS[name]
+    bench = Bench(TWIST, max_refused=3)
+    for _ in range(8):
+        bench.tick(math.nan)
+        for what in between:
+            if what == "none":
+                bench.tick()
+            else:
+                bench.tick(0.1, source="hold" if what == "hold" else "policy", age=0.5 if what == "late" else 0.0)
+    assert (bench.mode == "stopped") is stops
+    if stops:
+        assert "3 commands refused, the last: NaN or infinite v" in bench.supervisor.state.reason
+        bench.supervisor.reset("anna")
+        assert [bench.tick(math.nan).mode for _ in range(3)] == ["holding", "holding", "stopped"], "counted anew"
+
+
 def test_one_bad_command_holds_until_a_good_one() -> None:
     bench = Bench(TWIST)
     bench.tick(0.1)
