@@ -61,6 +61,9 @@ class SourceConfig(ChannelConfig):
 
     align: AlignConfig = AlignConfig()
     frame: str = Field(default="", description="The header's frame_id must be this; empty takes any.")
+    rate: float | None = Field(
+        default=None, gt=0, description="Messages a second that its driver sends, which `vla-rl doctor` expects of it."
+    )
 
     @model_validator(mode="after")
     def _check_timeline(self) -> SourceConfig:
@@ -335,6 +338,14 @@ def load_contract(name: str | Path, overrides: Iterable[str] = ()) -> RobotContr
 def shipped_contracts() -> dict[str, Path]:
     """Name -> file of the contracts that ship with the package."""
     return {p.stem: p for p in sorted((Path(__file__).parent / "contracts").glob("*.yaml"))}
+
+
+def is_contract(name: str) -> bool:
+    """Whether this names a robot's contract, and not a recipe: a shipped one, or a file with observation and action."""
+    if Path(name).is_file():
+        values = read_yaml(Path(name))
+        return isinstance(values, dict) and {"observation", "action"} <= set(values)
+    return Path(name).parent == Path(".") and Path(name).stem in shipped_contracts()
 
 
 def _find(name: str | Path) -> Path:

@@ -171,6 +171,11 @@ class TopicRobot:
             counts.setdefault(topic, {})["unreadable"] = count
         return counts
 
+    @property
+    def last_errors(self) -> dict[str, str]:
+        """Camera or topic -> what was wrong with the last message that could not be decoded."""
+        return {name: track.last_error for name, track in self._tracks.items() if track.last_error}
+
     def unheard(self) -> list[str]:
         """Action topics that nobody listens to."""
         topics = [sink.topic for sink in self.contract.action]

@@ -101,15 +101,31 @@ def _tasks(options: list[str]) -> list[tuple[str, str]]:
 
 
 def doctor(
-    recipe: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="Check what this recipe needs.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[RECIPE | ROBOT]", help="Check what this recipe needs, or this robot's live topics."),
+    ] = None,
     overrides: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    seconds: Annotated[float, typer.Option(min=1.0, max=600.0, help="How long a robot is listened to.")] = 5.0,
+    connect: Annotated[
+        bool, typer.Option("--connect", help="Connect to a robot of LeRobot's too, which turns its motors on.")
+    ] = False,
 ) -> None:
-    """Report what this machine has and lacks, and what to do about it."""
-    from vla_rl.workflows.doctor import read_recipe, report, run_checks
+    """Report what this machine has and lacks, or what is wrong with a robot's topics, and what to do about it.
 
-    values = read_recipe(recipe, overrides or ()) if recipe else None
-    raise typer.Exit(report(run_checks(values), as_json))
+    Of a robot (a contract, or the name of a shipped one) it listens and looks around; it never sends a command.
+    """
+    from real_robot.bridge.contract import is_contract, load_contract
+    from vla_rl.common.checks import report
+
+    if name is not None and is_contract(name):
+        from real_robot.doctor.robot_check import check_robot
+
+        raise typer.Exit(report(check_robot(load_contract(name, overrides or ()), seconds, connect), as_json))
+    from vla_rl.workflows.doctor import read_recipe, run_checks
+
+    raise typer.Exit(report(run_checks(read_recipe(name, overrides or ()) if name else None), as_json))
 
 
 def config_show(recipe: RecipeName, overrides: Overrides = None) -> None:

@@ -14,14 +14,12 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from vla_rl.common.checks import Check
 from vla_rl.config import ConfigError, apply_overrides, find_recipe, read_yaml
-
-Status = Literal["ok", "warning", "missing"]
 
 MIN_DISK_GB = 5.0
 MIN_RAM_GB = 6.0
@@ -44,27 +42,6 @@ from OpenGL import GL
 print(GL.glGetString(GL.GL_RENDERER).decode())
 renderer.close()
 """
-
-
-@dataclass(frozen=True)
-class Check:
-    """One line of the report.
-
-    Attributes:
-        name: what was looked at. status: "ok", "warning" (works with less), "missing".
-        found: what was found. fix: what to do, empty when nothing.
-        needed: the chosen recipe (or, without one, the core) cannot do without it.
-    """
-
-    name: str
-    status: Status
-    found: str
-    fix: str = ""
-    needed: bool = False
-
-    @property
-    def is_fault(self) -> bool:
-        return self.needed and self.status == "missing"
 
 
 def read_recipe(name: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -374,30 +351,6 @@ def total_ram_gb() -> float | None:
 
 
 # ---------------------------------------------------------------- report
-
-
-def report(checks: list[Check], as_json: bool, write: Callable[[str], None] = print) -> int:
-    """Show the checks as a table or JSON. Returns the exit code: 1 when something needed is missing."""
-    faults = [c.name for c in checks if c.is_fault]
-    if as_json:
-        import json
-
-        write(json.dumps({"ok": not faults, "checks": [asdict(c) for c in checks]}, indent=1))
-        return 1 if faults else 0
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Column, Table
-
-    marks = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "missing": "[dim]not here[/]"}
-    table = Table("", "what", Column("found", overflow="fold"), Column("what to do", overflow="fold"))
-    for check in checks:
-        mark = "[bold red]MISSING[/]" if check.is_fault else marks[check.status]
-        table.add_row(mark, check.name, escape(check.found), escape(check.fix))
-    console = Console()
-    console.print(table)
-    if faults:
-        console.print(f"[bold red]Missing and needed: {', '.join(faults)}[/]")
-    return 1 if faults else 0
 
 
 if __name__ == "__main__":

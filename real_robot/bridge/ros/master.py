@@ -99,3 +99,18 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def topic_ends(uri: str, timeout: float = 2.0) -> tuple[dict[str, list[str]], dict[str, list[str]], dict[str, str]]:
+    """What the master at `uri` has registered: topic -> publishing nodes, topic -> listening nodes, topic -> type.
+
+    Raises:
+        OSError: it does not answer, or not as a master does.
+    """
+    try:
+        with xmlrpc.client.ServerProxy(uri, transport=_Transport(timeout)) as master:
+            _, _, (publishers, subscribers, _) = master.getSystemState("/vla_rl")  # type: ignore[misc]
+            _, _, types = master.getTopicTypes("/vla_rl")  # type: ignore[misc]
+    except (xmlrpc.client.Error, ValueError, TypeError) as error:
+        raise OSError(f"the ROS master at {uri} does not answer as one: {error}") from error
+    return dict(publishers), dict(subscribers), dict(types)  # type: ignore[arg-type]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, Protocol
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
 
 from pydantic import Field
 
@@ -61,6 +62,36 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Leave the graph. May be called twice."""
+        ...
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One node that publishes, or listens, on a topic.
+
+    Attributes:
+        topic: its name, with a leading slash. type: as messages are named here, such as sensor_msgs/JointState.
+        node: the node's name, or what the graph knows it by. publishes: it publishes; else it listens.
+        reliability: "reliable", "best_effort", or "" where the graph has no such thing.
+    """
+
+    topic: str
+    type: str
+    node: str
+    publishes: bool
+    reliability: str = ""
+
+
+@runtime_checkable
+class Surveyor(Protocol):
+    """A transport that can look around: what `vla-rl doctor` asks for, and no transport needs."""
+
+    def survey(self) -> list[Endpoint]:
+        """Every other node's ends of topics, as far as the graph knows them now.
+
+        Raises:
+            TransportError: the graph does not answer.
+        """
         ...
 
 

@@ -37,6 +37,12 @@ OBSERVATION, ACTION, DISCONNECT = "observation", "action", "disconnect"
 _NONE = np.zeros(0)
 
 
+def device_values(config: LeRobotConfig) -> dict[str, Any]:
+    """Fields of the robot's own LeRobot config."""
+    named = {"id": config.id, "port": config.port, "cameras": config.cameras}
+    return {**config.settings, **{name: value for name, value in named.items() if value}}
+
+
 class LeRobotTransport:
     """See the module. Connects at once, which turns the motors on; `close` disconnects, which turns an SO arm's off.
 
@@ -46,12 +52,9 @@ class LeRobotTransport:
 
     def __init__(self, config: LeRobotConfig) -> None:
         self._config = config
-        values: dict[str, Any] = {**config.settings}
-        values |= {k: v for k, v in (("id", config.id), ("port", config.port)) if v}
-        values |= {"cameras": config.cameras} if config.cameras else {}
         calibrate = f"lerobot-calibrate --robot.type={config.robot} --robot.port={config.port} --robot.id={config.id}"
         try:
-            self._robot = make_device("robots", config.robot, values, config.modules)
+            self._robot = make_device("robots", config.robot, device_values(config), config.modules)
             connect_device(self._robot, config.robot, calibrate)
         except DeviceError as error:
             raise TransportError(f"transport lerobot: {error}") from error

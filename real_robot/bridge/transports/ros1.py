@@ -17,8 +17,8 @@ import numpy as np
 
 from real_robot.bridge.messages import Message, MessageError, Tree
 from real_robot.bridge.ros.install import enable
-from real_robot.bridge.ros.master import master_pid
-from real_robot.bridge.transports.base import Handler, Publisher, QosConfig, TransportError
+from real_robot.bridge.ros.master import master_pid, topic_ends
+from real_robot.bridge.transports.base import Endpoint, Handler, Publisher, QosConfig, TransportError
 
 if TYPE_CHECKING:
     from real_robot.bridge.transports.configs import Ros1Config
@@ -117,6 +117,21 @@ class Ros1Transport:
     def joints_of(self, topic: str) -> tuple[str, ...] | None:
         """Not known: messages name their joints."""
         return None
+
+    def survey(self) -> list[Endpoint]:
+        """See `Surveyor`. A topic that two nodes hold for two types has that of the one that came last."""
+        try:
+            publishers, subscribers, types = topic_ends(self._uri)
+        except OSError as error:
+            raise TransportError(str(error)) from error
+        own = self._rospy.get_name()
+        return [
+            Endpoint(topic, types.get(topic, ""), node, publishes)
+            for ends, publishes in ((publishers, True), (subscribers, False))
+            for topic, nodes in ends.items()
+            for node in nodes
+            if node != own
+        ]
 
     def _open_publisher(self, topic: str, message_type: type[Message], qos: QosConfig) -> Any:
         return self._rospy.Publisher(

@@ -13,6 +13,7 @@ import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from cyclonedds.builtin import BuiltinDataReader, BuiltinTopicDcpsPublication, BuiltinTopicDcpsSubscription
 from cyclonedds.core import DDSException, Policy, Qos
 from cyclonedds.domain import DomainParticipant
 from cyclonedds.idl import IdlStruct, make_idl_struct
@@ -25,13 +26,14 @@ from rosbags.interfaces import Nodetype
 
 from real_robot.bridge.messages import Message, MessageError
 from real_robot.bridge.ros.typestore import decode_cdr, encode_cdr, ros2_name, store_of
-from real_robot.bridge.transports.base import Handler, Publisher, QosConfig, TransportError
+from real_robot.bridge.transports.base import Endpoint, Handler, Publisher, QosConfig, TransportError
 
 if TYPE_CHECKING:
     from real_robot.bridge.transports.configs import Ros2Config
 
 _log = logging.getLogger(__name__)
 _POLL = 0.2  # seconds between looks whether to close
+_MAX_ENDPOINTS = 10_000  # that a survey looks at
 _HEADER = b"\x00\x01\x00\x00"  # of little-endian CDR
 
 
@@ -112,10 +114,33 @@ class Ros2Transport:
         """Not known: messages name their joints."""
         return None
 
+    def survey(self) -> list[Endpoint]:
+        """See `Surveyor`. Nodes' names are not on the wire: an end is known by its participant's first digits."""
+        ends = []
+        for kind, publishes in ((BuiltinTopicDcpsPublication, True), (BuiltinTopicDcpsSubscription, False)):
+            for end in BuiltinDataReader(self._participant, kind).read(_MAX_ENDPOINTS):
+                if getattr(end, "participant_key", None) in (None, self._participant.guid):
+                    continue  # a node that has left, or this one
+                if end.topic_name.startswith("rt/"):
+                    ends.append(_endpoint(end, publishes))
+        return ends
+
     def close(self) -> None:
         self._closing.set()
         for thread in self._threads:
             thread.join(timeout=5 * _POLL)
+
+
+def _endpoint(end: Any, publishes: bool) -> Endpoint:
+    """A DDS endpoint as ROS 2 would show it: rt/joint_states, sensor_msgs::msg::dds_::JointState_."""
+    reliable = end.qos[Policy.Reliability]
+    return Endpoint(
+        topic=end.topic_name.removeprefix("rt"),
+        type=end.type_name.replace("::msg::dds_::", "/").removesuffix("_"),
+        node=f"participant {str(end.participant_key)[:8]}",
+        publishes=publishes,
+        reliability="best_effort" if reliable == Policy.Reliability.BestEffort else "reliable",
+    )
 
 
 def dds_qos(qos: QosConfig) -> Qos:

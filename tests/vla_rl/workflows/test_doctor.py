@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from vla_rl.common.checks import Check, report
 from vla_rl.config import ConfigError
 from vla_rl.workflows import doctor
-from vla_rl.workflows.doctor import Check, report
 
 HAS_LIBERO = importlib.util.find_spec("libero") is not None
 needs_libero = pytest.mark.skipif(not HAS_LIBERO, reason="the libero extra is not installed")

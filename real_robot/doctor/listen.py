@@ -1,0 +1,152 @@
+"""A while of listening on a robot's topics: what came when, and how often a whole observation could be made of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+import numpy as np
+
+from real_robot.bridge.contract import RobotContract
+from real_robot.bridge.messages import Message
+from real_robot.bridge.robot import TopicRobot
+from real_robot.bridge.transports.base import Endpoint, Handler, QosConfig, Surveyor, Transport
+
+MAX_KEPT = 20_000  # messages of one topic whose times are kept
+SETTLE = 0.5  # seconds after the first message of all topics, in which connections are still being made
+
+
+@dataclass
+class Heard:
+    """The messages of one topic while it was listened to.
+
+    Attributes:
+        times: (arrival on the monotonic clock in seconds, arrival minus header stamp in seconds) of each.
+        newest: the last one. names: joint names of all, where they have such.
+    """
+
+    times: list[tuple[float, float]] = field(default_factory=list)
+    newest: Message | None = None
+    unstamped: int = 0
+    names: set[str] = field(default_factory=set)
+
+    def add(self, message: Message) -> None:
+        if len(self.times) < MAX_KEPT:
+            self.times.append((time.monotonic(), (time.time_ns() - message.stamp) / 1e9))
+        self.unstamped += message.HAS_HEADER and message.stamp == 0
+        self.names.update(getattr(message, "name", ()))
+        self.newest = message
+
+    @property
+    def rate(self) -> float:
+        """Messages a second."""
+        if len(self.times) < 2:
+            return 0.0
+        return (len(self.times) - 1) / max(self.times[-1][0] - self.times[0][0], 1e-9)
+
+    @property
+    def gap(self) -> float:
+        """Seconds between messages that 95 of 100 gaps do not exceed."""
+        arrivals = [arrival for arrival, _ in self.times]
+        return float(np.percentile(np.diff(arrivals), 95)) if len(arrivals) > 1 else float("inf")
+
+    @property
+    def lag(self) -> float:
+        """Seconds from header stamp to arrival, the shortest: what the network adds is never negative."""
+        return min(lag for _, lag in self.times)
+
+
+class EarTransport:
+    """Passes subscriptions on, and keeps what they deliver. Nothing can be sent through it."""
+
+    def __init__(self, inner: Transport) -> None:
+        self.inner = inner
+        self.heard: dict[str, Heard] = defaultdict(Heard)
+        self._lock = threading.Lock()
+
+    def subscribe(self, topic: str, message_type: type[Message], qos: QosConfig, handler: Handler) -> None:
+        def receive(message: Message) -> None:
+            with self._lock:
+                self.heard[topic].add(message)
+            handler(message)
+
+        self.inner.subscribe(topic, message_type, qos, receive)
+
+    def forget(self) -> None:
+        """Begin anew."""
+        with self._lock:
+            self.heard.clear()
+
+    def advertise(self, topic: str, message_type: type[Message], qos: QosConfig) -> NoReturn:
+        raise AssertionError(f"{topic}: whoever only listens sends nothing")
+
+    def has_listener(self, topic: str) -> bool:
+        return self.inner.has_listener(topic)
+
+    def joints_of(self, topic: str) -> tuple[str, ...] | None:
+        return self.inner.joints_of(topic)
+
+    @property
+    def fault(self) -> str | None:
+        return self.inner.fault
+
+    @property
+    def unreadable(self) -> dict[str, int]:
+        return self.inner.unreadable
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+@dataclass(frozen=True)
+class Findings:
+    """All that listening gave.
+
+    Attributes:
+        heard: topic -> its messages. complete: share of control ticks, 0 to 1, at which there was an observation.
+        state: the last observation's state (S,), or None. graph: who else is there; None where that cannot be seen.
+        refused: camera or topic -> reason -> messages refused. errors: camera or topic -> what was wrong with the last.
+    """
+
+    heard: dict[str, Heard]
+    complete: float
+    state: np.ndarray | None
+    graph: list[Endpoint] | None
+    refused: dict[str, dict[str, int]]
+    errors: dict[str, str]
+    fault: str | None
+
+
+def listen(contract: RobotContract, transport: Transport, seconds: float) -> Findings:
+    """Listen on a contract's topics for `seconds`, after at most as long for all of them to be heard once.
+
+    Raises:
+        TransportError: the contract names a topic or joint that the transport knows not to exist.
+    """
+    ear = EarTransport(transport)
+    robot = TopicRobot(contract.model_copy(update={"action": ()}), ear)  # without actions nothing is advertised
+    topics = {s.topic for s in (*contract.observation.images.values(), *contract.observation.state)}
+    deadline = time.monotonic() + seconds
+    while topics - set(ear.heard) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(SETTLE)
+    ear.forget()
+    ticks, complete, state = 0, 0, None
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        time.sleep(1 / contract.rate)
+        ticks += 1
+        if (observation := robot.read()) is not None:
+            complete, state = complete + 1, observation.state
+    return Findings(
+        heard=dict(ear.heard),
+        complete=complete / max(ticks, 1),
+        state=state,
+        graph=transport.survey() if isinstance(transport, Surveyor) else None,
+        refused=robot.dropped,
+        errors=robot.last_errors,
+        fault=transport.fault,
+    )

@@ -1,0 +1,132 @@
+"""`vla-rl doctor ROBOT.yaml`: a contract held against the live graph, a line each: ok, wrong, what to do.
+
+It subscribes and looks around. It advertises nothing and sends nothing.
+"""
+
+from __future__ import annotations
+
+from real_robot.bridge.contract import RobotContract
+from real_robot.bridge.ros.install import RosInstallError
+from real_robot.bridge.transports.base import TransportError
+from real_robot.bridge.transports.configs import LeRobotConfig
+from real_robot.doctor.lerobot_check import check_unconnected
+from real_robot.doctor.listen import Findings, listen
+from real_robot.doctor.topics import check_sink, check_source
+from vla_rl.common.checks import Check
+
+COMPLETE, POOR = 0.95, 0.5  # shares of ticks with an observation that are well, and wrong
+
+
+def check_robot(contract: RobotContract, seconds: float = 5.0, connect: bool = False) -> list[Check]:
+    """Every check of a robot's contract, in the contract's order.
+
+    Args:
+        seconds: how long is listened; up to as long again until each topic has been heard.
+        connect: connect also to a robot of LeRobot's, which turns its motors on; else it is checked from outside.
+    """
+    if isinstance(contract.transport, LeRobotConfig) and not connect:
+        return check_unconnected(contract, contract.transport)
+    try:
+        transport = contract.transport.open()
+    except (TransportError, RosInstallError) as error:
+        return [Check("transport", "wrong", str(error), "everything else waits for this")]
+    try:
+        findings = listen(contract, transport, seconds)
+    except TransportError as error:
+        return [Check("contract", "wrong", str(error), "mend the contract, then look again")]
+    finally:
+        transport.close()
+    return judge(contract, findings)
+
+
+def judge(contract: RobotContract, findings: Findings) -> list[Check]:
+    """The lines of the report, of what was heard and seen."""
+    observation = contract.observation
+    checks = [_check_transport(contract, findings)]
+    for name, source in observation.images.items():
+        checks += check_source(f"observation.images.{name}", source, name, findings)
+    for number, source in enumerate(observation.state):
+        checks += check_source(f"observation.state[{number}]", source, source.topic, findings)
+    checks.append(_check_complete(findings))
+    checks += _check_instruction(contract, findings)
+    for number, sink in enumerate(contract.action):
+        checks += check_sink(f"action[{number}]", sink, contract, findings)
+    return [*checks, *_check_operator(contract, findings), *_check_limits(contract, findings)]
+
+
+def _check_transport(contract: RobotContract, findings: Findings) -> Check:
+    if findings.fault is not None:
+        return Check("transport", "wrong", findings.fault, "everything else waits for this")
+    graph = findings.graph
+    seen = "" if graph is None else f", {len({e.topic for e in graph})} topics of {len({e.node for e in graph})} nodes"
+    return Check("transport", "ok", f"{contract.transport.kind}{seen}")
+
+
+def _check_complete(findings: Findings) -> Check:
+    found = f"whole at {findings.complete:.0%} of the control ticks"
+    if findings.complete >= COMPLETE:
+        return Check("observation", "ok", found)
+    reasons = ", ".join(f"{key}: {n} {why}" for key, whys in findings.refused.items() for why, n in whys.items())
+    status = "wrong" if findings.complete < POOR else "warning"
+    fix = "mend the topics above; else raise align.tolerance or observation.max_age"
+    return Check("observation", status, found + (f"; refused: {reasons}" if reasons else ""), fix)
+
+
+def _check_instruction(contract: RobotContract, findings: Findings) -> list[Check]:
+    topic = contract.observation.instruction_topic
+    if not topic or findings.graph is None:
+        return []
+    if any(e.publishes and e.topic == topic for e in findings.graph):
+        return [Check(topic, "ok", "the instruction has a publisher")]
+    return [Check(topic, "warning", "nobody publishes the instruction", "give deploy --instruction")]
+
+
+def _check_operator(contract: RobotContract, findings: Findings) -> list[Check]:
+    """Whether the stop button, the reset and the pedal that the contract names are there."""
+    if findings.graph is None:
+        return []
+    publishers = {e.topic for e in findings.graph if e.publishes}
+    checks = []
+    for name in ("stop", "reset", "deadman"):
+        topic = getattr(contract.operator, name)
+        if not topic:
+            continue
+        is_needed = name == "deadman" and contract.safety.deadman
+        if topic in publishers:
+            checks.append(Check(f"operator.{name}", "ok", f"{topic} has a publisher"))
+        else:
+            found = f"nobody publishes {topic}" + (", so the robot will never move" if is_needed else "")
+            fix = "start the pedal's node" if is_needed else "nothing, where a person stops it otherwise"
+            checks.append(Check(f"operator.{name}", "wrong" if is_needed else "warning", found, fix))
+    return checks
+
+
+def _check_limits(contract: RobotContract, findings: Findings) -> list[Check]:
+    """Where the robot is, against where the contract lets it be."""
+    state, safety = findings.state, contract.safety
+    if state is None:
+        return []
+    measured = [(d, float(state[d.state])) for d in safety.dimensions if d.state is not None and d.state < len(state)]
+    outside = [(d, value) for d, value in measured if not d.low <= value <= d.high]
+    checks = [
+        Check(
+            f"safety: {d.name}",
+            "wrong",
+            f"measured {value:.4g}, outside {d.low:g} to {d.high:g}",
+            "move it by hand, or mend the limits, the state's order or its unit (convert)",
+        )
+        for d, value in outside
+    ]
+    if measured and not outside:
+        checks.append(Check("safety: limits", "ok", f"all {len(measured)} measured positions are within"))
+    if (box := safety.workspace) is not None and max(box.state) < len(state):
+        place = [float(state[i]) for i in box.state]
+        is_in = all(low <= v <= high for low, v, high in zip(box.low, place, box.high, strict=True))
+        found = f"the end effector is at {', '.join(f'{v:.3f}' for v in place)}"
+        fix = "move it into the box by hand, or mend safety.workspace (`vla-rl calibrate workspace`)"
+        checks.append(
+            Check("safety: workspace", "ok", f"{found}, inside")
+            if is_in
+            else Check("safety: workspace", "wrong", f"{found}, outside {list(box.low)} to {list(box.high)}", fix)
+        )
+    return checks
