@@ -125,21 +125,25 @@ class InterventionOutcome:
 
 
 class EnvSlot:
-    """One environment with its intervention and its recorder, and what they know of the episode under way."""
+    """One environment with its intervention and its recorder, if any, and what they know of the episode under way."""
 
     def __init__(
-        self, recording: Recording, action_dim: int, options: OperatorOptions, policy_version: str, round: int
+        self, recording: Recording | None, action_dim: int, options: OperatorOptions, policy_version: str, round: int
     ) -> None:
         self.options, self.now = options, 0.0
         # All numbers of an action are changes per step, the last, the gripper, is a command that stays.
         moves: list[Kind] = ["velocity"]
         kinds: list[Kind] = [*moves * (action_dim - 1), "position"]
         self.intervention = Intervention(kinds, clock=lambda: self.now, max_rewind=max(1, options.rewind_steps))
-        self.recorder = Recorder(recording, self.intervention, policy_version, round, wait=True)
+        self.recorder: Recorder | None = None
+        if recording is not None:
+            self.recorder = Recorder(recording, self.intervention, policy_version, round, wait=True)
 
     def begin(self, spec: EpisodeSpec, obs: Observation) -> None:
         """Start an episode."""
-        self.spec = self.recorder.spec = spec
+        self.spec = spec
+        if self.recorder is not None:
+            self.recorder.spec = spec
         self.obs, self.progress = self._of_robot(obs), ProgressAlarm(self.options.patience)
         self.chunk: list[np.ndarray] = []  # The policy's actions still to come.
         self.steps, self.given_up = 0, False
@@ -152,7 +156,8 @@ class EnvSlot:
         result = SentCommand(sent, command.values, (), mode, sent)
         tick = Tick(self.steps, self.now, self.obs, True, command, result, 0.0, 0.0, operator)
         self.intervention(tick)
-        self.recorder(tick)
+        if self.recorder is not None:
+            self.recorder(tick)
         self.frames[command.source] = self.frames.get(command.source, 0) + 1
         self.steps += 1
         self.now += seconds
@@ -164,10 +169,11 @@ class EnvSlot:
     def finish(self, success: bool, lost: bool) -> InterventionOutcome:
         """End the episode and record it, unless it is lost."""
         (self.intervention.success if success else self.intervention.failure)("simulator")
-        if lost:
-            self.recorder.discard()
-        else:
-            self.recorder.finalize(self.obs)
+        if self.recorder is not None:
+            if lost:
+                self.recorder.discard()
+            else:
+                self.recorder.finalize(self.obs)
         summary, frames = self.intervention.summary, self.frames
         return InterventionOutcome(
             task=self.spec.task,
@@ -221,7 +227,7 @@ def run_interventions(
     for task in {spec.task for spec in specs}:
         if not options.demonstrate and env.spec.horizon[task] <= horizons[task]:
             raise ValueError(f"{task}: the environment's horizon {env.spec.horizon[task]} leaves the person no step")
-    operators = _Operators(policy, env, recording, horizons, options, policy_version, round, seed, on_episode)
+    operators = ScriptedPersons(policy, env, recording, horizons, options, policy_version, round, seed, on_episode)
     try:
         EpisodeRunner(
             env,
@@ -246,20 +252,24 @@ class _Decision:
     actions: np.ndarray
 
 
-class _Operators:
-    """The persons, one beside each environment, as the hooks of an `EpisodeRunner`."""
+class ScriptedPersons:
+    """The persons, one beside each environment, as the hooks of an `EpisodeRunner`.
+
+    Args:
+        recording: None records nothing.
+    """
 
     def __init__(
         self,
         policy: Policy | None,
         env: VecEnv,
-        recording: Recording,
+        recording: Recording | None,
         horizons: dict[str, int],
         options: OperatorOptions,
-        policy_version: str,
-        round: int,
-        seed: int,
-        on_episode: Callable[[InterventionOutcome], None] | None,
+        policy_version: str = "",
+        round: int = 0,
+        seed: int = 0,
+        on_episode: Callable[[InterventionOutcome], None] | None = None,
     ) -> None:
         self.policy, self.env, self.horizons, self.options = policy, env, horizons, options
         self.low, self.high = env.spec.action_low, env.spec.action_high
@@ -276,7 +286,8 @@ class _Operators:
 
     def close(self) -> None:
         for slot in self.slots:
-            slot.recorder.close()
+            if slot.recorder is not None:
+                slot.recorder.close()
 
     def on_start(self, episode: RunningEpisode) -> None:
         self.slots[episode.env_id].begin(episode.spec, episode.obs)
@@ -295,7 +306,7 @@ class _Operators:
                 it.alarm(alarm, self.options.alarm)
             if alarm and (driving or np.isinf(left)):
                 slot.given_up = episode.stopped = True
-                self._finish(episode, False, False)
+                self.finish(episode, False, False)
                 continue
             if alarm and self.options.rewind_steps and it.path_length:
                 it.rewind(WHO)
@@ -323,7 +334,7 @@ class _Operators:
             for env_id, action in zip(driven, self.env.expert_action(driven), strict=True):
                 self._drive(self.slots[env_id].intervention, np.clip(action, self.low, self.high))
         operators = [slot.intervention.poll(slot.obs) for slot in slots]
-        self._infer([e for e, operator in zip(episodes, operators, strict=True) if operator.command is None])
+        self.infer([e for e, operator in zip(episodes, operators, strict=True) if operator.command is None])
         commands = [
             operator.command or Command(slot.chunk.pop(0), "policy", slot.now)
             for slot, operator in zip(slots, operators, strict=True)
@@ -336,7 +347,7 @@ class _Operators:
             it.recovery_done(WHO)
         it.give(action)
 
-    def _infer(self, episodes: list[RunningEpisode]) -> None:
+    def infer(self, episodes: list[RunningEpisode]) -> None:
         """A fresh chunk where the last one is played to its end."""
         episodes = [episode for episode in episodes if not self.slots[episode.env_id].chunk]
         if not episodes:
@@ -352,9 +363,9 @@ class _Operators:
         slot.observe(decision.operators[row], decision.commands[row], sent, 1 / self.env.spec.control_hz)
         slot.see(result.obs)
         if result.done[0]:
-            self._finish(episode, bool(result.success[0]), bool(result.lost[0]))
+            self.finish(episode, bool(result.success[0]), bool(result.lost[0]))
 
-    def _finish(self, episode: RunningEpisode, success: bool, lost: bool) -> None:
+    def finish(self, episode: RunningEpisode, success: bool, lost: bool) -> None:
         self.outcomes[episode.number] = outcome = self.slots[episode.env_id].finish(success, lost)
         if self.on_episode is not None:
             self.on_episode(outcome)

@@ -20,6 +20,7 @@ from vla_rl.evaluation.gate import GateConfig
 from vla_rl.interfaces import EnvConfig, FailureDetectionConfig, WorldModelFitConfig
 from vla_rl.policies.base import PolicyConfig
 from vla_rl.recipe.collect_config import CollectConfig
+from vla_rl.recipe.hub_config import HubConfig
 from vla_rl.recipe.loop_config import LoopConfig
 from vla_rl.recipe.rac_config import RacConfig
 from vla_rl.rollout.task_sampling import SamplingConfig
@@ -64,6 +65,7 @@ class Recipe(Config):
     loop: LoopConfig = Field(default_factory=LoopConfig)
     sft: SFTConfig | None = None
     rac: RacConfig | None = None
+    hub: HubConfig | None = None
     eval: EvalConfig = Field(default_factory=EvalConfig)
     log: LogConfig = Field(default_factory=LogConfig)
 
