@@ -19,6 +19,7 @@ from real_robot.control.execution import ChunkExecutor
 from real_robot.control.playback import SynchronousActions
 from real_robot.control.robot_loop import ActionSource, ClockPacer, ControlLoop, Operator, ReferencePacer, Tick
 from real_robot.control.safety import ASKED_TO_HOLD, HOLDING, RUNNING, SafetyEvent, Supervisor
+from real_robot.control.shutdown import Shutdown
 from real_robot.control.tick_log import TickLog
 from real_robot.failure.runner import DetectorThread
 from real_robot.failure.watch import FailureWatch, Overseer, load_detector
@@ -56,7 +57,8 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
     """
     contract = load_contract(options.robot, (*device_overrides(options.teleop), *options.overrides))
     check_options(options, contract)
-    with ExitStack() as stack:
+    with Shutdown(say) as shutdown, ExitStack() as stack:
+        say = shutdown.say
         token = read_token(options.token_file) if options.token_file else None
         client = PolicyClient(options.server, token, infer_timeout=contract.execution.infer_timeout)
         stack.callback(client.close)
@@ -84,15 +86,17 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
         watch = _watch(detector, contract, client, overseer, console_state, say, stack) if detector else None
         actions = _actions(options, contract, client, watch)
         stack.callback(actions.close)
+        recordings, seconds_left = stack.enter_context(ExitStack()), None
         observers: list[Callable[[Tick], None]] = [o for o in (intervention, watch, console_state) if o is not None]
         if options.log is not None:
             observers.append(stack.enter_context(TickLog(options.log, watch)))
         if options.record is not None and (labels := intervention or episodes) is not None:
-            recorder = _recorder(options, contract, labels, client, watch, stack, console_state.notice)
+            recorder = _recorder(options, contract, labels, client, watch, recordings, console_state.notice)
+            seconds_left = recorder.seconds_left
             observers.append(episodes.recorded(recorder) if episodes else recorder)
         if options.start and intervention is not None:
             intervention.begin("deploy --start")
-        operator = Operators([TopicOperator(contract.operator, transport), *persons])
+        operator = Operators([shutdown, TopicOperator(contract.operator, transport), *persons])
         loop = ControlLoop(
             robot,
             actions,
@@ -104,16 +108,14 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
             observers=observers,
         )
         say(f"{contract.name}: waiting for {', '.join(robot.missing() + robot.unheard()) or 'nothing'}")
-        try:
-            loop.run()
-        except KeyboardInterrupt:
-            say("stopped")
+        shutdown.run(loop)
+        shutdown.finish(recordings, seconds_left)
         if robot.dropped:
             say(f"messages refused: {json.dumps(robot.dropped)}")
-        if episodes is None:
-            return []
-        _report(episodes, options, say)
-        return episodes.results
+        if episodes is not None:
+            _report(episodes, options, say)
+    shutdown.exit(is_complete=episodes is None)
+    return episodes.results if episodes is not None else []
 
 
 class _Events:

@@ -9,6 +9,7 @@ waits for the policy: an action source that has nothing yet gives None, and the 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from real_robot.bridge.robot import Robot
 from real_robot.control.safety import RUNNING, STOPPED, SentCommand, Supervisor
 from real_robot.types import Command, Deadman, RobotObservation
 
+_log = logging.getLogger(__name__)
 IDLE_TICK = 0.1  # seconds between looks at the operator while the robot is inactive
 
 
@@ -174,11 +176,21 @@ class ControlLoop:
             while not (operator_command := self.tick(self.pacer.wait(active)).operator_command).finished:
                 active = operator_command.active
         finally:
-            for _ in range(round(self.supervisor.config.stopping_time() * self.supervisor.config.control_hz) + 1):
+            self.brake()
+
+    def brake(self) -> None:
+        """Come to a standstill, also where sending fails meanwhile: it is tried at each tick."""
+        config = self.supervisor.config
+        for _ in range(round(config.stopping_time() * config.control_hz) + 1):
+            try:
                 self._send(self._hold())
-                if self.supervisor.is_still:
-                    break
-                time.sleep(1 / self.supervisor.config.control_hz)
+                is_told = True
+            except Exception:  # whatever it is, the next tick may get through
+                _log.exception("braking: not sent")
+                is_told = False
+            if is_told and self.supervisor.is_still:
+                return
+            time.sleep(1 / config.control_hz)
 
     def tick(self, late: float = 0.0) -> Tick:
         """Make one control tick."""

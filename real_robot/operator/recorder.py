@@ -17,6 +17,7 @@ import logging
 import queue
 import shutil
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -44,6 +45,7 @@ from vla_rl.types import CONTROL_SOURCES, EpisodeSpec, Split
 
 _log = logging.getLogger(__name__)
 SETTINGS = "settings.json"
+ASSEMBLING = 0.1  # of what it takes to encode a frame, a frame's share of making the dataset
 NO_SCORE = (float("nan"), float("nan"))
 
 
@@ -284,6 +286,7 @@ class Recorder:
         self._last: RobotObservation | None = None
         self._final: RobotObservation | None = None
         self._summary: EpisodeSummary | None = None
+        self._num_encoded, self._seconds_of_a_frame = 0, 0.0
         self._queue: queue.Queue[_Frame | _End | None] = queue.Queue(capacity)
         self._thread = threading.Thread(target=self._write, name="recorder", daemon=True)
         self._thread.start()
@@ -362,6 +365,10 @@ class Recorder:
         self._final = observation
         self.end()
 
+    def seconds_left(self) -> float:
+        """About how long it takes to write what waits, and to make the dataset of all."""
+        return self._seconds_of_a_frame * (self._queue.qsize() + ASSEMBLING * self._num_encoded)
+
     def close(self) -> None:
         """Write what waits, an episode under way included, and end the thread. Before the recording is closed."""
         if self._num_frames:
@@ -375,11 +382,13 @@ class Recorder:
         episode = _Open()
         while (item := self._queue.get()) is not None:
             if isinstance(item, _Frame):
-                images = item.observation.images
+                begun, images = time.monotonic(), item.observation.images
                 for camera, image in images.items():
                     episode.png.setdefault(camera, []).append(encode_png(image))
                 bare = RobotObservation({}, item.observation.state, item.observation.instruction, 0.0)
                 episode.frames.append(replace(item, observation=bare))
+                self._num_encoded += 1
+                self._seconds_of_a_frame += (time.monotonic() - begun - self._seconds_of_a_frame) / self._num_encoded
                 continue
             if not item.keep:
                 episode = _Open()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from deployment import RATE, Deployment
 from processes import json_lines, missing_ros, until
-from test_ros_faults import RATE, Deployment
 
 pytestmark = [
     pytest.mark.slow,

@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from deployment import MAX_AGE, SILENCE, SLACK, Deployment
 from processes import PATIENCE, Child, RosGraph, json_lines, missing_ros, until
-from test_ros_faults import MAX_AGE, SILENCE, SLACK, Deployment
 
 from real_robot.bridge.ros.master import free_port
 

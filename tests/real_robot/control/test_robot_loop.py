@@ -309,3 +309,41 @@ def test_a_whole_intervention_in_the_loop(monkeypatch: pytest.MonkeyPatch) -> No
     ticks = [bench.tick() for _ in range(3)]
     assert not ticks[-1].operator_command.active and bench.twists()[-1] == 0.0
     assert [t.requested.source for t in bench.ticks if t.requested][-3:] == ["hold", "recovery", "correction"]
+
+
+@pytest.mark.parametrize("part", ["observer", "operator", "read", "send"])
+def test_whatever_fails_the_robot_is_braked_first(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    """One that cannot be told at one tick is told at the next."""
+    bench = Bench(monkeypatch)
+    monkeypatch.setattr(time, "sleep", lambda seconds: setattr(bench, "now", bench.now + seconds))
+    broken = {"left": 0}
+
+    def fail(*_: object) -> None:
+        if broken["left"]:
+            broken["left"] -= 1
+            raise OSError("broken")
+
+    send, read, poll = bench.robot.send, bench.robot.read, bench.loop.operator.poll
+    if part == "observer":
+        bench.loop.observers.append(fail)
+    elif part == "operator":
+        monkeypatch.setattr(bench.loop.operator, "poll", lambda o: (fail(), poll(o))[1])
+    elif part == "read":
+        monkeypatch.setattr(bench.robot, "read", lambda: (fail(), read())[1])
+    else:
+        monkeypatch.setattr(bench.robot, "send", lambda v: (fail(), send(v))[1])
+
+    class ThreeTicks:
+        left = 3
+
+        def wait(self, active: bool) -> float:
+            self.left -= 1
+            broken["left"] = 2 if self.left < 0 else 0
+            bench.now += TICK
+            bench.show()
+            return 0.0
+
+    bench.loop.pacer = ThreeTicks()
+    with pytest.raises(OSError, match="broken"):
+        bench.loop.run()
+    assert bench.twists()[2] > 0 and bench.twists()[-1] == 0

@@ -1,0 +1,107 @@
+"""The four processes of a robot at work on a real ROS 1 graph, for tests of faults: what was sent and followed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from processes import Child, RosGraph, json_lines, until
+
+from real_robot.bridge.ros.master import free_port
+
+RATE = 10.0  # half of the tabletop's 20 Hz, so that a busy machine keeps up
+SILENCE = 3.0
+MAX_AGE = 0.5
+SLACK = 1.0  # of the machine's scheduling
+LIMITS = np.array([1, 1, 1, 10, 10, 10])
+CONTRACT = [
+    f"rate={RATE}",
+    f"silence={SILENCE}",
+    "pace_timeout=0.1",
+    f"observation.max_age={MAX_AGE}",
+    f"safety.observation_timeout={MAX_AGE}",
+    f"safety.command_timeout={MAX_AGE}",
+]
+
+
+class Deployment:
+    """The four processes, and what they wrote."""
+
+    def __init__(
+        self,
+        folder: Path,
+        behavior: str = "normal",
+        camera_between: bool = False,
+        overrides: Sequence[str] = (),
+        contract: str = "sim_robot",
+        sim: Sequence[str] = (),
+        options: Sequence[str] = ("--start",),
+    ) -> None:
+        self.graph = RosGraph(folder)
+        self.contract, self.sim_options, self.options = contract, sim, options
+        self.port = free_port()
+        self.trace, self.ticks = folder / "trace.jsonl", folder / "ticks.jsonl"
+        self.behavior = behavior
+        self.camera = self.graph.start("camera", "tests/real_robot/faulty_camera.py") if camera_between else None
+        self.sim = self.start_sim()
+        self.server = self.start_server()
+        self.overrides = list(overrides)
+        self.overrides += ["observation.images.agentview.topic=/faulty/image/compressed"] if camera_between else []
+        self.deploy = self.graph.cli("deploy", *self.command())
+
+    def command(self) -> list[str]:
+        """The arguments of `vla-rl` that start deploy."""
+        return [
+            *("deploy", self.contract, *self.transport(), *CONTRACT, *self.overrides),
+            *("--server", f"127.0.0.1:{self.port}", "--log", str(self.ticks), *self.options),
+        ]
+
+    def transport(self) -> list[str]:
+        """Overrides of the contract: how deploy reaches the graph."""
+        return [f"transport.master={self.graph.master.uri}"]
+
+    def start_sim(self) -> Child:
+        scene = ["env.horizons.push_to_zone=1000000", "env.success.hold_steps=1000000", f"speed={RATE / 20}"]
+        where = [f"trace={self.trace}", "--master", self.graph.master.uri]
+        return self.graph.cli("sim", "sim-robot", *scene, *self.sim_options, *where)
+
+    def start_server(self) -> Child:
+        return self.graph.start("server", "tests/real_robot/light_server.py", str(self.port), self.behavior)
+
+    def moves(self, since: float) -> bool:
+        """The robot has followed a twist that is not zero since then."""
+        return any(line["twist"] and np.any(line["twist"]) for line in json_lines(self.trace) if line["time"] > since)
+
+    def await_motion(self) -> None:
+        now = time.monotonic()
+        until(lambda: self.graph.check_alive() or self.moves(now), "motion")
+
+    def mode(self) -> str:
+        lines = json_lines(self.ticks)
+        return lines[-1]["mode"] if lines else "none"
+
+    def check_stands(self, since: float, seconds: float) -> None:
+        """Nothing that moves was sent, or followed, from `since` on, for so long."""
+        time.sleep(max(0.0, since + seconds - time.monotonic()))
+        for line in json_lines(self.ticks):
+            if line["time"] > since and line["sent"]:
+                assert not np.any(line["sent"][:6]), f"sent {line['sent']} {line['time'] - since:.2f} s too late"
+        assert not self.moves(since), "the robot still moves"
+
+    def reset(self) -> None:
+        self.deploy.type("r")
+        self.await_motion()
+
+    def check_records(self) -> None:
+        """Limits were kept throughout, and every line that was written is whole."""
+        sent = [line["sent"] for line in json_lines(self.ticks) if line["sent"]]
+        assert sent and np.abs(np.array(sent)).max() <= 1.0
+        twists = [line["twist"] for line in json_lines(self.trace) if line["twist"]]
+        assert twists and (np.abs(np.array(twists)) <= LIMITS + 1e-9).all()
+        stamps = [line["time"] for line in json_lines(self.ticks)]
+        assert stamps == sorted(stamps)
+
+    def close(self) -> None:
+        self.graph.close()
