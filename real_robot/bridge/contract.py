@@ -19,6 +19,8 @@ from real_robot.bridge.transports.configs import Ros1Config
 from real_robot.control.execution import ExecutionConfig
 from real_robot.control.safety_config import SafetyConfig
 from real_robot.failure.watch_config import WatchConfig
+from real_robot.kinematics.config import ModelConfig
+from real_robot.kinematics.limits import apply_limits, prepare_limits
 from real_robot.operator.teleop import TeleopConfig
 from vla_rl.config import Config, ConfigError, apply_overrides, build_component, read_yaml, validate
 
@@ -271,6 +273,9 @@ class RobotContract(Config):
     action: tuple[ActionSink, ...] = Field(description="What is sent.", min_length=1)
     operator: OperatorTopics = OperatorTopics()
     safety: SafetyConfig = Field(description="Limits of each number of the action, in the action's own units.")
+    model: ModelConfig | None = Field(
+        default=None, description="The robot's URDF or MJCF, for joint limits and to keep it out of collisions."
+    )
     execution: ExecutionConfig = Field(description="How chunks of actions become a stream.")
     teleop: TeleopConfig = Field(default=TeleopConfig(), description="How a person's keys or gamepad drive it.")
     failure: WatchConfig = Field(default=WatchConfig(), description="How it heeds its failure detector, if it has one.")
@@ -325,14 +330,17 @@ def load_contract(name: str | Path, overrides: Iterable[str] = ()) -> RobotContr
     """A contract by path, or by the name of one that ships, with `key=value` overrides on top.
 
     Raises:
-        ConfigError: no such file, not YAML, or a wrong key or value (the message names it).
+        ConfigError: no such file, not YAML, or a wrong key or value (the message names it); or the file of
+            `model` cannot be used.
     """
-    values: dict[str, Any] = apply_overrides(read_yaml(_find(name)), overrides)
+    path = _find(name)
+    values: dict[str, Any] = apply_overrides(read_yaml(path), overrides)
     rate = values.setdefault("rate", RobotContract.model_fields["rate"].default)
     for section in ("safety", "execution"):
         if isinstance(values.setdefault(section, {}), dict):
             values[section] = {"control_hz": rate, **values[section]}
-    return validate(RobotContract, values)
+    prepare_limits(values, path.parent)
+    return apply_limits(validate(RobotContract, values))
 
 
 def shipped_contracts() -> dict[str, Path]:

@@ -25,12 +25,14 @@ class Motion:
             at values + way. For a velocity it is the integral of the speed, from now until it is zero.
         observation: the newest one; its state is of up to `SafetyConfig.observation_timeout` seconds ago.
         tick: seconds between two ticks.
+        moved_since: of a time (monotonic seconds) float64 (A,): the integral of each velocity that was sent since.
     """
 
     values: np.ndarray
     way: np.ndarray
     observation: RobotObservation
     tick: float
+    moved_since: Callable[[float], np.ndarray]
 
 
 class MotionCheck(Protocol):

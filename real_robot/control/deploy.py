@@ -23,6 +23,7 @@ from real_robot.control.shutdown import Shutdown
 from real_robot.control.tick_log import TickLog
 from real_robot.failure.runner import DetectorThread
 from real_robot.failure.watch import FailureWatch, Overseer, load_detector
+from real_robot.kinematics.check import ModelCheck
 from real_robot.operator.console.console_state import ConsoleState
 from real_robot.operator.console.operator import ConsoleOperator
 from real_robot.operator.console.server import ConsoleServer
@@ -68,10 +69,8 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
         transport = contract.transport.open()
         stack.callback(transport.close)
         robot = TopicRobot(contract, transport, options.instruction)
-        safety = contract.safety.model_copy(update={"dry_run": True}) if options.dry_run else contract.safety
         console_state = ConsoleState(contract, detector.kind if detector else "")
-
-        supervisor = Supervisor(safety, on_event=_Events(say, console_state))
+        supervisor = _supervisor(options, contract, transport, _Events(say, console_state), say)
         episodes = _episodes(options, transport, robot) if options.episodes else None
         intervention: Intervention | None = None
         persons: list[Operator]
@@ -152,6 +151,17 @@ def _await_server(client: PolicyClient, seconds: float, say: Say) -> None:
                 say(f"waiting for the policy server: {error}")
                 told = True
             time.sleep(0.6)
+
+
+def _supervisor(
+    options: DeployOptions, contract: RobotContract, transport: Transport, on_event: _Events, say: Say
+) -> Supervisor:
+    """The supervisor, with the check against the robot's own model where the contract names one."""
+    safety = contract.safety.model_copy(update={"dry_run": True}) if options.dry_run else contract.safety
+    checks = [] if contract.model is None else [ModelCheck(contract, transport)]
+    for check in checks:
+        say(f"model: {check.summary()}")
+    return Supervisor(safety, on_event=on_event, motion_checks=checks, state_checks=checks)
 
 
 def _watch(

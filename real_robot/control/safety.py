@@ -297,7 +297,7 @@ class Supervisor:
         allowed, acted = self._limiter.move(target, dt, room)
         if target is None or self._observation is None:
             return allowed, acted
-        motion = Motion(allowed, self._limiter.braking_way, self._observation, self._limiter.tick)
+        motion = Motion(allowed, self._limiter.braking_way, self._observation, self._limiter.tick, self._moved_since)
         for check in self._motion_checks:
             reason = ask(check.name, lambda check=check: check.refuse(motion))
             if reason is not None:
@@ -382,8 +382,7 @@ class Supervisor:
         if dims[box.commands[0]].kind != "velocity":
             return None
         low, high = np.full(len(dims), -np.inf), np.full(len(dims), np.inf)
-        ways = [way for sent, way in self._sent_velocities if observation.stamp <= sent <= now]
-        way = np.sum(ways, axis=0) if ways else np.zeros(len(dims))
+        way = self._moved_since(observation.stamp)
         for axis, number in enumerate(box.commands):
             here = float(observation.state[box.state[axis]])
             there = here + way[number] * box.meters_per_unit
@@ -393,6 +392,11 @@ class Supervisor:
             high[number] = braking_speed(above, acceleration, self._limiter.tick) / box.meters_per_unit
             low[number] = -braking_speed(below, acceleration, self._limiter.tick) / box.meters_per_unit
         return low, high
+
+    def _moved_since(self, stamp: float) -> np.ndarray:
+        """Float64 (A,): the integral of each velocity that was sent since then."""
+        ways = [way for sent, way in self._sent_velocities if sent >= stamp]
+        return np.sum(ways, axis=0) if ways else np.zeros(self._limiter.num_dimensions)
 
     def _remember(self, now: float) -> None:
         self._sent_velocities.append((now, self._limiter.values * self._limiter.tick))
