@@ -16,8 +16,8 @@ from real_robot.bridge.robot import TopicRobot
 from real_robot.bridge.transports.base import Transport
 from real_robot.control.deploy_options import DeployOptions, check_fit, check_options
 from real_robot.control.execution import ChunkExecutor
-from real_robot.control.playback import SynchronousActions
-from real_robot.control.robot_loop import ActionSource, ClockPacer, ControlLoop, Operator, ReferencePacer, Tick
+from real_robot.control.playback import InferenceThread, SynchronousActions, SynchronousPacer
+from real_robot.control.robot_loop import ActionSource, ClockPacer, ControlLoop, Operator, Pacer, ReferencePacer, Tick
 from real_robot.control.safety import ASKED_TO_HOLD, HOLDING, RUNNING, SafetyEvent, Supervisor
 from real_robot.control.shutdown import Shutdown
 from real_robot.control.tick_log import TickLog
@@ -83,7 +83,7 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
             overseer = episodes or _keys(options, say)
             persons = [overseer]
         watch = _watch(detector, contract, client, overseer, console_state, say, stack) if detector else None
-        actions = _actions(options, contract, client, watch)
+        actions, pacer = _actions(options, contract, client, watch, _pacer(contract, robot))
         stack.callback(actions.close)
         recordings, seconds_left = stack.enter_context(ExitStack()), None
         observers: list[Callable[[Tick], None]] = [o for o in (intervention, watch, console_state) if o is not None]
@@ -101,7 +101,7 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
             actions,
             supervisor,
             operator,
-            _pacer(contract, robot),
+            pacer,
             needs_new=contract.pace == "reference",
             silence=contract.silence,
             observers=observers,
@@ -196,8 +196,10 @@ def _watch(
 
 
 def _actions(
-    options: DeployOptions, contract: RobotContract, client: PolicyClient, watch: FailureWatch | None
-) -> ActionSource:
+    options: DeployOptions, contract: RobotContract, client: PolicyClient, watch: FailureWatch | None, pacer: Pacer
+) -> tuple[ActionSource, Pacer]:
+    """The policy's actions, and the pacer that goes with them."""
+
     def infer(observation: RobotObservation, **continuation: Any) -> np.ndarray:
         return (watch.infer if watch else client.actions)(observation, **continuation)
 
@@ -208,8 +210,12 @@ def _actions(
             _log.warning("no actions: %s", error)
             return None
 
-    actions = SynchronousActions(infer_now) if options.synchronous else ChunkExecutor(infer, contract.execution)
-    return watch.around(actions) if watch else actions
+    if options.synchronous:
+        actions = SynchronousActions(InferenceThread(infer_now))
+        pacer = SynchronousPacer(pacer, actions, contract.rate)
+    else:
+        actions = ChunkExecutor(infer, contract.execution)
+    return watch.around(actions) if watch else actions, pacer
 
 
 def _pacer(contract: RobotContract, robot: TopicRobot) -> ClockPacer | ReferencePacer:

@@ -22,6 +22,7 @@ from real_robot.control.safety import RUNNING, STOPPED, SentCommand, Supervisor
 from real_robot.types import Command, Deadman, RobotObservation
 
 _log = logging.getLogger(__name__)
+WAIT = Command(np.zeros(0, np.float32), "hold", 0.0)  # of an action source: send nothing until there is an action
 IDLE_TICK = 0.1  # seconds between looks at the operator while the robot is inactive
 
 
@@ -37,7 +38,10 @@ class ActionSource(Protocol):
         ...
 
     def next_action(self, step: int) -> Command | None:
-        """The policy's action for `step`, or None where there is none (yet)."""
+        """The policy's action for `step`, or None where there is none (yet): the robot holds.
+
+        `WAIT` for simulators that wait for their policy: nothing is sent, and it is asked again at the next tick.
+        """
         ...
 
     def reset(self) -> None:
@@ -167,6 +171,7 @@ class ControlLoop:
         self.step = 0
         self._num_values = len(supervisor.config.dimensions)
         self._seen = float("-inf")
+        self._waits_since: float | None = None  # for a chunk, with nothing sent
         self._watchdog = Watchdog(silence)
 
     def run(self) -> None:
@@ -206,11 +211,13 @@ class ControlLoop:
         requested, sent, step = None, None, self.step
         if operator_command.active:
             requested = operator_command.command or self._ask(observation, is_new)
+            waits = self._may_wait(requested, start)
             moves = requested is not None and requested.source != "hold"
             if reason := self._watchdog.trouble(start, is_new, moves or operator_command.command is not None):
                 self.supervisor.stop(reason)
-            sent = self._send(requested)
-            self._count(moves, sent)
+            if not waits:
+                sent = self._send(None if requested is WAIT else requested)
+                self._count(moves, sent)
         else:
             self._watchdog.restart(start)
             if not self.supervisor.is_still:
@@ -236,7 +243,7 @@ class ControlLoop:
             self.actions.reset()
             self.supervisor.begin()
             self._watchdog.restart(time.monotonic())
-            self.step, self._seen = 0, float("-inf")
+            self.step, self._seen, self._waits_since = 0, float("-inf"), None
         elif operator_command.replan:
             self.actions.reset()
         return begins
@@ -250,11 +257,18 @@ class ControlLoop:
 
     def _ask(self, observation: RobotObservation | None, is_new: bool) -> Command | None:
         """The policy's action; a hold where it has none. None where nothing new is to be asked."""
-        if observation is None or (self.needs_new and not is_new) or self.supervisor.state.mode == STOPPED:
+        skips = self.needs_new and not is_new and self._waits_since is None
+        if observation is None or skips or self.supervisor.state.mode == STOPPED:
             return None
         if is_new:
             self.actions.submit(observation, self.step)
         return self.actions.next_action(self.step) or self._hold()
+
+    def _may_wait(self, requested: Command | None, now: float) -> bool:
+        """Whether to send nothing at this tick: the action is waited for, a person permits, and not for long yet."""
+        self._waits_since = (self._waits_since or now) if requested is WAIT else None
+        is_young = self._waits_since is not None and now - self._waits_since <= self.supervisor.config.command_timeout
+        return is_young and self.supervisor.is_permitted
 
     def _hold(self) -> Command:
         return Command(np.zeros(self._num_values, np.float32), "hold", time.monotonic())

@@ -125,6 +125,12 @@ class Supervisor:
         """What was sent last moves nothing."""
         return self._limiter.is_still
 
+    @property
+    def is_permitted(self) -> bool:
+        """No stop is in force, and the deadman switch, where there is one, is held."""
+        with self._lock:
+            return self._state.mode != STOPPED and (not self.config.deadman or self._deadman_held(self._clock()))
+
     def observe(self, observation: RobotObservation) -> None:
         """Take the newest observation. One that is older, from the future, or holds NaN is refused, so goes stale."""
         with self._lock:

@@ -38,7 +38,7 @@ class TickLog:
             "source": requested.source if requested else None,
             "requested": _plain(requested.values) if requested else None,
             "sent": _plain(sent.values) if sent and sent.values is not None else None,
-            "mode": sent.mode if sent else "inactive",
+            "mode": sent.mode if sent else "waiting" if tick.operator_command.active else "inactive",
             "limited": list(sent.limited) if sent else [],
             "late": round(tick.late, 6),
             "latency": round(tick.latency, 6),

@@ -90,6 +90,17 @@ class Deployment:
                 assert not np.any(line["sent"][:6]), f"sent {line['sent']} {line['time'] - since:.2f} s too late"
         assert not self.moves(since), "the robot still moves"
 
+    def quiet(self, seconds: float) -> bool:
+        """Nothing was sent for so long."""
+        sent = [line["time"] for line in json_lines(self.ticks) if line["sent"]]
+        return bool(sent) and time.monotonic() - sent[-1] > seconds
+
+    def last_motion(self) -> float:
+        """When the robot moved last, monotonic seconds; fails where it does not stand by now."""
+        lines = [line for line in json_lines(self.trace) if line["twist"]]
+        assert not np.any(lines[-1]["twist"]), f"the robot was left with {lines[-1]['twist']}"
+        return max(line["time"] for line in lines if np.any(line["twist"]))
+
     def reset(self) -> None:
         self.deploy.type("r")
         self.await_motion()
