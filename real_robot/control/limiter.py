@@ -5,12 +5,19 @@ deceleration a within v^2 / (2 a), whatever the lengths of the ticks to come, si
 then moves. So if each tick either brakes by a dt or chooses a v with v dt + v^2 / (2 a) <= goal - x, the set-point can
 always stop before its goal without braking harder than a; and since goals are first cut to low..high, before its limits
 too. The largest such v for a distance d is `braking_speed(d, a, dt)`.
+
+A velocity with a limit of its jerk is the same, one order up: the velocity is moved, at most as fast as its
+acceleration allows, and its acceleration changes as its jerk allows. For a position with one see `control.jerk`.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import NamedTuple
+
 import numpy as np
 
+from real_robot.control.jerk import TOLERANCE, Bounds, Motion1D
 from real_robot.control.safety_config import SafetyConfig
 
 
@@ -22,6 +29,19 @@ def braking_speed(
     For infinite acceleration that is distance / dt.
     """
     return 2 * distance / (np.sqrt(dt * dt + 2 * distance / acceleration) + dt)
+
+
+class Room(NamedTuple):
+    """Velocities that the workspace leaves open, each (A,): zero or below for the `low`, zero or above for the `high`.
+
+    What is sent is cut to low..high, harder than max_acceleration and max_jerk if need be. Where the jerk is limited,
+    soft_low..soft_high is what it aims at before, so that there is no need.
+    """
+
+    low: np.ndarray
+    high: np.ndarray
+    soft_low: np.ndarray
+    soft_high: np.ndarray
 
 
 class Limiter:
@@ -45,11 +65,20 @@ class Limiter:
         self._speed = np.minimum(_optional([d.max_velocity for d in dims]), self._step / self.tick)
         self._acceleration = _optional([d.max_acceleration for d in dims])
         self._stop_acceleration = _optional([d.stop_acceleration or d.max_acceleration for d in dims])
+        self._jerk = _optional([d.max_jerk for d in dims])
+        self._stop_jerk = _optional([d.stop_jerk or d.max_jerk for d in dims])
+        self._is_smooth = self._is_velocity & np.isfinite(self._jerk)  # velocities with a limit of their jerk
+        self._bounds = {  # number -> usual and stopping bounds, of positions with a limit of their jerk
+            i: (usual, replace(usual, acceleration=float(self._stop_acceleration[i]), jerk=float(self._stop_jerk[i])))
+            for i in np.flatnonzero(~self._is_velocity & np.isfinite(self._jerk)).tolist()
+            for usual in [Bounds(float(self._speed[i]), float(self._acceleration[i]), float(self._jerk[i]))]
+        }
         self._state = np.array([-1 if d.state is None else d.state for d in dims])
         self._low32, self._high32 = _inside(self._low, self._high)
         self.values = np.array([0.0 if d.kind == "velocity" else np.nan if d.start is None else d.start for d in dims])
         self.values = np.clip(self.values, self._low, self._high)  # a start outside the workspace; NaN stays
-        self._moving = np.zeros(len(dims))  # speed of each position
+        self._moving = np.zeros(len(dims))  # speed of each position; acceleration of each smooth velocity
+        self._accelerating = np.zeros(len(dims))  # acceleration of each position with a limit of its jerk
 
     @property
     def num_dimensions(self) -> int:
@@ -68,7 +97,8 @@ class Limiter:
     @property
     def is_still(self) -> bool:
         """Nothing moves: positions stand, velocities are zero."""
-        return not self._moving.any() and not self.values[self._is_velocity].any()
+        moving = self._moving.any() or self._accelerating.any()
+        return not moving and not self.values[self._is_velocity].any()
 
     def seed(self, state: np.ndarray) -> str | None:
         """Take positions from the observed state (S,), at rest. Returns None, or what is outside its limits by more
@@ -82,15 +112,16 @@ class Limiter:
             return f"{self.names[i]} is at {found[i]:.4g}, outside {self._low[i]:.4g}..{self._high[i]:.4g}"
         self.values = inside
         self._moving = np.where(measured, 0.0, self._moving)
+        self._accelerating = np.where(measured, 0.0, self._accelerating)
         return None
 
     def snapshot(self) -> tuple[np.ndarray, ...]:
         """What `restore` takes to undo a move."""
-        return self.values.copy(), self._moving.copy()
+        return self.values.copy(), self._moving.copy(), self._accelerating.copy()
 
     def restore(self, snapshot: tuple[np.ndarray, ...]) -> None:
         """Go back to a snapshot."""
-        self.values, self._moving = (part.copy() for part in snapshot)
+        self.values, self._moving, self._accelerating = (part.copy() for part in snapshot)
 
     @property
     def braking_way(self) -> np.ndarray:
@@ -100,44 +131,52 @@ class Limiter:
         tick on.
         """
         speed = np.where(self._is_velocity, self.values, self._moving)
+        rising = np.where(self._is_smooth, self._moving, 0.0)  # it goes on to change until its jerk has let it go
+        speed = speed + np.where(speed * rising > 0, rising * np.abs(rising) / (2 * self._stop_jerk), 0.0)
         way = speed * np.abs(speed) / (2 * self._stop_acceleration)
-        return way + np.where(self._is_velocity, speed * self.tick, 0.0)
+        after = np.full(len(way), self.tick)  # seconds in which it goes on before it brakes fully
+        full = self._stop_acceleration[self._is_smooth] + np.abs(rising[self._is_smooth])
+        after[self._is_smooth] += full / self._stop_jerk[self._is_smooth]
+        way = way + np.where(self._is_velocity, speed * after, 0.0)
+        for i, (_, stopping) in self._bounds.items():
+            way[i] = stopping.extent(float(self._moving[i]), float(self._accelerating[i])).end
+        return way
 
     def stand(self) -> None:
-        """Positions have stood still, since nothing was sent for a while."""
+        """Positions have stood still, and velocities been constant, since nothing was sent for a while."""
         self._moving[:] = 0.0
+        self._accelerating[:] = 0.0
 
     def halt(self) -> None:
         """Velocities are zero at once, whatever the accelerations."""
         self.values = self._at_rest()
+        self._moving = np.where(self._is_velocity, 0.0, self._moving)
 
-    def move(
-        self, target: np.ndarray | None, dt: float, room: tuple[np.ndarray, np.ndarray] | None = None
-    ) -> tuple[np.ndarray, set[str]]:
+    def move(self, target: np.ndarray | None, dt: float, room: Room | None = None) -> tuple[np.ndarray, set[str]]:
         """One tick.
 
         Args:
             target: float64 (A,), finite, what is asked; None brakes (positions come to rest, velocities to zero).
             dt: seconds since the last tick, 0 to the tick's length.
-            room: smallest (<= 0) and largest (>= 0) velocity (A,) that the workspace allows; stronger than
-                max_acceleration. None: any.
+            room: what the workspace allows; None: anything.
 
         Returns:
             float32 (A,) to send, within low..high to the last bit, and the names of the limits that acted.
         """
         asked = np.clip(self._at_rest() if target is None else target, self._low, self._high)
         limited = {"bounds"} if target is not None and (asked != target).any() else set()
-        acceleration = self._stop_acceleration if target is None else self._acceleration
         if dt > 0:
-            positions, names = self._move_positions(asked, acceleration, dt, target is None)
-            velocities, more = self._change_velocities(asked, acceleration, dt)
+            positions, names = self._move_positions(asked, dt, target is None)
+            velocities, more = self._change_velocities(asked, dt, target is None, room)
             limited |= names | more
         else:
             positions, velocities = self.values, self.values
         if room is not None:
-            allowed = np.clip(velocities, *room)
-            if (allowed != velocities)[self._is_velocity].any():
+            allowed = np.clip(velocities, room.low, room.high)
+            if (cut := self._is_velocity & (allowed != velocities)).any():
                 limited.add("workspace")
+                change = (allowed - self.values) / (dt or self.tick)
+                self._moving[cut] = np.clip(change, -self._stop_acceleration, self._stop_acceleration)[cut]
             velocities = allowed
         self.values = np.where(self._is_velocity, velocities, positions)
         return np.clip(self.values.astype(np.float32), self._low32, self._high32), limited
@@ -145,35 +184,102 @@ class Limiter:
     def _at_rest(self) -> np.ndarray:
         return np.where(self._is_velocity, 0.0, self.values)
 
-    def _move_positions(
-        self, asked: np.ndarray, acceleration: np.ndarray, dt: float, brakes: bool
-    ) -> tuple[np.ndarray, set[str]]:
-        here, before = self.values, self._moving
-        distance = asked - here
+    def _move_positions(self, asked: np.ndarray, dt: float, brakes: bool) -> tuple[np.ndarray, set[str]]:
+        here, distance = self.values, asked - self.values
+        acceleration = self._stop_acceleration if brakes else self._acceleration
         desired = np.zeros_like(here) if brakes else distance / dt
         speed = np.clip(desired, -self._speed, self._speed)
         limited = set()
-        if (fast := ~self._is_velocity & (speed != desired)).any():
-            limited |= {
-                "step" if self._step[i] < self._speed[i] * self.tick * (1 + 1e-9) else "velocity"
-                for i in np.flatnonzero(fast)
-            }
-        gentle = speed
-        if not brakes:
-            gentle = np.copysign(np.minimum(np.abs(speed), braking_speed(np.abs(distance), acceleration, dt)), distance)
-        gentle = np.clip(gentle, before - acceleration * dt, before + acceleration * dt)
-        gentle = np.clip(gentle, -self._speed, self._speed)
-        if (~self._is_velocity & ~np.isclose(gentle, speed, rtol=1e-9, atol=1e-12)).any():
+        is_plain = ~self._is_velocity & ~np.isfinite(self._jerk)
+        if (fast := is_plain & (speed != desired)).any():
+            limited |= {self._speed_limit(i) for i in np.flatnonzero(fast)}
+        gentle = _approach(distance, speed, self._moving, self._speed, acceleration, dt, brakes)
+        if (is_plain & ~np.isclose(gentle, speed, rtol=1e-9, atol=1e-12)).any():
             limited.add("acceleration")
         moved = np.clip(here + gentle * dt, self._low, self._high)
-        self._moving = np.where(self._is_velocity, 0.0, gentle)
+        self._moving = np.where(is_plain, gentle, self._moving)
+        for i in self._bounds:
+            moved[i], names = self._move_smoothly(i, float(asked[i]), dt, brakes)
+            limited |= names
         return moved, limited
 
-    def _change_velocities(self, asked: np.ndarray, acceleration: np.ndarray, dt: float) -> tuple[np.ndarray, set[str]]:
+    def _move_smoothly(self, i: int, asked: float, dt: float, brakes: bool) -> tuple[float, set[str]]:
+        """One position with a limit of its jerk, `dt` seconds on, and the limits that acted."""
+        usual, stopping = self._bounds[i]
+        here = Motion1D(float(self.values[i]), float(self._moving[i]), float(self._accelerating[i]))
+        low, high = float(self._low[i]), float(self._high[i])
+        if brakes or not usual.allows(here, low, high):  # a hard braking is brought to its end
+            there, names = stopping.brake(here, dt), set() if brakes else {"braking"}
+        else:
+            there, names = usual.step(here, asked, dt), set()
+            if abs(there.position - asked) > TOLERANCE * (high - low):
+                names = {self._acting(abs(there.speed), abs(there.acceleration), i)}
+        _, self._moving[i], self._accelerating[i] = there
+        return min(max(there.position, low), high), names
+
+    def _acting(self, speed: float, acceleration: float, i: int) -> str:
+        if speed >= self._speed[i] * 0.999:
+            return self._speed_limit(i)
+        return "acceleration" if acceleration >= self._acceleration[i] * 0.999 else "jerk"
+
+    def _change_velocities(
+        self, asked: np.ndarray, dt: float, brakes: bool, room: Room | None
+    ) -> tuple[np.ndarray, set[str]]:
+        acceleration = self._stop_acceleration if brakes else self._acceleration
         change = np.minimum(acceleration * dt, self._step)
         velocities = np.clip(asked, self.values - change, self.values + change)
-        short = np.flatnonzero(self._is_velocity & (velocities != asked))
-        return velocities, {"step" if self._step[i] <= acceleration[i] * dt else "acceleration" for i in short}
+        short = np.flatnonzero(self._is_velocity & ~self._is_smooth & (velocities != asked))
+        names = {"step" if self._step[i] <= acceleration[i] * dt else "acceleration" for i in short}
+        if self._is_smooth.any():
+            smooth, more = self._change_smoothly(asked, dt, brakes, room)
+            velocities, names = np.where(self._is_smooth, smooth, velocities), names | more
+        return velocities, names
+
+    def _change_smoothly(
+        self, asked: np.ndarray, dt: float, brakes: bool, room: Room | None
+    ) -> tuple[np.ndarray, set[str]]:
+        """Velocities with a limit of their jerk, `dt` seconds on, and the limits that acted."""
+        speed, before, steps = self.values, self._moving, self._step / self.tick
+        usual = np.minimum(self._acceleration, steps)
+        settles = speed + before * np.abs(before) / (2 * self._jerk)  # when it lets go of its acceleration
+        slack = TOLERANCE * (self._high - self._low)
+        unfit = (np.abs(before) > usual * (1 + TOLERANCE)) | (settles > self._high + slack)
+        unfit |= settles < self._low - slack  # a hard braking is brought to its end
+        goal = asked if room is None else np.clip(asked, room.soft_low, room.soft_high)
+        goal = np.where(unfit, 0.0, goal)
+        stops = unfit | brakes
+        most = np.where(stops, np.minimum(self._stop_acceleration, steps), usual)
+        jerk = np.where(stops, self._stop_jerk, self._jerk)
+        distance = goal - speed
+        after = _approach(distance, np.clip(distance / dt, -most, most), before, most, jerk, dt, False)
+        there = np.clip(speed + after * dt, self._low, self._high)
+        is_there = np.abs(goal - there) <= slack
+        self._moving = np.where(self._is_smooth, after, self._moving)
+        short = self._is_smooth & ~is_there
+        names = {"acceleration" if abs(after[i]) >= most[i] * 0.999 else "jerk" for i in np.flatnonzero(short)}
+        if (self._is_smooth & unfit).any() and not brakes:
+            names.add("braking")
+        return np.where(is_there, goal, there), names
+
+    def _speed_limit(self, i: int) -> str:
+        return "step" if self._step[i] < self._speed[i] * self.tick * (1 + 1e-9) else "velocity"
+
+
+def _approach(
+    distance: np.ndarray,
+    speed: np.ndarray,
+    before: np.ndarray,
+    most: np.ndarray,
+    rate: np.ndarray,
+    dt: float,
+    brakes: bool,
+) -> np.ndarray:
+    """The speed nearest to `speed` that comes to rest within `distance` and differs from `before` by rate dt."""
+    if not brakes:
+        speed = np.copysign(np.minimum(np.abs(speed), braking_speed(np.abs(distance), rate, dt)), distance)
+    speed = np.clip(speed, before - rate * dt, before + rate * dt)
+    most = np.maximum(most, np.abs(before) - rate * dt)  # where it was allowed more before
+    return np.clip(speed, -most, most)
 
 
 def _optional(values: list[float | None]) -> np.ndarray:

@@ -19,8 +19,9 @@ import numpy as np
 
 from real_robot.control.checks import Motion, MotionCheck, Patience, StateCheck, ask
 from real_robot.control.commands import CommandReader
-from real_robot.control.limiter import Limiter, braking_speed
+from real_robot.control.limiter import Limiter
 from real_robot.control.safety_config import DimensionLimits, SafetyConfig, Workspace
+from real_robot.control.workspace import WorkspaceGuard
 from real_robot.types import Command, Deadman, RobotObservation
 
 __all__ = [
@@ -111,7 +112,7 @@ class Supervisor:
         self._reader = CommandReader(self._limiter.names, config.max_refused)
         self._not_before = -math.inf
         self._deadman = Deadman(False, -math.inf)
-        self._sent_velocities: deque[tuple[float, np.ndarray]] = deque(maxlen=256)  # (time, way in the tick after)
+        self._workspace = WorkspaceGuard(config)
 
     # --- what others tell it ------------------------------------------------------------------
 
@@ -208,10 +209,10 @@ class Supervisor:
             allowed = None
             if self._limiter.is_known:
                 target = self._target.values.astype(np.float64) if hold is None and self._target is not None else None
-                allowed, acted = self._move(target, dt, now)
+                allowed, acted = self._move(target, dt)
                 hold = hold or self._refusal
                 limited |= acted
-                self._remember(now)
+                self._workspace.remember(self._limiter.values, now)
             if hold is None and command is not None and rule is None:
                 self._reader.note_followed()
             if self._state.mode != STOPPED:
@@ -268,7 +269,7 @@ class Supervisor:
 
     def _decide(self, now: float) -> tuple[str, str] | None:
         """Why the target may not be followed: (rule, reason), or None where it may. Enters a stop."""
-        outside = self._left_workspace()
+        outside = self._workspace.left(self._observation) if self._observation is not None else None
         if self._state.mode != STOPPED and outside is not None:
             self._enter(State(STOPPED, outside), now)
             return "workspace", outside
@@ -297,13 +298,16 @@ class Supervisor:
             return "hold", ASKED_TO_HOLD
         return self._refusal
 
-    def _move(self, target: np.ndarray | None, dt: float, now: float) -> tuple[np.ndarray, set[str]]:
+    def _move(self, target: np.ndarray | None, dt: float) -> tuple[np.ndarray, set[str]]:
         """What to send now, and the limits that acted. A motion that a check refuses becomes a braking one."""
-        before, room = self._limiter.snapshot(), self._room(now)
+        before = self._limiter.snapshot()
+        room = self._workspace.room(self._observation) if self._observation is not None else None
         allowed, acted = self._limiter.move(target, dt, room)
         if target is None or self._observation is None:
             return allowed, acted
-        motion = Motion(allowed, self._limiter.braking_way, self._observation, self._limiter.tick, self._moved_since)
+        motion = Motion(
+            allowed, self._limiter.braking_way, self._observation, self._limiter.tick, self._workspace.moved_since
+        )
         for check in self._motion_checks:
             reason = ask(check.name, lambda check=check: check.refuse(motion))
             if reason is not None:
@@ -345,8 +349,7 @@ class Supervisor:
             return f"observation refused: its stamp {observation.stamp:.3f} is not in the past (now {now:.3f})"
         if self._observation is not None and observation.stamp < self._observation.stamp:
             return "observation refused: older than the one before"
-        box = self.config.workspace
-        needed = max(self._limiter.state_size, 0 if box is None else max(box.state) + 1)
+        needed = max(self._limiter.state_size, self._workspace.state_size)
         if state.ndim != 1 or state.shape[0] < needed:
             return f"observation refused: state of shape {state.shape}, at least ({needed},) is needed"
         if state.dtype.kind not in "fiu" or not np.isfinite(state).all():
@@ -368,44 +371,6 @@ class Supervisor:
             return False
         self._must_seed = False
         return True
-
-    def _left_workspace(self) -> str | None:
-        """With joint commands nobody knows which way leads back, so that leaving is a stop."""
-        box, observation = self.config.workspace, self._observation
-        if box is None or box.commands is not None or observation is None:
-            return None
-        for axis, number, low, high in zip("xyz", box.state, box.low, box.high, strict=True):
-            if not low <= observation.state[number] <= high:
-                return f"the end effector left the workspace ({axis})"
-        return None
-
-    def _room(self, now: float) -> tuple[np.ndarray, np.ndarray] | None:
-        """Velocities that keep the end effector in its box: measured position, and where it may be by now."""
-        box, observation = self.config.workspace, self._observation
-        if box is None or box.commands is None or observation is None:
-            return None
-        dims = self.config.dimensions
-        if dims[box.commands[0]].kind != "velocity":
-            return None
-        low, high = np.full(len(dims), -np.inf), np.full(len(dims), np.inf)
-        way = self._moved_since(observation.stamp)
-        for axis, number in enumerate(box.commands):
-            here = float(observation.state[box.state[axis]])
-            there = here + way[number] * box.meters_per_unit
-            acceleration = (dims[number].max_acceleration or math.inf) * box.meters_per_unit
-            above = max(0.0, box.high[axis] - max(here, there))
-            below = max(0.0, min(here, there) - box.low[axis])
-            high[number] = braking_speed(above, acceleration, self._limiter.tick) / box.meters_per_unit
-            low[number] = -braking_speed(below, acceleration, self._limiter.tick) / box.meters_per_unit
-        return low, high
-
-    def _moved_since(self, stamp: float) -> np.ndarray:
-        """Float64 (A,): the integral of each velocity that was sent since then."""
-        ways = [way for sent, way in self._sent_velocities if sent >= stamp]
-        return np.sum(ways, axis=0) if ways else np.zeros(self._limiter.num_dimensions)
-
-    def _remember(self, now: float) -> None:
-        self._sent_velocities.append((now, self._limiter.values * self._limiter.tick))
 
     def _drop(self, now: float) -> None:
         self._target, self._not_before, self._refused = None, now, ""

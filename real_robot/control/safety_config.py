@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import ClassVar, Literal, Self
 
@@ -33,6 +34,19 @@ class DimensionLimits(Config):
         allow_inf_nan=False,
         description="Acceleration while braking to hold or stop, at least max_acceleration, which is the default.",
     )
+    max_jerk: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="Units per second cubed (velocity: units per second squared): how fast the acceleration changes. "
+        "Needs max_acceleration.",
+    )
+    stop_jerk: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="Jerk while braking to hold or stop, at least max_jerk, which is the default.",
+    )
     max_step: float | None = Field(
         default=None, gt=0, allow_inf_nan=False, description="Largest change between two sent values."
     )
@@ -53,6 +67,12 @@ class DimensionLimits(Config):
         if stop is not None and (usual is None or stop < usual):
             raise ConfigError(
                 f"safety: {self.name}: stop_acceleration {stop} must be at least max_acceleration {usual}"
+            )
+        if self.max_jerk is not None and usual is None:
+            raise ConfigError(f"safety: {self.name}: max_jerk {self.max_jerk} needs max_acceleration")
+        if self.stop_jerk is not None and (self.max_jerk is None or self.stop_jerk < self.max_jerk):
+            raise ConfigError(
+                f"safety: {self.name}: stop_jerk {self.stop_jerk} must be at least max_jerk {self.max_jerk}"
             )
         if self.kind == "velocity":
             if not self.low <= 0 <= self.high:
@@ -175,7 +195,8 @@ class SafetyConfig(Config):
                 steps = () if limits.max_step is None else (limits.max_step * self.control_hz,)
                 speed = min((*steps, *(() if limits.max_velocity is None else (limits.max_velocity,))))
             if acceleration is not None:
-                times.append(speed / acceleration + tick)
+                jerk = limits.stop_jerk or limits.max_jerk or math.inf
+                times.append(speed / acceleration + (acceleration + (limits.max_acceleration or 0.0)) / jerk + tick)
             if limits.kind == "velocity" and limits.max_step is not None:
                 times.append(speed / limits.max_step * tick + tick)
         return max(times)

@@ -6,13 +6,13 @@ The checker knows nothing of how the supervisor works: it looks at the stream of
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sent_checker import Checker
 
 from real_robot.control.safety import SafetyConfig, SentCommand, Supervisor
 from real_robot.types import Command, RobotObservation
@@ -22,6 +22,7 @@ TICK = 1 / HZ
 
 JOINT = {"kind": "position", "low": -1.0, "high": 1.5, "max_velocity": 0.8, "max_acceleration": 4.0}
 TWIST = {"kind": "velocity", "low": -0.25, "high": 0.3, "max_acceleration": 1.0}
+SMOOTH = {**JOINT, "max_jerk": 40.0}
 CONFIGS: dict[str, dict[str, Any]] = {
     "joints": {
         "dimensions": [
@@ -30,6 +31,23 @@ CONFIGS: dict[str, dict[str, Any]] = {
             {"name": "j2", "kind": "position", "low": -0.1, "high": 0.3, "max_step": 0.05, "state": 2},
             {"name": "gripper", "kind": "position", "low": 0.0, "high": 0.0801, "max_velocity": 0.5, "start": 0.08},
         ],
+    },
+    "smooth joints": {
+        "dimensions": [
+            {"name": "j0", **SMOOTH, "state": 0},
+            {"name": "j1", **SMOOTH, "state": 1, "stop_acceleration": 9.0, "stop_jerk": 300.0},
+            {"name": "j2", **SMOOTH, "state": 2, "max_step": 0.02, "low": -0.1, "high": 0.3, "stop_acceleration": 8.0},
+            {"name": "gripper", **JOINT, "low": 0.0, "high": 0.08, "max_jerk": 900.0, "start": 0.08},
+        ],
+    },
+    "smooth twist": {
+        "dimensions": [
+            {"name": "vx", **TWIST, "max_jerk": 10.0},
+            {"name": "vy", **TWIST, "max_jerk": 5.0, "stop_acceleration": 3.0, "stop_jerk": 60.0},
+            {"name": "vz", **TWIST, "max_jerk": 8.0, "max_step": 0.02, "stop_acceleration": 2.0},
+            {"name": "gripper", "kind": "position", "low": -1, "high": 1, "max_velocity": 20, "start": -1},
+        ],
+        "workspace": {"state": [0, 1, 2], "commands": [0, 1, 2], "low": [-0.5] * 3, "high": [0.5] * 3},
     },
     "twist": {
         "dimensions": [
@@ -52,58 +70,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "deadman": True,
     },
 }
-
-
-@dataclass
-class Checker:
-    """Looks at (time, sent) pairs, and remembers what limits need: the last values and speeds."""
-
-    config: SafetyConfig
-    last: np.ndarray  # at first where the robot begins
-    time: float | None = None
-    speed: np.ndarray = field(default_factory=lambda: np.zeros(4))
-    shortest: float = TICK
-
-    def see(self, now: float, sent: SentCommand) -> None:
-        gap = TICK if self.time is None else now - self.time
-        self.time = now
-        if sent.values is None:
-            return
-        assert sent.values.dtype == np.float32
-        values = sent.values.astype(np.float64)
-        dt = min(max(gap, 0.0), TICK)
-        for i, limits in enumerate(self.config.dimensions):
-            low, high = limits.low, limits.high
-            box = self.config.workspace
-            if limits.kind == "position" and box is not None and box.commands is not None and i in box.commands:
-                axis = box.commands.index(i)
-                low, high = max(low, box.low[axis]), min(high, box.high[axis])
-            assert low <= values[i] <= high, f"{limits.name}: {values[i]} outside {low}..{high}"
-            rounding = 4e-7 * max(1.0, abs(values[i]))
-            change = values[i] - self.last[i]
-            acceleration = limits.max_acceleration
-            if sent.mode != "running":
-                acceleration = limits.stop_acceleration or acceleration
-            if limits.kind == "velocity":
-                allowed = min(acceleration * dt if acceleration else math.inf, limits.max_step or math.inf) + rounding
-                # The workspace, and a clock that stands still, may brake harder: towards zero, not beyond.
-                brakes = abs(values[i]) <= abs(self.last[i]) and values[i] * self.last[i] >= 0
-                harder = "workspace" in sent.limited or (gap == 0 and sent.mode == "stopped")
-                assert abs(change) <= allowed or (harder and brakes), f"{limits.name}: change {change} in {dt}"
-                continue
-            assert abs(change) <= (limits.max_step or math.inf) + rounding, f"{limits.name}: step {change}"
-            fastest = min(limits.max_velocity or math.inf, (limits.max_step or math.inf) / TICK)
-            assert abs(change) <= fastest * dt + rounding, f"{limits.name}: {change} in {dt} s"
-            if dt == 0:
-                continue
-            speed = change / dt
-            before = 0.0 if gap > 2 * TICK else self.speed[i]
-            if acceleration is not None and dt > 0.001:
-                allowed = acceleration * dt + 2 * rounding / dt + 2 * rounding / max(1e-3, self.shortest)
-                assert abs(speed - before) <= allowed, f"{limits.name}: speed {before} -> {speed} in {dt} s"
-            self.speed[i] = speed
-        self.shortest = dt if dt > 0.001 else self.shortest
-        self.last = values
 
 
 huge = st.sampled_from([0.0, math.nan, math.inf, -math.inf, 1e30, -1e38, 3.4e38])
