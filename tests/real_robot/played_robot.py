@@ -1,13 +1,10 @@
-"""A node that plays the driver of a contract: publishes what the contract reads, listens to what it sends.
+"""A node that plays a robot's drivers: publishes and listens as it is told, and prints what it is commanded.
 
-    python played_robot.py CONTRACT.yaml FAULTS.json TRANSPORT.json
+    python played_robot.py TRANSPORT.json GRAPH.json
 
-FAULTS: topic -> what is wrong with it there:
-    {"/joint_states": {"type": "std_msgs/Bool", "rename": {"elbow": "elbow_joint"}, "skew": -3, "rate": 2,
-                       "frame": "world", "size": [48, 64], "encoding": "bayer_rggb8", "value": 9, "topic": "/states",
-                       "qos": {"reliability": "best_effort"}, "absent": true}}
-For an action's topic: `absent` (nobody listens), `type`, `rival` (somebody else publishes there).
-It stands where the contract's limits have their middle. It prints what it is commanded.
+GRAPH: {"publish": [...], "listen": [{"topic", "type"}], "advertise": [{"topic", "type"}]}. Each that is published is
+{"topic", "type", "rate", "frame", "skew" (seconds that its clock is ahead), "reliability"} and what its type needs:
+`joints` and `values`; a picture's `size` [height, width] and `encoding`; a pose's `values`, position, then axis-angle.
 """
 
 from __future__ import annotations
@@ -21,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from real_robot.bridge.codec import to_quaternion
-from real_robot.bridge.contract import ImageSource, RobotContract, SourceConfig, StateSource, load_contract
 from real_robot.bridge.images import encode_image
 from real_robot.bridge.messages import (
     MESSAGES,
@@ -32,100 +28,73 @@ from real_robot.bridge.messages import (
     JointState,
     Message,
     PoseStamped,
+    String,
 )
-from real_robot.bridge.transports.base import Publisher, QosConfig, Transport
+from real_robot.bridge.transports.base import QosConfig, Transport
 from real_robot.bridge.transports.configs import Ros1Config, Ros2Config
 from vla_rl.config import validate
 
-CAMERA = (480, 640)
 _NONE = np.zeros(0)
 
 
-def standing(contract: RobotContract) -> np.ndarray:
-    """A state (S,) in which the robot is where it may be."""
-    state = np.zeros(contract.observation.state_dim)
-    for limits in contract.safety.dimensions:
-        if limits.state is not None:
-            state[limits.state] = (limits.low + limits.high) / 2
-    if (box := contract.safety.workspace) is not None:
-        state[list(box.state)] = (np.array(box.low) + np.array(box.high)) / 2
-    return state
-
-
-def message_of(source: SourceConfig, state: np.ndarray, fault: dict[str, Any]) -> Callable[[int], Message]:
-    """A function from a stamp to the message that the driver sends then. `state`: the source's part, (N,)."""
-    kind = fault.get("type", source.type)
-    frame = fault.get("frame", source.frame)
-    if isinstance(source, ImageSource):
-        height, width = fault.get("size", CAMERA)
-        picture = np.random.default_rng(0).integers(0, 255, (height, width, 3), np.uint8)
-        if kind == CompressedImage.TYPE:
-            data = encode_image(picture, "jpeg", 60)
-            return lambda stamp: CompressedImage(stamp=stamp, frame_id=frame, format="jpeg", data=data)
-        raw, encoding = picture.tobytes(), fault.get("encoding", "rgb8")
-        return lambda stamp: Image(
-            stamp=stamp, frame_id=frame, height=height, width=width, encoding=encoding, step=3 * width, data=raw
+def message_of(entry: dict[str, Any]) -> Callable[[int], Message]:
+    """A function from a stamp to the message that is sent then."""
+    kind, frame = MESSAGES[entry["type"]], entry.get("frame", "")
+    if kind in (Image, CompressedImage):
+        return _picture_of(entry)
+    values = np.array(entry.get("values", [0.0] * len(entry.get("joints", ()))), np.float64)
+    if kind is JointState:
+        names = tuple(entry["joints"])
+        return lambda stamp: JointState(
+            stamp=stamp, frame_id=frame, name=names, position=values, velocity=_NONE, effort=_NONE
         )
-    assert isinstance(source, StateSource)
-    values = (state - np.asarray(source.convert.offset)) / np.asarray(source.convert.scale)
-    if "value" in fault:
-        values = np.full_like(values, fault["value"])
-    if kind == JointState.TYPE:
-        names = tuple(fault.get("rename", {}).get(j, j) for j in source.joints) or ("joint",)
-        parts = {q: _NONE for q in ("position", "velocity", "effort")} | {source.quantity: values}
-        return lambda stamp: JointState(stamp=stamp, frame_id=frame, name=names, **parts)
-    if kind == PoseStamped.TYPE:
-        down = to_quaternion(np.array([np.pi, 0, 0]))
-        return lambda stamp: PoseStamped(stamp=stamp, frame_id=frame, position=values[:3], orientation=down)
-    if kind == Float64MultiArray.TYPE:
+    if kind is PoseStamped:
+        turned = to_quaternion(values[3:])
+        return lambda stamp: PoseStamped(stamp=stamp, frame_id=frame, position=values[:3], orientation=turned)
+    if kind is Float64MultiArray:
         return lambda stamp: Float64MultiArray(data=values)
-    return lambda stamp: Bool(data=bool(values[0] > 0.5))
+    return lambda stamp: Bool(data=bool(values[0])) if kind is Bool else String(data="go")
+
+
+def _picture_of(entry: dict[str, Any]) -> Callable[[int], Message]:
+    height, width = entry["size"]
+    frame, encoding = entry.get("frame", ""), entry.get("encoding", "rgb8")
+    slope = np.linspace(0, 255, width).astype(np.uint8)  # cheap to decode
+    picture = np.ascontiguousarray(np.broadcast_to(slope[None, :, None], (height, width, 3)))
+    if entry["type"] == CompressedImage.TYPE:
+        data = encode_image(picture, "jpeg", 60)
+        return lambda stamp: CompressedImage(stamp=stamp, frame_id=frame, format="jpeg", data=data)
+    shape: dict[str, Any] = {"height": height, "width": width, "step": 3 * width, "data": picture.tobytes()}
+    return lambda stamp: Image(stamp=stamp, frame_id=frame, encoding=encoding, **shape)
 
 
 class Stream:
     """One topic that is published at its rate."""
 
-    def __init__(self, transport: Transport, source: SourceConfig, state: np.ndarray, fault: dict[str, Any]) -> None:
-        qos = QosConfig(**{**source.qos.model_dump(), **fault.get("qos", {})})
-        kind = MESSAGES[fault.get("type", source.type)]
-        self.publish: Publisher = transport.advertise(fault.get("topic", source.topic), kind, qos)
-        self.make = message_of(source, state, fault)
-        self.period = 1 / fault.get("rate", source.rate or 30.0)
-        self.skew = round(fault.get("skew", 0.0) * 1e9)
-        self.due = time.monotonic()
+    def __init__(self, transport: Transport, entry: dict[str, Any]) -> None:
+        qos = QosConfig(reliability=entry.get("reliability", "reliable"))
+        self._publish = transport.advertise(entry["topic"], MESSAGES[entry["type"]], qos)
+        self._make = message_of(entry)
+        self._period = 1 / entry.get("rate", 30)
+        self._skew = round(entry.get("skew", 0.0) * 1e9)
+        self._due = time.monotonic()
 
     def step(self) -> None:
-        if time.monotonic() >= self.due:
-            self.due = max(self.due + self.period, time.monotonic() - self.period)
-            self.publish(self.make(time.time_ns() + self.skew))
-
-
-def open_streams(contract: RobotContract, transport: Transport, faults: dict[str, dict[str, Any]]) -> list[Stream]:
-    """Every topic of the contract that is not `absent`."""
-    state, at, streams = standing(contract), 0, []
-    for source in contract.observation.images.values():
-        if not faults.get(source.topic, {}).get("absent"):
-            streams.append(Stream(transport, source, state, faults.get(source.topic, {})))
-    for source in contract.observation.state:
-        part, at = state[at : at + source.num_values], at + source.num_values
-        if not faults.get(source.topic, {}).get("absent"):
-            streams.append(Stream(transport, source, part, faults.get(source.topic, {})))
-    for sink in contract.action:
-        fault = faults.get(sink.topic, {})
-        kind = MESSAGES[fault.get("type", sink.type)]
-        if not fault.get("absent"):
-            transport.subscribe(sink.topic, kind, sink.qos, lambda m: print("commanded", m, flush=True))
-        if fault.get("rival"):
-            transport.advertise(sink.topic, kind, sink.qos)
-    return streams
+        if time.monotonic() >= self._due:
+            self._due = max(self._due + self._period, time.monotonic() - self._period)
+            self._publish(self._make(time.time_ns() + self._skew))
 
 
 def main() -> None:
-    name, faults, transport = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
-    contract = load_contract(name)
-    config = validate(Ros1Config if transport["kind"] == "ros1" else Ros2Config, transport) if transport else None
-    opened = (config or contract.transport).open()
-    streams = open_streams(contract, opened, faults)
+    values, graph = json.loads(sys.argv[1]), json.loads(sys.argv[2])
+    transport = validate(Ros1Config if values["kind"] == "ros1" else Ros2Config, values).open()
+    streams = [Stream(transport, entry) for entry in graph["publish"]]
+    for entry in graph["listen"]:
+        transport.subscribe(
+            entry["topic"], MESSAGES[entry["type"]], QosConfig(), lambda m: print("commanded", m, flush=True)
+        )
+    for entry in graph.get("advertise", ()):
+        transport.advertise(entry["topic"], MESSAGES[entry["type"]], QosConfig())
     print("ready", flush=True)
     while True:
         for stream in streams:

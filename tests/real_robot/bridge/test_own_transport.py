@@ -88,7 +88,9 @@ def test_a_kind_that_is_no_transport_is_refused_by_name(tmp_path: Path, kind: st
 def test_the_shipped_kinds_and_their_options_are_the_same_as_ever() -> None:
     assert set(KINDS["transport"]) == {"ros1", "ros2", "rosbridge", "lerobot"}
     kinds = {name: type(load_contract(name).transport) for name in shipped_contracts()}
-    assert kinds == {"franka_servo": Ros2Config, "sim_robot": Ros1Config, "so101": LeRobotConfig}
+    assert {kinds[n] for n in ("sim_robot", "franka_ros1", "ur5e_ros1")} == {Ros1Config}
+    assert {kinds[n] for n in ("franka_servo", "franka_ros2", "ur5e_ros2", "trossen_ros2")} == {Ros2Config}
+    assert {kinds[n] for n in ("so101", "trossen_lerobot")} == {LeRobotConfig}
     assert build_component("transport", {"kind": "rosbridge", "url": "ws://robot:9090", "ros": 2})
     with pytest.raises(ConfigError, match=r"transport\.domain: got 500"):
         load_contract("franka_servo", ["transport.domain=500"])

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import json
+import copy
 import os
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from processes import PATIENCE, ROOT, Child, RosGraph, missing_ros, until
+from patients import DdsPatient, Report, Ros1Patient, doctor, well
+from processes import ROOT, missing_ros
 
-PLAYER = str(ROOT / "tests/real_robot/played_robot.py")
 needs_ros = pytest.mark.skipif(bool(missing_ros()), reason=missing_ros() or "ROS 1 is there")
 JOINTS = ["shoulder", "elbow", "wrist"]
 ARM: dict[str, Any] = {
     "name": "arm",
     "rate": 20,
+    "transport": {"kind": "ros1"},
     "observation": {
         "max_age": 1.0,
         "images": {
@@ -60,15 +58,24 @@ ARM: dict[str, Any] = {
 }
 
 
-def lines(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, str]]:
-    """The report's lines by name, without those that are well."""
-    assert done.stdout, done.stderr[-3000:]
-    return {c["name"]: c for c in json.loads(done.stdout)["checks"] if c["status"] != "ok"}
+CAMERA, STATES, COMMAND = "/camera/image/compressed", "/joint_states", "/arm/command"
+WELL: dict[str, Any] = {
+    "publish": [
+        {"topic": CAMERA, "type": "sensor_msgs/CompressedImage", "size": [480, 640], "rate": 15},
+        {"topic": STATES, "type": "sensor_msgs/JointState", "joints": JOINTS, "frame": "base", "rate": 30},
+    ],
+    "listen": [{"topic": COMMAND, "type": "trajectory_msgs/JointTrajectory"}],
+}
 
 
-def doctor(contract: Path, env: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "vla_rl.cli", "doctor", str(contract), "--json", "--seconds", "2", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=PATIENCE, check=False)
+def planted(faults: dict[str, Any]) -> dict[str, Any]:
+    """The graph of a robot that is well but for these: topic -> what is different there; None: not there."""
+    graph = copy.deepcopy(WELL)
+    for role in ("publish", "listen"):
+        kept = [entry for entry in graph[role] if faults.get(entry["topic"], {}) is not None]
+        graph[role] = [{**entry, **faults.get(entry["topic"], {})} for entry in kept]
+    rivals = [entry for entry in graph["listen"] if entry.pop("rival", False)]
+    return {**graph, "advertise": rivals}
 
 
 @pytest.fixture
@@ -78,39 +85,33 @@ def arm(tmp_path: Path) -> Path:
     return path
 
 
-Examine = Callable[[dict[str, Any]], tuple[int, dict[str, dict[str, str]]]]
+@pytest.fixture
+def ros1(tmp_path: Path) -> Iterator[Ros1Patient]:
+    patient = Ros1Patient(tmp_path)
+    yield patient
+    patient.close()
 
 
 @pytest.fixture
-def examine(tmp_path: Path, arm: Path) -> Iterator[Examine]:
-    """Plays the arm with faults on a ROS graph, and returns the doctor's exit code and what is not well."""
-    graph = RosGraph(tmp_path)
-
-    def play(faults: dict[str, Any]) -> tuple[int, dict[str, dict[str, str]]]:
-        player = graph.start("player", PLAYER, str(arm), json.dumps(faults), "{}")
-        until(lambda: player.says("ready"), "the player")
-        done = doctor(arm, graph.env)
-        graph.check_alive()
-        assert "commanded" not in player.output(), "the doctor sent a command"
-        return done.returncode, lines(done)
-
-    yield play
-    graph.close()
+def dds(tmp_path: Path) -> Iterator[DdsPatient]:
+    pytest.importorskip("cyclonedds", reason="cyclonedds is not installed: pip install 'vla-rl[ros]'")
+    patient = DdsPatient(tmp_path)
+    yield patient
+    patient.close()
 
 
 @needs_ros
-def test_a_robot_that_is_well_has_no_fault(examine: Examine) -> None:
-    assert examine({}) == (0, {})
+def test_a_robot_that_is_well_has_no_fault(arm: Path, ros1: Ros1Patient) -> None:
+    assert ros1.examine(str(arm), WELL, well) == (0, {})
 
 
-CAMERA, STATES, COMMAND = "/camera/image/compressed", "/joint_states", "/arm/command"
 # What is planted, and what the report must say of each line. Several at once: one must not hide another.
 FAULTS: list[tuple[dict[str, Any], dict[str, str]]] = [
     (
         {
             CAMERA: {"topic": "/camera1/image/compressed"},
-            STATES: {"rename": {"elbow": "elbow_joint"}},
-            COMMAND: {"absent": True},
+            STATES: {"joints": ["shoulder", "elbow_joint", "wrist"]},
+            COMMAND: None,
         },
         {
             CAMERA: "nobody publishes it (near: /camera1/image/compressed)",
@@ -136,11 +137,11 @@ FAULTS: list[tuple[dict[str, Any], dict[str, str]]] = [
         },
     ),
     ({STATES: {"frame": "world"}}, {f"{STATES}: frame": "'world'; the contract says 'base'"}),
-    ({STATES: {"value": 1.5}}, {"safety: elbow": "measured 1.5, outside -1 to 1"}),
+    ({STATES: {"values": [0, 1.5, 0]}}, {"safety: elbow": "measured 1.5, outside -1 to 1"}),
 ]
 
 
-def check_found(report: tuple[int, dict[str, dict[str, str]]], expected: dict[str, str]) -> None:
+def check_found(report: Report, expected: dict[str, str]) -> None:
     code, found = report
     assert code == 1
     for name, text in expected.items():
@@ -149,50 +150,30 @@ def check_found(report: tuple[int, dict[str, dict[str, str]]], expected: dict[st
 
 @needs_ros
 @pytest.mark.parametrize(("faults", "expected"), FAULTS)
-def test_each_planted_fault_is_named(faults: dict[str, Any], expected: dict[str, str], examine: Examine) -> None:
-    check_found(examine(faults), expected)
+def test_each_planted_fault_is_named(
+    faults: dict[str, Any], expected: dict[str, str], arm: Path, ros1: Ros1Patient
+) -> None:
+    check_found(ros1.examine(str(arm), planted(faults)), expected)
 
 
 @needs_ros
 def test_without_a_master_it_says_so_and_fails(arm: Path) -> None:
-    done = doctor(arm, {**os.environ, "ROS_MASTER_URI": "http://127.0.0.1:9"})
-    assert done.returncode == 1 and "no ROS master answers at http://127.0.0.1:9" in lines(done)["transport"]["found"]
+    code, found = doctor(str(arm), {**os.environ, "ROS_MASTER_URI": "http://127.0.0.1:9"})
+    assert code == 1 and "no ROS master answers at http://127.0.0.1:9" in found["transport"]["found"]
 
 
 # --- DDS ---------------------------------------------------------------------------------------
 
-LOOPBACK = """<CycloneDDS><Domain><General><Interfaces><NetworkInterface name="lo"/></Interfaces>
-<AllowMulticast>false</AllowMulticast></General><Discovery><ParticipantIndex>auto</ParticipantIndex>
-<Peers><Peer address="127.0.0.1"/></Peers></Discovery></Domain></CycloneDDS>"""
-
 
 @pytest.fixture
-def examine_dds(tmp_path: Path) -> Iterator[Examine]:
-    """As `examine`, over DDS."""
-    pytest.importorskip("cyclonedds", reason="cyclonedds is not installed: pip install 'vla-rl[ros]'")
-    domain = 1 + time.time_ns() % 200
+def dds_arm(tmp_path: Path) -> Path:
     path = tmp_path / "arm.yaml"
-    path.write_text(yaml.safe_dump({**ARM, "transport": {"kind": "ros2", "domain": domain}}))
-    path_of_imports = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    env = {**os.environ, "CYCLONEDDS_URI": LOOPBACK, "PYTHONPATH": path_of_imports, "PYTHONUNBUFFERED": "1"}
-    children = []
-
-    def play(faults: dict[str, Any]) -> tuple[int, dict[str, dict[str, str]]]:
-        command = [sys.executable, PLAYER, str(path), json.dumps(faults), "{}"]
-        children.append(Child(command, tmp_path / "player.log", env))
-        until(lambda: children[0].says("ready"), "the player")
-        done = doctor(path, env)
-        assert children[0].process.poll() is None, children[0].output()
-        assert "commanded" not in children[0].output(), "the doctor sent a command"
-        return done.returncode, lines(done)
-
-    yield play
-    for child in children:
-        child.kill()
+    path.write_text(yaml.safe_dump({**ARM, "transport": {"kind": "ros2"}}))
+    return path
 
 
-def test_over_dds_a_robot_that_is_well_has_no_fault(examine_dds: Examine) -> None:
-    assert examine_dds({}) == (0, {})
+def test_over_dds_a_robot_that_is_well_has_no_fault(dds_arm: Path, dds: DdsPatient) -> None:
+    assert dds.examine(str(dds_arm), WELL, well) == (0, {})
 
 
 DDS_FAULTS = [
@@ -200,7 +181,7 @@ DDS_FAULTS = [
     (
         {
             CAMERA: {"type": "sensor_msgs/Image"},
-            STATES: {"qos": {"reliability": "best_effort"}},
+            STATES: {"reliability": "best_effort"},
             COMMAND: {"rival": True},
         },
         {
@@ -214,9 +195,9 @@ DDS_FAULTS = [
 
 @pytest.mark.parametrize(("faults", "expected"), DDS_FAULTS)
 def test_over_dds_each_planted_fault_is_named(
-    faults: dict[str, Any], expected: dict[str, str], examine_dds: Examine
+    faults: dict[str, Any], expected: dict[str, str], dds_arm: Path, dds: DdsPatient
 ) -> None:
-    check_found(examine_dds(faults), expected)
+    check_found(dds.examine(str(dds_arm), planted(faults)), expected)
 
 
 # --- LeRobot -----------------------------------------------------------------------------------
@@ -230,9 +211,8 @@ def test_a_robot_of_lerobots_is_not_connected_unless_asked(tmp_path: Path) -> No
     path = tmp_path / "arm.yaml"
     path.write_text(yaml.safe_dump(values))
     here = os.pathsep.join([str(ROOT), str(ROOT / "tests/real_robot"), os.environ.get("PYTHONPATH", "")])
-    done = doctor(path, {**os.environ, "PYTHONPATH": here})
-    found = lines(done)
-    assert done.returncode == 1
+    code, found = doctor(str(path), {**os.environ, "PYTHONPATH": here})
+    assert code == 1
     assert "no 'sholder.pos' (near: shoulder.pos" in found["observation"]["found"]
     assert "missing is not there" in found["transport.port"]["found"]
     assert "turns the motors on" in found["live"]["found"] and "--connect" in found["live"]["fix"]

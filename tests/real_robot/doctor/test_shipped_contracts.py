@@ -1,0 +1,93 @@
+"""Shipped contracts against their drivers' graphs, as the drivers' sources have them, and the makers' limits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from patients import DdsPatient, Ros1Patient, well
+from processes import ROOT, missing_ros
+
+from real_robot.bridge.contract import load_contract, shipped_contracts
+from real_robot.doctor.robot_check import check_robot
+
+DRIVERS = yaml.safe_load((ROOT / "tests/real_robot/driver_graphs.yaml").read_text())
+PLAYED_ELSEWHERE = {
+    "sim_robot": "vla-rl sim-robot itself, in test_end_to_end.py",
+    "so101": "LeRobot's class on simulated servos, in test_so101.py",
+    "trossen_lerobot": "names alone, below: Trossen's plugin is not at hand",
+}
+PANDA = {
+    "low": (-2.8973, -1.7628, -2.8973, -3.0718, -2.8973, -0.0175, -2.8973),
+    "high": (2.8973, 1.7628, 2.8973, -0.0698, 2.8973, 3.7525, 2.8973),
+    "velocity": (2.175, 2.175, 2.175, 2.175, 2.61, 2.61, 2.61),
+    "acceleration": (15, 7.5, 10, 12.5, 15, 20, 20),
+    "jerk": (7500, 3750, 5000, 6250, 7500, 10000, 10000),
+}
+FR3 = {
+    "low": (-2.7437, -1.7837, -2.9007, -3.0421, -2.8065, 0.5445, -3.0159),
+    "high": (2.7437, 1.7837, 2.9007, -0.1518, 2.8065, 4.5169, 3.0159),
+    "velocity": (2.62, 2.62, 2.62, 2.62, 5.26, 4.18, 5.26),
+    "acceleration": (10,) * 7,
+    "jerk": (5000,) * 7,
+}
+UR5E = {
+    "low": (-6.2832, -6.2832, -3.1416, -6.2832, -6.2832, -6.2832),
+    "high": (6.2832, 6.2832, 3.1416, 6.2832, 6.2832, 6.2832),
+    "velocity": (3.1416,) * 6,
+}
+WXAI = {
+    "low": (-3.0543, 0, 0, -1.5708, -1.5708, -3.1416),
+    "high": (3.0543, 3.1416, 2.3562, 1.5708, 1.5708, 3.1416),
+    "velocity": (3.375, 3.375, 3.375, 7, 7, 7),
+    "acceleration": (3.1416,) * 6,
+}
+MAKERS = {"franka_ros1": PANDA, "franka_ros2": FR3, "ur5e_ros1": UR5E, "ur5e_ros2": UR5E, "trossen_ros2": WXAI}
+
+
+def test_every_shipped_contract_is_played_somewhere() -> None:
+    assert set(shipped_contracts()) == set(DRIVERS) | set(PLAYED_ELSEWHERE)
+
+
+def play(name: str, patient: Ros1Patient | DdsPatient) -> None:
+    """The doctor finds nothing wrong with the contract on its driver's graph, but what nobody there can have."""
+    try:
+        code, found = patient.examine(name, DRIVERS[name], well)
+    finally:
+        patient.close()
+    assert code == 0, found
+    # A camera of 4:3 is squeezed, nobody has the test's stop button, a busy machine misses some messages.
+    excused = {
+        line for line in found if line.startswith("operator.") or line.endswith(": picture") or line == "observation"
+    }
+    assert set(found) <= excused, found
+
+
+@pytest.mark.skipif(bool(missing_ros()), reason=missing_ros() or "ROS 1 is there")
+@pytest.mark.parametrize("name", [n for n in DRIVERS if n.endswith("ros1")])
+def test_on_its_drivers_ros_1_graph_it_has_no_fault(name: str, tmp_path: Path) -> None:
+    play(name, Ros1Patient(tmp_path))
+
+
+@pytest.mark.parametrize("name", [n for n in DRIVERS if not n.endswith("ros1")])
+def test_on_its_drivers_dds_topics_it_has_no_fault(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("cyclonedds", reason="cyclonedds is not installed: pip install 'vla-rl[ros]'")
+    play(name, DdsPatient(tmp_path))
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_its_limits_are_within_the_makers(name: str) -> None:
+    maker = MAKERS[name]
+    arm = load_contract(name).safety.dimensions[: len(maker["low"])]
+    for number, limits in enumerate(arm):
+        assert maker["low"][number] <= limits.low < limits.high <= maker["high"][number], limits.name
+        assert limits.max_velocity is not None and limits.max_velocity <= maker["velocity"][number] / 2
+        assert limits.max_acceleration is not None and limits.stop_acceleration is not None
+        assert limits.stop_acceleration <= maker.get("acceleration", (4.0,) * 7)[number]
+
+
+def test_trossens_names_in_lerobot_are_understood() -> None:
+    contract = load_contract("trossen_lerobot", ["transport.modules=[widowx_stand_in]"])
+    wrong = [check for check in check_robot(contract) if check.is_fault]
+    assert not wrong, wrong
