@@ -30,6 +30,7 @@ from real_robot.operator.console.server import ConsoleServer
 from real_robot.operator.devices import LeaderArm, device_overrides, open_device
 from real_robot.operator.intervention import Intervention, Kind, Transition
 from real_robot.operator.leader import LeaderFollowing
+from real_robot.operator.leader_drive import LeaderDrive
 from real_robot.operator.operators import KEYS, EpisodeResult, KeyOperator, Operators, SimEpisodes, TopicOperator
 from real_robot.operator.recorder import EpisodeLabels, Recorder, Recording
 from real_robot.operator.teleop import Teleoperation
@@ -245,10 +246,14 @@ def _console(
             say(text)
             console_state.notice(text)
 
-        opened = open_device(contract.teleop.device, contract, teleoperation.moves)
+        config, safety = contract.teleop.device, contract.safety
+        opened = open_device(config, contract, teleoperation.moves)
         stack.callback(opened.close)
         if isinstance(opened, LeaderArm):
-            leader = LeaderFollowing(opened, contract.safety, contract.teleop.device.align_within, timeout, tell)
+            drive = None
+            if config.align == "drive_leader":
+                drive = LeaderDrive(opened, safety, config.align_within, config.align_speed, tell)
+            leader = LeaderFollowing(opened, safety, config.align_within, timeout, tell, drive=drive)
         else:
             device = opened
     return ConsoleOperator(intervention, teleoperation, console_state, link_timeout, device, leader), intervention

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from real_robot.bridge.codec import read_action
+from real_robot.bridge.codec import read_action, write_action
 from real_robot.bridge.contract import RobotContract
 from real_robot.bridge.lerobot_devices import DeviceError, connect_device, let_go, make_device, number_names
-from real_robot.bridge.messages import JointState, MessageError
+from real_robot.bridge.messages import Float64MultiArray, JointState, JointTrajectory, MessageError
 from real_robot.operator.teleop import Axes, DeviceConfig, GripperCommand
 from vla_rl.config import ConfigError
 
@@ -80,15 +80,40 @@ class Polled[T]:
 
 
 class LeaderArm:
-    """Joint targets of a LeRobot leader, as commands in the contract's units."""
+    """Joint targets of a LeRobot leader, as commands in the contract's units; one with motors may be driven.
+
+    One thread reads and drives: they share the bus. Its torque goes off when nobody has asked for `SILENCE` seconds.
+    """
 
     def __init__(self, device: Any, config: DeviceConfig, contract: RobotContract) -> None:
-        self._polled = Polled(
-            lambda: leader_command(device.get_action(), config.names, contract), lambda: let_go(device), config.read_hz
-        )
+        self._device, self._config, self._contract = device, config, contract
+        self._goal: tuple[np.ndarray, float] | None = None
+        self._has_torque = False
+        self._polled = Polled(self._turn, lambda: let_go(device), config.read_hz)
 
     def target(self) -> tuple[np.ndarray, float] | None:
         return self._polled.newest
+
+    def drive(self, goal: np.ndarray | None) -> None:
+        """Go to this command, float32 (A,), with torque on; None: torque off. Does not wait.
+
+        For leaders with `drives_itself` alone.
+        """
+        self._goal = None if goal is None else (np.array(goal), time.monotonic())
+
+    def _turn(self) -> np.ndarray:
+        goal = self._goal
+        if self._has_torque and (goal is None or time.monotonic() - goal[1] > SILENCE):
+            self._device.disable_torque()
+            self._has_torque = False
+        action = self._device.get_action()
+        if goal is not None and time.monotonic() - goal[1] <= SILENCE:
+            if not self._has_torque:
+                self._device.send_feedback(action)  # Where it is: nothing jumps when the torque comes.
+                self._has_torque = True
+                self._device.enable_torque()
+            self._device.send_feedback(leader_feedback(goal[0], self._config.names, self._contract))
+        return leader_command(action, self._config.names, self._contract)
 
     @property
     def error(self) -> str:
@@ -141,9 +166,34 @@ def open_device(config: DeviceConfig, contract: RobotContract, moves: tuple[str,
     connect_device(device, kind, how)
     if not device.is_connected:
         raise DeviceError(f"{kind}: did not connect; LeRobot's keyboards need an X11 session, gamepads a gamepad")
+    if config.align == "drive_leader":
+        _check_drives_itself(device, kind)
     if has_deltas:
         return AxesDevice(lambda: lerobot_axes(device.get_action()), lambda: let_go(device), config.read_hz)
     return LeaderArm(device, config, contract)
+
+
+def drives_itself(device: Any) -> bool:
+    """Whether a LeRobot teleoperator has motors that can be told where to go, as its SO-101 leader's."""
+    has_torque = hasattr(device, "enable_torque") and hasattr(device, "disable_torque")
+    return bool(device.feedback_features) and has_torque
+
+
+def leader_feedback(command: np.ndarray, names: Mapping[str, str], contract: RobotContract) -> dict[str, float]:
+    """Where a leader's joints, by name, are when it says this command, float32 (A,): `leader_command` backwards."""
+    own = {contract_name: leader_name for leader_name, contract_name in names.items()}
+    feedback = {}
+    for sink in contract.action:
+        message = write_action(sink, command, 0)
+        if isinstance(message, JointState):
+            values = message.position
+        elif isinstance(message, JointTrajectory):
+            values = message.positions[0]
+        else:
+            assert isinstance(message, Float64MultiArray), "a sink with joints"
+            values = message.data
+        feedback |= {own.get(name, name): float(value) for name, value in zip(sink.joints, values, strict=True)}
+    return feedback
 
 
 def leader_command(action: Mapping[str, Any], names: Mapping[str, str], contract: RobotContract) -> np.ndarray:
@@ -195,6 +245,15 @@ def _open_spacemouse() -> Any:
             f"spacemouse: {error} It needs the library hidapi (Debian: libhidapi-hidraw0) and leave to read "
             "/dev/hidraw*"
         ) from error
+
+
+def _check_drives_itself(device: Any, kind: str) -> None:
+    if not drives_itself(device):
+        let_go(device)
+        raise DeviceError(
+            f"teleop.device.align: drive_leader needs a leader with motors that take goals, as LeRobot's so101_leader; "
+            f"{kind} has none. Leave it at person: the console says which joint to move"
+        )
 
 
 def _check_moves(kind: str, moves: tuple[str, ...]) -> None:

@@ -2,7 +2,7 @@
 
 While the leader is elsewhere the robot holds, and the console says which joints are off. Once aligned it drives, within
 the supervisor's limits like everything else. When the robot stopped or held meanwhile, when control changed hands, or
-when the leader fell silent, it must be aligned anew.
+when the leader fell silent, it must be aligned anew. A leader with motors may be driven there (`leader_drive.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 
 from real_robot.control.safety import RUNNING, STOPPED
 from real_robot.control.safety_config import SafetyConfig
+from real_robot.operator.leader_drive import LeaderDrive
 
 SAY_EVERY = 2.0  # seconds between two lines about the same misalignment
 
@@ -39,6 +40,7 @@ class LeaderFollowing:
         within: largest distance of the leader from the set-point, as a share of each number's low..high, to be aligned.
         timeout: seconds: an older target is not followed.
         tell: a line for the console.
+        drive: what drives the leader to the robot at each take-over; None: the person does.
     """
 
     def __init__(
@@ -49,8 +51,9 @@ class LeaderFollowing:
         timeout: float,
         tell: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
+        drive: LeaderDrive | None = None,
     ) -> None:
-        self._leader, self._within, self._timeout = leader, within, timeout
+        self._leader, self._within, self._timeout, self._drive = leader, within, timeout, drive
         self._tell, self._clock = tell, clock
         self._names = [d.name for d in safety.dimensions]
         self._range = np.array([d.high - d.low for d in safety.dimensions])
@@ -72,6 +75,8 @@ class LeaderFollowing:
         found = self._leader.target() if person_drives and told is not None else None
         if not person_drives or told is None:
             self._release("")
+            if self._drive is not None:
+                self._drive.rearm()
             return None
         if found is None or self._clock() - found[1] > self._timeout:
             why = f" ({self._leader.error})" if self._leader.error else ""
@@ -79,6 +84,11 @@ class LeaderFollowing:
             return None
         if mode == STOPPED or (self._drives and mode != RUNNING):
             self._release("")
+        if mode == STOPPED:
+            return None  # Nothing moves, the leader neither.
+        if not self._drives and self._drive is not None and self._drive.step(*found, told):
+            self._gave = False
+            return None
         if not self._drives and not self._is_aligned(found[0] - told):
             self._gave = False
             return None
@@ -90,6 +100,8 @@ class LeaderFollowing:
 
     def _release(self, why: str) -> None:
         self._gave = self._drives = False
+        if self._drive is not None:
+            self._drive.release()
         if why:
             self._say(why)
         else:

@@ -41,6 +41,18 @@ class DeviceConfig(Config):
         le=0.25,
         description="A leader arm drives once each joint is this near the robot's set-point, as a share of low..high.",
     )
+    align: Literal["person", "drive_leader"] = Field(
+        default="person",
+        description="How a leader arm comes to where the robot is at a take-over. person: by hand, the console says "
+        "which joint to move. drive_leader: its own motors bring it there, and let go; where it is held fast, the "
+        "person does.",
+    )
+    align_speed: float = Field(
+        default=0.2,
+        gt=0,
+        le=1,
+        description="With drive_leader, how fast its joints are driven: shares of low..high a second.",
+    )
     read_hz: float = Field(default=60.0, gt=0, le=1000, description="Reads a second.")
 
     @model_validator(mode="after")

@@ -1,7 +1,7 @@
 """A chain of Feetech STS3215 servos at the end of a serial line (a pseudo-terminal), as an SO-101's bus sees it.
 
 Packets: FF FF, id, length, instruction (or error), parameters, checksum (the complement of the sum from the id on).
-A servo here is its table of registers; with its torque on it is at once where a goal says.
+A servo here is its table of registers; with its torque on it is at once where a goal says, unless something holds it.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class FeetechBus:
             self._put(servo, PRESENT, 2048)
             self._put(servo, GOAL, 2048)
         self.answers = True
+        self.held: set[int] = set()  # servos that a hand holds fast
         self.goals: list[dict[int, int]] = []
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -93,7 +94,7 @@ class FeetechBus:
     def _write(self, number: int, address: int, data: bytes | bytearray) -> None:
         servo = self.servos[number]
         servo[address : address + len(data)] = data
-        if servo[TORQUE] and address == GOAL:
+        if servo[TORQUE] and address == GOAL and number not in self.held:
             servo[PRESENT : PRESENT + 2] = servo[GOAL : GOAL + 2]
 
     def _answer(self, number: int, data: bytes | bytearray) -> None:
