@@ -62,11 +62,11 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
     with Shutdown(say) as shutdown, ExitStack() as stack:
         say = shutdown.say
         token = read_token(options.token_file) if options.token_file else None
-        client = PolicyClient(options.server, token, infer_timeout=contract.execution.infer_timeout)
+        client = PolicyClient(options.server, token, infer_timeout=contract.execution.infer_timeout, ca=options.ca)
         stack.callback(client.close)
         _await_server(client, options.wait, say)
         check_fit(contract, client.metadata)
-        detector = load_detector(options.detector, options.server, client.metadata) if options.detector else None
+        detector = load_detector(options.detector, client.address, client.metadata) if options.detector else None
         transport = contract.transport.open()
         stack.callback(transport.close)
         robot = TopicRobot(contract, transport, options.instruction)
@@ -77,8 +77,7 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
         persons: list[Operator]
         if options.console is not None:
             console, intervention = _console(contract, console_state, say, options.console.link_timeout, stack)
-            port = stack.enter_context(ConsoleServer(options.console, console, supervisor).running())
-            say(f"console: http://{options.console.host}:{port}")
+            _serve(ConsoleServer(options.console, console, supervisor), say, stack)
             overseer, persons = intervention, [console, intervention]
         else:
             overseer = episodes or _keys(options, say)
@@ -257,6 +256,11 @@ def _console(
         else:
             device = opened
     return ConsoleOperator(intervention, teleoperation, console_state, link_timeout, device, leader), intervention
+
+
+def _serve(server: ConsoleServer, say: Say, stack: ExitStack) -> None:
+    stack.enter_context(server.running())
+    say(f"console: {server.url}")
 
 
 def _recorder(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from real_robot.bridge.contract import RobotContract
-from real_robot.operator.console.server import ConsoleConfig
+from real_robot.operator.console.config import ConsoleConfig
 from real_robot.serving.client import PolicyClientError
 from vla_rl.config import ConfigError
 from vla_rl.types import Split
@@ -20,6 +20,7 @@ class DeployOptions:
     overrides: tuple[str, ...] = ()
     server: str = "127.0.0.1:8000"
     token_file: Path | None = None
+    ca: Path | None = None
     instruction: str = ""
     log: Path | None = None
     wait: float = 60.0

@@ -8,19 +8,24 @@ computed over an earlier one is to be dropped.
 from __future__ import annotations
 
 import socket
-import struct
+import ssl
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from real_robot.serving.address import server_url
 from real_robot.serving.identity import POLICY_KEY, UNKNOWN, PolicyIdentity, read_identity
 from real_robot.serving.protocol import DEFAULT_LIMITS, ProtocolError, WireLimits, pack, short, unpack
+from real_robot.serving.tls import client_context, why_not_trusted
 from real_robot.types import RobotObservation
+from vla_rl.config import ConfigError
 
 
 class PolicyClientError(RuntimeError):
@@ -35,6 +40,10 @@ class NotAuthorised(PolicyClientError):
     """The server wants a token, or another one."""
 
 
+class NotTrusted(PolicyClientError):
+    """The server cannot show that it is the one meant: its certificate is expired, another's or a stranger's."""
+
+
 class InferenceTimeout(PolicyClientError):
     """The server did not answer in time."""
 
@@ -47,12 +56,17 @@ class PolicyClient:
     """One connection to a policy server. Calls are made one at a time; a second thread waits for its turn.
 
     Args:
-        address: "host:port" or a ws:// or wss:// address.
+        address: host, host:port, [IPv6]:port, or one of them after ws:// or wss:// (encrypted).
         token: bearer token.
+        ca: PEM file of the authorities that are trusted, alone; with it an address without scheme is wss. None: the
+            system's.
         connect_timeout: seconds for the connection and its handshake.
         ready_timeout: seconds to wait for the metadata, which come when the policy is loaded and warm.
         infer_timeout: seconds from a request to its answer.
         retry_after: seconds after a failed connection in which further requests fail at once.
+
+    Raises:
+        AddressError: an address that cannot be read. ConfigError: no authorities in `ca`, or a ws:// address.
     """
 
     def __init__(
@@ -64,8 +78,13 @@ class PolicyClient:
         infer_timeout: float = 2.0,
         retry_after: float = 0.5,
         limits: WireLimits = DEFAULT_LIMITS,
+        ca: Path | None = None,
     ) -> None:
-        self.address = address if "://" in address else f"ws://{address}"
+        self.address = server_url(address, encrypted=ca is not None)
+        is_encrypted = self.address.startswith("wss:")
+        if ca is not None and not is_encrypted:
+            raise ConfigError(f"--ca {ca}: {self.address} is not encrypted; write wss://, or leave out ws://")
+        self._tls = client_context(ca) if is_encrypted else None
         self.generation = 0
         self._token = token
         self._connect_timeout, self._ready_timeout = connect_timeout, ready_timeout
@@ -97,7 +116,7 @@ class PolicyClient:
         """Connect now, if not connected, and read the metadata.
 
         Raises:
-            ServerUnavailable, NotAuthorised, ServerError: see the classes.
+            ServerUnavailable, NotAuthorised, NotTrusted, ServerError: see the classes.
         """
         with self._lock:
             self._connected()
@@ -111,14 +130,15 @@ class PolicyClient:
             (D,) where asked for.
 
         Raises:
-            ServerUnavailable, NotAuthorised, InferenceTimeout, ServerError: see the classes.
+            ServerUnavailable, NotAuthorised, NotTrusted, InferenceTimeout, ServerError: see the classes.
             ProtocolError: the request cannot be packed.
         """
         data = pack(observation)
         with self._lock:
             connection = self._connected()
             try:
-                connection.send(data)
+                with _given_up_after(connection, self._infer_timeout):
+                    connection.send(data)
                 reply = self._receive(connection, self._infer_timeout)
                 if not isinstance(reply.get("actions"), np.ndarray) or reply["actions"].ndim != 2:
                     raise ServerError(f"answer without actions (H, A): it has {short(list(reply))}")
@@ -184,6 +204,7 @@ class PolicyClient:
         try:
             self._connection = connect(
                 self.address,
+                ssl=self._tls,
                 additional_headers=headers,
                 open_timeout=self._connect_timeout,
                 close_timeout=0.2,
@@ -198,11 +219,12 @@ class PolicyClient:
             if status in (401, 403):
                 raise NotAuthorised(f"{self.address} refused the connection ({status}): {text}") from error
             raise ServerUnavailable(f"{self.address} refused the connection ({status}): {text}") from error
-        except InvalidURI as error:
-            raise ValueError(f"policy server address {self.address!r}: expected host:port or ws://host:port") from error
+        except ssl.SSLCertVerificationError as error:
+            raise NotTrusted(f"{self.address} is not trusted: {why_not_trusted(error)}") from error
         except (OSError, TimeoutError, InvalidHandshake, EOFError) as error:
-            raise ServerUnavailable(f"no policy server at {self.address}: {error or type(error).__name__}") from error
-        _limit_sending(self._connection, self._infer_timeout)
+            raise ServerUnavailable(
+                f"no policy server at {self.address}: {error or type(error).__name__}{self._hint(error)}"
+            ) from error
         try:
             metadata = self._receive(self._connection, self._ready_timeout)
         except InferenceTimeout as error:
@@ -218,6 +240,14 @@ class PolicyClient:
         self.generation += 1
         self._not_before = 0.0
         return self._connection
+
+    def _hint(self, error: Exception) -> str:
+        """What to try where one side encrypts and the other does not."""
+        if isinstance(error, ssl.SSLError):
+            return f". Does it encrypt? Without --certificate it is ws{self.address.removeprefix('wss')}"
+        if isinstance(error, InvalidMessage) and self._tls is None:
+            return f". If it was given a --certificate, it is wss{self.address.removeprefix('ws')}, with --ca"
+        return ""
 
     def _receive(self, connection: ClientConnection, timeout: float) -> dict[str, Any]:
         """The next message."""
@@ -238,8 +268,18 @@ class PolicyClient:
             connection.close()
 
 
-def _limit_sending(connection: ClientConnection, seconds: float) -> None:
+@contextmanager
+def _given_up_after(connection: ClientConnection, seconds: float) -> Iterator[None]:
     """Let a send fail with OSError after this long: else one to a hung server with full buffers waits for ever."""
-    whole, part = divmod(seconds, 1)
-    value = struct.pack("@ll", int(whole), int(part * 1e6))
-    connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
+    timer = threading.Timer(seconds, _hang_up, [connection])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _hang_up(connection: ClientConnection) -> None:
+    with suppress(OSError):  # it is closed already
+        socket.socket.shutdown(connection.socket, socket.SHUT_RDWR)  # not an SSLSocket's, which waits for the send

@@ -7,7 +7,6 @@ numbers and booleans travel: no objects, no strings in arrays, no complex number
 
 from __future__ import annotations
 
-import ipaddress
 import math
 import re
 import stat
@@ -19,7 +18,6 @@ import msgpack
 import numpy as np
 
 MiB = 1024 * 1024
-DEFAULT_PORT = 8000
 HEALTH_PATH = "/healthz"
 CLOSE_ERROR = 1011  # openpi's close code after an error frame
 
@@ -184,14 +182,6 @@ def short(value: Any, length: int = 80) -> str:
         return f"an integer of {value.bit_length()} bits"
     text = str(value) if isinstance(value, BaseException) else repr(value)
     return text if len(text) <= length else f"{text[:length]}..."
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def read_token(path: str | Path) -> str:

@@ -1,9 +1,9 @@
-"""What a policy server is asked, read from a message: openpi's keys and our own, checked before inference.
+"""What a policy server is asked, read from a message: our keys and openpi's, checked before inference.
 
 Ours:    images {camera: uint8 (height, width, 3)}, state (S,), instruction;
          optional: embedding (true: `Policy.embed`'s features too); for real-time chunking prefix (P, A) and num_frozen,
          with them execution_horizon, max_guidance_weight, prefix_attention_schedule (LeRobot's names).
-openpi:  observation/image, observation/wrist_image (or observation/<camera>), observation/state, prompt.
+openpi:  see real_robot/serving/openpi.py.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from real_robot.serving.identity import PolicyIdentity
+from real_robot.serving.openpi import PREFIX, STATE_PARTS, camera_keys, find_image, state_parts, upright
 from real_robot.serving.protocol import WireLimits, short
 from vla_rl.types import PREFIX_SCHEDULES, ActionPrefix, Observation
 
-OPENPI = "observation/"
 _OURS = {"images", "state", "instruction"}
 GUIDANCE = ("execution_horizon", "max_guidance_weight", "prefix_attention_schedule")
 _OPTIONS = {"embedding", "prefix", "num_frozen", *GUIDANCE}
@@ -43,6 +43,8 @@ class PolicyFacts:
         control_hz: steps a second that a chunk is meant for, None where not told.
         can_embed: `embedding` may be asked for. can_continue: `prefix` may be given (real-time chunking).
         policy_hash: SHA-256 of the checkpoint, the one that evaluations and failure detectors record; "": not known.
+        default_prompt: instruction of requests that hold none; None: they are refused.
+        camera_keys: (camera, key) pairs: that camera's picture is read from that key alone.
     """
 
     checkpoint: str
@@ -58,6 +60,8 @@ class PolicyFacts:
     can_embed: bool = True
     can_continue: bool = False
     policy_hash: str = ""
+    default_prompt: str | None = None
+    camera_keys: tuple[tuple[str, str], ...] = ()
 
     @property
     def identity(self) -> PolicyIdentity:
@@ -80,6 +84,7 @@ class PolicyFacts:
             "action_dim": self.action_dim,
             "action_names": None if self.action_names is None else list(self.action_names),
             "control_hz": self.control_hz,
+            "default_prompt": self.default_prompt,
             "embedding": self.can_embed,
             "real_time_chunking": self.can_continue,
             "max_message_bytes": limits.max_message_bytes,
@@ -120,13 +125,12 @@ def read_request(message: dict[Any, Any], facts: PolicyFacts) -> Request:
     unknown = [key for key in message if not _is_known(key)]
     if unknown:
         raise RequestError(
-            f"unknown key {short(unknown[0])}; allowed: {', '.join(sorted(_OURS | _OPTIONS))}, or openpi's "
-            f"{OPENPI}image, {OPENPI}wrist_image, {OPENPI}state, prompt"
+            f"unknown key {short(unknown[0])}; allowed: {', '.join(sorted(_OURS | _OPTIONS))}, or openpi's prompt and "
+            f"{PREFIX}..."
         )
-    found = _images(message, facts)
-    images = {camera: _image(found[camera], camera)[None] for camera in facts.cameras}
-    state = _state(message.get("state", message.get(f"{OPENPI}state")), facts)
-    instruction = message.get("instruction", message.get("prompt"))
+    images = {camera: _image(message, camera, keys)[None] for camera, keys in _keys(message, facts).items()}
+    state = _state(message, facts)
+    instruction = message.get("instruction", message.get("prompt", facts.default_prompt))
     if not isinstance(instruction, str) or not instruction.strip():
         raise RequestError(f"instruction (or prompt): expected a text, got {short(instruction)}")
     prefix = _prefix(message, facts)
@@ -139,57 +143,49 @@ def read_request(message: dict[Any, Any], facts: PolicyFacts) -> Request:
 
 
 def _is_known(key: Any) -> bool:
-    return isinstance(key, str) and (key in _OURS | _OPTIONS or key == "prompt" or key.startswith(OPENPI))
+    return isinstance(key, str) and (key in _OURS | _OPTIONS or key == "prompt" or key.startswith(PREFIX))
 
 
-def _images(message: dict[Any, Any], facts: PolicyFacts) -> dict[str, Any]:
-    """Camera -> value, from `images` or from openpi's keys."""
-    images = message.get("images", {})
-    if not isinstance(images, dict):
-        raise RequestError(f"images: expected a map of camera to image, got {short(images)}")
-    found = dict(images)
-    for camera, key in openpi_keys(facts.cameras).items():
-        for name in (key, f"{OPENPI}{camera}"):
-            if name in message:
-                found.setdefault(camera, message[name])
-    missing = [camera for camera in facts.cameras if camera not in found]
-    if missing:
-        keys = openpi_keys(facts.cameras)
-        raise RequestError(
-            f"images: no image of camera {missing[0]!r}; this policy reads {', '.join(facts.cameras)}. "
-            f"Send images[{missing[0]!r}] or {keys[missing[0]]!r}."
-        )
-    return found
+def _keys(message: dict[Any, Any], facts: PolicyFacts) -> dict[str, tuple[str, ...]]:
+    """Camera -> the keys that its picture may have."""
+    if not isinstance(message.get("images", {}), dict):
+        raise RequestError(f"images: expected a map of camera to image, got {short(message['images'])}")
+    return camera_keys(facts.cameras) | {camera: (key,) for camera, key in facts.camera_keys}
 
 
-def openpi_keys(cameras: tuple[str, ...]) -> dict[str, str]:
-    """Which of openpi's keys each camera has: the wrist's, the first other's, `observation/<camera>` for more."""
-    keys = {camera: f"{OPENPI}{camera}" for camera in cameras}
-    wrist = next((c for c in cameras if "wrist" in c), cameras[1] if len(cameras) > 1 else None)
-    first = next((c for c in cameras if c != wrist), None)
-    if wrist is not None:
-        keys[wrist] = f"{OPENPI}wrist_image"
-    if first is not None:
-        keys[first] = f"{OPENPI}image"
-    return keys
-
-
-def _image(value: Any, camera: str) -> np.ndarray:
+def _image(message: dict[Any, Any], camera: str, keys: tuple[str, ...]) -> np.ndarray:
+    """uint8 (height, width, 3)."""
+    value = find_image(message, keys)
+    if value is None:
+        raise RequestError(f"images: no image of camera {camera!r}; send one of the keys {', '.join(keys)}")
     if not isinstance(value, np.ndarray):
         raise RequestError(f"image of {camera}: expected an array, got {short(value)}")
-    if value.dtype != np.uint8 or value.ndim != 3 or value.shape[2] != 3:
+    image = upright(value)
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
         raise RequestError(
-            f"image of {camera}: expected uint8 (height, width, 3), RGB, got {value.dtype} {value.shape}"
+            f"image of {camera}: expected RGB, (height, width, 3) or (3, height, width), uint8 or floats from 0 to 1, "
+            f"got {value.dtype} {value.shape}" + _range(value)
         )
-    if not 1 <= min(value.shape[:2]) <= max(value.shape[:2]) <= MAX_IMAGE_SIDE:
-        raise RequestError(f"image of {camera}: {value.shape[:2]} pixels; allowed are 1 to {MAX_IMAGE_SIDE} a side")
-    return value
+    if not 1 <= min(image.shape[:2]) <= max(image.shape[:2]) <= MAX_IMAGE_SIDE:
+        raise RequestError(f"image of {camera}: {image.shape[:2]} pixels; allowed are 1 to {MAX_IMAGE_SIDE} a side")
+    return image
 
 
-def _state(value: Any, facts: PolicyFacts) -> np.ndarray:
-    if value is None and not facts.uses_state:
+def _range(image: np.ndarray) -> str:
+    return f" from {image.min():g} to {image.max():g}" if image.dtype.kind == "f" and image.size else ""
+
+
+def _state(message: dict[Any, Any], facts: PolicyFacts) -> np.ndarray:
+    whole = message.get("state", message.get(f"{PREFIX}state"))
+    parts = state_parts(message)
+    if parts and whole is not None:
+        raise RequestError(f"state: given twice, whole and as {' and '.join(parts)}; send one")
+    if whole is None and not parts and not facts.uses_state:
         return np.zeros(facts.state_dim or 0, np.float32)
-    state = _numbers(value, "state", 1)
+    if parts and (missing := [key for key in STATE_PARTS if key not in parts]):
+        raise RequestError(f"state: {' and '.join(parts)} without {' and '.join(missing)}; send both, or state whole")
+    numbers = [_numbers(part, key, 1) for key, part in (parts or {"state": whole}).items()]
+    state = np.concatenate(numbers)
     expected = facts.state_dim
     if expected is not None and facts.uses_state and state.shape != (expected,):
         raise RequestError(f"state: expected {expected} numbers, got {state.shape[0]}")

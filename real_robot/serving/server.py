@@ -13,6 +13,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
@@ -21,20 +22,22 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request as HttpRequest
 from websockets.http11 import Response
 
+from real_robot.serving.address import DEFAULT_PORT, HostNames, ListenHost, bracketed, is_loopback
 from real_robot.serving.engine import Answer, InferenceEngine
+from real_robot.serving.guests import HANDSHAKE_SECONDS, PING_EVERY, PING_TIMEOUT, Guests
 from real_robot.serving.identity import POLICY_KEY
+from real_robot.serving.openpi import PREFIX
 from real_robot.serving.protocol import (  # fmt: skip
     CLOSE_ERROR,
-    DEFAULT_PORT,
     HEALTH_PATH,
     MiB,
     ProtocolError,
     WireLimits,
-    is_loopback,
     pack,
     unpack,
 )
 from real_robot.serving.requests import PolicyFacts, Request, RequestError, read_request
+from real_robot.serving.tls import server_context
 from vla_rl.config import Config, ConfigError
 from vla_rl.interfaces import ContinuingPolicy
 
@@ -49,9 +52,16 @@ _quiet.setLevel(logging.CRITICAL)  # else each port scan leaves a traceback
 class ServeConfig(Config):
     """Where and how to serve a policy."""
 
-    host: str = Field(default="127.0.0.1", description="Address to listen on. Beyond loopback a token is required.")
+    host: ListenHost = Field(
+        default="127.0.0.1", description="Address to listen on. Beyond loopback a token is required."
+    )
     port: int = Field(default=DEFAULT_PORT, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
     token: str | None = Field(default=None, repr=False, description="Bearer token that clients must send.")
+    allow_host: tuple[str, ...] = Field(
+        default=(), description="Further names by which /healthz may be asked, besides this machine's."
+    )
+    certificate: Path | None = Field(default=None, description="PEM file; with it connections are encrypted (wss).")
+    key: Path | None = Field(default=None, description="PEM file of the certificate's key, where it is another file.")
     max_clients: int = Field(default=16, ge=1, description="Connections at a time.")
     max_batch: int = Field(default=8, ge=1, description="Most requests in one forward pass.")
     max_message_bytes: int = Field(default=16 * MiB, ge=1024, description="Largest request.")
@@ -60,6 +70,10 @@ class ServeConfig(Config):
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, ...")
     control_hz: float | None = Field(default=None, gt=0, description="Told to clients: steps a second of the policy.")
     action_names: tuple[str, ...] | None = Field(default=None, description="Told to clients: name of each dimension.")
+    default_prompt: str | None = Field(default=None, description="Instruction of requests that hold none.")
+    camera_keys: dict[str, str] = Field(
+        default={}, description="Camera of the policy -> the request's key that holds its picture, such as images/top."
+    )
 
 
 class PolicyServer:
@@ -69,7 +83,7 @@ class PolicyServer:
         load: makes the policy and its facts; runs in the inference thread.
 
     Raises:
-        ConfigError: listening beyond loopback without a token.
+        ConfigError: listening beyond loopback without a token, or a certificate that cannot be used.
     """
 
     def __init__(self, load: Callable[[], tuple[Policy, PolicyFacts]], config: ServeConfig) -> None:
@@ -79,9 +93,11 @@ class PolicyServer:
                 "or keep to 127.0.0.1 and reach it through an SSH tunnel"
             )
         self._config = config
+        self._tls = server_context(config.certificate, config.key)
+        self._names = HostNames(config.host, config.allow_host)
         self._limits = WireLimits(max_message_bytes=config.max_message_bytes)
         self._engine = InferenceEngine(load, config.max_batch, config.temperature)
-        self._clients: set[ServerConnection] = set()
+        self._guests = Guests(config.max_clients)
         self._server: Server | None = None
 
     # --- life ---------------------------------------------------------------------------------
@@ -93,7 +109,12 @@ class PolicyServer:
             self._handle,
             config.host,
             config.port,
+            ssl=self._tls,
             process_request=self._admit,
+            create_connection=self._guests.connection_class(),
+            open_timeout=HANDSHAKE_SECONDS,
+            ping_interval=PING_EVERY,
+            ping_timeout=PING_TIMEOUT,
             compression=None,
             max_size=config.max_message_bytes,
             max_queue=2,
@@ -106,6 +127,11 @@ class PolicyServer:
         """The port listened on."""
         assert self._server is not None, "start() first"
         return next(iter(self._server.sockets)).getsockname()[1]
+
+    @property
+    def url(self) -> str:
+        """The address to give to clients."""
+        return f"{'wss' if self._tls else 'ws'}://{bracketed(self._config.host)}:{self.port}"
 
     async def ready(self) -> PolicyFacts:
         """Wait until the policy is loaded and warm. Raises what loading raised."""
@@ -125,8 +151,15 @@ class PolicyServer:
     # --- connections --------------------------------------------------------------------------
 
     def _admit(self, connection: ServerConnection, request: HttpRequest) -> Response | None:
-        """Answer /healthz; refuse web pages, strangers and too many clients; None lets the connection in."""
+        """Answer /healthz; refuse web pages, strangers and too many clients; None lets the connection in.
+
+        A web page's socket always says its `Origin`; what it may read of /healthz hangs on the name that it used.
+        """
+        self._guests.answered(connection)
         if request.path.partition("?")[0] == HEALTH_PATH:
+            refusal = self._names.refusal(request.headers.get_all("Host"), connection.local_address)
+            if refusal is not None:
+                return connection.respond(http.HTTPStatus.FORBIDDEN, f"{refusal}\n")
             trouble = self._trouble()
             return connection.respond(
                 http.HTTPStatus.SERVICE_UNAVAILABLE if trouble else http.HTTPStatus.OK, f"{trouble or 'OK'}\n"
@@ -135,7 +168,7 @@ class PolicyServer:
             return connection.respond(http.HTTPStatus.FORBIDDEN, "web pages may not connect\n")
         if self._config.token is not None and not self._knows_token(request.headers.get_all("Authorization")):
             return connection.respond(http.HTTPStatus.UNAUTHORIZED, "send the header Authorization: Bearer TOKEN\n")
-        if len(self._clients) >= self._config.max_clients:
+        if not self._guests.has_place():
             return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "too many clients\n")
         return None
 
@@ -154,10 +187,8 @@ class PolicyServer:
         return same and scheme.lower() in ("bearer", "api-key")
 
     async def _handle(self, connection: ServerConnection) -> None:
-        if len(self._clients) >= self._config.max_clients:
-            await connection.close(1013, "too many clients")
+        if not await self._guests.enter(connection):
             return
-        self._clients.add(connection)
         log.info("client %s connected", connection.remote_address)
         gone = asyncio.ensure_future(connection.wait_closed())
         try:
@@ -171,7 +202,7 @@ class PolicyServer:
             await _refuse(connection, f"inference failed: {type(error).__name__}: {error}")
         finally:
             gone.cancel()
-            self._clients.discard(connection)
+            self._guests.leave(connection)
             log.info("client %s gone", connection.remote_address)
 
     async def _converse(self, connection: ServerConnection, gone: asyncio.Future[None]) -> None:
@@ -181,10 +212,16 @@ class PolicyServer:
             ready.cancel()
             return
         facts = ready.result()
-        await connection.send(pack(facts.metadata(self._limits)))
+        try:
+            async with asyncio.timeout(HANDSHAKE_SECONDS):
+                await connection.send(pack(facts.metadata(self._limits)))
+        except TimeoutError:
+            connection.transport.abort()  # it does not read: a farewell would wait for it too
+            return
         total: float | None = None
         async for message in connection:
             start = time.monotonic()
+            self._guests.spoke(connection)
             if isinstance(message, str):
                 raise ProtocolError("expected a binary msgpack message, got text")
             answer = await self._infer(read_request(unpack(message, self._limits), facts), gone)
@@ -264,6 +301,11 @@ def policy_facts(policy: Policy, checkpoint: str, name: str, policy_hash: str, c
         raise ConfigError(
             f"action_names: got {len(config.action_names)} names, the policy's actions have {policy.action_dim} numbers"
         )
+    for camera, key in config.camera_keys.items():
+        if camera not in policy.cameras:
+            raise ConfigError(f"camera_keys: no camera {camera!r}; this policy has {', '.join(policy.cameras)}")
+        if not key.startswith(("images/", PREFIX)):
+            raise ConfigError(f"camera_keys: {camera}: expected a key images/NAME or {PREFIX}NAME, got {key!r}")
     return PolicyFacts(
         checkpoint=checkpoint,
         version=f"{name} {policy_hash[:12]}",
@@ -277,6 +319,8 @@ def policy_facts(policy: Policy, checkpoint: str, name: str, policy_hash: str, c
         control_hz=config.control_hz,
         can_continue=isinstance(policy, ContinuingPolicy) and config.temperature == 0,
         policy_hash=policy_hash,
+        default_prompt=config.default_prompt,
+        camera_keys=tuple(config.camera_keys.items()),
     )
 
 
@@ -295,7 +339,7 @@ async def run(
     await server.start()
     waiting = asyncio.ensure_future(stopping.wait())
     try:
-        say(f"listening on ws://{config.host}:{server.port}; loading the policy")
+        say(f"listening on {server.url}; loading the policy")
         ready = asyncio.ensure_future(server.ready())
         await asyncio.wait({ready, waiting}, return_when=asyncio.FIRST_COMPLETED)
         if ready.done():

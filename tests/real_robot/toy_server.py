@@ -105,7 +105,11 @@ def toy_server(*options: str, port: int = 0, wait: bool = True) -> Iterator[ToyS
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--token", default=None)
+    parser.add_argument("--certificate", type=Path, default=None)
+    parser.add_argument("--key", type=Path, default=None)
+    parser.add_argument("--allow-host", action="append", default=[])
     parser.add_argument("--max-batch", type=int, default=8)
     parser.add_argument("--max-clients", type=int, default=16)
     parser.add_argument("--load-seconds", type=float, default=0.0)
@@ -117,8 +121,12 @@ def main() -> None:
         return ToyPolicy(), FACTS
 
     config = ServeConfig(
+        host=args.host,
         port=args.port,
         token=args.token,
+        certificate=args.certificate,
+        key=args.key,
+        allow_host=tuple(args.allow_host),
         max_batch=args.max_batch,
         max_clients=args.max_clients,
         hang_after=args.hang_after,

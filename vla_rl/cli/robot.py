@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from vla_rl.cli.options import say
 
 if TYPE_CHECKING:
-    from real_robot.operator.console.server import ConsoleConfig
+    from real_robot.operator.console.config import ConsoleConfig
 
 # Of a robot's contract, not of a recipe.
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, for example rate=10")]
@@ -25,6 +25,22 @@ ConsoleToken = Annotated[
 ConsoleOrigins = Annotated[
     list[str] | None,
     typer.Option("--console-origin", help="A console page that may show this robot too: http://HOST:PORT."),
+]
+AllowHost = Annotated[
+    list[str] | None,
+    typer.Option("--allow-host", metavar="NAME", help="A further name by which the console may be addressed."),
+]
+Certificate = Annotated[
+    Path | None, typer.Option(metavar="CERT.pem", help="Encrypt the console (https) with this certificate.")
+]
+Key = Annotated[Path | None, typer.Option(metavar="KEY.pem", help="Key of --certificate.")]
+
+Authority = Annotated[
+    Path | None, typer.Option(metavar="CA.pem", help="Who signed the server's certificate; encrypts (wss).")
+]
+Device = Annotated[
+    str,
+    typer.Option(metavar="DEVICE", help="The person's device: lerobot:so101_leader, lerobot:gamepad, spacemouse."),
 ]
 
 
@@ -42,8 +58,9 @@ def register(app: typer.Typer) -> None:
 def deploy(
     robot: Annotated[str, typer.Argument(metavar="ROBOT", help="A contract (YAML), or the name of a shipped one.")],
     overrides: Overrides = None,
-    server: Annotated[str, typer.Option(help="Address of `vla-rl serve`, host:port or ws://.")] = "127.0.0.1:8000",
+    server: Annotated[str, typer.Option(help="Address of `vla-rl serve`: host, host:port, wss://.")] = "127.0.0.1:8000",
     token_file: Annotated[Path | None, typer.Option("--token-file", help="File with the server's token.")] = None,
+    ca: Authority = None,
     instruction: Annotated[str, typer.Option(help="What the robot is asked to do.")] = "",
     log: Annotated[Path | None, typer.Option(help="Write each tick's commands here, a JSON line each.")] = None,
     wait: Annotated[float, typer.Option(help="Seconds to wait for the server to be ready.")] = 60.0,
@@ -60,10 +77,10 @@ def deploy(
     console_host: ConsoleHost = "127.0.0.1",
     console_token_file: ConsoleToken = None,
     console_origin: ConsoleOrigins = None,
-    teleop: Annotated[
-        str,
-        typer.Option(metavar="DEVICE", help="The person's device: lerobot:so101_leader, lerobot:gamepad, spacemouse."),
-    ] = "",
+    allow_host: AllowHost = None,
+    certificate: Certificate = None,
+    key: Key = None,
+    teleop: Device = "",
     record: Annotated[
         Path | None, typer.Option(help="Record the episodes of --console, or of --episodes, here: a LeRobotDataset.")
     ] = None,
@@ -77,11 +94,20 @@ def deploy(
     from real_robot.control.deploy import DeployOptions
     from real_robot.control.deploy import deploy as run_deploy
 
+    served = {
+        "port": console,
+        "host": console_host,
+        "origins": tuple(console_origin or ()),
+        "allow_host": tuple(allow_host or ()),
+        "certificate": certificate,
+        "key": key,
+    }
     options = DeployOptions(
         robot=robot,
         overrides=tuple(overrides or ()),
         server=server,
         token_file=token_file,
+        ca=ca,
         instruction=instruction,
         log=log,
         wait=wait,
@@ -92,7 +118,7 @@ def deploy(
         split=split,
         start=start,
         results=results,
-        console=_console(console, console_host, console_token_file, console_origin or []),
+        console=_console(served, console_token_file),
         record=record,
         round=round,
         detector=detector,
@@ -101,16 +127,19 @@ def deploy(
     run_deploy(options, say)
 
 
-def _console(port: int | None, host: str, token_file: Path | None, origins: list[str]) -> ConsoleConfig | None:
-    if port is None:
+def _console(values: dict[str, Any], token_file: Path | None) -> ConsoleConfig | None:
+    from vla_rl.config import ConfigError, validate
+
+    if values["port"] is None:
+        for name in ("allow_host", "certificate", "key"):
+            if values[name]:
+                raise ConfigError(f"--{name.replace('_', '-')}: is of the console; give --console PORT too")
         return None
-    from real_robot.operator.console.server import ConsoleConfig
+    from real_robot.operator.console.config import ConsoleConfig
     from real_robot.serving.protocol import read_token
-    from vla_rl.config import validate
 
     token = read_token(token_file) if token_file else None
-    values = {"host": host, "port": port, "token": token, "origins": tuple(origins)}
-    return validate(ConsoleConfig, values, prefix="console")
+    return validate(ConsoleConfig, {**values, "token": token}, prefix="console")
 
 
 def sim_robot(

@@ -171,5 +171,5 @@ def test_a_port_that_speaks_something_else() -> None:
         client = PolicyClient(f"127.0.0.1:{listener.getsockname()[1]}", connect_timeout=0.3)
         with pytest.raises(ServerUnavailable):
             client.connect()
-    with pytest.raises(ValueError, match="expected host:port"):
+    with pytest.raises(ValueError, match="Allowed: host, host:port"):
         PolicyClient("ftp://x").connect()

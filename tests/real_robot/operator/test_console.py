@@ -20,8 +20,10 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from real_robot.bridge.contract import load_contract
+from real_robot.operator.console.config import ConsoleConfig
 from real_robot.operator.console.messages import MAX_MESSAGE_BYTES, ConsoleError, Drive, read_message
-from real_robot.operator.console.server import ConsoleConfig, ConsoleServer, shrink
+from real_robot.operator.console.server import ConsoleServer
+from real_robot.operator.console.show import shrink
 from real_robot.operator.teleop import Axes, TeleopConfig, Teleoperation
 from vla_rl.config import ConfigError
 

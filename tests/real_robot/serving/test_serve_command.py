@@ -63,11 +63,32 @@ def test_a_served_policy_answers_as_it_does_at_home() -> None:
         (["pretrained:tabletop_base", "--token-file", "nowhere"], "token file nowhere: cannot be read"),
         (["pretrained:tabletop_base", "--port", "0", "--action-names", "a,b"], "got 2 names"),
         (["pretrained:tabletop_base", "--port", "99999"], "less than or equal to 65535"),
+        (["pretrained:tabletop_base", "--certificate", "nowhere.pem"], "--certificate nowhere.pem: cannot be read"),
+        (["pretrained:tabletop_base", "--key", "nowhere.pem"], "a key without its certificate"),
+        (["pretrained:tabletop_base", "--allow-host", "http://x"], "--allow-host 'http://x': expected a host's name"),
+        (["pretrained:tabletop_base", "--camera", "front"], "expected NAME=KEY"),
+        (["pretrained:tabletop_base", "--port", "0", "--camera", "front=images/top"], "no camera 'front'"),
     ],
 )
 def test_what_cannot_be_served_is_told(arguments: list[str], message: str) -> None:
     result = CliRunner().invoke(app, ["serve", *arguments])
     assert result.exit_code == 2 and message in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--server", "::1"], "'::1': an IPv6 address stands in brackets"),
+        (["--server", "http://gpu-box"], "http:// is not spoken here. Allowed: host, host:port"),
+        (["--ca", "nowhere.pem"], "--ca nowhere.pem: cannot be read"),
+        (["--ca", "nowhere.pem", "--server", "ws://gpu-box"], "is not encrypted; write wss://"),
+        (["--certificate", "cert.pem"], "--certificate: is of the console; give --console PORT too"),
+        (["--allow-host", "robot.lab"], "--allow-host: is of the console"),
+    ],
+)
+def test_what_deploy_cannot_use_of_it_is_told(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, ["deploy", "sim_robot", "--instruction", "go", *arguments])
+    assert result.exit_code == 2 and message in " ".join(result.output.split())
 
 
 @pytest.mark.slow

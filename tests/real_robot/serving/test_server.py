@@ -10,17 +10,17 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import msgpack
 import numpy as np
 import pytest
+from openpi_like import OpenpiClient
 from toy_server import ToyServer, observation, toy_server
 from websockets.exceptions import ConnectionClosed, InvalidStatus
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import connect
 
+from real_robot.serving.address import is_loopback
 from real_robot.serving.client import NotAuthorised, PolicyClient, ServerError, ServerUnavailable
 from real_robot.serving.protocol import pack, unpack
-from real_robot.serving.requests import openpi_keys
-from real_robot.serving.server import PolicyServer, ServeConfig, is_loopback
+from real_robot.serving.server import PolicyServer, ServeConfig
 from real_robot.types import RobotObservation
 from vla_rl.config import ConfigError
 
@@ -43,37 +43,6 @@ def healthz(server: ToyServer) -> tuple[int, str]:
         return response.status, response.read().decode()
     finally:
         connection.close()
-
-
-class OpenpiClient:
-    """An openpi client, written from the description of its protocol: msgpack and websockets, nothing of ours."""
-
-    def __init__(self, port: int, headers: dict[str, str] | None = None) -> None:
-        address = f"ws://127.0.0.1:{port}"
-        self.connection: ClientConnection = connect(
-            address, compression=None, max_size=None, additional_headers=headers
-        )
-        self.metadata = self._receive()
-
-    def infer(self, message: dict[str, Any]) -> dict[str, Any]:
-        self.connection.send(msgpack.packb(message, default=self._encode))
-        return self._receive()
-
-    def _receive(self) -> dict[str, Any]:
-        data = self.connection.recv(timeout=20)
-        if isinstance(data, str):
-            raise RuntimeError(data)
-        return msgpack.unpackb(data, object_hook=self._decode)
-
-    @staticmethod
-    def _encode(array: np.ndarray) -> dict[bytes, Any]:
-        return {b"__ndarray__": True, b"data": array.tobytes(), b"dtype": array.dtype.str, b"shape": array.shape}
-
-    @staticmethod
-    def _decode(value: dict[Any, Any]) -> Any:
-        if b"__ndarray__" not in value:
-            return value
-        return np.ndarray(value[b"shape"], np.dtype(value[b"dtype"]), value[b"data"])
 
 
 def openpi_observation(x: float) -> dict[str, Any]:
@@ -137,7 +106,9 @@ IMAGE = np.zeros((8, 8, 3), np.uint8)
     [
         (changed(images={"agentview": IMAGE}), "no image of camera 'wrist'"),
         (changed(images=3), "images: expected a map"),
-        (changed(images={"agentview": IMAGE.astype(np.float32), "wrist": IMAGE}), "expected uint8"),
+        (changed(images={"agentview": IMAGE + np.float32(255), "wrist": IMAGE}), "floats from 0 to 1, got .* 255 to"),
+        (changed(images={"agentview": IMAGE.astype(np.int16), "wrist": IMAGE}), "uint8 or floats .* got int16"),
+        (changed(images={"agentview": np.full((8, 8, 3), np.nan), "wrist": IMAGE}), "got float64 .* from nan"),
         (changed(images={"agentview": IMAGE[None], "wrist": IMAGE}), r"got uint8 \(1, 8, 8, 3\)"),
         (changed(images={"agentview": IMAGE[:0], "wrist": IMAGE}), "pixels"),
         (changed(images={"agentview": np.zeros((2049, 1, 3), np.uint8), "wrist": IMAGE}), "pixels"),
@@ -233,7 +204,9 @@ def test_a_client_that_leaves_gives_its_place_back() -> None:
             reply = ours.infer(observation(7))
             assert reply["actions"][0, 0] == 7
             assert reply["server_timing"]["batch_size"] == 1, "the second, who waited too, was computed all the same"
-        others = [connect(f"ws://{server.address}") for _ in range(3)]
+        others = [client(server).connect() for _ in range(3)]
+        for other in others:
+            other.infer(observation())
         with pytest.raises(InvalidStatus) as refused:
             connect(f"ws://{server.address}")
         assert refused.value.response.status_code == 503
@@ -290,16 +263,6 @@ def test_beyond_loopback_a_token_is_required(host: str) -> None:
     with pytest.raises(ConfigError, match="a token is required"):
         PolicyServer(lambda: pytest.fail("loaded"), ServeConfig(host=host))
     assert all(is_loopback(own) for own in ("127.0.0.1", "::1", "localhost", "127.1.2.3"))
-
-
-def test_openpis_keys_of_the_cameras() -> None:
-    assert openpi_keys(("agentview",)) == {"agentview": "observation/image"}
-    assert openpi_keys(("wrist_left", "front", "side")) == {
-        "wrist_left": "observation/wrist_image",
-        "front": "observation/image",
-        "side": "observation/side",
-    }
-    assert openpi_keys(("front", "side"))["side"] == "observation/wrist_image"
 
 
 def test_answers_are_openpis(server: ToyServer) -> None:

@@ -1,5 +1,6 @@
 // One tile for each robot: what it shows, what a person asks of it. The robot's process has the last word on both.
 
+import { ask } from "./ask.js";
 import { buildBars, drawScore, element, setBars, short } from "./draw.js";
 import { Hands } from "./hands.js";
 
@@ -84,7 +85,7 @@ class Tile {
     socket.onclose = (event) => {
       this.status = null;
       this.hands.releaseAll();
-      if (event.code === 1008) this.log(`The robot closed the connection: ${event.reason}`, "refused");
+      if ([1008, 1013].includes(event.code)) this.log(`The robot closed the connection: ${event.reason}`, "refused");
       this.paint();
       if (!this.closed) setTimeout(() => this.connect(), RETRY_AFTER);
     };
@@ -123,9 +124,20 @@ class Tile {
 
   // --- asking ---
 
-  stop() {
+  /** Over the socket; without one that answers (all places taken, a line that stands) by a request of its own too. */
+  async stop() {
     this.hands.releaseAll();
-    if (!this.send({ type: "stop" })) this.log("No connection: use the robot's own emergency stop.", "refused");
+    if (this.send({ type: "stop" }) && !this.isLost()) return;
+    try {
+      const answer = await fetch(new URL("/stop", this.address), { method: "POST", signal: AbortSignal.timeout(2000) });
+      this.log(`E-stop: ${await answer.text()}`, answer.ok ? "" : "refused");
+    } catch {
+      this.log("No connection: use the robot's own emergency stop.", "refused");
+    }
+  }
+
+  isLost() {
+    return !this.status || performance.now() - this.heard > STALE_AFTER;
   }
 
   press(name) {
@@ -195,7 +207,7 @@ class Tile {
   }
 
   paint() {
-    const status = this.status, lost = !status || performance.now() - this.heard > STALE_AFTER;
+    const status = this.status, lost = this.isLost();
     const mode = lost ? "no connection" : status.loop_alive ? status.mode : "loop stands";
     const pill = this.part(".mode");
     pill.textContent = { running: "Running", holding: "Holding", stopped: "Stopped" }[mode] || mode;
@@ -227,7 +239,7 @@ class Tile {
   paintGuide(lost) {
     const guide = this.part(".guide"), status = this.status;
     guide.classList.toggle("bad", lost || status.mode === "stopped");
-    if (lost) guide.textContent = "No connection to the robot. It holds by itself; this page tries again.";
+    if (lost) guide.textContent = "Not connected: the robot is gone, or too many watch. This page tries again; E-stop is tried all the same.";
     else if (status.mode === "stopped") guide.textContent = `Stopped: ${status.reason}. Reset it when it is safe.`;
     else if (status.phase === "ended") {
       const label = status.outcome ? `as a ${status.outcome}` : "without a label: press Success or Failure";
@@ -312,51 +324,6 @@ function holderText(status) {
   const watchers = others > 0 ? `, ${others} other console${others > 1 ? "s" : ""}` : "";
   if (status.in_control) return `You have control${watchers}`;
   return `${status.controller ? status.controller + " has control" : "Nobody has control"}${watchers}`;
-}
-
-// --- dialogs ---
-
-/** Asks name, and token, address or force where wanted. Gives null when canceled. */
-function ask({ title, text, ok, token = false, force = false, url = false }) {
-  const dialog = $("ask");
-  dialog.querySelector("h3").textContent = title;
-  dialog.querySelector("p").textContent = text;
-  dialog.querySelector(".error").textContent = "";
-  $("ask-ok").textContent = ok;
-  $("ask-name").parentElement.hidden = url;
-  $("ask-token-line").hidden = !token;
-  $("ask-url-line").hidden = !url;
-  $("ask-force-line").hidden = !force;
-  $("ask-force").checked = false;
-  $("ask-name").value = localStorage.getItem("console-name") || "";
-  $("ask-token").value = "";
-  dialog.show(); // Not modal: the emergency stop stays within reach.
-  (url ? $("ask-url") : $("ask-name")).focus();
-  return new Promise((resolve) => {
-    const finish = (answer) => {
-      dialog.onclose = dialog.onkeydown = $("ask-ok").onclick = $("ask-cancel").onclick = null;
-      if (dialog.open) dialog.close();
-      resolve(answer);
-    };
-    const accept = () => {
-      const name = $("ask-name").value.trim();
-      if (!url && !name) {
-        dialog.querySelector(".error").textContent = "Say who you are.";
-        return;
-      }
-      if (!url) localStorage.setItem("console-name", name);
-      finish({ name, token: $("ask-token").value.trim(), url: $("ask-url").value.trim(), force: $("ask-force").checked });
-    };
-    $("ask-ok").onclick = accept;
-    $("ask-cancel").onclick = () => finish(null);
-    dialog.onclose = () => finish(null);
-    dialog.onkeydown = (event) => {
-      if (event.key === "Escape") finish(null);
-      if (event.key !== "Enter" || event.target.tagName === "BUTTON") return;
-      event.preventDefault();
-      accept();
-    };
-  });
 }
 
 $("keys").onclick = () => $("key-list").show();

@@ -1,0 +1,134 @@
+"""Where a server is: what people write for it, and which names may stand for a machine."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Iterable
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator
+
+DEFAULT_PORT = 8000
+_ALLOWED = (
+    f"host, host:port, [IPv6] or [IPv6]:port (port {DEFAULT_PORT} where none is given), or one of these after ws:// or "
+    "wss:// (encrypted)"
+)
+_NAME = re.compile(r"[\w.-]+")
+
+
+class AddressError(ValueError):
+    """An address that cannot be read; the text says what was given and what is allowed."""
+
+
+def server_url(text: str, encrypted: bool = False) -> str:
+    """The ws:// or wss:// address of a policy server, with its port.
+
+    Args:
+        text: as a person writes it: host, host:port, [IPv6]:port, ws://..., wss://....
+        encrypted: what has no scheme is wss.
+
+    Raises:
+        AddressError: anything else.
+    """
+    scheme, separator, rest = text.strip().partition("://")
+    if not separator:
+        scheme, rest = "wss" if encrypted else "ws", text.strip()
+    if scheme not in ("ws", "wss"):
+        raise _error(text, f"{scheme}:// is not spoken here")
+    authority, slash, path = rest.partition("/")
+    if authority.count(":") > 1 and "[" not in authority:
+        raise _error(text, "an IPv6 address stands in brackets, such as [::1]:8000")
+    try:
+        parts = urlsplit(f"{scheme}://{authority}")
+        host, port = parts.hostname or "", parts.port
+    except ValueError as error:
+        raise _error(text, str(error)) from None
+    if parts.username is not None or parts.query or parts.fragment or not is_host(host):
+        raise _error(text, "that is not a host's name or address" if host else "the host is missing")
+    if port == 0 or authority.endswith(":"):
+        raise _error(text, "the port is missing: 1 to 65535")
+    return f"{scheme}://{bracketed(host)}:{port or DEFAULT_PORT}{slash}{path}"
+
+
+def _error(text: str, why: str) -> AddressError:
+    return AddressError(f"policy server {text[:120]!r}: {why}. Allowed: {_ALLOWED}")
+
+
+def is_host(host: str) -> bool:
+    """Whether it can be a host's name or address, without port and brackets."""
+    return bool(_NAME.fullmatch(host)) or _ip(host) is not None
+
+
+def bracketed(host: str) -> str:
+    """The host as it stands in a URL: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
+ListenHost = Annotated[str, AfterValidator(lambda host: host.removeprefix("[").removesuffix("]"))]  # to listen on
+
+
+def hostname(url: str) -> str:
+    """Of an origin, or of //host:port, in lower case; "" where there is none."""
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+
+
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address."""
+    address = _ip(host)
+    return host == "localhost" if address is None else address.is_loopback
+
+
+class HostNames:
+    """The names by which a server answers: the `Host` of a request that came by any other is a page's of a stranger.
+
+    A page can have the browser connect to any address under a name of its own (DNS rebinding), and then counts as the
+    server's own page; the name that it used stands in `Host`. Loopback's names are always accepted; beyond loopback
+    also the address that the request came in by, the machine's name, and what is named.
+
+    Args:
+        host: address listened on. allowed: further names, without port.
+
+    Raises:
+        AddressError: a name that is none.
+    """
+
+    def __init__(self, host: str, allowed: Iterable[str] = ()) -> None:
+        for name in allowed:
+            if not is_host(name):
+                raise AddressError(f"--allow-host {name[:80]!r}: expected a host's name or address, without port")
+        self._is_local = is_loopback(host)
+        machine = "" if self._is_local else socket.gethostname().lower()
+        first = machine.partition(".")[0]
+        own = {host.lower(), machine, first, f"{first}.local"} if machine else set()
+        self._names = own | {name.lower().rstrip(".") for name in allowed}
+
+    def refusal(self, hosts: list[str], local_address: Any) -> str | None:
+        """Why a request is refused; None where it is not.
+
+        Args:
+            hosts: values of its `Host`. local_address: socket address, of ours, that it came in by.
+        """
+        if len(hosts) != 1:
+            return f"expected one Host header, got {len(hosts)}"
+        name = hostname(f"//{hosts[0]}").rstrip(".")
+        if is_loopback(name) or (name and name in self._names):
+            return None
+        if not self._is_local and (address := _ip(name)) is not None and address == _ip(local_address[0]):
+            return None
+        return (
+            f"this machine is not called {hosts[0][:80]!r} here; to allow that name: --allow-host {name[:80] or 'NAME'}"
+        )
