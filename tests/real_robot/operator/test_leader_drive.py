@@ -20,7 +20,7 @@ from real_robot.bridge.contract import RobotContract, load_contract
 from real_robot.bridge.lerobot_devices import DeviceError
 from real_robot.operator.devices import SILENCE, LeaderArm, leader_command, leader_feedback, open_device
 from real_robot.operator.leader import LeaderFollowing
-from real_robot.operator.leader_drive import HELD_FOR, RESISTS, LeaderDrive
+from real_robot.operator.leader_drive import HELD_FOR, MOST_STEP, RESISTS, LeaderDrive
 from real_robot.operator.teleop import DeviceConfig
 
 SAFETY = load_contract("so101").safety
@@ -209,14 +209,16 @@ def test_lerobots_leader_is_driven_with_torque_and_let_go(bus: FeetechBus, tmp_p
         assert bus.torque == [0] * 6, "a hand moves it until the take-over"
         until(lambda: step(told) is None and all(bus.torque), "its torque", 20)
         until(lambda: step(told) is not None or any("take it in hand" in line for line in lines), "it is there", 30)
-        position = [bus.value(i, GOAL) for i in range(1, 6)]
-        assert position == pytest.approx([2048 + angle * STEPS for angle in told[:5]], abs=2)
+        there = pytest.approx([2048 + angle * STEPS for angle in told[:5]], abs=2)
+        until(lambda: step(told) is not None or [bus.value(i, GOAL) for i in range(1, 6)] == there, "the last goal", 20)
+        assert [bus.value(i, GOAL) for i in range(1, 6)] == there
         until(lambda: step(told) is not None, "followed", 30)
         until(lambda: bus.torque == [0] * 6, "let go", 20)
     first = bus.goals[0]
     assert all(abs(goal - 2048) <= 2 for goal in first.values()), "told first where it is, so that nothing jumps"
     pans = [goals[1] for goals in bus.goals]
-    assert max(abs(b - a) for a, b in itertools.pairwise(pans)) <= RESISTS / 4 * RANGE[0] * STEPS + 2
+    # Between two goals on the line the leader may have been read twice.
+    assert max(abs(b - a) for a, b in itertools.pairwise(pans)) <= 2 * MOST_STEP * RANGE[0] * STEPS + 2
 
 
 def test_lerobots_leader_is_let_go_where_a_hand_holds_it_or_nobody_asks(bus: FeetechBus, tmp_path: Path) -> None:
