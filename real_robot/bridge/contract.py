@@ -272,6 +272,11 @@ class RobotContract(Config):
     observation: ObservationConfig = Field(description="What is read.")
     action: tuple[ActionSink, ...] = Field(description="What is sent.", min_length=1)
     operator: OperatorTopics = OperatorTopics()
+    other_publishers: tuple[str, ...] = Field(
+        default=(),
+        description="Nodes that may publish on the action topics too, such as a multiplexer's other inputs; `*`: any. "
+        "Otherwise deploy is refused while another publisher is there.",
+    )
     safety: SafetyConfig = Field(description="Limits of each number of the action, in the action's own units.")
     model: ModelConfig | None = Field(
         default=None, description="The robot's URDF or MJCF, for joint limits and to keep it out of collisions."

@@ -23,6 +23,7 @@ from real_robot.control.shutdown import Shutdown
 from real_robot.control.tick_log import TickLog
 from real_robot.failure.runner import DetectorThread
 from real_robot.failure.watch import FailureWatch, Overseer, load_detector
+from real_robot.guard.robot_lock import claim
 from real_robot.kinematics.check import ModelCheck
 from real_robot.operator.console.console_state import ConsoleState
 from real_robot.operator.console.operator import ConsoleOperator
@@ -61,14 +62,11 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
     check_options(options, contract)
     with Shutdown(say) as shutdown, ExitStack() as stack:
         say = shutdown.say
-        token = read_token(options.token_file) if options.token_file else None
-        client = PolicyClient(options.server, token, infer_timeout=contract.execution.infer_timeout, ca=options.ca)
-        stack.callback(client.close)
-        _await_server(client, options.wait, say)
-        check_fit(contract, client.metadata)
+        client = _connect(options, contract, stack, say)
         detector = load_detector(options.detector, client.address, client.metadata) if options.detector else None
         transport = contract.transport.open()
         stack.callback(transport.close)
+        lock = claim(contract, transport, "deploy", say, stack)
         robot = TopicRobot(contract, transport, options.instruction)
         console_state = ConsoleState(contract, detector.kind if detector else "")
         supervisor = _supervisor(options, contract, transport, _Events(say, console_state), say)
@@ -86,7 +84,9 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
         actions, pacer = _actions(options, contract, client, watch, _pacer(contract, robot))
         stack.callback(actions.close)
         recordings, seconds_left = stack.enter_context(ExitStack()), None
-        observers: list[Callable[[Tick], None]] = [o for o in (intervention, watch, console_state) if o is not None]
+        observers: list[Callable[[Tick], None]] = [
+            o for o in (lock, intervention, watch, console_state) if o is not None
+        ]
         if options.log is not None:
             observers.append(stack.enter_context(TickLog(options.log, watch)))
         if options.record is not None and (labels := intervention or episodes) is not None:
@@ -95,7 +95,9 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
             observers.append(episodes.recorded(recorder) if episodes else recorder)
         if options.start and intervention is not None:
             intervention.begin("deploy --start")
-        operator = Operators([shutdown, TopicOperator(contract.operator, transport), *persons])
+        operator = Operators(
+            [shutdown, TopicOperator(contract.operator, transport), *persons, *([lock] if lock else [])]
+        )
         loop = ControlLoop(
             robot,
             actions,
@@ -134,6 +136,16 @@ class _Events:
         self._told = event.text
         self._say(f"safety: {event.text}")
         self._console_state.notice(event.text)
+
+
+def _connect(options: DeployOptions, contract: RobotContract, stack: ExitStack, say: Say) -> PolicyClient:
+    """A client of a server that is ready, and whose policy fits the robot; closed with `stack`."""
+    token = read_token(options.token_file) if options.token_file else None
+    client = PolicyClient(options.server, token, infer_timeout=contract.execution.infer_timeout, ca=options.ca)
+    stack.callback(client.close)
+    _await_server(client, options.wait, say)
+    check_fit(contract, client.metadata)
+    return client
 
 
 def _await_server(client: PolicyClient, seconds: float, say: Say) -> None:

@@ -114,3 +114,22 @@ def topic_ends(uri: str, timeout: float = 2.0) -> tuple[dict[str, list[str]], di
     except (xmlrpc.client.Error, ValueError, TypeError) as error:
         raise OSError(f"the ROS master at {uri} does not answer as one: {error}") from error
     return dict(publishers), dict(subscribers), dict(types)  # type: ignore[arg-type]
+
+
+def is_gone(uri: str, node: str, timeout: float = 1.0) -> bool:
+    """Whether nobody listens where the master at `uri` says that a node is. One that hangs, or is out of reach, is not.
+
+    Raises nothing: False where the master does not answer.
+    """
+    try:
+        with xmlrpc.client.ServerProxy(uri, transport=_Transport(timeout)) as master:
+            code, _, address = master.lookupNode("/vla_rl", node)  # type: ignore[misc]
+        if code != 1:
+            return True  # It has left in the meantime.
+        with xmlrpc.client.ServerProxy(str(address), transport=_Transport(timeout)) as slave:
+            slave.getPid("/vla_rl")
+    except ConnectionRefusedError:
+        return True
+    except (OSError, xmlrpc.client.Error, ValueError, TypeError):
+        return False
+    return False

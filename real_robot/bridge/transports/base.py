@@ -95,6 +95,15 @@ class Surveyor(Protocol):
         ...
 
 
+@runtime_checkable
+class Graph(Transport, Protocol):
+    """A transport whose topics reach other processes too, under any name: a ROS graph."""
+
+    def other_publishers(self, topic: str) -> list[str] | None:
+        """Who else publishes on a topic now, by name; None where that cannot be told."""
+        ...
+
+
 class TransportConfig(Config):
     """Base of every transport's options: the `transport` section of a robot's contract.
 

@@ -27,6 +27,7 @@ from real_robot.bridge.lerobot_devices import (
     number_names,
 )
 from real_robot.bridge.messages import Image, JointState, Message
+from real_robot.bridge.port_lock import PortLock
 from real_robot.bridge.transports.base import Handler, Publisher, QosConfig, TransportError
 
 if TYPE_CHECKING:
@@ -53,10 +54,12 @@ class LeRobotTransport:
     def __init__(self, config: LeRobotConfig) -> None:
         self._config = config
         calibrate = f"lerobot-calibrate --robot.type={config.robot} --robot.port={config.port} --robot.id={config.id}"
+        self._port = PortLock(config.port) if config.port else None
         try:
             self._robot = make_device("robots", config.robot, device_values(config), config.modules)
             connect_device(self._robot, config.robot, calibrate)
         except DeviceError as error:
+            self._unlock()
             raise TransportError(f"transport lerobot: {error}") from error
         self._cameras = camera_names(self._robot.observation_features)
         self._state_names = number_names(self._robot.observation_features)
@@ -144,6 +147,12 @@ class LeRobotTransport:
                 "%s does not answer, so it is not disconnected: ITS MOTORS MAY STILL BE ON. Cut their power",
                 self._config.robot,
             )
+        else:
+            self._unlock()
+
+    def _unlock(self) -> None:
+        if self._port is not None:
+            self._port.close()
 
     # --- the bus's thread -------------------------------------------------------------------------
 

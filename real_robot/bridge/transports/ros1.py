@@ -17,7 +17,7 @@ import numpy as np
 
 from real_robot.bridge.messages import Message, MessageError, Tree
 from real_robot.bridge.ros.install import enable
-from real_robot.bridge.ros.master import master_pid, topic_ends
+from real_robot.bridge.ros.master import is_gone, master_pid, topic_ends
 from real_robot.bridge.transports.base import Endpoint, Handler, Publisher, QosConfig, TransportError
 
 if TYPE_CHECKING:
@@ -113,6 +113,16 @@ class Ros1Transport:
 
     def has_listener(self, topic: str) -> bool:
         return self._open_publishers[topic].get_num_connections() > 0
+
+    def other_publishers(self, topic: str) -> list[str] | None:
+        """The nodes that the master knows, but those whose process is gone: the master keeps them."""
+        try:
+            publishers, _, _ = topic_ends(self._uri)
+        except OSError as error:
+            _log.warning("who publishes on %s: %s", topic, error)
+            return None
+        nodes = publishers.get(self._rospy.resolve_name(topic), [])
+        return [node for node in nodes if node != self._rospy.get_name() and not is_gone(self._uri, node)]
 
     def joints_of(self, topic: str) -> tuple[str, ...] | None:
         """Not known: messages name their joints."""

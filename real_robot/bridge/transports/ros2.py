@@ -14,7 +14,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from cyclonedds.builtin import BuiltinDataReader, BuiltinTopicDcpsPublication, BuiltinTopicDcpsSubscription
-from cyclonedds.core import DDSException, Policy, Qos
+from cyclonedds.core import DDSException, InstanceState, Policy, Qos
 from cyclonedds.domain import DomainParticipant
 from cyclonedds.idl import IdlStruct, make_idl_struct
 from cyclonedds.idl import types as idl
@@ -50,6 +50,7 @@ class Ros2Transport:
             self._participant = DomainParticipant(config.domain)
         except DDSException as error:
             raise TransportError(f"DDS domain {config.domain} cannot be joined: {error}") from error
+        self._publications = BuiltinDataReader(self._participant, BuiltinTopicDcpsPublication)
         self._unreadable: Counter[str] = Counter()
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -109,6 +110,16 @@ class Ros2Transport:
 
     def _topic(self, topic: str, message_type: type[Message]) -> Topic:
         return Topic(self._participant, f"rt/{topic.lstrip('/')}", dds_type(ros2_name(message_type), self._distro))
+
+    def other_publishers(self, topic: str) -> list[str] | None:
+        """The participants that discovery knows, by their keys. One that was killed is there for its lease of 10 s."""
+        name, own = f"rt/{topic.lstrip('/')}", self._participant.guid
+        found = [
+            sample.participant_key
+            for sample in self._publications.read(10_000)
+            if sample.topic_name == name and sample.sample_info.instance_state == InstanceState.Alive
+        ]
+        return [f"participant {key}" for key in dict.fromkeys(found) if key != own]
 
     def joints_of(self, topic: str) -> tuple[str, ...] | None:
         """Not known: messages name their joints."""

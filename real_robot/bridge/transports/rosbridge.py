@@ -6,6 +6,7 @@ JSON, so pictures travel as base64: keep them compressed and small.
 from __future__ import annotations
 
 import base64
+import logging
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ from real_robot.bridge.transports.base import Handler, Publisher, QosConfig, Tra
 if TYPE_CHECKING:
     from real_robot.bridge.transports.configs import RosbridgeConfig
 
+_log = logging.getLogger(__name__)
+_ROSAPI_TIMEOUT = 3  # seconds
 _BYTES = {"sensor_msgs/Image", "sensor_msgs/CompressedImage"}
 
 
@@ -57,6 +60,20 @@ class RosbridgeTransport:
     def has_listener(self, topic: str) -> bool:
         """Not known: the bridge listens on the robot's behalf."""
         return True
+
+    def other_publishers(self, topic: str) -> list[str] | None:
+        """The nodes that rosapi knows, but the bridge's own, which publishes for all of its clients.
+
+        None where rosapi does not run.
+        """
+        kind = "rosapi/Publishers" if self._config.ros == 1 else "rosapi_msgs/srv/Publishers"
+        service = roslibpy.Service(self._ros, "/rosapi/publishers", kind)
+        try:
+            answer = service.call(roslibpy.ServiceRequest({"topic": f"/{topic.lstrip('/')}"}), timeout=_ROSAPI_TIMEOUT)
+        except Exception as error:  # roslibpy raises several classes, of its own and of Twisted
+            _log.warning("rosapi does not say who publishes on %s: %s", topic, error)
+            return None
+        return [node for node in (answer or {}).get("publishers", []) if not node.startswith("/rosbridge")]
 
     def joints_of(self, topic: str) -> tuple[str, ...] | None:
         """Not known: messages name their joints."""

@@ -1,0 +1,282 @@
+"""The lock's protocol: late messages and starts at any moment over a bus in memory, and once over DDS."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import pytest
+from processes import ROOT
+
+from real_robot.bridge.messages import Message, String, TwistStamped
+from real_robot.bridge.transports.base import Graph, Handler, Publisher, QosConfig, TransportError
+from real_robot.control.robot_loop import OperatorCommand, Tick
+from real_robot.guard import robot_lock
+from real_robot.guard.lease import TOPIC, Lease, Role, new_lease, read_lease
+from real_robot.guard.robot_lock import RobotBusyError, RobotLock
+
+
+class Bus:
+    """Carries messages between members, each after a time of its own."""
+
+    def __init__(self, delay: float = 0.0) -> None:
+        self.delay, self.members = delay, list[Member]()
+
+    def member(self) -> Member:
+        self.members.append(Member(self, f"/node{len(self.members)}"))
+        return self.members[-1]
+
+
+class Member:
+    fault, unreadable = None, dict[str, int]()
+
+    def __init__(self, bus: Bus, name: str) -> None:
+        self.bus, self.name, self.is_deaf = bus, name, False
+        self.handlers: dict[str, list[Handler]] = defaultdict(list)
+        self.topics: set[str] = set()
+
+    def subscribe(self, topic: str, message_type: type[Message], qos: QosConfig, handler: Handler) -> None:
+        self.handlers[topic].append(handler)
+
+    def advertise(self, topic: str, message_type: type[Message], qos: QosConfig) -> Publisher:
+        self.topics.add(topic)
+
+        def publish(message: Message) -> None:
+            if isinstance(message, String) and '"leaves"' in message.data:
+                self.topics.clear()  # as its process ends
+            for member in self.bus.members:
+                wait = random.random() * self.bus.delay
+                threading.Timer(wait, member.hear, (topic, message)).start() if wait else member.hear(topic, message)
+
+        return publish
+
+    def hear(self, topic: str, message: Message) -> None:
+        for handler in [] if self.is_deaf else self.handlers[topic]:
+            handler(message)
+
+    def other_publishers(self, topic: str) -> list[str] | None:
+        return [m.name for m in self.bus.members if m is not self and topic in m.topics]
+
+    def has_listener(self, topic: str) -> bool:
+        return True
+
+    def joints_of(self, topic: str) -> tuple[str, ...] | None:
+        return None
+
+    def close(self) -> None:
+        self.bus.members.remove(self)
+
+
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("PERIOD", 0.05), ("EXPIRY", 1.0), ("SETTLE", 0.2), ("PATIENCE", 3.0)):
+        monkeypatch.setattr(robot_lock, name, seconds)
+
+
+_LOCKS: list[RobotLock] = []
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    yield
+    while _LOCKS:
+        _LOCKS.pop().close()
+
+
+def lock(bus: Bus, role: Role = "deploy", topics: tuple[str, ...] = ("/twist",)) -> RobotLock:
+    member = bus.member()
+    assert isinstance(member, Graph)
+    _LOCKS.append(RobotLock(member, new_lease(role, "arm", topics), topics))
+    return _LOCKS[-1]
+
+
+def tick(done: OperatorCommand) -> Tick:
+    return Tick(0, 0.0, None, False, None, None, 0.0, 0.0, done)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_exactly_one_of_many_whenever_they_start_and_however_late_words_are(seed: int) -> None:
+    rng, bus, outcomes = random.Random(seed), Bus(delay=0.15), list[bool]()
+
+    def start(wait: float) -> None:
+        time.sleep(wait)
+        with suppress(RobotBusyError):
+            lock(bus).acquire()
+            outcomes.append(True)
+
+    threads = [threading.Thread(target=start, args=(rng.random() * 0.6,)) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert outcomes == [True]
+
+
+def test_robots_with_no_topic_in_common_are_two() -> None:
+    bus = Bus()
+    lock(bus).acquire()
+    lock(bus, topics=("/other",)).acquire()
+    with pytest.raises(RobotBusyError, match="arm is driven already"):
+        lock(bus, topics=("/gripper", "/other")).acquire()
+
+
+def test_a_guard_goes_with_a_guarded_deploy_alone() -> None:
+    bus = Bus()
+    with pytest.raises(TransportError, match="no vla-rl robot-guard of these topics"):
+        lock(bus, "guarded deploy").acquire()
+    guard = lock(bus, "robot-guard")
+    guard.acquire()
+    with pytest.raises(RobotBusyError, match=r"vla-rl robot-guard on .* give --guarded"):
+        lock(bus).acquire()
+    driver = lock(bus, "guarded deploy")
+    driver.acquire()
+    with pytest.raises(RobotBusyError, match=r"driven already .* vla-rl deploy on"):
+        lock(bus, "guarded deploy").acquire()
+    assert driver.poll(None).stop is None
+    guard.close()
+    assert driver.poll(None).stop == "the robot's guard is gone"
+
+
+def test_a_member_that_is_not_heard_is_not_taken_for_absent() -> None:
+    bus = Bus()
+    mute = bus.member()
+    mute.advertise(TOPIC, String, QosConfig())
+    with pytest.raises(RobotBusyError, match="/node0 announces a driver"):
+        lock(bus).acquire()
+
+
+def test_another_publisher_must_be_named_in_the_contract() -> None:
+    bus = Bus()
+    bus.member().advertise("/twist", TwistStamped, QosConfig())
+    with pytest.raises(RobotBusyError, match="/twist has another publisher, /node0"):
+        lock(bus).acquire()
+    for others in (["/node0"], ["*"]):
+        taken = RobotLock(bus.member(), new_lease("deploy", "arm", ["/twist"]), ["/twist"], others)  # type: ignore[arg-type]
+        taken.acquire()
+        taken.close()
+
+
+def test_stops_and_resets_travel_and_no_stop_of_the_lock_itself_does() -> None:
+    bus = Bus()
+    guard, driver = lock(bus, "robot-guard"), lock(bus, "guarded deploy")
+    guard.acquire()
+    driver.acquire()
+
+    def act(one: RobotLock, done: OperatorCommand) -> None:
+        one(tick(done))
+
+    act(driver, OperatorCommand(stop="keyboard"))
+    command = guard.poll(None)
+    assert command.stop is not None and command.stop.startswith("keyboard, at vla-rl deploy on")
+    act(guard, command)  # the guard's loop tells its observers of what it obeyed
+    act(driver, OperatorCommand(stop="keyboard"))  # a button that is held
+    assert guard.poll(None) == driver.poll(None) == OperatorCommand()
+    late = lock(bus, "guarded deploy", ("/twist",))
+    time.sleep(0.2)
+    assert late.poll(None).stop is not None, "one that comes later is stopped too"
+    late.close()
+    act(guard, OperatorCommand(reset="Ann"))
+    command = driver.poll(None)
+    assert command.reset is not None and command.reset.startswith("reset, at vla-rl robot-guard on")
+    act(driver, command)
+    assert guard.poll(None) == OperatorCommand()
+    guard.close()
+    command = driver.poll(None)
+    act(driver, command)
+    assert command.stop == "the robot's guard is gone" and not driver._lease.stopped
+
+
+def test_two_that_hold_it_after_the_graph_was_cut_in_two() -> None:
+    """The younger one stops; which that is both know."""
+    bus = Bus()
+    first = lock(bus)
+    first.acquire()
+    bus.members[0].is_deaf = True
+    second = lock(bus)
+    second._tell(state="holds")
+    bus.members[0].is_deaf = False
+    time.sleep(0.2)
+    assert first.poll(None).stop is None
+    assert str(second.poll(None).stop).startswith("another driver: vla-rl deploy on")
+
+
+def test_one_that_stood_still_stops_and_has_become_the_younger_one() -> None:
+    bus, now = Bus(), [100.0]
+    held = RobotLock(bus.member(), new_lease("deploy", "arm", ["/twist"]), ["/twist"], clock=lambda: now[0])  # type: ignore[arg-type]
+    before = held._lease.id
+    now[0] += 60
+    until_stopped: Callable[[], str | None] = lambda: held.poll(None).stop  # noqa: E731
+    assert "stood still for 60.0 s" in str(until_stopped())
+    assert held._lease.id > before
+    held.close()
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"id": "x"}', "\x00", '{"id": 3, "epoch": 1e400}', "{" * 1000])
+def test_what_is_no_lease_is_ignored(text: str) -> None:
+    assert read_lease(text) is None
+    bus = Bus()
+    one = lock(bus)
+    bus.member().advertise(TOPIC, String, QosConfig())(String(data=text))
+    assert one.poll(None) == OperatorCommand()
+    one.close()
+
+
+def test_a_lease_is_what_was_written() -> None:
+    lease = new_lease("deploy", "arm" * 100, ["twist", "/x"])
+    assert read_lease(lease.model_dump_json()) == lease and lease.topics == ("/twist", "/x")
+    assert isinstance(lease, Lease) and str(os.getpid()) in lease.describe()
+
+
+CLAIM = """
+import sys, time
+from contextlib import ExitStack
+from real_robot.bridge.contract import load_contract
+from real_robot.guard.robot_lock import RobotBusyError, claim
+contract = load_contract("sim_robot", [f"transport={{kind: ros2, domain: {sys.argv[1]}}}"])
+transport = contract.transport.open()
+with ExitStack() as stack:
+    stack.callback(transport.close)
+    try:
+        claim(contract, transport, "deploy", print, stack)
+    except RobotBusyError as error:
+        sys.exit(f"refused: {error}")
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+def test_over_dds(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cyclonedds", reason="cyclonedds is not installed: pip install 'vla-rl[ros]'")
+    from test_ros2 import LOOPBACK
+
+    monkeypatch.setenv("CYCLONEDDS_URI", LOOPBACK)
+    command = [sys.executable, "-c", CLAIM, str(1 + time.time_ns() % 200)]
+
+    def start() -> subprocess.Popen[bytes]:
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe)
+
+    both = [start(), start()]
+    while not (ended := [child for child in both if child.poll() is not None]):
+        time.sleep(0.1)
+    (loser,), (holder,) = ended, [child for child in both if child not in ended]
+    assert loser.stderr is not None and holder.stdout is not None
+    assert f"process {holder.pid}," in loser.stderr.read().decode()
+    assert holder.stdout.readline() == b"held\n"
+    holder.kill()
+    third = start()
+    assert third.stdout is not None
+    said = [third.stdout.readline()]
+    while not said[-1].startswith(b"held"):
+        said.append(third.stdout.readline())
+        assert third.poll() is None, said
+    third.communicate()
+    assert third.returncode == 0
