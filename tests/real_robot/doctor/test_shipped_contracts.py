@@ -85,6 +85,7 @@ def test_its_limits_are_within_the_makers(name: str) -> None:
         assert limits.max_velocity is not None and limits.max_velocity <= maker["velocity"][number] / 2
         assert limits.max_acceleration is not None and limits.stop_acceleration is not None
         assert limits.stop_acceleration <= maker.get("acceleration", (4.0,) * 7)[number]
+        assert limits.stop_jerk is not None and limits.stop_jerk <= maker.get("jerk", (100.0,) * 7)[number]
 
 
 def test_trossens_names_in_lerobot_are_understood() -> None:
