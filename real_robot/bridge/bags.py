@@ -39,11 +39,14 @@ class _Stream:
     times: list[int] = field(default_factory=list)
     values: list[np.ndarray] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
+    every: int = 0  # ns: what comes sooner after the last one is not decoded
 
     def add(self, message: Message, received: int) -> None:
         moment = message.stamp if self.align.timeline == "header" else received
         if self.times and moment <= self.times[-1]:
             self.dropped["out of order"] += 1
+            return
+        if self.times and moment - self.times[-1] < self.every:
             return
         try:
             value = self._decode(message)
@@ -136,18 +139,7 @@ def read_episode(
     Raises:
         BagError: see `import_bags`.
     """
-    config = contract.observation
-    images = {name: _Stream(source, source.align) for name, source in config.images.items()}
-    states = [_Stream(source, source.align) for source in config.state]
-    actions = [_Stream(sink, ACTION_ALIGN) for sink in contract.action]
-    streams = [*images.values(), *states, *actions]
-    _read_streams(bag, streams)
-    for stream in streams:
-        if stream.dropped:
-            report(f"{bag.name}: {stream.source.topic}: left out {dict(stream.dropped)}")
-        if not stream.times:
-            raise BagError(f"{bag}: no usable message of {stream.source.topic} ({stream.source.type})")
-    frames, missing = _frames(images, states, actions, contract)
+    frames, missing = read_frames(contract, bag, report)
     if len(frames) < 2:
         raise BagError(f"{bag}: {len(frames)} whole frames; most often missing: {dict(missing.most_common(3))}")
     if missing:
@@ -158,6 +150,32 @@ def read_episode(
 
 
 Frame = tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]  # pictures, state, action
+
+
+def read_frames(
+    contract: RobotContract, bag: Path, report: Callable[[str], None] = print, picture_every: float = 0.0
+) -> tuple[list[Frame], Counter[str]]:
+    """A frame each 1 / rate seconds while all topics speak, and topic -> frames that were left out for want of it.
+
+    Args:
+        picture_every: seconds; pictures that come sooner after the last one are not decoded, nor kept in memory.
+
+    Raises:
+        BagError: no readable bag, or no usable message of a topic.
+    """
+    config = contract.observation
+    every = round(picture_every * 1e9)
+    images = {name: _Stream(source, source.align, every=every) for name, source in config.images.items()}
+    states = [_Stream(source, source.align) for source in config.state]
+    actions = [_Stream(sink, ACTION_ALIGN) for sink in contract.action]
+    streams = [*images.values(), *states, *actions]
+    _read_streams(bag, streams)
+    for stream in streams:
+        if stream.dropped:
+            report(f"{bag.name}: {stream.source.topic}: left out {dict(stream.dropped)}")
+        if not stream.times:
+            raise BagError(f"{bag}: no usable message of {stream.source.topic} ({stream.source.type})")
+    return _frames(images, states, actions, contract)
 
 
 def _frames(

@@ -13,7 +13,20 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from vla_rl.cli import about, checkpoints, evaluation, failure, hub, loop, rac, robot, serve, training, world_model
+from vla_rl.cli import (
+    about,
+    calibrate,
+    checkpoints,
+    evaluation,
+    failure,
+    hub,
+    loop,
+    rac,
+    robot,
+    serve,
+    training,
+    world_model,
+)
 from vla_rl.cli.options import EXIT_INTERRUPTED, EXIT_USER_ERROR
 
 BUILT_IN = (ValueError, RuntimeError, NotImplementedError, ImportError)
@@ -72,7 +85,7 @@ def _global_options(
     check_command(context.invoked_subcommand)
 
 
-for group in (training, evaluation, loop, about, checkpoints, serve, robot, rac, world_model, failure, hub):
+for group in (training, evaluation, loop, about, checkpoints, serve, robot, calibrate, rac, world_model, failure, hub):
     group.register(app)
 
 

@@ -1,0 +1,95 @@
+"""The box that the gripper may move in, from corners that a person moves the arm to: `safety.workspace`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from real_robot.bridge.contract import POSE_PARTS, RobotContract
+from real_robot.calibration.arm_pose import POSE
+from real_robot.calibration.collect import LiveArm, Say
+from real_robot.control.safety_config import Workspace
+from vla_rl.config import ConfigError
+
+MIN_CORNERS = 2
+MIN_SIDE = 0.02  # meters that each side must have left
+
+
+def collect_corners(arm: LiveArm, ask: Callable[[str], str], say: Say) -> list[np.ndarray]:
+    """Where the gripper was, (3,) each, when the person said so, until they end."""
+    corners: list[np.ndarray] = []
+    while not ask("Enter takes a corner, q ends: ").strip().lower().startswith("q"):
+        looked = arm.look_still()
+        if looked is None:
+            say("not taken: the arm moves; let it stand")
+            continue
+        corners.append(looked[1][:3, 3])
+        say(f"{len(corners)}: " + ", ".join(f"{v:.3f}" for v in corners[-1]))
+    return corners
+
+
+def workspace_of(contract: RobotContract, corners: Sequence[np.ndarray], margin: float) -> Workspace:
+    """The smallest box around the corners, less `margin` meters on each side.
+
+    Raises:
+        ConfigError: too few corners, a side that is too short, or a contract whose state has no position.
+    """
+    if len(corners) < MIN_CORNERS:
+        raise ConfigError(
+            f"workspace: {len(corners)} corners; at least {MIN_CORNERS}, opposite ones, and the table's height"
+        )
+    low, high = np.min(corners, axis=0) + margin, np.max(corners, axis=0) - margin
+    for axis, side in zip("xyz", high - low, strict=True):
+        if side < MIN_SIDE:
+            apart = max(side + 2 * margin, 0.0) * 100
+            raise ConfigError(
+                f"workspace: along {axis} the corners are {apart:.1f} cm apart, which is too little with a margin of "
+                f"{margin * 100:g} cm on each side: go to corners that differ along {axis} too"
+            )
+    kept = contract.safety.workspace
+    return Workspace(
+        state=_position(contract),
+        low=_rounded(low),
+        high=_rounded(high),
+        commands=_commands(contract),
+        meters_per_unit=kept.meters_per_unit if kept is not None else _meters_per_unit(contract),
+    )
+
+
+def _rounded(corner: np.ndarray) -> tuple[float, float, float]:
+    x, y, z = (round(float(v), 4) for v in corner)
+    return x, y, z
+
+
+def _position(contract: RobotContract) -> tuple[int, int, int]:
+    """Which numbers of the state are the gripper's position."""
+    at = 0
+    for source in contract.observation.state:
+        for part in source.parts if source.type == POSE else ():
+            if part == "position":
+                return at, at + 1, at + 2
+            at += POSE_PARTS[part]
+        at += 0 if source.type == POSE else source.num_values
+    raise ConfigError(
+        f"workspace: {contract.name}'s state has no position of the gripper, so that nothing could watch the box: read "
+        "a pose (geometry_msgs/PoseStamped), or give the contract a `model` with boxes and planes"
+    )
+
+
+def _commands(contract: RobotContract) -> tuple[int, int, int] | None:
+    """Which numbers of the action move the gripper along x, y, z; None for joint commands."""
+    for sink in contract.action:
+        if sink.type in ("geometry_msgs/TwistStamped", POSE):
+            x, y, z = sink.indices[:3]
+            return x, y, z
+    return None
+
+
+def _meters_per_unit(contract: RobotContract) -> float:
+    """Meters a second of a command of 1, where the contract's own conversion says it."""
+    for sink in contract.action:
+        if sink.type == "geometry_msgs/TwistStamped":
+            scale = sink.convert.scale
+            return abs(float(scale[0] if isinstance(scale, tuple) else scale)) or 1.0
+    return 1.0

@@ -1,0 +1,156 @@
+"""`vla-rl calibrate board | collect | camera | hand-eye | workspace`."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from vla_rl.cli.options import say
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from real_robot.calibration.arm_pose import PoseReader
+    from real_robot.calibration.board import BoardConfig
+    from real_robot.calibration.collect import LiveArm
+
+BoardSettings = Annotated[
+    list[str] | None, typer.Option("--set", help="key=value of the board: columns, rows, square, marker, dictionary.")
+]
+Robot = Annotated[str, typer.Argument(metavar="ROBOT", help="A contract (YAML), or the name of a shipped one.")]
+Pairs = Annotated[Path, typer.Argument(metavar="FOLDER", help="Pictures and poses, as `calibrate collect` took them.")]
+PoseTopic = Annotated[
+    str, typer.Option("--pose", metavar="TOPIC", help="The gripper's PoseStamped; by default the contract's own.")
+]
+Link = Annotated[str, typer.Option(help="Compute the pose of this link from joints, by the contract's `model`.")]
+Override = Annotated[list[str] | None, typer.Option("--override", help="key=value on the contract.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group to the program."""
+    group = typer.Typer(no_args_is_help=True, help="Where a robot's camera is, its lens, and the box it may move in.")
+    group.command()(board)
+    group.command()(collect)
+    group.command()(camera)
+    group.command(name="hand-eye")(hand_eye)
+    group.command()(workspace)
+    app.add_typer(group, name="calibrate")
+
+
+def _board(settings: list[str] | None) -> BoardConfig:
+    from real_robot.calibration.board import BoardConfig
+    from vla_rl.config import apply_overrides, validate
+
+    return validate(BoardConfig, apply_overrides({}, settings or ()), prefix="board")
+
+
+def board(
+    output: Annotated[Path, typer.Option("--output", "-o", help="The picture to write.")] = Path("board.png"),
+    settings: BoardSettings = None,
+    dots_per_inch: Annotated[int, typer.Option("--dpi", min=72, max=1200, help="The printer's resolution.")] = 300,
+) -> None:
+    """Draw a ChArUco board to print."""
+    from real_robot.calibration.run import print_board
+
+    typer.echo(print_board(_board(settings), output, dots_per_inch))
+
+
+def collect(
+    robot: Robot,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where pictures and poses go; they are added.")],
+    camera: Annotated[str, typer.Option(help="The camera's name in the contract.")],
+    bags: Annotated[
+        list[Path] | None, typer.Option("--bag", help="Take them from this recording, wherever the arm stands.")
+    ] = None,
+    pose: PoseTopic = "",
+    link: Link = "",
+    settings: BoardSettings = None,
+    overrides: Override = None,
+) -> None:
+    """Take pairs of a picture and the gripper's pose: a person moves the arm, and says when it stands."""
+    from real_robot.calibration.collect import collect_bags, collect_live
+
+    reader = _reader(robot, camera, pose, link, overrides)
+    if bags:
+        taken = collect_bags(reader, camera, bags, folder, _board(settings), say)
+    else:
+        with _live(reader) as arm:
+            taken = collect_live(arm, camera, folder, _board(settings), input, say)
+    typer.echo(f"{folder}: {taken} pairs taken")
+
+
+def camera(
+    folder: Pairs,
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")] = Path("intrinsics.yaml"),
+) -> None:
+    """Find what the camera's lens does, from pictures of the board."""
+    from real_robot.calibration.run import camera_file
+
+    _tell(camera_file(folder, output), output)
+
+
+def hand_eye(
+    folder: Pairs,
+    mount: Annotated[
+        Literal["gripper", "base"],
+        typer.Option(help="What the camera is on: the gripper (eye in hand), or beside the base (eye to hand)."),
+    ],
+    intrinsics: Annotated[
+        Path | None,
+        typer.Option(help="The lens (`calibrate camera`, or the driver's); by default from these pictures."),
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")] = Path("hand_eye.yaml"),
+) -> None:
+    """Find where the camera is, with the error on pairs that were left out."""
+    from real_robot.calibration.run import hand_eye_file
+
+    _tell(hand_eye_file(folder, mount, intrinsics, output), output)
+
+
+def workspace(
+    robot: Robot,
+    pose: PoseTopic = "",
+    link: Link = "",
+    margin: Annotated[float, typer.Option(min=0, max=0.5, help="Meters taken off each side of the box.")] = 0.02,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the section here too.")] = None,
+    overrides: Override = None,
+) -> None:
+    """Make the contract's safety.workspace from corners that a person moves the arm to."""
+    from real_robot.bridge.contract import load_contract
+    from real_robot.calibration.run import workspace_text
+    from real_robot.calibration.workspace import collect_corners, workspace_of
+    from vla_rl.common.atomic import write_text_atomic
+
+    with _live(_reader(robot, "", pose, link, overrides)) as arm:
+        corners = collect_corners(arm, input, say)
+    text = workspace_text(workspace_of(load_contract(robot, overrides or ()), corners, margin))
+    if output is not None:
+        write_text_atomic(output, text)
+    typer.echo(text, nl=False)
+
+
+def _reader(robot: str, camera: str, pose: str, link: str, overrides: list[str] | None) -> PoseReader:
+    from real_robot.bridge.contract import load_contract
+    from real_robot.calibration.arm_pose import pose_reader
+
+    return pose_reader(load_contract(robot, overrides or ()), camera, pose, link)
+
+
+@contextmanager
+def _live(reader: PoseReader) -> Iterator[LiveArm]:
+    from real_robot.calibration.collect import LiveArm
+
+    transport = reader.contract.transport.open()
+    try:
+        yield LiveArm(reader, transport)
+    finally:
+        transport.close()
+
+
+def _tell(written: dict[str, Any], path: Path) -> None:
+    for name, value in written["errors"].items():
+        typer.echo(f"{name}: {value}")
+    typer.echo(f"written: {path}")
