@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 from browser import Person, browser, missing_browser
 from console_robot import console_bench
-from processes import until
+from processes import PATIENCE, until
+from websockets.sync.client import connect
 
 pytestmark = [
     pytest.mark.slow,
@@ -116,6 +118,24 @@ def test_a_wrong_token_is_told_and_several_robots_stand_in_one_page(chromium: An
             until(lambda r=robot: r.supervisor.state.mode == "stopped", "both stop")
         person.page.reload()
         person.page.wait_for_selector(".name:text('left_arm')")
+        assert not person.errors
+
+
+def test_the_pages_stop_works_without_a_place_for_its_socket(chromium: Any) -> None:
+    """All places of the second robot are taken by others: its tile has no socket, and its stop is another origin's."""
+    with console_bench() as bench, console_bench(max_clients=1) as other, ExitStack() as stack:
+        viewer = stack.enter_context(connect(f"ws://127.0.0.1:{other.port}/socket", open_timeout=PATIENCE))
+        viewer.send('{"type": "seen", "statuses": 0, "pictures": 0}')
+        person = Person(chromium, bench.url)
+        person.page.click("#add")
+        person.page.fill("#ask-url", other.url)
+        person.page.click("#ask-ok")
+        person.page.wait_for_selector(".guide:text('too many watch')")
+        person.page.click("#stop-all")
+        for robot in (bench, other):
+            until(lambda r=robot: r.supervisor.state.mode == "stopped", "both stop")
+        assert other.supervisor.state.reason == "console: POST from 127.0.0.1"
+        person.page.wait_for_selector(".log li:text('E-stop: the robot stops at its next control tick')")
         assert not person.errors
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from certificates import Authority
 from toy_server import observation, toy_server
 
-from real_robot.serving.client import NotTrusted, PolicyClient, ServerUnavailable
+from real_robot.serving.client import NotTrusted, PolicyClient, PolicyClientError, ServerUnavailable
 from real_robot.serving.server import PolicyServer, ServeConfig
 from real_robot.serving.tls import client_context, server_context
 from vla_rl.config import ConfigError
@@ -57,6 +59,19 @@ def test_a_certificate_that_proves_nothing_is_told_as_what_it_is(tmp_path: Path)
         client(server.address, lab.pem).connect()
 
 
+def test_another_server_in_mid_run_gives_no_actions(tmp_path: Path) -> None:
+    lab, stranger = Authority(tmp_path), Authority(tmp_path, "stranger")
+    with toy_server(*encrypted(lab.sign("127.0.0.1"))) as server:
+        ours = client(server.address, lab.pem).connect()
+        ours.infer(observation())
+    with toy_server(*encrypted(stranger.sign("127.0.0.1")), port=server.port):
+        with pytest.raises(PolicyClientError):  # the connection is lost, unless that was noticed before
+            ours.infer(observation())
+        with pytest.raises(NotTrusted):
+            ours.infer(observation())
+    ours.close()
+
+
 def test_one_side_that_does_not_encrypt_is_told_so(tmp_path: Path) -> None:
     lab = Authority(tmp_path)
     with toy_server() as plain, pytest.raises(ServerUnavailable, match=f"it is ws://{plain.address}"):
@@ -83,6 +98,16 @@ def test_a_send_to_an_encrypted_server_that_reads_nothing_is_given_up(tmp_path: 
 
         threading.Thread(target=ask, daemon=True).start()
         assert done.wait(30), "the send never came back"
+
+
+def test_sockets_that_never_begin_to_encrypt_keep_nobody_out(tmp_path: Path) -> None:
+    lab = Authority(tmp_path)
+    with toy_server(*encrypted(lab.sign("127.0.0.1"))) as server, ExitStack() as stack:
+        mute = [stack.enter_context(socket.create_connection(("127.0.0.1", server.port))) for _ in range(64)]
+        with client(server.address, lab.pem) as ours:
+            assert ours.infer(observation(3))["actions"][0, 0] == 3
+        mute[0].settimeout(PATIENCE)
+        assert mute[0].recv(1) == b"", "its handshake has a time-out"
 
 
 def test_files_that_cannot_be_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
