@@ -1,6 +1,7 @@
 """The policy server with a policy of numpy alone, which starts at once and misbehaves on demand.
 
-python light_server.py PORT BEHAVIOR, where BEHAVIOR is normal, slow, wild, nan, or joints (of an SO-101).
+python light_server.py PORT BEHAVIOR, where BEHAVIOR is normal, slow, wild, nan, joints (of an SO-101), or
+"reach A B ...", which asks for these joints.
 """
 
 from __future__ import annotations
@@ -58,8 +59,23 @@ class Sways:
         return ActionChunk(actions)
 
 
+class Reaches:
+    """Asks for the same joints for ever."""
+
+    def __init__(self, goal: list[float]) -> None:
+        self.goal = np.array(goal, np.float32)
+
+    def act(self, obs: Observation, generator: Any = None, temperature: float = 0.0) -> ActionChunk:
+        return ActionChunk(np.tile(self.goal, (obs.batch_size, CHUNK, 1)))
+
+
 def main() -> None:
-    if sys.argv[2] == "joints":
+    behavior, *goal = sys.argv[2].split()
+    if behavior == "reach":
+        size = len(goal)
+        policy = Reaches([float(number) for number in goal])
+        facts = PolicyFacts("reaches", "1", (), (64, 64), size, True, CHUNK, size, can_embed=False)
+    elif sys.argv[2] == "joints":
         policy, facts = Sways(), PolicyFacts("sways", "1", (), (64, 64), 6, True, CHUNK, 6, can_embed=False)
     else:
         policy = Circles(sys.argv[2])
