@@ -2,7 +2,7 @@
 
 A block with a `name` of its own, or with its file's name in its first line, is whole; others are put on a base that
 ships. `...` in a list stands for the reader's own entries, and is filled from a contract that ships. Classes of
-`my_lab` are the reader's own code: they are stood in for, with the options that the pages show.
+`my_lab` are the reader's own code: they are stood in for, with the options that the pages show. So are robots' URDFs.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 from my_env import SliderConfig
+from urdfs import chain
 
 from real_robot.bridge.contract import RobotContract, load_contract, shipped_contracts
 from real_robot.bridge.transports.base import TransportConfig
@@ -84,11 +85,21 @@ def check_contract(block: str, values: dict[str, Any], file: Path) -> None:
         file.write_text(yaml.safe_dump(filled(values, base)))
     else:
         whole = merge(base, filled(values, base))
-        if "action" not in values:  # As many numbers as the limits have.
+        if "action" not in values and "model" not in values:  # As many numbers as the limits have.
             indices = list(range(len(whole["safety"]["dimensions"])))
             whole["action"] = [{"topic": "/command", "type": "std_msgs/Float64MultiArray", "indices": indices}]
         file.write_text(yaml.safe_dump(whole))
+    if "model" in values:
+        stand_in_for_model(yaml.safe_load(file.read_text()), file.parent)
     load_contract(file)
+
+
+def stand_in_for_model(contract: dict[str, Any], folder: Path) -> None:
+    """Write the URDF that the reader has: an arm with the joints that the contract commands."""
+    known = contract["model"].get("joints", {})
+    named = [known.get(joint, joint) for sink in contract["action"] for joint in sink.get("joints", ())]
+    joints = [joint["joint"] if isinstance(joint, Mapping) else joint for joint in named]
+    (folder / contract["model"]["file"]).write_text(chain(joints))
 
 
 @pytest.mark.parametrize(("page", "block"), blocks())

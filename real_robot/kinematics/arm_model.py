@@ -1,7 +1,9 @@
 """The robot's geometry in MuJoCo: how near its links are to each other and to the cell, and where its joints take it.
 
-Distances are MuJoCo's own, of its narrow phase, exact for boxes, spheres, capsules, cylinders and planes; a mesh counts
-as its convex hull. Nothing is simulated: joints are put somewhere, and distances asked.
+Distances are those of MuJoCo's contacts, with two precautions (tests/real_robot/kinematics/test_distances.py): boxes
+are meshes here, since its distance of two boxes that do not touch is off by centimeters; and `mj_geomDistance` is not
+used, since it says 0 of some that are apart. A mesh counts as its convex hull. Nothing is simulated: joints are put
+somewhere, and distances asked.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -10,49 +12,24 @@ as its convex hull. Nothing is simulated: joints are put somewhere, and distance
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from real_robot.kinematics.cell import add_cell, boxes_as_meshes, flags, set_margins
 from real_robot.kinematics.config import ModelConfig
-from real_robot.kinematics.robot_file import JointFacts, compile_spec, load_spec, read_joints
+from real_robot.kinematics.pairs import Pair, Pairs, find_fingers, find_neighbors, in_order
+from real_robot.kinematics.robot_file import JointFacts, compile_spec, leader, load_spec, read_joints
 from vla_rl.config import ConfigError
 
 if TYPE_CHECKING:
     import mujoco
 
-Pair = tuple[str, str]
-
 LOOK = 0.05  # meters beyond min_distance in which distances are asked for
 NUM_SAMPLES = 200  # poses that tell which links always touch
 ALWAYS = 0.95  # share of them
-MAX_POINTS = 32  # of a path
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """Which pairs of links, boxes and planes are not kept apart, and why.
-
-    Attributes:
-        neighbors: joined by a joint, with no link between.
-        touching: they touch in the neutral pose.
-        always: they touch in nearly every pose.
-        told: the contract allows it.
-        close: nearer than min_distance in the neutral pose, or in nearly every one: they must only not touch.
-    """
-
-    neighbors: frozenset[Pair] = frozenset()
-    touching: frozenset[Pair] = frozenset()
-    always: frozenset[Pair] = frozenset()
-    told: frozenset[Pair] = frozenset()
-    close: frozenset[Pair] = frozenset()
-
-    @property
-    def ignored(self) -> frozenset[Pair]:
-        return self.neighbors | self.touching | self.always | self.told
 
 
 class ArmModel:
@@ -75,24 +52,22 @@ class ArmModel:
         self._mujoco, self.config = mujoco, config
         facts = read_joints(path)
         spec = load_spec(path, config.packages)
-        _add_cell(spec, config)
-        self._use(compile_spec(spec, path), facts)
-        self.neutral = self._neutral(config.neutral)
-        self.pairs = self._find_pairs()
-        for first, second in sorted(self.pairs.ignored & self._between_links()):
+        add_cell(spec, config)
+        boxes_as_meshes(spec)
+        set_margins(spec, config.min_distance + LOOK)
+        neighbors, fingers = find_neighbors(spec), find_fingers(spec, facts)
+        for first, second in sorted(neighbors | fingers):
             spec.add_exclude(bodyname1=first, bodyname2=second)
         self._use(compile_spec(spec, path), facts)
+        self.neutral = self._neutral(config.neutral)
+        self.pairs = self._find_pairs(neighbors, fingers)
 
     # --- what it is made of -------------------------------------------------------------------
 
     def _use(self, model: mujoco.MjModel, facts: dict[str, JointFacts]) -> None:
         mujoco = self._mujoco
         self._model, self._data = model, mujoco.MjData(model)
-        solid = (model.geom_contype != 0) | (model.geom_conaffinity != 0)
-        model.geom_contype[:] = model.geom_conaffinity[:] = solid
-        model.geom_margin[:] = self.config.min_distance + LOOK
-        model.geom_gap[:] = 0.0
-        model.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_FILTERPARENT)  # `Pairs` says who may touch
+        model.opt.disableflags |= flags()
         self.joints = tuple(name for name, fact in facts.items() if fact.mimic is None)
         own = [facts[name] for name in self.joints]
         self.low, self.high = np.array([fact.low for fact in own]), np.array([fact.high for fact in own])
@@ -102,8 +77,8 @@ class ArmModel:
         self._offset = np.zeros(model.nq)
         for name, fact in facts.items():
             row = int(model.jnt_qposadr[model.joint(name).id])
-            leader, factor, offset = _leader(name, fact, facts)
-            self._follow[row, self.joints.index(leader)] = factor
+            own_joint, factor, offset = leader(name, fact, facts)
+            self._follow[row, self.joints.index(own_joint)] = factor
             self._offset[row] = offset
         self._labels = [self._label(i) for i in range(model.ngeom)]
         self._reach = _reach(model) @ np.abs(self._follow)
@@ -150,9 +125,9 @@ class ArmModel:
         self._put(joints)
         self._mujoco.mj_collision(self._model, self._data)
         contact, found = self._data.contact, {}
-        farthest = self.config.min_distance + LOOK  # MuJoCo adds two shapes' margins, or takes the larger, by version
+        farthest = self.config.min_distance + LOOK
         for (first, second), distance in zip(contact.geom.tolist(), contact.dist.tolist(), strict=True):
-            pair = _pair(self._labels[first], self._labels[second])
+            pair = in_order(self._labels[first], self._labels[second])
             if distance < found.get(pair, farthest):
                 found[pair] = distance
         return {pair: distance for pair, distance in found.items() if pair not in self.pairs.ignored}
@@ -182,7 +157,9 @@ class ArmModel:
     # --- which pairs count --------------------------------------------------------------------
 
     def _neutral(self, told: dict[str, float]) -> np.ndarray:
-        pose = np.clip(np.zeros(len(self.joints)), self.low, self.high)
+        """Told, else the file's pose called home, else the middle of each joint's range."""
+        has_range = np.isfinite(self.low) & np.isfinite(self.high)
+        pose = np.where(has_range, (np.where(has_range, self.low, 0) + np.where(has_range, self.high, 0)) / 2, 0.0)
         home = [i for i in range(self._model.nkey) if self._model.key(i).name == "home"]
         if home:
             rows = [int(self._model.jnt_qposadr[self._model.joint(name).id]) for name in self.joints]
@@ -193,17 +170,17 @@ class ArmModel:
 
     def _between_links(self) -> set[Pair]:
         links = {self._model.body(i).name for i in range(1, self._model.nbody)}
-        return {_pair(a, b) for a in links for b in links if a < b}
+        return {in_order(a, b) for a in links for b in links if a < b}
 
-    def _find_pairs(self) -> Pairs:
+    def _find_pairs(self, neighbors: frozenset[Pair], fingers: frozenset[Pair]) -> Pairs:
         """Look at the neutral pose and at random ones, the same at each start."""
         known = self.solid_links
         for name in (n for pair in self.config.allowed for n in pair):
             if name not in known:
                 raise ConfigError(f"model.allowed: {name!r}; solid are: {', '.join(sorted(known))}")
         links = self._between_links()
-        told = frozenset(_pair(*pair) for pair in self.config.allowed)
-        self.pairs = Pairs(neighbors=self._neighbors(), told=told)
+        told = frozenset(in_order(*pair) for pair in self.config.allowed)
+        self.pairs = Pairs(neighbors, fingers, told=told)
         near = {pair: d for pair, d in self.distances(self.neutral).items() if pair in links}
         touching = frozenset(pair for pair, distance in near.items() if distance <= 0)
         self.pairs = replace(self.pairs, touching=touching)
@@ -222,29 +199,12 @@ class ArmModel:
         narrow |= {pair for pair, count in close.items() if count >= often}
         return replace(self.pairs, always=always, close=frozenset(narrow - self.pairs.ignored - always))
 
-    def _neighbors(self) -> frozenset[Pair]:
-        """Pairs of links with at most one joint between them, and no solid link."""
-        model, solid = self._model, self.solid_links
-        found: set[Pair] = set()
-        for body in range(1, model.nbody):
-            if model.body(body).name not in solid:
-                continue
-            above, joints = body, 0
-            while above != 0:
-                joints += int(model.body_jntnum[above])
-                above = int(model.body_parentid[above])
-                if joints > 1:
-                    break
-                if above != 0 and model.body(above).name in solid:
-                    found.add(_pair(model.body(body).name, model.body(above).name))
-                    break
-        return frozenset(found)
-
     def summary(self) -> str:
         """Which pairs are not kept apart, in a line."""
         parts = [
             f"{what}: {', '.join('/'.join(pair) for pair in sorted(pairs))}"
             for what, pairs in (
+                ("fingers", self.pairs.fingers),
                 ("touch in the neutral pose", self.pairs.touching),
                 ("always touch", self.pairs.always),
                 ("allowed", self.pairs.told),
@@ -253,59 +213,6 @@ class ArmModel:
             if pairs
         ]
         return "; ".join([f"neighbors: {len(self.pairs.neighbors)}", *parts])
-
-
-def _pair(first: str, second: str) -> Pair:
-    return (first, second) if first < second else (second, first)
-
-
-def _leader(name: str, fact: JointFacts, facts: dict[str, JointFacts]) -> tuple[str, float, float]:
-    """The joint that this one follows, through any number of others: (name, factor, offset)."""
-    factor, offset = 1.0, 0.0
-    for _ in facts:
-        if fact.mimic is None:
-            return name, factor, offset
-        offset += factor * fact.mimic.offset
-        factor *= fact.mimic.multiplier
-        name = fact.mimic.joint
-        if name not in facts:
-            raise ConfigError(f"model.file: a joint mimics {name!r}, which does not move; it has: {', '.join(facts)}")
-        fact = facts[name]
-    raise ConfigError(f"model.file: joint {name} mimics itself")
-
-
-def _add_cell(spec: mujoco.MjSpec, config: ModelConfig) -> None:
-    import mujoco
-
-    taken = {body.name for body in spec.bodies} | {geom.name for geom in spec.geoms}
-    for thing in (*config.boxes, *config.planes):
-        if thing.name in taken:
-            raise ConfigError(f"model: box or plane {thing.name!r}: a link of the file has that name; take another")
-    for box in config.boxes:
-        x, y, z = box.center
-        half = [length / 2 for length in box.size]
-        geom = spec.worldbody.add_geom(name=box.name, type=mujoco.mjtGeom.mjGEOM_BOX, size=half, pos=[x, y, z])
-        geom.quat = quaternion_of(box.turn)
-        geom.contype = geom.conaffinity = 1
-    for plane in config.planes:
-        normal = np.array(plane.normal) / np.linalg.norm(plane.normal)
-        geom = spec.worldbody.add_geom(
-            name=plane.name, type=mujoco.mjtGeom.mjGEOM_PLANE, size=[0, 0, 1], pos=list(plane.point)
-        )
-        geom.alt.zaxis = normal
-        geom.contype = geom.conaffinity = 1
-
-
-def quaternion_of(turn: Iterable[float]) -> np.ndarray:
-    """Unit quaternion w, x, y, z of roll, pitch, yaw about the fixed axes."""
-    quaternion = np.array([1.0, 0.0, 0.0, 0.0])
-    import mujoco
-
-    for axis, angle in zip(np.eye(3), turn, strict=True):
-        step, before = np.zeros(4), quaternion.copy()
-        mujoco.mju_axisAngle2Quat(step, axis, angle)
-        mujoco.mju_mulQuat(quaternion, step, before)
-    return quaternion
 
 
 def _reach(model: mujoco.MjModel) -> np.ndarray:

@@ -70,7 +70,11 @@ class ModelCheck:
         self._max_effort = self._effort_limits(model)
         self._states = self._subscribe(contract, transport)
         self._collision = CollisionCheck(self.arm)
-        margin = np.array([model.margin_of(bool(s)) for s in self.arm.is_slide])
+        for joint in model.margins:
+            self.arm.index(joint)
+        margin = np.array(
+            [model.margin_of(j, bool(s)) for j, s in zip(self.arm.joints, self.arm.is_slide, strict=True)]
+        )
         self._low, self._high = self.arm.low + margin, self.arm.high - margin
         self._sent: np.ndarray | None = None
 

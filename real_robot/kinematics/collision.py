@@ -8,8 +8,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from real_robot.kinematics.arm_model import LOOK, MAX_POINTS, ArmModel, Pair
+from real_robot.kinematics.arm_model import LOOK, ArmModel
+from real_robot.kinematics.pairs import Pair
 
+MAX_POINTS = 32  # of a path
 FINEST = 0.01  # meters between two looked-at points of a path, at least
 
 
@@ -65,6 +67,6 @@ class CollisionCheck:
             limit = self._limit((first, second))
             widest = self._widest.get((first, second), math.inf)
             if distance < limit and distance < widest - self._noise and (worst is None or distance < worst[0]):
-                how = "would touch" if distance <= 0 else f"would come {1000 * distance:.0f} mm near"
+                how = "would touch" if distance <= 0 else f"would come {1000 * distance:.1f} mm near"
                 worst = distance, f"{first} {how} {second}, at least {1000 * limit:g} mm is allowed"
         return worst[1] if worst else None

@@ -83,6 +83,9 @@ class ModelConfig(Config):
     )
     margin: float = Field(default=0.05, ge=0, description="Radians that joints keep from the file's limits.")
     slide_margin: float = Field(default=0.0, ge=0, description="The same for slides, as of grippers, in meters.")
+    margins: dict[str, float] = Field(
+        default={}, description="Joint -> margin of its own, as 0 for a gripper's hinge that must close."
+    )
     end_effector: str = Field(default="", description="Link whose twist is commanded; needed for twists alone.")
     twist_frame: str = Field(
         default="", description="Link in whose frame twists are; empty: their topic's frame, else the root."
@@ -103,7 +106,7 @@ class ModelConfig(Config):
     neutral: dict[str, float] = Field(
         default={},
         description="Joint -> position of a pose in which no two links collide. Links that touch there are taken for "
-        "neighbors. Joints that are not here: 0, or the nearest within their limits.",
+        "neighbors. Joints that are not here: as in the MJCF's keyframe home, else the middle of their range.",
     )
     max_condition: float | None = Field(
         default=30.0,
@@ -135,6 +138,9 @@ class ModelConfig(Config):
         names = [thing.name for thing in (*self.boxes, *self.planes)]
         if len(set(names)) < len(names):
             raise ConfigError(f"model: boxes and planes: names must differ, got {', '.join(names)}")
+        for joint, margin in self.margins.items():
+            if not margin >= 0:
+                raise ConfigError(f"model.margins: {joint}: 0 or more, got {margin:g}")
         for joint, effort in self.max_effort.items():
             if not effort > 0:
                 raise ConfigError(f"model.max_effort: {joint}: above 0, got {effort:g}")
@@ -142,6 +148,6 @@ class ModelConfig(Config):
             raise ConfigError("model.max_effort, effort_share: efforts come from model.joint_states; name its topic")
         return self
 
-    def margin_of(self, is_slide: bool) -> float:
+    def margin_of(self, joint: str, is_slide: bool) -> float:
         """Radians, or meters for a slide, that a joint keeps from the file's limits."""
-        return self.slide_margin if is_slide else self.margin
+        return self.margins.get(joint, self.slide_margin if is_slide else self.margin)

@@ -83,7 +83,7 @@ def _narrowed(
     if limits.kind == "velocity":
         ends = (-speed, speed)
     else:
-        margin = model.margin_of(fact.is_slide)
+        margin = model.margin_of(link.joint, fact.is_slide)
         ends = sorted((link.number_of(fact.low + margin), link.number_of(fact.high - margin)))
         if fact.high - fact.low <= 2 * margin:
             raise ConfigError(

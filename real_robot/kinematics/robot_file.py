@@ -63,6 +63,25 @@ def read_joints(path: Path) -> dict[str, JointFacts]:
     return {str(j.get("name")): _urdf_joint(j, path) for j in joints}
 
 
+def leader(name: str, fact: JointFacts, facts: dict[str, JointFacts]) -> tuple[str, float, float]:
+    """The joint that this one follows, through any number of others: (name, factor, offset).
+
+    Raises:
+        ConfigError: it follows one that does not move, or itself.
+    """
+    factor, offset = 1.0, 0.0
+    for _ in facts:
+        if fact.mimic is None:
+            return name, factor, offset
+        offset += factor * fact.mimic.offset
+        factor *= fact.mimic.multiplier
+        name = fact.mimic.joint
+        if name not in facts:
+            raise ConfigError(f"model.file: a joint mimics {name!r}, which does not move; it has: {', '.join(facts)}")
+        fact = facts[name]
+    raise ConfigError(f"model.file: joint {name} mimics itself")
+
+
 def load_spec(path: Path, packages: dict[str, str]) -> mujoco.MjSpec:
     """The robot with its collision shapes, not yet compiled; one body a link, also where links are fixed to each other.
 
@@ -169,18 +188,19 @@ def _find_mesh(address: str, path: Path, packages: dict[str, str]) -> Path:
             f"model.file: {path}: collision mesh {address}: MuJoCo reads {', '.join(MESHES)}; put the same mesh in "
             "one of these beside it"
         )
-    looked = ", ".join(str(c) for c in candidates) or "no folder"
-    raise ConfigError(f"model.file: {path}: collision mesh {address} not found (looked for: {looked}){hint}")
+    raise ConfigError(f"model.file: {path}: collision mesh {address} not found{hint}")
 
 
 def _package_folders(name: str, path: Path, packages: dict[str, str]) -> list[Path]:
     if name in packages:
         return [path.parent / Path(packages[name]).expanduser()]
-    above = [folder for folder in path.resolve().parents if folder.name == name]
-    beside = [folder / name for folder in path.resolve().parents[:3]]
+    parents = path.resolve().parents[:5]
+    above = [folder for folder in parents if folder.name == name]
+    beside = [folder / name for folder in parents]
     ament = [Path(p) / "share" / name for p in os.environ.get("AMENT_PREFIX_PATH", "").split(os.pathsep) if p]
     ros = [Path(p) / name for p in os.environ.get("ROS_PACKAGE_PATH", "").split(os.pathsep) if p]
-    return [folder for folder in (*above, *beside, *ament, *ros) if folder.is_dir()]
+    unpacked = parents  # the package's folder by another name, as of a download
+    return [folder for folder in (*above, *beside, *ament, *ros, *unpacked) if folder.is_dir()]
 
 
 def _load_mjcf(path: Path) -> mujoco.MjSpec:

@@ -25,22 +25,27 @@ PLANAR = """<robot name="planar">
 
 
 def seven_joints(extra: str = "") -> str:
-    """An arm like those that labs have: seven joints, turning about z and y in turn, links of 0.16 m, cylinders."""
+    """An arm like those that labs have."""
+    return chain([f"joint{i}" for i in range(1, 8)], extra)
+
+
+def chain(joints: list[str], extra: str = "") -> str:
+    """An arm of these joints, turning about z and y in turn, links of 0.16 m, cylinders, and a hand."""
     parts = [
-        '<robot name="seven">',
+        '<robot name="chain">',
         '<link name="link0"><collision><geometry><box size="0.2 0.2 0.1"/></geometry></collision></link>',
     ]
-    for i in range(1, 8):
+    for i, joint in enumerate(joints, 1):
         axis = "0 0 1" if i % 2 else "0 1 0"
         parts.append(
             f'<link name="link{i}"><collision><origin xyz="0 0 0.08"/><geometry><cylinder radius="0.04" length="0.14"/>'
-            f'</geometry></collision></link><joint name="joint{i}" type="revolute"><parent link="link{i - 1}"/>'
+            f'</geometry></collision></link><joint name="{joint}" type="revolute"><parent link="link{i - 1}"/>'
             f'<child link="link{i}"/><origin xyz="0 0 0.16"/><axis xyz="{axis}"/>'
             f'<limit lower="-2.6" upper="2.6" velocity="2.0" effort="80"/></joint>'
         )
     parts.append(
-        '<link name="hand"/><joint name="hand_joint" type="fixed"><parent link="link7"/><child link="hand"/>'
-        '<origin xyz="0 0 0.16"/></joint>'
+        f'<link name="hand"/><joint name="hand_joint" type="fixed"><parent link="link{len(joints)}"/>'
+        '<child link="hand"/><origin xyz="0 0 0.16"/></joint>'
     )
     return "".join((*parts, extra, "</robot>"))
 

@@ -11,7 +11,8 @@ import pytest
 from scipy.spatial.transform import Rotation
 from urdfs import PLANAR, seven_joints
 
-from real_robot.kinematics.arm_model import ArmModel, quaternion_of
+from real_robot.kinematics.arm_model import ArmModel
+from real_robot.kinematics.cell import quaternion_of
 from real_robot.kinematics.config import ModelConfig
 from vla_rl.config import ConfigError, validate
 
@@ -58,6 +59,22 @@ def test_neighbors_are_ignored_also_past_links_without_a_shape(tmp_path: Path) -
         'type="continuous"><parent link="flange"/><child link="cup"/><origin xyz="0 0 0.3"/></joint>'
     )
     assert ("cup", "link7") in model(tmp_path, empty).pairs.neighbors
+
+
+def test_fingers_may_close_on_each_other_but_not_on_the_arm(tmp_path: Path) -> None:
+    shape = '<collision><geometry><box size="0.01 0.02 0.05"/></geometry></collision>'
+    limit = '<limit lower="0" upper="0.04" velocity="0.2" effort="20"/>'
+    joint = '<joint name="{0}" type="prismatic"><parent link="hand"/><child link="{1}"/><axis xyz="{2} 0 0"/>'
+    joint += "{3}</joint>"
+    mimic = f'{limit}<mimic joint="left"/>'
+    fingers = "".join(f'<link name="{name}">{shape}</link>' for name in ("one", "other"))
+    fingers += joint.format("left", "one", "1", limit) + joint.format("right", "other", "-1", mimic)
+    arm = model(tmp_path, seven_joints(fingers))
+    assert arm.pairs.fingers == {("one", "other")} and "fingers: one/other" in arm.summary()
+    assert ("link6", "one") not in arm.pairs.ignored
+    alone = joint.format("left", "one", "1", limit) + joint.format("right", "other", "-1", limit)
+    both = model(tmp_path, seven_joints(fingers[: fingers.index("<joint")] + alone))
+    assert not both.pairs.fingers, "two joints of their own: `allowed` says what they may"
 
 
 def test_links_that_touch_in_the_neutral_pose_are_ignored_and_those_that_are_near_only_must_not_touch(

@@ -35,8 +35,9 @@ def test_limits_wider_than_the_file_s_are_cut_to_it_less_the_margin(tmp_path: Pa
 
 def test_limits_that_are_left_out_are_the_file_s(tmp_path: Path) -> None:
     dims = [position("s", 0), position("e", 1, max_step=0.01)]
-    shoulder, elbow = contract(tmp_path, safety={"dimensions": dims}, model={"margin": 0.1}).safety.dimensions
-    assert (shoulder.low, shoulder.high, shoulder.max_velocity) == (pytest.approx(-1.9), pytest.approx(2.4), 1.5)
+    model = {"margin": 0.1, "margins": {"shoulder": 0}}
+    shoulder, elbow = contract(tmp_path, safety={"dimensions": dims}, model=model).safety.dimensions
+    assert (shoulder.low, shoulder.high, shoulder.max_velocity) == (-2.0, 2.5, 1.5)
     assert (elbow.low, elbow.high, elbow.max_velocity, elbow.max_step) == (
         pytest.approx(-2.7),
         pytest.approx(2.7),

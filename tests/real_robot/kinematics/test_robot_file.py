@@ -117,7 +117,7 @@ def test_packages_can_be_told_or_come_from_ros(tmp_path: Path, monkeypatch: pyte
     path = save(tmp_path, with_meshes("package://arm/a.stl", "package://arm/a.stl"), "here/robot.urdf")
     box_stl(tmp_path / "elsewhere/a.stl", 0.1)
     config = ModelConfig(file=str(path))
-    with pytest.raises(ConfigError, match=r"package://arm/a.stl not found .*model.packages: \{arm: FOLDER\}"):
+    with pytest.raises(ConfigError, match=r"package://arm/a.stl not found; .*model.packages: \{arm: FOLDER\}"):
         ArmModel(config, path)
     ArmModel(config.model_copy(update={"packages": {"arm": "../elsewhere"}}), path)
     box_stl(tmp_path / "ros/share/arm/a.stl", 0.1)
