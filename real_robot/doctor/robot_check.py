@@ -12,7 +12,9 @@ from real_robot.bridge.transports.configs import LeRobotConfig
 from real_robot.doctor.lerobot_check import check_unconnected
 from real_robot.doctor.listen import Findings, listen
 from real_robot.doctor.topics import check_sink, check_source
+from real_robot.kinematics.check import ModelCheck
 from vla_rl.common.checks import Check
+from vla_rl.config import ConfigError
 
 COMPLETE, POOR = 0.95, 0.5  # shares of ticks with an observation that are well, and wrong
 
@@ -24,6 +26,20 @@ def check_robot(contract: RobotContract, seconds: float = 5.0, connect: bool = F
         seconds: how long is listened; up to as long again until each topic has been heard.
         connect: connect also to a robot of LeRobot's, which turns its motors on; else it is checked from outside.
     """
+    return [*check_model(contract), *_check_graph(contract, seconds, connect)]
+
+
+def check_model(contract: RobotContract) -> list[Check]:
+    """Whether the robot's URDF or MJCF can be used, with all its meshes, and what is not kept apart."""
+    if contract.model is None:
+        return []
+    try:
+        return [Check("model", "ok", ModelCheck(contract).summary())]
+    except ConfigError as error:
+        return [Check("model", "wrong", str(error), "deploy would not start")]
+
+
+def _check_graph(contract: RobotContract, seconds: float, connect: bool) -> list[Check]:
     if isinstance(contract.transport, LeRobotConfig) and not connect:
         return check_unconnected(contract, contract.transport)
     try:
