@@ -14,6 +14,7 @@ from real_robot.bridge.contract import AlignConfig
 from real_robot.bridge.messages import MessageError
 
 CAPACITY = 64
+LISTENING = 1.0  # seconds without another message after which a stream counts as silent, not as refused
 MAX_LEAD = 0.1  # seconds that a header's stamp may lie in the future: what clocks of two machines may differ by
 
 
@@ -50,7 +51,7 @@ class Track:
     """The newest messages of one topic, in order of time. Safe to fill from another thread.
 
     `dropped` counts what was refused, by reason: "stale", "future", "out of order", "unstamped" and
-    "undecodable"; `last_error` says what was wrong with the last undecodable one.
+    "undecodable"; `last_error` says what was wrong with the last one.
     """
 
     def __init__(self, align: AlignConfig, max_age: float, header_clock: HeaderClock) -> None:
@@ -60,16 +61,20 @@ class Track:
         self._lock = threading.Lock()
         self.dropped: Counter[str] = Counter()
         self.last_error = ""
+        self._refused_at = float("-inf")
 
     @property
     def has_age(self) -> bool:
         """Whether an observation is as old as this topic's message. Not with `hold`, which takes any age."""
         return self._align.strategy != "hold"
 
-    def refuse(self, error: MessageError) -> None:
+    def refuse(self, error: MessageError, arrival: float) -> None:
         """Count a message that cannot be decoded."""
-        self.dropped["undecodable"] += 1
-        self.last_error = str(error)
+        self._refuse("undecodable", str(error), arrival)
+
+    def _refuse(self, reason: str, error: str, arrival: float) -> None:
+        self.dropped[reason] += 1
+        self.last_error, self._refused_at = error, arrival
 
     def time_of(self, stamp: int, arrival: float) -> float | None:
         """When a message with this header stamp, arrived then, happened; None (and counted) where it is refused."""
@@ -89,8 +94,19 @@ class Track:
             else None
         )
         if reason is not None:
-            self.dropped[reason] += 1
+            self._refuse(reason, self._explain(reason, moment, arrival), arrival)
         return None if reason else moment
+
+    def _explain(self, reason: str, moment: float, arrival: float) -> str:
+        skew = f"stamped {moment - arrival:+.2f} s from this machine's clock"
+        match reason:
+            case "unstamped":
+                return "its messages have no stamp; set the clock on the robot, or align.timeline: receive"
+            case "future":
+                return f"{skew}, at most {MAX_LEAD:+g} s is allowed; set both clocks together (chrony, ntp)"
+            case "stale":
+                return f"{skew}, at most {-self._max_age:+g} s (max_age) is allowed; a slow network, or a clock behind"
+        return "its messages come out of order, or with the same stamp again"
 
     def add(self, sample: Sample) -> None:
         with self._lock:
@@ -99,6 +115,17 @@ class Track:
     def newest(self) -> Sample | None:
         with self._lock:
             return self._samples[-1] if self._samples else None
+
+    def trouble(self, now: float) -> str:
+        """Why there is no message younger than `max_age`; empty where there is one."""
+        newest = self.newest()
+        if newest is not None and (newest.time >= now - self._max_age or not self.has_age):
+            return ""
+        heard = float("-inf") if newest is None else newest.arrival
+        if self._refused_at > heard and now - self._refused_at <= max(self._max_age, LISTENING):
+            return f"its messages are refused: {self.last_error}"
+        heard = max(heard, self._refused_at)
+        return "no message yet" if heard == float("-inf") else f"silent for {now - heard:.1f} s"
 
     def pick(self, reference: float) -> Sample | None:
         """The message that belongs to an observation of that time, by the strategy; None where there is none."""

@@ -58,8 +58,8 @@ def read_state(source: StateSource, message: Message) -> np.ndarray:
     if len(values) != source.num_values:
         raise MessageError(f"{len(values)} numbers, the contract says {source.num_values}")
     values = _convert(values, source.convert)
-    if not np.isfinite(values).all():
-        raise MessageError("NaN or infinity")
+    if not (fine := np.isfinite(values)).all():
+        raise MessageError(f"NaN or infinity in {source.names[int(np.argmin(fine))]}")
     return values.astype(np.float32)
 
 

@@ -89,7 +89,7 @@ class TopicRobot:
                 check_frame(source, message)
                 value = read_image(source, message) if isinstance(source, ImageSource) else read_state(source, message)
             except MessageError as error:
-                track.refuse(error)
+                track.refuse(error, arrival)
                 return
             track.add(Sample(value, moment, arrival))
             with self._arrived:
@@ -186,6 +186,17 @@ class TopicRobot:
         limit = self._clock() - self.contract.observation.max_age
         newest = {name: track.newest() for name, track in self._tracks.items()}
         return [name for name, sample in newest.items() if sample is None or sample.time < limit]
+
+    def why_no_observation(self) -> str:
+        """Which camera or topic `read` lacks, and why; empty where it lacks none."""
+        now, config = self._clock(), self.contract.observation
+        found = {name: trouble for name, track in self._tracks.items() if (trouble := track.trouble(now))}
+        newest = self._tracks[config.reference].newest() if config.reference else None
+        if not found and (newest is not None or not config.reference):
+            reference = now if newest is None else newest.time
+            away = [name for name, track in self._tracks.items() if track.pick(reference) is None]
+            found = {name: f"no message within align.tolerance of {config.reference or 'now'}" for name in away}
+        return "; ".join(f"{name}: {trouble}" for name, trouble in found.items())
 
     def close(self) -> None:
         self.transport.close()

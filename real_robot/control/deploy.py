@@ -7,6 +7,8 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +19,9 @@ from real_robot.bridge.transports.base import Transport
 from real_robot.control.deploy_options import DeployOptions, check_fit, check_options
 from real_robot.control.execution import ChunkExecutor
 from real_robot.control.playback import InferenceThread, SynchronousActions, SynchronousPacer
+from real_robot.control.policy_change import hold_on_change, open_gate
 from real_robot.control.robot_loop import ActionSource, ClockPacer, ControlLoop, Operator, Pacer, ReferencePacer, Tick
-from real_robot.control.safety import ASKED_TO_HOLD, HOLDING, RUNNING, SafetyEvent, Supervisor
+from real_robot.control.safety import ASKED_TO_HOLD, HOLDING, RUNNING, STOPPED, SafetyEvent, Supervisor
 from real_robot.control.shutdown import Shutdown
 from real_robot.control.tick_log import TickLog
 from real_robot.failure.runner import DetectorThread
@@ -29,17 +32,19 @@ from real_robot.operator.console.console_state import ConsoleState
 from real_robot.operator.console.operator import ConsoleOperator
 from real_robot.operator.console.server import ConsoleServer
 from real_robot.operator.devices import LeaderArm, device_overrides, open_device
+from real_robot.operator.episode_results import EpisodeResult, check_complete, report
 from real_robot.operator.intervention import Intervention, Kind, Transition
 from real_robot.operator.leader import LeaderFollowing
 from real_robot.operator.leader_drive import LeaderDrive
-from real_robot.operator.operators import KEYS, EpisodeResult, KeyOperator, Operators, SimEpisodes, TopicOperator
+from real_robot.operator.operators import KEYS, KeyOperator, Operators, TopicOperator
 from real_robot.operator.recorder import EpisodeLabels, Recorder, Recording
+from real_robot.operator.sim_episodes import RunFacts, SimEpisodes
 from real_robot.operator.teleop import Teleoperation
 from real_robot.serving.client import PolicyClient, PolicyClientError, ServerUnavailable
+from real_robot.serving.policy_gate import PolicyGate
 from real_robot.serving.protocol import read_token
 from real_robot.types import RobotObservation
 from vla_rl.common.atomic import write_text_atomic
-from vla_rl.evaluation.statistics import wilson_interval
 from vla_rl.types import EpisodeSpec
 
 if TYPE_CHECKING:
@@ -57,6 +62,7 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
         PolicyClientError: the policy server is not there, or serves a policy that does not fit the robot.
         DeviceError: the person's device is missing, or does not fit the robot's commands.
         DetectorError: the failure detector is missing, or was fitted on another policy.
+        EpisodesIncomplete: simulated episodes are void, or were not run; the results are written all the same.
     """
     contract = load_contract(options.robot, (*device_overrides(options.teleop), *options.overrides))
     check_options(options, contract)
@@ -69,54 +75,92 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
         lock = claim(contract, transport, "deploy", say, stack)
         robot = TopicRobot(contract, transport, options.instruction)
         console_state = ConsoleState(contract, detector.kind if detector else "")
-        supervisor = _supervisor(options, contract, transport, _Events(say, console_state), say)
-        episodes = _episodes(options, transport, robot) if options.episodes else None
-        intervention: Intervention | None = None
-        persons: list[Operator]
-        if options.console is not None:
-            console, intervention = _console(contract, console_state, say, options.console.link_timeout, stack)
-            _serve(ConsoleServer(options.console, console, supervisor), say, stack)
-            overseer, persons = intervention, [console, intervention]
-        else:
-            overseer = episodes or _keys(options, say)
-            persons = [overseer]
-        watch = _watch(detector, contract, client, overseer, console_state, say, stack) if detector else None
-        actions, pacer = _actions(options, contract, client, watch, _pacer(contract, robot))
+        supervisor = _supervisor(options, contract, robot, _Events(say, console_state), say)
+        gate = open_gate(client, contract, detector, options.allow_policy_change)
+        episodes = _episodes(options, transport, robot, gate, supervisor) if options.episodes else None
+        watchers = _watchers(options, contract, console_state, supervisor, episodes, say, stack)
+        watch = _watch(detector, contract, client, gate, watchers.overseer, console_state, say, stack)
+        actions, pacer, why_not = _actions(options, contract, gate, watch, _pacer(contract, robot))
         stack.callback(actions.close)
         recordings, seconds_left = stack.enter_context(ExitStack()), None
-        observers: list[Callable[[Tick], None]] = [
-            o for o in (lock, intervention, watch, console_state) if o is not None
-        ]
+        on_change = hold_on_change(gate, watchers.hold, watchers.hear_of_change, is_watched=episodes is None)
+        heeding = (lock, *watchers.observers, on_change, watch, console_state)
+        observers: list[Callable[[Tick], None]] = [observer for observer in heeding if observer is not None]
         if options.log is not None:
             observers.append(stack.enter_context(TickLog(options.log, watch)))
-        if options.record is not None and (labels := intervention or episodes) is not None:
-            recorder = _recorder(options, contract, labels, client, watch, recordings, console_state.notice)
+        if options.record is not None and watchers.labels is not None:
+            recorder = _recorder(options, contract, watchers.labels, gate, watch, recordings, console_state.notice)
             seconds_left = recorder.seconds_left
             observers.append(episodes.recorded(recorder) if episodes else recorder)
-        if options.start and intervention is not None:
-            intervention.begin("deploy --start")
-        operator = Operators(
-            [shutdown, TopicOperator(contract.operator, transport), *persons, *([lock] if lock else [])]
-        )
+        claimed = [lock] if lock else []
         loop = ControlLoop(
             robot,
             actions,
             supervisor,
-            operator,
+            Operators([shutdown, TopicOperator(contract.operator, transport), *watchers.operators, *claimed]),
             pacer,
             needs_new=contract.pace == "reference",
             silence=contract.silence,
             observers=observers,
+            why=lambda missing: robot.why_no_observation() if missing == "observation" else why_not(),
         )
         say(f"{contract.name}: waiting for {', '.join(robot.missing() + robot.unheard()) or 'nothing'}")
         shutdown.run(loop)
         shutdown.finish(recordings, seconds_left)
         if robot.dropped:
             say(f"messages refused: {json.dumps(robot.dropped)}")
-        if episodes is not None:
-            _report(episodes, options, say)
+        results = _report(episodes, options, say) if episodes else []
     shutdown.exit(is_complete=episodes is None)
-    return episodes.results if episodes is not None else []
+    check_complete(results)
+    return results
+
+
+@dataclass(frozen=True)
+class _Watchers:
+    """Who watches over the robot.
+
+    Attributes:
+        overseer: hears of a detector's alarms. labels: says how episodes end, where anybody does.
+        hold: called with a reason, lets the policy rest until a person, or the next episode, goes on.
+        hear_of_change: called with a change of the policy.
+    """
+
+    overseer: Overseer
+    operators: list[Operator]
+    observers: list[Callable[[Tick], None]]
+    labels: EpisodeLabels | None
+    hold: Callable[[str], object]
+    hear_of_change: Callable[[str], object]
+
+
+def _watchers(
+    options: DeployOptions,
+    contract: RobotContract,
+    console_state: ConsoleState,
+    supervisor: Supervisor,
+    episodes: SimEpisodes | None,
+    say: Say,
+    stack: ExitStack,
+) -> _Watchers:
+    """A person at a console or at the terminal, or a script of simulated episodes."""
+
+    def hear(text: str) -> None:
+        say(f"policy: {text}")
+        console_state.notice(text)
+        if episodes is not None:
+            episodes.void(text, ends=False)
+
+    if options.console is not None:
+        console, intervention = _console(contract, console_state, say, options.console.link_timeout, stack)
+        _serve(ConsoleServer(options.console, console, supervisor), say, stack)
+        if options.start:
+            intervention.begin("deploy --start")
+        hold = partial(intervention.alarm, who="policy server")
+        return _Watchers(intervention, [console, intervention], [intervention], intervention, hold, hear)
+    if episodes is not None:
+        return _Watchers(episodes, [episodes], [episodes], episodes, partial(episodes.void, ends=True), hear)
+    keys = _keys(options, say)
+    return _Watchers(keys, [keys], [], None, keys.alarm, hear)
 
 
 class _Events:
@@ -166,26 +210,30 @@ def _await_server(client: PolicyClient, seconds: float, say: Say) -> None:
 
 
 def _supervisor(
-    options: DeployOptions, contract: RobotContract, transport: Transport, on_event: _Events, say: Say
+    options: DeployOptions, contract: RobotContract, robot: TopicRobot, on_event: _Events, say: Say
 ) -> Supervisor:
     """The supervisor, with the check against the robot's own model where the contract names one."""
     safety = contract.safety.model_copy(update={"dry_run": True}) if options.dry_run else contract.safety
-    checks = [] if contract.model is None else [ModelCheck(contract, transport)]
+    checks = [] if contract.model is None else [ModelCheck(contract, robot.transport)]
     for check in checks:
         say(f"model: {check.summary()}")
-    return Supervisor(safety, on_event=on_event, motion_checks=checks, state_checks=checks)
+    why_stale = robot.why_no_observation
+    return Supervisor(safety, on_event=on_event, motion_checks=checks, state_checks=checks, why_stale=why_stale)
 
 
 def _watch(
-    detector: FailureDetector,
+    detector: FailureDetector | None,
     contract: RobotContract,
     client: PolicyClient,
+    gate: PolicyGate,
     overseer: Overseer,
     console_state: ConsoleState,
     say: Say,
     stack: ExitStack,
-) -> FailureWatch:
-    """The detector in its thread, which ends when `stack` closes."""
+) -> FailureWatch | None:
+    """The detector in its thread, which ends when `stack` closes; None where there is none."""
+    if detector is None:
+        return None
 
     def tell(text: str) -> None:
         say(text)
@@ -198,8 +246,8 @@ def _watch(
         thread,
         identity.every,
         identity.policy_hash,
-        client.act,
-        lambda: client.metadata,
+        gate.act,
+        lambda: {"policy_hash": client.identity.hash},
         overseer,
         contract.failure,
         console_state.score,
@@ -208,12 +256,12 @@ def _watch(
 
 
 def _actions(
-    options: DeployOptions, contract: RobotContract, client: PolicyClient, watch: FailureWatch | None, pacer: Pacer
-) -> tuple[ActionSource, Pacer]:
-    """The policy's actions, and the pacer that goes with them."""
+    options: DeployOptions, contract: RobotContract, gate: PolicyGate, watch: FailureWatch | None, pacer: Pacer
+) -> tuple[ActionSource, Pacer, Callable[[], str]]:
+    """The policy's actions, the pacer that goes with them, and what says why there are none."""
 
     def infer(observation: RobotObservation, **continuation: Any) -> np.ndarray:
-        return (watch.infer if watch else client.actions)(observation, **continuation)
+        return watch.infer(observation, **continuation) if watch else gate.act(observation, **continuation)["actions"]
 
     def infer_now(observation: RobotObservation) -> np.ndarray | None:
         try:
@@ -222,12 +270,15 @@ def _actions(
             _log.warning("no actions: %s", error)
             return None
 
+    def why_not() -> str:
+        return gate.trouble or (actions.trouble if isinstance(actions, ChunkExecutor) else "")
+
     if options.synchronous:
         actions = SynchronousActions(InferenceThread(infer_now))
         pacer = SynchronousPacer(pacer, actions, contract.rate)
     else:
         actions = ChunkExecutor(infer, contract.execution)
-    return watch.around(actions) if watch else actions, pacer
+    return watch.around(actions) if watch else actions, pacer, why_not
 
 
 def _pacer(contract: RobotContract, robot: TopicRobot) -> ClockPacer | ReferencePacer:
@@ -279,7 +330,7 @@ def _recorder(
     options: DeployOptions,
     contract: RobotContract,
     labels: EpisodeLabels,
-    client: PolicyClient,
+    gate: PolicyGate,
     watch: FailureWatch | None,
     stack: ExitStack,
     tell: Say,
@@ -296,9 +347,8 @@ def _recorder(
             contract.action_names,
         )
     )
-    version = str(client.metadata.get("policy_version", ""))
     scores = (lambda: watch.score) if watch else None
-    recorder = Recorder(recording, labels, version, options.round, failure_score=scores)
+    recorder = Recorder(recording, labels, lambda: gate.policy.version, options.round, failure_score=scores)
     stack.callback(recorder.close)
     return recorder
 
@@ -308,24 +358,23 @@ def _keys(options: DeployOptions, say: Say) -> KeyOperator:
     return KeyOperator(active=options.start, say=say)
 
 
-def _episodes(options: DeployOptions, transport: Transport, robot: TopicRobot) -> SimEpisodes:
+def _episodes(
+    options: DeployOptions, transport: Transport, robot: TopicRobot, gate: PolicyGate, supervisor: Supervisor
+) -> SimEpisodes:
+    def stopped() -> str:
+        mode, reason = supervisor.state
+        return reason if mode == STOPPED else ""
+
     tasks = options.tasks
     specs = [EpisodeSpec(tasks[i % len(tasks)], options.split, i // len(tasks)) for i in range(options.episodes)]
-    return SimEpisodes(transport, robot, specs)
+    facts = RunFacts(lambda: str(gate.policy), lambda: gate.trouble, stopped)
+    return SimEpisodes(transport, robot, specs, rules=options.void_rules, facts=facts)
 
 
-def _report(episodes: SimEpisodes, options: DeployOptions, say: Say) -> None:
-    for task in dict.fromkeys(r.task for r in episodes.results):
-        counted = [r for r in episodes.results if r.task == task and not r.lost]
-        successes = sum(r.success for r in counted)
-        low, high = wilson_interval(successes, len(counted))
-        rate = 100 * successes / max(1, len(counted))
-        say(f"{task}: {rate:.1f} % [{100 * low:.1f}, {100 * high:.1f}], n = {len(counted)}")
-        if options.detector is not None:
-            alarms = [sum(r.alarm is not None for r in counted if r.success == s) for s in (True, False)]
-            say(
-                f"{task}: alarms in {alarms[0]} of {successes} successes, "
-                f"{alarms[1]} of {len(counted) - successes} failures"
-            )
+def _report(episodes: SimEpisodes, options: DeployOptions, say: Say) -> list[EpisodeResult]:
+    results = episodes.all_results()
+    for line in report(results, options.detector is not None):
+        say(line)
     if options.results:
-        write_text_atomic(options.results, json.dumps(episodes.as_json(), indent=1) + "\n")
+        write_text_atomic(options.results, json.dumps([r.as_json() for r in results], indent=1) + "\n")
+    return results

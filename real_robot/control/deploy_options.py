@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from real_robot.bridge.contract import RobotContract
 from real_robot.operator.console.config import ConsoleConfig
+from real_robot.operator.sim_episodes import VoidRules
 from real_robot.serving.client import PolicyClientError
 from vla_rl.config import ConfigError
 from vla_rl.types import Split
@@ -36,6 +37,8 @@ class DeployOptions:
     round: int = 0
     detector: Path | None = None
     teleop: str = ""
+    allow_policy_change: bool = False
+    void_rules: VoidRules = field(default_factory=VoidRules)
 
 
 def check_options(options: DeployOptions, contract: RobotContract) -> None:

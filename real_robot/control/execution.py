@@ -255,6 +255,13 @@ class ChunkExecutor:
                 error=self._error,
             )
 
+    @property
+    def trouble(self) -> str:
+        """Why there may be no action: the last failure's text, or how long the policy has computed; else empty."""
+        with self._lock:
+            waiting = 0.0 if self._busy_since is None else self._clock() - self._busy_since
+            return self._error or (f"the policy has not answered for {waiting:.1f} s" if waiting > 0 else "")
+
     # --- what to play -------------------------------------------------------------------------
 
     def _sources(self, step: int) -> list[_Chunk]:

@@ -153,6 +153,7 @@ class ControlLoop:
         silence: seconds without an observation, or without an action of the policy, after which the robot is
             stopped until a person resets it; the supervisor holds much earlier.
         observers: called with each tick, in order, after the command was sent; they must not block.
+        why: says why there is no "observation", or no "action"; empty where it knows nothing.
     """
 
     def __init__(
@@ -165,6 +166,7 @@ class ControlLoop:
         needs_new: bool = False,
         silence: float = 2.0,
         observers: Sequence[Callable[[Tick], None]] = (),
+        why: Callable[[str], str] = lambda missing: "",
     ) -> None:
         self.robot, self.actions, self.supervisor, self.operator = robot, actions, supervisor, operator
         self.pacer, self.needs_new, self.observers = pacer, needs_new, list(observers)
@@ -172,7 +174,7 @@ class ControlLoop:
         self._num_values = len(supervisor.config.dimensions)
         self._seen = float("-inf")
         self._waits_since: float | None = None  # for a chunk, with nothing sent
-        self._watchdog = Watchdog(silence)
+        self._watchdog = Watchdog(silence, why)
 
     def run(self) -> None:
         """Tick until the operator has finished, then brake and stand."""
@@ -286,8 +288,8 @@ class Watchdog:
     Counts from the first observation, or from the last `restart`: a robot may come up after its bridge.
     """
 
-    def __init__(self, limit: float) -> None:
-        self._limit = limit
+    def __init__(self, limit: float, why: Callable[[str], str] = lambda missing: "") -> None:
+        self._limit, self._why = limit, why
         self._observed = self._acted = float("inf")
 
     def restart(self, now: float) -> None:
@@ -301,5 +303,6 @@ class Watchdog:
         self._acted = now if acted else self._acted
         for what, since in (("observation", self._observed), ("action", self._acted)):
             if now - since > self._limit:
-                return f"no {what} for {self._limit:g} s"
+                why = self._why(what)
+                return f"no {what} for {self._limit:g} s" + (f": {why}" if why else "")
         return None

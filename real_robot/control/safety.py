@@ -83,6 +83,7 @@ class Supervisor:
         on_event: called with each `SafetyEvent`, after the decision; if it raises, the robot is stopped.
         motion_checks: what is about to be sent must pass them; else the robot brakes to a standstill.
         state_checks: what the robot reports must pass them; else it holds, and stops after `checks.stop_after`.
+        why_stale: says why there is no observation: which stream, and what is wrong with it.
     """
 
     def __init__(
@@ -92,8 +93,9 @@ class Supervisor:
         on_event: Callable[[SafetyEvent], None] | None = None,
         motion_checks: Sequence[MotionCheck] = (),
         state_checks: Sequence[StateCheck] = (),
+        why_stale: Callable[[], str] = lambda: "",
     ) -> None:
-        self.config = config
+        self.config, self._why_stale = config, why_stale
         self._motion_checks, self._state_checks = tuple(motion_checks), tuple(state_checks)
         self._refusal: tuple[str, str] | None = None  # (check, why) it brakes, until it stands
         self._trouble: tuple[str, str] | None = None  # (check, what) is wrong with the newest observation
@@ -284,7 +286,7 @@ class Supervisor:
         if self.config.deadman and not self._deadman_held(now):
             return "deadman", "deadman switch released"
         if not self._is_fresh(now):
-            return "observation", "no observation yet" if self._observation is None else "observations are stale"
+            return "observation", self._staleness()
         if self._must_seed:
             return "observation", "no observation since the reset"
         if self._trouble is not None:
@@ -338,6 +340,14 @@ class Supervisor:
             return False
         age = now - self._observation.stamp
         return -self.config.clock_tolerance <= age <= self.config.observation_timeout
+
+    def _staleness(self) -> str:
+        """Told once for as long as it lasts: which stream's fault it is may only be known after a while."""
+        what = "no observation yet" if self._observation is None else "observations are stale"
+        if self._state.mode == HOLDING and self._state.reason.startswith(f"{what}: "):
+            return self._state.reason
+        why = self._why_stale()
+        return f"{what}: {why}" if why else what
 
     def _deadman_held(self, now: float) -> bool:
         pressed, told = self._deadman

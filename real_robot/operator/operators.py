@@ -1,26 +1,21 @@
-"""Who watches over the robot when there is no console: topics, keys in the terminal, a script of simulated episodes."""
+"""Who watches over the robot when there is no console: topics, and keys in the terminal."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import Any, TextIO
 
 from real_robot.bridge.contract import OperatorTopics
 from real_robot.bridge.messages import Bool, Message, String
-from real_robot.bridge.robot import LATCHED, TopicRobot
 from real_robot.bridge.transports.base import QosConfig, Transport
-from real_robot.control.robot_loop import Operator, OperatorCommand, Tick
-from real_robot.operator.intervention import EpisodeSummary
-from real_robot.operator.recorder import Recorder
+from real_robot.control.robot_loop import Operator, OperatorCommand
 from real_robot.types import Deadman, RobotObservation
-from vla_rl.types import EpisodeSpec
 
 KEYS = "Enter starts and holds, space stops (emergency), r resets after a stop, q ends"
 
@@ -157,118 +152,3 @@ def _single_keys(stream: TextIO) -> Iterator[None]:
     atexit.register(termios.tcsetattr, stream, termios.TCSADRAIN, before)
     tty.setcbreak(stream)
     yield
-
-
-@dataclass(frozen=True)
-class EpisodeResult:
-    """How a simulated episode ended.
-
-    Attributes:
-        lost: the simulator fell silent or started anew meanwhile.
-        alarm: the simulator's step at the failure detector's first alarm; None without one.
-    """
-
-    task: str
-    split: str
-    index: int
-    success: bool
-    steps: int
-    lost: bool = False
-    alarm: int | None = None
-
-
-class SimEpisodes:
-    """Runs given episodes on `vla-rl sim-robot`, one after the other, and keeps their results.
-
-    Nobody is there to ask: alarms are written down, and the policy goes on.
-
-    Args:
-        silence: seconds without word from the simulator after which an episode counts as lost.
-    """
-
-    def __init__(
-        self, transport: Transport, robot: TopicRobot, specs: Sequence[EpisodeSpec], silence: float = 10.0
-    ) -> None:
-        self.results: list[EpisodeResult] = []
-        self._robot, self._specs, self._silence = robot, list(specs), silence
-        self._id = time.time_ns() // 1000 % 10**12
-        self._state: dict[str, Any] = {}
-        self._heard = self._asked = time.monotonic()
-        self._running = False
-        self._alarm: int | None = None
-        self._publish = transport.advertise("/episode/start", String, QosConfig(depth=10))
-        transport.subscribe("/episode/state", String, LATCHED, self._on_state)
-
-    def _on_state(self, message: Message) -> None:
-        assert isinstance(message, String)
-        state = json.loads(message.data)
-        self._heard, self._state = time.monotonic(), state
-
-    @property
-    def state(self) -> str:
-        """ "autonomous" while an episode runs, "idle" between two of them."""
-        return "autonomous" if self._running else "idle"
-
-    @property
-    def summary(self) -> EpisodeSummary:
-        """Of the present episode, else of the last one; without an outcome while it runs, and where it was lost."""
-        last = None if self._running or not self.results else self.results[-1]
-        alarm = self._alarm if last is None else last.alarm
-        outcome = None if last is None or last.lost else "success" if last.success else "failure"
-        return EpisodeSummary(outcome, 0, 0, int(alarm is not None), 0, ())
-
-    def recorded(self, recorder: Recorder) -> Callable[[Tick], None]:
-        """An observer of the loop: the recorder, told the initial state of each episode; lost ones are not kept."""
-
-        def observe(tick: Tick) -> None:
-            recorder(tick)
-            if tick.operator_command.begin:
-                recorder.spec = self._specs[len(self.results)]
-            elif not self._running and self.results and self.results[-1].lost:
-                recorder.discard()
-
-        return observe
-
-    def alarm(self, reason: str) -> bool:
-        """Write a failure detector's alarm down. False between episodes."""
-        if self._running and self._alarm is None:
-            self._alarm = int(self._state["step"])
-        return self._running
-
-    def all_clear(self) -> bool:
-        """There is nothing that this would end."""
-        return False
-
-    def poll(self, observation: RobotObservation | None) -> OperatorCommand:
-        if len(self.results) == len(self._specs):
-            return OperatorCommand(active=False, finished=True)
-        state, now = self._state, time.monotonic()
-        is_ours = state.get("id") == self._id
-        if self._running and (not is_ours or state["done"] or now - self._heard > self._silence):
-            self._finish(state, lost=not (is_ours and state["done"]))
-            return OperatorCommand(active=False)
-        if self._running:
-            return OperatorCommand()
-        if is_ours and not state["done"]:
-            self._running, self._heard = True, now
-            self._robot.flush(before=self._robot.monotonic(state["stamp"]))
-            return OperatorCommand(active=False, begin=True)
-        if (
-            now - self._asked > 0.5 and not self._robot.unheard()
-        ):  # Repeated: its other topics may not be connected yet.
-            self._asked = now
-            spec = self._specs[len(self.results)]
-            fields = {"task": spec.task, "split": spec.split, "index": spec.index}
-            self._publish(String(data=json.dumps({"id": self._id, **fields})))
-        return OperatorCommand(active=False)
-
-    def _finish(self, state: dict[str, Any], lost: bool) -> None:
-        spec = self._specs[len(self.results)]
-        success, steps = bool(state["success"]) and not lost, int(state["step"])
-        self.results.append(EpisodeResult(spec.task, spec.split, spec.index, success, steps, lost, self._alarm))
-        self._running, self._alarm = False, None
-        self._id += 1
-        self._asked = 0.0
-
-    def as_json(self) -> list[dict[str, Any]]:
-        return [asdict(result) for result in self.results]

@@ -1,7 +1,7 @@
 """A ROS 1 node between the camera and the bridge, which does to its pictures what /fault (String) says.
 
 none: passes them on. stale: stamps of ten seconds ago. shuffled: each picture is followed by an older one.
-corrupt: cut off in the middle. ahead, behind: the clock that stamps them has jumped by an hour.
+corrupt: cut off in the middle. ahead, behind: the clock that stamps them has jumped by an hour; skewed: by 0.4 s.
 """
 
 # pyright: reportMissingImports=false
@@ -12,7 +12,7 @@ import copy
 
 from real_robot.bridge.ros.install import enable
 
-SHIFT = {"stale": -10, "ahead": 3600, "behind": -3600}
+SHIFT = {"stale": -10, "ahead": 3600, "behind": -3600, "skewed": 0.4}
 
 
 def main() -> None:
@@ -30,7 +30,7 @@ def main() -> None:
         message = copy.deepcopy(message)
         earlier.append(copy.deepcopy(message))
         del earlier[:-4]
-        message.header.stamp += rospy.Duration(SHIFT.get(fault[0], 0))
+        message.header.stamp += rospy.Duration.from_sec(SHIFT.get(fault[0], 0))
         if fault[0] == "corrupt":
             message.data = message.data[: len(message.data) // 2]
         publisher.publish(message)

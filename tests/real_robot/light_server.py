@@ -1,7 +1,7 @@
 """The policy server with a policy of numpy alone, which starts at once and misbehaves on demand.
 
-python light_server.py PORT BEHAVIOR, where BEHAVIOR is normal, slow, wild, nan, joints (of an SO-101), or
-"reach A B ...", which asks for these joints.
+python light_server.py PORT BEHAVIOR, where BEHAVIOR is normal, slow, late, wild, nan, second (another policy, which
+does the same), joints (of an SO-101), or "reach A B ...", which asks for these joints.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from vla_rl.types import ActionChunk, Observation
 
 CHUNK = 8
 SPEED = 0.05
+LATE = 1.5  # seconds that a late policy takes for each chunk
 
 
 class Circles:
@@ -33,6 +34,8 @@ class Circles:
         self.calls += 1
         if self.behavior == "slow" and self.calls > 4:  # after the warm-up
             time.sleep(30)
+        if self.behavior == "late" and self.calls > 4:
+            time.sleep(LATE)
         actions = np.zeros((obs.batch_size, CHUNK, 7), np.float32)
         for i in range(CHUNK):
             self.angle += 0.1
@@ -79,7 +82,8 @@ def main() -> None:
         policy, facts = Sways(), PolicyFacts("sways", "1", (), (64, 64), 6, True, CHUNK, 6, can_embed=False)
     else:
         policy = Circles(sys.argv[2])
-        facts = PolicyFacts("circles", "1", ("agentview",), (64, 64), 8, True, CHUNK, 7, can_embed=False)
+        version = "2" if policy.behavior == "second" else "1"
+        facts = PolicyFacts("circles", version, ("agentview",), (64, 64), 8, True, CHUNK, 7, can_embed=False)
     config = ServeConfig(port=int(sys.argv[1]), max_batch=1)
     asyncio.run(run(lambda: (policy, facts), config, print))  # type: ignore[arg-type, return-value]
 

@@ -34,13 +34,32 @@ Certificate = Annotated[
     Path | None, typer.Option(metavar="CERT.pem", help="Encrypt the console (https) with this certificate.")
 ]
 Key = Annotated[Path | None, typer.Option(metavar="KEY.pem", help="Key of --certificate.")]
-
 Authority = Annotated[
     Path | None, typer.Option(metavar="CA.pem", help="Who signed the server's certificate; encrypts (wss).")
 ]
 Device = Annotated[
     str,
     typer.Option(metavar="DEVICE", help="The person's device: lerobot:so101_leader, lerobot:gamepad, spacemouse."),
+]
+RecordFolder = Annotated[
+    Path | None, typer.Option(help="Record the episodes of --console, or of --episodes, here: a LeRobotDataset.")
+]
+DetectorFolder = Annotated[
+    Path | None,
+    typer.Option(metavar="FOLDER", help="A failure detector of this policy: detectors/NAME of `failure fit`."),
+]
+Synchronous = Annotated[
+    bool, typer.Option("--synchronous", help="Infer inside the control tick, play whole chunks: for simulators.")
+]
+PolicyChange = Annotated[
+    bool, typer.Option("--allow-policy-change", help="Go on where the server serves another policy in mid-run.")
+]
+MaxWithoutAction = Annotated[
+    float,
+    typer.Option(min=0, max=1, help="An episode of --episodes is void above this share of ticks without an action."),
+]
+Reruns = Annotated[
+    int, typer.Option(min=0, help="How often a void episode of --episodes is run again, after the others.")
 ]
 
 
@@ -65,9 +84,7 @@ def deploy(
     log: Annotated[Path | None, typer.Option(help="Write each tick's commands here, a JSON line each.")] = None,
     wait: Annotated[float, typer.Option(help="Seconds to wait for the server to be ready.")] = 60.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Do everything but send commands.")] = False,
-    synchronous: Annotated[
-        bool, typer.Option("--synchronous", help="Infer inside the control tick, play whole chunks: for simulators.")
-    ] = False,
+    synchronous: Synchronous = False,
     episodes: Annotated[int, typer.Option(min=0, help="Run so many episodes on `vla-rl sim-robot`, then end.")] = 0,
     task: Annotated[list[str] | None, typer.Option(help="Tasks of --episodes, in turn.")] = None,
     split: Annotated[Literal["train", "validation", "eval"], typer.Option(help="Split of --episodes.")] = "eval",
@@ -81,18 +98,17 @@ def deploy(
     certificate: Certificate = None,
     key: Key = None,
     teleop: Device = "",
-    record: Annotated[
-        Path | None, typer.Option(help="Record the episodes of --console, or of --episodes, here: a LeRobotDataset.")
-    ] = None,
+    record: RecordFolder = None,
     round: Annotated[int, typer.Option(min=0, help="Round of post-training, written with --record's episodes.")] = 0,
-    detector: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="A failure detector of this policy: detectors/NAME of `failure fit`."),
-    ] = None,
+    detector: DetectorFolder = None,
+    allow_policy_change: PolicyChange = False,
+    max_without_action: MaxWithoutAction = 0.5,
+    reruns: Reruns = 1,
 ) -> None:
     """Drive a robot with a policy server's actions, behind the safety supervisor."""
     from real_robot.control.deploy import DeployOptions
     from real_robot.control.deploy import deploy as run_deploy
+    from real_robot.operator.sim_episodes import VoidRules
 
     served = {
         "port": console,
@@ -123,6 +139,8 @@ def deploy(
         round=round,
         detector=detector,
         teleop=teleop,
+        allow_policy_change=allow_policy_change,
+        void_rules=VoidRules(max_without_action, reruns),
     )
     run_deploy(options, say)
 

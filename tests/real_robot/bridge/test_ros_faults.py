@@ -7,6 +7,7 @@ by itself only after a short fault, else after a person's reset, and the log up 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -140,13 +141,21 @@ def tell_camera(robot: Deployment, fault: str) -> None:
 
 @pytest.mark.parametrize("robot", [{"camera_between": True}], indirect=True)
 @pytest.mark.parametrize(
-    ("fault", "reason"),
-    [("stale", "stale"), ("corrupt", "undecodable"), ("ahead", "future"), ("behind", "stale")],
+    ("fault", "reason", "told"),
+    [
+        ("stale", "stale", r"stamped -10\.\d\d s from this machine's clock"),
+        ("corrupt", "undecodable", "JPEG cut off"),
+        ("ahead", "future", r"stamped \+3\d{3}\.\d\d s"),
+        ("behind", "stale", r"stamped -3\d{3}\.\d\d s"),
+        ("skewed", "future", r"stamped \+0\.[234]\d s from this machine's clock, at most \+0\.1 s is allowed"),
+    ],
 )
-def test_pictures_that_cannot_be_used_stop_the_robot(robot: Deployment, fault: str, reason: str) -> None:
+def test_pictures_that_cannot_be_used_stop_the_robot(robot: Deployment, fault: str, reason: str, told: str) -> None:
     tell_camera(robot, fault)
     robot.check_stands(time.monotonic() + MAX_AGE + SLACK, 1.0)
     until(lambda: robot.mode() == "stopped", "the stop", SILENCE + 5)
+    for what in ("holding: observations are stale", "stopped: no observation for 3 s"):
+        assert re.search(f"safety: {what}: agentview: its messages are refused: .*{told}", robot.deploy.output()), what
     tell_camera(robot, "none")
     robot.check_stands(time.monotonic(), 1.0)
     assert robot.mode() == "stopped"

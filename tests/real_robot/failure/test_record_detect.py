@@ -25,8 +25,8 @@ from real_robot.bridge.sim_robot import EpisodeState
 from real_robot.control.robot_loop import Tick
 from real_robot.control.safety import RUNNING, SentCommand
 from real_robot.failure.detector import FailureDetector
-from real_robot.operator.operators import SimEpisodes
 from real_robot.operator.recorder import Recorder, Recording
+from real_robot.operator.sim_episodes import SimEpisodes
 from real_robot.types import Command, RobotObservation
 from vla_rl.data.config import DatasetConfig
 from vla_rl.data.embeddings import embed_dataset
@@ -60,7 +60,7 @@ class Script:
         self.episodes = SimEpisodes(self.transport, robot, [EpisodeSpec(TASK, "train", i) for i in range(num)])
         self.recording = Recording(folder, 20, "sim_robot")
         self.recorder = Recorder(self.recording, self.episodes, "base 0123456789ab")
-        self.observe: Callable[[Tick], None] = self.episodes.recorded(self.recorder)
+        self.observers: list[Callable[[Tick], None]] = [self.episodes, self.episodes.recorded(self.recorder)]
         self.state, self.now = EpisodeState(), 0.0
 
     def simulator(self, **changes: Any) -> None:
@@ -85,26 +85,35 @@ class Script:
         if operator_command.active:
             values = np.zeros(7, np.float32)
             requested, sent = Command(values, "policy", self.now), SentCommand(values, values, (), RUNNING, values)
-        self.observe(Tick(0, self.now, seen, True, requested, sent, 0.0, 0.0, operator_command))
+        for observe in self.observers:
+            observe(Tick(0, self.now, seen, True, requested, sent, 0.0, 0.0, operator_command))
 
 
 def test_a_scripts_episodes_are_recorded_with_their_initial_states_and_outcomes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = Script(tmp_path / "set", 3, monkeypatch)
-    for ending in ({"done": True, "success": True}, {"id": 7}, {"done": True}):  # 7: another simulator than ours
+    # 7: another simulator than ours; the episode is run again after the others.
+    for ending in ({"done": True, "success": True}, {"id": 7}, {"done": True}, {"done": True, "success": True}):
         script.begin()
         for _ in range(4):
             script.tick()
         script.simulator(step=4, **ending)
         script.tick()
     assert script.episodes.poll(None).finished
-    assert [(r.success, r.lost) for r in script.episodes.results] == [(True, False), (False, True), (False, False)]
+    results = script.episodes.results
+    assert [(r.index, r.outcome, r.attempt) for r in results] == [
+        (0, "solved", 1),
+        (1, "void", 1),
+        (2, "failed", 1),
+        (1, "solved", 2),
+    ]
+    assert results[1].reason == "the simulator started anew"
     script.recorder.close()
-    assert script.recording.close() == {"episodes": 2, "frames": 8}, "the lost one is not kept"
+    assert script.recording.close() == {"episodes": 3, "frames": 12}, "the void one is not kept"
     source = LeRobotSource(tmp_path / "set")
-    assert source.initial_states() == [f"{TASK}/train/0", f"{TASK}/train/2"]
-    assert source.success is not None and source.success.tolist() == [True, False]
+    assert source.initial_states() == [f"{TASK}/train/{i}" for i in (0, 2, 1)]
+    assert source.success is not None and source.success.tolist() == [True, False, True]
 
 
 # --- the whole way, over ROS 1 ----------------------------------------------------------------------

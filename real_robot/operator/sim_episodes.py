@@ -1,0 +1,209 @@
+"""A script in place of a person: runs given episodes on `vla-rl sim-robot`, and says how each ended."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from real_robot.bridge.messages import Message, String
+from real_robot.bridge.robot import LATCHED, TopicRobot
+from real_robot.bridge.transports.base import QosConfig, Transport
+from real_robot.control.robot_loop import OperatorCommand, Tick
+from real_robot.control.safety import RUNNING
+from real_robot.operator.episode_results import EpisodeResult, Outcome
+from real_robot.operator.intervention import EpisodeSummary
+from real_robot.operator.recorder import Recorder
+from real_robot.types import RobotObservation
+from vla_rl.types import EpisodeSpec
+
+
+@dataclass(frozen=True)
+class VoidRules:
+    """When an episode says nothing about the policy, and what then.
+
+    Attributes:
+        max_without_action: share of an episode's ticks at which the policy may have no action in time.
+        reruns: how often a void episode is run again, after the others.
+    """
+
+    max_without_action: float = 0.5
+    reruns: int = 1
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What a script asks of the rest of deploy.
+
+    Attributes:
+        policy: the name of the policy in force.
+        why_no_action: why it has no action; empty where nothing is wrong.
+        stopped: why the supervisor has stopped the robot; empty where it has not.
+    """
+
+    policy: Callable[[], str] = lambda: ""
+    why_no_action: Callable[[], str] = lambda: ""
+    stopped: Callable[[], str] = lambda: ""
+
+
+class SimEpisodes:
+    """See the module. An operator of the control loop, and an observer of its ticks.
+
+    Nobody is there to ask: alarms are written down, and the policy goes on. An episode is void, however it ended, where
+    the policy could not act: `RunFacts` and `VoidRules` say so, or the simulator fell silent. A stop ends the run,
+    since only a person may reset.
+
+    Args:
+        silence: seconds without word from the simulator after which an episode is void.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        robot: TopicRobot,
+        specs: Sequence[EpisodeSpec],
+        silence: float = 10.0,
+        rules: VoidRules | None = None,
+        facts: RunFacts | None = None,
+    ) -> None:
+        self.results: list[EpisodeResult] = []
+        self._robot, self._silence = robot, silence
+        self._rules, self._facts = rules or VoidRules(), facts or RunFacts()
+        self._waiting = deque((spec, 1) for spec in specs)  # with the number of the attempt
+        self._id = time.time_ns() // 1000 % 10**12
+        self._state: dict[str, Any] = {}
+        self._heard = self._asked = time.monotonic()
+        self._running = False
+        self._over = ""  # why the run ends before its last episode
+        self._publish = transport.advertise("/episode/start", String, QosConfig(depth=10))
+        transport.subscribe("/episode/state", String, LATCHED, self._on_state)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._alarm: int | None = None
+        self._void = self._why = ""
+        self._due = self._without = 0  # ticks at which the policy should have acted; at which it did not
+
+    def _on_state(self, message: Message) -> None:
+        assert isinstance(message, String)
+        state = json.loads(message.data)
+        self._heard, self._state = time.monotonic(), state
+
+    # --- for recorders and detectors --------------------------------------------------------------
+
+    @property
+    def state(self) -> str:
+        """ "autonomous" while an episode runs, "idle" between two of them."""
+        return "autonomous" if self._running else "idle"
+
+    @property
+    def summary(self) -> EpisodeSummary:
+        """Of the present episode, else of the last one; without an outcome while it runs, and where it is void."""
+        last = None if self._running or not self.results else self.results[-1]
+        alarm = self._alarm if last is None else last.alarm
+        outcome = None if last is None or not last.counts else "success" if last.success else "failure"
+        return EpisodeSummary(outcome, 0, 0, int(alarm is not None), 0, ())
+
+    def recorded(self, recorder: Recorder) -> Callable[[Tick], None]:
+        """An observer of the loop: the recorder, told the initial state of each episode; void ones are not kept."""
+
+        def observe(tick: Tick) -> None:
+            recorder(tick)
+            if tick.operator_command.begin:
+                recorder.spec = self._waiting[0][0]
+            elif not self._running and self.results and not self.results[-1].counts:
+                recorder.discard()
+
+        return observe
+
+    def alarm(self, reason: str) -> bool:
+        """Write a failure detector's alarm down. False between episodes."""
+        if self._running and self._alarm is None:
+            self._alarm = int(self._state["step"])
+        return self._running
+
+    def all_clear(self) -> bool:
+        """There is nothing that this would end."""
+        return False
+
+    # --- what makes an episode void ---------------------------------------------------------------
+
+    def void(self, reason: str, ends: bool) -> bool:
+        """The present episode says nothing about the policy. `ends`: nor would any more of the run."""
+        if ends:
+            self._over = self._over or reason
+        self._void = self._void or reason
+        return True
+
+    def __call__(self, tick: Tick) -> None:
+        """Note whether the policy had an action in time."""
+        if not self._running or tick.sent is None or tick.operator_command.begin:
+            return
+        if tick.requested is None and tick.observation is not None:
+            return  # Nothing new was to be asked.
+        self._due += 1
+        if tick.requested is None or tick.requested.source != "policy" or tick.sent.mode != RUNNING:
+            self._without += 1
+            self._why = self._facts.why_no_action() or self._why
+
+    # --- the operator -----------------------------------------------------------------------------
+
+    def poll(self, observation: RobotObservation | None) -> OperatorCommand:
+        if not self._over and (stopped := self._facts.stopped()):
+            self.void(f"stopped: {stopped}", ends=True)
+        state, now = self._state, time.monotonic()
+        is_ours = state.get("id") == self._id
+        if self._running and (self._void or not is_ours or state["done"] or now - self._heard > self._silence):
+            if not self._void and not (is_ours and state["done"]):
+                self._void = "the simulator fell silent" if is_ours else "the simulator started anew"
+            self._finish(state)
+            return OperatorCommand(active=False)
+        if self._over or not self._waiting:
+            return OperatorCommand(active=False, finished=True)
+        if self._running:
+            return OperatorCommand()
+        if is_ours and not state["done"]:
+            self._running, self._heard = True, now
+            self._clear()
+            self._robot.flush(before=self._robot.monotonic(state["stamp"]))
+            return OperatorCommand(active=False, begin=True)
+        if (
+            now - self._asked > 0.5 and not self._robot.unheard()
+        ):  # Repeated: its other topics may not be connected yet.
+            self._asked = now
+            spec, _ = self._waiting[0]
+            fields = {"task": spec.task, "split": spec.split, "index": spec.index}
+            self._publish(String(data=json.dumps({"id": self._id, **fields})))
+        return OperatorCommand(active=False)
+
+    def _finish(self, state: dict[str, Any]) -> None:
+        spec, attempt = self._waiting.popleft()
+        share = self._without / self._due if self._due else 1.0
+        reason = self._void
+        if not reason and share > self._rules.max_without_action:
+            reason = f"no action at more than {100 * self._rules.max_without_action:g} % of the ticks"
+            reason += f": {self._why}" if self._why else ": too late"
+        outcome: Outcome = "void" if reason else "solved" if state["success"] else "failed"
+        self.results.append(
+            EpisodeResult(
+                *(spec.task, spec.split, spec.index, outcome, int(state["step"]), reason, attempt),
+                without_action=round(share, 4),
+                policy=self._facts.policy(),
+                alarm=self._alarm,
+            )
+        )
+        if outcome == "void" and attempt <= self._rules.reruns:
+            self._waiting.append((spec, attempt + 1))
+        self._running = False
+        self._id += 1
+        self._asked = 0.0
+
+    def all_results(self) -> list[EpisodeResult]:
+        """Those there are, and one for each episode that was never run."""
+        tried = {(r.task, r.split, r.index) for r in self.results}
+        never = [spec for spec, _ in self._waiting if (spec.task, spec.split, spec.index) not in tried]
+        why = self._over or "the run was interrupted"
+        return [*self.results, *(EpisodeResult(s.task, s.split, s.index, "not run", reason=why) for s in never)]
