@@ -202,7 +202,7 @@ ensure_gl() {
 
 # Unpacks ROS 1's Python packages beside the virtual environment. Without them the tests that need ROS 1 are skipped.
 ensure_ros() {
-    [ ! -s "$VENV/ros1/vla-rl-packages.txt" ] || return 0
+    [ ! -d "$VENV/ros1/usr/share/doc/python3-std-srvs" ] || return 0  # the last of its packages
     if ! "$VENV/bin/python" -m real_robot.bridge.ros.install >/dev/null; then
         say "ROS 1 is not set up (the reason is above): the tests that need it will be skipped."
     fi

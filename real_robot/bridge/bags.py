@@ -167,6 +167,11 @@ def read_frames(
     every = round(picture_every * 1e9)
     images = {name: _Stream(source, source.align, every=every) for name, source in config.images.items()}
     states = [_Stream(source, source.align) for source in config.state]
+    if goals := [sink for sink in contract.action if sink.is_goal]:
+        raise BagError(
+            f"{goals[0].topic}: {goals[0].type} is an action or a service, which recordings of topics do not hold; in "
+            "a copy of the contract, name a topic that the controller was commanded by"
+        )
     actions = [_Stream(sink, ACTION_ALIGN) for sink in contract.action]
     streams = [*images.values(), *states, *actions]
     _read_streams(bag, streams)

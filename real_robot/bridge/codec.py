@@ -13,12 +13,20 @@ from real_robot.bridge.messages import (
     CompressedImage,
     Float64MultiArray,
     Image,
+    JointJog,
     JointState,
     JointTrajectory,
     Message,
     MessageError,
     PoseStamped,
     TwistStamped,
+)
+from real_robot.bridge.ros.action_types import (
+    FollowJointTrajectoryGoal,
+    GoalMessage,
+    GripperCommandGoal,
+    ParallelGripperCommandGoal,
+    SetBoolRequest,
 )
 
 _EMPTY = np.zeros(0)
@@ -106,13 +114,37 @@ def write_action(sink: ActionSink, action: np.ndarray, stamp: int) -> Message:
     if sink.type == "geometry_msgs/PoseStamped":
         return PoseStamped(**header, position=values[:3], orientation=to_quaternion(values[3:]))
     if sink.type == "trajectory_msgs/JointTrajectory":
-        times = (round(sink.time_from_start * 1e9),)
-        return JointTrajectory(**header, joint_names=sink.joints, positions=values[None], times=times)
+        return _trajectory(sink, values, stamp)
+    if sink.type == "control_msgs/JointJog":
+        jog = {"velocities": values, "displacements": _EMPTY, "duration": sink.time_from_start}
+        return JointJog(**header, joint_names=sink.joints, **jog)
     if sink.type == "sensor_msgs/JointState":
         return JointState(**header, name=sink.joints, position=values, velocity=_EMPTY, effort=_EMPTY)
     if sink.type == "std_msgs/Float64MultiArray":
         return Float64MultiArray(data=values)
     return Bool(data=bool(values[0] > sink.threshold))
+
+
+def write_goal(sink: ActionSink, action: np.ndarray) -> GoalMessage:
+    """The goal that carries this sink's part of an action (A,). A trajectory begins when the server has it."""
+    values = _convert(np.asarray(action, np.float64)[list(sink.indices)], sink.convert)
+    if sink.type == "control_msgs/GripperCommand":
+        return GripperCommandGoal(position=float(values[0]), max_effort=sink.goal.max_effort)
+    if sink.type == "control_msgs/ParallelGripperCommand":
+        effort = np.array([sink.goal.max_effort]) if sink.goal.max_effort else _EMPTY
+        return ParallelGripperCommandGoal(
+            command=JointState(name=sink.joints, position=values, velocity=_EMPTY, effort=effort)
+        )
+    if sink.type == "control_msgs/FollowJointTrajectory":
+        return FollowJointTrajectoryGoal(trajectory=_trajectory(sink, values, stamp=0))
+    return SetBoolRequest(data=bool(values[0] > sink.threshold))
+
+
+def _trajectory(sink: ActionSink, values: np.ndarray, stamp: int) -> JointTrajectory:
+    times = (round(sink.time_from_start * 1e9),)
+    return JointTrajectory(
+        stamp=stamp, frame_id=sink.frame, joint_names=sink.joints, positions=values[None], times=times
+    )
 
 
 def read_action(sink: ActionSink, message: Message) -> np.ndarray:
@@ -131,6 +163,8 @@ def read_action(sink: ActionSink, message: Message) -> np.ndarray:
         values = _by_name(sink.joints, message.joint_names, message.positions[0])
     elif isinstance(message, JointState):
         values = _by_name(sink.joints, message.name, message.position)
+    elif isinstance(message, JointJog):
+        values = _by_name(sink.joints, message.joint_names, message.velocities)
     elif isinstance(message, Float64MultiArray):
         values = message.data
     else:

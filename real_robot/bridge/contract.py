@@ -14,6 +14,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
 from real_robot.bridge.messages import MESSAGES, Message
+from real_robot.bridge.ros.action_types import ACTIONS, SERVICES
+from real_robot.bridge.ros.goals import GoalConfig
 from real_robot.bridge.transports.base import QosConfig, TransportConfig
 from real_robot.bridge.transports.configs import Ros1Config
 from real_robot.control.execution import ExecutionConfig
@@ -29,6 +31,10 @@ POSE_PARTS = {
     "quaternion": ("qx", "qy", "qz", "qw"),
     "axis_angle": ("rx", "ry", "rz"),
 }
+JOINT_COMMANDS = (
+    *("trajectory_msgs/JointTrajectory", "sensor_msgs/JointState"),
+    *("control_msgs/JointJog", "control_msgs/FollowJointTrajectory", "control_msgs/ParallelGripperCommand"),
+)
 
 
 class AlignConfig(Config):
@@ -186,34 +192,60 @@ class ObservationConfig(Config):
 
 
 class ActionSink(ChannelConfig):
-    """A topic that takes some numbers of the action."""
+    """A topic that takes some numbers of the action; or an action server, or a switch's service, that does."""
 
     type: Literal[
         "geometry_msgs/TwistStamped",
         "geometry_msgs/PoseStamped",
         "trajectory_msgs/JointTrajectory",
         "sensor_msgs/JointState",
+        "control_msgs/JointJog",
         "std_msgs/Float64MultiArray",
         "std_msgs/Bool",
-    ] = Field(description="Message type.")
+        "control_msgs/GripperCommand",
+        "control_msgs/ParallelGripperCommand",
+        "control_msgs/FollowJointTrajectory",
+        "std_srvs/SetBool",
+    ] = Field(
+        description="Message type of the topic. GripperCommand, ParallelGripperCommand and FollowJointTrajectory are "
+        "actions, SetBool is a service: `topic` is their name, and `goal` says when a goal is sent."
+    )
     indices: tuple[int, ...] = Field(
         description="Which numbers of the action, in the message's order: linear x, y, z, angular x, y, z for a twist; "
         "x, y, z, axis-angle for a pose; one for each of `joints` for joint types."
     )
-    joints: tuple[str, ...] = Field(default=(), description="JointTrajectory and JointState: joint names.")
+    joints: tuple[str, ...] = Field(
+        default=(),
+        description="Joint names: of trajectories, JointState and JointJog; ParallelGripperCommand has one.",
+    )
     frame: str = Field(default="", description="The header's frame_id.")
-    time_from_start: float = Field(default=0.1, gt=0, description="JointTrajectory: seconds until it is reached.")
-    threshold: float = Field(default=0.0, description="Bool: true above this.")
+    time_from_start: float = Field(
+        default=0.1, gt=0, description="Trajectories: seconds until it is reached. JointJog: seconds it lasts."
+    )
+    threshold: float = Field(default=0.0, description="Bool and SetBool: true above this.")
     convert: ConversionConfig = ConversionConfig()
+    goal: GoalConfig = GoalConfig()
+
+    @property
+    def is_goal(self) -> bool:
+        """Whether it is an action's or a service's name, no topic."""
+        return self.type in ACTIONS or self.type in SERVICES
 
     @model_validator(mode="after")
     def _check_indices(self) -> ActionSink:
-        needed = {"geometry_msgs/TwistStamped": 6, "geometry_msgs/PoseStamped": 6, "std_msgs/Bool": 1}.get(self.type)
-        is_joints = self.type in ("trajectory_msgs/JointTrajectory", "sensor_msgs/JointState")
+        if not self.is_goal and self.goal != GoalConfig():
+            raise ConfigError(f"{self.topic}: `goal` belongs to actions and services; {self.type} is a topic's message")
+        needed = {
+            **{"geometry_msgs/TwistStamped": 6, "geometry_msgs/PoseStamped": 6, "std_msgs/Bool": 1},
+            **{"control_msgs/GripperCommand": 1, "control_msgs/ParallelGripperCommand": 1, "std_srvs/SetBool": 1},
+        }.get(self.type)
+        is_joints = self.type in JOINT_COMMANDS
         if is_joints != bool(self.joints):
             raise ConfigError(
                 f"{self.topic}: `joints` belongs to joint messages, and is required there; got {self.type}"
             )
+        if self.type == "control_msgs/ParallelGripperCommand" and len(self.joints) != 1:
+            raise ConfigError(f"{self.topic}: joints: {self.type} moves one joint, got {list(self.joints)}")
         needed = len(self.joints) if is_joints else needed or len(self.indices)
         if len(self.indices) != needed or not self.indices or min(self.indices) < 0:
             raise ConfigError(
@@ -221,6 +253,14 @@ class ActionSink(ChannelConfig):
             )
         _check_lengths(self.topic, self.convert, len(self.indices))
         return self
+
+
+class StartCall(Config):
+    """A service that is called once, before the first command."""
+
+    service: str = Field(description="Service name, such as /servo_node/start_servo.")
+    type: Literal["std_srvs/Trigger", "std_srvs/SetBool"] = Field(description="Service type.")
+    data: bool = Field(default=True, description="SetBool: what is said.")
 
 
 class OperatorTopics(Config):
@@ -271,6 +311,9 @@ class RobotContract(Config):
     )
     observation: ObservationConfig = Field(description="What is read.")
     action: tuple[ActionSink, ...] = Field(description="What is sent.", min_length=1)
+    start: tuple[StartCall, ...] = Field(
+        default=(), description="Services that are called, in this order, before anything is sent; each must succeed."
+    )
     operator: OperatorTopics = OperatorTopics()
     other_publishers: tuple[str, ...] = Field(
         default=(),

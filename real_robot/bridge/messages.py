@@ -73,10 +73,14 @@ def from_time(tree: Mapping[str, Any]) -> int:
 
 
 def _read_header(header: Mapping[str, Any]) -> Tree:
-    return {"stamp": from_time(header["stamp"]), "frame_id": _text(header["frame_id"], MAX_NAME)}
+    return {"stamp": from_time(header["stamp"]), "frame_id": read_text(header["frame_id"], MAX_NAME)}
 
 
-def _text(value: Any, limit: int) -> str:
+def read_text(value: Any, limit: int = MAX_TEXT) -> str:
+    """
+    Raises:
+        MessageError: no text, or longer than `limit` characters.
+    """
     if not isinstance(value, str) or len(value) > limit:
         raise MessageError(f"expected text of at most {limit} characters, got {str(value)[:40]!r}")
     return value
@@ -88,15 +92,23 @@ def _items(values: Sequence[Any]) -> Sequence[Any]:
     return values
 
 
-def _numbers(values: Any) -> np.ndarray:
+def read_numbers(values: Any) -> np.ndarray:
+    """
+    Raises:
+        MessageError: no list of at most `MAX_ITEMS` numbers.
+    """
     array = np.asarray(_items(values), np.float64)
     if array.ndim != 1:
         raise MessageError(f"expected a list of numbers, got shape {array.shape}")
     return array
 
 
-def _names(values: Any) -> tuple[str, ...]:
-    return tuple(_text(v, MAX_NAME) for v in _items(values))
+def read_names(values: Any) -> tuple[str, ...]:
+    """
+    Raises:
+        MessageError: no list of at most `MAX_ITEMS` short texts.
+    """
+    return tuple(read_text(v, MAX_NAME) for v in _items(values))
 
 
 def _bytes(data: Any) -> bytes:
@@ -129,7 +141,7 @@ class Image(Message):
     @classmethod
     def _read(cls, tree: Mapping[str, Any]) -> Tree:
         numbers = {name: int(tree[name]) for name in ("height", "width", "is_bigendian", "step")}
-        return {**numbers, "encoding": _text(tree["encoding"], MAX_NAME), "data": _bytes(tree["data"])}
+        return {**numbers, "encoding": read_text(tree["encoding"], MAX_NAME), "data": _bytes(tree["data"])}
 
     def _write(self) -> Tree:
         return {
@@ -152,7 +164,7 @@ class CompressedImage(Message):
 
     @classmethod
     def _read(cls, tree: Mapping[str, Any]) -> Tree:
-        return {"format": _text(tree["format"], MAX_NAME), "data": _bytes(tree["data"])}
+        return {"format": read_text(tree["format"], MAX_NAME), "data": _bytes(tree["data"])}
 
     def _write(self) -> Tree:
         return {"format": self.format, "data": self.data}
@@ -170,8 +182,8 @@ class JointState(Message):
 
     @classmethod
     def _read(cls, tree: Mapping[str, Any]) -> Tree:
-        names = _names(tree["name"])
-        values = {part: _numbers(tree[part]) for part in ("position", "velocity", "effort")}
+        names = read_names(tree["name"])
+        values = {part: read_numbers(tree[part]) for part in ("position", "velocity", "effort")}
         for part, array in values.items():
             if len(array) not in (0, len(names)):
                 raise MessageError(f"{cls.TYPE}: {len(array)} values of {part} for {len(names)} names")
@@ -228,8 +240,8 @@ class JointTrajectory(Message):
 
     @classmethod
     def _read(cls, tree: Mapping[str, Any]) -> Tree:
-        names, points = _names(tree["joint_names"]), _items(tree["points"])
-        rows = [_numbers(p["positions"]) for p in points]
+        names, points = read_names(tree["joint_names"]), _items(tree["points"])
+        rows = [read_numbers(p["positions"]) for p in points]
         if any(len(row) != len(names) for row in rows):
             raise MessageError(f"{cls.TYPE}: a point whose positions are not one for each of {len(names)} joints")
         positions = np.array(rows).reshape(len(rows), len(names))
@@ -252,6 +264,30 @@ class JointTrajectory(Message):
 
 
 @dataclass(frozen=True, kw_only=True)
+class JointJog(Message):
+    """control_msgs/JointJog: a velocity (rad/s or m/s) for each joint, or a displacement, for `duration` seconds."""
+
+    TYPE: ClassVar[str] = "control_msgs/JointJog"
+    joint_names: tuple[str, ...]
+    velocities: np.ndarray
+    displacements: np.ndarray
+    duration: float
+
+    @classmethod
+    def _read(cls, tree: Mapping[str, Any]) -> Tree:
+        names = read_names(tree["joint_names"])
+        values = {part: read_numbers(tree[part]) for part in ("velocities", "displacements")}
+        for part, array in values.items():
+            if len(array) not in (0, len(names)):
+                raise MessageError(f"{cls.TYPE}: {len(array)} {part} for {len(names)} joints")
+        return {"joint_names": names, **values, "duration": float(tree["duration"])}
+
+    def _write(self) -> Tree:
+        values = {part: np.asarray(getattr(self, part), np.float64) for part in ("displacements", "velocities")}
+        return {"joint_names": list(self.joint_names), **values, "duration": float(self.duration)}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Float64MultiArray(Message):
     """std_msgs/Float64MultiArray, without its layout: the numbers alone."""
 
@@ -261,7 +297,7 @@ class Float64MultiArray(Message):
 
     @classmethod
     def _read(cls, tree: Mapping[str, Any]) -> Tree:
-        return {"data": _numbers(tree["data"])}
+        return {"data": read_numbers(tree["data"])}
 
     def _write(self) -> Tree:
         return {"layout": {"dim": [], "data_offset": 0}, "data": np.asarray(self.data, np.float64)}
@@ -293,7 +329,7 @@ class String(Message):
 
     @classmethod
     def _read(cls, tree: Mapping[str, Any]) -> Tree:
-        return {"data": _text(tree["data"], MAX_TEXT)}
+        return {"data": read_text(tree["data"], MAX_TEXT)}
 
     def _write(self) -> Tree:
         return {"data": self.data}
@@ -303,6 +339,6 @@ MESSAGES: dict[str, type[Message]] = {
     kind.TYPE: kind
     for kind in (
         *(Image, CompressedImage, JointState, PoseStamped, TwistStamped),
-        *(JointTrajectory, Float64MultiArray, Bool, String),
+        *(JointTrajectory, JointJog, Float64MultiArray, Bool, String),
     )
 }

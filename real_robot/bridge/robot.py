@@ -10,10 +10,14 @@ from typing import Protocol
 import numpy as np
 
 from real_robot.bridge.alignment import HeaderClock, Sample, Track
-from real_robot.bridge.codec import check_frame, read_image, read_state, write_action
+from real_robot.bridge.codec import check_frame, read_image, read_state, write_action, write_goal
 from real_robot.bridge.contract import ActionSink, ImageSource, RobotContract, StateSource
 from real_robot.bridge.messages import Message, MessageError, String
-from real_robot.bridge.transports.base import QosConfig, Transport, TransportError
+from real_robot.bridge.ros.action_types import SERVICES, SetBoolRequest, TriggerRequest
+from real_robot.bridge.ros.actions import graph_of
+from real_robot.bridge.ros.goals import GoalSender, call_and_wait, open_goals
+from real_robot.bridge.transports.base import Publisher, QosConfig, Transport, TransportError
+from real_robot.control.checks import StateCheck
 from real_robot.types import RobotObservation
 
 LATCHED = QosConfig(durability="transient_local")
@@ -30,8 +34,12 @@ class Robot(Protocol):
         """Block until the reference topic has a message that `read` has not used, at most `timeout` seconds."""
         ...
 
-    def send(self, values: np.ndarray) -> None:
-        """Send an action, float32 (A,)."""
+    def send(self, values: np.ndarray, moves: bool = True) -> None:
+        """Send an action, float32 (A,). `moves` False: it brakes or stands, so goals under way are canceled as well."""
+        ...
+
+    def halt(self) -> None:
+        """Cancel goals that are under way: the robot is not to move, and nothing is sent."""
         ...
 
     def flush(self, before: float = float("inf")) -> None:
@@ -74,7 +82,14 @@ class TopicRobot:
             transport.subscribe(source.topic, source.message_type, source.qos, self._receiver(source, track))
         if config.instruction_topic:
             transport.subscribe(config.instruction_topic, String, LATCHED, self._receive_instruction)
-        self._publish = [transport.advertise(s.topic, s.message_type, s.qos) for s in contract.action]
+        self._publish: list[tuple[ActionSink, Publisher]] = []
+        self._goals: list[tuple[ActionSink, GoalSender]] = []
+        for sink in contract.action:
+            if sink.is_goal:
+                graph = graph_of(transport, f"action {sink.topic} ({sink.type})")
+                self._goals.append((sink, open_goals(graph, sink.topic, sink.type, sink.goal)))
+            else:
+                self._publish.append((sink, transport.advertise(sink.topic, sink.message_type, sink.qos)))
         for part in (*config.state, *contract.action):
             if (known := transport.joints_of(part.topic)) is not None:
                 _check_joints(part, known)
@@ -142,10 +157,32 @@ class TopicRobot:
         with self._arrived:
             return self._arrived.wait_for(is_new, timeout)
 
-    def send(self, values: np.ndarray) -> None:
+    def call_services(self) -> None:
+        """Call the services of the contract's `start`, and wait for each.
+
+        Raises:
+            TransportError: one is not there, does not answer, or refuses.
+        """
+        for call in self.contract.start:
+            graph = graph_of(self.transport, f"start: {call.service}")
+            request = TriggerRequest() if call.type == "std_srvs/Trigger" else SetBoolRequest(data=call.data)
+            client = graph.service(call.service, SERVICES[call.type])
+            if (trouble := call_and_wait(client, call.service, request)) is not None:
+                raise TransportError(f"start: {trouble}")
+
+    def send(self, values: np.ndarray, moves: bool = True) -> None:
         stamp = self._wall()
-        for sink, publish in zip(self.contract.action, self._publish, strict=True):
+        for sink, publish in self._publish:
             publish(write_action(sink, values, stamp))
+        if not moves:
+            self.halt()
+            return
+        for sink, sender in self._goals:
+            sender.follow(write_goal(sink, values))
+
+    def halt(self) -> None:
+        for _, sender in self._goals:
+            sender.halt()
 
     def flush(self, before: float = float("inf")) -> None:
         """As `Robot.flush`. The clocks are taken anew when everything is forgotten."""
@@ -164,6 +201,11 @@ class TopicRobot:
         return self.transport.fault
 
     @property
+    def state_checks(self) -> list[StateCheck]:
+        """What the supervisor must heed of this robot: goals that fail."""
+        return [sender for _, sender in self._goals]
+
+    @property
     def dropped(self) -> dict[str, dict[str, int]]:
         """Topic or camera -> reason -> messages refused since the start."""
         counts = {name: dict(track.dropped) for name, track in self._tracks.items() if track.dropped}
@@ -177,9 +219,9 @@ class TopicRobot:
         return {name: track.last_error for name, track in self._tracks.items() if track.last_error}
 
     def unheard(self) -> list[str]:
-        """Action topics that nobody listens to."""
-        topics = [sink.topic for sink in self.contract.action]
-        return [topic for topic in topics if not self.transport.has_listener(topic)]
+        """Action topics that nobody listens to, and actions without a server."""
+        topics = [sink.topic for sink, _ in self._publish if not self.transport.has_listener(sink.topic)]
+        return topics + [sink.topic for sink, sender in self._goals if not sender.ready]
 
     def missing(self) -> list[str]:
         """Cameras and topics without a message younger than the contract's `max_age`."""
@@ -199,6 +241,8 @@ class TopicRobot:
         return "; ".join(f"{name}: {trouble}" for name, trouble in found.items())
 
     def close(self) -> None:
+        for _, sender in self._goals:
+            sender.close()
         self.transport.close()
 
 

@@ -15,7 +15,6 @@ import numpy as np
 
 from real_robot.bridge.contract import RobotContract, load_contract
 from real_robot.bridge.robot import TopicRobot
-from real_robot.bridge.transports.base import Transport
 from real_robot.control.deploy_options import DeployOptions, check_fit, check_options
 from real_robot.control.execution import ChunkExecutor
 from real_robot.control.playback import InferenceThread, SynchronousActions, SynchronousPacer
@@ -26,7 +25,7 @@ from real_robot.control.shutdown import Shutdown
 from real_robot.control.tick_log import TickLog
 from real_robot.failure.runner import DetectorThread
 from real_robot.failure.watch import FailureWatch, Overseer, load_detector
-from real_robot.guard.robot_lock import claim
+from real_robot.guard.robot_lock import RobotLock, claim
 from real_robot.kinematics.check import ModelCheck
 from real_robot.operator.console.console_state import ConsoleState
 from real_robot.operator.console.operator import ConsoleOperator
@@ -70,14 +69,11 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
         say = shutdown.say
         client = _connect(options, contract, stack, say)
         detector = load_detector(options.detector, client.address, client.metadata) if options.detector else None
-        transport = contract.transport.open()
-        stack.callback(transport.close)
-        lock = claim(contract, transport, "deploy", say, stack)
-        robot = TopicRobot(contract, transport, options.instruction)
+        robot, lock = _open_robot(options, contract, stack, say)
         console_state = ConsoleState(contract, detector.kind if detector else "")
         supervisor = _supervisor(options, contract, robot, _Events(say, console_state), say)
         gate = open_gate(client, contract, detector, options.allow_policy_change)
-        episodes = _episodes(options, transport, robot, gate, supervisor) if options.episodes else None
+        episodes = _episodes(options, robot, gate, supervisor) if options.episodes else None
         watchers = _watchers(options, contract, console_state, supervisor, episodes, say, stack)
         watch = _watch(detector, contract, client, gate, watchers.overseer, console_state, say, stack)
         actions, pacer, why_not = _actions(options, contract, gate, watch, _pacer(contract, robot))
@@ -97,7 +93,7 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
             robot,
             actions,
             supervisor,
-            Operators([shutdown, TopicOperator(contract.operator, transport), *watchers.operators, *claimed]),
+            Operators([shutdown, TopicOperator(contract.operator, robot.transport), *watchers.operators, *claimed]),
             pacer,
             needs_new=contract.pace == "reference",
             silence=contract.silence,
@@ -113,6 +109,20 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
     shutdown.exit(is_complete=episodes is None)
     check_complete(results)
     return results
+
+
+def _open_robot(
+    options: DeployOptions, contract: RobotContract, stack: ExitStack, say: Say
+) -> tuple[TopicRobot, RobotLock | None]:
+    """The robot, claimed, with the contract's services called; it is left when `stack` closes."""
+    transport = contract.transport.open()
+    stack.callback(transport.close)
+    lock = claim(contract, transport, "deploy", say, stack)
+    robot = TopicRobot(contract, transport, options.instruction)
+    stack.callback(robot.close)
+    if not options.dry_run:
+        robot.call_services()
+    return robot, lock
 
 
 @dataclass(frozen=True)
@@ -212,13 +222,13 @@ def _await_server(client: PolicyClient, seconds: float, say: Say) -> None:
 def _supervisor(
     options: DeployOptions, contract: RobotContract, robot: TopicRobot, on_event: _Events, say: Say
 ) -> Supervisor:
-    """The supervisor, with the check against the robot's own model where the contract names one."""
+    """The supervisor, with the robot's own checks, and that against its model where the contract names one."""
     safety = contract.safety.model_copy(update={"dry_run": True}) if options.dry_run else contract.safety
     checks = [] if contract.model is None else [ModelCheck(contract, robot.transport)]
     for check in checks:
         say(f"model: {check.summary()}")
-    why_stale = robot.why_no_observation
-    return Supervisor(safety, on_event=on_event, motion_checks=checks, state_checks=checks, why_stale=why_stale)
+    why_stale, state_checks = robot.why_no_observation, [*checks, *robot.state_checks]
+    return Supervisor(safety, on_event=on_event, motion_checks=checks, state_checks=state_checks, why_stale=why_stale)
 
 
 def _watch(
@@ -358,9 +368,7 @@ def _keys(options: DeployOptions, say: Say) -> KeyOperator:
     return KeyOperator(active=options.start, say=say)
 
 
-def _episodes(
-    options: DeployOptions, transport: Transport, robot: TopicRobot, gate: PolicyGate, supervisor: Supervisor
-) -> SimEpisodes:
+def _episodes(options: DeployOptions, robot: TopicRobot, gate: PolicyGate, supervisor: Supervisor) -> SimEpisodes:
     def stopped() -> str:
         mode, reason = supervisor.state
         return reason if mode == STOPPED else ""
@@ -368,7 +376,7 @@ def _episodes(
     tasks = options.tasks
     specs = [EpisodeSpec(tasks[i % len(tasks)], options.split, i // len(tasks)) for i in range(options.episodes)]
     facts = RunFacts(lambda: str(gate.policy), lambda: gate.trouble, stopped)
-    return SimEpisodes(transport, robot, specs, rules=options.void_rules, facts=facts)
+    return SimEpisodes(robot.transport, robot, specs, rules=options.void_rules, facts=facts)
 
 
 def _report(episodes: SimEpisodes, options: DeployOptions, say: Say) -> list[EpisodeResult]:

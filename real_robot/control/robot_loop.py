@@ -222,6 +222,7 @@ class ControlLoop:
                 self._count(moves, sent)
         else:
             self._watchdog.restart(start)
+            self.robot.halt()
             if not self.supervisor.is_still:
                 sent = self._send(self._hold())
         tick = Tick(step, start, observation, is_new, requested, sent, late, time.monotonic() - start, operator_command)
@@ -278,7 +279,7 @@ class ControlLoop:
     def _send(self, command: Command | None) -> SentCommand:
         sent = self.supervisor.filter(command)
         if sent.values is not None:
-            self.robot.send(sent.values)
+            self.robot.send(sent.values, moves=sent.mode == RUNNING)
         return sent
 
 

@@ -10,6 +10,7 @@ from real_robot.bridge.codec import read_state
 from real_robot.bridge.contract import ActionSink, ImageSource, RobotContract, SourceConfig, StateSource
 from real_robot.bridge.images import decode_image
 from real_robot.bridge.messages import CompressedImage, Image, JointState, MessageError
+from real_robot.bridge.ros.action_types import SERVICES
 from real_robot.bridge.transports.base import Endpoint
 from real_robot.doctor.listen import Findings, Heard
 from vla_rl.common.checks import Check
@@ -190,6 +191,8 @@ def check_sink(place: str, sink: ActionSink, contract: RobotContract, findings: 
     checks = _check_joint_names(place, sink, contract, findings)
     if findings.graph is None:
         return [Check(sink.topic, "ok", f"{sink.type}; who listens cannot be seen through this transport"), *checks]
+    if sink.is_goal:
+        return [_check_server(place, sink, contract, findings.graph), *checks]
     listeners = [e for e in findings.graph if e.topic == sink.topic and not e.publishes]
     rivals = [e.node for e in findings.graph if e.topic == sink.topic and e.publishes]
     takers = {e.topic for e in findings.graph if not e.publishes}
@@ -208,6 +211,23 @@ def check_sink(place: str, sink: ActionSink, contract: RobotContract, findings: 
         found = f"{', '.join(rivals)} publishes here too: two drivers of one robot"
         checks.append(Check(f"{sink.topic}: others", "wrong", found, "end the other one before you deploy"))
     return checks
+
+
+def _check_server(place: str, sink: ActionSink, contract: RobotContract, graph: list[Endpoint]) -> Check:
+    """Whether an action's or a service's server is there."""
+    if contract.transport.kind == "ros1" and sink.type in SERVICES:
+        return Check(sink.topic, "ok", f"{sink.type}; services of ROS 1 are not looked for")
+    ends = ("Request",) if sink.type in SERVICES else ("/goal", "/_action/send_goalRequest")  # what it listens to
+    servers = {
+        e.topic.removeprefix("rq").removesuffix(end)
+        for e in graph
+        for end in ends
+        if e.topic.endswith(end) and not e.publishes
+    }
+    if sink.topic in servers:
+        return Check(sink.topic, "ok", f"a server of {sink.type} is there")
+    found = f"no server of {sink.type}{near(sink.topic, servers)}"
+    return Check(sink.topic, "wrong", found, f"start the controller, or set {place}.topic")
 
 
 def _check_joint_names(place: str, sink: ActionSink, contract: RobotContract, findings: Findings) -> list[Check]:

@@ -1,7 +1,7 @@
 """ROS 1's Python packages from Debian, unpacked beside the virtual environment. Needs no root and no ROS.
 
 `vla-rl ros install` and `scripts/setup.sh dev` run this; `python -m real_robot.bridge.ros.install` does the same.
-The packages are pure Python (rospy, rosmaster and message classes), 0.4 MB to download, 3.5 MB on disk.
+The packages are pure Python (rospy, rosmaster, actionlib and message classes), 0.5 MB to download, 4 MB on disk.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from vla_rl.common.atomic import atomic_folder, write_text_atomic
+from vla_rl.common.atomic import atomic_folder
 
 PACKAGES = tuple(
     f"python3-{name}"
     for name in (
         *("rospy", "rosmaster", "rosgraph", "roslib", "rospkg", "genpy", "genmsg", "catkin", "catkin-pkg"),
         *("std-msgs", "sensor-msgs", "geometry-msgs", "trajectory-msgs", "rosgraph-msgs", "roscpp-msg"),
+        *("actionlib", "actionlib-msgs", "std-srvs"),
     )
 )
 FOLDER_VARIABLE = "VLA_RL_ROS"
-_STAMP = "vla-rl-packages.txt"
-_PROBE = "import rospy, rosmaster, sensor_msgs.msg, geometry_msgs.msg, trajectory_msgs.msg"
+_PROBE = "import rospy, rosmaster, actionlib, sensor_msgs.msg, geometry_msgs.msg, trajectory_msgs.msg, std_srvs.srv"
 
 
 class RosInstallError(RuntimeError):
@@ -45,8 +45,8 @@ def python_path(folder: Path | None = None) -> Path:
 
 def is_installed(folder: Path | None = None) -> bool:
     """Whether all of `PACKAGES` were unpacked there."""
-    stamp = (folder or ros_folder()) / _STAMP
-    return stamp.is_file() and stamp.read_text().split() == list(PACKAGES)
+    documents = (folder or ros_folder()) / "usr/share/doc"  # Each package has a folder of its name there.
+    return all((documents / name).is_dir() for name in PACKAGES)
 
 
 def enable() -> None:
@@ -82,14 +82,13 @@ def install(folder: Path | None = None, report: Callable[[str], None] = print) -
                 "install ROS 1 (noetic, for example from robostack) and source it, or use the ros2 or rosbridge "
                 "transport, which need none of this"
             )
-    report(f"fetching {len(PACKAGES)} ROS 1 packages (0.4 MB) into {folder}")
+    report(f"fetching {len(PACKAGES)} ROS 1 packages (0.5 MB) into {folder}")
     with tempfile.TemporaryDirectory(prefix="vla-rl-ros-") as temporary:
         debs = _download(Path(temporary))
         with atomic_folder(folder, what="ROS 1 packages", replace=True) as partial:
             for deb in debs:
                 _run(["dpkg-deb", "-x", str(deb), str(partial)], f"unpacking {deb.name}")
             _check_imports(partial)
-            write_text_atomic(partial / _STAMP, "\n".join(PACKAGES) + "\n")
     return folder
 
 

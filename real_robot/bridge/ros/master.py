@@ -95,6 +95,16 @@ def master_pid(uri: str, timeout: float = 1.0) -> int | None:
     return int(pid) if code == 1 else None  # type: ignore[arg-type]
 
 
+def service_uri(uri: str, name: str, timeout: float = 1.0) -> str:
+    """Where the service of that name is, as the master at `uri` knows it; "" where it knows none or does not answer."""
+    try:
+        with xmlrpc.client.ServerProxy(uri, transport=_Transport(timeout)) as master:
+            code, _, found = master.lookupService("/vla_rl", name)  # type: ignore[misc]
+    except (OSError, xmlrpc.client.Error, ValueError):
+        return ""
+    return str(found) if code == 1 else ""
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -9,21 +9,29 @@ from typing import Any
 
 import numpy as np
 from rosbags.interfaces import Nodetype
-from rosbags.typesys import Stores, get_typestore
+from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 
 from real_robot.bridge.messages import Message, MessageError, Tree
+from real_robot.bridge.ros.definitions import ros1_texts, ros2_texts
 
 
 def ros2_name(message_type: type[Message]) -> str:
-    """ "sensor_msgs/JointState" as ROS 2 writes it: "sensor_msgs/msg/JointState"."""
-    package, _, name = message_type.TYPE.partition("/")
-    return f"{package}/msg/{name}"
+    """ "sensor_msgs/JointState" in ROS 2: "sensor_msgs/msg/JointState"; parts of services and actions as is."""
+    name = message_type.TYPE
+    return name if name.count("/") == 2 else name.replace("/", "/msg/")
 
 
 @functools.cache
 def store_of(distro: str) -> Any:
-    """rosbags' message definitions of a ROS 2 distribution ("humble", "jazzy", ...) or of "noetic" (ROS 1)."""
-    return get_typestore(Stores[f"ROS1_{distro.upper()}" if distro == "noetic" else f"ROS2_{distro.upper()}"])
+    """rosbags' message definitions, and ours, of a ROS 2 distribution ("humble", "jazzy", ...) or "noetic" (ROS 1)."""
+    is_ros1 = distro == "noetic"
+    store = get_typestore(Stores[f"ROS1_{distro.upper()}" if is_ros1 else f"ROS2_{distro.upper()}"])
+    for name, text in (ros1_texts() if is_ros1 else ros2_texts()).items():
+        full = name if name.count("/") == 2 else name.replace("/", "/msg/")
+        if full not in store.fielddefs:
+            (definition,) = get_types_from_msg(text, full).values()  # under a name of rosbags' making, for services
+            store.register({full: definition})
+    return store
 
 
 def encode_cdr(message: Message, distro: str) -> bytes:
@@ -57,11 +65,18 @@ def tree_of(native: Any) -> Any:
 def native_of(store: Any, name: str, tree: Mapping[str, Any]) -> Any:
     """A tree as rosbags' own message of that type name."""
     _, definitions = store.fielddefs[name]
-    values = {field: _value(store, node, tree[field]) for field, node in definitions if field in tree}
-    for field, node in definitions:
-        if field not in values:  # ROS 1's sequence number in headers, which nobody reads
-            values[field] = _value(store, node, 0)
+    # What a tree leaves out is zero or empty: tolerances of trajectories, ROS 1's sequence number in headers.
+    values = {f: _value(store, node, tree[f]) if f in tree else _default(store, node) for f, node in definitions}
     return store.types[name](**values)
+
+
+def _default(store: Any, node: Any) -> Any:
+    kind, detail = node
+    if kind == Nodetype.NAME:
+        return native_of(store, detail, {})
+    if kind == Nodetype.BASE:
+        return "" if detail[0] == "string" else 0
+    return _value(store, node, [0] * detail[1] if kind == Nodetype.ARRAY else [])
 
 
 def _value(store: Any, node: Any, value: Any) -> Any:

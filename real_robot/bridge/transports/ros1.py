@@ -10,14 +10,17 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from real_robot.bridge.messages import Message, MessageError, Tree
+from real_robot.bridge.ros.action_types import ActionType, ServiceType
+from real_robot.bridge.ros.actions import Answer, TopicActionClient
+from real_robot.bridge.ros.definitions import ROS1_ACTIONS, ros1_classes
 from real_robot.bridge.ros.install import enable
-from real_robot.bridge.ros.master import is_gone, master_pid, topic_ends
+from real_robot.bridge.ros.master import is_gone, master_pid, service_uri, topic_ends
 from real_robot.bridge.transports.base import Endpoint, Handler, Publisher, QosConfig, TransportError
 
 if TYPE_CHECKING:
@@ -65,6 +68,7 @@ class Ros1Transport:
         self._publishers: dict[str, tuple[type[Message], QosConfig]] = {}
         self._open_subscribers: list[Any] = []
         self._open_publishers: dict[str, Any] = {}
+        self._services: list[Ros1Service] = []
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._watcher = threading.Thread(target=self._watch, args=(config.check_period,), daemon=True)
@@ -152,8 +156,26 @@ class Ros1Transport:
             tcp_nodelay=True,
         )
 
+    def action(self, name: str, action: ActionType) -> TopicActionClient:
+        """A client of that actionlib server.
+
+        Raises:
+            TransportError: ROS 1 has no such action.
+        """
+        if action.name not in ROS1_ACTIONS:
+            raise TransportError(f"{name}: {action.name} is an action of ROS 2; ROS 1 has {', '.join(ROS1_ACTIONS)}")
+        return TopicActionClient(self, name, action)
+
+    def service(self, name: str, service: ServiceType) -> Ros1Service:
+        """A client of that service."""
+        client = Ros1Service(self._rospy, self._uri, name, service)
+        self._services.append(client)
+        return client
+
     def _watch(self, period: float) -> None:
         while not self._closing.wait(period):
+            for service in list(self._services):
+                service.look()
             found = master_pid(self._uri)
             if found is None:
                 self._fault = f"the ROS master at {self._uri} does not answer"
@@ -177,10 +199,54 @@ class Ros1Transport:
             self._rospy.signal_shutdown("closed")
 
 
+class Ros1Service:
+    """A client of one service. rospy's calls block, so each has a thread; while one is under way others are refused."""
+
+    def __init__(self, rospy: Any, uri: str, name: str, service: ServiceType) -> None:
+        self._rospy, self._uri, self._name, self._type = rospy, uri, rospy.resolve_name(name), service
+        package, _, short = service.name.partition("/")
+        self._class = getattr(importlib.import_module(f"{package}.srv"), short)
+        self._proxy = rospy.ServiceProxy(self._name, self._class)
+        self._busy = threading.Lock()
+        self.ready = False
+        self.look()
+
+    def look(self) -> None:
+        """Ask the master whether the service is there."""
+        self.ready = service_uri(self._uri, self._name) != ""
+
+    def call(self, request: Message, answer: Callable[[Answer], None]) -> None:
+        if not self._busy.acquire(blocking=False):
+            answer(f"service {self._name} has not answered the last call")
+            return
+
+        def ask() -> None:
+            try:
+                native = self._proxy(_fill(self._class._request_class, request.tree()))
+                got: Answer = self._type.response.from_tree(tree_of(native))
+            except (self._rospy.ServiceException, self._rospy.ROSException, MessageError) as error:
+                got = f"service {self._name}: {error}"
+            finally:
+                self._busy.release()
+            answer(got)
+
+        threading.Thread(target=ask, daemon=True, name=f"call {self._name}").start()
+
+
 def native_class(message_type: type[Message]) -> Any:
     """rospy's class of a message type."""
-    package, _, name = message_type.TYPE.partition("/")
-    return getattr(importlib.import_module(f"{package}.msg"), name)
+    return _class_named(message_type.TYPE)
+
+
+def _class_named(type_name: str) -> Any:
+    """The class of an installed package, or for control_msgs, which Debian lacks, one made of its definition."""
+    package, _, name = type_name.partition("/")
+    try:
+        return getattr(importlib.import_module(f"{package}.msg"), name)
+    except ImportError:
+        if type_name not in ros1_classes():
+            raise
+        return ros1_classes()[type_name]
 
 
 def tree_of(native: Any) -> Any:
@@ -214,8 +280,7 @@ def _native_value(type_name: str, value: Any, default: Any) -> Any:
     if isinstance(value, Mapping):
         return _fill(type(default), dict(value))
     if "/" in type_name and type_name.endswith("[]"):
-        package, _, name = type_name[:-2].partition("/")
-        kind = getattr(importlib.import_module(f"{package}.msg"), name)
+        kind = _class_named(type_name[:-2])
         return [_fill(kind, item) for item in value]
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return list(value)

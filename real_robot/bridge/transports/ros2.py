@@ -1,16 +1,23 @@
 """DDS with ROS 2's topic and type names and its encoding, through cyclonedds and rosbags: no ROS 2 installation.
 
-This is the wire level: what ROS 2 nodes send and hear over DDS. It is not part of the ROS 2 graph beyond
-topics: no node name, no services, no parameters, and no type hash (rmw_cyclonedds of Iron and later warns).
+This is the wire level: what ROS 2 nodes send and hear over DDS. It is not part of the ROS 2 graph beyond topics,
+services and actions: no node name, no parameters, and no type hash (rmw_cyclonedds of Iron and later warns).
+Services, and so actions, are as rmw_cyclonedds sends them: the caller's identity stands before the fields. A robot on
+rmw_fastrtps puts it beside them, where cyclonedds' Python does not reach; topics are the same for both.
 Set CYCLONEDDS_URI for another network interface, as with rmw_cyclonedds.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
+import secrets
+import struct
 import threading
+import uuid
 from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cyclonedds.builtin import BuiltinDataReader, BuiltinTopicDcpsPublication, BuiltinTopicDcpsSubscription
@@ -25,6 +32,8 @@ from cyclonedds.util import duration
 from rosbags.interfaces import Nodetype
 
 from real_robot.bridge.messages import Message, MessageError
+from real_robot.bridge.ros.action_types import ActionType, ServiceType
+from real_robot.bridge.ros.actions import Answer, ServiceActionClient, remember
 from real_robot.bridge.ros.typestore import decode_cdr, encode_cdr, ros2_name, store_of
 from real_robot.bridge.transports.base import Endpoint, Handler, Publisher, QosConfig, TransportError
 
@@ -35,6 +44,7 @@ _log = logging.getLogger(__name__)
 _POLL = 0.2  # seconds between looks whether to close
 _MAX_ENDPOINTS = 10_000  # that a survey looks at
 _HEADER = b"\x00\x01\x00\x00"  # of little-endian CDR
+_CALL = struct.Struct("<Qq")  # a service's client, and its request's number
 
 
 class Ros2Transport:
@@ -68,27 +78,31 @@ class Ros2Transport:
     def subscribe(self, topic: str, message_type: type[Message], qos: QosConfig, handler: Handler) -> None:
         reader = DataReader(self._participant, self._topic(topic, message_type), dds_qos(qos))
 
+        def deliver(data: bytes) -> None:
+            try:
+                message = decode_cdr(data, message_type, self._distro)
+            except MessageError:
+                self._unreadable[topic] += 1
+                return
+            handler(message)
+
+        self._read(reader, topic, deliver)
+
+    def _read(self, reader: DataReader, name: str, deliver: Callable[[bytes], None]) -> None:
+        """Call `deliver` with each sample's bytes, on a thread of its own."""
+
         def read() -> None:
             while not self._closing.is_set():
                 for sample in reader.take_iter(timeout=duration(seconds=_POLL)):
                     if self._closing.is_set():
                         return
-                    self._deliver(topic, message_type, handler, sample)
+                    data = getattr(sample, "data", None)
+                    if data is not None:  # None: a writer went away.
+                        deliver(data)
 
-        thread = threading.Thread(target=read, daemon=True, name=f"dds {topic}")
+        thread = threading.Thread(target=read, daemon=True, name=f"dds {name}")
         self._threads.append(thread)
         thread.start()
-
-    def _deliver(self, topic: str, message_type: type[Message], handler: Handler, sample: Any) -> None:
-        data = getattr(sample, "data", None)
-        if data is None:  # A writer went away.
-            return
-        try:
-            message = decode_cdr(data, message_type, self._distro)
-        except MessageError:
-            self._unreadable[topic] += 1
-            return
-        handler(message)
 
     def advertise(self, topic: str, message_type: type[Message], qos: QosConfig) -> Publisher:
         dds_topic = self._topic(topic, message_type)
@@ -121,6 +135,24 @@ class Ros2Transport:
         ]
         return [f"participant {key}" for key in dict.fromkeys(found) if key != own]
 
+    def service(self, name: str, service: ServiceType) -> Ros2Service:
+        """A client of that service, of a server on rmw_cyclonedds."""
+        bare = name.lstrip("/")
+        client = f"clientid={'.'.join(f'{byte:x}' for byte in uuid.uuid4().bytes)};"
+        qos = dds_qos(QosConfig(depth=10), client)  # A server waits with its answer until it has found our reader.
+        request, reply = (
+            Topic(self._participant, topic, dds_type(ros2_name(kind), self._distro, True))
+            for topic, kind in ((f"rq/{bare}Request", service.request), (f"rr/{bare}Reply", service.response))
+        )
+        reader = DataReader(self._participant, reply, qos)
+        made = Ros2Service(name, service, self._distro, DataWriter(self._participant, request, qos), reader)
+        self._read(reader, name, made.receive)
+        return made
+
+    def action(self, name: str, action: ActionType) -> ServiceActionClient:
+        """A client of that action, of a server on rmw_cyclonedds."""
+        return ServiceActionClient(self, name, action)
+
     def joints_of(self, topic: str) -> tuple[str, ...] | None:
         """Not known: messages name their joints."""
         return None
@@ -132,7 +164,7 @@ class Ros2Transport:
             for end in BuiltinDataReader(self._participant, kind).read(_MAX_ENDPOINTS):
                 if getattr(end, "participant_key", None) in (None, self._participant.guid):
                     continue  # a node that has left, or this one
-                if end.topic_name.startswith("rt/"):
+                if end.topic_name.startswith(("rt/", "rq/")):
                     ends.append(_endpoint(end, publishes))
         return ends
 
@@ -143,7 +175,7 @@ class Ros2Transport:
 
 
 def _endpoint(end: Any, publishes: bool) -> Endpoint:
-    """A DDS endpoint as ROS 2 would show it: rt/joint_states, sensor_msgs::msg::dds_::JointState_."""
+    """A DDS endpoint as ROS 2 would show it: rt/joint_states, sensor_msgs::msg::dds_::JointState_. Services: rq/."""
     reliable = end.qos[Policy.Reliability]
     return Endpoint(
         topic=end.topic_name.removeprefix("rt"),
@@ -154,10 +186,53 @@ def _endpoint(end: Any, publishes: bool) -> Endpoint:
     )
 
 
-def dds_qos(qos: QosConfig) -> Qos:
+class Ros2Service:
+    """A client of one service: before the fields, its own number and the request's, by which it knows the answer."""
+
+    def __init__(self, name: str, service: ServiceType, distro: str, writer: DataWriter, reader: DataReader) -> None:
+        self._name, self._service, self._distro, self._writer, self._reader = name, service, distro, writer, reader
+        self._client = secrets.randbits(64)
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, Callable[[Answer], None]] = {}
+
+    @property
+    def ready(self) -> bool:
+        return bool(self._writer.get_matched_subscriptions()) and bool(self._reader.get_matched_publications())
+
+    def call(self, request: Message, answer: Callable[[Answer], None]) -> None:
+        number = next(self._numbers)
+        remember(self._waiting, number, answer)
+        kind: Any = self._writer.topic.data_type
+        sample = kind.__new__(kind)
+        sample.data = _HEADER + _CALL.pack(self._client, number) + encode_cdr(request, self._distro)[len(_HEADER) :]
+        try:
+            self._writer.write(sample)
+        except DDSException as error:
+            self._waiting.pop(number, None)
+            answer(f"service {self._name}: {error}")
+
+    def receive(self, data: bytes) -> None:
+        """Take what was answered, to us or to another client."""
+        start = len(_HEADER)
+        if len(data) < start + _CALL.size or data[1] != _HEADER[1]:
+            _log.warning("service %s: an answer of %d bytes is not readable", self._name, len(data))
+            return
+        client, number = _CALL.unpack_from(data, start)
+        answer = self._waiting.pop(number, None) if client == self._client else None
+        if answer is None:
+            return
+        try:
+            answer(decode_cdr(_HEADER + data[start + _CALL.size :], self._service.response, self._distro))
+        except MessageError as error:
+            answer(f"service {self._name}: {error}")
+
+
+def dds_qos(qos: QosConfig, user_data: str = "") -> Qos:
     """The DDS policies that ROS 2 sets for a topic, with XCDR version 1 as its encoding."""
     reliable, local = qos.reliability == "reliable", qos.durability == "transient_local"
+    told = [Policy.Userdata(user_data.encode())] if user_data else []
     return Qos(
+        *told,
         Policy.Reliability.Reliable(duration(milliseconds=100)) if reliable else Policy.Reliability.BestEffort,
         Policy.Durability.TransientLocal if local else Policy.Durability.Volatile,
         Policy.History.KeepLast(qos.depth),
@@ -166,16 +241,19 @@ def dds_qos(qos: QosConfig) -> Qos:
 
 
 @functools.cache
-def dds_type(name: str, distro: str) -> type[IdlStruct]:
+def dds_type(name: str, distro: str, is_call: bool = False) -> type[IdlStruct]:
     """The DDS type of a ROS 2 message, "sensor_msgs::msg::dds_::JointState_", whose samples hold encoded bytes.
+
+    With `is_call` it is a service's request or response as rmw_cyclonedds sends it: two numbers come first.
 
     Only the description of the type is cyclonedds': its own encoder, in pure Python, needs 30 ms for a
     raw image where rosbags needs 0.5.
     """
-    package, _, short = name.partition("/msg/")
+    package, kind, short = name.split("/")
     _, definitions = store_of(distro).fielddefs[name]
-    fields = {field: _idl_of(node, distro) for field, node in definitions}
-    made = make_idl_struct(short + "_", f"{package}.msg.dds_.{short}_", fields, dataclassify=False)
+    header = {"client": idl.uint64, "number": idl.int64} if is_call else {}
+    fields = header | {field: _idl_of(node, distro) for field, node in definitions}
+    made = make_idl_struct(short + "_", f"{package}.{kind}.dds_.{short}_", fields, dataclassify=False)
 
     def serialize(self: Any, *_: Any, **__: Any) -> bytes:
         return self.data

@@ -7,7 +7,15 @@ import math
 import numpy as np
 import pytest
 
-from real_robot.bridge.codec import check_frame, read_action, read_state, to_axis_angle, to_quaternion, write_action
+from real_robot.bridge.codec import (
+    check_frame,
+    read_action,
+    read_state,
+    to_axis_angle,
+    to_quaternion,
+    write_action,
+    write_goal,
+)
 from real_robot.bridge.contract import ActionSink, StateSource
 from real_robot.bridge.messages import (
     Bool,
@@ -18,6 +26,7 @@ from real_robot.bridge.messages import (
     PoseStamped,
     TwistStamped,
 )
+from real_robot.bridge.ros.action_types import FollowJointTrajectoryGoal, GripperCommandGoal
 
 NONE = np.zeros(0)
 ACTION = np.array([0.1, -0.2, 0.3, 0.4, 0.5, -0.6, 1.0], np.float32)
@@ -116,6 +125,7 @@ def test_a_trajectory_has_one_point_a_while_ahead() -> None:
         {"type": "geometry_msgs/PoseStamped", "indices": (0, 1, 2, 3, 4, 5)},
         {"type": "trajectory_msgs/JointTrajectory", "indices": (1, 0), "joints": ("a", "b")},
         {"type": "sensor_msgs/JointState", "indices": (1, 0), "joints": ("a", "b"), "convert": {"scale": (2, 5)}},
+        {"type": "control_msgs/JointJog", "indices": (1, 0), "joints": ("a", "b"), "convert": {"scale": 3}},
         {"type": "std_msgs/Float64MultiArray", "indices": (2, 3, 4)},
         {"type": "std_msgs/Bool", "indices": (6,)},
     ],
@@ -135,3 +145,24 @@ def test_a_pose_command_and_a_gripper_switch() -> None:
     switch = ActionSink(topic="/g", type="std_msgs/Bool", indices=(6,), threshold=0.5)
     closed, opened = write_action(switch, ACTION, 0), write_action(switch, -ACTION, 0)
     assert isinstance(closed, Bool) and closed.data and isinstance(opened, Bool) and not opened.data
+
+
+def test_goals_have_the_contracts_numbers() -> None:
+    gripper = ActionSink(
+        topic="/g", type="control_msgs/GripperCommand", indices=(6,), convert={"scale": 0.04}, goal={"max_effort": 20}
+    )
+    goal = write_goal(gripper, ACTION)
+    assert isinstance(goal, GripperCommandGoal) and goal.max_effort == 20
+    np.testing.assert_allclose(goal.numbers, ACTION[6:7] * 0.04, rtol=1e-6)
+    arm = ActionSink(topic="/a", type="control_msgs/FollowJointTrajectory", indices=(1, 0), joints=("a", "b"))
+    trajectory = write_goal(arm, ACTION)
+    assert isinstance(trajectory, FollowJointTrajectoryGoal)
+    assert (trajectory.trajectory.stamp, trajectory.trajectory.times) == (0, (100_000_000,)), "0: as soon as it comes"
+    np.testing.assert_allclose(trajectory.numbers, [-0.2, 0.1], rtol=1e-6)
+    parallel = ActionSink(
+        topic="/p", type="control_msgs/ParallelGripperCommand", indices=(6,), joints=("f",), goal={"max_effort": 5}
+    )
+    command = write_goal(parallel, ACTION).tree()["command"]
+    assert command["name"] == ["f"] and command["position"].tolist() == [1.0] and command["effort"].tolist() == [5.0]
+    switch = ActionSink(topic="/s", type="std_srvs/SetBool", indices=(6,), threshold=0.5)
+    assert [write_goal(switch, a).data for a in (ACTION, -ACTION)] == [True, False]

@@ -36,6 +36,7 @@ def changed(tmp_path: Path, *overrides: str, **sections: Any) -> Path:
 
 
 STATE = {"topic": "/j", "type": "sensor_msgs/JointState"}
+GRIPPER = {"topic": "/g", "type": "control_msgs/GripperCommand"}
 TWIST = {"topic": "/t", "type": "geometry_msgs/TwistStamped"}
 
 
@@ -62,6 +63,22 @@ TWIST = {"topic": "/t", "type": "geometry_msgs/TwistStamped"}
         ),
         ([], {"observation": {}}, "at least one camera or state topic"),
         ([], {"action": [TWIST | {"indices": [0, 1, 2]}]}, r"/t: indices: .* needs 6 of 0 or more, got \[0, 1, 2\]"),
+        (
+            [],
+            {"action": [TWIST | {"indices": [0, 1, 2, 3, 4, 5], "goal": {"max_effort": 1}}]},
+            "/t: `goal` belongs to actions and services; geometry_msgs/TwistStamped is a topic's message",
+        ),
+        ([], {"action": [GRIPPER | {"indices": [0, 1]}]}, "/g: indices: .*GripperCommand needs 1 of 0 or more"),
+        (
+            [],
+            {
+                "action": [
+                    {**GRIPPER, "type": "control_msgs/ParallelGripperCommand", "indices": [0, 1], "joints": ["a", "b"]}
+                ]
+            },
+            "/g: joints: .* moves one joint, got",
+        ),
+        ([], {"action": [GRIPPER | {"indices": [0], "joints": ["a"]}]}, "`joints` belongs to joint messages"),
         ([], {"action": [TWIST | {"indices": [0, 1, 2, 3, 4, 6]}]}, "together they must be 0, 1, 2"),
         ([], {"action": [TWIST | {"indices": [0, 1, 2, 3, 4, 5]}]}, "safety.dimensions: 7 entries for 6 numbers"),
     ],

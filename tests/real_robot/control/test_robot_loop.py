@@ -331,7 +331,7 @@ def test_whatever_fails_the_robot_is_braked_first(monkeypatch: pytest.MonkeyPatc
     elif part == "read":
         monkeypatch.setattr(bench.robot, "read", lambda: (fail(), read())[1])
     else:
-        monkeypatch.setattr(bench.robot, "send", lambda v: (fail(), send(v))[1])
+        monkeypatch.setattr(bench.robot, "send", lambda v, moves=True: (fail(), send(v, moves))[1])
 
     class ThreeTicks:
         left = 3

@@ -1,0 +1,180 @@
+"""Goals of actions, from the control loop to the joint: each test on ROS 1 with real actionlib, and on ROS 2's wire.
+
+ROS 1: a rosmaster, actionlib's servers and rospy's services. ROS 2: DDS between two processes, the server in plain
+cyclonedds with types written by hand as rmw_cyclonedds lays them out; not ROS 2 itself.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from action_scene import CONTRACT, Scene
+from processes import Child, RosGraph, missing_ros, until
+
+PROMPT = 400  # milliseconds in which a hold must have ended all motion
+
+
+@pytest.fixture(params=["ros1", "ros2"])
+def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
+    if request.param == "ros1":
+        if reason := missing_ros():
+            pytest.skip(reason)
+        graph = RosGraph(tmp_path)
+        try:
+            yield Scene(tmp_path, graph.start, "ros1_robot.py", "{kind: ros1}")
+        finally:
+            graph.close()
+        return
+    pytest.importorskip("cyclonedds", reason="cyclonedds is not installed: pip install 'vla-rl[ros]'")
+    from test_ros2 import LOOPBACK
+
+    domain = 1 + time.time_ns() % 200
+    env = {**os.environ, "CYCLONEDDS_URI": LOOPBACK, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    children: list[Child] = []
+
+    def start(name: str, *command: str) -> Child:
+        children.append(Child([sys.executable, *command], tmp_path / f"{name}.log", env))
+        return children[-1]
+
+    try:
+        yield Scene(tmp_path, start, "ros2_robot.py", f"{{kind: ros2, domain: {domain}}}", (str(domain),))
+    finally:
+        for child in children:
+            child.kill()
+
+
+def test_a_goal_is_sent_once_and_a_newer_one_preempts_it(scene: Scene) -> None:
+    scene.serve()
+    scene.run()
+    scene.ask(finger=0.02, arm=[0.1, -0.1], suction=1.0)
+    scene.awaits("running")
+    until(lambda: scene.events("moved", joint="finger", position=0.02), "the gripper's goal", 30)
+    until(lambda: scene.events("moved", joint="b", position=-0.1), "the arm's goal", 30)
+    scene.ask(finger=0.0205, arm=[0.1, -0.1], suction=0.9)  # closer than goal.change, and the same switch
+    until(lambda: scene.events("service", name="suction"), "the switch", 30)
+    scene.ask(finger=0.03, arm=[0.1, -0.1], suction=0.2)
+    until(lambda: scene.events("moved", joint="finger", position=0.03), "the second goal", 30)
+    goals = scene.events("goal", server="gripper")
+    assert [round(g["position"], 4) for g in goals] == [0.02, 0.03] and goals[0]["max_effort"] == 20
+    until(lambda: len(scene.events("service", name="suction")) == 2, "the switch back", 30)
+    assert [s["data"] for s in scene.events("service", name="suction")] == [True, False]
+    (arm,) = scene.events("goal", server="arm")
+    assert arm["seconds"] == 0.2 and list(arm["targets"]) == ["a", "b"]
+    assert len(scene.events("service", name="start")) == 1, "the contract's start"
+
+    scene.ask(finger=0.08, arm=[0.1, -0.1])
+    until(lambda: scene.finger() > 0.035, "motion", 30)
+    scene.ask(finger=0.0, arm=[0.1, -0.1])
+    until(lambda: scene.finger() == 0.0, "the way back", 30)
+    assert max(e["position"] for e in scene.events("moved", joint="finger")) < 0.079
+    assert [s["mode"] for s in scene.states()][-1] == "running" and not scene.events("cancel", server="arm")
+
+
+def test_holds_and_stops_cancel_what_is_under_way_and_it_goes_on(scene: Scene) -> None:
+    scene.serve()
+    scene.run()
+    scene.ask(finger=0.08, arm=[1.5, 0.0])
+    until(lambda: scene.finger() > 0.004 and scene.events("moved", joint="a"), "motion", 30)
+    held = time.monotonic()
+    scene.say(action=None)  # no action of the policy's: a hold
+    scene.awaits("holding")
+    late = [scene.last_motion_after(held, joint) for joint in ("finger", "a")]
+    assert max(late) < PROMPT, f"ms to last motion of gripper and arm: {late}"
+    assert scene.events("cancel", server="gripper") and scene.events("cancel", server="arm")
+    assert scene.finger() < 0.07
+
+    scene.ask(finger=0.08, arm=[1.5, 0.0])  # in the same place: it was canceled, so it is sent anew
+    scene.awaits("running")
+    until(lambda: scene.finger() == 0.08, "the rest of the way", 30)
+    scene.ask(finger=0.0, arm=[1.5, 0.0])
+    until(lambda: scene.finger() < 0.075, "the way back", 30)
+    stopped = time.monotonic()
+    scene.say(stop="the button")
+    scene.awaits("stopped", "the button")
+    assert scene.last_motion_after(stopped, "finger") < PROMPT
+    assert scene.finger() > 0.01
+    print(f"ms to last motion after a hold {late}, after a stop {scene.last_motion_after(stopped, 'finger')}")
+
+    scene.say(reset="a person")
+    scene.awaits("running")
+    until(lambda: scene.finger() == 0.0, "the way back, after the reset", 30)
+    scene.ask(finger=0.08, arm=[1.5, 0.0])
+    until(lambda: scene.finger() > 0.005, "motion", 30)
+    assert scene.loop is not None
+    ended = time.monotonic()
+    scene.loop.signal(signal.SIGTERM)  # the loop ends by itself
+    assert scene.last_motion_after(ended, "finger") < PROMPT and scene.finger() < 0.07
+    assert scene.loop.process.wait(30) == 0
+
+
+@pytest.mark.parametrize(
+    ("position", "reason"),
+    [
+        (-1.0, "goal rejected"),
+        pytest.param(-2.0, "goal aborted", marks=pytest.mark.slow),
+        pytest.param(-4.0, "goal canceled", marks=pytest.mark.slow),
+        pytest.param(-5.0, "goal lost: no answer for 1 s", marks=pytest.mark.slow),
+    ],
+)
+def test_a_goal_that_fails_holds_then_stops_until_a_reset(scene: Scene, position: float, reason: str) -> None:
+    scene.serve()
+    scene.run()
+    scene.ask(finger=0.01)
+    until(lambda: scene.finger() == 0.01, "the first goal", 30)
+    scene.ask(finger=-3.0)  # aborted because it stalled: a grip
+    until(lambda: scene.events("goal", position=-3.0), "the grip", 30)
+    scene.ask(finger=0.02)
+    until(lambda: scene.finger() == 0.02, "a goal after the grip", 30)
+    assert scene.states()[-1]["mode"] == "running"
+    scene.ask(finger=position)
+    scene.awaits("holding", f"/gripper_cmd: {reason}")
+    scene.awaits("stopped", f"/gripper_cmd: {reason}")
+    assert len(scene.events("goal", position=position)) == 1, "it is not tried again by itself"
+    scene.ask(finger=0.0)
+    scene.say(reset="a person")
+    scene.awaits("running")
+    until(lambda: scene.finger() == 0.0, "a goal after the reset", 30)
+
+
+@pytest.mark.slow
+def test_a_server_that_is_missing_or_dies_holds_the_robot(scene: Scene) -> None:
+    until(lambda: scene.robot.says("up"), "the robot")
+    scene.run("start=[]")  # the servers are not there yet
+    scene.ask(finger=0.08)
+    scene.awaits("stopped", "/gripper_cmd: no server answers")
+    scene.serve()
+    scene.say(reset="a person")
+    scene.awaits("holding")
+    until(lambda: scene.states()[-1]["mode"] == "running" or scene.say(reset="a person"), "running", 30)
+    until(lambda: scene.finger() > 0.005, "motion", 30)
+    scene.robot.kill()
+    killed = time.monotonic()
+    scene.awaits("holding")
+    assert next(s["time"] for s in scene.states() if s["time"] > killed) - killed < 1.0
+    scene.awaits("stopped")
+
+
+@pytest.mark.slow
+def test_a_start_service_that_refuses_or_is_missing_ends_it(scene: Scene) -> None:
+    scene.serve()
+    for name, words in (("/refuse", "refused: not today"), ("/nowhere", "no server answers within 10 s")):
+        loop = scene.start_loop(f"start=[{{service: {name}, type: std_srvs/Trigger}}]")
+        assert loop.process.wait(60) == 1 and f"start: service {name}" in loop.output() and words in loop.output()
+
+
+def test_the_doctor_sees_whether_the_servers_are_there(scene: Scene) -> None:
+    scene.serve()
+    contract = scene.folder / "robot.yaml"
+    text = CONTRACT.read_text().replace("{kind: ros1}", scene.transport)
+    contract.write_text(text.replace("topic: /gripper_cmd", "topic: /gripper_cmt"))
+    doctor = scene.start("doctor", "-m", "vla_rl.cli", "doctor", str(contract), "--json", "--seconds", "1")
+    assert doctor.process.wait(90) == 1
+    said = doctor.output()
+    assert "no server of control_msgs/GripperCommand (near: /gripper_cmd)" in said
+    assert "a server of control_msgs/FollowJointTrajectory is there" in said
