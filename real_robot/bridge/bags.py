@@ -164,6 +164,10 @@ def read_frames(
         BagError: no readable bag, or no usable message of a topic.
     """
     config = contract.observation
+    if own := [name for name, source in config.images.items() if source.camera is not None]:
+        raise BagError(
+            f"{bag}: {own[0]} is a camera of this machine, which no recording of topics has; give it a topic"
+        )
     every = round(picture_every * 1e9)
     images = {name: _Stream(source, source.align, every=every) for name, source in config.images.items()}
     states = [_Stream(source, source.align) for source in config.state]

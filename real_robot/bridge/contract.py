@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
+from real_robot.bridge.cameras import CameraConfig
 from real_robot.bridge.messages import MESSAGES, Message
 from real_robot.bridge.ros.action_types import ACTIONS, SERVICES
 from real_robot.bridge.ros.goals import GoalConfig
@@ -26,6 +27,7 @@ from real_robot.kinematics.limits import apply_limits, prepare_limits
 from real_robot.operator.teleop import TeleopConfig
 from vla_rl.config import Config, ConfigError, apply_overrides, build_component, read_yaml, validate
 
+TOPIC = r"^~?/?[A-Za-z][A-Za-z0-9_/]*$"
 POSE_PARTS = {
     "position": ("x", "y", "z"),
     "quaternion": ("qx", "qy", "qz", "qw"),
@@ -55,7 +57,7 @@ class AlignConfig(Config):
 class ChannelConfig(Config):
     """One topic."""
 
-    topic: str = Field(description="Topic name, such as /joint_states.", pattern=r"^~?/?[A-Za-z][A-Za-z0-9_/]*$")
+    topic: str = Field(description="Topic name, such as /joint_states.", pattern=TOPIC)
     type: str = Field(description="Message type, such as sensor_msgs/JointState.")
     qos: QosConfig = QosConfig()
 
@@ -86,7 +88,10 @@ class SourceConfig(ChannelConfig):
 
 
 class ImageSource(SourceConfig):
-    """A camera."""
+    """A camera: a topic, or one on this machine."""
+
+    topic: str = Field(default="", description="Topic name, such as /camera/color/image_raw.", pattern=TOPIC + "|^$")
+    camera: CameraConfig | None = Field(default=None, description="A camera of this machine, in place of a topic.")
 
     type: Literal["sensor_msgs/Image", "sensor_msgs/CompressedImage"] = Field(
         default="sensor_msgs/CompressedImage", description="Message type."
@@ -95,6 +100,12 @@ class ImageSource(SourceConfig):
     swap_red_blue: bool = Field(
         default=False, description="Swap red and blue, for drivers that compress BGR pictures as if they were RGB."
     )
+
+    @model_validator(mode="after")
+    def _check_camera(self) -> ImageSource:
+        if bool(self.topic) == (self.camera is not None):
+            raise ConfigError(f"observation.images: each has a `topic` or a `camera`, one of them; got {self.topic!r}")
+        return self
 
 
 class ConversionConfig(Config):

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 Family = Literal["robots", "teleoperators"]
 INSTALL = "For the SO arms: pip install 'vla-rl[lerobot]'"
+_CAMERA_LIBRARIES = {"intelrealsense": "For RealSense: pip install 'lerobot[intelrealsense]'"}
 _CAMERAS = {"opencv": "opencv", "intelrealsense": "realsense", "zmq": "zmq", "reachy2_camera": "reachy2_camera"}
 
 
@@ -92,6 +93,27 @@ def _import_camera(kind: str, camera: Any) -> None:
             importlib.import_module(f"lerobot.cameras.{folder}")
         except ImportError as error:
             raise DeviceError(f"{kind}: camera {camera['type']}: {error}") from error
+
+
+def make_camera(kind: str, values: Mapping[str, Any]) -> Any:
+    """One of LeRobot's cameras ("opencv", "intelrealsense"), not connected yet.
+
+    Raises:
+        DeviceError: its library is missing, or a field of its config is wrong; the message lists them.
+    """
+    _import_camera(kind, {"type": kind})
+    configs = importlib.import_module("lerobot.cameras.configs")
+    draccus = importlib.import_module("draccus")
+    try:
+        config = draccus.decode(configs.CameraConfig, {"type": kind, **values})
+        return importlib.import_module("lerobot.cameras.utils").make_cameras_from_configs({kind: config})[kind]
+    except ImportError as error:
+        raise DeviceError(f"{kind}: {error}. {_CAMERA_LIBRARIES.get(kind, '')}".rstrip()) from error
+    except ValueError as error:
+        raise DeviceError(f"{kind}: {error}") from error
+    except draccus.utils.DraccusException as error:
+        fields = ", ".join(inspect.signature(configs.CameraConfig.get_choice_class(kind)).parameters)
+        raise DeviceError(f"{kind}: {error} {error.__cause__ or ''}. Its settings are: {fields}") from error
 
 
 def connect_device(device: Any, kind: str, how_to_calibrate: str) -> None:

@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from real_robot.bridge.alignment import HeaderClock, Sample, Track
+from real_robot.bridge.cameras import Camera, LocalCamera, OpenCamera
 from real_robot.bridge.codec import check_frame, read_image, read_state, write_action, write_goal
 from real_robot.bridge.contract import ActionSink, ImageSource, RobotContract, StateSource
 from real_robot.bridge.messages import Message, MessageError, String
@@ -68,6 +69,7 @@ class TopicRobot:
         instruction: str = "",
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], int] = time.time_ns,
+        open_camera: OpenCamera = LocalCamera,
     ) -> None:
         self.contract, self.transport, self.instruction = contract, transport, instruction
         self._clock, self._wall = clock, wall
@@ -76,10 +78,15 @@ class TopicRobot:
         self._header_clock = HeaderClock(clock, wall)
         config = contract.observation
         self._tracks: dict[str, Track] = {}
+        self._cameras: list[Camera] = []
         for name, source in [*config.images.items(), *((s.topic, s) for s in config.state)]:
             track = Track(source.align, config.max_age, self._header_clock)
             self._tracks[name] = track
-            transport.subscribe(source.topic, source.message_type, source.qos, self._receiver(source, track))
+            receive = self._receiver(source, track)
+            if isinstance(source, ImageSource) and source.camera is not None:
+                self._cameras.append(open_camera(name, source.camera, receive))
+            else:
+                transport.subscribe(source.topic, source.message_type, source.qos, receive)
         if config.instruction_topic:
             transport.subscribe(config.instruction_topic, String, LATCHED, self._receive_instruction)
         self._publish: list[tuple[ActionSink, Publisher]] = []
@@ -198,7 +205,7 @@ class TopicRobot:
 
     @property
     def fault(self) -> str | None:
-        return self.transport.fault
+        return self.transport.fault or next((c.fault for c in self._cameras if c.fault), None)
 
     @property
     def state_checks(self) -> list[StateCheck]:
@@ -243,6 +250,8 @@ class TopicRobot:
     def close(self) -> None:
         for _, sender in self._goals:
             sender.close()
+        for camera in self._cameras:
+            camera.close()
         self.transport.close()
 
 

@@ -10,10 +10,11 @@ from typing import NoReturn
 
 import numpy as np
 
+from real_robot.bridge.cameras import Camera, CameraConfig, LocalCamera
 from real_robot.bridge.contract import RobotContract
 from real_robot.bridge.messages import Message
 from real_robot.bridge.robot import TopicRobot
-from real_robot.bridge.transports.base import Endpoint, Handler, QosConfig, Surveyor, Transport
+from real_robot.bridge.transports.base import Endpoint, Handler, QosConfig, Surveyor, Transport, TransportError
 
 MAX_KEPT = 20_000  # messages of one topic whose times are kept
 SETTLE = 0.5  # seconds after the first message of all topics, in which connections are still being made
@@ -67,13 +68,18 @@ class EarTransport:
         self.heard: dict[str, Heard] = defaultdict(Heard)
         self._lock = threading.Lock()
 
-    def subscribe(self, topic: str, message_type: type[Message], qos: QosConfig, handler: Handler) -> None:
+    def hearing(self, key: str, handler: Handler) -> Handler:
+        """The handler, with what it is given kept under that key."""
+
         def receive(message: Message) -> None:
             with self._lock:
-                self.heard[topic].add(message)
+                self.heard[key].add(message)
             handler(message)
 
-        self.inner.subscribe(topic, message_type, qos, receive)
+        return receive
+
+    def subscribe(self, topic: str, message_type: type[Message], qos: QosConfig, handler: Handler) -> None:
+        self.inner.subscribe(topic, message_type, qos, self.hearing(topic, handler))
 
     def forget(self) -> None:
         """Begin anew."""
@@ -106,9 +112,11 @@ class Findings:
     """All that listening gave.
 
     Attributes:
-        heard: topic -> its messages. complete: share of control ticks, 0 to 1, at which there was an observation.
+        heard: topic, or `camera_key` -> its messages.
+        complete: share of control ticks, 0 to 1, at which there was an observation.
         state: the last observation's state (S,), or None. graph: who else is there; None where that cannot be seen.
         refused: camera or topic -> reason -> messages refused. errors: camera or topic -> what was wrong with the last.
+        closed: camera of this machine -> why it could not be opened.
     """
 
     heard: dict[str, Heard]
@@ -118,6 +126,20 @@ class Findings:
     refused: dict[str, dict[str, int]]
     errors: dict[str, str]
     fault: str | None
+    closed: dict[str, str]
+
+
+class _Closed:
+    """Stands for a camera that could not be opened."""
+
+    fault: str | None = None
+
+    def close(self) -> None: ...
+
+
+def camera_key(name: str) -> str:
+    """Under which a camera without a topic is heard."""
+    return f"camera {name}"
 
 
 def listen(contract: RobotContract, transport: Transport, seconds: float) -> Findings:
@@ -127,8 +149,34 @@ def listen(contract: RobotContract, transport: Transport, seconds: float) -> Fin
         TransportError: the contract names a topic or joint that the transport knows not to exist.
     """
     ear = EarTransport(transport)
-    robot = TopicRobot(contract.model_copy(update={"action": ()}), ear)  # without actions nothing is advertised
-    topics = {s.topic for s in (*contract.observation.images.values(), *contract.observation.state)}
+    closed: dict[str, str] = {}
+
+    def open_camera(name: str, config: CameraConfig, handler: Handler) -> Camera:
+        try:
+            return LocalCamera(name, config, ear.hearing(camera_key(name), handler))
+        except TransportError as error:
+            closed[name] = str(error)
+            return _Closed()
+
+    # Without actions nothing is advertised.
+    robot = TopicRobot(contract.model_copy(update={"action": ()}), ear, open_camera=open_camera)
+    try:
+        return _listen(contract, transport, robot, ear, closed, seconds)
+    finally:
+        robot.close()
+
+
+def _listen(
+    contract: RobotContract,
+    transport: Transport,
+    robot: TopicRobot,
+    ear: EarTransport,
+    closed: dict[str, str],
+    seconds: float,
+) -> Findings:
+    images = contract.observation.images.items()
+    topics = {camera_key(name) if s.camera else s.topic for name, s in images if name not in closed}
+    topics |= {s.topic for s in contract.observation.state}
     deadline = time.monotonic() + seconds
     while topics - set(ear.heard) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -149,4 +197,5 @@ def listen(contract: RobotContract, transport: Transport, seconds: float) -> Fin
         refused=robot.dropped,
         errors=robot.last_errors,
         fault=transport.fault,
+        closed=closed,
     )

@@ -12,7 +12,7 @@ from real_robot.bridge.images import decode_image
 from real_robot.bridge.messages import CompressedImage, Image, JointState, MessageError
 from real_robot.bridge.ros.action_types import SERVICES
 from real_robot.bridge.transports.base import Endpoint
-from real_robot.doctor.listen import Findings, Heard
+from real_robot.doctor.listen import Findings, Heard, camera_key
 from vla_rl.common.checks import Check
 
 SLOW = 0.8  # a stream at less than this share of its rate is wrong
@@ -31,7 +31,13 @@ def check_source(place: str, source: ImageSource | StateSource, key: str, findin
     Args:
         place: where it stands in the contract, such as observation.images.front. key: the camera's name, or the topic.
     """
+    camera = source.camera if isinstance(source, ImageSource) else None
+    if camera is not None:
+        source = source.model_copy(update={"topic": camera_key(key), "rate": source.rate or camera.fps})
     heard = findings.heard.get(source.topic)
+    if camera is not None and (heard is None or not heard.times):
+        found = findings.closed.get(key, "it is open, and gives no frame")
+        return [Check(source.topic, "wrong", found, f"plug it in, or mend {place}.camera")]
     if heard is None or not heard.times:
         return [_check_silent(place, source, findings)]
     checks = [_check_rate(source, heard), *_check_clock(source, heard)]
