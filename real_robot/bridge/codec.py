@@ -42,9 +42,13 @@ def check_frame(source: SourceConfig, message: Message) -> None:
 
 
 def read_image(source: ImageSource, message: Message) -> np.ndarray:
-    """The camera's picture, uint8 (height, width, 3) RGB, of the contract's size."""
+    """The camera's picture, uint8 (height, width, 3) RGB, of the contract's size.
+
+    Raises:
+        MessageError: not readable, or of another size than the contract says that the camera publishes.
+    """
     assert isinstance(message, Image | CompressedImage)
-    picture = decode_image(message, source.size)
+    picture = decode_image(message, source.size, source.published)
     return np.ascontiguousarray(picture[..., ::-1]) if source.swap_red_blue else picture
 
 

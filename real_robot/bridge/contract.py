@@ -97,6 +97,10 @@ class ImageSource(SourceConfig):
         default="sensor_msgs/CompressedImage", description="Message type."
     )
     size: tuple[int, int] | None = Field(default=None, description="(height, width) to resize to; null keeps.")
+    published: tuple[int, int] | None = Field(
+        default=None,
+        description="(height, width) that the camera publishes; pictures of another size are refused. null: any.",
+    )
     swap_red_blue: bool = Field(
         default=False, description="Swap red and blue, for drivers that compress BGR pictures as if they were RGB."
     )

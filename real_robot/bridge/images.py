@@ -13,16 +13,23 @@ _CHANNELS = {"rgb8": 3, "bgr8": 3, "rgba8": 4, "bgra8": 4, "mono8": 1}
 _JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
 
 
-def decode_image(message: Image | CompressedImage, size: tuple[int, int] | None = None) -> np.ndarray:
+def decode_image(
+    message: Image | CompressedImage, size: tuple[int, int] | None = None, published: tuple[int, int] | None = None
+) -> np.ndarray:
     """The picture, uint8 (height, width, 3), RGB.
 
     Args:
         size: (height, width) to resize to; None keeps the camera's.
+        published: (height, width) that the camera's picture must have before; None: any.
 
     Raises:
-        MessageError: unknown encoding, sizes that do not fit the data, too large, damaged or cut-off file.
+        MessageError: unknown encoding, sizes that do not fit the data, too large, damaged or cut-off file, another size
+            than `published`.
     """
     picture = _decode_raw(message) if isinstance(message, Image) else _decode_file(message.data)
+    if published is not None and picture.shape[:2] != published:
+        height, width = picture.shape[:2]
+        raise MessageError(f"image of {height} x {width}, the contract says {published[0]} x {published[1]}")
     if size is None or picture.shape[:2] == size:
         return picture
     import cv2

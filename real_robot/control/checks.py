@@ -63,7 +63,8 @@ class StateCheck(Protocol):
 
         Args:
             observation: the newest one; each is shown once, in order.
-            sent: float64 (A,), the values sent last, or None while the robot's position is not known yet.
+            sent: float64 (A,), the values sent last; None while the robot's position is not known yet, and in a dry
+                run.
         """
         ...
 

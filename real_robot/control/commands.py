@@ -49,6 +49,8 @@ class CommandReader:
 
     def _check(self, command: Command) -> tuple[np.ndarray | None, str | None]:
         expected = len(self._names)
+        if np.iscomplexobj(command.values):
+            return None, "not numbers"
         try:
             with np.errstate(over="ignore"):
                 values = np.array(command.values, dtype=np.float32)

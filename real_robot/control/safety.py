@@ -20,6 +20,7 @@ import numpy as np
 from real_robot.control.checks import Motion, MotionCheck, Patience, StateCheck, ask
 from real_robot.control.commands import CommandReader
 from real_robot.control.limiter import Limiter
+from real_robot.control.plausibility import plausibility_checks
 from real_robot.control.safety_config import DimensionLimits, SafetyConfig, Workspace
 from real_robot.control.workspace import WorkspaceGuard
 from real_robot.types import Command, Deadman, RobotObservation
@@ -82,7 +83,8 @@ class Supervisor:
         clock: monotonic seconds, the same that stamps observations and commands.
         on_event: called with each `SafetyEvent`, after the decision; if it raises, the robot is stopped.
         motion_checks: what is about to be sent must pass them; else the robot brakes to a standstill.
-        state_checks: what the robot reports must pass them; else it holds, and stops after `checks.stop_after`.
+        state_checks: what the robot reports must pass them, and those of `plausibility`; else it holds, and stops
+            after `checks.stop_after`.
         why_stale: says why there is no observation: which stream, and what is wrong with it.
     """
 
@@ -96,7 +98,7 @@ class Supervisor:
         why_stale: Callable[[], str] = lambda: "",
     ) -> None:
         self.config, self._why_stale = config, why_stale
-        self._motion_checks, self._state_checks = tuple(motion_checks), tuple(state_checks)
+        self._motion_checks, self._state_checks = tuple(motion_checks), (*plausibility_checks(config), *state_checks)
         self._refusal: tuple[str, str] | None = None  # (check, why) it brakes, until it stands
         self._trouble: tuple[str, str] | None = None  # (check, what) is wrong with the newest observation
         self._patience = Patience(config.checks.stop_after)
@@ -320,7 +322,8 @@ class Supervisor:
 
     def _find_trouble(self, observation: RobotObservation) -> tuple[str, str] | None:
         """The first trouble that a check has with what the robot reports. Each check is shown each observation."""
-        sent = self._limiter.values.copy() if self._limiter.is_known else None
+        is_obeyed = self._limiter.is_known and not self._must_seed and not self.config.dry_run
+        sent = self._limiter.values.copy() if is_obeyed else None
         found = [
             (check.name, ask(check.name, lambda check=check: check.trouble(observation, sent)))
             for check in self._state_checks

@@ -59,6 +59,19 @@ class DimensionLimits(Config):
         default=None, allow_inf_nan=False, description="Position without `state`: the value that the robot starts at."
     )
 
+    follows: bool = Field(
+        default=True,
+        description="Position with `state`: it is measured where it was told to be. False for a gripper that closes on "
+        "things, or whose measurement is a switch: neither its following error nor its jumps are checked.",
+    )
+    max_following_error: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="Position with `state`: how far it may be from every set-point of the last checks.following_lag "
+        "seconds. The default is its way in a quarter of a second at its highest speed.",
+    )
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if not self.low < self.high:
@@ -73,6 +86,10 @@ class DimensionLimits(Config):
         if self.stop_jerk is not None and (self.max_jerk is None or self.stop_jerk < self.max_jerk):
             raise ConfigError(
                 f"safety: {self.name}: stop_jerk {self.stop_jerk} must be at least max_jerk {self.max_jerk}"
+            )
+        if self.max_following_error is not None and (self.state is None or not self.follows):
+            raise ConfigError(
+                f"safety: {self.name}: max_following_error needs a position with state, and follows: true"
             )
         if self.kind == "velocity":
             if not self.low <= 0 <= self.high:
@@ -126,6 +143,33 @@ class ChecksConfig(Config):
         gt=0,
         description="Seconds of trouble, on and off, after which the hold becomes a stop. It is forgotten after as "
         "long without.",
+    )
+    limit_margin: float = Field(
+        default=0.05, ge=0, description="Share of a joint's range that it may be measured beyond its limits."
+    )
+    workspace_margin: float = Field(
+        default=0.05,
+        ge=0,
+        description="Meters that the end effector may be measured outside the workspace, under commands that move it "
+        "(workspace.commands). Up to there the way back is open; under joint commands leaving the box is a stop.",
+    )
+    jump_speed: float = Field(
+        default=3.0, gt=0, description="How many times its highest speed may be measured between two observations."
+    )
+    jump_margin: float = Field(
+        default=0.05, ge=0, description="Share of a joint's range that is allowed beside, for noise."
+    )
+    pose_jump: float = Field(default=0.1, ge=0, description="Meters that are allowed beside, for the end effector.")
+    following_lag: float = Field(
+        default=0.3, ge=0, description="Seconds that a joint may follow its set-points late; see max_following_error."
+    )
+    frozen_after: float = Field(
+        default=1.0,
+        ge=0,
+        description="Seconds of the very same pixels, while the robot is measured to move; 0: not checked.",
+    )
+    black_below: float = Field(
+        default=5.0, ge=0, le=255, description="Mean brightness below which a camera is black; 0: not checked."
     )
 
 

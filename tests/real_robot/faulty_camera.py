@@ -1,7 +1,8 @@
 """A ROS 1 node between the camera and the bridge, which does to its pictures what /fault (String) says.
 
 none: passes them on. stale: stamps of ten seconds ago. shuffled: each picture is followed by an older one.
-corrupt: cut off in the middle. ahead, behind: the clock that stamps them has jumped by an hour; skewed: by 0.4 s.
+corrupt: cut off in the middle. black: covered. frozen: the same picture again and again, newly stamped.
+ahead, behind: the clock that stamps them has jumped by an hour; skewed: by 0.4 s.
 """
 
 # pyright: reportMissingImports=false
@@ -10,6 +11,9 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
+
+from real_robot.bridge.images import encode_image
 from real_robot.bridge.ros.install import enable
 
 SHIFT = {"stale": -10, "ahead": 3600, "behind": -3600, "skewed": 0.4}
@@ -23,6 +27,8 @@ def main() -> None:
 
     fault = ["none"]
     earlier: list[CompressedImage] = []
+    frozen: dict[str, bytes] = {}
+    covered = encode_image(np.zeros((64, 64, 3), np.uint8), "jpeg")
     rospy.init_node("faulty_camera")
     publisher = rospy.Publisher("/faulty/image/compressed", CompressedImage, queue_size=10, tcp_nodelay=True)
 
@@ -33,6 +39,12 @@ def main() -> None:
         message.header.stamp += rospy.Duration.from_sec(SHIFT.get(fault[0], 0))
         if fault[0] == "corrupt":
             message.data = message.data[: len(message.data) // 2]
+        if fault[0] == "black":
+            message.data = covered
+        if fault[0] == "frozen":
+            message.data = frozen.setdefault("data", message.data)
+        else:
+            frozen.clear()
         publisher.publish(message)
         if fault[0] == "shuffled":
             publisher.publish(earlier[0])

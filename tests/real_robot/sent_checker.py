@@ -30,6 +30,7 @@ class Checker:
         self.moved = 0.0  # seconds of motion so far
         self.paths: list[deque[tuple[float, float, bool]]] = [deque() for _ in last]  # (time, value, usual limits hold)
         self.jerk = np.zeros(len(last))  # the highest seen, of each number, as a share of its limit
+        self.num_hard = 0  # brakings that were harder than the limits, as the workspace may ask for
         self._stand()
 
     def _stand(self) -> None:
@@ -83,7 +84,9 @@ class Checker:
         allowed = min(change_allowed, limits.max_step or math.inf) + rounding
         # Where it was allowed more before, the jerk brings it back.
         relieved = abs(self.rate[i]) * dt - jerk * dt * dt + rounding if limits.max_jerk else 0.0
-        assert abs(change) <= max(allowed, relieved) or harder, f"{limits.name}: change {change} in {dt}"
+        is_soft = abs(change) <= max(allowed, relieved)
+        assert is_soft or harder, f"{limits.name}: change {change} in {dt}"
+        self.num_hard += not is_soft
         if limits.max_jerk is None:
             return
         if dt == 0 and change == 0:

@@ -105,6 +105,9 @@ def test_raw_encodings(encoding: str) -> None:
 def test_resizing_gives_the_size_asked_for() -> None:
     message = CompressedImage(format="", data=encode_image(PICTURE, "png"))
     assert decode_image(message, (24, 32)).shape == (24, 32, 3)
+    assert decode_image(message, (24, 32), (48, 64)).shape == (24, 32, 3)
+    with pytest.raises(MessageError, match="image of 48 x 64, the contract says 480 x 640"):
+        decode_image(message, (24, 32), (480, 640))
 
 
 def huge_png() -> bytes:

@@ -127,16 +127,18 @@ def test_without_the_master_the_robot_stops_until_a_reset(robot: Deployment) -> 
     robot.reset()
 
 
-def tell_camera(robot: Deployment, fault: str) -> None:
-    """Switch the fault, from a node of its own."""
+def tell_camera(robot: Deployment, fault: str) -> float:
+    """Switch the fault, from a node of its own. Returns when (monotonic)."""
     code = (
         "import sys, time; from real_robot.bridge.ros.install import enable; enable(); import rospy\n"
         "from std_msgs.msg import String; rospy.init_node('tell')\n"
         "p = rospy.Publisher('/fault', String, queue_size=1)\n"
         "while not p.get_num_connections(): time.sleep(0.02)\n"
-        "time.sleep(0.1); p.publish(sys.argv[1]); time.sleep(0.2)"
+        "time.sleep(0.1); print('told', time.monotonic()); p.publish(sys.argv[1]); time.sleep(0.2)"
     )
-    subprocess.run([sys.executable, "-c", code, fault], env=robot.graph.env, timeout=60, check=True)
+    command = [sys.executable, "-c", code, fault]
+    done = subprocess.run(command, env=robot.graph.env, timeout=60, check=True, capture_output=True, text=True)
+    return float(done.stdout.rpartition("told ")[2].split()[0])
 
 
 @pytest.mark.parametrize("robot", [{"camera_between": True}], indirect=True)
@@ -163,6 +165,26 @@ def test_pictures_that_cannot_be_used_stop_the_robot(robot: Deployment, fault: s
     robot.deploy.type("q")
     assert robot.deploy.process.wait(30) == 0
     assert f'"{reason}"' in robot.deploy.output()
+
+
+@pytest.mark.parametrize("robot", [{"camera_between": True}], indirect=True)
+@pytest.mark.parametrize(
+    ("fault", "reason", "seconds"),
+    [("black", "camera agentview is black", 0.0), ("frozen", "camera agentview has shown the same picture", 1.0)],
+)
+def test_pictures_that_show_nothing_new_stop_the_robot(
+    robot: Deployment, fault: str, reason: str, seconds: float
+) -> None:
+    """They are fresh and whole: only their pixels tell."""
+    told = tell_camera(robot, fault)
+    robot.check_stands(told + seconds + SLACK, 1.0)
+    moving = [line["time"] for line in json_lines(robot.ticks) if line["sent"] and np.any(line["sent"][:6])]
+    print(f"{fault}: last motion {(max(moving) - told) * 1000:.0f} ms after")
+    until(lambda: robot.mode() == "stopped", "the stop", 5)
+    assert reason in robot.deploy.output()
+    tell_camera(robot, "none")
+    robot.check_stands(time.monotonic(), 1.0)
+    robot.reset()
 
 
 @pytest.mark.parametrize("robot", [{"camera_between": True}], indirect=True)

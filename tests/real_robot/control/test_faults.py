@@ -19,7 +19,7 @@ from real_robot.types import RobotObservation
 
 HZ = 20.0
 COMMAND_TIMEOUT = 0.3
-IMAGES = {name: np.zeros((224, 224, 3), np.uint8) for name in CAMERAS}
+IMAGES = {name: np.full((224, 224, 3), 90, np.uint8) for name in CAMERAS}
 MAX_ACCELERATION = 4.0
 
 

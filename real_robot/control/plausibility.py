@@ -1,0 +1,278 @@
+"""Whether what a robot reports can be: joints, pose, cameras. The limits: `safety.checks` and `safety.dimensions`.
+
+A sensor that lies, a joint that is blocked, a camera that hangs raise no error anywhere: they only do not fit with what
+was sent, with what was seen just before, or with the contract. Each check names the stream or joint, the value and the
+limit; the supervisor holds while there is trouble, and stops where it lasts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from real_robot.control.checks import StateCheck
+from real_robot.control.safety_config import DimensionLimits, SafetyConfig
+from real_robot.types import RobotObservation
+
+SIDE = 96  # pixels, about, of a picture's height and width that are looked at
+POSE_TRAVEL, JOINT_TRAVEL = 0.02, 0.05  # meters, and share of a joint's range: a robot that went so far has moved
+
+
+def plausibility_checks(config: SafetyConfig) -> list[StateCheck]:
+    """The checks of what the robot reports, as the limits say."""
+    checks: list[StateCheck] = [
+        MeasuredLimits(config),
+        OutsideWorkspace(config),
+        Jump(config),
+        FollowingError(config),
+        ImageSize(),
+        BlackCamera(config),
+        FrozenCamera(config),
+    ]
+    return checks
+
+
+def fastest(limits: DimensionLimits, control_hz: float) -> float:
+    """Units per second that a set-point goes at most."""
+    speeds = [limits.max_velocity, None if limits.max_step is None else limits.max_step * control_hz]
+    return min(speed for speed in speeds if speed is not None)
+
+
+def _measured(config: SafetyConfig, follows: bool) -> list[tuple[DimensionLimits, int]]:
+    """Positions that are measured, and the number of the state that does; all, or those that follow their set-point."""
+    return [(d, d.state) for d in config.dimensions if d.state is not None and (d.follows or not follows)]
+
+
+class MeasuredLimits:
+    """A joint is measured beyond its limits."""
+
+    name = "measured_limits"
+
+    def __init__(self, config: SafetyConfig) -> None:
+        self._joints, self._margin = _measured(config, follows=False), config.checks.limit_margin
+
+    def trouble(self, observation: RobotObservation, sent: np.ndarray | None) -> str | None:
+        for limits, number in self._joints:
+            value, margin = float(observation.state[number]), self._margin * (limits.high - limits.low)
+            if not limits.low - margin <= value <= limits.high + margin:
+                return (
+                    f"{limits.name} is measured at {value:.4g}, beyond its limits {limits.low:g}..{limits.high:g} by "
+                    f"more than {margin:.3g}"
+                )
+        return None
+
+    def restart(self) -> None: ...
+
+
+class OutsideWorkspace:
+    """The end effector is far outside its box, under commands that move it. (Under joint commands it stops at once.)"""
+
+    name = "workspace"
+
+    def __init__(self, config: SafetyConfig) -> None:
+        self._box = config.workspace if config.workspace and config.workspace.commands else None
+        self._margin = config.checks.workspace_margin
+
+    def trouble(self, observation: RobotObservation, sent: np.ndarray | None) -> str | None:
+        box = self._box
+        if box is None:
+            return None
+        for axis, number, low, high in zip("xyz", box.state, box.low, box.high, strict=True):
+            value = float(observation.state[number])
+            if not low - self._margin <= value <= high + self._margin:
+                return (
+                    f"the end effector's {axis} is {value:.3f} m, outside the workspace {low:g}..{high:g} by more than "
+                    f"{self._margin:g} m"
+                )
+        return None
+
+    def restart(self) -> None: ...
+
+
+class Jump:
+    """A joint or the pose is further from where it was than it can have gone: another sensor, or one that fails.
+
+    What has jumped is believed again when it is back where it can have gone, or after a reset.
+    """
+
+    name = "jump"
+
+    def __init__(self, config: SafetyConfig) -> None:
+        checks, box = config.checks, config.workspace
+        self._tick = 1 / config.control_hz
+        self._joints = _measured(config, follows=True)
+        ranges = np.array([d.high - d.low for d, _ in self._joints])
+        speeds = np.array([fastest(d, config.control_hz) for d, _ in self._joints])
+        self._joint_speed, self._joint_margin = checks.jump_speed * speeds, checks.jump_margin * ranges
+        self._numbers = np.array([number for _, number in self._joints], int)
+        self._pose = None if box is None else np.array(box.state)
+        self._pose_speed, self._pose_margin = checks.jump_speed * pose_speed(config), checks.pose_jump
+        self._believed: tuple[float, np.ndarray] | None = None
+
+    def trouble(self, observation: RobotObservation, sent: np.ndarray | None) -> str | None:
+        before, state = self._believed, np.asarray(observation.state, np.float64)
+        if before is None:
+            self._believed = observation.stamp, state
+            return None
+        elapsed, was = max(self._tick, observation.stamp - before[0]), before[1]
+        found = self._jumped(state, was, elapsed)
+        self._believed = observation.stamp, was if found else state
+        return found
+
+    def _jumped(self, state: np.ndarray, was: np.ndarray, elapsed: float) -> str | None:
+        way = np.abs(state - was)[self._numbers]
+        limit = self._joint_speed * elapsed + self._joint_margin
+        if (way > limit).any():
+            i = int(np.argmax(way - limit))
+            limits, number = self._joints[i]
+            return (
+                f"{limits.name} jumped from {was[number]:.4g} to {state[number]:.4g} in {elapsed:.3f} s, by more than "
+                f"{limit[i]:.3g}"
+            )
+        if self._pose is not None:
+            distance = float(np.linalg.norm(state[self._pose] - was[self._pose]))
+            most = self._pose_speed * elapsed + self._pose_margin
+            if distance > most:
+                return f"the end effector jumped by {distance:.3f} m in {elapsed:.3f} s, by more than {most:.3g} m"
+        return None
+
+    def restart(self) -> None:
+        self._believed = None
+
+
+def pose_speed(config: SafetyConfig) -> float:
+    """Meters per second that the end effector goes at most; 1.5 under joint commands, which do not say."""
+    box = config.workspace
+    if box is None or box.commands is None:
+        return 1.5
+    rows = [config.dimensions[number] for number in box.commands]
+    if rows[0].kind == "position":
+        return float(np.linalg.norm([fastest(d, config.control_hz) for d in rows]))
+    return float(np.linalg.norm([max(-d.low, d.high) for d in rows])) * box.meters_per_unit
+
+
+class FollowingError:
+    """A joint is not where it was told to be: blocked, off, or another one.
+
+    It may lag: what counts is how far it is from all set-points of the last `following_lag` seconds.
+    """
+
+    name = "following_error"
+
+    def __init__(self, config: SafetyConfig) -> None:
+        self._lag = config.checks.following_lag
+        index = {d.name: i for i, d in enumerate(config.dimensions)}
+        self._joints = [
+            (index[d.name], d.name, number, d.max_following_error or fastest(d, config.control_hz) / 4)
+            for d, number in _measured(config, follows=True)
+        ]
+        self._sent: deque[tuple[float, np.ndarray]] = deque()
+
+    def trouble(self, observation: RobotObservation, sent: np.ndarray | None) -> str | None:
+        if sent is None or not self._joints:
+            self._sent.clear()
+            return None
+        self._sent.append((observation.stamp, sent))
+        while len(self._sent) > 1 and self._sent[1][0] <= observation.stamp - self._lag:
+            self._sent.popleft()
+        window = np.array([values for _, values in self._sent])
+        for i, name, number, most in self._joints:
+            value, low, high = float(observation.state[number]), window[:, i].min(), window[:, i].max()
+            if not low - most <= value <= high + most:
+                error = max(low - value, value - high)
+                return (
+                    f"{name} is at {value:.4g} and was sent to {sent[i]:.4g}: {error:.3g} from all that was sent in "
+                    f"{self._lag:g} s, limit {most:.3g} (max_following_error; a gripper that closes on things needs "
+                    "follows: false)"
+                )
+        return None
+
+    def restart(self) -> None:
+        self._sent.clear()
+
+
+class ImageSize:
+    """A camera's pictures have another size than at first."""
+
+    name = "image_size"
+
+    def __init__(self) -> None:
+        self._sizes: dict[str, tuple[int, ...]] = {}
+
+    def trouble(self, observation: RobotObservation, sent: np.ndarray | None) -> str | None:
+        for camera, picture in observation.images.items():
+            first = self._sizes.setdefault(camera, picture.shape)
+            if picture.shape != first:
+                return f"camera {camera}: pictures of {_size(picture.shape)}, at first of {_size(first)}"
+        return None
+
+    def restart(self) -> None: ...  # a camera does not change its size between two episodes
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    return " x ".join(str(side) for side in shape[:2])
+
+
+def _sampled(picture: np.ndarray) -> np.ndarray:
+    """Some rows and columns of a picture: a view of about SIDE x SIDE pixels."""
+    return picture[:: max(1, picture.shape[0] // SIDE), :: max(1, picture.shape[1] // SIDE)]
+
+
+class BlackCamera:
+    """A camera shows nothing: covered, or its exposure failed."""
+
+    name = "black_camera"
+
+    def __init__(self, config: SafetyConfig) -> None:
+        self._below = config.checks.black_below
+
+    def trouble(self, observation: RobotObservation, sent: np.ndarray | None) -> str | None:
+        for camera, picture in observation.images.items():
+            brightness = float(_sampled(picture).mean()) if picture.size else 0.0
+            if brightness < self._below:
+                return f"camera {camera} is black: mean brightness {brightness:.1f} of 255, limit {self._below:g}"
+        return None
+
+    def restart(self) -> None: ...
+
+
+class FrozenCamera:
+    """A camera shows the same pixels, to the last bit, for long while the robot is measured to move.
+
+    A robot that stands may be seen unchanged, as in a renderer; one whose motion is not measured is not judged.
+    """
+
+    name = "frozen_camera"
+
+    def __init__(self, config: SafetyConfig) -> None:
+        self._after, box = config.checks.frozen_after, config.workspace
+        self._joints = _measured(config, follows=True)
+        self._numbers = [*([] if box is None else box.state), *(number for _, number in self._joints)]
+        pose = [] if box is None else [POSE_TRAVEL] * 3
+        self._travel = np.array([*pose, *(JOINT_TRAVEL * (d.high - d.low) for d, _ in self._joints)])
+        # of each camera: the pixels, since when, and the lowest and highest measured since
+        self._seen: dict[str, tuple[np.ndarray, float, np.ndarray, np.ndarray]] = {}
+
+    def trouble(self, observation: RobotObservation, sent: np.ndarray | None) -> str | None:
+        if not self._after or not self._numbers:
+            return None
+        where, found = np.asarray(observation.state, np.float64)[self._numbers], None
+        for camera, picture in observation.images.items():
+            pixels = _sampled(picture)
+            before = self._seen.get(camera)
+            if before is None or not np.array_equal(before[0], pixels):
+                self._seen[camera] = pixels.copy(), observation.stamp, where, where
+                continue
+            low, high = np.minimum(before[2], where), np.maximum(before[3], where)
+            self._seen[camera] = before[0], before[1], low, high
+            seconds = observation.stamp - before[1]
+            if seconds > self._after and ((high - low) > self._travel).any():
+                found = found or (
+                    f"camera {camera} has shown the same picture for {seconds:.1f} s while the robot moved, limit "
+                    f"{self._after:g} s"
+                )
+        return found
+
+    def restart(self) -> None:
+        self._seen.clear()
