@@ -1,4 +1,4 @@
-"""Every YAML block of the README and the docs loads as what it is: a recipe, a robot's contract, or a part of one.
+"""Every YAML block of the README and the docs loads as what it is: a recipe, a contract or a part of one, a hub's file.
 
 A block with a `name` of its own, or with its file's name in its first line, is whole; others are put on a base that
 ships. `...` in a list stands for the reader's own entries, and is filled from a contract that ships. Classes of
@@ -21,6 +21,7 @@ from urdfs import chain
 
 from real_robot.bridge.contract import RobotContract, load_contract, shipped_contracts
 from real_robot.bridge.transports.base import TransportConfig
+from real_robot.operator.hub.run_hub import load_hub
 from vla_rl.config import merge, read_yaml
 from vla_rl.recipe.recipe import Recipe, load_recipe
 
@@ -108,6 +109,9 @@ def test_documented_yaml_loads(page: Path, block: str, tmp_path: Path) -> None:
     file = tmp_path / "documented.yaml"
     if values is None:
         assert all(line.startswith("#") for line in block.splitlines()), "neither settings nor a comment"
+    elif "robots" in values:
+        file.write_text(block)
+        load_hub(file)
     elif set(values) & CONTRACT_ALONE:
         check_contract(block, values, file)
     elif "name" in values or re.match(r"# \S+\.yaml\n", block):

@@ -1,6 +1,9 @@
-"""`vla-rl hub measure`: several robots, one person."""
+"""`vla-rl hub serve | report | measure`: several robots, one person."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -10,8 +13,58 @@ from vla_rl.cli.options import Output, Overrides, RecipeName, Resume, load, say
 def register(app: typer.Typer) -> None:
     """Add the group to the program."""
     group = typer.Typer(no_args_is_help=True, help="Several robots, one person: a queue of requests for help.")
+    group.command()(serve)
+    group.command()(report)
     group.command()(measure)
     app.add_typer(group, name="hub")
+
+
+def serve(
+    file: Annotated[Path | None, typer.Argument(metavar="[HUB.yaml]", help="Robots and how they are reached.")] = None,
+    robot: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=ADDRESS", help="A robot's console, such as left=ws://bench1:8080.")
+    ] = None,
+    port: Annotated[int, typer.Option(help="Serve the hub's page here; 0 takes a free port.")] = 8090,
+    host: Annotated[str, typer.Option(help="Its address; beyond loopback a token is required.")] = "127.0.0.1",
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", help="File with the token that a person gives to take control.")
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None, typer.Option("--allow-host", help="A further name by which browsers may address it.")
+    ] = None,
+    certificate: Annotated[
+        Path | None, typer.Option(metavar="CERT.pem", help="Encrypt the page (https) with this certificate.")
+    ] = None,
+    key: Annotated[Path | None, typer.Option(metavar="KEY.pem", help="Key of --certificate.")] = None,
+    log: Annotated[Path | None, typer.Option(help="Write who helped whom and when here, a JSON line each.")] = None,
+) -> None:
+    """One page for the consoles of several robots: who asks for help, in which order, and a person with one of them."""
+    from real_robot.operator.console.config import ConsoleConfig
+    from real_robot.operator.hub.run_hub import load_hub, run_hub
+    from real_robot.serving.protocol import read_token
+    from vla_rl.config import validate
+
+    values = {
+        "host": host,
+        "port": port,
+        "token": read_token(token_file) if token_file else None,
+        "allow_host": tuple(allow_host or ()),
+        "certificate": certificate,
+        "key": key,
+    }
+    run_hub(load_hub(file, robot or ()), validate(ConsoleConfig, values, prefix="hub"), log, say)
+
+
+def report(log: Annotated[Path, typer.Argument(metavar="LOG", help="What `hub serve --log` has written.")]) -> None:
+    """The person's share of time, requests and waiting times of a hub's log."""
+    from real_robot.operator.hub.hub_log import read_log, shares
+
+    found = shares(read_log(log))
+    typer.echo(f"time: {found.seconds:.0f} s, the person with a robot: {100 * found.person:.1f} %")
+    typer.echo(f"requests: {found.requests}, of these helped: {found.served}")
+    typer.echo(f"waiting: mean {found.mean_wait:.1f} s, longest {found.max_wait:.1f} s")
+    for robot, seconds in sorted(found.by_robot.items()):
+        typer.echo(f"  with {robot}: {seconds:.0f} s")
 
 
 def measure(recipe: RecipeName, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:

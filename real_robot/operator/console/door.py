@@ -21,7 +21,8 @@ from real_robot.serving.guests import Guests
 SOCKET_PATH, STOP_PATH = "/socket", "/stop"
 _FOLDER = Path(__file__).parent / "page"
 _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
-_FILES = {f"/{path.name}": path for path in _FOLDER.iterdir()} | {"/": _FOLDER / "index.html"}
+_FILES = {f"/{path.name}": path for path in _FOLDER.iterdir()}
+_SCRIPT = "console.js"
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
     "connect-src 'self' ws: wss: http: https:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
@@ -35,10 +36,13 @@ class Door:
     """Answers each request, or lets a socket in.
 
     Args:
-        stop: called with who asked for an emergency stop.
+        stop: called with who asked for an emergency stop. script: of the page, in place of the console's.
     """
 
-    def __init__(self, config: ConsoleConfig, guests: Guests, stop: Callable[[str], None]) -> None:
+    def __init__(
+        self, config: ConsoleConfig, guests: Guests, stop: Callable[[str], None], script: str = _SCRIPT
+    ) -> None:
+        self._index = (_FOLDER / "index.html").read_bytes().replace(_SCRIPT.encode(), script.encode())
         self._config, self._guests, self._stop = config, guests, stop
         named = [name for name in map(hostname, config.origins) if name]
         self._names = HostNames(config.host, [*config.allow_host, *named])
@@ -52,6 +56,8 @@ class Door:
         method = "POST" if path == STOP_PATH else "GET"
         if request.method != method:
             return _respond(http.HTTPStatus.METHOD_NOT_ALLOWED, f"{path[:80]} takes {method}\n", {"Allow": method})
+        if path == "/":
+            return _respond(http.HTTPStatus.OK, self._index, {"Content-Type": "text/html; charset=utf-8"})
         if path in _FILES:
             file = _FILES[path]
             kind = {"Content-Type": f"{_KINDS[file.suffix]}; charset=utf-8"}

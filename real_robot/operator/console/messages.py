@@ -83,10 +83,10 @@ class ReleaseControl:
 ConsoleMessage = Alive | Seen | Drive | Press | Stop | Reset | TakeControl | ReleaseControl
 
 
-def read_message(data: str | bytes) -> ConsoleMessage:
+def read_object(data: str | bytes) -> dict[str, Any]:
     """
     Raises:
-        ConsoleError: not one of the messages above.
+        ConsoleError: no JSON object, or too long.
     """
     if not isinstance(data, str) or len(data) > MAX_MESSAGE_BYTES:
         raise ConsoleError(f"a message is JSON text of at most {MAX_MESSAGE_BYTES} characters")
@@ -96,6 +96,22 @@ def read_message(data: str | bytes) -> ConsoleMessage:
         raise ConsoleError("a message is JSON; this is not") from None
     if not isinstance(message, dict):
         raise ConsoleError("a message is a JSON object")
+    return message
+
+
+def read_message(data: str | bytes) -> ConsoleMessage:
+    """
+    Raises:
+        ConsoleError: not one of the messages above.
+    """
+    return message_of(read_object(data))
+
+
+def message_of(message: dict[str, Any]) -> ConsoleMessage:
+    """
+    Raises:
+        ConsoleError: not one of the messages above.
+    """
     match message.get("type"):
         case "alive":
             return Alive(_number(message, "sent"))
@@ -113,7 +129,7 @@ def read_message(data: str | bytes) -> ConsoleMessage:
         case "reset":
             return Reset(_name(message))
         case "take_control":
-            return TakeControl(_name(message), _text(message, "token", 512), message.get("force") is True)
+            return TakeControl(_name(message), text_of(message, "token", 512), message.get("force") is True)
         case "release_control":
             return ReleaseControl()
         case other:
@@ -152,7 +168,12 @@ def _number(message: dict[str, Any], key: str) -> float:
     return number
 
 
-def _text(message: dict[str, Any], key: str, longest: int) -> str:
+def text_of(message: dict[str, Any], key: str, longest: int) -> str:
+    """A field's printable text; "" where it is missing.
+
+    Raises:
+        ConsoleError: something else, or longer.
+    """
     value = message.get(key, "")
     if not isinstance(value, str) or len(value) > longest or not value.isprintable():
         raise ConsoleError(f"{key}: text of at most {longest} printable characters")
@@ -160,7 +181,7 @@ def _text(message: dict[str, Any], key: str, longest: int) -> str:
 
 
 def _name(message: dict[str, Any]) -> str:
-    name = _text(message, "name", MAX_NAME).strip()
+    name = text_of(message, "name", MAX_NAME).strip()
     if not name:
         raise ConsoleError("name: say who you are")
     return name

@@ -17,6 +17,7 @@ from real_robot.control.safety import Supervisor
 from real_robot.operator.console.config import ConsoleConfig
 from real_robot.operator.console.operator import ConsoleOperator
 from real_robot.operator.console.session import Session
+from real_robot.operator.intervention import EpisodeSummary
 
 STATUSES_AHEAD, PICTURES_AHEAD = 3, 2  # sent and not yet taken in by the page
 
@@ -75,6 +76,7 @@ class Show:
             "interventions": summary.interventions,
             "recoveries": summary.recoveries,
             "alarms": summary.alarms,
+            "why": _why(summary),
             "can": self._operator.allowed(),
             "in_control": session is self.controller,
             "controller": self.controller.name if self.controller else None,
@@ -114,6 +116,14 @@ class Show:
             name: encode_image(shrink(picture, self.config.camera_side), "jpeg", self.config.jpeg_quality)
             for name, picture in pictures.items()
         }
+
+
+def _why(summary: EpisodeSummary) -> str:
+    """What brought the episode where it stands: event, who, and the reason where one was said."""
+    if not summary.transitions:
+        return ""
+    last = summary.transitions[-1]
+    return f"{last.event.replace('_', ' ')} ({last.who}){': ' + last.reason if last.reason else ''}"[:300]
 
 
 def shrink(picture: np.ndarray, side: int) -> np.ndarray:

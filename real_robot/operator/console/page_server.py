@@ -1,0 +1,286 @@
+"""A page and its sockets, of which one at a time has control, in a thread of its own.
+
+What a page shows and what its messages do is a subclass's: the console of one robot (`server.py`), the hub of several.
+Viewers only watch; an emergency stop is taken from any.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
+
+from real_robot.operator.console.config import ConsoleConfig
+from real_robot.operator.console.door import Door
+from real_robot.operator.console.messages import (
+    MAX_MESSAGE_BYTES,
+    Alive,
+    ConsoleError,
+    Drive,
+    ReleaseControl,
+    Seen,
+    TakeControl,
+)
+from real_robot.operator.console.session import Session
+from real_robot.serving.address import bracketed, is_loopback
+from real_robot.serving.guests import HANDSHAKE_SECONDS, Guests
+from real_robot.serving.tls import server_context
+from vla_rl.config import ConfigError
+
+_quiet = logging.getLogger(f"{__name__}.websockets")
+_quiet.setLevel(logging.CRITICAL)  # else each port scan leaves a traceback
+
+MAX_BAD_MESSAGES = 20
+MAX_WRONG_TOKENS = 5
+POLICY_VIOLATION = 1008
+
+
+class Shown(Protocol):
+    """What is sent to each session. `sessions` and `controller` are the server's to keep."""
+
+    sessions: set[Session]
+    controller: Session | None
+
+    async def statuses(self, session: Session) -> None:
+        """Send status messages until the session ends."""
+        ...
+
+    async def pictures(self, session: Session) -> None:
+        """Send pictures until the session ends."""
+        ...
+
+
+class PageServer(ABC):
+    """See the module.
+
+    Args:
+        shown: see `Shown`. script: of the page.
+
+    Attributes:
+        refusals: errors of what a browser asks, besides `ConsoleError`, whose text it is told.
+
+    Raises:
+        ConfigError: listening beyond loopback without a token, or a certificate that cannot be used.
+    """
+
+    refusals: tuple[type[Exception], ...] = ()
+
+    def __init__(self, config: ConsoleConfig, shown: Shown, script: str = "console.js") -> None:
+        if config.token is None and not is_loopback(config.host):
+            raise ConfigError(
+                f"console: {config.host} can be reached from other machines, so a token is required: give "
+                "--console-token-file, or keep to 127.0.0.1 and reach it through an SSH tunnel"
+            )
+        self.config, self._show = config, shown
+        self._tls = server_context(config.certificate, config.key)
+        self._guests = Guests(config.max_clients)
+        self._door = Door(config, self._guests, self.stop_all, script)
+        self._server: Server | None = None
+
+    # --- a subclass's -------------------------------------------------------------------------
+
+    @abstractmethod
+    def stop_all(self, who: str) -> None:
+        """Stop everything that this page controls."""
+
+    @abstractmethod
+    def background(self) -> Coroutine[Any, Any, None]:
+        """What runs beside the sessions, until canceled."""
+
+    @property
+    @abstractmethod
+    def silence(self) -> float:
+        """Seconds since the session in control was heard; infinite where there is none."""
+
+    @abstractmethod
+    def heard(self) -> None:
+        """The session in control has just been heard."""
+
+    @abstractmethod
+    def entered(self, name: str, is_new: bool) -> None:
+        """A session has control now, under this name. `is_new`: another one, or none, had it before."""
+
+    @abstractmethod
+    def left(self, why: str) -> None:
+        """No session has control now."""
+
+    @abstractmethod
+    def read(self, data: str | bytes) -> Any:
+        """
+        Raises:
+            ConsoleError: not one of the messages that this page sends.
+        """
+
+    @abstractmethod
+    def watched(self, session: Session, message: Any) -> str | None:
+        """Do what any viewer may ask. Returns why not, "" where it is done; None where it takes control."""
+
+    @abstractmethod
+    def obeyed(self, session: Session, message: Any) -> str:
+        """Do what the session in control asks. Returns why not, or ""."""
+
+    # --- life ---------------------------------------------------------------------------------
+
+    @contextmanager
+    def running(self) -> Iterator[int]:
+        """Serve in a thread of its own; gives the port.
+
+        Raises:
+            OSError: the port is taken.
+        """
+        loop = asyncio.new_event_loop()
+        stopping, started = asyncio.Event(), threading.Event()
+        failure: list[Exception] = []
+
+        async def main() -> None:
+            try:
+                await self._start()
+            except OSError as error:
+                failure.append(error)
+                return
+            finally:
+                started.set()
+            beside = asyncio.ensure_future(self.background())
+            await stopping.wait()
+            beside.cancel()
+            await self._stop()
+
+        thread = threading.Thread(target=lambda: loop.run_until_complete(main()), name="console", daemon=True)
+        thread.start()
+        started.wait()
+        if failure:
+            thread.join()
+            loop.close()
+            raise failure[0]
+        try:
+            yield self.port
+        finally:
+            loop.call_soon_threadsafe(stopping.set)
+            thread.join(10)
+            if not thread.is_alive():
+                loop.close()
+
+    async def _start(self) -> None:
+        self._server = await serve(
+            self._handle,
+            self.config.host,
+            self.config.port,
+            ssl=self._tls,
+            process_request=self._door.admit,
+            create_connection=self._guests.connection_class(),
+            open_timeout=HANDSHAKE_SECONDS,
+            compression=None,
+            max_size=MAX_MESSAGE_BYTES,
+            max_queue=4,
+            ping_interval=2,
+            ping_timeout=4,
+            close_timeout=1,
+            logger=_quiet,
+        )
+
+    async def _stop(self) -> None:
+        assert self._server is not None, "started"
+        self._server.close()
+        await self._server.wait_closed()
+
+    @property
+    def url(self) -> str:
+        """The address of the page."""
+        return f"{'https' if self._tls else 'http'}://{bracketed(self.config.host)}:{self.port}"
+
+    @property
+    def port(self) -> int:
+        assert self._server is not None, "running"
+        return next(iter(self._server.sockets)).getsockname()[1]
+
+    # --- one browser --------------------------------------------------------------------------
+
+    async def _handle(self, connection: ServerConnection) -> None:
+        if not await self._guests.enter(connection):
+            return
+        session = Session(connection)
+        self._show.sessions.add(session)
+        tasks = [asyncio.ensure_future(part) for part in (self._show.statuses(session), self._show.pictures(session))]
+        try:
+            await self._listen(session)
+        except ConnectionClosed:
+            pass
+        finally:
+            self._guests.leave(connection)
+            self._show.sessions.discard(session)
+            for task in tasks:
+                task.cancel()
+            self._release(session, "the console in control has left")
+
+    async def _listen(self, session: Session) -> None:
+        async for data in session.connection:
+            now = time.monotonic()
+            self._guests.spoke(session.connection)
+            if session.is_flooding(now):
+                await session.connection.close(POLICY_VIOLATION, "too many messages")
+                return
+            try:
+                trouble = self._obey(session, self.read(data), now)
+            except (ConsoleError, *self.refusals) as error:
+                trouble = str(error)
+                session.num_bad += isinstance(error, ConsoleError)
+            if trouble:
+                session.refused.append(trouble)
+            if session.num_bad > MAX_BAD_MESSAGES or session.num_wrong >= MAX_WRONG_TOKENS:
+                await session.connection.close(POLICY_VIOLATION, "too many bad messages or wrong tokens")
+                return
+
+    def _obey(self, session: Session, message: Any, now: float) -> str:
+        """Do what a browser asks. Returns why not, or ""."""
+        match message:
+            case Seen():
+                session.seen = message
+                return ""
+            case Alive(sent=sent):
+                session.heard = (sent, now)
+            case TakeControl():
+                return self._take_control(session, message)
+        if (answer := self.watched(session, message)) is not None:
+            return answer
+        if session is not self._show.controller:
+            return "" if isinstance(message, Alive) else "this console only watches: take control first"
+        match message:
+            case Alive(sent=sent) | Drive(sent=sent) if session.delay(sent, now) > self.config.link_timeout / 2:
+                return ""  # It waited in a stalled connection: it says nothing of what the person does now.
+            case ReleaseControl():
+                self._release(session, "control was given up")
+                return ""
+            case Alive():
+                self.heard()
+                return ""
+        return self.obeyed(session, message)
+
+    def _take_control(self, session: Session, message: TakeControl) -> str:
+        token = self.config.token
+        if token is not None and not hmac.compare_digest(message.token.encode(), token.encode()):
+            session.num_wrong += bool(message.token)
+            return "wrong token" if message.token else "a token is needed to take control"
+        holder = self._show.controller
+        is_held = holder not in (None, session) and self.silence <= self.config.link_timeout
+        if is_held and not (message.force and token is not None):
+            assert holder is not None, "just checked"
+            way = "take it from them with the token" if token is not None else "they must release it"
+            return f"{holder.name} has control: {way}"
+        session.name, session.quickest = message.name, float("inf")
+        self._show.controller = session
+        self.entered(message.name, holder is not session)
+        return ""
+
+    def _release(self, session: Session, why: str) -> None:
+        if self._show.controller is session:
+            self._show.controller = None
+            self.left(why)
