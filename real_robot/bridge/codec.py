@@ -151,8 +151,11 @@ def _trajectory(sink: ActionSink, values: np.ndarray, stamp: int) -> JointTrajec
     )
 
 
-def read_action(sink: ActionSink, message: Message) -> np.ndarray:
-    """The numbers of an action that a recorded command carries, float32 (len(sink.indices),): `write_action` backwards.
+def read_action(sink: ActionSink, message: Message, near: np.ndarray | None = None) -> np.ndarray:
+    """The numbers of an action that a command carries, float32 (len(sink.indices),): `write_action` backwards.
+
+    Args:
+        near: numbers (len(sink.indices),) before it; of the two axis-angles of a pose the nearer one is taken.
 
     Raises:
         MessageError: other joints than the contract's, another number of values, NaN or infinity.
@@ -160,7 +163,8 @@ def read_action(sink: ActionSink, message: Message) -> np.ndarray:
     if isinstance(message, TwistStamped):
         values = np.concatenate([message.linear, message.angular])
     elif isinstance(message, PoseStamped):
-        values = np.concatenate([message.position, to_axis_angle(_unit(message.orientation), np.zeros(3))])
+        before = np.zeros(3) if near is None else _convert(near, sink.convert)[3:]
+        values = np.concatenate([message.position, to_axis_angle(_unit(message.orientation), before)])
     elif isinstance(message, JointTrajectory):
         if not len(message.positions):
             raise MessageError("a trajectory without points")

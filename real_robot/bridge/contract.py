@@ -22,6 +22,7 @@ from real_robot.bridge.transports.configs import Ros1Config
 from real_robot.control.execution import ExecutionConfig
 from real_robot.control.safety_config import SafetyConfig
 from real_robot.failure.watch_config import WatchConfig
+from real_robot.guard.config import GuardConfig
 from real_robot.kinematics.config import ModelConfig
 from real_robot.kinematics.limits import apply_limits, prepare_limits
 from real_robot.operator.teleop import TeleopConfig
@@ -335,6 +336,7 @@ class RobotContract(Config):
         description="Nodes that may publish on the action topics too, such as a multiplexer's other inputs; `*`: any. "
         "Otherwise deploy is refused while another publisher is there.",
     )
+    guard: GuardConfig = Field(default=GuardConfig(), description="How `vla-rl robot-guard` guards it.")
     safety: SafetyConfig = Field(description="Limits of each number of the action, in the action's own units.")
     model: ModelConfig | None = Field(
         default=None, description="The robot's URDF or MJCF, for joint limits and to keep it out of collisions."
@@ -362,6 +364,11 @@ class RobotContract(Config):
             if told != self.rate:
                 raise ConfigError(f"{name}.control_hz: {told:g}, but rate is {self.rate:g}; leave it out")
         self._check_deadman()
+        if self.guard.timeout is not None and self.guard.timeout < 2 / self.rate:
+            raise ConfigError(
+                f"guard.timeout: {self.guard.timeout:g} s is less than two control ticks ({2 / self.rate:g} s): "
+                "it would brake between commands"
+            )
         if self.pace == "reference" and not self.observation.reference:
             raise ConfigError("pace: `reference` needs observation.reference")
         return self

@@ -25,6 +25,7 @@ from real_robot.control.shutdown import Shutdown
 from real_robot.control.tick_log import TickLog
 from real_robot.failure.runner import DetectorThread
 from real_robot.failure.watch import FailureWatch, Overseer, load_detector
+from real_robot.guard.robot_guard import through_guard
 from real_robot.guard.robot_lock import RobotLock, claim
 from real_robot.kinematics.check import ModelCheck
 from real_robot.operator.console.console_state import ConsoleState
@@ -117,8 +118,10 @@ def _open_robot(
     """The robot, claimed, with the contract's services called; it is left when `stack` closes."""
     transport = contract.transport.open()
     stack.callback(transport.close)
-    lock = claim(contract, transport, "deploy", say, stack)
-    robot = TopicRobot(contract, transport, options.instruction)
+    is_guarded = options.guarded or contract.guard.required
+    told = through_guard(contract) if is_guarded else contract
+    lock = claim(contract, transport, "guarded deploy" if is_guarded else "deploy", say, stack)
+    robot = TopicRobot(told, transport, options.instruction)
     stack.callback(robot.close)
     if not options.dry_run:
         robot.call_services()

@@ -27,6 +27,7 @@ class DeployOptions:
     wait: float = 60.0
     dry_run: bool = False
     synchronous: bool = False
+    guarded: bool = False
     episodes: int = 0
     tasks: tuple[str, ...] = ("push_to_zone",)
     split: Split = "eval"

@@ -180,6 +180,11 @@ class Supervisor:
         with self._lock:
             self._forget()
 
+    def reseed(self) -> None:
+        """Begin again where the robot is measured to be, once it stands: it may have been moved since."""
+        with self._lock:
+            self._must_seed = True
+
     def deadman(self, pressed: bool, heard: float | None = None) -> None:
         """The state of the deadman switch, received at `heard` (now); must be received anew in `deadman_timeout`."""
         with self._lock:

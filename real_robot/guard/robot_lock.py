@@ -243,7 +243,9 @@ def claim(
     if not isinstance(transport, Graph):
         return None
     topics = [sink.topic for sink in contract.action]
-    lock = RobotLock(transport, new_lease(role, contract.name, topics), topics, contract.other_publishers)
+    suffix = contract.guard.suffix if role == "guarded deploy" else ""
+    publishes = [topic + suffix for topic in topics]
+    lock = RobotLock(transport, new_lease(role, contract.name, topics), publishes, contract.other_publishers)
     stack.callback(lock.close)
     lock.acquire(say)
     return lock

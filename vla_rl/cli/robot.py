@@ -48,6 +48,9 @@ DetectorFolder = Annotated[
     Path | None,
     typer.Option(metavar="FOLDER", help="A failure detector of this policy: detectors/NAME of `failure fit`."),
 ]
+Guarded = Annotated[
+    bool, typer.Option("--guarded", help="Send commands to `vla-rl robot-guard`, which runs beside the driver.")
+]
 Synchronous = Annotated[
     bool, typer.Option("--synchronous", help="Infer inside the control tick, play whole chunks: for simulators.")
 ]
@@ -66,6 +69,7 @@ Reruns = Annotated[
 def register(app: typer.Typer) -> None:
     """Add this file's commands to the program."""
     app.command()(deploy)
+    app.command(name="robot-guard")(robot_guard)
     app.command(name="sim-robot")(sim_robot)
     app.command(name="import-bags")(import_bags)
     ros = typer.Typer(no_args_is_help=True, help="ROS 1 without a ROS installation.")
@@ -85,6 +89,7 @@ def deploy(
     wait: Annotated[float, typer.Option(help="Seconds to wait for the server to be ready.")] = 60.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Do everything but send commands.")] = False,
     synchronous: Synchronous = False,
+    guarded: Guarded = False,
     episodes: Annotated[int, typer.Option(min=0, help="Run so many episodes on `vla-rl sim-robot`, then end.")] = 0,
     task: Annotated[list[str] | None, typer.Option(help="Tasks of --episodes, in turn.")] = None,
     split: Annotated[Literal["train", "validation", "eval"], typer.Option(help="Split of --episodes.")] = "eval",
@@ -106,8 +111,7 @@ def deploy(
     reruns: Reruns = 1,
 ) -> None:
     """Drive a robot with a policy server's actions, behind the safety supervisor."""
-    from real_robot.control.deploy import DeployOptions
-    from real_robot.control.deploy import deploy as run_deploy
+    from real_robot.control import deploy as deployment
     from real_robot.operator.sim_episodes import VoidRules
 
     served = {
@@ -118,7 +122,7 @@ def deploy(
         "certificate": certificate,
         "key": key,
     }
-    options = DeployOptions(
+    options = deployment.DeployOptions(
         robot=robot,
         overrides=tuple(overrides or ()),
         server=server,
@@ -129,6 +133,7 @@ def deploy(
         wait=wait,
         dry_run=dry_run,
         synchronous=synchronous,
+        guarded=guarded,
         episodes=episodes,
         tasks=tuple(task or ("push_to_zone",)),
         split=split,
@@ -142,7 +147,7 @@ def deploy(
         allow_policy_change=allow_policy_change,
         void_rules=VoidRules(max_without_action, reruns),
     )
-    run_deploy(options, say)
+    deployment.deploy(options, say)
 
 
 def _console(values: dict[str, Any], token_file: Path | None) -> ConsoleConfig | None:
@@ -158,6 +163,17 @@ def _console(values: dict[str, Any], token_file: Path | None) -> ConsoleConfig |
 
     token = read_token(token_file) if token_file else None
     return validate(ConsoleConfig, {**values, "token": token}, prefix="console")
+
+
+def robot_guard(
+    robot: Annotated[str, typer.Argument(metavar="ROBOT", help="A contract (YAML), or the name of a shipped one.")],
+    overrides: Overrides = None,
+) -> None:
+    """Beside the robot's driver: forward what `deploy --guarded` sends, and brake when it stops coming."""
+    from real_robot.bridge.contract import load_contract
+    from real_robot.guard.robot_guard import run_guard
+
+    run_guard(load_contract(robot, overrides or ()), say)
 
 
 def sim_robot(

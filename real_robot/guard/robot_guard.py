@@ -1,0 +1,199 @@
+"""`vla-rl robot-guard`: a small process beside the robot's driver, which stands in for deploy where that dies.
+
+Deploy publishes each action topic under another name (`guard.suffix`). The guard forwards what comes there to the
+driver's own topics, within the contract's limits, and brakes when nothing comes any more: whatever became of deploy,
+its machine or the network between. It is deploy's control loop and supervisor, with commands from the graph as actions.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import numpy as np
+
+from real_robot.bridge.alignment import HeaderClock, Sample, Track
+from real_robot.bridge.codec import read_action
+from real_robot.bridge.contract import ActionSink, AlignConfig, RobotContract
+from real_robot.bridge.messages import Message, MessageError
+from real_robot.bridge.robot import TopicRobot
+from real_robot.bridge.transports.base import Graph, Transport, TransportError
+from real_robot.control.robot_loop import ControlLoop, OperatorCommand
+from real_robot.control.safety import SafetyEvent, Supervisor
+from real_robot.control.shutdown import Shutdown
+from real_robot.guard.robot_lock import claim
+from real_robot.operator.operators import Operators, TopicOperator
+from real_robot.types import Command, RobotObservation
+from vla_rl.config import ConfigError
+
+Say = Callable[[str], None]
+TICKS = 4  # of the control rate, without a command
+
+
+def timeout_of(contract: RobotContract) -> float:
+    """Seconds without a command after which the guard brakes."""
+    return contract.guard.timeout or TICKS / contract.rate
+
+
+def through_guard(contract: RobotContract) -> RobotContract:
+    """The contract of a deploy whose commands go to the guard.
+
+    Raises:
+        ConfigError: it commands an action server or a switch, which a guard cannot forward.
+    """
+    if goals := [sink for sink in contract.action if sink.is_goal]:
+        raise ConfigError(
+            f"action: {goals[0].topic} ({goals[0].type}): a guard forwards topics alone; leave the guard out, or "
+            "command a topic of the controller"
+        )
+    sinks = [sink.model_copy(update={"topic": sink.topic + contract.guard.suffix}) for sink in contract.action]
+    return contract.model_copy(update={"action": tuple(sinks)})
+
+
+def without_eyes(contract: RobotContract) -> RobotContract:
+    """The contract as the guard reads it: the robot's state as it comes, no cameras, commands soon too old."""
+    seen = contract.observation
+    state = []
+    for source in seen.state:
+        align = source.align.model_copy(update={"tolerance": seen.max_age, "strategy": "asof"})
+        state.append(source if source.align.strategy == "hold" else source.model_copy(update={"align": align}))
+    blind = {"images": {}, "state": tuple(state), "instruction_topic": "", "reference": ""}
+    safety = contract.safety.model_copy(update={"command_timeout": timeout_of(contract)})
+    return contract.model_copy(update={"observation": seen.model_copy(update=blind), "safety": safety})
+
+
+class GuardedCommands:
+    """Whole actions out of the messages that deploy sends to the guard.
+
+    To the control loop an action source, an operator (inactive where no commands come: it brakes, then is quiet) and a
+    pacer (a tick at each command).
+
+    Args:
+        say: told once of each reason for which commands are refused.
+        on_resume: called before the first command after a silence.
+    """
+
+    def __init__(
+        self,
+        contract: RobotContract,
+        transport: Transport,
+        say: Say = lambda text: None,
+        on_resume: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._timeout, self._period, self._clock, self._say = timeout_of(contract), 1 / contract.rate, clock, say
+        self._news = threading.Condition()
+        self._parts: list[tuple[np.ndarray, float] | None] = [None] * len(contract.action)
+        self._command: Command | None = None
+        self._is_new = self._is_active = False
+        self._on_resume = on_resume
+        self._told: set[tuple[str, str]] = set()
+        self._sinks = contract.action
+        header_clock = HeaderClock(clock)
+        for number, sink in enumerate(contract.action):
+            align = AlignConfig(timeline="header" if sink.message_type.HAS_HEADER else "receive")
+            track = Track(align, self._timeout, header_clock)
+            topic = sink.topic + contract.guard.suffix
+            transport.subscribe(topic, sink.message_type, sink.qos, self._receiver(number, sink, topic, track))
+
+    def _receiver(self, number: int, sink: ActionSink, topic: str, track: Track) -> Callable[[Message], None]:
+        def receive(message: Message) -> None:
+            arrival = self._clock()
+            moment = track.time_of(message.stamp, arrival)
+            if moment is None:
+                return self._refused(topic, next(reversed(track.dropped)))
+            last = self._parts[number]
+            try:
+                values = read_action(sink, message, near=None if last is None else last[0])
+            except MessageError as error:
+                return self._refused(topic, str(error))
+            track.add(Sample(values, moment, arrival))
+            with self._news:
+                self._parts[number] = (values, min(moment, arrival))
+                if number == len(self._sinks) - 1:  # deploy sends it last
+                    self._put_together()
+            return None
+
+        return receive
+
+    def _refused(self, topic: str, why: str) -> None:
+        if (topic, why) not in self._told:
+            self._told.add((topic, why))
+            self._say(f"{topic}: a command is refused: {why}")
+
+    def _put_together(self) -> None:
+        parts = [part for part in self._parts if part is not None]
+        if len(parts) == len(self._parts):
+            values = np.zeros(sum(len(sink.indices) for sink in self._sinks), np.float32)
+            for sink, (part, _) in zip(self._sinks, parts, strict=True):
+                values[list(sink.indices)] = part
+            self._command = Command(values, "policy", min(moment for _, moment in parts))
+            self._is_new = True
+            self._news.notify_all()
+
+    # --- asked by the control loop ------------------------------------------------------------
+
+    def submit(self, observation: RobotObservation, step: int) -> None:
+        """Commands come by themselves."""
+
+    def next_action(self, step: int) -> Command | None:
+        with self._news:
+            command = self._command
+        return command if command is not None and self._clock() - command.stamp <= self._timeout else None
+
+    def poll(self, observation: RobotObservation | None) -> OperatorCommand:
+        """Active while commands come."""
+        was_active, self._is_active = self._is_active, self.next_action(0) is not None
+        if self._is_active and not was_active:
+            self._on_resume()
+        return OperatorCommand(active=self._is_active)
+
+    def wait(self, active: bool) -> float:
+        """Wait for the next command; where none comes in time, for a tick."""
+        with self._news:
+            self._news.wait_for(lambda: self._is_new, (1.5 if active else 1.0) * self._period)
+            self._is_new = False
+        return 0.0
+
+    def reset(self) -> None:
+        with self._news:
+            self._command, self._parts = None, [None] * len(self._sinks)
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+def run_guard(contract: RobotContract, say: Say) -> None:
+    """Guard the robot until a signal; it stands then.
+
+    Raises:
+        TransportError: the robot's graph cannot be reached, is none, or another process drives the robot.
+        ConfigError: the robot is not commanded by topics.
+    """
+    topics = ", ".join(sink.topic for sink in through_guard(contract).action)
+    seen = without_eyes(contract)
+    with Shutdown(say) as shutdown, ExitStack() as stack:
+        transport = contract.transport.open()
+        stack.callback(transport.close)
+        if not isinstance(transport, Graph):
+            raise TransportError(
+                f"transport {contract.transport.kind}: no other process can be reached through it, so nothing can be "
+                "guarded; see docs/safety.md for what such a robot does when deploy dies"
+            )
+        lock = claim(contract, transport, "robot-guard", shutdown.say, stack)
+        assert lock is not None, "a graph has a lock"
+        robot = TopicRobot(seen, transport)
+
+        def tell(event: SafetyEvent) -> None:
+            shutdown.say(f"safety: {event.text}")
+
+        supervisor = Supervisor(seen.safety, on_event=tell)
+        commands = GuardedCommands(contract, transport, shutdown.say, supervisor.reseed)
+        operator = Operators([shutdown, TopicOperator(contract.operator, transport), commands, lock])
+        loop = ControlLoop(robot, commands, supervisor, operator, commands, silence=math.inf, observers=[lock])
+        shutdown.say(f"guard: {contract.name}: forwards {topics}; brakes after {timeout_of(contract):g} s without")
+        shutdown.run(loop)
+    shutdown.exit(is_complete=True)
