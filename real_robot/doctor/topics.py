@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 from real_robot.bridge.alignment import MAX_LEAD
@@ -225,12 +226,17 @@ def _check_server(place: str, sink: ActionSink, contract: RobotContract, graph: 
         return Check(sink.topic, "ok", f"{sink.type}; services of ROS 1 are not looked for")
     ends = ("Request",) if sink.type in SERVICES else ("/goal", "/_action/send_goalRequest")  # what it listens to
     servers = {
-        e.topic.removeprefix("rq").removesuffix(end)
+        e.topic.removeprefix("rq").removesuffix(end): e.type
         for e in graph
         for end in ends
         if e.topic.endswith(end) and not e.publishes
     }
     if sink.topic in servers:
+        # ROS 1: .../GripperCommandActionGoal; ROS 2: ...::GripperCommand_SendGoal_Request
+        kind = re.split(r"/|::", servers[sink.topic])[-1]
+        if kind and not re.match(sink.type.rpartition("/")[2] + r"(Action|_)", kind):
+            fix = f"set {place}.type"
+            return Check(sink.topic, "wrong", f"its server takes {kind}; the contract sends {sink.type}", fix)
         return Check(sink.topic, "ok", f"a server of {sink.type} is there")
     found = f"no server of {sink.type}{near(sink.topic, servers)}"
     return Check(sink.topic, "wrong", found, f"start the controller, or set {place}.topic")

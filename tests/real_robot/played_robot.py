@@ -2,7 +2,8 @@
 
     python played_robot.py TRANSPORT.json GRAPH.json
 
-GRAPH: {"publish": [...], "listen": [{"topic", "type"}], "advertise": [{"topic", "type"}]}. Each that is published is
+GRAPH: {"publish": [...], "listen": [{"topic", "type"}], "advertise": [the same], "actions": [{"name", "type"}]}. Of
+actions only their servers' listening for goals is played, which is what others can see. Each that is published is
 {"topic", "type", "rate", "frame", "skew" (seconds that its clock is ahead), "reliability"} and what its type needs:
 `joints` and `values`; a picture's `size` [height, width] and `encoding`; a pose's `values`, position, then axis-angle.
 """
@@ -85,6 +86,28 @@ class Stream:
             self._publish(self._make(time.time_ns() + self._skew))
 
 
+def announce(transport: dict[str, Any], name: str, kind: str) -> Any:
+    """Listen for goals as an action's server does, under ROS's own names of its topic and type."""
+    if transport["kind"] == "ros1":
+        import rospy
+
+        from real_robot.bridge.ros.definitions import ros1_classes
+
+        return rospy.Subscriber(f"{name}/goal", ros1_classes()[f"{kind}ActionGoal"], lambda m: print("commanded", m))
+    from cyclonedds.domain import DomainParticipant
+    from cyclonedds.idl import make_idl_struct
+    from cyclonedds.idl.types import sequence, uint8
+    from cyclonedds.sub import DataReader
+    from cyclonedds.topic import Topic
+
+    package, _, short = kind.partition("/")
+    typename = f"{package}.action.dds_.{short}_SendGoal_Request_"
+    fields: Any = {"data": sequence[uint8]}
+    request = make_idl_struct(f"{short}_SendGoal_Request_", typename, fields)
+    participant = DomainParticipant(transport["domain"])
+    return DataReader(participant, Topic(participant, f"rq{name}/_action/send_goalRequest", request)), participant
+
+
 def main() -> None:
     values, graph = json.loads(sys.argv[1]), json.loads(sys.argv[2])
     transport = validate(Ros1Config if values["kind"] == "ros1" else Ros2Config, values).open()
@@ -95,8 +118,9 @@ def main() -> None:
         )
     for entry in graph.get("advertise", ()):
         transport.advertise(entry["topic"], MESSAGES[entry["type"]], QosConfig())
+    kept = [announce(values, entry["name"], entry["type"]) for entry in graph.get("actions", ())]
     print("ready", flush=True)
-    while True:
+    while kept is not None:
         for stream in streams:
             stream.step()
         time.sleep(0.002)

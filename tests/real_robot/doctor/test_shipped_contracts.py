@@ -76,6 +76,19 @@ def test_on_its_drivers_dds_topics_it_has_no_fault(name: str, tmp_path: Path) ->
     play(name, DdsPatient(tmp_path))
 
 
+def test_a_gripper_of_a_newer_driver_is_told_apart(tmp_path: Path) -> None:
+    """ros2_robotiq_gripper serves GripperCommand on humble, ParallelGripperCommand since Jazzy, by the same name."""
+    pytest.importorskip("cyclonedds", reason="cyclonedds is not installed: pip install 'vla-rl[ros]'")
+    name = "/robotiq_gripper_controller/gripper_cmd"
+    patient = DdsPatient(tmp_path)
+    newer = {**DRIVERS["ur5e_ros2"], "actions": [{"name": name, "type": "control_msgs/ParallelGripperCommand"}]}
+    try:
+        code, found = patient.examine("ur5e_ros2", newer)
+    finally:
+        patient.close()
+    assert code == 1 and "takes ParallelGripperCommand_SendGoal_Request" in found[name]["found"], found
+
+
 @pytest.mark.parametrize("name", MAKERS)
 def test_its_limits_are_within_the_makers(name: str) -> None:
     maker = MAKERS[name]
