@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 Family = Literal["robots", "teleoperators"]
 INSTALL = "For the SO arms: pip install 'vla-rl[lerobot]'"
+_EXTRAS = {"gamepad": "gamepad", "phone": "phone"}  # of teleoperators
 _CAMERA_LIBRARIES = {"intelrealsense": "For RealSense: pip install 'lerobot[intelrealsense]'"}
 _CAMERAS = {"opencv": "opencv", "intelrealsense": "realsense", "zmq": "zmq", "reachy2_camera": "reachy2_camera"}
 
@@ -55,7 +56,8 @@ def make_device(family: Family, kind: str, values: Mapping[str, Any], modules: S
     try:
         return make(config)
     except (ImportError, ValueError) as error:
-        raise DeviceError(f"{kind}: {error}. {INSTALL if isinstance(error, ImportError) else ''}".rstrip()) from error
+        how = f"pip install 'vla-rl[{_EXTRAS[kind]}]'" if kind in _EXTRAS else INSTALL
+        raise DeviceError(f"{kind}: {error}. {how if isinstance(error, ImportError) else ''}".rstrip()) from error
 
 
 def _make_teleoperator() -> Any:

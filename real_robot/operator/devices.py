@@ -17,18 +17,20 @@ from real_robot.bridge.codec import read_action, write_action
 from real_robot.bridge.contract import RobotContract
 from real_robot.bridge.lerobot_devices import DeviceError, connect_device, let_go, make_device, number_names
 from real_robot.bridge.messages import Float64MultiArray, JointState, JointTrajectory, MessageError
+from real_robot.operator.handheld import PadPresence, PhoneAxes, connect_phone
 from real_robot.operator.teleop import Axes, DeviceConfig, GripperCommand
 from vla_rl.config import ConfigError
 
 SILENCE = 0.25  # seconds after which what a device said no longer counts
 DEAD_ZONE = 0.05  # of full deflection: a SpaceMouse at rest is not quite at zero
 _DELTAS = ("delta_x", "delta_y", "delta_z")
+HANDHELD = ("gamepad", "phone")  # of LeRobot's; `--teleop` knows them without lerobot:
 _GRIPPER: dict[int, GripperCommand] = {0: "close", 2: "open"}  # LeRobot's; 1 leaves it as it is
 _NONE = np.zeros(0)
 
 
 def device_overrides(name: str) -> tuple[str, ...]:
-    """The contract overrides that `--teleop NAME` means; NAME is spacemouse, or lerobot: and a teleoperator.
+    """The contract overrides that `--teleop NAME` means: gamepad, phone, spacemouse, or lerobot: and a teleoperator.
 
     Raises:
         ConfigError: something else.
@@ -36,11 +38,15 @@ def device_overrides(name: str) -> tuple[str, ...]:
     kind, _, teleoperator = name.partition(":")
     if not name:
         return ()
+    if name in HANDHELD:
+        kind, teleoperator = "lerobot", name
     if kind == "lerobot" and teleoperator:
         return "teleop.device.kind=lerobot", f"teleop.device.teleoperator={teleoperator}"
     if name == "spacemouse":
         return ("teleop.device.kind=spacemouse",)
-    raise ConfigError(f"--teleop: got {name!r}; allowed: spacemouse, or lerobot:NAME, such as lerobot:so101_leader")
+    raise ConfigError(
+        f"--teleop: got {name!r}; allowed: gamepad, phone, spacemouse, or lerobot:NAME, such as lerobot:so101_leader"
+    )
 
 
 class Polled[T]:
@@ -158,10 +164,15 @@ def open_device(config: DeviceConfig, contract: RobotContract, moves: tuple[str,
     except AttributeError as error:  # LeRobot's plain keyboard wants a robot's arm that it does not have.
         raise DeviceError(f"{kind}: gives keys, no motion; use keyboard_ee, or the console's keys") from error
     has_deltas = set(_DELTAS) <= set(features.get("names") or ())
-    if has_deltas:
+    is_phone = "phone.pos" in features
+    if has_deltas or is_phone:
         _check_moves(kind, moves)
     else:
         _check_names(kind, features, config.names, contract)
+    if is_phone:
+        connect_phone(device, config)
+        phone = PhoneAxes(config.phone_reach, config.phone_turn)
+        return AxesDevice(lambda: phone.read(device.get_action()), lambda: let_go(device), config.read_hz)
     how = f"lerobot-calibrate --teleop.type={kind} --teleop.port={config.port} --teleop.id={config.id}"
     connect_device(device, kind, how)
     if not device.is_connected:
@@ -169,8 +180,30 @@ def open_device(config: DeviceConfig, contract: RobotContract, moves: tuple[str,
     if config.align == "drive_leader":
         _check_drives_itself(device, kind)
     if has_deltas:
-        return AxesDevice(lambda: lerobot_axes(device.get_action()), lambda: let_go(device), config.read_hz)
+        return AxesDevice(_reading_deltas(device, kind), lambda: let_go(device), config.read_hz)
     return LeaderArm(device, config, contract)
+
+
+def _reading_deltas(device: Any, kind: str) -> Callable[[], Axes | None]:
+    """
+    Raises:
+        DeviceError: there is no gamepad, which LeRobot's own class only logs.
+    """
+    if kind != "gamepad":
+        return lambda: lerobot_axes(device.get_action())
+    presence = PadPresence(device)
+    try:
+        presence.check()
+    except DeviceError:
+        let_go(device)
+        raise
+
+    def read() -> Axes | None:
+        axes = lerobot_axes(device.get_action())
+        presence.check()
+        return axes
+
+    return read
 
 
 def drives_itself(device: Any) -> bool:

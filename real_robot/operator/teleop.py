@@ -53,6 +53,12 @@ class DeviceConfig(Config):
         le=1,
         description="With drive_leader, how fast its joints are driven: shares of low..high a second.",
     )
+    phone_reach: float = Field(
+        default=0.12, gt=0.01, le=1, description="A phone: meters from where it was pressed that are full deflection."
+    )
+    phone_turn: float = Field(
+        default=0.6, gt=0.05, le=3, description="A phone: radians from how it was held when pressed, likewise."
+    )
     read_hz: float = Field(default=60.0, gt=0, le=1000, description="Reads a second.")
 
     @model_validator(mode="after")

@@ -39,7 +39,7 @@ Authority = Annotated[
 ]
 Device = Annotated[
     str,
-    typer.Option(metavar="DEVICE", help="The person's device: lerobot:so101_leader, lerobot:gamepad, spacemouse."),
+    typer.Option(metavar="DEVICE", help="The person's device: gamepad, phone, spacemouse, lerobot:so101_leader."),
 ]
 RecordFolder = Annotated[
     Path | None, typer.Option(help="Record the episodes of --console, or of --episodes, here: a LeRobotDataset.")

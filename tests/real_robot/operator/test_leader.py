@@ -256,7 +256,7 @@ def test_without_a_spacemouse_the_error_says_what_to_do() -> None:
 
 @pytest.mark.parametrize("name", ["joystick", "lerobot:", "lerobot"])
 def test_a_wrong_name_of_a_device_is_told(name: str) -> None:
-    with pytest.raises(ConfigError, match="allowed: spacemouse, or lerobot:NAME"):
+    with pytest.raises(ConfigError, match="allowed: gamepad, phone, spacemouse, or lerobot:NAME"):
         device_overrides(name)
 
 
