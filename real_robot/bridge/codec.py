@@ -13,7 +13,9 @@ from real_robot.bridge.messages import (
     CompressedImage,
     Float64MultiArray,
     Image,
+    JointGroupCommand,
     JointJog,
+    JointSingleCommand,
     JointState,
     JointTrajectory,
     Message,
@@ -29,6 +31,7 @@ from real_robot.bridge.ros.action_types import (
     SetBoolRequest,
 )
 
+INTERBOTIX_GROUP = "arm"  # the name of the joints of an arm in Interbotix's motor configurations
 _EMPTY = np.zeros(0)
 
 
@@ -126,6 +129,10 @@ def write_action(sink: ActionSink, action: np.ndarray, stamp: int) -> Message:
         return JointState(**header, name=sink.joints, position=values, velocity=_EMPTY, effort=_EMPTY)
     if sink.type == "std_msgs/Float64MultiArray":
         return Float64MultiArray(data=values)
+    if sink.type == "interbotix_xs_msgs/JointGroupCommand":
+        return JointGroupCommand(name=INTERBOTIX_GROUP, cmd=values)
+    if sink.type == "interbotix_xs_msgs/JointSingleCommand":
+        return JointSingleCommand(name=sink.joints[0], cmd=float(values[0]))
     return Bool(data=bool(values[0] > sink.threshold))
 
 
@@ -175,6 +182,10 @@ def read_action(sink: ActionSink, message: Message, near: np.ndarray | None = No
         values = _by_name(sink.joints, message.joint_names, message.velocities)
     elif isinstance(message, Float64MultiArray):
         values = message.data
+    elif isinstance(message, JointGroupCommand):
+        values = message.cmd
+    elif isinstance(message, JointSingleCommand):
+        values = np.array([message.cmd])
     else:
         assert isinstance(message, Bool)
         values = np.array([1.0 if message.data else -1.0])

@@ -37,6 +37,7 @@ POSE_PARTS = {
 JOINT_COMMANDS = (
     *("trajectory_msgs/JointTrajectory", "sensor_msgs/JointState"),
     *("control_msgs/JointJog", "control_msgs/FollowJointTrajectory", "control_msgs/ParallelGripperCommand"),
+    *("interbotix_xs_msgs/JointGroupCommand", "interbotix_xs_msgs/JointSingleCommand"),
 )
 
 
@@ -218,6 +219,8 @@ class ActionSink(ChannelConfig):
         "control_msgs/JointJog",
         "std_msgs/Float64MultiArray",
         "std_msgs/Bool",
+        "interbotix_xs_msgs/JointGroupCommand",
+        "interbotix_xs_msgs/JointSingleCommand",
         "control_msgs/GripperCommand",
         "control_msgs/ParallelGripperCommand",
         "control_msgs/FollowJointTrajectory",
@@ -260,7 +263,7 @@ class ActionSink(ChannelConfig):
             raise ConfigError(
                 f"{self.topic}: `joints` belongs to joint messages, and is required there; got {self.type}"
             )
-        if self.type == "control_msgs/ParallelGripperCommand" and len(self.joints) != 1:
+        if self.type.endswith(("/ParallelGripperCommand", "/JointSingleCommand")) and len(self.joints) != 1:
             raise ConfigError(f"{self.topic}: joints: {self.type} moves one joint, got {list(self.joints)}")
         needed = len(self.joints) if is_joints else needed or len(self.indices)
         if len(self.indices) != needed or not self.indices or min(self.indices) < 0:

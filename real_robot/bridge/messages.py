@@ -288,6 +288,40 @@ class JointJog(Message):
 
 
 @dataclass(frozen=True, kw_only=True)
+class JointGroupCommand(Message):
+    """interbotix_xs_msgs/JointGroupCommand: a number for each joint of a group, in the driver's order of them."""
+
+    TYPE: ClassVar[str] = "interbotix_xs_msgs/JointGroupCommand"
+    HAS_HEADER: ClassVar[bool] = False
+    name: str
+    cmd: np.ndarray
+
+    @classmethod
+    def _read(cls, tree: Mapping[str, Any]) -> Tree:
+        return {"name": read_text(tree["name"], MAX_NAME), "cmd": read_numbers(tree["cmd"])}
+
+    def _write(self) -> Tree:
+        return {"name": self.name, "cmd": np.asarray(self.cmd, np.float32)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointSingleCommand(Message):
+    """interbotix_xs_msgs/JointSingleCommand: a number for one joint."""
+
+    TYPE: ClassVar[str] = "interbotix_xs_msgs/JointSingleCommand"
+    HAS_HEADER: ClassVar[bool] = False
+    name: str
+    cmd: float
+
+    @classmethod
+    def _read(cls, tree: Mapping[str, Any]) -> Tree:
+        return {"name": read_text(tree["name"], MAX_NAME), "cmd": float(tree["cmd"])}
+
+    def _write(self) -> Tree:
+        return {"name": self.name, "cmd": float(self.cmd)}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Float64MultiArray(Message):
     """std_msgs/Float64MultiArray, without its layout: the numbers alone."""
 
@@ -339,6 +373,6 @@ MESSAGES: dict[str, type[Message]] = {
     kind.TYPE: kind
     for kind in (
         *(Image, CompressedImage, JointState, PoseStamped, TwistStamped),
-        *(JointTrajectory, JointJog, Float64MultiArray, Bool, String),
+        *(JointTrajectory, JointJog, JointGroupCommand, JointSingleCommand, Float64MultiArray, Bool, String),
     )
 }

@@ -27,6 +27,8 @@ COMMON = {
     "control_msgs/JointTolerance": "string name\nfloat64 position\nfloat64 velocity\nfloat64 acceleration\n",
     "control_msgs/JointJog": "std_msgs/Header header\nstring[] joint_names\nfloat64[] displacements\n"
     "float64[] velocities\nfloat64 duration\n",
+    "interbotix_xs_msgs/JointGroupCommand": "string name\nfloat32[] cmd\n",
+    "interbotix_xs_msgs/JointSingleCommand": "string name\nfloat32 cmd\n",
 }
 ROS1_ACTIONS = {
     "control_msgs/GripperCommand": GRIPPER_COMMAND,

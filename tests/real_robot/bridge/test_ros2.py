@@ -22,14 +22,22 @@ pytest.importorskip("rosbags", reason="rosbags is not installed: pip install 'vl
 from cyclonedds.core import Policy, Qos
 from cyclonedds.domain import DomainParticipant
 from cyclonedds.idl import IdlStruct
-from cyclonedds.idl.types import float64, int32, sequence, uint8, uint32
+from cyclonedds.idl.types import float32, float64, int32, sequence, uint8, uint32
 from cyclonedds.pub import DataWriter
 from cyclonedds.sub import DataReader
 from cyclonedds.topic import Topic
 from cyclonedds.util import duration
 from test_messages import EXAMPLES
 
-from real_robot.bridge.messages import CompressedImage, JointState, Message, MessageError, TwistStamped
+from real_robot.bridge.messages import (
+    CompressedImage,
+    JointGroupCommand,
+    JointSingleCommand,
+    JointState,
+    Message,
+    MessageError,
+    TwistStamped,
+)
 from real_robot.bridge.ros.typestore import decode_cdr, encode_cdr, store_of
 from real_robot.bridge.transports.base import QosConfig
 from real_robot.bridge.transports.configs import Ros2Config
@@ -87,6 +95,18 @@ class DdsTwistStamped(IdlStruct, typename="geometry_msgs.msg.dds_.TwistStamped_"
     twist: Twist
 
 
+@dataclass
+class DdsJointGroupCommand(IdlStruct, typename="interbotix_xs_msgs.msg.dds_.JointGroupCommand_"):
+    name: str
+    cmd: sequence[float32]
+
+
+@dataclass
+class DdsJointSingleCommand(IdlStruct, typename="interbotix_xs_msgs.msg.dds_.JointSingleCommand_"):
+    name: str
+    cmd: float32
+
+
 def vector(values: np.ndarray) -> Vector3:
     return Vector3(*map(float, values))
 
@@ -99,6 +119,10 @@ def by_hand(message: Message) -> Any:
         return DdsJointState(header, list(message.name), *numbers)
     if isinstance(message, CompressedImage):
         return DdsCompressedImage(header, message.format, list(message.data))
+    if isinstance(message, JointGroupCommand):
+        return DdsJointGroupCommand(message.name, [float(v) for v in message.cmd])
+    if isinstance(message, JointSingleCommand):
+        return DdsJointSingleCommand(message.name, message.cmd)
     assert isinstance(message, TwistStamped)
     return DdsTwistStamped(header, Twist(vector(message.linear), vector(message.angular)))
 
@@ -122,15 +146,18 @@ CASES = [
         DdsTwistStamped,
         TwistStamped(**STAMP, linear=np.array([0.1, 0, -2]), angular=np.array([3, 4, 5.5])),
     ),
+    ("arm/commands", DdsJointGroupCommand, JointGroupCommand(name="arm", cmd=np.array([0.5, -1.25]))),
+    ("gripper/command", DdsJointSingleCommand, JointSingleCommand(name="gripper", cmd=0.125)),
 ]
 ECHO = """
 import sys, time
-from real_robot.bridge.messages import CompressedImage, JointState, TwistStamped
+from real_robot.bridge.messages import CompressedImage, JointGroupCommand, JointSingleCommand, JointState, TwistStamped
 from real_robot.bridge.transports.base import QosConfig
 from real_robot.bridge.transports.configs import Ros2Config
 transport, qos = Ros2Config(domain=int(sys.argv[1])).open(), QosConfig(depth=10)
 for topic, kind in (("joint_states", JointState), ("camera/image/compressed", CompressedImage),
-                    ("servo/twist", TwistStamped)):
+                    ("servo/twist", TwistStamped), ("arm/commands", JointGroupCommand),
+                    ("gripper/command", JointSingleCommand)):
     transport.subscribe(f"/{topic}", kind, qos, transport.advertise(f"/{topic}_back", kind, qos))
 print("ready", flush=True)
 sys.stdin.read()

@@ -43,7 +43,19 @@ WXAI = {
     "velocity": (3.375, 3.375, 3.375, 7, 7, 7),
     "acceleration": (3.1416,) * 6,
 }
-MAKERS = {"franka_ros1": PANDA, "franka_ros2": FR3, "ur5e_ros1": UR5E, "ur5e_ros2": UR5E, "trossen_ros2": WXAI}
+VX300S = {
+    "low": (-3.1416, -1.8501, -1.7628, -3.1416, -1.8676, -3.1416),
+    "high": (3.1416, 1.2567, 1.6058, 3.1416, 2.2341, 3.1416),
+    "velocity": (3.1416,) * 6,
+}
+MAKERS = {
+    "aloha": VX300S,
+    "franka_ros1": PANDA,
+    "franka_ros2": FR3,
+    "ur5e_ros1": UR5E,
+    "ur5e_ros2": UR5E,
+    "trossen_ros2": WXAI,
+}
 
 
 def test_every_shipped_contract_is_played_somewhere() -> None:
