@@ -80,9 +80,12 @@ def _global_options(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Options of every command; `_Group.invoke` reads them."""
-    from vla_rl.distributed.process_group import check_command
+    from vla_rl.distributed.process_group import num_launched
 
-    check_command(context.invoked_subcommand)
+    if num_launched() > 1:
+        from vla_rl.distributed.launched import check_command
+
+        check_command(context.invoked_subcommand)
 
 
 for group in (training, evaluation, loop, about, checkpoints, serve, robot, calibrate, rac, world_model, failure, hub):

@@ -26,7 +26,8 @@ from vla_rl.algorithms.batch import rollout_metrics
 from vla_rl.cli import app as cli
 from vla_rl.config import ConfigError, dump_yaml
 from vla_rl.distributed import outcomes as outlines
-from vla_rl.distributed.process_group import ALONE, ProcessGroup, check
+from vla_rl.distributed.launched import LaunchedGroup, check
+from vla_rl.distributed.process_group import ALONE
 from vla_rl.policies.load import load_policy
 from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.recipe.recipe import load_recipe
@@ -194,7 +195,7 @@ def test_a_process_that_dies_ends_the_run(recipe, tmp_path):
 
 @pytest.mark.parametrize(("num", "size"), [(5, 2), (4, 4), (7, 3), (2, 5)])
 def test_shares_are_even_and_cover_everything(num, size):
-    shares = [range(num)[ProcessGroup(rank, size).share(num)] for rank in range(size)]
+    shares = [range(num)[LaunchedGroup(rank, size).share(num)] for rank in range(size)]
     assert [i for share in shares for i in share] == list(range(num))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 

@@ -1,0 +1,165 @@
+"""The processes that a launcher, such as torchrun, started together: what they exchange, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from vla_rl.config import ConfigError
+from vla_rl.distributed import fsdp, outcomes
+from vla_rl.distributed.process_group import ProcessGroup, num_launched, resolve_device
+from vla_rl.interfaces import PolicyOutput
+
+if TYPE_CHECKING:
+    from vla_rl.interfaces import Policy
+    from vla_rl.recipe.recipe import Recipe
+    from vla_rl.types import Episode
+
+# The others wait while process 0 evaluates. A process that dies is noticed by the launcher, which ends the rest.
+_TIMEOUT = timedelta(hours=12)
+_COMMANDS = ("train", "sft")
+
+
+class LaunchedGroup(ProcessGroup):
+    """Several processes; see `ProcessGroup` for what each method promises."""
+
+    def share(self, num: int) -> slice:
+        each, more = divmod(num, self.size)  # Earlier parts are larger.
+        start = self.rank * each + min(self.rank, more)
+        return slice(start, start + each + (self.rank < more))
+
+    # --- exchanging what is small -----------------------------------------------------------
+
+    def gather(self, value: Any) -> list[Any]:
+        return [json.loads(part) for part in self._gather_bytes(json.dumps(value).encode())]
+
+    def all_gather_rows(self, array: np.ndarray) -> tuple[np.ndarray, slice]:
+        raw = self._gather_bytes(np.ascontiguousarray(array).tobytes())
+        parts = [np.frombuffer(part, array.dtype).reshape(-1, *array.shape[1:]) for part in raw]
+        start = sum(len(part) for part in parts[: self.rank])
+        return np.concatenate(parts), slice(start, start + len(array))
+
+    def broadcast_from_main(self, call: Callable[[], Any]) -> Any:
+        return self.gather(call() if self.is_main else None)[0]
+
+    def gather_outcomes(self, episodes: Sequence[Episode]) -> list[Episode]:
+        return outcomes.gather(self, episodes)
+
+    def wait(self) -> None:
+        self.gather(None)
+
+    @contextmanager
+    def main_first(self) -> Iterator[None]:
+        if not self.is_main:
+            self.wait()
+        yield
+        if self.is_main:
+            self.wait()
+
+    def _gather_bytes(self, data: bytes) -> list[bytes]:
+        sizes = [torch.zeros(1, dtype=torch.int64, device=self.device) for _ in range(self.size)]
+        dist.all_gather(sizes, torch.tensor([len(data)], device=self.device))
+        longest = max(1, *(int(size) for size in sizes))
+        padded = torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8).to(self.device)
+        parts = [torch.empty_like(padded) for _ in range(self.size)]
+        dist.all_gather(parts, padded)
+        return [part.cpu().numpy().tobytes()[: int(size)] for part, size in zip(parts, sizes, strict=True)]
+
+    # --- the policy -------------------------------------------------------------------------
+
+    def distribute(self, policy: Policy) -> None:
+        for tensor in (*policy.parameters(), *policy.buffers()):
+            dist.broadcast(tensor.detach(), src=0)
+        if self.is_sharded:
+            from torch.distributed.device_mesh import init_device_mesh
+
+            fsdp.shard(policy, init_device_mesh(self.device.partition(":")[0], (self.size,)), PolicyOutput)
+
+    def all_reduce_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        if self.is_sharded:
+            return
+        present = np.any(self.gather([parameter.grad is not None for parameter in parameters]), axis=0)
+        for parameter, is_present in zip(parameters, present, strict=True):
+            if is_present and parameter.grad is None:  # Here nothing was computed, elsewhere it was.
+                parameter.grad = torch.zeros_like(parameter)
+            if is_present:
+                dist.all_reduce(parameter.grad)
+
+    def local(self, tensor: torch.Tensor) -> torch.Tensor:
+        return fsdp.local(tensor) if self.is_sharded else tensor
+
+    def unsharded(self, policy: Policy) -> AbstractContextManager[None]:
+        return fsdp.unsharded(policy) if self.is_sharded else nullcontext()
+
+    def whole_weights(self, policy: Policy) -> AbstractContextManager[None]:
+        return fsdp.whole_weights(policy) if self.is_sharded else nullcontext()
+
+
+@contextmanager
+def launched_group(recipe: Recipe) -> Iterator[LaunchedGroup]:
+    """Join the launched processes, for the block; accelerate finds the backend and this one's GPU.
+
+    Raises:
+        ConfigError: the recipe has what does not work in several processes.
+    """
+    from accelerate import PartialState
+
+    check(recipe, num_launched())
+    on_cpu = resolve_device(recipe.device) == "cpu"
+    state = PartialState(cpu=on_cpu, timeout=_TIMEOUT)
+    device = "cpu" if on_cpu else f"cuda:{state.local_process_index}"
+    group = LaunchedGroup(state.process_index, state.num_processes, recipe.parallel, device)
+    yield group
+    group.wait()
+    state.destroy_process_group()
+
+
+def check_command(command: str | None) -> None:
+    """Refuse, in launched processes, commands that know nothing of others: each would do all of the work.
+
+    Raises:
+        ConfigError: naming the commands that do.
+    """
+    if command not in _COMMANDS:
+        raise ConfigError(
+            f"{command}: runs in one process, and a launcher started {num_launched()}; run it without the launcher. "
+            f"Several processes: {', '.join(_COMMANDS)}"
+        )
+
+
+def check(recipe: Recipe, size: int) -> None:
+    """Refuse what does not work in several processes.
+
+    Raises:
+        ConfigError: naming the field and what to do.
+    """
+    algo, sft = recipe.algo, recipe.sft
+    if recipe.env.is_imagined:
+        raise ConfigError(
+            "env.kind: a world model's noise comes from one stream, which several processes cannot share; train in it "
+            "with one process, or in a simulator with several"
+        )
+    if ":" in recipe.device:
+        raise ConfigError(
+            f"device: got {recipe.device!r}, but each of {size} processes has a GPU of its own; set device=cuda or auto"
+        )
+    if algo is not None and recipe.train.groups < size:
+        raise ConfigError(
+            f"train.groups: got {recipe.train.groups} for {size} processes; a group stays in one process, so each "
+            "needs one at least"
+        )
+    if sft is not None and sft.batch_size < size:
+        raise ConfigError(f"sft.batch_size: got {sft.batch_size} for {size} processes; each needs one example at least")
+    for section, options in (("algo", algo), ("sft", sft)):
+        if recipe.parallel == "fsdp" and options is not None and options.optimizer != "adamw":
+            raise ConfigError(
+                f"{section}.optimizer: got {options.optimizer!r}, but with parallel=fsdp only adamw knows parameters "
+                "that are cut up; set it to adamw, or parallel=ddp"
+            )
