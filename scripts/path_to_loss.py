@@ -37,7 +37,8 @@ def watch(started: set[tuple[str, int]]) -> None:
     events = sys.monitoring.events
 
     def on_start(code: CodeType, offset: int) -> object:
-        is_function = bool(code.co_flags & inspect.CO_NEWLOCALS)  # A module's and a class's body have none.
+        # A module's and a class's body have none; `def f[T]` runs a scope of its own when it is defined.
+        is_function = bool(code.co_flags & inspect.CO_NEWLOCALS) and not code.co_name.startswith("<generic")
         file = inside(code.co_filename)
         if not is_function or file is None or file.startswith(LEFT_OUT):
             return sys.monitoring.DISABLE

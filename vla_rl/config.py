@@ -25,7 +25,7 @@ from typing import (
 )
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
 if TYPE_CHECKING:
     from vla_rl.interfaces import EnvConfig, PlanningConfig
@@ -91,6 +91,9 @@ BASES: dict[str, str] = {
 }
 
 
+DEFAULT_KINDS = {"plan": "best_of_n"}  # Where a section names none.
+
+
 class ConfigError(ValueError):
     """A recipe that cannot be used; the message names the field, the value and what is allowed."""
 
@@ -100,24 +103,27 @@ class Config(BaseModel):
 
     Attributes:
         renamed: old name of an option -> the name it has now. The old one still works, with a line that says the new.
+        shorthand: the option that is meant where a text stands in place of the section; empty: none.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     renamed: ClassVar[Mapping[str, str]] = {}
+    shorthand: ClassVar[str] = ""
 
     @model_validator(mode="before")
     @classmethod
-    def _read_old_names(cls, values: Any) -> Any:
-        if not isinstance(values, Mapping) or not any(name in values for name in cls.renamed):
-            return values
-        read: dict[Any, Any] = {}
-        for name, value in values.items():
-            new = cls.renamed.get(name, name)
-            if new != name:
-                _say_once(f"option {name} is now called {new}; the old name still works")
-            read[new] = value  # Given by both names, the later one holds: a recipe's comes after its base's.
-        return read
+    def _read_names(cls, values: Any) -> Any:
+        if cls.shorthand and isinstance(values, str):
+            return {cls.shorthand: values}
+        return _renamed(values, cls.renamed) if cls.renamed and isinstance(values, Mapping) else values
+
+
+def _renamed(values: Mapping[Any, Any], names: Mapping[str, str]) -> dict[Any, Any]:
+    """Give each option its new name. Given by both, the later one holds: a recipe's comes after its base's."""
+    for name in set(values) & set(names):
+        _say_once(f"option {name} is now called {names[name]}; the old name still works")
+    return {names.get(name, name): value for name, value in values.items()}
 
 
 @functools.cache
@@ -136,24 +142,24 @@ def resolve_kind(section: str, kind: str) -> type[Config]:
         ConfigError: unknown name (with the nearest), or a class that cannot be imported.
     """
     known = KINDS[section]
-    target = known.get(kind, kind if ":" in kind else None) if isinstance(kind, str) else None
-    if target is None:
-        nearest = difflib.get_close_matches(str(kind), known, n=1)
-        hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-        raise ConfigError(
-            f"{section}.kind: got {kind!r}, allowed: {', '.join(sorted(known))}, or 'package.module:Class'.{hint}"
-        )
+    if not isinstance(kind, str) or (kind not in known and ":" not in kind):
+        allowed = f"{', '.join(sorted(known))}, or 'package.module:Class'"
+        raise ConfigError(f"{section}.kind: got {kind!r}, allowed: {allowed}.{_nearest(str(kind), known)}")
+    target = known.get(kind, kind)
     try:
         config_class = _import(target)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"{section}.kind: {kind!r} names {target!r}, which cannot be imported: {error}") from error
     base = _import(BASES[section])
     if not (isinstance(config_class, type) and issubclass(config_class, base)):
-        raise ConfigError(
-            f"{section}.kind: {target!r} is no {section} section; it must be a class that extends "
-            f"{base.__module__}.{base.__name__}"
-        )
+        needed = f"it must be a class that extends {base.__module__}.{base.__name__}"
+        raise ConfigError(f"{section}.kind: {target!r} is no {section} section; {needed}")
     return config_class
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    nearest = difflib.get_close_matches(name, list(known), n=1)
+    return f" Did you mean {nearest[0]!r}?" if nearest else ""
 
 
 def _import(target: str) -> Any:
@@ -172,17 +178,30 @@ def build_component(section: str, values: Mapping[str, Any] | Config) -> Config:
 def build_component(section: str, values: Mapping[str, Any] | Config) -> Config:
     """Validate a section whose class depends on its `kind`."""
     if isinstance(values, Config):
-        base = _import(BASES[section])
-        if not isinstance(values, base):
-            raise ConfigError(
-                f"{section}: got {type(values).__name__}; it must be a config that extends "
-                f"{base.__module__}.{base.__name__}"
-            )
-        return values
+        return _of_section(section, values)
+    if isinstance(values, Mapping) and "kind" not in values and section in DEFAULT_KINDS:
+        values = {"kind": DEFAULT_KINDS[section], **values}
     if not isinstance(values, Mapping) or "kind" not in values:
         raise ConfigError(f"{section}: needs a 'kind', one of: {', '.join(sorted(KINDS[section]))}; got {values!r}")
-    config_class = resolve_kind(section, values["kind"])
-    return validate(config_class, dict(values), prefix=section)
+    return validate(resolve_kind(section, values["kind"]), dict(values), prefix=section)
+
+
+def _of_section(section: str, config: Config) -> Config:
+    base = _import(BASES[section])
+    if not isinstance(config, base):
+        needed = f"it must be a config that extends {base.__module__}.{base.__name__}"
+        raise ConfigError(f"{section}: got {type(config).__name__}; {needed}")
+    return config
+
+
+def as_list(value: Any) -> Any:
+    """Take one value for a list of one."""
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def component(section: str) -> Any:
+    """Mark a field as a section whose class depends on its `kind`; None stays None."""
+    return BeforeValidator(lambda values: None if values is None else build_component(section, values))
 
 
 def validate(config_class: type[C], values: dict[str, Any], prefix: str = "") -> C:  # noqa: UP047
@@ -265,37 +284,36 @@ for _class in (_Loader, _Dumper):
     )
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """A recipe file's mapping, with its `base:` chain merged in.
+def read_yaml(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Read a recipe file's mapping, with its `base:` chain merged in.
+
+    Args:
+        above: the files whose base this one is.
 
     Raises:
         ConfigError: file missing, not YAML, not a mapping, or a base that leads back to itself.
     """
-    return _read_yaml(Path(path), seen=())
-
-
-def _read_yaml(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
-    path = path.resolve()
-    if path in seen:
-        raise ConfigError(f"base: {path} is its own base ({' -> '.join(p.name for p in (*seen, path))})")
+    path = Path(path).resolve()
+    if path in above:
+        raise ConfigError(f"base: {path} is its own base ({' -> '.join(p.name for p in (*above, path))})")
     if not path.is_file():
         raise ConfigError(f"recipe not found: {path}. `vla-rl list recipes` shows those that ship with the package.")
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from None
-    if values is None:
-        values = {}
+    values = {} if values is None else values
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: a recipe is a mapping of sections, got {type(values).__name__}")
     base = values.pop("base", None)
-    if base is None:
-        return values
+    return values if base is None else merge(_read_base(path, base, above), values)
+
+
+def _read_base(path: Path, base: Any, above: tuple[Path, ...]) -> dict[str, Any]:
     if not isinstance(base, str):
         raise ConfigError(f"{path}: base: expected the path or name of a recipe, got {base!r}")
     beside = path.parent / base
-    base_path = beside if beside.is_file() else find_recipe(base)
-    return merge(_read_yaml(base_path, (*seen, path)), values)
+    return read_yaml(beside if beside.is_file() else find_recipe(base), (*above, path))
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -303,14 +321,8 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     result = dict(base)
     for key, value in over.items():
         old = result.get(key)
-        if (
-            isinstance(old, Mapping)
-            and isinstance(value, Mapping)
-            and value.get("kind", old.get("kind")) == old.get("kind")
-        ):
-            result[key] = merge(old, value)
-        else:
-            result[key] = value
+        both = isinstance(old, Mapping) and isinstance(value, Mapping)
+        result[key] = merge(old, value) if both and value.get("kind", old.get("kind")) == old.get("kind") else value
     return result
 
 
@@ -348,8 +360,7 @@ def find_recipe(name: str | Path) -> Path:
     shipped = recipes_folder() / (path.name if path.suffix else f"{path.name}.yaml")
     if shipped.is_file() and path.parent == Path("."):
         return shipped
-    nearest = difflib.get_close_matches(path.stem, [p.stem for p in recipes_folder().glob("*.yaml")], n=1)
-    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+    hint = _nearest(path.stem, (p.stem for p in recipes_folder().glob("*.yaml")))
     raise ConfigError(f"recipe not found: {name}.{hint} `vla-rl list recipes` shows those that ship with the package.")
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
 
     from vla_rl.algorithms.batch import Batch
-    from vla_rl.common.timing import Stopwatch
+    from vla_rl.common.progress import Stopwatch
     from vla_rl.evaluation.admission import Admission
 
 

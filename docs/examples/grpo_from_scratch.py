@@ -20,7 +20,7 @@ from sim.tabletop import TabletopConfig
 from vla_rl.evaluation.statistics import wilson_interval
 from vla_rl.interfaces import Policy, VecEnv
 from vla_rl.policies.load import load_policy
-from vla_rl.rollout.collect import collect
+from vla_rl.rollout.runner import collect
 from vla_rl.types import ActionChunk, Episode, EpisodeSpec, Observation
 
 TEMPERATURE = 1.0  # Of the sampling in rollouts; the likelihoods of the update are taken at the same.

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
+from pydantic import Field, SerializeAsAny, model_validator
 
 from real_robot.bridge.cameras import CameraConfig
 from real_robot.bridge.messages import MESSAGES, Message
@@ -26,7 +26,7 @@ from real_robot.guard.config import GuardConfig
 from real_robot.kinematics.config import ModelConfig
 from real_robot.kinematics.limits import apply_limits, prepare_limits
 from real_robot.operator.teleop import TeleopConfig
-from vla_rl.config import Config, ConfigError, apply_overrides, build_component, read_yaml, validate
+from vla_rl.config import Config, ConfigError, apply_overrides, component, read_yaml, validate
 
 TOPIC = r"^~?/?[A-Za-z][A-Za-z0-9_/]*$"
 POSE_PARTS = {
@@ -306,11 +306,6 @@ class OperatorTopics(Config):
         return self
 
 
-def _transport_section(values: Any) -> Config:
-    """Build the config of the section's `kind`."""
-    return build_component("transport", values)
-
-
 class RobotContract(Config):
     """One robot: its rate, its topics, its limits."""
 
@@ -324,7 +319,7 @@ class RobotContract(Config):
     pace_timeout: float = Field(
         default=0.0, ge=0, description="pace reference: seconds after which a tick comes anyway; 0: two periods."
     )
-    transport: Annotated[SerializeAsAny[TransportConfig], BeforeValidator(_transport_section)] = Field(
+    transport: Annotated[SerializeAsAny[TransportConfig], component("transport")] = Field(
         default=Ros1Config(),
         description="How the robot's topics are reached: ros1, ros2, rosbridge, lerobot, or package.module:Class.",
     )

@@ -27,7 +27,7 @@ from vla_rl.distributed.process_group import ProcessGroup, joined
 from vla_rl.interfaces import VecEnv
 from vla_rl.policies.fake_input import fake_env_spec
 from vla_rl.policies.openvla.config import OpenVLAConfig
-from vla_rl.rollout.collect import collect
+from vla_rl.rollout.runner import collect
 from vla_rl.training.bc_trainer import BCTrainer, open_bc_dataset
 from vla_rl.training.checkpoint import trained_weights
 from vla_rl.training.memory import _chunk, _observation, _unit_statistics

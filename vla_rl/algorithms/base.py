@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from vla_rl.algorithms.batch import Batch, Evaluate
     from vla_rl.algorithms.learner import Learner
-    from vla_rl.common.timing import Stopwatch
+    from vla_rl.common.progress import Stopwatch
     from vla_rl.distributed.process_group import ProcessGroup
     from vla_rl.interfaces import Policy, PolicyOutput
     from vla_rl.types import Episode

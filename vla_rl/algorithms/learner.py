@@ -18,7 +18,7 @@ import torch
 
 from vla_rl.algorithms.batch import Batch, Pool, gather_observations, rollout_metrics, usable_episodes
 from vla_rl.algorithms.losses import minibatch_weights
-from vla_rl.common.timing import Stopwatch
+from vla_rl.common.progress import Stopwatch
 from vla_rl.distributed.fsdp import full, like, swap_weights
 from vla_rl.distributed.process_group import ALONE, ProcessGroup, reduce_metrics
 from vla_rl.interfaces import Policy

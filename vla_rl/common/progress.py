@@ -1,23 +1,49 @@
-"""Progress bars over episodes and over steps: how many, how fast, how long yet. Imports nothing heavy."""
+"""How far a run is and where its wall time goes: progress bars, and a stopwatch by stage. Imports nothing heavy."""
 
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from vla_rl.types import Episode
+
+
+class Stopwatch:
+    """Adds up seconds by stage. Stages must not nest, so that they sum to at most the total."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self._started = time.perf_counter()
+
+    @contextmanager
+    def measure(self, stage: str) -> Iterator[None]:
+        """Count the time inside the `with` block to `stage`."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[stage] += time.perf_counter() - start
+
+    def report(self) -> dict[str, float]:
+        """Seconds by stage since the last report, with `total` and `other` (total minus the stages)."""
+        now = time.perf_counter()
+        total, spent = now - self._started, dict(self.seconds)
+        self.seconds.clear()
+        self._started = now
+        return spent | {"other": total - sum(spent.values()), "total": total}
 
 
 @contextmanager
 def episode_progress(
     total: int, text: str = "episodes", *, show: bool = True, transient: bool = False
 ) -> Iterator[Callable[[Episode], None]]:
-    """Yields what to call with each finished episode.
-
-    In a terminal the bar is drawn anew as episodes end; a file gets one line, at the end.
+    """Yield what to call with each finished episode. A terminal's bar is drawn anew then; a file gets a last line.
 
     Args:
         total: episodes expected.
@@ -27,31 +53,35 @@ def episode_progress(
     if not show:
         yield lambda episode: None
         return
+    played, successes, started = 0, 0, time.monotonic()
+    with _bar(transient, "success") as bar:
+        task = bar.add_task(text, total=total, rate="", success="")
+
+        def on_episode(episode: Episode) -> None:
+            nonlocal played, successes
+            played += not episode.lost
+            successes += episode.success
+            bar.advance(task)
+            rate = f"{bar.tasks[task].completed / max(time.monotonic() - started, 1e-9):.1f}/s"
+            bar.update(task, rate=rate, success=f"{100 * successes / played:.0f} % success" if played else "")
+
+        yield on_episode
+
+
+def _bar(transient: bool, last: str) -> Progress:
+    """Return a bar with a count, a rate, the time that remains, and the text `last`."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    ended, played, successes = 0, 0, 0
-    started = time.monotonic()
-    columns = (
+    told = [TextColumn(f"{{task.fields[{name}]}}") for name in ("rate", last)]
+    return Progress(
         "{task.description}",
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
+        told[0],
         TimeRemainingColumn(),
-        TextColumn("{task.fields[success]}"),
+        told[1],
+        transient=transient,
     )
-    with Progress(*columns, transient=transient) as progress:
-        bar = progress.add_task(text, total=total, rate="", success="")
-
-        def on_episode(episode: Episode) -> None:
-            nonlocal ended, played, successes
-            ended += 1
-            played += not episode.lost
-            successes += episode.success
-            rate = f"{ended / max(time.monotonic() - started, 1e-9):.1f}/s"
-            success = f"{100 * successes / played:.0f} % success" if played else ""
-            progress.update(bar, completed=ended, rate=rate, success=success)
-
-        yield on_episode
 
 
 @contextmanager
@@ -60,11 +90,8 @@ def step_progress(text: str, total: int, show: bool) -> Iterator[Callable[[int, 
     if not show:
         yield lambda step, said: None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn())
-    with Progress(TextColumn(text), *columns, TextColumn("{task.fields[text]}")) as bar:
-        task = bar.add_task("", total=total, rate="", text="")
+    with _bar(False, "text") as bar:
+        task = bar.add_task(text, total=total, rate="", text="")
         started, first = time.monotonic(), None
 
         def advance(step: int, said: str) -> None:

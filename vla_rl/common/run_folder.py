@@ -27,6 +27,16 @@ _ABSENT = "(nothing)"
 _FREE = ("num_threads",)  # May differ in a resumed run: the machine's, not the run's.
 
 
+class _Inside:
+    """The path of a file or folder with this name inside a run's folder."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def __get__(self, run: RunFolder, owner: type[RunFolder]) -> Path:
+        return run.path / self.name
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """The names of a run's files; a run leaves those that its command makes.
@@ -37,109 +47,42 @@ class RunFolder:
 
     path: Path
 
-    @property
-    def config(self) -> Path:
-        """The resolved recipe."""
-        return self.path / "config.yaml"
+    # What identifies a run, written before its first step: the resolved recipe, the command line, the packages' and
+    # project's versions.
+    config = _Inside("config.yaml")
+    command = _Inside("command.txt")
+    versions = _Inside("versions.json")
+    # What it writes on the way: one JSON object per logged step, the folder of what it resumes from, the policies
+    # whose gain the gate confirmed, the one that the gate sent back, the one before an update that diverged, and the
+    # best by validation so far.
+    metrics = _Inside("metrics.jsonl")
+    checkpoints = _Inside("checkpoints")
+    confirmed = _Inside("confirmed")
+    rejected = _Inside("rejected")
+    last_good = _Inside("last_good")
+    best = _Inside("best")
+    # What it ends with: a policy, or a fit's world model.
+    policy = _Inside("policy")
+    world_model = _Inside("world_model")
+    # What it found, as JSON: the gate's checks, what trust said of the world model that the run is in, a closed loop's
+    # rounds, what the run gained beside its controls.
+    gate = _Inside("gate.json")
+    admission = _Inside("admission.json")
+    rounds = _Inside("rounds.json")
+    ablation = _Inside("ablation.json")
+    evaluations = _Inside("evaluations")
+    # What to look at: a few filmed episodes, and the page.
+    videos = _Inside("videos")
+    report = _Inside("report.html")
 
-    @property
-    def command(self) -> Path:
-        """The command line."""
-        return self.path / "command.txt"
-
-    @property
-    def versions(self) -> Path:
-        """Packages, git commit and machine."""
-        return self.path / "versions.json"
-
-    @property
-    def description(self) -> tuple[Path, Path, Path]:
-        """What identifies a run, written before its first step."""
-        return self.config, self.command, self.versions
+    def evaluation(self, name: str) -> Path:
+        """Return one evaluation's JSON file; "base" and "final" are those before and after training."""
+        return self.evaluations / f"{name}.json"
 
     @property
     def exists(self) -> bool:
         """Whether a run was opened here."""
         return self.config.is_file()
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON object per logged step."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of what the run resumes from."""
-        return self.path / "checkpoints"
-
-    @property
-    def policy(self) -> Path:
-        """The policy that the run ends with."""
-        return self.path / "policy"
-
-    @property
-    def best(self) -> Path:
-        """The best policy by validation so far."""
-        return self.path / "best"
-
-    @property
-    def last_good(self) -> Path:
-        """The policy before an update that diverged."""
-        return self.path / "last_good"
-
-    @property
-    def confirmed(self) -> Path:
-        """The folder of the policies whose gain the gate confirmed."""
-        return self.path / "confirmed"
-
-    @property
-    def rejected(self) -> Path:
-        """The policy that the gate sent back."""
-        return self.path / "rejected"
-
-    @property
-    def world_model(self) -> Path:
-        """The world model that a fit ends with."""
-        return self.path / "world_model"
-
-    @property
-    def gate(self) -> Path:
-        """The gate's checks, as JSON."""
-        return self.path / "gate.json"
-
-    @property
-    def admission(self) -> Path:
-        """What trust said of the world model that the run is in, as JSON."""
-        return self.path / "admission.json"
-
-    @property
-    def rounds(self) -> Path:
-        """The table of a closed loop's rounds, as JSON."""
-        return self.path / "rounds.json"
-
-    @property
-    def ablation(self) -> Path:
-        """What the run gained beside its controls, as JSON."""
-        return self.path / "ablation.json"
-
-    @property
-    def evaluations(self) -> Path:
-        """The folder of evaluations."""
-        return self.path / "evaluations"
-
-    def evaluation(self, name: str) -> Path:
-        """One evaluation's JSON file; "base" and "final" are those before and after training."""
-        return self.evaluations / f"{name}.json"
-
-    @property
-    def videos(self) -> Path:
-        """The folder of a few filmed episodes."""
-        return self.path / "videos"
-
-    @property
-    def report(self) -> Path:
-        """The page to look at."""
-        return self.path / "report.html"
 
 
 def open_run(
@@ -151,7 +94,7 @@ def open_run(
 
     Args:
         folder: where; by default `root/<name>-<date>-<time>`, with `resume` the newest of these.
-        resume: go on in `folder`, which must hold the same resolved recipe, except for num_threads.
+        resume: resume the run in `folder`, which must hold the same resolved recipe, except for num_threads.
         free: further fields, dotted, that may differ then: those that only matter to what is still to be done.
 
     Raises:
@@ -159,27 +102,31 @@ def open_run(
     """
     name = getattr(recipe, "name", "run")
     if resume:
-        if folder is None:
-            folder = _newest_run(name, root)
-            print(f"--resume: going on with the newest run, {folder}", file=sys.stderr)
-        if not RunFolder(folder).exists:
-            raise ConfigError(f"--resume: {folder} holds no earlier run (no config.yaml); see --output")
-        if _difference_to(folder, recipe):
-            difference = _difference_to(folder, recipe, free)
-            if difference and not _has_not_begun(folder):
-                raise ConfigError(
-                    f"{folder} was made by another recipe: {difference}. "
-                    "Resume with the recipe and overrides it was started with, or choose another --output."
-                )
-            _describe(folder, recipe)
-        return folder
-    if folder is None:
-        folder = root / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+        return _reopen(recipe, folder or _newest_run(name, root), free)
+    folder = folder or root / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    _check_unused(folder)
+    _describe(folder, recipe)
+    return folder
+
+
+def _check_unused(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not _has_not_begun(folder):
         found = "is not empty" if folder.is_dir() else "is a file"
-        again = ", or add --resume to go on in it" if RunFolder(folder).exists else ""
+        again = ", or add --resume to resume it" if RunFolder(folder).exists else ""
         raise ConfigError(f"{folder} {found}. Choose another --output{again}.")
-    _describe(folder, recipe)
+
+
+def _reopen(recipe: Config, folder: Path, free: Sequence[str]) -> Path:
+    if not RunFolder(folder).exists:
+        raise ConfigError(f"--resume: {folder} holds no earlier run (no config.yaml); see --output")
+    if _difference_to(folder, recipe):
+        difference = _difference_to(folder, recipe, free)
+        if difference and not _has_not_begun(folder):
+            raise ConfigError(
+                f"{folder} was made by another recipe: {difference}. "
+                "Resume with the recipe and overrides it was started with, or choose another --output."
+            )
+        _describe(folder, recipe)
     return folder
 
 
@@ -196,7 +143,11 @@ def _describe(folder: Path, recipe: Config) -> None:
 def _has_not_begun(folder: Path) -> bool:
     """Whether a run's folder holds what `_describe` writes and nothing else: no step, checkpoint or evaluation."""
     run = RunFolder(folder)
-    return run.exists and {path for path in folder.rglob("*") if not path.is_dir()} <= set(run.description)
+    return run.exists and {path for path in folder.rglob("*") if not path.is_dir()} <= {
+        run.config,
+        run.command,
+        run.versions,
+    }
 
 
 def _newest_run(name: str, root: Path) -> Path:
@@ -211,6 +162,7 @@ def _newest_run(name: str, root: Path) -> Path:
         if own.fullmatch(folder.name) and RunFolder(folder).exists:
             written = RunFolder(folder).command
             if not written.is_file() or _command(shlex.split(written.read_text())[1:]) == command:
+                print(f"--resume: resuming the newest run, {folder}", file=sys.stderr)
                 return folder
     raise ConfigError(
         f"--resume: no run {root / name}-DATE-TIME of this command is here; name the run's folder with --output"
@@ -223,17 +175,21 @@ def _command(arguments: Sequence[str]) -> str:
 
 
 def versions() -> dict[str, str | int | None]:
-    """Package versions, Python, the machine and this project's git commit."""
-    found: dict[str, str | int | None] = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = None
-    found["platform"] = platform.platform()
-    found["cpus"] = os.cpu_count()
-    found["git_commit"] = git_commit()
-    return found
+    """Return the packages' versions, Python's, the machine and this project's git commit."""
+    return {
+        "python": platform.python_version(),
+        **{name: _version(name) for name in PACKAGES},
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "git_commit": git_commit(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def git_commit() -> str | None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from vla_rl.config import Config
+from vla_rl.config import Config, as_list
 from vla_rl.types import CONTROL_SOURCES, ControlSource
 
 Frames = Literal["all", "rac", "hg_dagger", "corrections"]
@@ -18,6 +18,8 @@ class DatasetError(ValueError):
 
 class DatasetConfig(Config):
     """One LeRobotDataset v3 on disk, and which part of it to learn from."""
+
+    shorthand: ClassVar[str] = "path"
 
     path: str = Field(description="The dataset's folder (it holds meta/info.json).")
     weight: PositiveFloat = Field(default=1.0, description="Share of each batch, relative to the other datasets'.")
@@ -66,23 +68,14 @@ class AugmentConfig(Config):
         return bool(self.shift or self.crop_area < 1 or self.color)
 
 
-def as_datasets(value: object) -> object:
-    """Lets a recipe write `datasets: path` or a list of paths for a list of `DatasetConfig`."""
-    if isinstance(value, str | dict | DatasetConfig):
-        value = [value]
-    if isinstance(value, list | tuple):
-        if not value:
-            raise ValueError("needs at least one dataset")
-        return [{"path": item} if isinstance(item, str) else item for item in value]
-    return value
+def _as_list_or_none(value: object) -> object:
+    return as_list(value) if value else ()
 
 
-def _as_datasets_or_none(value: object) -> object:
-    return as_datasets(value) if value else ()
-
-
-_Input = str | list[str | DatasetConfig]
-Datasets = Annotated[tuple[DatasetConfig, ...], BeforeValidator(as_datasets, json_schema_input_type=_Input)]
+_Input = str | list[str | DatasetConfig]  # A recipe may write `datasets: path`, or a list of paths.
+Datasets = Annotated[
+    tuple[DatasetConfig, ...], Field(min_length=1), BeforeValidator(as_list, json_schema_input_type=_Input)
+]
 MaybeDatasets = Annotated[  # The same, where there may be none.
-    tuple[DatasetConfig, ...], BeforeValidator(_as_datasets_or_none, json_schema_input_type=_Input)
+    tuple[DatasetConfig, ...], BeforeValidator(_as_list_or_none, json_schema_input_type=_Input)
 ]

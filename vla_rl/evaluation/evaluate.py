@@ -11,30 +11,23 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import numpy as np
-from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, SerializeAsAny, field_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, SerializeAsAny
 
-from vla_rl.common.timing import Stopwatch
-from vla_rl.config import Config, ConfigError, build_component
+from vla_rl.common.progress import Stopwatch
+from vla_rl.config import Config, ConfigError, component
 from vla_rl.evaluation.results import EpisodeRecord, Evaluation, EvaluationError, EvaluationMeta
 from vla_rl.interfaces import EnvConfig, PlanningConfig, PlanningPolicy, Policy, VecEnv
-from vla_rl.rollout.collect import collect
+from vla_rl.rollout.runner import collect, derived_seed
 from vla_rl.types import EnvSpec, Episode, EpisodeSpec, Split
 
 # Episodes are reduced to records batch by batch, so that their images never fill the memory.
 _MAX_BATCH_BYTES = 2**30
-
-
-def _plan_section(values: Any) -> PlanningConfig | None:
-    if isinstance(values, Mapping):
-        values = {"kind": "best_of_n", **values}
-    return None if values is None else build_component("plan", values)
 
 
 class EvalConfig(Config):
@@ -44,7 +37,9 @@ class EvalConfig(Config):
     tasks: tuple[str, ...] = Field(default=(), description="Tasks to evaluate; empty means all of the environment's.")
     episodes_per_task: PositiveInt = Field(default=50, description="Initial states per task.")
     start_index: NonNegativeInt = Field(default=0, description="First initial state of the split.")
-    temperatures: tuple[float, ...] = Field(default=(0.0, 1.0), description="0 is greedy; others are sampled.")
+    temperatures: tuple[NonNegativeFloat, ...] = Field(
+        default=(0.0, 1.0), min_length=1, description="0 is greedy; others are sampled; none comes twice."
+    )
     samples_per_state: PositiveInt = Field(
         default=1, description="Episodes from each state when sampled; greedy runs once."
     )
@@ -54,22 +49,19 @@ class EvalConfig(Config):
     videos: NonNegativeInt = Field(default=2, description="Successes, and failures, filmed per task.")
     seed: int = Field(default=0, description="Of the action sampling; initial states do not depend on it.")
     max_retries: NonNegativeInt = Field(default=2, description="Times an episode whose worker broke is run again.")
-    plan: Annotated[SerializeAsAny[PlanningConfig] | None, BeforeValidator(_plan_section)] = Field(
+    plan: Annotated[SerializeAsAny[PlanningConfig] | None, component("plan")] = Field(
         default=None,
         description="Planning at test time: {world_model: FOLDER, candidates: N}; null: the policy's own actions.",
     )
 
-    @field_validator("temperatures")
-    @classmethod
-    def _check_temperatures(cls, temperatures: tuple[float, ...]) -> tuple[float, ...]:
-        if not temperatures or min(temperatures) < 0 or len(set(temperatures)) != len(temperatures):
-            raise ConfigError(
-                f"eval.temperatures: got {list(temperatures)}; needs at least one, each >= 0, none twice, e.g. [0, 1]"
-            )
-        return temperatures
-
     def modes(self) -> dict[str, float]:
-        """Mode name -> temperature: "greedy" for 0, "sampled" for the one other, "sampled_T0.7", ... for several."""
+        """Mode name -> temperature: "greedy" for 0, "sampled" for the one other, "sampled_T0.7", ... for several.
+
+        Raises:
+            ConfigError: a temperature comes twice.
+        """
+        if len(set(self.temperatures)) != len(self.temperatures):
+            raise ConfigError(f"eval.temperatures: got {list(self.temperatures)}; give each once, e.g. [0, 1]")
         sampled = [t for t in self.temperatures if t > 0]
         return {
             "greedy" if t == 0 else "sampled" if len(sampled) == 1 else f"sampled_T{t:g}": t for t in self.temperatures
@@ -77,7 +69,7 @@ class EvalConfig(Config):
 
     def num_episodes(self, spec: EnvSpec) -> int:
         """Episodes of all modes in an environment of this spec; those run again are not counted."""
-        per_state = sum(1 if t == 0 else self.samples_per_state for t in self.temperatures)
+        per_state = sum(1 if t == 0 else self.samples_per_state for t in self.modes().values())
         return len(self.tasks or spec.tasks) * self.episodes_per_task * per_state
 
 
@@ -299,11 +291,6 @@ def run_episodes(
         for row, episode in zip(lost, again, strict=True):
             episodes[row] = episode
     return episodes, num_retried
-
-
-def derived_seed(*numbers: int) -> int:
-    """A seed that differs for each list of numbers, in 0 .. 2^32 - 1."""
-    return int(np.random.SeedSequence([n % 2**32 for n in numbers]).generate_state(1)[0])
 
 
 def _batch_size(env: VecEnv, policy: Policy) -> int:

@@ -96,8 +96,9 @@ def compare_sequential(
     Args:
         on_batch: called with (pairs so far, anytime-valid p-value), for progress.
     """
-    from vla_rl.evaluation.evaluate import derived_seed, run_episodes
+    from vla_rl.evaluation.evaluate import run_episodes
     from vla_rl.evaluation.sequential import PairedSequentialTest
+    from vla_rl.rollout.runner import derived_seed
 
     test = PairedSequentialTest(config.alpha, config.min_gain)
     num_lost = num_episodes = 0

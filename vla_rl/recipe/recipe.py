@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
+from pydantic import Field, SerializeAsAny, model_validator
 
 from vla_rl.algorithms.base import AlgoConfig
-from vla_rl.config import Config, ConfigError, apply_overrides, build_component, find_recipe, read_yaml, validate
+from vla_rl.config import Config, ConfigError, apply_overrides, component, find_recipe, read_yaml, validate
 from vla_rl.distributed.process_group import resolve_device
 from vla_rl.evaluation.evaluate import EvalConfig
 from vla_rl.evaluation.gate import GateConfig
@@ -29,10 +29,6 @@ from vla_rl.training.sft import SFTConfig
 from vla_rl.training.train import TrainConfig
 
 
-def _component(section: str) -> Any:
-    return BeforeValidator(lambda values: None if values is None else build_component(section, values))
-
-
 class Recipe(Config):
     """One run. Commands read the sections they need: `train` env, policy, algo, sampling, train, eval, log."""
 
@@ -46,13 +42,13 @@ class Recipe(Config):
         "are cut into one part per process. No meaning with one process.",
     )
     num_threads: int = Field(default=0, ge=0, description="torch threads on a CPU; 0 leaves torch's choice.")
-    env: Annotated[SerializeAsAny[EnvConfig], _component("env")]
-    real_env: Annotated[SerializeAsAny[EnvConfig] | None, _component("env")] = Field(
+    env: Annotated[SerializeAsAny[EnvConfig], component("env")]
+    real_env: Annotated[SerializeAsAny[EnvConfig] | None, component("env")] = Field(
         default=None,
         description="Where env is a world model: the simulator in which policies are evaluated and gains checked.",
     )
-    policy: Annotated[SerializeAsAny[PolicyConfig], _component("policy")]
-    algo: Annotated[SerializeAsAny[AlgoConfig] | None, _component("algo")] = None
+    policy: Annotated[SerializeAsAny[PolicyConfig], component("policy")]
+    algo: Annotated[SerializeAsAny[AlgoConfig] | None, component("algo")] = None
     sampling: SamplingConfig = Field(default_factory=SamplingConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
     gate: GateConfig = Field(default_factory=GateConfig)
@@ -60,8 +56,8 @@ class Recipe(Config):
     datasets: tuple[CollectConfig, ...] = Field(
         default=(), description="Datasets that `world-model fit` collects first, where they are not there yet."
     )
-    world_model: Annotated[SerializeAsAny[WorldModelFitConfig] | None, _component("world_model")] = None
-    failure: Annotated[SerializeAsAny[FailureDetectionConfig] | None, _component("failure")] = None
+    world_model: Annotated[SerializeAsAny[WorldModelFitConfig] | None, component("world_model")] = None
+    failure: Annotated[SerializeAsAny[FailureDetectionConfig] | None, component("failure")] = None
     loop: LoopConfig = Field(default_factory=LoopConfig)
     sft: SFTConfig | None = None
     rac: RacConfig | None = None

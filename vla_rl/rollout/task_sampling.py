@@ -57,7 +57,7 @@ class SamplingConfig(Config):
         return self
 
     def build(self, tasks: Sequence[str], seed: int = 0, imagined: bool = False) -> TaskSampler:
-        """The sampler of these tasks.
+        """Make the sampler of these tasks.
 
         Args:
             imagined: episodes are a world model's: keyframes are then moments of recorded episodes, else states of the
@@ -67,8 +67,11 @@ class SamplingConfig(Config):
             ConfigError: keyframes are asked for and none are given.
             KeyframeError: the keyframes are missing or damaged, or not of these tasks.
         """
-        if not self.keyframe_share:
-            return TaskSampler(self, tasks, seed)
+        sampler = VadeSampler if self.kind == "vade" else TaskSampler
+        return sampler(self, tasks, seed, self._mined(tasks, imagined) if self.keyframe_share else ())
+
+    def _mined(self, tasks: Sequence[str], imagined: bool) -> list[EpisodeSpec]:
+        """Return the episodes that begin at keyframes."""
         if self.keyframes is None:
             raise ConfigError(
                 f"sampling.keyframes: is null, but sampling.keyframe_share is {self.keyframe_share:g}; name the file "
@@ -76,11 +79,11 @@ class SamplingConfig(Config):
             )
         mined = KeyframeSet.load(self.keyframes).of_tasks(tasks)
         of = mined.recorded if imagined else mined.simulated
-        return TaskSampler(self, tasks, seed, [of(number) for number in range(len(mined.keyframes))])
+        return [of(number) for number in range(len(mined.keyframes))]
 
 
 class TaskSampler:
-    """Draws initial states of the train split, one for each group of episodes.
+    """Draws initial states of the train split, one for each group of episodes: every task equally often.
 
     The same config, tasks, seed, and history of `draw` and `update` give the same draws.
 
@@ -94,29 +97,19 @@ class TaskSampler:
     ):
         if not tasks or len(set(tasks)) != len(tasks):
             raise ValueError(f"tasks: got {list(tasks)}, need at least one, each once")
-        self.config = config
-        self.tasks = list(tasks)
-        self.seed = seed
-        self.keyframes = list(keyframes)
-        self._num_groups = self._num_keyframes = 0
-        self._num_drawn = 0
+        self.config, self.tasks, self.seed, self.keyframes = config, list(tasks), seed, list(keyframes)
+        self._num_groups = self._num_keyframes = self._num_drawn = 0
         self._num_of_task = dict.fromkeys(self.tasks, 0)
-        arms: list[Arm] = [(task, None) for task in self.tasks]
-        if config.level == "state" and config.train_states is not None:
-            first = config.first_state
-            arms = [(task, first + i) for task in self.tasks for i in range(config.train_states)]
-        self._number = {arm: i for i, arm in enumerate(arms)}
-        self._arms = arms
-        # Evidence beyond the prior: (decayed) numbers of successes and failures.
-        self._successes = np.zeros(len(arms))
-        self._failures = np.zeros(len(arms))
 
     def draw(self, num_groups: int) -> list[EpisodeSpec]:
-        """One spec for each group, split "train"; those at keyframes last."""
+        """Return one spec for each group, split "train"; those at keyframes last."""
         before, after = (int(self.config.keyframe_share * n) for n in (self._num_groups, self._num_groups + num_groups))
         self._num_groups += num_groups
         at_keyframes = after - before if self.keyframes else 0
         return self._draw_states(num_groups - at_keyframes) + [self._next_keyframe() for _ in range(at_keyframes)]
+
+    def update(self, episodes: Sequence[Episode]) -> None:
+        """Learn from the outcomes of episodes drawn here."""
 
     def _next_keyframe(self) -> EpisodeSpec:
         lap, place = divmod(self._num_keyframes, len(self.keyframes))
@@ -125,29 +118,85 @@ class TaskSampler:
         return self.keyframes[order[place]]
 
     def _draw_states(self, num_groups: int) -> list[EpisodeSpec]:
-        if self.config.kind == "uniform":
-            return [self._spec_of_task(self._next_task()) for _ in range(num_groups)]
-        return self._draw_by_difficulty(num_groups)
+        return [self._spec_of_task(self._next_task()) for _ in range(num_groups)]
+
+    def _next_task(self) -> str:
+        """Return tasks in a new random order each time all have come."""
+        lap, place = divmod(self._num_drawn, len(self.tasks))
+        return self.tasks[np.random.default_rng([self.seed, _TASKS, lap]).permutation(len(self.tasks))[place]]
+
+    def _spec_of_task(self, task: str) -> EpisodeSpec:
+        """Return the task's next initial state."""
+        number = self._num_of_task[task]
+        self._num_of_task[task] += 1
+        self._num_drawn += 1
+        if self.config.train_states is not None:
+            lap, place = divmod(number, self.config.train_states)
+            seed = [self.seed, _STATES, self.tasks.index(task), lap]
+            number = int(np.random.default_rng(seed).permutation(self.config.train_states)[place])
+        return EpisodeSpec(task, "train", self.config.first_state + number)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint needs, JSON-able."""
+        return {
+            "tasks": self.tasks,
+            "num_drawn": self._num_drawn,
+            "num_groups": self._num_groups,
+            "num_keyframes": self._num_keyframes,
+            "num_of_task": dict(self._num_of_task),
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Undo `state`.
+
+        Raises:
+            ValueError: the checkpoint is of other tasks or states.
+        """
+        if list(state["tasks"]) != self.tasks:
+            raise ValueError(
+                f"sampling: the checkpoint is of tasks {list(state['tasks'])}, this run has {self.tasks}; resume with "
+                "the same env.tasks."
+            )
+        self._num_drawn = int(state["num_drawn"])
+        self._num_groups, self._num_keyframes = int(state.get("num_groups", 0)), int(state.get("num_keyframes", 0))
+        self._num_of_task = {task: int(n) for task, n in state["num_of_task"].items()}
+
+
+class VadeSampler(TaskSampler):
+    """Draws those tasks, or initial states, most often that are solved half of the time.
+
+    VADE (Hu et al. 2025, arXiv 2511.18902): Thompson sampling of the most informative arm. For each group, a success
+    rate p is drawn from every arm's Beta posterior, and the arm with the largest p (1 - p), the variance of its
+    outcome, is taken. Our decay of evidence, one factor for what was rolled out and one for the rest, follows the
+    paper's two-scale prior decay in purpose, not in formula.
+    """
+
+    def __init__(
+        self, config: SamplingConfig, tasks: Sequence[str], seed: int = 0, keyframes: Sequence[EpisodeSpec] = ()
+    ):
+        super().__init__(config, tasks, seed, keyframes)
+        states: list[int | None] = [None]
+        if config.level == "state" and config.train_states is not None:
+            states = [config.first_state + i for i in range(config.train_states)]
+        self._arms: list[Arm] = [(task, state) for task in self.tasks for state in states]
+        self._number = {arm: i for i, arm in enumerate(self._arms)}
+        # Evidence beyond the prior: (decayed) numbers of successes and failures.
+        self._successes = np.zeros(len(self._arms))
+        self._failures = np.zeros(len(self._arms))
 
     def update(self, episodes: Sequence[Episode]) -> None:
         """Learn from the outcomes of episodes drawn here. Lost ones, and those from keyframes, count for nothing."""
         new = np.zeros((2, len(self._arms)))
         for episode in episodes:
-            number = self._number.get(self._arm(episode.spec))
-            if number is not None and not episode.lost and episode.spec.keyframe is None:
+            spec = episode.spec
+            number = self._number.get((spec.task, None if self._arms[0][1] is None else spec.index))
+            if number is not None and not episode.lost and spec.keyframe is None:
                 new[0 if episode.success else 1, number] += 1
         keep = np.where(new.sum(0) > 0, self.config.decay, self.config.idle_decay)
         self._successes = self._successes * keep + new[0]
         self._failures = self._failures * keep + new[1]
 
-    def _draw_by_difficulty(self, num_groups: int) -> list[EpisodeSpec]:
-        """VADE (Hu et al. 2025, arXiv 2511.18902): Thompson sampling of the most informative arm.
-
-        For each group, a success rate p is drawn from every arm's Beta posterior, and the arm with
-        the largest p (1 - p), the variance of its outcome, is taken. Our decay of evidence, one
-        factor for what was rolled out and one for the rest, follows the paper's two-scale prior
-        decay in purpose, not in formula.
-        """
+    def _draw_states(self, num_groups: int) -> list[EpisodeSpec]:
         generator = np.random.default_rng([self.seed, _THOMPSON, self._num_drawn])
         prior = self.config.prior
         free = np.ones(len(self._arms), bool)
@@ -166,66 +215,27 @@ class TaskSampler:
             specs.append(EpisodeSpec(task, "train", index))
         return specs
 
-    def _next_task(self) -> str:
-        """Tasks in a new random order each time all have come."""
-        lap, place = divmod(self._num_drawn, len(self.tasks))
-        return self.tasks[np.random.default_rng([self.seed, _TASKS, lap]).permutation(len(self.tasks))[place]]
-
-    def _spec_of_task(self, task: str) -> EpisodeSpec:
-        """The task's next initial state."""
-        number = self._num_of_task[task]
-        self._num_of_task[task] += 1
-        self._num_drawn += 1
-        if self.config.train_states is not None:
-            lap, place = divmod(number, self.config.train_states)
-            seed = [self.seed, _STATES, self.tasks.index(task), lap]
-            number = int(np.random.default_rng(seed).permutation(self.config.train_states)[place])
-        return EpisodeSpec(task, "train", self.config.first_state + number)
-
-    def _arm(self, spec: EpisodeSpec) -> Arm:
-        return (spec.task, None if self._arms[0][1] is None else spec.index)
-
     def state(self) -> dict[str, Any]:
-        """What a checkpoint needs, JSON-able."""
-        return {
-            "tasks": self.tasks,
-            "num_drawn": self._num_drawn,
-            "num_groups": self._num_groups,
-            "num_keyframes": self._num_keyframes,
-            "num_of_task": dict(self._num_of_task),
-            "successes": self._successes.tolist(),
-            "failures": self._failures.tolist(),
-        }
+        return super().state() | {"successes": self._successes.tolist(), "failures": self._failures.tolist()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Undo `state`.
-
-        Raises:
-            ValueError: the checkpoint is of other tasks or states.
-        """
-        if list(state["tasks"]) != self.tasks or len(state["successes"]) != len(self._arms):
+        found = len(state.get("successes", ()))
+        if found != len(self._arms):
             raise ValueError(
-                f"sampling: the checkpoint is of tasks {list(state['tasks'])} with {len(state['successes'])} "
-                f"estimates, this run has {self.tasks} with {len(self._arms)}; resume with the same env.tasks, "
-                "sampling.level and sampling.train_states."
+                f"sampling: the checkpoint has {found} estimates of difficulty, this run has {len(self._arms)}; resume "
+                "with the same sampling.kind, level and train_states."
             )
-        self._num_drawn = int(state["num_drawn"])
-        self._num_groups, self._num_keyframes = int(state.get("num_groups", 0)), int(state.get("num_keyframes", 0))
-        self._num_of_task = {task: int(n) for task, n in state["num_of_task"].items()}
+        super().load_state(state)
         self._successes = np.array(state["successes"], np.float64)
         self._failures = np.array(state["failures"], np.float64)
 
 
 def groups_to_resample(episodes: Sequence[Episode], target: int, budget: int) -> int:
-    """Dynamic sampling: how many more groups to roll out.
+    """Dynamic sampling: return how many more groups to roll out, at most `budget`; 0 when done.
 
     Args:
         episodes: all of the rollout so far.
         target: groups wanted with neither all success nor all failure.
-        budget: groups that may still be rolled out.
-
-    Returns:
-        what is missing to the target, at most the budget; 0 when done.
     """
     outcomes: defaultdict[int, set[bool]] = defaultdict(set)
     for episode in episodes:

@@ -14,17 +14,16 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from vla_rl.common.atomic import restore_replaced, write_text_atomic
-from vla_rl.common.progress import episode_progress
+from vla_rl.common.progress import Stopwatch, episode_progress
 from vla_rl.common.run_folder import RunFolder
-from vla_rl.common.timing import Stopwatch
 from vla_rl.config import ConfigError
 from vla_rl.distributed.process_group import current
-from vla_rl.evaluation.evaluate import build_env, derived_seed, evaluate
+from vla_rl.evaluation.evaluate import build_env, evaluate
 from vla_rl.evaluation.gate import Gate
 from vla_rl.interfaces import ImaginedEnv, Learner, StatefulEnv, VecEnv
 from vla_rl.policies.base import resolve_path
 from vla_rl.policies.load import load_policy
-from vla_rl.rollout.collect import collect
+from vla_rl.rollout.runner import collect, derived_seed
 from vla_rl.rollout.task_sampling import groups_to_resample
 from vla_rl.training.checkpoint import (
     checkpoint_path,

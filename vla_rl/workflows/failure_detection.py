@@ -103,7 +103,8 @@ def _same_values(note: str, asked: str) -> bool:
 def _run(recipe: Recipe, policy: Policy, config: EpisodesConfig, policy_hash: str) -> EmbeddedEpisodes:
     """Run the policy in the recipe's environment, some episodes at a time, and embed what it saw."""
     from vla_rl.common.progress import episode_progress
-    from vla_rl.evaluation.evaluate import EvalConfig, build_env, derived_seed, episode_specs, run_episodes
+    from vla_rl.evaluation.evaluate import EvalConfig, build_env, episode_specs, run_episodes
+    from vla_rl.rollout.runner import derived_seed
 
     if _section(recipe).every not in (0, policy.chunk_size):
         raise ConfigError(

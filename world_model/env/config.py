@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, SerializeAsAny, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, SerializeAsAny, model_validator
 
-from vla_rl.config import ConfigError, build_component
+from vla_rl.config import ConfigError, component
 from vla_rl.data.config import MaybeDatasets
 from vla_rl.interfaces import EnvConfig
 from vla_rl.types import EnvSpec
@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from world_model.env.env import WorldModelEnv
 
 
-def _env_section(values: Any) -> EnvConfig | None:
-    return None if values is None else build_component("env", values)
-
-
 class WorldModelEnvConfig(EnvConfig):
     """Episodes imagined by a world model, from real first frames."""
 
@@ -33,7 +29,7 @@ class WorldModelEnvConfig(EnvConfig):
     kind: Literal["world_model"] = "world_model"
     path: str | Path = Field(description="The world model: a folder, or pretrained:NAME.")
     tasks: tuple[str, ...] = Field(default=(), description="Task names; empty means all that the world model knows.")
-    first_frames: Annotated[SerializeAsAny[EnvConfig] | None, BeforeValidator(_env_section)] = Field(
+    first_frames: Annotated[SerializeAsAny[EnvConfig] | None, component("env")] = Field(
         default=None,
         description="A real environment in which episodes begin: an env section. It is reset, but never stepped, so "
         "any initial state can be had.",

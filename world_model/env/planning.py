@@ -59,7 +59,7 @@ class Planner:
         if len(self._ids) != obs.batch_size:
             raise ValueError(
                 f"planning: got {obs.batch_size} observations and knows of {len(self._ids)} episodes; call watch first "
-                "(vla_rl.rollout.collect does)"
+                "(vla_rl.rollout.runner does)"
             )
         started = time.perf_counter()
         self._see(obs)

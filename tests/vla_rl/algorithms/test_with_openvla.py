@@ -10,7 +10,7 @@ from sim.dummy import DummyConfig
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.policies.openvla.config import OpenVLAConfig
-from vla_rl.rollout.collect import collect
+from vla_rl.rollout.runner import collect
 from vla_rl.rollout.task_sampling import SamplingConfig
 
 TEMPERATURE = 1.2

@@ -12,7 +12,7 @@ from reach_policy import ReachPolicy
 from sim.dummy import DummyConfig
 from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.embeddings import FACTS_FILE, TENSORS_FILE, EmbeddedEpisodes, embed_dataset, embed_episodes
-from vla_rl.rollout.collect import collect
+from vla_rl.rollout.runner import collect
 from vla_rl.types import ActionChunk, EpisodeSpec, Observation
 from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
 

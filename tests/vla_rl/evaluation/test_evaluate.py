@@ -91,7 +91,7 @@ def test_modes_are_named_by_temperature():
     assert EvalConfig(temperatures=(0.5, 1.0)).modes() == {"sampled_T0.5": 0.5, "sampled_T1": 1.0}
     for wrong in ([], [-1.0], [1.0, 1.0]):
         with pytest.raises(ConfigError, match=r"eval\.temperatures"):
-            validate(EvalConfig, {"temperatures": wrong}, "eval")
+            validate(EvalConfig, {"temperatures": wrong}, "eval").modes()
 
 
 def test_lost_episodes_are_run_again():

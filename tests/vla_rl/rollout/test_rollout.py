@@ -6,9 +6,9 @@ import numpy as np
 from reach_policy import ReachPolicy
 
 from sim.dummy import DummyConfig
-from vla_rl.common import timing
-from vla_rl.common.timing import Stopwatch
-from vla_rl.rollout.collect import collect
+from vla_rl.common import progress
+from vla_rl.common.progress import Stopwatch
+from vla_rl.rollout.runner import collect
 from vla_rl.types import EpisodeSpec
 
 ENV = DummyConfig(num_envs=3, tasks=("reach_red",))
@@ -141,7 +141,7 @@ def test_progress_and_time_are_reported():
 
 def test_stopwatch_by_hand(monkeypatch):
     clock = iter([100.0, 101.0, 103.0, 104.0, 104.5, 110.0, 112.0])
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: next(clock))
     watch = Stopwatch()
     with watch.measure("simulation"):
         pass

@@ -13,7 +13,7 @@ import torch
 from toy import GAIN, GOAL, ToyDynamics, push, through_a_file, toy_env
 
 from vla_rl.interfaces import ImaginedEnv
-from vla_rl.rollout.collect import collect
+from vla_rl.rollout.runner import collect
 from vla_rl.types import ActionChunk, EpisodeSpec, Keyframe, Observation
 from world_model.env.env import WorldModelEnv
 

@@ -11,7 +11,7 @@ from toy import METADATA, toy_env, toy_world_model
 
 from vla_rl.config import ConfigError, validate
 from vla_rl.evaluation.evaluate import EvalConfig
-from vla_rl.rollout.collect import collect
+from vla_rl.rollout.runner import collect
 from vla_rl.types import ActionChunk, EpisodeSpec, Observation
 from world_model.env import planning
 from world_model.env.plan_config import PlanConfig

@@ -10,7 +10,7 @@ import pytest
 import torch
 from toy import GOAL, push, toy_env, toy_world_model
 
-from vla_rl.rollout.collect import collect
+from vla_rl.rollout.runner import collect
 from vla_rl.types import ActionChunk, EpisodeSpec, Observation
 from world_model.config import ImaginationConfig
 from world_model.trust import ranking
