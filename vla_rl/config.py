@@ -285,10 +285,7 @@ for _class in (_Loader, _Dumper):
 
 
 def read_yaml(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """Read a recipe file's mapping, with its `base:` chain merged in.
-
-    Args:
-        above: the files whose base this one is.
+    """Read a recipe file's mapping, with its `base:` chain merged in; `above` are the files whose base this one is.
 
     Raises:
         ConfigError: file missing, not YAML, not a mapping, or a base that leads back to itself.
@@ -318,20 +315,20 @@ def _read_base(path: Path, base: Any, above: tuple[Path, ...]) -> dict[str, Any]
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """`base` with `over` on top, section by section. A section whose `kind` changes is replaced whole."""
-    result = dict(base)
-    for key, value in over.items():
-        old = result.get(key)
-        both = isinstance(old, Mapping) and isinstance(value, Mapping)
-        result[key] = merge(old, value) if both and value.get("kind", old.get("kind")) == old.get("kind") else value
+    result = {**base, **over}
+    for key in base.keys() & over.keys():
+        old, new = base[key], over[key]
+        if (
+            isinstance(old, Mapping)
+            and isinstance(new, Mapping)
+            and new.get("kind", old.get("kind")) == old.get("kind")
+        ):
+            result[key] = merge(old, new)
     return result
 
 
 def parse_override(text: str) -> dict[str, Any]:
-    """`"algo.lr=1e-5"` -> `{"algo": {"lr": 1e-05}}`; the value is read as YAML.
-
-    Raises:
-        ConfigError: no "=", an empty key or a value that is not YAML.
-    """
+    """Read `"algo.lr=1e-5"` as `{"algo": {"lr": 1e-05}}`; a ConfigError says that key or value cannot be read."""
     key, equals, raw = text.partition("=")
     if not equals or not all(key.split(".")):
         raise ConfigError(f"override {text!r}: expected key=value, for example algo.lr=1e-5")

@@ -93,29 +93,15 @@ class ActionChunk:
     def select(self, indices: Sequence[int] | np.ndarray) -> ActionChunk:
         """The chunks of the environments at `indices`, in that order."""
         rows = np.asarray(indices, dtype=np.int64)
-
-        def take(x: np.ndarray | None) -> np.ndarray | None:
-            return None if x is None else x[rows]
-
-        return ActionChunk(
-            actions=self.actions[rows],
-            tokens=take(self.tokens),
-            path=take(self.path),
-            log_prob=take(self.log_prob),
-            value=take(self.value),
-        )
+        parts = (self.tokens, self.path, self.log_prob, self.value)
+        return ActionChunk(self.actions[rows], *(None if part is None else part[rows] for part in parts))
 
     @staticmethod
     def concatenate(parts: Sequence[ActionChunk]) -> ActionChunk:
-        """One chunk batch from several that carry the same fields, in order."""
-
-        def join(name: str) -> np.ndarray | None:
-            values = [getattr(p, name) for p in parts]
-            return None if values[0] is None else np.concatenate(values)
-
-        return ActionChunk(
-            np.concatenate([p.actions for p in parts]), *map(join, ("tokens", "path", "log_prob", "value"))
-        )
+        """Return one chunk batch from several that carry the same fields, in order."""
+        names = [name for name in ("tokens", "path", "log_prob", "value") if getattr(parts[0], name) is not None]
+        joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+        return ActionChunk(np.concatenate([part.actions for part in parts]), **joined)
 
 
 @dataclass(frozen=True)

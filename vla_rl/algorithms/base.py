@@ -1,4 +1,4 @@
-"""What every RL algorithm shares: options, and the hooks that the learner calls. Imports no torch.
+"""What RL algorithms share: options, the hooks that the learner calls, groups as a baseline. Imports no torch.
 
 An algorithm is a config class in a file of its own: `make_batch` says what a rollout's advantages are, `loss` what is
 minimized. Defaults follow SimpleVLA-RL (clip 0.2/0.28, no KL, no entropy bonus, one epoch, token-mean loss); its
@@ -7,11 +7,12 @@ learning rate is for a 7B policy trained whole. A recipe for a small policy sets
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
 import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
+from vla_rl.algorithms.batch import episode_batch, has_spread, shuffle_advantages
 from vla_rl.training.config import OptimizerConfig
 
 if TYPE_CHECKING:
@@ -27,6 +28,22 @@ if TYPE_CHECKING:
 Control = Literal["none", "shuffled_rewards"]
 RatioLevel = Literal["token", "action", "chunk"]
 LossReduction = Literal["token_mean", "trajectory_mean"]
+
+
+class LearnerOptions(TypedDict, total=False):
+    """What a learner is told besides its algorithm, policy and seed.
+
+    Attributes:
+        temperature: that rollouts are drawn with; log-probabilities are taken at it. By default 1.
+        control: "shuffled_rewards" permutes advantages over all trajectories (negative control). By default "none".
+        stopwatch: counts "forward_backward" and "optimizer" seconds; by default the learner's own.
+        world: the processes that learn together, which hold `policy` already; by default this one alone.
+    """
+
+    temperature: float
+    control: Control
+    stopwatch: Stopwatch | None
+    world: ProcessGroup | None
 
 
 class AlgoConfig(OptimizerConfig):
@@ -99,8 +116,7 @@ class AlgoConfig(OptimizerConfig):
     @property
     def skips_zero_advantage(self) -> bool:
         """Whether decisions with advantage 0 have no gradient at all, and need no forward pass."""
-        regularized = self.kl_coef > 0 or self.entropy_coef > 0 or self.uses_critic
-        return self.skip_zero_advantage and not regularized
+        return self.skip_zero_advantage and not (self.kl_coef > 0 or self.entropy_coef > 0 or self.uses_critic)
 
     def trains_only_critic(self, iteration: int) -> bool:
         """Whether the policy's own weights stay as they are in this iteration, counted from 0."""
@@ -137,35 +153,62 @@ class AlgoConfig(OptimizerConfig):
             out: what the policy gives for these decisions, with gradient.
             num_rows: decisions of the minibatch. only_critic: as `trains_only_critic` says of this iteration.
 
-        Returns:
-            scalar, and scalars by name, which are added up over micro-batches. `NAME_max` is a maximum. A name with a
-            "/" is logged as it is; the others are sums weighted by `weight`, divided by `"weight"` before they are.
+        Metrics are scalars, added up over micro-batches; of `NAME_max` the largest. Those without a "/" are sums
+        weighted by `weight`, and divided by the one named "weight".
         """
         from vla_rl.algorithms.losses import surrogate_loss
 
         return surrogate_loss(self, batch, rows, weight, out)
 
-    def build(
-        self,
-        policy: Policy,
-        seed: int = 0,
-        *,
-        temperature: float = 1.0,
-        control: Control = "none",
-        stopwatch: Stopwatch | None = None,
-        world: ProcessGroup | None = None,
-    ) -> Learner:
-        """Make the learner of `policy`.
-
-        Args:
-            seed: of minibatch order and of the shuffled control.
-            temperature: that rollouts are drawn with; log-probabilities are taken at it.
-            control: "shuffled_rewards" permutes advantages over all trajectories (negative control).
-            stopwatch: counts "forward_backward" and "optimizer" seconds; by default the learner's own.
-            world: the processes that learn together, which hold `policy` already; None: this one alone.
-        """
+    def build(self, policy: Policy, seed: int = 0, **options: Unpack[LearnerOptions]) -> Learner:
+        """Make the learner of `policy`; `seed` is that of minibatch order and of the shuffled control."""
         from vla_rl.algorithms.learner import Learner
 
-        return Learner(
-            self, policy, seed=seed, temperature=temperature, control=control, stopwatch=stopwatch, world=world
-        )
+        return Learner(self, policy, seed, **options)
+
+
+NOTHING_TO_COMPARE = (
+    "algo.kind {!r} compares episodes from the same initial state, but each of the {} groups has one. Set the "
+    "rollout's group size to at least 2, or use ppo or reinforce_pp."
+)
+
+
+class GroupConfig(AlgoConfig):
+    """Options of algorithms that compare episodes of one group; a subclass gives `trajectory_advantages`."""
+
+    filter_groups: bool = Field(
+        default=True,
+        description="Leave groups whose episodes all got the same reward out of the batch and of its normalization; "
+        "false: they count with advantage 0.",
+    )
+
+    def trajectory_advantages(self, rewards: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return one advantage per episode, float64 (E,), and whether it takes part in the loss, bool (E,).
+
+        Args:
+            rewards: float (E,), each episode's total reward.
+            groups: int (E,), episodes with the same number started from the same state.
+        """
+        raise NotImplementedError
+
+    def make_batch(
+        self, episodes: list[Episode], evaluate: Evaluate, shuffle: np.random.Generator | None, world: ProcessGroup
+    ) -> Batch:
+        """Make a batch whose advantages, one per episode, come from the others of its group.
+
+        Raises:
+            ValueError: every group has one episode, so there is nothing to compare.
+        """
+        rewards = np.array([e.total_reward for e in episodes])
+        groups = np.array([e.group for e in episodes])
+        everyones, own = world.all_gather_rows(groups)
+        if len(np.unique(everyones)) == len(everyones):
+            raise ValueError(NOTHING_TO_COMPARE.format(self.kind, len(everyones)))
+        advantage, included = self.trajectory_advantages(rewards, groups)
+        if self.filter_groups:
+            included = included & has_spread(rewards, groups)
+        if shuffle is not None:  # Being in the batch travels with the advantage: the outcome decides neither.
+            pooled, _ = world.all_gather_rows(np.stack([advantage, included], axis=1))
+            dealt = shuffle_advantages(pooled, shuffle)[own]
+            advantage, included = dealt[:, 0], dealt[:, 1].astype(bool)
+        return episode_batch(self, episodes, advantage, included, evaluate, world)

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from vla_rl.algorithms.base import AlgoConfig
     from vla_rl.distributed.process_group import ProcessGroup
 
+NO_EPISODE = (
+    "no episode to learn from: all {} of the rollout were lost. Look at the simulator's messages above (a worker that "
+    "dies or hangs loses its episode)."
+)
 # (episodes, episode, chunk, chunks) -> log_prob float32 (N, H, A), and value float32 (N,) or None, without gradient.
 Evaluate = Callable[[Sequence[Episode], np.ndarray, np.ndarray, ActionChunk], tuple[np.ndarray, np.ndarray | None]]
 
@@ -134,11 +138,7 @@ def decisions(
 
 
 def gather_observations(episodes: Sequence[Episode], episode: np.ndarray, chunk: np.ndarray) -> Observation:
-    """Return observations by (episode, chunk); a chunk number of K means the episode's final observation.
-
-    Args:
-        episode, chunk: int (N,).
-    """
+    """Return observations by (episode, chunk), int (N,) each; chunk number K means the episode's final observation."""
     sources = [
         (episodes[e].final_obs, 0) if c == episodes[e].num_chunks else (episodes[e].obs, int(c))
         for e, c in zip(episode, chunk, strict=True)
@@ -151,10 +151,8 @@ def gather_observations(episodes: Sequence[Episode], episode: np.ndarray, chunk:
 
 
 def valid_actions(episode: Episode, mask_after_success: bool = True) -> np.ndarray:
-    """Return which actions of an episode count in the loss, bool (K, H).
-
-    With the mask: those executed, up to and with the one that first succeeded. Without it: all that
-    were drawn, also the part of the last chunk that the episode's end cut off.
+    """Return which actions of an episode count in the loss, bool (K, H): with the mask those executed, up to and with
+    the one that first succeeded; without it all that were drawn, also those that the episode's end cut off.
     """
     num_actions = episode.reward.shape[1]
     if not mask_after_success:
@@ -207,33 +205,38 @@ def usable_episodes(episodes: Sequence[Episode]) -> list[Episode]:
     """
     usable = [e for e in episodes if not e.lost]
     if not usable:
-        raise ValueError(
-            f"no episode to learn from: all {len(episodes)} of the rollout were lost. "
-            "Look at the simulator's messages above (a worker that dies or hangs loses its episode)."
-        )
+        raise ValueError(NO_EPISODE.format(len(episodes)))
     return usable
+
+
+def rows_by_group(groups: np.ndarray) -> list[np.ndarray]:
+    """Return each group's rows, in order of the groups' numbers; those of an array int (E,)."""
+    return [np.flatnonzero(groups == group) for group in np.unique(groups)]
+
+
+def all_same(values: np.ndarray) -> bool:
+    """Return whether all values (at least one) are equal, so that their advantages are exactly 0."""
+    return bool((values == values[0]).all())
 
 
 def has_spread(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """Return whether the rewards in each episode's group differ, bool (E,)."""
     result = np.zeros(len(rewards), bool)
-    for group in np.unique(groups):
-        rows = groups == group
-        result[rows] = np.ptp(rewards[rows]) > 0
+    for rows in rows_by_group(groups):
+        result[rows] = not all_same(rewards[rows])
     return result
 
 
 def rollout_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     """Return success, length and group statistics of a rollout, by name."""
     usable = usable_episodes(episodes)
-    groups = np.array([e.group for e in usable])
-    spread = has_spread(np.array([float(e.success) for e in usable]), groups)
-    num_groups = len(np.unique(groups))
+    success, groups = np.array([e.success for e in usable]), np.array([e.group for e in usable])
+    spread = has_spread(success, groups)
     return {
-        "rollout/success_rate": float(np.mean([e.success for e in usable])),
+        "rollout/success_rate": float(np.mean(success)),
         "rollout/reward": float(np.mean([e.total_reward for e in usable])),
         "rollout/length": float(np.mean([e.length for e in usable])),
         "rollout/num_episodes": float(len(usable)),
         "rollout/num_lost": float(len(episodes) - len(usable)),
-        "rollout/informative_groups": len(np.unique(groups[spread])) / num_groups,
+        "rollout/informative_groups": len(np.unique(groups[spread])) / len(np.unique(groups)),
     }

@@ -8,7 +8,8 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from vla_rl.algorithms.group import GroupConfig, all_same, rows_by_group
+from vla_rl.algorithms.base import GroupConfig
+from vla_rl.algorithms.batch import all_same, rows_by_group
 
 
 class GRPOConfig(GroupConfig):
@@ -28,16 +29,13 @@ class GRPOConfig(GroupConfig):
 def group_relative(
     rewards: np.ndarray, groups: np.ndarray, normalize_std: bool = True, eps: float = 1e-6
 ) -> np.ndarray:
-    """GRPO: A = (R - mean) / (std + eps) within each group (DeepSeekMath, arXiv 2402.03300, section 4.1.2).
+    """GRPO: A = (R - mean) / (std + eps) within each group, float64 (E,) (DeepSeekMath, arXiv 2402.03300, 4.1.2).
 
     The deviation is the sample one (n - 1), as SimpleVLA-RL and veRL take it. A group of one gets 0.
 
     Args:
         rewards: float (E,). groups: int (E,).
         normalize_std: False leaves out the division (Dr. GRPO, arXiv 2503.20783).
-
-    Returns:
-        float64 (E,).
     """
     rewards = np.asarray(rewards, np.float64)
     advantage = np.zeros_like(rewards)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from vla_rl.algorithms.batch import Batch, Pool, gather_observations, rollout_metrics, usable_episodes
+from vla_rl.algorithms.batch import Batch, Pool, gather_observations, usable_episodes
 from vla_rl.algorithms.losses import minibatch_weights
 from vla_rl.common.progress import Stopwatch
 from vla_rl.distributed.fsdp import full, like, swap_weights
@@ -30,6 +30,11 @@ from vla_rl.types import ActionChunk, Episode
 if TYPE_CHECKING:
     from vla_rl.algorithms.base import AlgoConfig, Control
 
+NO_CRITIC = (
+    "algo.kind {!r} needs a critic, but the policy has no trainable 'value_head' parameters. Turn on the policy's "
+    "value head, or use grpo, mc_grpo, rloo or reinforce_pp, which need none."
+)
+NO_ANCHOR = "algo.bc_coef is above 0, but there are no demonstrations: name a dataset in sft.datasets, or set it to 0"
 ExtraLoss = Callable[[], tuple[torch.Tensor, Mapping[str, Any]]]
 
 # Streams of the random generator, so that minibatch order and control never share numbers.
@@ -42,15 +47,15 @@ class Learner:
     Attributes:
         iteration: updates done.
         num_good_steps: optimizer steps made.
-        stopwatch: counts the seconds of "forward_backward" and "optimizer".
+        stopwatch: counts the seconds of "forward_backward" and "optimizer"; on a GPU, until the host has what it needs.
     """
 
     def __init__(
         self,
         config: AlgoConfig,
         policy: Policy,
-        *,
         seed: int = 0,
+        *,
         temperature: float = 1.0,
         control: Control = "none",
         stopwatch: Stopwatch | None = None,
@@ -60,30 +65,19 @@ class Learner:
             raise ValueError(f"temperature: got {temperature}, must be above 0: RL learns from sampled actions")
         if reason := policy.no_rl_reason:
             raise ValueError(f"RL cannot train this policy: {reason}")
-        self.config = config
-        self.policy = policy
-        self.seed = seed
-        self.temperature = temperature
-        self.control = control
-        self.stopwatch = stopwatch or Stopwatch()
-        self.world = world or ALONE
-        self.iteration = 0
-        self.num_good_steps = 0
+        self.config, self.policy, self.seed, self.temperature, self.control = config, policy, seed, temperature, control
+        self.stopwatch, self.world = stopwatch or Stopwatch(), world or ALONE
+        self.iteration = self.num_good_steps = 0
         self._num_critic_steps = 0  # Of the good ones, those in which only the critic learned.
         self._bad_steps = BadSteps(config.max_bad_steps)
         self._parameters = {n: p for n, p in policy.named_parameters() if p.requires_grad}
-        critic = {n for n in self._parameters if is_critic(n)}
-        if config.uses_critic and not critic:
-            raise ValueError(
-                f"algo.kind {config.kind!r} needs a critic, but the policy has no trainable 'value_head' parameters. "
-                "Turn on the policy's value head, or use grpo, mc_grpo, rloo or reinforce_pp, which need none."
-            )
-        self._critic_parameters = [self._parameters[n] for n in self._parameters if n in critic]
-        self._policy_parameters = [self._parameters[n] for n in self._parameters if n not in critic]
+        self._critic_parameters = [p for n, p in self._parameters.items() if is_critic(n)]
+        self._policy_parameters = [p for n, p in self._parameters.items() if not is_critic(n)]
+        if config.uses_critic and not self._critic_parameters:
+            raise ValueError(NO_CRITIC.format(config.kind))
         self.optimizers = build_optimizers(config, self._parameters, config.critic_lr)
         self._full_lr = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
-        is_anchored = config.kl_coef > 0
-        self._reference = {n: p.detach().clone() for n, p in self._parameters.items()} if is_anchored else None
+        self._reference = {n: p.detach().clone() for n, p in self._parameters.items()} if config.kl_coef > 0 else None
         self._last_good = self._copy_weights()
 
     @property
@@ -96,7 +90,7 @@ class Learner:
     def prepare(self, episodes: Sequence[Episode]) -> Batch:
         """Compute advantages, masks and old log-probabilities of a rollout made with the policy as it is now.
 
-        Lost episodes are left out. With several processes each gives its own episodes, in whole groups.
+        Lost episodes are left out. With several processes each gives its own, in whole groups.
 
         Raises:
             ValueError: nothing usable, no groups to compare, or no log-probabilities.
@@ -108,10 +102,9 @@ class Learner:
         if self._reference is not None:
             with self._swapped_with_reference(), self.world.unsharded(self.policy):
                 batch.reference_log_prob, _ = self._evaluate(batch.episodes, batch.episode, batch.chunk, batch.chunks)
-        batch.metrics |= rollout_metrics(self.world.gather_outcomes(episodes))
         active, _ = self.world.all_gather_rows(batch.active)
-        batch.metrics["advantage/decisions"] = float(len(active))
-        batch.metrics["advantage/active"] = float(active.mean()) if len(active) else 0.0
+        share = float(active.mean()) if len(active) else 0.0
+        batch.metrics |= {"advantage/decisions": float(len(active)), "advantage/active": share}
         return batch
 
     @torch.no_grad()
@@ -123,7 +116,7 @@ class Learner:
         log_probs, values = [np.zeros((0, *chunks.actions.shape[1:]), np.float32)], []
         for rows in _micro_batches(np.arange(len(episode)), self.config.micro_batch_size):
             obs = gather_observations(episodes, episode[rows], chunk[rows])
-            with self._measure("forward_backward"):
+            with self.stopwatch.measure("forward_backward"):
                 out = self.policy.evaluate(obs, chunks.select(rows), self.temperature)
                 log_probs.append(out.log_prob.float().cpu().numpy())
                 if out.value is not None:
@@ -133,31 +126,23 @@ class Learner:
     # --- from a batch to better weights ------------------------------------------------------
 
     def update(self, batch: Batch, extra_loss: ExtraLoss | None = None) -> dict[str, float]:
-        """Make epochs of minibatch steps on a batch from `prepare`.
+        """Make epochs of minibatch steps on a batch from `prepare`; return metrics, the same in every process.
 
         Args:
-            extra_loss: draws a demonstration batch and gives (loss, metrics), as `policy.bc_loss` does;
-                called once per step, weighted by `bc_coef`. With several processes: this one's share.
-
-        Returns:
-            metrics of the rollout and of the update, by name; the same in every process.
+            extra_loss: draws demonstrations and gives (loss, metrics), as `policy.bc_loss` does; called once per step,
+                weighted by `bc_coef`. With several processes: this one's share.
 
         Raises:
             ValueError: `bc_coef` is set but there is no `extra_loss`.
             TrainingDivergedError: `max_bad_steps` steps in a row were skipped, or a weight became NaN or infinite.
         """
         if self.config.bc_coef > 0 and extra_loss is None:
-            raise ValueError(
-                f"algo.bc_coef is {self.config.bc_coef}, but no demonstrations are given to anchor to. "
-                "Name a dataset in the recipe, or set algo.bc_coef=0."
-            )
+            raise ValueError(NO_ANCHOR)
         self.policy.eval()  # Dropout would make the ratio differ from 1 before the first step.
         if self._bad_steps.streak == 0:
             self._last_good = self._copy_weights()
         totals: defaultdict[str, list[float]] = defaultdict(list)
-        num_steps = 0
-        generator = self._generator(_ORDER)
-        pool = Pool.of(batch, self.world)
+        num_steps, generator, pool = 0, self._generator(_ORDER), Pool.of(batch, self.world)
         num_parts = self._num_minibatches(pool.size)
         for _ in range(self.config.epochs if pool.size else 0):
             parts = np.array_split(generator.permutation(pool.size), num_parts)
@@ -169,18 +154,17 @@ class Learner:
                     totals[name].append(value)
         self._check_weights()
         self.iteration += 1
-        result = dict(batch.metrics)
-        for name, values in totals.items():
-            result[name] = float(np.max(values) if name.endswith("_max") else np.mean(values))
-        return result | {"update/num_steps": float(num_steps), "update/num_bad_steps": float(self.num_bad_steps)}
+        made = {name: float((np.max if name.endswith("_max") else np.mean)(values)) for name, values in totals.items()}
+        counts = {"update/num_steps": float(num_steps), "update/num_bad_steps": float(self.num_bad_steps)}
+        return batch.metrics | made | counts
+
+    def _num_minibatches(self, num_decisions: int) -> int:
+        return max(1, round(num_decisions / self.config.minibatch_size))
 
     def num_steps(self, batch: Batch) -> int:
         """Return the optimizer steps that `update` makes on a batch, unless some are skipped."""
         size = sum(self.world.gather(batch.size))
         return self.config.epochs * self._num_minibatches(size) if size else 0
-
-    def _num_minibatches(self, num_decisions: int) -> int:
-        return max(1, round(num_decisions / self.config.minibatch_size))
 
     def _step(
         self, batch: Batch, pool: Pool, rows: np.ndarray, weight: np.ndarray, extra_loss: ExtraLoss | None
@@ -196,15 +180,14 @@ class Learner:
             used = pool.active[rows]
             if not used.any() and config.bc_coef == 0:
                 return {}
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
+        self._zero_grad()
         sums: defaultdict[str, float] = defaultdict(float)
         is_finite = True
         ours = np.flatnonzero(used & (pool.rank[rows] == self.world.rank))
         parts = list(_micro_batches(ours, config.micro_batch_size))
         for part in parts:
             own = rows[part] - pool.first
-            with self._measure("forward_backward"):
+            with self.stopwatch.measure("forward_backward"):
                 out = self.policy.evaluate(batch.observations(own), batch.chunks.select(own), self.temperature)
                 loss, metrics = config.loss(
                     batch, own, weight[part], out, num_rows=len(rows), only_critic=self._trains_only_critic
@@ -217,23 +200,31 @@ class Learner:
             self._keep_step(batch, math.ceil(largest / config.micro_batch_size) - len(parts))
         if config.bc_coef > 0:
             assert extra_loss is not None, "update() checks this"
-            with self._measure("forward_backward"):
-                loss, _ = extra_loss()
-                sums["loss/bc"] += float(loss.detach())
-                is_finite &= bool(torch.isfinite(loss))
-                (config.bc_coef * loss).backward()
+            is_finite &= self._anchor(extra_loss, sums)
         reports = self.world.gather({"is_finite": is_finite, "sums": dict(sums)})
         if not all(report["is_finite"] for report in reports):
             return self._skip_bad("loss")
         self.world.all_reduce_gradients([*self._policy_parameters, *self._critic_parameters])
         return self._apply(reduce_metrics([report["sums"] for report in reports]))
 
+    def _anchor(self, extra_loss: ExtraLoss, sums: dict[str, float]) -> bool:
+        """Add the demonstrations' gradient, and their loss to `sums`; return whether it is finite."""
+        with self.stopwatch.measure("forward_backward"):
+            loss, _ = extra_loss()
+            sums["loss/bc"] = float(loss.detach())
+            (self.config.bc_coef * loss).backward()
+        return bool(torch.isfinite(loss))
+
+    def _zero_grad(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
     def _keep_step(self, batch: Batch, times: int) -> None:
         """Make passes that add nothing, where others have more: all processes gather weights together."""
         episode = batch.episodes[0]
         obs = gather_observations([episode], np.zeros(1, np.int64), np.zeros(1, np.int64))
         for _ in range(times):
-            with self._measure("forward_backward"):
+            with self.stopwatch.measure("forward_backward"):
                 out = self.policy.evaluate(obs, episode.chunks.select([0]), self.temperature)
                 # Of the parameters that the loss reaches, none may be left out: their gradients are reduced together.
                 parts = [] if self._trains_only_critic else [out.log_prob, out.entropy]
@@ -248,7 +239,7 @@ class Learner:
 
     def _apply(self, sums: dict[str, float]) -> dict[str, float]:
         """Clip, check and apply the gradients that have been accumulated; return the step's metrics."""
-        with self._measure("optimizer"):
+        with self.stopwatch.measure("optimizer"):
             if self._trains_only_critic:
                 for parameter in self._policy_parameters:
                     parameter.grad = None
@@ -283,8 +274,7 @@ class Learner:
 
     def _skip_bad(self, what: str) -> dict[str, float]:
         """Drop a step with a NaN or infinite loss or gradient; give up after too many in a row."""
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
+        self._zero_grad()
         if self._bad_steps.add():
             self._restore_weights(self._last_good)
             raise TrainingDivergedError(
@@ -327,17 +317,6 @@ class Learner:
             yield
         finally:
             swap_weights(self._parameters, self._reference)
-
-    @property
-    def _device(self) -> torch.device:
-        return next(iter(self._parameters.values())).device
-
-    @contextmanager
-    def _measure(self, stage: str) -> Iterator[None]:
-        with self.stopwatch.measure(stage):
-            yield
-            if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)
 
     # --- checkpoints -------------------------------------------------------------------------
 

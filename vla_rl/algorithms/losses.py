@@ -28,23 +28,16 @@ MAX_LOG_RATIO = 20.0
 def minibatch_weights(
     valid: np.ndarray, trajectory: np.ndarray, parts: Sequence[np.ndarray], config: AlgoConfig
 ) -> list[np.ndarray]:
-    """Return the weight of each action in the loss, for each minibatch of an epoch.
+    """Return the weight of each action in the loss, float64 (B, H) for each minibatch of an epoch; 0 where not valid.
 
-    token_mean: every valid unit of a minibatch counts the same, and the minibatch's weights sum to 1. trajectory_mean:
-    every trajectory counts the same over the whole batch, and within it every valid unit. A trajectory's decisions are
-    spread over the minibatches, so these weights are made from the whole batch: over the epoch they sum to the number
-    of minibatches, exactly the same for every trajectory, and to 1 in a minibatch on average, not in each. So a
-    minibatch's gradient is in expectation the whole batch's, and an epoch's steps are as long as with token_mean.
-
-    With `ratio_level="chunk"` a chunk's weight is spread evenly over its valid actions, so a chunk cut short by
-    success counts as much as a whole one.
+    token_mean: every valid unit of a minibatch counts the same, and its weights sum to 1. trajectory_mean: every
+    trajectory counts the same, and within it every valid unit. Its decisions are spread over the minibatches, so
+    weights are made from the whole batch, and a minibatch's sum to 1 on average, not in each. With
+    `ratio_level="chunk"` a chunk cut short by success counts as much as a whole one.
 
     Args:
         valid: bool (N, H), of the whole batch. trajectory: int (N,), which episode each decision belongs to.
         parts: the minibatches' decisions, int (B,) each; together every decision once.
-
-    Returns:
-        float64 (B, H) for each part, zero where not valid; all zero when nothing is valid.
     """
     weight = valid.astype(np.float64)
     if config.ratio_level == "chunk":
@@ -65,15 +58,7 @@ def _divided(weight: np.ndarray, total: float) -> np.ndarray:
 def surrogate_loss(
     config: AlgoConfig, batch: Batch, rows: np.ndarray, weight: np.ndarray, out: PolicyOutput
 ) -> tuple[torch.Tensor, Metrics]:
-    """Return the clipped surrogate with the config's entropy and KL terms: a micro-batch's share of its minibatch's.
-
-    Args:
-        rows: int (B,), the micro-batch's decisions in `batch`. weight: float (B, H), of `minibatch_weights`.
-        out: what the policy gives for these decisions, with gradient.
-
-    Returns:
-        scalar, and those of `policy_loss`, `loss/policy`, `entropy` and, with `kl_coef`, `kl_reference`.
-    """
+    """Return the clipped surrogate with the config's entropy and KL terms, and metrics; see `AlgoConfig.loss`."""
     log_prob = out.log_prob.float()
     weights = tensor(weight, log_prob)
     loss, metrics = policy_loss(
@@ -145,19 +130,15 @@ def policy_loss(
     clip_high: float = 0.28,
     dual_clip: float | None = None,
 ) -> tuple[torch.Tensor, Metrics]:
-    """Return the weighted clipped surrogate, with one ratio per token, action or chunk.
+    """Return the weighted clipped surrogate, a scalar, with one ratio per token, action or chunk; and `ratio_metrics`.
 
     Args:
         log_prob, old_log_prob: (B, H, A).
         advantage: (B, H), constant over a chunk's actions when `ratio_level="chunk"`.
         weight: (B, H) from `minibatch_weights` with the same level; zero leaves an action out.
 
-    Returns:
-        scalar, and metrics summed with the same weights: `clip_fraction`, `ratio`, `ratio_squared`,
-        `approx_kl` (k3 of old to new, per unit), `weight`; and `ratio_max`.
     """
-    counted = weight > 0
-    difference = torch.where(counted[..., None], log_prob - old_log_prob, 0.0)
+    difference = torch.where((weight > 0)[..., None], log_prob - old_log_prob, 0.0)
     if ratio_level == "token":
         log_ratio, unit_weight = difference, (weight / log_prob.shape[-1])[..., None].expand_as(difference)
         unit_advantage = advantage[..., None].expand_as(difference)
@@ -167,17 +148,26 @@ def policy_loss(
         log_ratio, unit_weight = difference.sum((-1, -2)), weight.sum(-1)
         unit_advantage = (advantage * weight).sum(-1) / unit_weight.clamp_min(torch.finfo(weight.dtype).tiny)
     per_unit, is_clipped = clipped_surrogate(log_ratio, unit_advantage, clip_low, clip_high, dual_clip)
-    with torch.no_grad():
-        ratio = bounded(log_ratio).exp()
-        metrics = {
-            "clip_fraction": (unit_weight * is_clipped).sum(),
-            "ratio": (unit_weight * ratio).sum(),
-            "ratio_squared": (unit_weight * ratio**2).sum(),
-            "approx_kl": (unit_weight * k3(log_ratio)).sum(),
-            "weight": unit_weight.sum(),
-            "ratio_max": ratio[unit_weight > 0].max() if bool(counted.any()) else torch.ones((), device=ratio.device),
-        }
-    return (unit_weight * per_unit).sum(), metrics
+    return (unit_weight * per_unit).sum(), ratio_metrics(log_ratio, unit_weight, is_clipped)
+
+
+@torch.no_grad()
+def ratio_metrics(log_ratio: torch.Tensor, weight: torch.Tensor, is_clipped: torch.Tensor) -> Metrics:
+    """Return sums over the ratios, with their weights, and the largest; `approx_kl` is k3 of old to new, per unit.
+
+    Args:
+        log_ratio, weight, is_clipped: of one shape, one entry per ratio.
+    """
+    ratio = bounded(log_ratio).exp()
+    counted = ratio[weight > 0]
+    return {
+        "clip_fraction": (weight * is_clipped).sum(),
+        "ratio": (weight * ratio).sum(),
+        "ratio_squared": (weight * ratio**2).sum(),
+        "approx_kl": (weight * k3(log_ratio)).sum(),
+        "weight": weight.sum(),
+        "ratio_max": counted.max() if len(counted) else torch.ones((), device=ratio.device),
+    }
 
 
 def bounded(log_ratio: torch.Tensor) -> torch.Tensor:

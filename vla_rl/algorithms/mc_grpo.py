@@ -8,7 +8,8 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from vla_rl.algorithms.group import GroupConfig, all_same, rows_by_group
+from vla_rl.algorithms.base import GroupConfig
+from vla_rl.algorithms.batch import all_same, rows_by_group
 
 
 class MCGRPOConfig(GroupConfig):

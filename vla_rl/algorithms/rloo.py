@@ -6,7 +6,8 @@ from typing import Literal
 
 import numpy as np
 
-from vla_rl.algorithms.group import GroupConfig, all_same, rows_by_group
+from vla_rl.algorithms.base import GroupConfig
+from vla_rl.algorithms.batch import all_same, rows_by_group
 
 
 class RLOOConfig(GroupConfig):

@@ -33,11 +33,7 @@ Resume = Annotated[bool, typer.Option("--resume", help="Resume the run in --outp
 
 
 def load(recipe: str, overrides: list[str] | None) -> Recipe:
-    """Return the recipe with the command line's overrides.
-
-    Raises:
-        ConfigError: no such recipe, or a wrong key or value.
-    """
+    """Return the recipe with the command line's overrides (see `load_recipe`)."""
     from vla_rl.recipe.recipe import load_recipe
 
     return load_recipe(recipe, overrides or ())

@@ -19,6 +19,11 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what was counted."""
+        self.seconds.clear()
         self._started = time.perf_counter()
 
     @contextmanager
@@ -32,10 +37,8 @@ class Stopwatch:
 
     def report(self) -> dict[str, float]:
         """Seconds by stage since the last report, with `total` and `other` (total minus the stages)."""
-        now = time.perf_counter()
-        total, spent = now - self._started, dict(self.seconds)
-        self.seconds.clear()
-        self._started = now
+        total, spent = time.perf_counter() - self._started, dict(self.seconds)
+        self.restart()
         return spent | {"other": total - sum(spent.values()), "total": total}
 
 
@@ -69,19 +72,11 @@ def episode_progress(
 
 
 def _bar(transient: bool, last: str) -> Progress:
-    """Return a bar with a count, a rate, the time that remains, and the text `last`."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    """Return a bar with a count, a rate, the time that remains, and the field `last`."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-    told = [TextColumn(f"{{task.fields[{name}]}}") for name in ("rate", last)]
-    return Progress(
-        "{task.description}",
-        BarColumn(),
-        MofNCompleteColumn(),
-        told[0],
-        TimeRemainingColumn(),
-        told[1],
-        transient=transient,
-    )
+    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), "{task.fields[rate]}", TimeRemainingColumn())
+    return Progress(*columns, f"{{task.fields[{last}]}}", transient=transient)
 
 
 @contextmanager

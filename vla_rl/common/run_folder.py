@@ -27,11 +27,11 @@ _ABSENT = "(nothing)"
 _FREE = ("num_threads",)  # May differ in a resumed run: the machine's, not the run's.
 
 
+@dataclass(frozen=True)
 class _Inside:
     """The path of a file or folder with this name inside a run's folder."""
 
-    def __init__(self, name: str):
-        self.name = name
+    name: str
 
     def __get__(self, run: RunFolder, owner: type[RunFolder]) -> Path:
         return run.path / self.name
@@ -88,9 +88,7 @@ class RunFolder:
 def open_run(
     recipe: Config, folder: Path | None, resume: bool, root: Path = Path("runs"), free: Sequence[str] = ()
 ) -> Path:
-    """Create a run's folder and write what identifies it, or open an existing one to resume.
-
-    A folder that holds nothing but what this function wrote (the run failed before it began) is used again.
+    """Create a run's folder (or use one whose run never began) and write what identifies it, or open one to resume.
 
     Args:
         folder: where; by default `root/<name>-<date>-<time>`, with `resume` the newest of these.
@@ -193,19 +191,17 @@ def _version(package: str) -> str | None:
 
 
 def git_commit() -> str | None:
-    """The commit of this checkout, with "+changes" where files differ from it; None outside git."""
+    """Return the commit of this checkout, with "+changes" where files differ from it; None outside git."""
+    is_ours = _git("ls-files", Path(__file__).name)  # Not of a repository that only surrounds us.
+    return _git("describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+changes") if is_ours else None
+
+
+def _git(*arguments: str) -> str | None:
     here = Path(__file__).resolve().parent
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
-
     try:
-        git("ls-files", "--error-unmatch", Path(__file__).name)  # Not a repository that only surrounds us.
-        commit = git("rev-parse", "--short=12", "HEAD")
-        changed = git("status", "--porcelain", "--untracked-files=no")
+        return subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
-    return commit + ("+changes" if changed else "")
 
 
 def _difference_to(folder: Path, recipe: Config, free: Sequence[str] = ()) -> str:

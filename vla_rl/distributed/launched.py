@@ -14,11 +14,10 @@ import torch.distributed as dist
 
 from vla_rl.config import ConfigError
 from vla_rl.distributed import fsdp, outcomes
-from vla_rl.distributed.process_group import ProcessGroup, num_launched, resolve_device
+from vla_rl.distributed.process_group import ProcessGroup, entered, num_launched, resolve_device
 from vla_rl.interfaces import PolicyOutput
 
 if TYPE_CHECKING:
-    from vla_rl.interfaces import Policy
     from vla_rl.recipe.recipe import Recipe
     from vla_rl.types import Episode
 
@@ -74,7 +73,7 @@ class LaunchedGroup(ProcessGroup):
 
     # --- the policy -------------------------------------------------------------------------
 
-    def distribute(self, policy: Policy) -> None:
+    def distribute(self, policy: Any) -> None:
         for tensor in (*policy.parameters(), *policy.buffers()):
             dist.broadcast(tensor.detach(), src=0)
         if self.is_sharded:
@@ -95,10 +94,10 @@ class LaunchedGroup(ProcessGroup):
     def local(self, tensor: torch.Tensor) -> torch.Tensor:
         return fsdp.local(tensor) if self.is_sharded else tensor
 
-    def unsharded(self, policy: Policy) -> AbstractContextManager[None]:
+    def unsharded(self, policy: Any) -> AbstractContextManager[None]:
         return fsdp.unsharded(policy) if self.is_sharded else nullcontext()
 
-    def whole_weights(self, policy: Policy) -> AbstractContextManager[None]:
+    def whole_weights(self, policy: Any) -> AbstractContextManager[None]:
         return fsdp.whole_weights(policy) if self.is_sharded else nullcontext()
 
 
@@ -116,9 +115,10 @@ def launched_group(recipe: Recipe) -> Iterator[LaunchedGroup]:
     state = PartialState(cpu=on_cpu, timeout=_TIMEOUT)
     device = "cpu" if on_cpu else f"cuda:{state.local_process_index}"
     group = LaunchedGroup(state.process_index, state.num_processes, recipe.parallel, device)
-    yield group
-    group.wait()
-    state.destroy_process_group()
+    with entered(group):
+        yield group
+        group.wait()
+        state.destroy_process_group()
 
 
 def check_command(command: str | None) -> None:

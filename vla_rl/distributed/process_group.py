@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from vla_rl.interfaces import Policy
     from vla_rl.recipe.recipe import Recipe
     from vla_rl.types import Episode
 
@@ -89,7 +88,7 @@ class ProcessGroup:
         """Run the block in process 0, then in the others: it makes files that they find there."""
         yield
 
-    def distribute(self, policy: Policy) -> None:
+    def distribute(self, policy: Any) -> None:
         """Give every process the policy of process 0, or with fsdp its part of it. Before optimizers are made."""
 
     def all_reduce_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
@@ -99,17 +98,17 @@ class ProcessGroup:
         """Return this process's part of a tensor, sharing its storage; the tensor itself where it is not cut up."""
         return tensor
 
-    def unsharded(self, policy: Policy) -> AbstractContextManager[None]:
+    def unsharded(self, policy: Any) -> AbstractContextManager[None]:
         """Make the policy whole for rollouts, in the block (see `fsdp.unsharded`)."""
         return nullcontext()
 
-    def whole_weights(self, policy: Policy) -> AbstractContextManager[None]:
+    def whole_weights(self, policy: Any) -> AbstractContextManager[None]:
         """Make the policy's weights whole for saving, in the block (see `fsdp.whole_weights`)."""
         return nullcontext()
 
 
 ALONE = ProcessGroup()
-_joined: ProcessGroup = ALONE
+_joined: list[ProcessGroup] = [ALONE]  # The innermost last.
 
 
 def reduce_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -123,7 +122,17 @@ def reduce_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def current() -> ProcessGroup:
     """The processes that this one trains with: those of the innermost `joined` block, else itself alone."""
-    return _joined
+    return _joined[-1]
+
+
+@contextmanager
+def entered(group: ProcessGroup) -> Iterator[None]:
+    """Make `group` the current one, for the block."""
+    _joined.append(group)
+    try:
+        yield
+    finally:
+        _joined.pop()
 
 
 def resolve_device(device: str) -> str:
@@ -135,21 +144,14 @@ def resolve_device(device: str) -> str:
     return current().device if device == "cuda" and current().size > 1 else device
 
 
-@contextmanager
-def joined(recipe: Recipe) -> Iterator[ProcessGroup]:
-    """Join the processes that a launcher started, for the block; without a launcher: this process alone.
+def joined(recipe: Recipe) -> AbstractContextManager[ProcessGroup]:
+    """Join the processes that a launcher started, for a block; without a launcher: this process alone.
 
     Raises:
         ConfigError: the recipe has what does not work in several processes.
     """
-    global _joined  # noqa: PLW0603
     if num_launched() == 1:
-        yield ALONE
-        return
+        return nullcontext(ALONE)
     from vla_rl.distributed.launched import launched_group
 
-    with launched_group(recipe) as _joined:
-        try:
-            yield _joined
-        finally:
-            _joined = ALONE
+    return launched_group(recipe)

@@ -82,7 +82,7 @@ def evaluate(
     policy_path: Path | None = None,
     video_folder: Path | None = None,
     stopwatch: Stopwatch | None = None,
-    on_episode: Callable[[Episode], None] | None = None,
+    on_episode: Callable[[Episode], None] = lambda _: None,
 ) -> Evaluation:
     """Evaluate a policy in every mode of the config, on the same initial states.
 
@@ -191,7 +191,7 @@ def _evaluate(
     policy_path: Path | None,
     env_config: EnvConfig | None,
     stopwatch: Stopwatch | None,
-    on_episode: Callable[[Episode], None] | None,
+    on_episode: Callable[[Episode], None],
     planner: PlanningPolicy | None,
 ) -> Evaluation:
     from vla_rl.common.run_folder import versions
@@ -263,7 +263,7 @@ def run_episodes(
     seed: int,
     max_retries: int,
     stopwatch: Stopwatch | None = None,
-    on_episode: Callable[[Episode], None] | None = None,
+    on_episode: Callable[[Episode], None] = lambda _: None,
 ) -> tuple[list[Episode], int]:
     """`collect`, where episodes whose worker broke are run again, up to `max_retries` times.
 

@@ -115,10 +115,8 @@ class Recipe(Config):
     @model_validator(mode="after")
     def _real_env_is_real(self) -> Recipe:
         if self.real_env is not None and (self.real_env.is_imagined or not self.env.is_imagined):
-            raise ConfigError(
-                "real_env: is for a recipe whose env is a world model, and is itself a simulator or robot; "
-                f"got env {self.env.kind!r}, real_env {self.real_env.kind!r}"
-            )
+            needed = "is for a recipe whose env is a world model, and is itself a simulator or robot"
+            raise ConfigError(f"real_env: {needed}; got env {self.env.kind!r}, real_env {self.real_env.kind!r}")
         if self.gate.every and not self.env.is_imagined:
             raise ConfigError("gate.every: env is no world model, so every gain is real already; leave gate.every at 0")
         if self.gate.every and self.train.keep == "best":

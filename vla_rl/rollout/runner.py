@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from vla_rl.types import ActionChunk, Episode, EpisodeSpec, Observation, StepRes
 
 if TYPE_CHECKING:
     import torch
+
+
+_STEP_ARRAYS = ("reward", "terminated", "truncated", "num_steps")  # Of a `StepResult`; an episode has them in a row.
 
 
 class Acted(Protocol):
@@ -168,27 +171,13 @@ def evaluation_mode(policy: Policy | None) -> Iterator[None]:
 
 
 def _row(result: StepResult, row: int) -> StepResult:
-    """The part of a step's result that belongs to one environment."""
-    rows = [row]
-    return StepResult(
-        obs=result.obs.select(rows),
-        reward=result.reward[rows],
-        terminated=result.terminated[rows],
-        truncated=result.truncated[rows],
-        num_steps=result.num_steps[rows],
-        success=result.success[rows],
-        lost=result.lost[rows],
-        info={key: [values[row]] for key, values in result.info.items()},
-    )
+    """Return the part of a step's result that belongs to one environment."""
+    arrays = {name: getattr(result, name)[[row]] for name in (*_STEP_ARRAYS, "success", "lost")}
+    info = {key: [values[row]] for key, values in result.info.items()}
+    return StepResult(obs=result.obs.select([row]), info=info, **arrays)
 
 
-@dataclass
-class _Steps:
-    """What an episode has been so far: one entry per chunk."""
-
-    obs: list[Observation] = field(default_factory=list)
-    chunks: list[ActionChunk] = field(default_factory=list)
-    results: list[StepResult] = field(default_factory=list)
+_Step = tuple[Observation, ActionChunk, StepResult]  # One environment's: what was seen, done, and came of it.
 
 
 def collect(
@@ -200,9 +189,11 @@ def collect(
     seed: int = 0,
     groups: Sequence[int] | None = None,
     stopwatch: Stopwatch | None = None,
-    on_episode: Callable[[Episode], None] | None = None,
+    on_episode: Callable[[Episode], None] = lambda _: None,
 ) -> list[Episode]:
-    """Run one episode for each spec. With the same policy, seed, specs and `env.num_envs` the result is the same.
+    """Run one episode for each spec and return them in this order; those with `lost=True` broke, without an outcome.
+
+    With the same policy, seed, specs and `env.num_envs` the result is the same.
 
     Args:
         temperature: 0 is greedy.
@@ -210,14 +201,11 @@ def collect(
         groups: group number of each spec (GRPO); by default each episode is its own.
         stopwatch: counts "simulation" and "inference".
         on_episode: called with each episode as it ends, for progress.
-
-    Returns:
-        Episodes in the order of `specs`. Those with `lost=True` broke and carry no outcome.
     """
     import torch
 
     generator = torch.Generator().manual_seed(seed)
-    steps: defaultdict[int, _Steps] = defaultdict(_Steps)
+    steps: defaultdict[int, list[_Step]] = defaultdict(list)
     episodes: dict[int, Episode] = {}
 
     def act(running: list[RunningEpisode]) -> ActionChunk:
@@ -225,43 +213,39 @@ def collect(
 
     def on_step(running: RunningEpisode, row: int, chunk: ActionChunk, result: StepResult) -> None:
         number = running.number
-        steps[number].obs.append(running.obs)
-        steps[number].chunks.append(chunk.select([row]))
-        steps[number].results.append(result)
+        steps[number].append((running.obs, chunk.select([row]), result))
         if result.done[0]:
-            group = groups[number] if groups is not None else number
-            episodes[number] = _assemble(running.spec, steps.pop(number), group)
-            if on_episode is not None:
-                on_episode(episodes[number])
+            episodes[number] = _assemble(running.spec, steps.pop(number), groups[number] if groups else number)
+            on_episode(episodes[number])
 
     EpisodeRunner(env, specs, act, on_step, policy, stopwatch=stopwatch or Stopwatch()).run()
     return [episodes[number] for number in range(len(specs))]
 
 
-def _assemble(spec: EpisodeSpec, steps: _Steps, group: int) -> Episode:
-    results = steps.results
-    lost = bool(results[-1].lost[0])
-    frames, states = None, None
-    if not lost and "frames" in results[0].info:
-        parts = [r.info["frames"][0] for r in results]
-        frames = {camera: np.concatenate([p[camera] for p in parts]) for camera in parts[0]}
-        states = np.concatenate([r.info["states"][0] for r in results])
+def _assemble(spec: EpisodeSpec, steps: Sequence[_Step], group: int) -> Episode:
+    obs, chunks, results = zip(*steps, strict=True)
+    last = results[-1]
+    lost = bool(last.lost[0])
+    recorded = _recorded_frames(results) if "frames" in last.info and not lost else {}
     return Episode(
         spec=spec,
-        obs=Observation.concatenate(steps.obs),
-        chunks=ActionChunk.concatenate(steps.chunks),
-        reward=np.concatenate([r.reward for r in results]),
-        terminated=np.concatenate([r.terminated for r in results]),
-        truncated=np.concatenate([r.truncated for r in results]),
-        num_steps=np.concatenate([r.num_steps for r in results]),
-        success=bool(results[-1].success[0]) and not lost,
-        final_obs=results[-1].obs,
+        obs=Observation.concatenate(obs),
+        chunks=ActionChunk.concatenate(chunks),
+        success=bool(last.success[0]) and not lost,
+        final_obs=last.obs,
         group=group,
         lost=lost,
-        frames=frames,
-        states=states,
         info={k: np.array([r.info[k][0] for r in results]) for k in results[0].info if k not in ("frames", "states")},
+        **{name: np.concatenate([getattr(r, name) for r in results]) for name in _STEP_ARRAYS},
+        **recorded,
     )
+
+
+def _recorded_frames(results: Sequence[StepResult]) -> dict[str, Any]:
+    """Return what was seen at every control step: `frames` and `states` of an `Episode`."""
+    parts = [r.info["frames"][0] for r in results]
+    frames = {camera: np.concatenate([part[camera] for part in parts]) for camera in parts[0]}
+    return {"frames": frames, "states": np.concatenate([r.info["states"][0] for r in results])}
 
 
 def derived_seed(*numbers: int) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from vla_rl.config import Config, ConfigError
 from vla_rl.data.keyframes import KeyframeSet
@@ -46,15 +46,6 @@ class SamplingConfig(Config):
     keyframes: Path | None = Field(
         default=None, description="Those keyframes, as `vla-rl world-model keyframes` writes them; `loop` fills it in."
     )
-
-    @model_validator(mode="after")
-    def _state_level_is_finite(self) -> SamplingConfig:
-        if self.kind == "vade" and self.level == "state" and self.train_states is None:
-            raise ConfigError(
-                "sampling.level: got 'state' with train_states null. The difficulty of a state can only be estimated "
-                "when states come back: set sampling.train_states to a number, or sampling.level=task."
-            )
-        return self
 
     def build(self, tasks: Sequence[str], seed: int = 0, imagined: bool = False) -> TaskSampler:
         """Make the sampler of these tasks.
@@ -176,7 +167,10 @@ class VadeSampler(TaskSampler):
     ):
         super().__init__(config, tasks, seed, keyframes)
         states: list[int | None] = [None]
-        if config.level == "state" and config.train_states is not None:
+        if config.level == "state":
+            if config.train_states is None:
+                needed = "states must come back to be judged: set train_states to a number, or level to task"
+                raise ConfigError(f"sampling.level: got 'state' with sampling.train_states null; {needed}")
             states = [config.first_state + i for i in range(config.train_states)]
         self._arms: list[Arm] = [(task, state) for task in self.tasks for state in states]
         self._number = {arm: i for i, arm in enumerate(self._arms)}

@@ -29,11 +29,10 @@ def is_critic(name: str) -> bool:
 def build_optimizers(
     config: OptimizerConfig, parameters: Mapping[str, torch.Tensor], critic_lr: float | None = None
 ) -> list[torch.optim.Optimizer]:
-    """AdamW over everything, or Muon over the hidden matrices and AdamW over the rest.
+    """Make AdamW over everything, or Muon over the hidden matrices and AdamW over the rest.
 
-    The critic has its own learning rate, and is left out when that is None. Muon (Jordan et
-    al. 2024) scales its steps to AdamW's root mean square, so one `lr` fits both (Liu et al. 2025,
-    arXiv 2502.16982).
+    The critic has its own learning rate, and is left out when that is None. Muon (Jordan et al. 2024) scales its steps
+    to AdamW's root mean square, so one `lr` fits both (Liu et al. 2025, arXiv 2502.16982).
 
     Raises:
         ConfigError: adamw_8bit without torchao.
@@ -48,9 +47,8 @@ def build_optimizers(
         groups.append({"params": critic, "lr": critic_lr, "weight_decay": 0.0})
     optimizers: list[torch.optim.Optimizer] = []
     if hidden:
-        optimizers.append(
-            torch.optim.Muon(hidden, lr=config.lr, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw")
-        )
+        decay = config.weight_decay
+        optimizers.append(torch.optim.Muon(hidden, lr=config.lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
     if groups:
         kind: Any = _eight_bit_adamw() if config.optimizer == "adamw_8bit" else torch.optim.AdamW
         optimizers.append(kind(groups, betas=config.betas, weight_decay=config.weight_decay))

@@ -7,12 +7,14 @@ import math
 import signal
 import threading
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from vla_rl.algorithms.batch import rollout_metrics
 from vla_rl.common.atomic import restore_replaced, write_text_atomic
 from vla_rl.common.progress import Stopwatch, episode_progress
 from vla_rl.common.run_folder import RunFolder
@@ -53,6 +55,7 @@ class TrainingRun:
         world: the processes that share the run; each has an instance of this class, and the first one writes.
         learner: has `prepare(episodes)` and `update(batch, demonstrations)`.
         demonstrations: batches for the algorithm's anchor or the control; None when neither is on.
+        demonstration_loss: what `learner.update` calls for the anchor; None without demonstrations.
     """
 
     def __init__(self, recipe: Recipe, folder: Path, resume: bool):
@@ -79,78 +82,79 @@ class TrainingRun:
             self.policy = recipe.policy.build(self.env.spec, recipe.torch_device, recipe.seed)
             self.world.distribute(self.policy)
             self.sampler = recipe.sampling.build(list(self.env.spec.tasks), recipe.seed, recipe.env.is_imagined)
-            self.demonstrations = self._open_demonstrations()
-            control = self.config.control
-            learner = recipe.algo.build(
-                self.policy,
-                recipe.seed,
-                temperature=self.config.temperature,
-                control="none" if control == "continue_bc" else control,
-                stopwatch=self.stopwatch,
-                world=self.world,
-            )
-            self.learner: Learner | ContinueBC = learner
-            if self.demonstrations is not None and control == "continue_bc":
-                self.learner = ContinueBC(learner, self.demonstrations)
+            needs_demonstrations = self.algo.bc_coef > 0 or self.config.control == "continue_bc"
+            self.demonstrations = self._open_demonstrations() if needs_demonstrations else None
+            self.demonstration_loss = self.demonstrations.loss if self.demonstrations else None
+            self.learner = self._build_learner()
             self.gate = Gate(recipe.gate, self.folder.confirmed, self.policy) if recipe.gate.every else None
-            self._keep_admission()
-            if resume:
-                self._restore()
-            self.logger = self._open_logger(self.iteration if resume else None)
+            if isinstance(self.env, ImaginedEnv) and self.env.admission is not None:  # For the report.
+                write_text_atomic(self.folder.admission, self.env.admission.model_dump_json(indent=1) + "\n")
+            self._resumed_at = self._restore() if resume else None
         except BaseException:
             self.env.close()
             raise
 
-    def _open_logger(self, resume_step: int | None) -> MetricLogger:
+    def _build_learner(self) -> Learner | ContinueBC:
+        control = self.config.control
+        learner = self.algo.build(
+            self.policy,
+            self.recipe.seed,
+            temperature=self.config.temperature,
+            control="none" if control == "continue_bc" else control,
+            stopwatch=self.stopwatch,
+            world=self.world,
+        )
+        return ContinueBC(learner, self.demonstrations) if control == "continue_bc" and self.demonstrations else learner
+
+    @cached_property
+    def logger(self) -> MetricLogger:
+        """Where numbers go: opened with the first of them; in other processes than the first, nowhere."""
         if not self.world.is_main:
             return SilentLogger()
         run_config = self.recipe.model_dump(mode="json")
-        return MetricLogger(self.folder.path, self.recipe.log, run_config=run_config, resume_step=resume_step)
-
-    def _keep_admission(self) -> None:
-        """What trust said of the world model that the run is in, for its report."""
-        if isinstance(self.env, ImaginedEnv) and self.env.admission is not None:
-            write_text_atomic(self.folder.admission, self.env.admission.model_dump_json(indent=1) + "\n")
+        return MetricLogger(self.folder.path, self.recipe.log, run_config=run_config, resume_step=self._resumed_at)
 
     # --- one iteration ----------------------------------------------------------------------
 
     def roll_out(self) -> list[Episode]:
-        """Groups of episodes from fresh train states; uninformative groups are replaced within the budget.
+        """Collect groups of episodes from fresh train states; uninformative ones are replaced within the budget.
 
         With several processes: this one's share of the groups.
 
         Raises:
             ValueError: the policy never succeeded in the first rollout, so there is nothing to learn from.
         """
-        self._is_looping = True
-        cfg = self.config
+        self._is_looping, cfg = True, self.config
         with self.world.unsharded(self.policy):
             episodes = self._run_groups(self.sampler.draw(cfg.groups), first_group=0, stream=_ROLLOUT)
             budget, drawn = cfg.resample_budget, cfg.groups
-            while more := groups_to_resample(self.world.gather_outcomes(episodes), target=cfg.groups, budget=budget):
+            while budget and (more := groups_to_resample(self.world.gather_outcomes(episodes), cfg.groups, budget)):
                 episodes += self._run_groups(self.sampler.draw(more), first_group=drawn, stream=_RESAMPLE)
                 budget, drawn = budget - more, drawn + more
         outcomes = self.world.gather_outcomes(episodes)
         self.sampler.update(outcomes)
         played = [e for e in outcomes if not e.lost]
         if self.iteration == 0 and not cfg.allow_no_success and played and not any(e.success for e in played):
-            whole_spec = self.recipe.acting_env.env_spec()
-            ends, whole = (max(spec.horizon.values()) for spec in (self.env.spec, whole_spec))
-            cut = f" Imagined episodes end after {ends} of {whole} control steps." if ends < whole else ""
-            raise ValueError(
-                f"the policy solved none of {len(played)} train episodes at temperature {cfg.temperature:g}, so "
-                f"every reward is 0 and RL has nothing to learn from.{cut} Train it longer by behavior cloning "
-                "(`vla-rl sft`), choose easier tasks (env.tasks), or set train.allow_no_success=true to go on anyway."
-            )
+            raise ValueError(self._no_success(len(played)))
         return episodes
+
+    def _no_success(self, num_episodes: int) -> str:
+        whole_spec = self.recipe.acting_env.env_spec()
+        ends, whole = (max(spec.horizon.values()) for spec in (self.env.spec, whole_spec))
+        cut = f" Imagined episodes end after {ends} of {whole} control steps." if ends < whole else ""
+        return (
+            f"the policy solved none of {num_episodes} train episodes at temperature {self.config.temperature:g}, so "
+            f"every reward is 0 and RL has nothing to learn from.{cut} Train it longer by behavior cloning "
+            "(`vla-rl sft`), choose easier tasks (env.tasks), or set train.allow_no_success=true to go on anyway."
+        )
 
     def _run_groups(self, specs: Sequence[EpisodeSpec], first_group: int, stream: int) -> list[Episode]:
         size = self.algo.rollouts_per_group(self.config.group_size)
-        text = f"iteration {self.iteration + 1} of {self.config.iterations}"
         share = self.world.share(len(specs))
         specs, first_group = specs[share], first_group + share.start
         if not specs:
             return []
+        text = f"iteration {self.iteration + 1} of {self.config.iterations}"
         with self._progress(len(specs) * size, text, transient=True) as on_episode:
             return collect(
                 self.policy,
@@ -187,7 +191,7 @@ class TrainingRun:
         for name in played[0].info:
             logged[f"env/{name}"] = float(np.mean([e.info[name].mean() for e in played]))
         times = self.stopwatch.report()
-        logged |= metrics | {f"time/{stage}": seconds for stage, seconds in times.items()}
+        logged |= rollout_metrics(episodes) | metrics | {f"time/{stage}": seconds for stage, seconds in times.items()}
         logged["time/episodes_per_second"] = len(episodes) / (times["simulation"] + times["inference"])
         logged["time/overhead_fraction"] = (times["other"] + times.get("optimizer", 0.0)) / times["total"]
         self.logger.log(self.iteration, logged)
@@ -195,11 +199,6 @@ class TrainingRun:
     def is_due(self, every: int) -> bool:
         """Whether something done every so many iterations (0: never) is due; the last counts."""
         return bool(every) and (self.iteration % every == 0 or self.iteration == self.config.iterations)
-
-    @property
-    def demonstration_loss(self) -> Any:
-        """What `learner.update` calls for the algorithm's anchor; None without demonstrations."""
-        return self.demonstrations.loss if self.demonstrations else None
 
     # --- measuring --------------------------------------------------------------------------
 
@@ -321,10 +320,11 @@ class TrainingRun:
             if self.world.is_main:
                 self.policy.save(folder)
 
-    def _restore(self) -> None:
+    def _restore(self) -> int:
+        """Load the newest checkpoint, if there is one; return its iteration, else 0."""
         path = latest_checkpoint(self.folder.checkpoints)
         if path is None:
-            return
+            return 0
         tensors, state = load_checkpoint(path)
         load_weights(self.policy, tensors, str(path))
         self.learner.load_state(tensors, state["learner"])
@@ -337,6 +337,7 @@ class TrainingRun:
         if self.gate is not None and state["gate"]:
             self.gate.load_state(state["gate"])
         self._best = (state["best"][0], state["best"][1]) if state["best"] else None
+        return self.iteration
 
     def _env_state(self) -> Any:
         """What a world model's noise depends on besides seeds; None of a simulator, whose episodes depend on none."""
@@ -367,10 +368,8 @@ class TrainingRun:
 
     # --- demonstrations ---------------------------------------------------------------------
 
-    def _open_demonstrations(self) -> Demonstrations | None:
-        """The recipe's demonstrations where the algorithm's anchor or the control learns from them."""
-        if self.algo.bc_coef == 0 and self.config.control != "continue_bc":
-            return None
+    def _open_demonstrations(self) -> Demonstrations:
+        """Open the recipe's demonstrations, for the algorithm's anchor or the control."""
         if self.recipe.sft is None:
             raise ConfigError(
                 "sft: this recipe has none, but algo.bc_coef > 0 or train.control=continue_bc learns from "
@@ -398,7 +397,7 @@ class TrainingRun:
         in_main_thread = threading.current_thread() is threading.main_thread()
         for number in (signal.SIGINT, signal.SIGTERM) if in_main_thread else ():
             self._handlers[number] = signal.signal(number, self._on_interrupt)
-        self.stopwatch.report()  # Setting up is no part of the first iteration.
+        self.stopwatch.restart()  # Setting up is no part of the first iteration.
         return self
 
     def __exit__(

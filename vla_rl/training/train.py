@@ -48,18 +48,14 @@ class TrainConfig(Config):
     @model_validator(mode="after")
     def _best_needs_validation(self) -> TrainConfig:
         if self.keep == "best" and not self.validate_every:
-            raise ConfigError(
-                "train.keep: got 'best' with validate_every 0, so nothing would tell which is best; "
-                "set train.validate_every to 1 or more, or train.keep=last"
-            )
+            raise ConfigError("train.keep: got 'best' with validate_every 0; set validate_every above 0, or keep=last")
         return self
 
 
 def train(recipe: Recipe, folder: Path, resume: bool = False, on_iteration: Callable[[], None] | None = None) -> Path:
     """Run the recipe in its folder and return the folder of the resulting policy.
 
-    Killed at any moment, `resume=True` continues from the last whole checkpoint; on a CPU the resumed
-    run's numbers equal the uninterrupted run's.
+    Killed at any moment, `resume=True` continues from the last whole checkpoint; on a CPU with the same numbers.
 
     Args:
         on_iteration: called after each iteration; an error that it raises ends the run, which can be resumed.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from toy_problem import ToyPolicy, make_episode, roll_out
 
-from vla_rl.algorithms.batch import gather_observations, valid_actions
+from vla_rl.algorithms.batch import gather_observations, rollout_metrics, valid_actions
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.mc_grpo import MCGRPOConfig
 from vla_rl.algorithms.ppo import PPOConfig
@@ -54,9 +54,10 @@ def test_group_batch_by_hand():
     np.testing.assert_allclose(batch.advantage, [[0.5, 0.5], [0.5, 0], [-0.5, -0.5], [-0.5, -0.5]])
     np.testing.assert_array_equal(batch.old_log_prob[:2], episodes[0].chunks.log_prob)
     np.testing.assert_array_equal(batch.observations(np.array([3])).state[0], episodes[1].obs.state[1])
-    assert batch.metrics["rollout/success_rate"] == pytest.approx(2 / 5)
-    assert batch.metrics["rollout/num_lost"] == 1
-    assert batch.metrics["rollout/informative_groups"] == pytest.approx(1 / 3)
+    metrics = rollout_metrics(episodes)
+    assert metrics["rollout/success_rate"] == pytest.approx(2 / 5)
+    assert metrics["rollout/num_lost"] == 1
+    assert metrics["rollout/informative_groups"] == pytest.approx(1 / 3)
 
 
 def test_without_the_filter_every_group_counts():
