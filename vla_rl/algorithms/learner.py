@@ -34,7 +34,10 @@ NO_CRITIC = (
     "algo.kind {!r} needs a critic, but the policy has no trainable 'value_head' parameters. Turn on the policy's "
     "value head, or use grpo, mc_grpo, rloo or reinforce_pp, which need none."
 )
-NO_ANCHOR = "algo.bc_coef is above 0, but there are no demonstrations: name a dataset in sft.datasets, or set it to 0"
+NO_ANCHOR = (
+    "algo.bc_coef is above 0, but no demonstrations are given to anchor to: name a dataset in sft.datasets, or set "
+    "algo.bc_coef=0"
+)
 ExtraLoss = Callable[[], tuple[torch.Tensor, Mapping[str, Any]]]
 
 # Streams of the random generator, so that minibatch order and control never share numbers.
