@@ -23,7 +23,8 @@ from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.reinforce_pp import ReinforcePPConfig
 from vla_rl.distributed.fsdp import local
-from vla_rl.distributed.process_group import ProcessGroup, joined
+from vla_rl.distributed.launched import launched_group
+from vla_rl.distributed.process_group import ProcessGroup
 from vla_rl.interfaces import VecEnv
 from vla_rl.policies.fake_input import fake_env_spec
 from vla_rl.policies.openvla.config import OpenVLAConfig
@@ -153,7 +154,7 @@ def run(
 
 def main(folder: Path, dataset: Path, output: Path) -> None:
     torch.set_num_threads(1)
-    with joined(make_recipe(folder)) as world:
+    with launched_group(make_recipe(folder)) as world:
         for strategy in ("ddp", "fsdp"):
             for name in (*ALGOS, "sft"):
                 tensors, metrics = run(name, folder, dataset, replace(world, strategy=strategy))

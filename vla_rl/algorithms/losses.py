@@ -71,8 +71,7 @@ def surrogate_loss(
         clip_high=config.clip_high,
         dual_clip=config.dual_clip,
     )
-    metrics["loss/policy"] = loss
-    metrics["entropy"] = entropy_mean(out.entropy.float(), weights)
+    metrics |= {"loss/policy": loss, "entropy": entropy_mean(out.entropy.float(), weights)}
     loss = loss - config.entropy_coef * metrics["entropy"]
     if config.kl_coef > 0:
         assert batch.reference_log_prob is not None, "prepare() fills it when kl_coef > 0"

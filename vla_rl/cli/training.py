@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vla_rl.cli.options import Output, Overrides, RecipeName, Resume, load, resumable, say, stopped
+
+if TYPE_CHECKING:
+    from vla_rl.distributed.process_group import ProcessGroup
+    from vla_rl.recipe.recipe import Recipe
 
 
 def register(app: typer.Typer) -> None:
@@ -17,10 +22,24 @@ def register(app: typer.Typer) -> None:
     app.command()(collect)
 
 
+def joined(recipe: Recipe) -> AbstractContextManager[ProcessGroup]:
+    """Join the processes that a launcher started, for a block; without a launcher: this process alone.
+
+    Raises:
+        ConfigError: the recipe has what does not work in several processes.
+    """
+    from vla_rl.distributed.process_group import ALONE, num_launched
+
+    if num_launched() == 1:
+        return nullcontext(ALONE)
+    from vla_rl.distributed.launched import launched_group
+
+    return launched_group(recipe)
+
+
 def train(recipe: RecipeName, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
     """Post-train a policy by reinforcement learning."""
     from vla_rl.common.run_folder import RunFolder, open_run
-    from vla_rl.distributed.process_group import joined
     from vla_rl.training.train import train as run_training
 
     loaded = load(recipe, overrides)
@@ -35,7 +54,6 @@ def train(recipe: RecipeName, overrides: Overrides = None, output: Output = None
 def sft(recipe: RecipeName, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
     """Train a policy by behavior cloning on demonstrations."""
     from vla_rl.common.run_folder import open_run
-    from vla_rl.distributed.process_group import joined
     from vla_rl.workflows.clone import clone
 
     loaded = load(recipe, overrides)

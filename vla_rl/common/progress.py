@@ -21,10 +21,10 @@ class Stopwatch:
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.restart()
 
-    def restart(self) -> None:
-        """Forget what was counted."""
+    def restart(self, now: float | None = None) -> None:
+        """Forget what was counted; the total begins now."""
         self.seconds.clear()
-        self._started = time.perf_counter()
+        self._started = time.perf_counter() if now is None else now
 
     @contextmanager
     def measure(self, stage: str) -> Iterator[None]:
@@ -37,8 +37,9 @@ class Stopwatch:
 
     def report(self) -> dict[str, float]:
         """Seconds by stage since the last report, with `total` and `other` (total minus the stages)."""
-        total, spent = time.perf_counter() - self._started, dict(self.seconds)
-        self.restart()
+        now = time.perf_counter()
+        total, spent = now - self._started, dict(self.seconds)
+        self.restart(now)
         return spent | {"other": total - sum(spent.values()), "total": total}
 
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from vla_rl.recipe.recipe import Recipe
     from vla_rl.types import Episode
 
 Strategy = Literal["ddp", "fsdp"]
@@ -142,16 +141,3 @@ def resolve_device(device: str) -> str:
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
     return current().device if device == "cuda" and current().size > 1 else device
-
-
-def joined(recipe: Recipe) -> AbstractContextManager[ProcessGroup]:
-    """Join the processes that a launcher started, for a block; without a launcher: this process alone.
-
-    Raises:
-        ConfigError: the recipe has what does not work in several processes.
-    """
-    if num_launched() == 1:
-        return nullcontext(ALONE)
-    from vla_rl.distributed.launched import launched_group
-
-    return launched_group(recipe)

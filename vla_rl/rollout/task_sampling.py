@@ -170,7 +170,7 @@ class VadeSampler(TaskSampler):
         if config.level == "state":
             if config.train_states is None:
                 needed = "states must come back to be judged: set train_states to a number, or level to task"
-                raise ConfigError(f"sampling.level: got 'state' with sampling.train_states null; {needed}")
+                raise ConfigError(f"sampling.level: got 'state' with train_states null; {needed}")
             states = [config.first_state + i for i in range(config.train_states)]
         self._arms: list[Arm] = [(task, state) for task in self.tasks for state in states]
         self._number = {arm: i for i, arm in enumerate(self._arms)}

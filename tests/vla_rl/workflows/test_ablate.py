@@ -18,7 +18,7 @@ from vla_rl.data.config import DatasetError
 from vla_rl.evaluation.results import EpisodeRecord, Evaluation, EvaluationMeta
 from vla_rl.recipe.recipe import load_recipe
 from vla_rl.workflows import jobs as module
-from vla_rl.workflows.ablate import LABELS, Ablation, ablate, summarize
+from vla_rl.workflows.ablate import ARMS, LABELS, Ablation, ablate, summarize
 from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
 
 
@@ -218,7 +218,7 @@ def test_an_ablation_end_to_end(tmp_path):
     sft = f"sft={{datasets: {tmp_path}/demos, batch_size: 4}}"
     recipe_file.write_text(dump_yaml(make_recipe(policy, sft, "train.iterations=2")))
     result = call(recipe_file, tmp_path / "ablation", seeds=(3,))
-    assert result.num_episodes == 4 and set(result.rates) == {"base", *LABELS.values()}
+    assert result.num_episodes == 4 and set(result.rates) == {"base", *(LABELS[arm] for arm in ARMS)}
     for g in result.gains:
         of, over = (result.rates[label][g.mode][0] for label in (g.of, g.over))
         assert g.per_seed == pytest.approx((of - over,))
