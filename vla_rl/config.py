@@ -54,6 +54,7 @@ KINDS: dict[str, dict[str, str]] = {
     "transport": {
         "ros1": "real_robot.bridge.transports.configs:Ros1Config",
         "ros2": "real_robot.bridge.transports.configs:Ros2Config",
+        "rclpy": "real_robot.bridge.transports.configs:RclpyConfig",
         "rosbridge": "real_robot.bridge.transports.configs:RosbridgeConfig",
         "lerobot": "real_robot.bridge.transports.configs:LeRobotConfig",
     },

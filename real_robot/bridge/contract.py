@@ -321,7 +321,7 @@ class RobotContract(Config):
     )
     transport: Annotated[SerializeAsAny[TransportConfig], component("transport")] = Field(
         default=Ros1Config(),
-        description="How the robot's topics are reached: ros1, ros2, rosbridge, lerobot, or package.module:Class.",
+        description="How the robot is reached: ros1, ros2, rclpy, rosbridge, lerobot, or package.module:Class.",
     )
     observation: ObservationConfig = Field(description="What is read.")
     action: tuple[ActionSink, ...] = Field(description="What is sent.", min_length=1)

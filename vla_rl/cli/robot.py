@@ -74,6 +74,7 @@ def register(app: typer.Typer) -> None:
     app.command(name="import-bags")(import_bags)
     ros = typer.Typer(no_args_is_help=True, help="ROS 1 without a ROS installation.")
     ros.command(name="install")(ros_install)
+    ros.command(name="package")(ros_package)
     ros.command(name="master")(ros_master)
     app.add_typer(ros, name="ros")
 
@@ -215,6 +216,15 @@ def ros_install() -> None:
     from real_robot.bridge.ros.install import install
 
     typer.echo(f"ROS 1: {install(report=say)}")
+
+
+def ros_package(
+    sources: Annotated[Path, typer.Argument(metavar="WORKSPACE/src", help="The src folder of a ROS 2 workspace.")],
+) -> None:
+    """Copy the ROS 2 package vla_rl_bridge (node, launch file, parameters) into a workspace, for colcon to build."""
+    from real_robot.bridge.ros.ament import copy_package
+
+    typer.echo(f"package: {copy_package(sources)}")
 
 
 def ros_master(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -46,9 +47,10 @@ class GoalConfig(Config):
     max_effort: float = Field(
         default=0.0, ge=0, description="Grippers: newtons; what 0 means is the controller's to say."
     )
-    allow_stalled: bool = Field(
-        default=True,
-        description="Grippers: a goal that was aborted because the fingers stalled is a grip, no fault.",
+    aborted: Literal["fault", "stalled", "fine"] = Field(
+        default="stalled",
+        description="What a gripper's goal is that its server aborts: a fault; none where the result says that the "
+        "fingers stalled, which is a grip; or none in any case, for drivers that cannot tell a grip from a failure.",
     )
     timeout: float = Field(
         default=1.0, gt=0, description="Seconds that the server has to accept a goal, or to end one that is canceled."
@@ -120,7 +122,8 @@ class GoalSender:
 
     def _is_grip(self, goal: Goal) -> bool:
         stalled = bool(getattr(goal.result, "stalled", False))
-        return goal.status == ABORTED and stalled and self._config.allow_stalled
+        allowed = self._config.aborted == "fine" or (self._config.aborted == "stalled" and stalled)
+        return goal.status == ABORTED and allowed
 
     def restart(self) -> None:
         """Forget what went wrong, and what was sent: a person has reset, or an episode begins."""

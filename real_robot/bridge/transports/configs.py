@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -54,6 +55,30 @@ class Ros2Config(TransportConfig):
         with _library(self.kind):
             from real_robot.bridge.transports.ros2 import Ros2Transport
         return Ros2Transport(self)
+
+
+class RclpyConfig(TransportConfig):
+    """ROS 2 through rclpy: needs ROS 2 installed and sourced, with a Python that is ours."""
+
+    kind: Literal["rclpy"] = "rclpy"
+    node: str = Field(default="vla_rl_bridge", description="Node name.", pattern=r"^[A-Za-z][A-Za-z0-9_]*$")
+    domain: int | None = Field(
+        default=None, ge=0, le=232, description="ROS_DOMAIN_ID; null takes it from the environment."
+    )
+    threads: int = Field(default=4, ge=1, le=64, description="Threads that messages are read on.")
+
+    def open(self) -> Transport:
+        """Connect; see `RclpyTransport`."""
+        try:
+            importlib.import_module("rclpy")
+        except ImportError as error:
+            raise TransportError(
+                f"transport rclpy: {error}. Source a ROS 2 whose Python is this one (docs/ros.md); the transport ros2 "
+                "needs none"
+            ) from error
+        from real_robot.bridge.transports.rclpy_node import RclpyTransport
+
+        return RclpyTransport(self)
 
 
 class RosbridgeConfig(TransportConfig):

@@ -156,6 +156,15 @@ class Trajectory(IdlStruct, typename="trajectory_msgs.msg.dds_.JointTrajectory_"
 
 
 @dataclass
+class JointJog(IdlStruct, typename="control_msgs.msg.dds_.JointJog_"):
+    header: Header
+    joint_names: sequence[str]
+    displacements: sequence[float64]
+    velocities: sequence[float64]
+    duration: float64
+
+
+@dataclass
 class Vector3(IdlStruct, typename="geometry_msgs.msg.dds_.Vector3_"):
     x: float64
     y: float64

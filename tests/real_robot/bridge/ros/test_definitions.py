@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from processes import ROOT, missing_ros
 
-from real_robot.bridge.messages import JointState, JointTrajectory, Message, MessageError
+from real_robot.bridge.messages import JointJog, JointState, JointTrajectory, Message, MessageError
 from real_robot.bridge.ros.action_types import (
     ACTIONS,
     FollowJointTrajectoryFeedback,
@@ -57,11 +57,15 @@ def by_hand(message: Message) -> Any:
         return t.ParallelGoal(t.JointState(t.Header(), ["finger"], [0.04], [], [12.5]))
     if isinstance(message, FollowJointTrajectoryResult):
         return t.ArmResult(message.error_code, message.error_string)
-    assert message is ARM_GOAL
+    if isinstance(message, JointJog):
+        return t.JointJog(t.Header(t.Time(5, 7), "base"), ["a"], [], [0.5], 0.1)
     point = t.Point([0.5, -1.0], time_from_start=t.Duration(0, 200_000_000))
     multi = t.MultiTrajectory(t.Header(), [], [])
     header = t.Header(t.Time(), "base")
     trajectory = t.Trajectory(header, ["a", "b"], [point])
+    if message is TRAJECTORY:
+        return trajectory
+    assert message is ARM_GOAL
     return t.ArmGoal(trajectory, multi, [], [], [], [], t.Duration(1, 500_000_000))
 
 
@@ -77,6 +81,11 @@ def by_hand(message: Message) -> Any:
         ),
         FollowJointTrajectoryResult(error_code=-4, error_string="path"),
         ARM_GOAL,
+        TRAJECTORY,  # joint_trajectory_controller's topic
+        JointJog(
+            **{"stamp": 5_000_000_007, "frame_id": "base", "joint_names": ("a",)},
+            **{"velocities": np.array([0.5]), "displacements": np.zeros(0), "duration": 0.1},
+        ),  # MoveIt Servo's delta_joint_cmds
     ],
     ids=lambda m: type(m).__name__,
 )

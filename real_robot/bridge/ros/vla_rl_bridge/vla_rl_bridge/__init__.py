@@ -1,0 +1,1 @@
+"""The bridge's ROS 2 node."""
