@@ -43,8 +43,9 @@ def until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE) ->
     raise AssertionError(f"{what}: not within {seconds:.0f} s")
 
 
-def _die_with_parent() -> None:
-    """Linux: a test run that is killed leaves no processes."""
+def _prepare() -> None:
+    """Ctrl-C counts, also where tests run in the background. Linux: a test run that is killed leaves no processes."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
@@ -63,7 +64,7 @@ class Child:
                 env=env,
                 cwd=ROOT,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,  # noqa: PLW1509 (it makes one system call)
+                preexec_fn=_prepare,  # noqa: PLW1509 (it makes two system calls)
             )
 
     def signal(self, number: signal.Signals) -> None:
