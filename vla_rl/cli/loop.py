@@ -57,7 +57,7 @@ def demo(
 def loop(recipe: RecipeName, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
     """Real episodes, a world model fitted on them, its trust, RL in imagination, and the truth."""
     from vla_rl.common.run_folder import RunFolder, open_run
-    from vla_rl.workflows.closed_loop import loop as run_loop
+    from vla_rl.workflows.loop.closed_loop import loop as run_loop
 
     loaded = load(recipe, overrides)
     folder = open_run(loaded, output, resume)

@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
 def fit(recipe: RecipeName, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
     """Fit a world model: autoencoder, dynamics, success head and classifier, and their threshold."""
     from vla_rl.common.run_folder import open_run
-    from vla_rl.workflows.fit_world_model import fit_world_model
+    from vla_rl.workflows.imagination.fit_world_model import fit_world_model
 
     loaded = load(recipe, overrides)
     folder = open_run(loaded, output, resume, free=FREE_IN_A_FIT)
@@ -60,7 +60,7 @@ def evaluate(
     override: Setting = None,
 ) -> None:
     """Measure how far a world model can be trusted: trust.json and trust.html."""
-    from vla_rl.workflows.measure_trust import measure_world_model
+    from vla_rl.workflows.imagination.measure_trust import measure_world_model
 
     styles = {name: Path(path) for name, _, path in (text.partition("=") for text in style or ())}
     loaded, data = load(recipe, override), (held_out, policy or (), train or ())
@@ -77,7 +77,7 @@ def keyframes(
 ) -> None:
     """Mine real episodes for the moments that decide them, from which imagined episodes can start."""
     from vla_rl.data.keyframes import KeyframeSet
-    from vla_rl.workflows.mine_keyframes import mine_keyframes
+    from vla_rl.workflows.imagination.mine_keyframes import mine_keyframes
 
     file = mine_keyframes(load(recipe, override), Path(world_model), dataset, output)
     mined = KeyframeSet.load(file)
@@ -94,7 +94,7 @@ def rank(
     override: Setting = None,
 ) -> None:
     """Rank policies by their success in imagination, and say how far the simulator agrees."""
-    from vla_rl.workflows.policy_ranking import rank_policies
+    from vla_rl.workflows.imagination.policy_ranking import rank_policies
 
     found = rank_policies(load(recipe, override), Path(world_model), policy, output, say)
     typer.echo(f"{found.text()}\nwritten: {output}")
@@ -109,8 +109,8 @@ def study(
     override: Setting = None,
 ) -> None:
     """Which trust figure predicts what RL gains? RL in many world models, evaluated in the simulator."""
-    from vla_rl.workflows.trust_study import TABLE
-    from vla_rl.workflows.trust_study import study as run_study
+    from vla_rl.workflows.imagination.trust_study import TABLE
+    from vla_rl.workflows.imagination.trust_study import study as run_study
 
     found = run_study(recipe, override or (), world_model, task, output, jobs=jobs, program=PROGRAM, show=typer.echo)
     typer.echo(f"{found.markdown()}\nwritten: {output / TABLE}")
@@ -125,7 +125,7 @@ def styles(
     override: Setting = None,
 ) -> None:
     """Show recorded episodes in other styles, as `world_model.style` has them fitted on."""
-    from vla_rl.workflows.show_styles import show_styles
+    from vla_rl.workflows.imagination.show_styles import show_styles
 
     shown = show_styles(load(recipe, override), dataset, output, episodes, columns)
     typer.echo("\n".join([*shown, f"written: {output}  (each row: as recorded, segments, styles)"]))

@@ -14,10 +14,10 @@ from vla_rl.evaluation.compare import compare
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.recipe.recipe import Recipe, load_recipe
 from vla_rl.workflows.ablate import LABELS
-from vla_rl.workflows.closed_loop import loop
 from vla_rl.workflows.jobs import BASE
-from vla_rl.workflows.loop_controls import evaluations
-from vla_rl.workflows.loop_rounds import Round
+from vla_rl.workflows.loop.closed_loop import loop
+from vla_rl.workflows.loop.controls import evaluations
+from vla_rl.workflows.loop.rounds import Round
 
 RECIPE = "tabletop_imagination"
 # How the shipped base policy was made: recipes to collect and clone, in order.
@@ -90,7 +90,7 @@ def make_base_policy(root: Path = Path("runs")) -> Path:
 
 def make_base_world_model(policy: Path, root: Path = Path("runs")) -> Path:
     """Collect broad episodes, some of them the policy's, and fit a world model; goes on where it was stopped."""
-    from vla_rl.workflows.fit_world_model import fit_world_model
+    from vla_rl.workflows.imagination.fit_world_model import fit_world_model
 
     recipe = load_recipe(WORLD_MODEL_RECIPE, [f"policy.path={policy}"])
     run = RunFolder(root / recipe.name)

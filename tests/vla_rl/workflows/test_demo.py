@@ -11,7 +11,7 @@ from tiny_run import make_recipe
 from vla_rl.cli.options import PROGRAM
 from vla_rl.config import dump_yaml
 from vla_rl.workflows import demo
-from vla_rl.workflows.loop_rounds import Round
+from vla_rl.workflows.loop.rounds import Round
 
 
 @pytest.fixture

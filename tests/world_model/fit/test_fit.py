@@ -14,7 +14,7 @@ from vla_rl.data.config import DatasetError
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.training.metrics import read_metrics
 from vla_rl.training.trainer import Loss, Trainer
-from vla_rl.workflows.fit_world_model import fit_world_model
+from vla_rl.workflows.imagination.fit_world_model import fit_world_model
 from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
 from world_model.fit import fit as fit_module
 from world_model.fit.calibration import CalibrationError

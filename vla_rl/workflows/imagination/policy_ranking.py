@@ -20,7 +20,7 @@ from vla_rl.evaluation.evaluate import EvalConfig, build_env, episode_specs, run
 from vla_rl.policies.load import load_policy
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.types import Episode
-from vla_rl.workflows.real_and_imagined import imagined_env, paired
+from vla_rl.workflows.imagination.real_and_imagined import imagined_env, paired
 from vla_rl.workflows.recipe_parts import limit_threads, world_model_section
 
 if TYPE_CHECKING:

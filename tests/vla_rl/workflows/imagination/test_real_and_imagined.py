@@ -10,7 +10,7 @@ import pytest
 from sim.dummy import DummyConfig
 from vla_rl.evaluation.evaluate import EvalConfig
 from vla_rl.evaluation.results import EpisodeRecord
-from vla_rl.workflows.real_and_imagined import paired, success_in_both
+from vla_rl.workflows.imagination.real_and_imagined import paired, success_in_both
 
 
 def record(index: int, success: bool = True, lost: bool = False, task: str = "stack") -> EpisodeRecord:
@@ -36,7 +36,7 @@ def test_an_episode_lost_in_imagination_is_no_imagined_failure(monkeypatch: pyte
     monkeypatch.setattr("vla_rl.evaluation.evaluate.evaluate", lambda *args, **kwargs: next(results))
     monkeypatch.setattr("vla_rl.evaluation.evaluate.build_env", lambda config: SimpleNamespace(close=lambda: None))
     monkeypatch.setattr("vla_rl.policies.load.load_policy", lambda path, device: None)
-    monkeypatch.setattr("vla_rl.workflows.real_and_imagined.imagined_env", lambda recipe, path: None)
+    monkeypatch.setattr("vla_rl.workflows.imagination.real_and_imagined.imagined_env", lambda recipe, path: None)
     recipe = SimpleNamespace(eval=EvalConfig(), acting_env=DummyConfig(), device="cpu")
     name, starts, real, imagined = success_in_both(recipe, Path("world_model"), "policy", 5)  # type: ignore[arg-type]
     assert name == "policy" and list(starts) == [f"stack/validation/{i}" for i in (0, 1, 4)]

@@ -19,7 +19,7 @@ from vla_rl.report.report import write_report
 from vla_rl.training.train import train
 from vla_rl.workflows.ablate import summarize
 from vla_rl.workflows.jobs import FINAL, Job
-from vla_rl.workflows.loop_rounds import Round
+from vla_rl.workflows.loop.rounds import Round
 
 
 def run_beside_controls(

@@ -25,11 +25,11 @@ from vla_rl.evaluation.results import Evaluation
 from vla_rl.interfaces import TrustError
 from vla_rl.recipe.collect_config import CollectConfig
 from vla_rl.recipe.recipe import Recipe, load_recipe
-from vla_rl.workflows import closed_loop as loop
-from vla_rl.workflows import loop_controls
 from vla_rl.workflows.collect import collect
-from vla_rl.workflows.fit_world_model import fit_world_model
-from vla_rl.workflows.loop_rounds import Round, RoundsTable, counted_episodes, planned_episodes
+from vla_rl.workflows.imagination.fit_world_model import fit_world_model
+from vla_rl.workflows.loop import closed_loop as loop
+from vla_rl.workflows.loop import controls as loop_controls
+from vla_rl.workflows.loop.rounds import Round, RoundsTable, counted_episodes, planned_episodes
 
 REAL = {"kind": "dummy", "num_envs": 8, "tasks": ["reach_red"], "horizon": 40}
 STAGE = {"steps": 2, "batch_size": 4, "warmup_steps": 1}
@@ -265,7 +265,7 @@ from pathlib import Path
 from vla_rl.cli.options import PROGRAM
 from vla_rl.common import atomic
 from vla_rl.recipe.recipe import load_recipe
-from vla_rl.workflows import closed_loop as loop
+from vla_rl.workflows.loop import closed_loop as loop
 publish, allowed = atomic._publish, [int(sys.argv[3])]
 def limited(*args):
     if allowed[0] == 0:

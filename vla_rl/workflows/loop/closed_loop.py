@@ -22,12 +22,12 @@ from vla_rl.recipe.collect_config import CollectConfig
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.report.report import write_report
 from vla_rl.workflows.collect import collect
-from vla_rl.workflows.fit_world_model import fit_world_model
+from vla_rl.workflows.imagination.fit_world_model import fit_world_model
+from vla_rl.workflows.imagination.measure_trust import measure_world_model
+from vla_rl.workflows.imagination.mine_keyframes import mine_keyframes
 from vla_rl.workflows.jobs import BASE, FINAL
-from vla_rl.workflows.loop_controls import evaluations, run_beside_controls, run_online, summarize_controls
-from vla_rl.workflows.loop_rounds import Round, check_budget, gate_checks, rounds_table
-from vla_rl.workflows.measure_trust import measure_world_model
-from vla_rl.workflows.mine_keyframes import mine_keyframes
+from vla_rl.workflows.loop.controls import evaluations, run_beside_controls, run_online, summarize_controls
+from vla_rl.workflows.loop.rounds import Round, check_budget, gate_checks, rounds_table
 from vla_rl.workflows.recipe_parts import world_model_section
 from world_model.trust.report import PAGE_FILE, TRUST_FILE
 
