@@ -77,7 +77,7 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
         episodes = _episodes(options, robot, gate, supervisor) if options.episodes else None
         watchers = _watchers(options, contract, console_state, supervisor, episodes, say, stack)
         watch = _watch(detector, contract, client, gate, watchers.overseer, console_state, say, stack)
-        actions, pacer, why_not = _actions(options, contract, gate, watch, _pacer(contract, robot))
+        actions, pacer, why_not = _actions(options, contract, client, gate, watch, _pacer(contract, robot))
         stack.callback(actions.close)
         recordings, seconds_left = stack.enter_context(ExitStack()), None
         on_change = hold_on_change(gate, watchers.hold, watchers.hear_of_change, is_watched=episodes is None)
@@ -269,7 +269,12 @@ def _watch(
 
 
 def _actions(
-    options: DeployOptions, contract: RobotContract, gate: PolicyGate, watch: FailureWatch | None, pacer: Pacer
+    options: DeployOptions,
+    contract: RobotContract,
+    client: PolicyClient,
+    gate: PolicyGate,
+    watch: FailureWatch | None,
+    pacer: Pacer,
 ) -> tuple[ActionSource, Pacer, Callable[[], str]]:
     """The policy's actions, the pacer that goes with them, and what says why there are none."""
 
@@ -290,7 +295,7 @@ def _actions(
         actions = SynchronousActions(InferenceThread(infer_now))
         pacer = SynchronousPacer(pacer, actions, contract.rate)
     else:
-        actions = ChunkExecutor(infer, contract.execution)
+        actions = ChunkExecutor(infer, contract.execution, silence=lambda: client.silence)
     return watch.around(actions) if watch else actions, pacer, why_not
 
 

@@ -98,6 +98,13 @@ class ExecutionConfig(Config):
         description="Seconds that the policy server may take to answer; then it is asked anew.",
     )
     retry_after: float = Field(default=0.2, ge=0, description="Seconds to wait after a failed inference.")
+    max_blind: float = Field(
+        default=0.3,
+        gt=0,
+        le=600,
+        description="Seconds that a chunk is played on after the policy server's last sign of life. A server that "
+        "answers no ping while it computes needs more than its inference takes.",
+    )
     real_time_chunking: RealTimeChunking | None = Field(
         default=None,
         description="Give the policy the actions under way; true: with its own options. For flow policies (SmolVLA, "
@@ -173,6 +180,7 @@ class ChunkExecutor:
     Args:
         infer: the policy, called in a thread of its own, one call at a time.
         clock: monotonic seconds, the same that stamps observations.
+        silence: seconds since the policy server's last sign of life; infinite where it is not connected.
     """
 
     def __init__(
@@ -180,8 +188,10 @@ class ChunkExecutor:
         infer: Infer | Callable[..., np.ndarray],
         config: ExecutionConfig,
         clock: Callable[[], float] = time.monotonic,
+        silence: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.config = config
+        self._silence = silence
         self._infer: Callable[..., np.ndarray] = infer
         self._clock = clock
         self._lock = threading.Condition()
@@ -214,6 +224,7 @@ class ChunkExecutor:
         """The action for control step `step`; None where no chunk covers it."""
         with self._lock:
             self._step = step
+            self._forget_a_dead_servers_chunks()
             self._chunks = [chunk for chunk in self._chunks if chunk.start + len(chunk.actions) > step]
             if self.config.refill_at is not None:
                 self._lock.notify()
@@ -263,6 +274,16 @@ class ChunkExecutor:
             return self._error or (f"the policy has not answered for {waiting:.1f} s" if waiting > 0 else "")
 
     # --- what to play -------------------------------------------------------------------------
+
+    def _forget_a_dead_servers_chunks(self) -> None:
+        silence = self._silence()
+        if not self._chunks or silence <= self.config.max_blind:
+            return
+        self._chunks = []
+        if silence == math.inf:
+            self._error = "the connection to the policy server is lost"
+        else:
+            self._error = f"no sign of life from the policy server for {silence:.1f} s (execution.max_blind)"
 
     def _sources(self, step: int) -> list[_Chunk]:
         """The chunks that make the action of a step, oldest first."""

@@ -7,6 +7,7 @@ computed over an earlier one is to be dropped.
 
 from __future__ import annotations
 
+import math
 import socket
 import ssl
 import threading
@@ -23,6 +24,7 @@ from websockets.sync.client import ClientConnection, connect
 from real_robot.serving.address import server_url
 from real_robot.serving.identity import POLICY_KEY, UNKNOWN, PolicyIdentity, read_identity
 from real_robot.serving.protocol import DEFAULT_LIMITS, ProtocolError, WireLimits, pack, short, unpack
+from real_robot.serving.pulse import Pulse
 from real_robot.serving.tls import client_context, why_not_trusted
 from real_robot.types import RobotObservation
 from vla_rl.config import ConfigError
@@ -92,6 +94,7 @@ class PolicyClient:
         self._limits = limits
         self._lock = threading.Lock()
         self._connection: ClientConnection | None = None
+        self._pulse: Pulse | None = None
         self._metadata: dict[str, Any] = {}
         self._identity = UNKNOWN
         self._not_before = 0.0
@@ -111,6 +114,12 @@ class PolicyClient:
     def identity(self) -> PolicyIdentity:
         """The policy of the last answer; before the first of a connection, the one that its metadata name."""
         return self._identity
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the server's last sign of life, also while it computes; infinite where it is not connected."""
+        pulse = self._pulse
+        return math.inf if pulse is None else pulse.silence
 
     def connect(self) -> Self:
         """Connect now, if not connected, and read the metadata.
@@ -235,6 +244,7 @@ class PolicyClient:
         except (ConnectionClosed, PolicyClientError) as error:
             self._drop()
             raise ServerUnavailable(f"{self.address} closed the connection: {error}") from error
+        self._pulse = Pulse(self._connection)
         self._metadata = metadata
         self._identity = read_identity({}, metadata)
         self.generation += 1
@@ -263,7 +273,7 @@ class PolicyClient:
             raise ServerError(f"unreadable answer: {error}") from error
 
     def _drop(self) -> None:
-        connection, self._connection = self._connection, None
+        connection, self._connection, self._pulse = self._connection, None, None
         if connection is not None:
             connection.close()
 

@@ -1,7 +1,7 @@
 """The policy server with a policy of numpy alone, which starts at once and misbehaves on demand.
 
-python light_server.py PORT BEHAVIOR, where BEHAVIOR is normal, slow, late, wild, nan, second (another policy, which
-does the same), joints (of an SO-101), or "reach A B ...", which asks for these joints.
+python light_server.py PORT BEHAVIOR, where BEHAVIOR is normal, long (chunks of eight seconds), slow, late, wild, nan,
+second (another policy, which does the same), joints (of an SO-101), or "reach A B ...", which asks for these joints.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from vla_rl.types import ActionChunk, Observation
 
 CHUNK = 8
 SPEED = 0.05
+LONG = 80  # actions
 LATE = 1.5  # seconds that a late policy takes for each chunk
 
 
@@ -36,8 +37,9 @@ class Circles:
             time.sleep(30)
         if self.behavior == "late" and self.calls > 4:
             time.sleep(LATE)
-        actions = np.zeros((obs.batch_size, CHUNK, 7), np.float32)
-        for i in range(CHUNK):
+        length = LONG if self.behavior == "long" else CHUNK
+        actions = np.zeros((obs.batch_size, length, 7), np.float32)
+        for i in range(length):
             self.angle += 0.1
             actions[:, i, 0], actions[:, i, 1] = SPEED * np.cos(self.angle), SPEED * np.sin(self.angle)
         actions[..., 6] = -1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -302,3 +303,22 @@ def test_the_stream_neither_waits_nor_jumps(delay: str) -> None:
         assert None in played[first:], "chunks were late, so some steps had no action"
     if delay == "hung":
         assert played[-20:] == [None] * 20
+
+
+@pytest.mark.parametrize(
+    ("silence", "why"), [(0.31, "no sign of life from the policy server"), (float("inf"), "connection .* is lost")]
+)
+def test_a_chunk_ends_with_the_servers_last_sign_of_life(silence: float, why: str) -> None:
+    policy, silent = Policy(), [0.0]
+    config = ExecutionConfig(control_hz=HZ, max_age=60.0, refill_at=0, blend_steps=0, max_blind=0.3)
+    run = ChunkExecutor(policy, config, silence=lambda: silent[0])
+    feed(run, policy, 0, 0)
+    assert play(run, 0) == 0
+    silent[0] = 0.29
+    assert play(run, 1) == 1
+    silent[0] = silence
+    assert play(run, 2) is None and re.search(why, run.trouble)
+    silent[0] = 0.0
+    assert play(run, 2) is None, "what was dropped does not come back"
+    feed(run, policy, 50, 2)
+    assert play(run, 2) == 50
