@@ -22,6 +22,7 @@ from real_robot.bridge.messages import (
     MessageError,
     PoseStamped,
     TwistStamped,
+    WrenchStamped,
 )
 from real_robot.bridge.ros.action_types import (
     FollowJointTrajectoryGoal,
@@ -65,6 +66,8 @@ def read_state(source: StateSource, message: Message) -> np.ndarray:
         values = _by_name(source.joints, message.name, getattr(message, source.quantity))
     elif isinstance(message, PoseStamped):
         values = _read_pose(source, message)
+    elif isinstance(message, WrenchStamped):
+        values = np.concatenate([message.force, message.torque])
     elif isinstance(message, Float64MultiArray):
         values = message.data
     else:

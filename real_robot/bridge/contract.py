@@ -125,8 +125,12 @@ class StateSource(SourceConfig):
     """A topic that gives some numbers of the state, in the order of the contract's list."""
 
     type: Literal[
-        "sensor_msgs/JointState", "geometry_msgs/PoseStamped", "std_msgs/Float64MultiArray", "std_msgs/Bool"
-    ] = Field(description="Message type.")
+        "sensor_msgs/JointState",
+        "geometry_msgs/PoseStamped",
+        "geometry_msgs/WrenchStamped",
+        "std_msgs/Float64MultiArray",
+        "std_msgs/Bool",
+    ] = Field(description="Message type. Of a wrench: force x, y, z in N, then torque x, y, z in Nm.")
     joints: tuple[str, ...] = Field(default=(), description="JointState: these joints, by name, in this order.")
     quantity: Literal["position", "velocity", "effort"] = Field(default="position", description="JointState: of what.")
     parts: tuple[Literal["position", "quaternion", "axis_angle"], ...] = Field(
@@ -160,6 +164,8 @@ class StateSource(SourceConfig):
                 )
             case "geometry_msgs/PoseStamped":
                 return tuple(f"{topic}.{name}" for part in self.parts for name in POSE_PARTS[part])
+            case "geometry_msgs/WrenchStamped":
+                return tuple(f"{topic}.{part}{axis}" for part in "ft" for axis in "xyz")
             case "std_msgs/Float64MultiArray":
                 return tuple(f"{topic}.{i}" for i in range(self.size))
         return (topic,)

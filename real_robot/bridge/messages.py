@@ -230,6 +230,23 @@ class TwistStamped(Message):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WrenchStamped(Message):
+    """geometry_msgs/WrenchStamped: force (3,) in N, torque (3,) in Nm, in the frame `frame_id`."""
+
+    TYPE: ClassVar[str] = "geometry_msgs/WrenchStamped"
+    force: np.ndarray
+    torque: np.ndarray
+
+    @classmethod
+    def _read(cls, tree: Mapping[str, Any]) -> Tree:
+        wrench = tree["wrench"]
+        return {"force": _axes(wrench["force"], "xyz"), "torque": _axes(wrench["torque"], "xyz")}
+
+    def _write(self) -> Tree:
+        return {"wrench": {"force": _as_axes(self.force, "xyz"), "torque": _as_axes(self.torque, "xyz")}}
+
+
+@dataclass(frozen=True, kw_only=True)
 class JointTrajectory(Message):
     """trajectory_msgs/JointTrajectory: (P, J) joint positions, reached `times` (P,) ns after the start."""
 
@@ -372,7 +389,7 @@ class String(Message):
 MESSAGES: dict[str, type[Message]] = {
     kind.TYPE: kind
     for kind in (
-        *(Image, CompressedImage, JointState, PoseStamped, TwistStamped),
+        *(Image, CompressedImage, JointState, PoseStamped, TwistStamped, WrenchStamped),
         *(JointTrajectory, JointJog, JointGroupCommand, JointSingleCommand, Float64MultiArray, Bool, String),
     )
 }

@@ -19,6 +19,7 @@ from real_robot.bridge.ros.actions import graph_of
 from real_robot.bridge.ros.goals import GoalSender, call_and_wait, open_goals
 from real_robot.bridge.transports.base import Publisher, QosConfig, Transport, TransportError
 from real_robot.control.checks import StateCheck
+from real_robot.control.wrench import WrenchCheck
 from real_robot.types import RobotObservation
 
 LATCHED = QosConfig(durability="transient_local")
@@ -97,6 +98,8 @@ class TopicRobot:
                 self._goals.append((sink, open_goals(graph, sink.topic, sink.type, sink.goal)))
             else:
                 self._publish.append((sink, transport.advertise(sink.topic, sink.message_type, sink.qos)))
+        wrench, timeout = contract.safety.wrench, contract.safety.observation_timeout
+        self._wrench = [] if wrench is None else [WrenchCheck(wrench, timeout, transport, clock)]
         for part in (*config.state, *contract.action):
             if (known := transport.joints_of(part.topic)) is not None:
                 _check_joints(part, known)
@@ -209,8 +212,8 @@ class TopicRobot:
 
     @property
     def state_checks(self) -> list[StateCheck]:
-        """What the supervisor must heed of this robot: goals that fail."""
-        return [sender for _, sender in self._goals]
+        """What the supervisor must heed of this robot: goals that fail, and its wrench."""
+        return [*(sender for _, sender in self._goals), *self._wrench]
 
     @property
     def dropped(self) -> dict[str, dict[str, int]]:

@@ -6,6 +6,8 @@ block. One that raises counts as one that found something: the robot holds.
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -79,6 +81,45 @@ def ask(name: str, question: Callable[[], str | None]) -> str | None:
         return question()
     except Exception as error:
         return f"the check {name} failed: {type(error).__name__}: {error}"
+
+
+class Newest[T]:
+    """What a topic that the checks alone read has shown last, and whether that is still young.
+
+    Args:
+        topic, what: for messages, as in "/joint_states has not shown the joints yet".
+    """
+
+    def __init__(self, topic: str, what: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._name, self._clock = f"{topic} has not shown {what}", clock
+        self._lock = threading.Lock()
+        self._shown: tuple[float, T] | None = None
+        self._fault = ""
+
+    def show(self, value: T) -> None:
+        """A message that can be used has arrived now."""
+        with self._lock:
+            self._shown, self._fault = (self._clock(), value), ""
+
+    def refuse(self, fault: str) -> None:
+        """A message that cannot be used has arrived; it counts as none."""
+        with self._lock:
+            self._fault = fault
+
+    def get(self) -> tuple[float, T] | None:
+        """When the last one arrived, in monotonic seconds, and what it was; None before the first."""
+        with self._lock:
+            return self._shown
+
+    def trouble(self, limit: float) -> str | None:
+        """Why what it shows is not known: nothing in `limit` seconds; or None."""
+        with self._lock:
+            shown, why = self._shown, f": {self._fault}" if self._fault else ""
+        if shown is None:
+            return f"{self._name} yet{why}"
+        if not 0 <= self._clock() - shown[0] <= limit:
+            return f"{self._name} for {limit:g} s{why}"
+        return None
 
 
 class Patience:

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from real_robot.bridge.transports.base import QosConfig
 from vla_rl.config import Config, ConfigError
 
 
@@ -173,6 +174,35 @@ class ChecksConfig(Config):
     )
 
 
+class WrenchLimits(Config):
+    """The largest force and torque that a robot, or a sensor at its wrist, may report."""
+
+    topic: str = Field(min_length=1, description="geometry_msgs/WrenchStamped topic that reports them.")
+    qos: QosConfig = QosConfig()
+    max_force: float | None = Field(
+        default=None, gt=0, allow_inf_nan=False, description="N, the length of the vector; beyond it it holds."
+    )
+    max_torque: float | None = Field(
+        default=None, gt=0, allow_inf_nan=False, description="Nm, the length of the vector; beyond it it holds."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.max_force is None and self.max_torque is None:
+            raise ConfigError(f"safety.wrench: {self.topic}: needs max_force (N), max_torque (Nm), or both")
+        return self
+
+    def trouble(self, force: float, torque: float) -> str | None:
+        """Which of the two, in N and Nm, is beyond its limit; None: neither."""
+        for name, unit, value, limit in (
+            ("force", "N", force, self.max_force),
+            ("torque", "Nm", torque, self.max_torque),
+        ):
+            if limit is not None and not value <= limit:
+                return f"{name} is {value:.3g} {unit}, at most {limit:g} is allowed"
+        return None
+
+
 class SafetyConfig(Config):
     """What the supervisor lets through to the robot."""
 
@@ -180,8 +210,11 @@ class SafetyConfig(Config):
     dimensions: tuple[DimensionLimits, ...] = Field(min_length=1, description="One entry for each number of a command.")
     workspace: Workspace | None = Field(default=None, description="Box that the end effector stays in.")
     checks: ChecksConfig = Field(default=ChecksConfig(), description="Whether what the robot reports can be.")
+    wrench: WrenchLimits | None = Field(
+        default=None, description="Largest measured force and torque; null: not measured, or not checked."
+    )
     observation_timeout: float = Field(
-        default=0.25, gt=0, description="Seconds: hold when the newest observation is older."
+        default=0.25, gt=0, description="Seconds: hold when the newest observation, or wrench, is older."
     )
     command_timeout: float = Field(
         default=0.25,

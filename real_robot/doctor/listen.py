@@ -66,6 +66,7 @@ class EarTransport:
     def __init__(self, inner: Transport) -> None:
         self.inner = inner
         self.heard: dict[str, Heard] = defaultdict(Heard)
+        self._subscribed: set[str] = set()
         self._lock = threading.Lock()
 
     def hearing(self, key: str, handler: Handler) -> Handler:
@@ -79,7 +80,9 @@ class EarTransport:
         return receive
 
     def subscribe(self, topic: str, message_type: type[Message], qos: QosConfig, handler: Handler) -> None:
-        self.inner.subscribe(topic, message_type, qos, self.hearing(topic, handler))
+        is_first = topic not in self._subscribed  # a message of two subscriptions is one
+        self._subscribed.add(topic)
+        self.inner.subscribe(topic, message_type, qos, self.hearing(topic, handler) if is_first else handler)
 
     def forget(self) -> None:
         """Begin anew."""
@@ -176,7 +179,7 @@ def _listen(
 ) -> Findings:
     images = contract.observation.images.items()
     topics = {camera_key(name) if s.camera else s.topic for name, s in images if name not in closed}
-    topics |= {s.topic for s in contract.observation.state}
+    topics |= {s.topic for s in (*contract.observation.state, contract.safety.wrench) if s is not None}
     deadline = time.monotonic() + seconds
     while topics - set(ear.heard) and time.monotonic() < deadline:
         time.sleep(0.05)

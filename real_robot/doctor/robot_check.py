@@ -5,10 +5,12 @@ It subscribes and looks around. It advertises nothing and sends nothing.
 
 from __future__ import annotations
 
-from real_robot.bridge.contract import RobotContract
+from real_robot.bridge.contract import AlignConfig, RobotContract, StateSource
+from real_robot.bridge.messages import WrenchStamped
 from real_robot.bridge.ros.install import RosInstallError
 from real_robot.bridge.transports.base import TransportError
 from real_robot.bridge.transports.configs import LeRobotConfig
+from real_robot.control.wrench import sizes_of
 from real_robot.doctor.lerobot_check import check_unconnected
 from real_robot.doctor.listen import Findings, listen
 from real_robot.doctor.topics import check_sink, check_source
@@ -63,7 +65,7 @@ def judge(contract: RobotContract, findings: Findings) -> list[Check]:
         checks += check_source(f"observation.images.{name}", source, name, findings)
     for number, source in enumerate(observation.state):
         checks += check_source(f"observation.state[{number}]", source, source.topic, findings)
-    checks.append(_check_complete(findings))
+    checks += [*_check_wrench(contract, findings), _check_complete(findings)]
     checks += _check_instruction(contract, findings)
     for number, sink in enumerate(contract.action):
         checks += check_sink(f"action[{number}]", sink, contract, findings)
@@ -76,6 +78,26 @@ def _check_transport(contract: RobotContract, findings: Findings) -> Check:
     graph = findings.graph
     seen = "" if graph is None else f", {len({e.topic for e in graph})} topics of {len({e.node for e in graph})} nodes"
     return Check("transport", "ok", f"{contract.transport.kind}{seen}")
+
+
+def _check_wrench(contract: RobotContract, findings: Findings) -> list[Check]:
+    """Whether the force and torque that are limited are measured, often enough, and within their limits."""
+    limits, timeout = contract.safety.wrench, contract.safety.observation_timeout
+    if limits is None:
+        return []
+    align = AlignConfig(timeline="receive", strategy="hold")  # its age is all that counts
+    source = StateSource(topic=limits.topic, type="geometry_msgs/WrenchStamped", qos=limits.qos, align=align)
+    checks = check_source("safety.wrench", source, limits.topic, findings)
+    heard = findings.heard.get(limits.topic)
+    if heard is None or not isinstance(heard.newest, WrenchStamped):
+        return checks
+    if heard.gap > timeout:
+        found = f"gaps of {heard.gap * 1e3:.0f} ms (95 %); beyond safety.observation_timeout it holds"
+        checks.append(Check("safety: wrench", "wrong", found, "raise the driver's rate"))
+    elif trouble := limits.trouble(*sizes_of(heard.newest)):
+        fix = "tell the driver what the gripper weighs, zero the sensor, or mend the limit"
+        checks.append(Check("safety: wrench", "wrong", trouble, fix))
+    return checks
 
 
 def _check_complete(findings: Findings) -> Check:

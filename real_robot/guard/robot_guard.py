@@ -190,7 +190,7 @@ def run_guard(contract: RobotContract, say: Say) -> None:
         def tell(event: SafetyEvent) -> None:
             shutdown.say(f"safety: {event.text}")
 
-        supervisor = Supervisor(seen.safety, on_event=tell)
+        supervisor = Supervisor(seen.safety, on_event=tell, state_checks=robot.state_checks)
         commands = GuardedCommands(contract, transport, shutdown.say, supervisor.reseed)
         operator = Operators([shutdown, TopicOperator(contract.operator, transport), commands, lock])
         loop = ControlLoop(robot, commands, supervisor, operator, commands, silence=math.inf, observers=[lock])

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from real_robot.bridge.transports.base import Transport
 
 TWIST = "geometry_msgs/TwistStamped"
-POSE = "geometry_msgs/PoseStamped"
 NEAR_SINGULAR = 1e-6  # relative growth of the condition number that is no growth
 
 
@@ -62,8 +61,6 @@ class ModelCheck:
         self._velocities = [(i, link) for i, link in commanded if kinds[link.number] == "velocity"]
         self._twists = [self._twist(sink, model) for sink in contract.action if sink.type == TWIST]
         self._measured = [(self.arm.index(link.joint), link) for link in measured_joints(contract, model)]
-        if any(sink.type == POSE for sink in contract.action):
-            raise ConfigError("model: poses cannot be checked; command joints or twists, or leave `model` out")
         self._base = self.arm.neutral.copy()
         for joint, position in model.fixed.items():
             self._base[self.arm.index(joint)] = position

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import numpy as np
 
 from real_robot.bridge.messages import JointState, Message
 from real_robot.bridge.transports.base import Transport
+from real_robot.control.checks import Newest
 from real_robot.kinematics.config import ModelConfig
 
 
@@ -43,29 +43,18 @@ class JointStates:
         with_effort: tuple[str, ...],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.topic = model.joint_states
-        self._model, self._clock = model, clock
-        self._needed, self._with_effort = needed, with_effort
-        self._lock = threading.Lock()
-        self._newest: JointSample | None = None
-        self._fault = ""
+        self._model, self._needed, self._with_effort = model, needed, with_effort
+        self._newest = Newest[tuple[dict[str, float], dict[str, float]]](model.joint_states, "the joints", clock)
         transport.subscribe(model.joint_states, JointState, model.joint_states_qos, self._receive)
 
     def newest(self) -> JointSample | None:
         """What arrived last; None before the first."""
-        with self._lock:
-            return self._newest
+        shown = self._newest.get()
+        return None if shown is None else JointSample(shown[0], *shown[1])
 
     def trouble(self, limit: float) -> str | None:
         """Why the joints are not known: nothing in `limit` seconds; or None."""
-        with self._lock:
-            newest, fault = self._newest, self._fault
-        why = f": {fault}" if fault else ""
-        if newest is None:
-            return f"{self.topic} has not shown the joints yet{why}"
-        if not 0 <= self._clock() - newest.stamp <= limit:
-            return f"{self.topic} has not shown the joints for {limit:g} s{why}"
-        return None
+        return self._newest.trouble(limit)
 
     def _receive(self, message: Message) -> None:
         assert isinstance(message, JointState)
@@ -73,10 +62,10 @@ class JointStates:
         effort = self._read(message.name, message.effort, with_units=False)
         fault = next((f"no position of {j}" for j in self._needed if j not in position), "")
         fault = fault or next((f"no effort of {j}" for j in self._with_effort if j not in effort), "")
-        with self._lock:
-            self._fault = fault
-            if not fault:
-                self._newest = JointSample(self._clock(), position, effort)
+        if fault:
+            self._newest.refuse(fault)
+        else:
+            self._newest.show((position, effort))
 
     def _read(self, names: tuple[str, ...], values: np.ndarray, with_units: bool = True) -> dict[str, float]:
         """Joint of the file -> its number; those that are not finite are left out."""

@@ -13,6 +13,8 @@ from vla_rl.config import ConfigError
 if TYPE_CHECKING:
     from real_robot.bridge.contract import ConversionConfig, RobotContract
 
+POSE = "geometry_msgs/PoseStamped"
+
 
 @dataclass(frozen=True)
 class Scaled:
@@ -35,9 +37,15 @@ def commanded_joints(contract: RobotContract, model: ModelConfig) -> list[Scaled
     """Which numbers of the action are joints.
 
     Raises:
-        ConfigError: model.commands names a number that the action lacks, or one joint is commanded twice.
+        ConfigError: model.commands names a number that the action lacks, one joint is commanded twice, or a pose is
+            commanded: no model can tell which of the joints' ways there the robot takes.
     """
     found: list[Scaled] = []
+    if poses := [sink.topic for sink in contract.action if sink.type == POSE]:
+        raise ConfigError(
+            f"model: {poses[0]} takes poses ({POSE}), which cannot be checked against the robot's model: which joints "
+            "get it there is the robot's choice; command joints or twists, or leave `model` out"
+        )
     for sink in contract.action:
         for place, number in enumerate(sink.indices):
             scale, offset = _of(sink.convert, place)

@@ -5,7 +5,8 @@
 GRAPH: {"publish": [...], "listen": [{"topic", "type"}], "advertise": [the same], "actions": [{"name", "type"}]}. Of
 actions only their servers' listening for goals is played, which is what others can see. Each that is published is
 {"topic", "type", "rate", "frame", "skew" (seconds that its clock is ahead), "reliability"} and what its type needs:
-`joints` and `values`; a picture's `size` [height, width] and `encoding`; a pose's `values`, position, then axis-angle.
+`joints` and `values`; a picture's `size` [height, width] and `encoding`; a pose's `values`, position, then
+axis-angle; a wrench's, force, then torque.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from real_robot.bridge.messages import (
     Message,
     PoseStamped,
     String,
+    WrenchStamped,
 )
 from real_robot.bridge.transports.base import QosConfig, Transport
 from real_robot.bridge.transports.configs import Ros1Config, Ros2Config
@@ -52,6 +54,8 @@ def message_of(entry: dict[str, Any]) -> Callable[[int], Message]:
     if kind is PoseStamped:
         turned = to_quaternion(values[3:])
         return lambda stamp: PoseStamped(stamp=stamp, frame_id=frame, position=values[:3], orientation=turned)
+    if kind is WrenchStamped:
+        return lambda stamp: WrenchStamped(stamp=stamp, frame_id=frame, force=values[:3], torque=values[3:])
     if kind is Float64MultiArray:
         return lambda stamp: Float64MultiArray(data=values)
     return lambda stamp: Bool(data=bool(values[0])) if kind is Bool else String(data="go")

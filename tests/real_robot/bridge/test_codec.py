@@ -25,6 +25,7 @@ from real_robot.bridge.messages import (
     MessageError,
     PoseStamped,
     TwistStamped,
+    WrenchStamped,
 )
 from real_robot.bridge.ros.action_types import FollowJointTrajectoryGoal, GripperCommandGoal
 
@@ -76,6 +77,15 @@ def test_a_gripper_that_points_down_has_no_jump(angle: float, sign: int) -> None
 def test_near_zero_the_small_rotation_is_meant() -> None:
     np.testing.assert_allclose(to_axis_angle(-to_quaternion(np.array([0, 0.3, 0])), np.zeros(3)), [0, 0.3, 0])
     assert to_axis_angle(np.array([0, 0, 0, 1.0]), np.zeros(3)).tolist() == [0, 0, 0]
+
+
+def test_a_wrench_is_force_then_torque() -> None:
+    source = StateSource(topic="/ft/wrench", type="geometry_msgs/WrenchStamped", convert={"scale": 0.5})
+    message = WrenchStamped(force=np.array([2.0, -4.0, 6.0]), torque=np.array([0.0, 1.0, -1.0]))
+    assert read_state(source, message).tolist() == [1.0, -2.0, 3.0, 0.0, 0.5, -0.5]
+    assert source.names == tuple(f"ft.wrench.{name}" for name in ("fx", "fy", "fz", "tx", "ty", "tz"))
+    with pytest.raises(MessageError, match=r"NaN or infinity in ft.wrench.ty"):
+        read_state(source, WrenchStamped(force=np.zeros(3), torque=np.array([0.0, np.nan, 0.0])))
 
 
 def test_a_float_array_must_have_its_size() -> None:

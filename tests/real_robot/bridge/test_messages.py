@@ -29,6 +29,7 @@ from real_robot.bridge.messages import (
     PoseStamped,
     String,
     TwistStamped,
+    WrenchStamped,
 )
 
 NONE = np.zeros(0)
@@ -39,6 +40,7 @@ EXAMPLES: list[Message] = [
     JointState(**HEADER, name=("a", "b"), position=np.array([1.0, -2.0]), velocity=NONE, effort=np.ones(2)),
     PoseStamped(**HEADER, position=np.array([1.0, 2.0, 3.0]), orientation=np.array([0.0, 0.6, 0.0, 0.8])),
     TwistStamped(**HEADER, linear=np.array([0.1, 0.2, 0.3]), angular=np.array([-1.0, 0.0, 1.0])),
+    WrenchStamped(**HEADER, force=np.array([1.0, -20.0, 3.0]), torque=np.array([0.5, 0.0, -2.0])),
     JointTrajectory(**HEADER, joint_names=("a", "b"), positions=np.arange(4.0).reshape(2, 2), times=(5, 1_500_000_000)),
     JointJog(**HEADER, joint_names=("a", "b"), velocities=np.array([0.5, -1.0]), displacements=NONE, duration=0.1),
     JointGroupCommand(name="arm", cmd=np.array([0.5, -1.25])),

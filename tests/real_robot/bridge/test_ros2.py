@@ -37,6 +37,7 @@ from real_robot.bridge.messages import (
     Message,
     MessageError,
     TwistStamped,
+    WrenchStamped,
 )
 from real_robot.bridge.ros.typestore import decode_cdr, encode_cdr, store_of
 from real_robot.bridge.transports.base import QosConfig
@@ -96,6 +97,18 @@ class DdsTwistStamped(IdlStruct, typename="geometry_msgs.msg.dds_.TwistStamped_"
 
 
 @dataclass
+class Wrench(IdlStruct, typename="geometry_msgs.msg.dds_.Wrench_"):
+    force: Vector3
+    torque: Vector3
+
+
+@dataclass
+class DdsWrenchStamped(IdlStruct, typename="geometry_msgs.msg.dds_.WrenchStamped_"):
+    header: Header
+    wrench: Wrench
+
+
+@dataclass
 class DdsJointGroupCommand(IdlStruct, typename="interbotix_xs_msgs.msg.dds_.JointGroupCommand_"):
     name: str
     cmd: sequence[float32]
@@ -123,6 +136,8 @@ def by_hand(message: Message) -> Any:
         return DdsJointGroupCommand(message.name, [float(v) for v in message.cmd])
     if isinstance(message, JointSingleCommand):
         return DdsJointSingleCommand(message.name, message.cmd)
+    if isinstance(message, WrenchStamped):
+        return DdsWrenchStamped(header, Wrench(vector(message.force), vector(message.torque)))
     assert isinstance(message, TwistStamped)
     return DdsTwistStamped(header, Twist(vector(message.linear), vector(message.angular)))
 
@@ -146,17 +161,23 @@ CASES = [
         DdsTwistStamped,
         TwistStamped(**STAMP, linear=np.array([0.1, 0, -2]), angular=np.array([3, 4, 5.5])),
     ),
+    (
+        "wrench",
+        DdsWrenchStamped,
+        WrenchStamped(**STAMP, force=np.array([30, 0, -2.5]), torque=np.array([0.1, 4, -5.5])),
+    ),
     ("arm/commands", DdsJointGroupCommand, JointGroupCommand(name="arm", cmd=np.array([0.5, -1.25]))),
     ("gripper/command", DdsJointSingleCommand, JointSingleCommand(name="gripper", cmd=0.125)),
 ]
 ECHO = """
 import sys, time
-from real_robot.bridge.messages import CompressedImage, JointGroupCommand, JointSingleCommand, JointState, TwistStamped
+from real_robot.bridge.messages import (
+    CompressedImage, JointGroupCommand, JointSingleCommand, JointState, TwistStamped, WrenchStamped)
 from real_robot.bridge.transports.base import QosConfig
 from real_robot.bridge.transports.configs import Ros2Config
 transport, qos = Ros2Config(domain=int(sys.argv[1])).open(), QosConfig(depth=10)
 for topic, kind in (("joint_states", JointState), ("camera/image/compressed", CompressedImage),
-                    ("servo/twist", TwistStamped), ("arm/commands", JointGroupCommand),
+                    ("servo/twist", TwistStamped), ("wrench", WrenchStamped), ("arm/commands", JointGroupCommand),
                     ("gripper/command", JointSingleCommand)):
     transport.subscribe(f"/{topic}", kind, qos, transport.advertise(f"/{topic}_back", kind, qos))
 print("ready", flush=True)

@@ -53,16 +53,20 @@ ARM: dict[str, Any] = {
         "dimensions": [
             {"name": j, "kind": "position", "state": i, "low": -1, "high": 1, "max_velocity": 1}
             for i, j in enumerate(JOINTS)
-        ]
+        ],
+        "observation_timeout": 0.4,
+        "wrench": {"topic": "/wrench", "max_force": 20, "max_torque": 5},
     },
 }
 
 
 CAMERA, STATES, COMMAND = "/camera/image/compressed", "/joint_states", "/arm/command"
+WRENCH = "/wrench"
 WELL: dict[str, Any] = {
     "publish": [
         {"topic": CAMERA, "type": "sensor_msgs/CompressedImage", "size": [480, 640], "rate": 15},
         {"topic": STATES, "type": "sensor_msgs/JointState", "joints": JOINTS, "frame": "base", "rate": 30},
+        {"topic": WRENCH, "type": "geometry_msgs/WrenchStamped", "values": [5, 0, 0, 1, 0, 0], "rate": 30},
     ],
     "listen": [{"topic": COMMAND, "type": "trajectory_msgs/JointTrajectory"}],
 }
@@ -136,8 +140,18 @@ FAULTS: list[tuple[dict[str, Any], dict[str, str]]] = [
             f"{COMMAND}: others": "two drivers of one robot",
         },
     ),
-    ({STATES: {"frame": "world"}}, {f"{STATES}: frame": "'world'; the contract says 'base'"}),
-    ({STATES: {"values": [0, 1.5, 0]}}, {"safety: elbow": "measured 1.5, outside -1 to 1"}),
+    (
+        {STATES: {"frame": "world"}, WRENCH: {"values": [15, 16, 0, 1, 0, 0]}},
+        {
+            f"{STATES}: frame": "'world'; the contract says 'base'",
+            "safety: wrench": "force is 21.9 N, at most 20 is allowed",
+        },
+    ),
+    ({WRENCH: {"rate": 2}}, {"safety: wrench": "beyond safety.observation_timeout it holds"}),
+    (
+        {STATES: {"values": [0, 1.5, 0]}, WRENCH: None},
+        {WRENCH: "nobody publishes it", "safety: elbow": "measured 1.5, outside -1 to 1"},
+    ),
 ]
 
 

@@ -77,6 +77,10 @@ def test_joint_velocities_are_cut_to_the_file_s(tmp_path: Path) -> None:
     assert (shoulder.low, shoulder.high, elbow.low, elbow.high) == (-1.5, 1.5, -0.5, 2.0)
 
 
+POSES = {
+    "action": [{"topic": "/pose", "type": "geometry_msgs/PoseStamped", "indices": list(range(6))}],
+    "safety": {"dimensions": [position(name, 0) for name in ("x", "y", "z", "rx", "ry", "rz")]},
+}
 EMPTY = {"safety": {"dimensions": [position("s", 0), position("e", 1)]}}
 
 
@@ -88,6 +92,7 @@ EMPTY = {"safety": {"dimensions": [position("s", 0), position("e", 1)]}}
         ({"model": {"joints": {"elbow": "wrist"}}}, "no joint 'wrist' of its own; it has: shoulder, elbow"),
         ({"model": {"joints": {"elbow": None}}, **EMPTY}, "e: low is missing"),
         ({"model": {"joints": {"elbow": "shoulder"}}}, "joint shoulder stands for two numbers"),
+        (POSES, r"model: /pose takes poses .geometry_msgs/PoseStamped., .*command joints or twists"),
         ({"model": {"commands": {2: "elbow"}}}, "model.commands: 2: the contract has the numbers 0 to 1"),
         ({"safety": {"dimensions": [position("s", 0, low=2.6), position("e", 1)]}}, "s: low 2.6 must be below"),
     ],
