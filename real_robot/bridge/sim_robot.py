@@ -277,6 +277,7 @@ def run_sim_robot(config: SimRobotConfig, master: str) -> None:
                 f"no ROS master answers at {master}; start one with `vla-rl ros master`, or --master new"
             )
         robot = SimRobot(config)
+        print(f"sim_robot: on the ROS master {os.environ['ROS_MASTER_URI']}; Ctrl-C ends it", flush=True)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: robot.stop())
         robot.run()

@@ -74,7 +74,7 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
         console_state = ConsoleState(contract, detector.kind if detector else "")
         supervisor = _supervisor(options, contract, robot, _Events(say, console_state), say)
         gate = open_gate(client, contract, detector, options.allow_policy_change)
-        episodes = _episodes(options, robot, gate, supervisor) if options.episodes else None
+        episodes = _episodes(options, contract, robot, gate, supervisor) if options.episodes else None
         watchers = _watchers(options, contract, console_state, supervisor, episodes, say, stack)
         watch = _watch(detector, contract, client, gate, watchers.overseer, console_state, say, stack)
         actions, pacer, why_not = _actions(options, contract, client, gate, watch, _pacer(contract, robot))
@@ -376,14 +376,16 @@ def _keys(options: DeployOptions, say: Say) -> KeyOperator:
     return KeyOperator(active=options.start, say=say)
 
 
-def _episodes(options: DeployOptions, robot: TopicRobot, gate: PolicyGate, supervisor: Supervisor) -> SimEpisodes:
+def _episodes(
+    options: DeployOptions, contract: RobotContract, robot: TopicRobot, gate: PolicyGate, supervisor: Supervisor
+) -> SimEpisodes:
     def stopped() -> str:
         mode, reason = supervisor.state
         return reason if mode == STOPPED else ""
 
     tasks = options.tasks
     specs = [EpisodeSpec(tasks[i % len(tasks)], options.split, i // len(tasks)) for i in range(options.episodes)]
-    facts = RunFacts(lambda: str(gate.policy), lambda: gate.trouble, stopped)
+    facts = RunFacts(lambda: str(gate.policy), lambda: gate.trouble, stopped, contract.silence)
     return SimEpisodes(robot.transport, robot, specs, rules=options.void_rules, facts=facts)
 
 

@@ -22,7 +22,7 @@ from real_robot.bridge.messages import Message, MessageError
 from real_robot.bridge.robot import TopicRobot
 from real_robot.bridge.transports.base import Graph, Transport, TransportError
 from real_robot.control.robot_loop import ControlLoop, OperatorCommand
-from real_robot.control.safety import SafetyEvent, Supervisor
+from real_robot.control.safety import ASKED_TO_HOLD, HOLDING, SafetyEvent, Supervisor
 from real_robot.control.shutdown import Shutdown
 from real_robot.guard.robot_lock import claim
 from real_robot.operator.operators import Operators, TopicOperator
@@ -72,7 +72,7 @@ class GuardedCommands:
     pacer (a tick at each command).
 
     Args:
-        say: told once of each reason for which commands are refused.
+        say: told when commands stop coming, and once of each reason for which they are refused.
         on_resume: called before the first command after a silence.
     """
 
@@ -149,6 +149,8 @@ class GuardedCommands:
         was_active, self._is_active = self._is_active, self.next_action(0) is not None
         if self._is_active and not was_active:
             self._on_resume()
+        if was_active and not self._is_active:
+            self._say(f"no whole command for {self._timeout:g} s: deploy rests, or is gone; the robot is braked")
         return OperatorCommand(active=self._is_active)
 
     def wait(self, active: bool) -> float:
@@ -188,7 +190,8 @@ def run_guard(contract: RobotContract, say: Say) -> None:
         robot = TopicRobot(seen, transport)
 
         def tell(event: SafetyEvent) -> None:
-            shutdown.say(f"safety: {event.text}")
+            if event.text != f"{HOLDING}: {ASKED_TO_HOLD}":  # it asks itself: `GuardedCommands` has told why
+                shutdown.say(f"safety: {event.text}")
 
         supervisor = Supervisor(seen.safety, on_event=tell, state_checks=robot.state_checks)
         commands = GuardedCommands(contract, transport, shutdown.say, supervisor.reseed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -42,11 +43,13 @@ class RunFacts:
         policy: the name of the policy in force.
         why_no_action: why it has no action; empty where nothing is wrong.
         stopped: why the supervisor has stopped the robot; empty where it has not.
+        silence: seconds without an action, from one episode to the next, after which the policy counts as gone.
     """
 
     policy: Callable[[], str] = lambda: ""
     why_no_action: Callable[[], str] = lambda: ""
     stopped: Callable[[], str] = lambda: ""
+    silence: float = math.inf
 
 
 class SimEpisodes:
@@ -78,6 +81,7 @@ class SimEpisodes:
         self._heard = self._asked = time.monotonic()
         self._running = False
         self._over = ""  # why the run ends before its last episode
+        self._missed = self._ticked = 0.0  # seconds of episodes since the policy last acted; the time of the last tick
         self._publish = transport.advertise("/episode/start", String, QosConfig(depth=10))
         transport.subscribe("/episode/state", String, LATCHED, self._on_state)
         self._clear()
@@ -139,7 +143,8 @@ class SimEpisodes:
         return True
 
     def __call__(self, tick: Tick) -> None:
-        """Note whether the policy had an action in time."""
+        """Note whether the policy had an action in time, and how long it has had none, over episodes."""
+        since, self._ticked = self._ticked, tick.time
         if not self._running or tick.sent is None or tick.operator_command.begin:
             return
         if tick.requested is None and tick.observation is not None:
@@ -148,6 +153,12 @@ class SimEpisodes:
         if tick.requested is None or tick.requested.source != "policy" or tick.sent.mode != RUNNING:
             self._without += 1
             self._why = self._facts.why_no_action() or self._why
+            self._missed += tick.time - since
+            if self._missed > self._facts.silence:
+                why = f": {self._why}" if self._why else ""
+                self.void(f"no action for {self._facts.silence:g} s{why}", ends=True)
+        else:
+            self._missed = 0.0
 
     # --- the operator -----------------------------------------------------------------------------
 

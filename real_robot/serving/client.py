@@ -98,6 +98,7 @@ class PolicyClient:
         self._metadata: dict[str, Any] = {}
         self._identity = UNKNOWN
         self._not_before = 0.0
+        self._failure = PolicyClientError("not connected yet")  # of the last attempt
 
     def __enter__(self) -> Self:
         return self.connect()
@@ -206,12 +207,21 @@ class PolicyClient:
         if self._connection is not None and self._connection.close_code is None:
             return self._connection
         self._drop()
-        if (wait := self._not_before - time.monotonic()) > 0:
-            raise ServerUnavailable(f"no policy server at {self.address}; next attempt in {wait:.1f} s")
+        if time.monotonic() < self._not_before:
+            raise type(self._failure)(str(self._failure))
         self._not_before = time.monotonic() + self._retry_after
+        try:
+            self._connection = self._connect_anew()
+        except PolicyClientError as error:
+            self._failure = error
+            raise
+        self._not_before = 0.0
+        return self._connection
+
+    def _connect_anew(self) -> ClientConnection:
         headers = None if self._token is None else {"Authorization": f"Bearer {self._token}"}
         try:
-            self._connection = connect(
+            connection = connect(
                 self.address,
                 ssl=self._tls,
                 additional_headers=headers,
@@ -235,24 +245,25 @@ class PolicyClient:
                 f"no policy server at {self.address}: {error or type(error).__name__}{self._hint(error)}"
             ) from error
         try:
-            metadata = self._receive(self._connection, self._ready_timeout)
+            metadata = self._receive(connection, self._ready_timeout)
         except InferenceTimeout as error:
-            self._drop()
+            connection.close()
             raise ServerUnavailable(
                 f"{self.address} is there, but its policy was not ready in {self._ready_timeout:g} s"
             ) from error
         except (ConnectionClosed, PolicyClientError) as error:
-            self._drop()
+            connection.close()
             raise ServerUnavailable(f"{self.address} closed the connection: {error}") from error
-        self._pulse = Pulse(self._connection)
+        self._pulse = Pulse(connection)
         self._metadata = metadata
         self._identity = read_identity({}, metadata)
         self.generation += 1
-        self._not_before = 0.0
-        return self._connection
+        return connection
 
     def _hint(self, error: Exception) -> str:
-        """What to try where one side encrypts and the other does not."""
+        """What to try where nothing listens, or where one side encrypts and the other does not."""
+        if isinstance(error, ConnectionRefusedError):
+            return ". Is `vla-rl serve` running there, on that port?"
         if isinstance(error, ssl.SSLError):
             return f". Does it encrypt? Without --certificate it is ws{self.address.removeprefix('wss')}"
         if isinstance(error, InvalidMessage) and self._tls is None:

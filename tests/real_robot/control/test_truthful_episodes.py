@@ -32,9 +32,16 @@ HORIZON = 60  # control steps, six seconds
 class Evaluation(Deployment):
     """Four episodes, and what came of them."""
 
-    def __init__(self, folder: Path, *options: str, behavior: str = "normal", overrides: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *options: str,
+        behavior: str = "normal",
+        overrides: tuple[str, ...] = (),
+        horizon: int = HORIZON,
+    ) -> None:
         self.results_file = folder / "results.json"
-        sim = [f"env.horizons.push_to_zone={HORIZON}", "env.success.hold_steps=10"]
+        sim = [f"env.horizons.push_to_zone={horizon}", "env.success.hold_steps=10"]
         chosen = ("--episodes", "4", "--results", str(self.results_file), *options)
         super().__init__(folder, behavior=behavior, sim=sim, options=chosen, overrides=overrides)
 
@@ -109,6 +116,18 @@ def test_a_server_that_dies_makes_episodes_void_and_ends_the_run(start: Start) -
     assert run.said("push_to_zone: 0 solved, 1 failed, 1 void, 2 not run")
     assert run.said("no rate and no interval") and not run.said("n = ")
     assert run.said("error: 3 of 4 episodes have no outcome")
+
+
+def test_a_server_that_dies_ends_the_run_also_where_each_episode_is_shorter_than_its_silence(start: Start) -> None:
+    run = start("--episodes", "30", "--reruns", "0", horizon=int(SILENCE * RATE) // 2)
+    run.await_episode(2)
+    run.server.kill()
+    run.graph.children.remove(run.server)
+    assert run.end() == 2, run.deploy.output()[-2000:]
+    outcomes = [e["outcome"] for e in run.results()]
+    assert outcomes.count("void") <= 4 and outcomes[-20:] == ["not run"] * 20, outcomes
+    found = re.search(rf"no action for {SILENCE:g} s: (.*)", run.results()[-1]["reason"])
+    assert found and "Connection refused" in found[1] and "`vla-rl serve`" in found[1]
 
 
 def test_a_policy_that_is_late_is_void_however_its_episodes_end_and_runs_again(start: Start) -> None:

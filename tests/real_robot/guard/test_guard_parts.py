@@ -87,7 +87,10 @@ def test_a_command_is_whole_and_young_or_none() -> None:
     assert commands.next_action(0) is None and not commands.poll(None).active
     send(gripper(-1.0, now), twist(0.2, now))
     assert commands.next_action(0) is None, "one that was under way for too long"
-    assert told == [f"{t}/guarded: a command is refused: stale" for t in ("/gripper/command", "/twist_command")]
+    assert told == [
+        "no whole command for 0.3 s: deploy rests, or is gone; the robot is braked",
+        *(f"{t}/guarded: a command is refused: stale" for t in ("/gripper/command", "/twist_command")),
+    ]
 
 
 def test_the_axis_angle_of_a_pose_stays_near_the_one_before() -> None:

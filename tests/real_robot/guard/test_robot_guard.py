@@ -95,6 +95,7 @@ def test_a_killed_deploy_is_braked_and_another_one_drives_on(robot: Guarded) -> 
     killed = time.monotonic()
     robot.deploy.kill()
     check_last_motion(robot, killed, WITHIN)
+    assert robot.guard.says(f"no whole command for {TIMEOUT:g} s: deploy rests, or is gone")
     robot.deploy = robot.graph.cli("again", *robot.command())
     robot.await_motion()
 
