@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -128,6 +129,11 @@ def unsafe_loads(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, "torch.load without weights_only=True"
             if options.get("allow_pickle", "False") != "False":
                 yield node.lineno, "allow_pickle"
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    names = Counter(path.name for path in (ROOT / "tests").rglob("*.py"))
+    assert [name for name, count in names.items() if count > 1] == []  # pytest imports them by name alone.
 
 
 def test_nothing_is_unpickled() -> None:
