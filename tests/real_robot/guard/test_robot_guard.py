@@ -42,12 +42,16 @@ def contract_of(folder: Path) -> str:
 class Guarded(Deployment):
     """Deploy through a guard, to a driver without a watchdog."""
 
-    def __init__(self, folder: Path, options: tuple[str, ...] = ("--start", "--guarded")) -> None:
+    def __init__(
+        self, folder: Path, options: tuple[str, ...] = ("--start", "--guarded"), overrides: tuple[str, ...] = ()
+    ) -> None:
+        self.overrides = overrides  # of the guard's contract alone
         super().__init__(folder, contract=contract_of(folder), sim=["command_timeout=1000"], options=options)
 
     def start_server(self) -> Child:
         if "--guarded" in self.options:
             overrides = [*self.transport(), f"rate={RATE}", "observation.max_age=0.5", "safety.observation_timeout=0.5"]
+            overrides += self.overrides
             self.guard = self.graph.cli("guard", "robot-guard", self.contract, *overrides)
         return super().start_server()
 
@@ -98,6 +102,17 @@ def test_a_killed_deploy_is_braked_and_another_one_drives_on(robot: Guarded) -> 
     assert robot.guard.says(f"no whole command for {TIMEOUT:g} s: deploy rests, or is gone")
     robot.deploy = robot.graph.cli("again", *robot.command())
     robot.await_motion()
+
+
+def test_the_guard_holds_while_the_wrench_is_not_measured(tmp_path: Path) -> None:
+    robot = Guarded(tmp_path, overrides=("safety.wrench={topic: /wrench, max_force: 20}",))
+    try:
+        until(lambda: robot.guard.says("/wrench has not shown force and torque yet"), "the hold")
+        until(lambda: any(np.any(line["sent"][:3]) for line in json_lines(robot.ticks) if line["sent"]), "commands")
+        time.sleep(2)
+        assert not robot.moves(since=0), "deploy asks, the guard forwards no motion"
+    finally:
+        robot.close()
 
 
 def test_a_deploy_that_hangs_is_braked_and_stopped_when_it_wakes(robot: Guarded) -> None:
