@@ -86,7 +86,7 @@ def test_a_kind_that_is_no_transport_is_refused_by_name(tmp_path: Path, kind: st
 
 
 def test_the_shipped_kinds_and_their_options_are_the_same_as_ever() -> None:
-    assert set(KINDS["transport"]) == {"ros1", "ros2", "rosbridge", "lerobot"}
+    assert set(KINDS["transport"]) == {"ros1", "ros2", "rclpy", "rosbridge", "lerobot"}
     kinds = {name: type(load_contract(name).transport) for name in shipped_contracts()}
     assert {kinds[n] for n in ("sim_robot", "franka_ros1", "ur5e_ros1")} == {Ros1Config}
     assert {kinds[n] for n in ("franka_servo", "franka_ros2", "ur5e_ros2", "trossen_ros2")} == {Ros2Config}
