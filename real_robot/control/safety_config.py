@@ -232,7 +232,7 @@ class SafetyConfig(Config):
     )
     deadman: bool = Field(default=False, description="Move only while a deadman switch is held.")
     deadman_timeout: float = Field(
-        default=0.5, gt=0, description="Seconds without word from the switch that count as released."
+        default=0.3, gt=0, description="Seconds without word from the switch that count as released."
     )
     dry_run: bool = Field(default=False, description="Compute and log everything, send nothing.")
 

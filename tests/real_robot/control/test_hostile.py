@@ -296,7 +296,7 @@ def test_a_fault_of_a_stream(name: str, contract: str) -> None:
 
 @pytest.mark.parametrize("contract", CONTRACTS)
 def test_a_pedal_that_falls_silent(contract: str) -> None:
-    config = shipped(contract).model_copy(update={"deadman": True, "deadman_timeout": 0.3})
+    config = shipped(contract).model_copy(update={"deadman": True})
     world = World(config)
     last = Deadman(True, 0.0)
     while world.now < 56:
