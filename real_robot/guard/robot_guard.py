@@ -27,7 +27,6 @@ from real_robot.control.shutdown import Shutdown
 from real_robot.guard.robot_lock import claim
 from real_robot.operator.operators import Operators, TopicOperator
 from real_robot.types import Command, RobotObservation
-from vla_rl.config import ConfigError
 
 Say = Callable[[str], None]
 TICKS = 4  # of the control rate, without a command
@@ -38,19 +37,25 @@ def timeout_of(contract: RobotContract) -> float:
     return contract.guard.timeout or TICKS / contract.rate
 
 
-def through_guard(contract: RobotContract) -> RobotContract:
-    """The contract of a deploy whose commands go to the guard.
+def guarded_sinks(contract: RobotContract) -> tuple[ActionSink, ...]:
+    """Return how deploy tells the guard each part of an action: the driver's topics under other names.
 
-    Raises:
-        ConfigError: it commands an action server or a switch, which a guard cannot forward.
+    What goes to an action server or a service comes to the guard as plain numbers: the goals are the guard's own, so
+    that it cancels them when it brakes.
     """
-    if goals := [sink for sink in contract.action if sink.is_goal]:
-        raise ConfigError(
-            f"action: {goals[0].topic} ({goals[0].type}): a guard forwards topics alone; leave the guard out, or "
-            "command a topic of the controller"
-        )
-    sinks = [sink.model_copy(update={"topic": sink.topic + contract.guard.suffix}) for sink in contract.action]
-    return contract.model_copy(update={"action": tuple(sinks)})
+
+    def told(sink: ActionSink) -> ActionSink:
+        topic = sink.topic + contract.guard.suffix
+        if sink.is_goal:
+            return ActionSink(topic=topic, type="std_msgs/Float64MultiArray", indices=sink.indices)
+        return sink.model_copy(update={"topic": topic})
+
+    return tuple(map(told, contract.action))
+
+
+def through_guard(contract: RobotContract) -> RobotContract:
+    """Return the contract of a deploy whose commands go to the guard."""
+    return contract.model_copy(update={"action": guarded_sinks(contract)})
 
 
 def without_eyes(contract: RobotContract) -> RobotContract:
@@ -91,25 +96,24 @@ class GuardedCommands:
         self._is_new = self._is_active = False
         self._on_resume = on_resume
         self._told: set[tuple[str, str]] = set()
-        self._sinks = contract.action
+        self._sinks = guarded_sinks(contract)
         header_clock = HeaderClock(clock)
-        for number, sink in enumerate(contract.action):
+        for number, sink in enumerate(self._sinks):
             align = AlignConfig(timeline="header" if sink.message_type.HAS_HEADER else "receive")
             track = Track(align, self._timeout, header_clock)
-            topic = sink.topic + contract.guard.suffix
-            transport.subscribe(topic, sink.message_type, sink.qos, self._receiver(number, sink, topic, track))
+            transport.subscribe(sink.topic, sink.message_type, sink.qos, self._receiver(number, sink, track))
 
-    def _receiver(self, number: int, sink: ActionSink, topic: str, track: Track) -> Callable[[Message], None]:
+    def _receiver(self, number: int, sink: ActionSink, track: Track) -> Callable[[Message], None]:
         def receive(message: Message) -> None:
             arrival = self._clock()
             moment = track.time_of(message.stamp, arrival)
             if moment is None:
-                return self._refused(topic, next(reversed(track.dropped)))
+                return self._refused(sink.topic, next(reversed(track.dropped)))
             last = self._parts[number]
             try:
                 values = read_action(sink, message, near=None if last is None else last[0])
             except MessageError as error:
-                return self._refused(topic, str(error))
+                return self._refused(sink.topic, str(error))
             track.add(Sample(values, moment, arrival))
             with self._news:
                 self._parts[number] = (values, min(moment, arrival))
@@ -173,9 +177,8 @@ def run_guard(contract: RobotContract, say: Say) -> None:
 
     Raises:
         TransportError: the robot's graph cannot be reached, is none, or another process drives the robot.
-        ConfigError: the robot is not commanded by topics.
     """
-    topics = ", ".join(sink.topic for sink in through_guard(contract).action)
+    topics = ", ".join(sink.topic for sink in guarded_sinks(contract))
     seen = without_eyes(contract)
     with Shutdown(say) as shutdown, ExitStack() as stack:
         transport = contract.transport.open()

@@ -18,7 +18,6 @@ from real_robot.bridge.messages import JointState, Message, TwistStamped
 from real_robot.control.safety import SafetyConfig, Supervisor
 from real_robot.guard.robot_guard import GuardedCommands, through_guard, timeout_of, without_eyes
 from real_robot.types import Command, RobotObservation
-from vla_rl.config import ConfigError
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -51,10 +50,18 @@ def test_the_guarded_topics_are_the_drivers_with_the_suffix() -> None:
     assert not seen.observation.images and len(seen.observation.state) == 2 and seen.safety.command_timeout == 0.2
 
 
-def test_goals_cannot_be_guarded() -> None:
-    path = ROOT / "tests/real_robot/bridge/ros/actions.yaml"
-    with pytest.raises(ConfigError, match=r"/gripper_cmd .*GripperCommand.: a guard forwards topics alone"):
-        through_guard(load_contract(path))
+def test_goals_come_to_the_guard_as_numbers() -> None:
+    contract = load_contract(ROOT / "tests/real_robot/bridge/ros/actions.yaml")
+    sinks = through_guard(contract).action
+    assert {s.type for s in sinks} == {"std_msgs/Float64MultiArray"} and not any(s.is_goal for s in sinks)
+    transport = MemoryTransport()
+    commands = GuardedCommands(contract, transport)
+    asked = np.array([0.02, 0.5, -0.5, 1], np.float32)
+    for sink in sinks:
+        transport.deliver(sink.topic, write_action(sink, asked, time.time_ns()))
+    command = commands.next_action(0)
+    assert command is not None
+    np.testing.assert_array_equal(command.values, asked)
 
 
 def twist(x: float, stamp: int) -> TwistStamped:

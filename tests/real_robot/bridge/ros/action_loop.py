@@ -1,4 +1,4 @@
-"""The bridge's control loop, in a process of its own: loop.py CONTRACT LOG [KEY=VALUE ...], told by lines of JSON.
+"""The bridge's control loop, in a process of its own: loop.py CONTRACT LOG [KEY=VALUE ...] [--guarded], told by JSON.
 
 {"action": [...]} is asked at each tick from then on; {"active": bool}, {"stop": reason} and {"reset": name} are the
 operator's. The log has a line {"time", "mode", "reason"} for each change of the supervisor's state.
@@ -21,6 +21,7 @@ from real_robot.bridge.robot import TopicRobot
 from real_robot.bridge.transports.base import TransportError
 from real_robot.control.robot_loop import ClockPacer, ControlLoop, OperatorCommand, Tick
 from real_robot.control.safety import Supervisor
+from real_robot.guard.robot_guard import through_guard
 from real_robot.types import Command, RobotObservation
 
 
@@ -58,7 +59,8 @@ class Script:
 
 
 def main() -> None:
-    contract = load_contract(sys.argv[1], sys.argv[3:])
+    contract = load_contract(sys.argv[1], [word for word in sys.argv[3:] if word != "--guarded"])
+    contract = through_guard(contract) if "--guarded" in sys.argv else contract
     log = Path(sys.argv[2])
     script = Script(contract.action_dim)
     signal.signal(signal.SIGTERM, lambda *_: setattr(script, "finished", True))

@@ -178,3 +178,21 @@ def test_the_doctor_sees_whether_the_servers_are_there(scene: Scene) -> None:
     said = doctor.output()
     assert "no server of control_msgs/GripperCommand (near: /gripper_cmd)" in said
     assert "a server of control_msgs/FollowJointTrajectory is there" in said
+
+
+def test_a_guard_gives_the_goals_and_cancels_them_when_the_loop_is_killed(scene: Scene) -> None:
+    scene.serve()
+    transport = f"transport={scene.transport}"
+    guard = scene.start("guard", "-m", "vla_rl.cli", "robot-guard", str(CONTRACT), transport, "guard.timeout=0.3")
+    until(lambda: guard.says("forwards"), "the guard", 60)
+    scene.run("--guarded")
+    scene.ask(finger=0.08, arm=[1.5, 0.0], suction=1.0)
+    until(lambda: scene.finger() > 0.004 and scene.events("moved", joint="a"), "motion", 30)
+    assert scene.events("service", name="suction")
+    killed = time.monotonic()
+    assert scene.loop is not None
+    scene.loop.signal(signal.SIGKILL)
+    late = [scene.last_motion_after(killed, joint) for joint in ("finger", "a")]
+    print(f"ms to last motion {late}")
+    assert max(late) < 300 + PROMPT and scene.finger() < 0.079
+    assert scene.events("cancel", server="gripper") and scene.events("cancel", server="arm")
