@@ -131,3 +131,21 @@ def test_hand_written_gradients():
     norm.weight.data.normal_()
     arguments = (x, norm.weight)
     assert torch.autograd.gradcheck(lambda x, w: torch.func.functional_call(norm, {"weight": w}, (x,)), arguments)
+
+
+def test_compiled_gradients_are_the_eager_ones(model):
+    """Every trained weight, q and k behind the rotary embedding among them, whose gradients became exactly 0."""
+
+    def gradients() -> dict[str, torch.Tensor]:
+        model.zero_grad()
+        run(model, embeddings()).square().sum().backward()
+        return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    eager = gradients()
+    torch.compiler.reset()
+    model.model.compile(backend="aot_eager")
+    compiled = gradients()
+    assert eager.keys() == compiled.keys() and any("q_proj" in name for name in eager)
+    for name, gradient in eager.items():
+        assert gradient.abs().sum() > 0, name
+        torch.testing.assert_close(compiled[name], gradient, atol=1e-4, rtol=1e-3, msg=name)
