@@ -81,10 +81,6 @@ class Limiter:
         self._accelerating = np.zeros(len(dims))  # acceleration of each position with a limit of its jerk
 
     @property
-    def num_dimensions(self) -> int:
-        return len(self.names)
-
-    @property
     def state_size(self) -> int:
         """Numbers that an observed state must have at least, for the positions measured in it."""
         return int(self._state.max(initial=-1)) + 1

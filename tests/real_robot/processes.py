@@ -44,8 +44,9 @@ def until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE) ->
 
 
 def _prepare() -> None:
-    """Ctrl-C counts, also where tests run in the background. Linux: a test run that is killed leaves no processes."""
+    """Ctrl-C and SIGHUP count, also in the background and under nohup. Linux: no process outlives the test run."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
