@@ -20,6 +20,8 @@ from deployment import RATE, SILENCE, Deployment
 from light_server import CHUNK, LATE
 from processes import json_lines, missing_ros, until
 
+from real_robot.bridge.contract import load_contract
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(600),
@@ -164,6 +166,10 @@ def test_another_policy_in_mid_run_ends_it(start: Start, tmp_path: Path) -> None
     )
     assert run.said("policy: the policy server now serves 2, in place of 1")
     assert policies(tmp_path / "recorded") == [["1"]], "nothing of the second policy was executed"
+    features = json.loads((tmp_path / "recorded/meta/info.json").read_text())["features"]
+    contract = load_contract("sim_robot")
+    assert tuple(features["action"]["names"]) == contract.action_names
+    assert tuple(features["observation.state"]["names"]) == contract.observation.state_names
 
 
 def test_another_policy_that_is_allowed_goes_on_and_is_told_apart(start: Start, tmp_path: Path) -> None:
