@@ -55,7 +55,11 @@ def test_a_reader_that_is_gone_ends_the_run_as_a_lost_terminal_does() -> None:
     """`vla-rl deploy | tee log`, where tee is killed: no signal comes."""
     reading, writing = os.pipe()
     os.close(reading)
-    with Shutdown(lambda text: os.write(writing, text.encode()) and None) as ending:
+
+    def say(text: str) -> None:
+        os.write(writing, text.encode())
+
+    with Shutdown(say) as ending:
         assert not ending.poll(None).finished
         ending.say("safety: running")
         assert ending.poll(None).finished
@@ -63,3 +67,20 @@ def test_a_reader_that_is_gone_ends_the_run_as_a_lost_terminal_does() -> None:
     with pytest.raises(SystemExit) as ended:
         ending.exit(is_complete=True)
     assert ended.value.code == 129
+
+
+def test_an_error_of_the_loop_comes_after_the_recording() -> None:
+    class Failing:
+        def run(self) -> None:
+            raise RuntimeError("an observer fell over")
+
+    told: list[str] = []
+    closed: list[bool] = []
+    recordings = ExitStack()
+    recordings.callback(lambda: closed.append(True))
+    with Shutdown(told.append) as ending:
+        ending.run(Failing())
+        ending.finish(recordings, lambda: 1.0)
+    assert closed == [True] and told[0] == "the control loop failed: RuntimeError: an observer fell over"
+    with pytest.raises(RuntimeError, match="fell over"):
+        ending.exit(is_complete=True)
