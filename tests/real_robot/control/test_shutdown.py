@@ -121,6 +121,7 @@ def test_a_terminal_that_is_closed(folder: Path) -> None:
     robot.deploy.kill()
     pid, terminal = pty.fork()
     if pid == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # pytest may run under nohup
         os.execve(sys.executable, [sys.executable, "-m", "vla_rl.cli", *robot.command()], robot.graph.env)
     try:
         robot.trace.write_text("")
