@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, PositiveInt, field_validator, model_validator
@@ -72,6 +72,11 @@ class FixedCamera:
         return np.concatenate([rows, -rows @ np.asarray(self.position)[:, None]], 1)
 
 
+def _numbers(value: Any) -> Any:
+    """One number as a list of it."""
+    return (value,) if isinstance(value, int) else value
+
+
 class SimConfig(EnvConfig):
     """Options common to every simulator; each simulator's config extends it with `kind` and its own."""
 
@@ -83,11 +88,12 @@ class SimConfig(EnvConfig):
     num_workers: int = Field(
         default=0, ge=0, description="Processes that hold them; 0 runs all environments in this process."
     )
-    render_devices: tuple[int, ...] = Field(
-        default=(), description="EGL device ids, dealt to the workers in turn; empty: default."
+    render_devices: Literal["auto", "cpu"] | tuple[int, ...] = Field(
+        default="auto",
+        description="Where images are rendered. auto: on the GPU of the process's own rank, or over the visible GPUs "
+        "in turn; cpu: in software; or EGL device numbers, dealt to the workers of all ranks in turn.",
     )
     step_timeout: float = Field(default=120.0, gt=0, description="Seconds after which a silent worker counts as hung.")
-    on_gpu: Literal["auto", "never"] = Field(default="auto", description="Whether rendering may use a GPU.")
     steps_after_success: int = Field(
         default=0,
         ge=0,
@@ -101,6 +107,20 @@ class SimConfig(EnvConfig):
     )
 
     known_cameras: ClassVar[tuple[str, ...]] = ()  # Those that the simulator has; empty allows any.
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_on_gpu(cls, values: Any) -> Any:
+        """on_gpu=never is what render_devices=cpu is now; recipes saved with it are still read."""
+        if not isinstance(values, Mapping) or "on_gpu" not in values:
+            return values
+        rest = {name: value for name, value in values.items() if name != "on_gpu"}
+        return {**rest, "render_devices": "cpu"} if values["on_gpu"] == "never" else rest
+
+    @field_validator("render_devices", mode="before")
+    @classmethod
+    def _read_devices(cls, value: Any) -> Any:
+        return value if isinstance(value, str) else _numbers(value) or "auto"
 
     @field_validator("cameras")
     @classmethod

@@ -1,4 +1,4 @@
-"""Opening an offscreen GL context: which back end, one per process, and what to say when it fails."""
+"""Opening an offscreen GL context: one per process, and what to say when it fails."""
 
 # pyright: reportAttributeAccessIssue=false
 # (MuJoCo's names come from compiled modules without type stubs.)
@@ -8,26 +8,14 @@ from __future__ import annotations
 import atexit
 import importlib
 import os
-import sys
 from typing import Any
 
 import mujoco
 
+from sim.gl_devices import RenderError, backend, note_opened
+
 BACKENDS = ("egl", "osmesa", "glfw")
 _shared: tuple[int, Any] | None = None  # (process id, context): a forked copy cannot use it
-
-
-class RenderError(RuntimeError):
-    """No image can be rendered on this machine; the message says what was tried and what to install."""
-
-
-def backend() -> str:
-    """The GL back end asked for by MUJOCO_GL; EGL where that is unset and there is no display.
-
-    Read here and not left to MuJoCo, which decides once, when it is first imported by anyone.
-    """
-    headless = sys.platform.startswith("linux") and not os.environ.get("DISPLAY")
-    return os.environ.get("MUJOCO_GL", "").lower() or ("egl" if headless else "glfw")
 
 
 def open_context(width: int, height: int) -> Any:
@@ -39,6 +27,7 @@ def open_context(width: int, height: int) -> Any:
     if backend() not in BACKENDS:
         raise RenderError(advice(ValueError(f"not one of {', '.join(BACKENDS)}")))
     os.environ.setdefault("LP_NUM_THREADS", "1")  # Mesa in software: the workers fill the cores already
+    note_opened()
     try:
         context = importlib.import_module(f"mujoco.{backend()}").GLContext(width, height)
         context.make_current()

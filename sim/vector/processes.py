@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from sim.vector.commands import Command
 from sim.vector.pool import THREAD_VARIABLES, ChildWorker, PoolVecEnv, deal, observation_layout, start_all
-from sim.vector.runner import rendering_variables
 from sim.vector.shared_arrays import SharedArrays
 from vla_rl.rollout.env_checks import check_num_envs
 
@@ -32,8 +31,11 @@ class WorkerProcess(ChildWorker):
 
     connection: Connection
 
-    def __init__(self, index: int, env_ids: list[int], config: SimConfig, record_frames: bool, shared: SharedArrays):
-        super().__init__(f"worker {index}", env_ids, START_SECONDS, config.step_timeout)
+    def __init__(
+        self, place: tuple[int, int], env_ids: list[int], config: SimConfig, record_frames: bool, shared: SharedArrays
+    ) -> None:
+        """place: which worker this is, of how many."""
+        super().__init__(f"worker {place[0]}", env_ids, START_SECONDS, config.step_timeout)
         self._shared = shared
         self._setup = {
             "layout": shared.layout,
@@ -41,11 +43,11 @@ class WorkerProcess(ChildWorker):
             "config": config.model_dump_json(),
             "env_ids": env_ids,
             "record_frames": record_frames,
+            "place": place,
         }
         self._environ = {
             **dict.fromkeys(THREAD_VARIABLES, "1"),
             **os.environ,
-            **rendering_variables(config, index),
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
         }
 
@@ -108,9 +110,10 @@ class ProcessVecEnv(PoolVecEnv):
         check_num_envs(num_envs)
         spec = config.env_spec()
         self._shared = SharedArrays(observation_layout(spec, num_envs))
+        dealt = deal(num_envs, config.num_workers)
         workers = [
-            WorkerProcess(i, env_ids, config, record_frames, self._shared)
-            for i, env_ids in enumerate(deal(num_envs, config.num_workers))
+            WorkerProcess((i, len(dealt)), env_ids, config, record_frames, self._shared)
+            for i, env_ids in enumerate(dealt)
         ]
         start_all(workers)
         super().__init__(spec, num_envs, record_frames, workers)

@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 import logging
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sim.gl_devices import render_here
 from sim.single_env import ChunkResult, SingleEnv, SingleObservation
 from sim.vector.commands import Command, run_command
 from vla_rl.rollout.env_checks import (
@@ -31,20 +30,6 @@ if TYPE_CHECKING:
     from sim.base import SimConfig
 
 log = logging.getLogger(__name__)
-
-_MESA_VENDOR = Path("/usr/share/glvnd/egl_vendor.d/50_mesa.json")
-
-
-def rendering_variables(config: SimConfig, worker: int) -> dict[str, str]:
-    """Environment variables that say where the worker's process renders; to be set before it opens GL."""
-    variables = {}
-    if config.render_devices:
-        variables["MUJOCO_EGL_DEVICE_ID"] = str(config.render_devices[worker % len(config.render_devices)])
-    if config.on_gpu == "never":
-        variables["LIBGL_ALWAYS_SOFTWARE"] = "1"
-        if _MESA_VENDOR.is_file():
-            variables["__EGL_VENDOR_LIBRARY_FILENAMES"] = str(_MESA_VENDOR)
-    return variables
 
 
 class BaseVecEnv(ABC):
@@ -188,7 +173,7 @@ class InlineVecEnv(BaseVecEnv):
     def __init__(self, config: SimConfig, num_envs: int, record_frames: bool = False) -> None:
         check_num_envs(num_envs)
         super().__init__(config.env_spec(), num_envs, record_frames)
-        os.environ.update(rendering_variables(config, worker=0))
+        render_here(config.render_devices)
         self._envs: list[SingleEnv] = [config.start(record_frames) for _ in range(num_envs)]
 
     def _call(self, command: Command, arguments: Mapping[int, Any]) -> dict[int, Any]:

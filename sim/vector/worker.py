@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sim.gl_devices import render_here
 from sim.single_env import ChunkResult, SingleEnv, SingleObservation
 from sim.vector.commands import CALLER_ERRORS, Command, run_command
 from sim.vector.shared_arrays import Layout, SharedArrays
@@ -65,6 +66,7 @@ def _start(connection: Connection) -> _Worker | None:
         module, _, name = setup["config_class"].partition(":")
         config_class = functools.reduce(getattr, name.split("."), importlib.import_module(module))
         config: SimConfig = config_class.model_validate_json(setup["config"])
+        render_here(config.render_devices, *setup["place"])
         for env_id in setup["env_ids"]:
             envs[env_id] = config.start(setup["record_frames"])
     except Exception as error:  # process edge: the parent raises it

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 SCHEMA_VERSION = 1
+# Options of an environment that say how it was run and not what was run, those of older files too.
+_HOW_RUN = frozenset(
+    ("num_envs", "num_workers", "render_devices", "on_gpu", "step_timeout", "tasks", "cameras", "image_size")
+)
 
 
 class PairedResult(Config):
@@ -286,8 +290,7 @@ def _differences_in_making(a: Evaluation, b: Evaluation) -> list[str]:
         warnings.append("both evaluations are of the same weights")
     config_a, config_b = a.meta.env_config, b.meta.env_config
     if config_a is not None and config_b is not None:
-        running = {"num_envs", "num_workers", "render_devices", "step_timeout", "tasks", "cameras", "image_size"}
-        changed = [k for k in config_a if k not in running and config_a[k] != config_b.get(k)]
+        changed = [k for k in config_a if k not in _HOW_RUN and config_a[k] != config_b.get(k)]
         warnings.extend(f"env.{key} is {config_a[key]!r} in a, {config_b.get(key)!r} in b" for key in changed)
     return warnings
 
