@@ -190,11 +190,6 @@ class Supervisor:
         with self._lock:
             self._deadman = Deadman(bool(pressed), self._clock() if heard is None else heard)
 
-    def drop_commands(self) -> None:
-        """Execute nothing that was asked before now: after a reconnection, or a change of control."""
-        with self._lock:
-            self._drop(self._clock())
-
     # --- every tick ---------------------------------------------------------------------------
 
     def filter(self, command: Command | None) -> SentCommand:

@@ -38,7 +38,6 @@ class DetectorThread:
         self._closed = False
         self._episode, self._number, self._instruction = 0, 0, ""
         self._latest: Score | None = None
-        self._num_dropped = 0
         self._thread = threading.Thread(target=self._run, name="failure-detector", daemon=True)
         self._thread.start()
 
@@ -46,7 +45,7 @@ class DetectorThread:
         """A new episode begins; scores of the old one are discarded. Does not wait."""
         with self._changed:
             self._episode, self._number, self._instruction = self._episode + 1, 0, instruction
-            self._waiting, self._latest, self._num_dropped = None, None, 0
+            self._waiting, self._latest = None, None
 
     def submit(self, embedding: np.ndarray, number: int | None = None) -> int:
         """Hand over a chunk's embedding, float (D,); returns its number in the episode. Does not wait.
@@ -57,7 +56,6 @@ class DetectorThread:
         copied = np.array(embedding, np.float32)
         with self._changed:
             number = self._number if number is None else number
-            self._num_dropped += self._waiting is not None
             self._put(number, copied)
             self._number = number + 1
             return number
@@ -72,12 +70,6 @@ class DetectorThread:
         """The newest score of the current episode; None before the first."""
         with self._changed:
             return self._latest
-
-    @property
-    def num_dropped(self) -> int:
-        """Embeddings of this episode that a newer one replaced before they were looked at."""
-        with self._changed:
-            return self._num_dropped
 
     def seconds_behind(self) -> float:
         """How long the oldest work of this episode has waited; 0 where there is none. Large: the detector hangs."""

@@ -94,7 +94,7 @@ observation = st.one_of(
     st.just("fresh"), st.just("fresh"), st.sampled_from(["none", "old", "future", "nan", "small", "outside"])
 )
 event = st.one_of(
-    st.just("none"), st.just("none"), st.sampled_from(["stop", "reset", "reset", "press", "release", "drop"])
+    st.just("none"), st.just("none"), st.sampled_from(["stop", "reset", "reset", "press", "release"])
 )
 tick = st.tuples(gap, command, observation, event, st.integers(1, 8))
 
@@ -152,8 +152,6 @@ class World:
             self.was_stopped = False
         elif event in ("press", "release"):
             self.supervisor.deadman(event == "press")
-        elif event == "drop":
-            self.supervisor.drop_commands()
 
     def show(self, seen: str) -> None:
         state, stamp = self.robot.state.astype(np.float32), self.now

@@ -90,7 +90,6 @@ def test_the_newest_embedding_replaces_one_that_waits_and_the_count_holds(
     assert scorer.entered.wait(PATIENCE)
     for value in (10, 20, 0.5):  # None of these waits for the detector.
         thread.submit(one(value))
-    assert thread.num_dropped == 2
     scorer.gate.set()
     assert thread.wait(PATIENCE)
     score = thread.latest()
