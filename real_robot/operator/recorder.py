@@ -145,8 +145,14 @@ class Recording:
                     "(`vla-rl finish-recording`), or record into another folder"
                 )
             return
-        self.staging.mkdir(parents=True, exist_ok=True)
-        write_text_atomic(self.staging / SETTINGS, json.dumps(self._settings))
+        try:
+            self.staging.mkdir(parents=True, exist_ok=True)
+            write_text_atomic(self.staging / SETTINGS, json.dumps(self._settings))
+        except OSError as error:
+            raise RecordingError(
+                f"{self.folder}: nothing can be recorded there ({error.strerror}: {error.filename}); give --record a "
+                "folder that can be written"
+            ) from error
 
     def __enter__(self) -> Recording:
         return self

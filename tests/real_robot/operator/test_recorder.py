@@ -144,6 +144,12 @@ def test_a_crash_loses_the_episode_under_way_alone(tmp_path: Path) -> None:
         Recording(folder, 10, "toy")
 
 
+def test_a_folder_that_cannot_be_written_is_told_with_the_option(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RecordingError, match=r"file/set: nothing can be recorded there .*give --record a folder"):
+        Recording(tmp_path / "file" / "set", 10, "toy")
+
+
 def test_an_episode_is_cut_where_the_writer_cannot_follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from real_robot.operator import recorder as module
 
