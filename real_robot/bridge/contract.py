@@ -26,6 +26,7 @@ from real_robot.guard.config import GuardConfig
 from real_robot.kinematics.config import ModelConfig
 from real_robot.kinematics.limits import apply_limits, prepare_limits
 from real_robot.operator.teleop import TeleopConfig
+from real_robot.operator.topics import OperatorTopics
 from vla_rl.config import Config, ConfigError, apply_overrides, component, read_yaml, validate
 
 TOPIC = r"^~?/?[A-Za-z][A-Za-z0-9_/]*$"
@@ -286,30 +287,6 @@ class StartCall(Config):
     service: str = Field(description="Service name, such as /servo_node/start_servo.")
     type: Literal["std_srvs/Trigger", "std_srvs/SetBool"] = Field(description="Service type.")
     data: bool = Field(default=True, description="SetBool: what is said.")
-
-
-class OperatorTopics(Config):
-    """Topics with which a person, a button or a pedal commands the loop."""
-
-    stop: str = Field(default="", description="std_msgs/Bool: true stops the robot until a reset; empty: none.")
-    reset: str = Field(default="", description="std_msgs/String: who resets, after a stop; empty: none.")
-    deadman: str = Field(
-        default="",
-        description="std_msgs/Bool: true while the deadman switch is held, said again and again, within each "
-        "safety.deadman_timeout; empty: none. Needs safety.deadman: true.",
-    )
-    stop_timeout: float = Field(
-        default=0.0,
-        ge=0,
-        description="Seconds without a message on the stop topic that stop the robot, for buttons that say false all "
-        "the time; 0: the topic may be silent.",
-    )
-
-    @model_validator(mode="after")
-    def _check_stop(self) -> OperatorTopics:
-        if self.stop_timeout and not self.stop:
-            raise ConfigError(f"operator.stop_timeout: {self.stop_timeout:g}, but there is no operator.stop; name it")
-        return self
 
 
 class RobotContract(Config):

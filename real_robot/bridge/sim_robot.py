@@ -8,7 +8,11 @@ Topics (all stamped with the wall clock):
     in   /twist_command TwistStamped, /gripper/command JointState (joint "gripper": below 0 opens, above closes),
          /episode/start String (JSON: id, task, split, index)
     out  /<camera>/image/compressed CompressedImage, /end_effector_pose PoseStamped, /joint_states JointState,
-         /episode/state String (JSON, latched), /episode/instruction String (latched)
+         /episode/state String (JSON, latched), /episode/instruction String (latched),
+         /episode/outcome String: "success" or "failure", once, at an episode's end, as a sensor would say it
+         with `publish_expert`: /expert/command Float64MultiArray, after each observation: what the scripted expert
+         would send next, from the simulator's true state (a twist, m/s and rad/s, and the gripper command), and about
+         how many control steps it would still need (infinite: it cannot)
 """
 
 # pyright: reportMissingImports=false
@@ -53,6 +57,11 @@ class SimRobotConfig(Config):
     command_timeout: float = Field(default=0.1, gt=0, description="Seconds for which a twist is followed, at speed 1.")
     linear_scale: float = Field(default=1.0, gt=0, description="m/s for an action of 1.")
     angular_scale: float = Field(default=10.0, gt=0, description="rad/s for an action of 1.")
+    publish_expert: bool = Field(
+        default=False,
+        description="Say on /expert/command what the simulator's scripted expert would do next, for a scripted person. "
+        "It is asked at each control step, whoever drives.",
+    )
     task: str = Field(default="push_to_zone", description="Task of the episode that runs until another is started.")
     split: Split = Field(default="train", description="Split that the first episode's initial state is taken from.")
     index: int = Field(default=0, ge=0, description="Index of the first episode's initial state.")
@@ -90,13 +99,14 @@ class SimRobot:
         import rospy
         from geometry_msgs.msg import PoseStamped, TwistStamped
         from sensor_msgs.msg import CompressedImage, JointState
-        from std_msgs.msg import String
+        from std_msgs.msg import Float64MultiArray, String
 
         self.config = config
         env_config: Any = build_component("env", config.env)
         self._env = env_config.start()
         self._spec = self._env.spec
         self._period = 1 / (self._spec.control_hz * config.speed)
+        self._scales = np.array([config.linear_scale] * 3 + [config.angular_scale] * 3)
         self._state = EpisodeState()
         self._succeeded_at = 0  # the step, where the episode has succeeded
         self._lock = threading.Lock()
@@ -114,6 +124,10 @@ class SimRobot:
         self._joints = rospy.Publisher("/joint_states", JointState, queue_size=1, tcp_nodelay=True)
         self._episode = rospy.Publisher("/episode/state", String, queue_size=1, latch=True)
         self._instruction = rospy.Publisher("/episode/instruction", String, queue_size=1, latch=True)
+        self._outcome = rospy.Publisher("/episode/outcome", String, queue_size=1)
+        self._expert = None
+        if config.publish_expert:
+            self._expert = rospy.Publisher("/expert/command", Float64MultiArray, queue_size=1, tcp_nodelay=True)
         rospy.Subscriber("/twist_command", TwistStamped, self._on_twist, queue_size=1, tcp_nodelay=True)
         rospy.Subscriber("/gripper/command", JointState, self._on_gripper, queue_size=1, tcp_nodelay=True)
         rospy.Subscriber("/episode/start", String, self._on_start, queue_size=1)
@@ -205,10 +219,10 @@ class SimRobot:
         return twist if twist and twist.arrival >= oldest else None, gripper
 
     def _step(self, twist: _Command | None, gripper: _Command | None) -> None:
-        state, config = self._state, self.config
+        state = self._state
         action = np.zeros(self._spec.action_dim, np.float32)
         if twist is not None:
-            action[:6] = twist.values / ([config.linear_scale] * 3 + [config.angular_scale] * 3)
+            action[:6] = twist.values / self._scales
         if gripper is not None and len(gripper.values):
             action[6] = gripper.values[0]
         if self._trace is not None:
@@ -221,6 +235,8 @@ class SimRobot:
                 state.success, self._succeeded_at = True, state.step
             is_over = state.success and state.step - self._succeeded_at >= self._env.steps_after_success
             state.done = is_over or self._env.num_steps >= state.horizon
+            if state.done:
+                self._outcome.publish("success" if state.success else "failure")
         self._publish(self._env.observe())
 
     def _write_trace(self, twist: _Command | None, gripper: _Command | None) -> None:
@@ -257,6 +273,15 @@ class SimRobot:
             image = CompressedImage(format=self.config.image_format, data=data)
             image.header.stamp, image.header.frame_id = now, camera
             self._image[camera].publish(image)
+        if self._expert is not None and not self._state.done:
+            self._publish_expert(self._expert)
+
+    def _publish_expert(self, publisher: Any) -> None:
+        from std_msgs.msg import Float64MultiArray
+
+        action = self._env.expert_action().astype(np.float64)
+        action[:6] *= self._scales
+        publisher.publish(Float64MultiArray(data=[*action.tolist(), float(self._env.expert_remaining())]))
 
 
 def _spec_fields(wanted: dict[str, Any]) -> dict[str, Any]:

@@ -32,11 +32,12 @@ from real_robot.operator.console.console_state import ConsoleState
 from real_robot.operator.console.operator import ConsoleOperator
 from real_robot.operator.console.server import ConsoleServer
 from real_robot.operator.devices import LeaderArm, device_overrides, open_device
+from real_robot.operator.episode_book import EpisodeBook
 from real_robot.operator.episode_results import EpisodeResult, check_complete, report
 from real_robot.operator.intervention import Intervention, Kind, Transition
 from real_robot.operator.leader import LeaderFollowing
 from real_robot.operator.leader_drive import LeaderDrive
-from real_robot.operator.operators import KEYS, KeyOperator, Operators, TopicOperator
+from real_robot.operator.operators import KEYS, KeyOperator, Operators, OutcomeTopic, TopicOperator
 from real_robot.operator.recorder import EpisodeLabels, Recorder, Recording
 from real_robot.operator.sim_episodes import RunFacts, SimEpisodes
 from real_robot.operator.teleop import Teleoperation
@@ -75,7 +76,7 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
         supervisor = _supervisor(options, contract, robot, _Events(say, console_state), say)
         gate = open_gate(client, contract, detector, options.allow_policy_change)
         episodes = _episodes(options, contract, robot, gate, supervisor) if options.episodes else None
-        watchers = _watchers(options, contract, console_state, supervisor, episodes, say, stack)
+        watchers = _watchers(options, contract, robot, console_state, supervisor, episodes, say, stack)
         watch = _watch(detector, contract, client, gate, watchers.overseer, console_state, say, stack)
         actions, pacer, why_not = _actions(options, contract, client, gate, watch, _pacer(contract, robot))
         stack.callback(actions.close)
@@ -99,7 +100,7 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
             needs_new=contract.pace == "reference",
             silence=contract.silence,
             observers=observers,
-            why=lambda missing: robot.why_no_observation() if missing == "observation" else why_not(),
+            why=lambda missing: (missing == "action" and why_not()) or robot.why_no_observation(),
         )
         say(f"{contract.name}: waiting for {', '.join(robot.missing() + robot.unheard()) or 'nothing'}")
         shutdown.run(loop)
@@ -149,6 +150,7 @@ class _Watchers:
 def _watchers(
     options: DeployOptions,
     contract: RobotContract,
+    robot: TopicRobot,
     console_state: ConsoleState,
     supervisor: Supervisor,
     episodes: SimEpisodes | None,
@@ -169,7 +171,14 @@ def _watchers(
         if options.start:
             intervention.begin("deploy --start")
         hold = partial(intervention.alarm, who="policy server")
-        return _Watchers(intervention, [console, intervention], [intervention], intervention, hold, hear)
+        if contract.operator.outcome:
+            OutcomeTopic(contract.operator.outcome, robot.transport, intervention, console_state.notice)
+        observers: list[Callable[[Tick], None]] = [intervention]
+        if options.results is not None:
+            book = EpisodeBook(options.results, intervention, contract.rate)
+            stack.callback(book.close)
+            observers.append(book)
+        return _Watchers(intervention, [console, intervention], observers, intervention, hold, hear)
     if episodes is not None:
         return _Watchers(episodes, [episodes], [episodes], episodes, partial(episodes.void, ends=True), hear)
     keys = _keys(options, say)

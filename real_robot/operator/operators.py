@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TextIO
 
-from real_robot.bridge.contract import OperatorTopics
 from real_robot.bridge.messages import Bool, Message, String
 from real_robot.bridge.transports.base import QosConfig, Transport
 from real_robot.control.robot_loop import Operator, OperatorCommand
+from real_robot.operator.intervention import Intervention, InterventionError
+from real_robot.operator.topics import OperatorTopics
 from real_robot.types import Deadman, RobotObservation
 
 KEYS = "Enter starts and holds, space stops (emergency), r resets after a stop, q ends"
@@ -90,6 +91,30 @@ class TopicOperator:
         if limit and was_heard and self._clock() - self._stop_heard > limit:
             stop = f"the stop topic {self._topics.stop} has been silent for {limit:g} s"
         return OperatorCommand(active=was_heard or not limit, stop=stop, reset=reset, deadman=self._deadman)
+
+
+class OutcomeTopic:
+    """A sensor's word, on `operator.outcome`, that an episode is over and how it went.
+
+    Args:
+        tell: called with what a person should know: a word that means nothing, or that comes while no episode runs.
+    """
+
+    def __init__(self, topic: str, transport: Transport, episode: Intervention, tell: Callable[[str], None]) -> None:
+        self._topic, self._episode, self._tell = topic, episode, tell
+        transport.subscribe(topic, String, QosConfig(depth=10), self._on_outcome)
+
+    def _on_outcome(self, message: Any) -> None:
+        try:
+            match message.data.strip():
+                case "success":
+                    self._episode.success(self._topic)
+                case "failure":
+                    self._episode.failure(self._topic)
+                case other:
+                    self._tell(f"{self._topic}: got {other[:40]!r}, allowed: success, failure")
+        except InterventionError as error:
+            self._tell(f"{self._topic}: {error}")
 
 
 class KeyOperator:

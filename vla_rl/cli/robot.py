@@ -44,6 +44,9 @@ Device = Annotated[
 RecordFolder = Annotated[
     Path | None, typer.Option(help="Record the episodes of --console, or of --episodes, here: a LeRobotDataset.")
 ]
+Results = Annotated[
+    Path | None, typer.Option(help="Write how each episode of --episodes, or of --console, ended here, as JSON.")
+]
 DetectorFolder = Annotated[
     Path | None,
     typer.Option(metavar="FOLDER", help="A failure detector of this policy: detectors/NAME of `failure fit`."),
@@ -95,7 +98,7 @@ def deploy(
     task: Annotated[list[str] | None, typer.Option(help="Tasks of --episodes, in turn.")] = None,
     split: Annotated[Literal["train", "validation", "eval"], typer.Option(help="Split of --episodes.")] = "eval",
     start: Annotated[bool, typer.Option("--start", help="Start at once; else Enter starts.")] = False,
-    results: Annotated[Path | None, typer.Option(help="Write the outcome of --episodes here, as JSON.")] = None,
+    results: Results = None,
     console: ConsolePort = None,
     console_host: ConsoleHost = "127.0.0.1",
     console_token_file: ConsoleToken = None,

@@ -7,10 +7,12 @@ import math
 import pytest
 from memory_transport import MemoryTransport
 
-from real_robot.bridge.contract import OperatorTopics, load_contract
-from real_robot.bridge.messages import Bool
+from real_robot.bridge.contract import load_contract
+from real_robot.bridge.messages import Bool, String
 from real_robot.control.robot_loop import OperatorCommand
-from real_robot.operator.operators import Operators, TopicOperator
+from real_robot.operator.intervention import Intervention
+from real_robot.operator.operators import Operators, OutcomeTopic, TopicOperator
+from real_robot.operator.topics import OperatorTopics
 from real_robot.types import Deadman, RobotObservation
 from vla_rl.config import ConfigError
 
@@ -86,3 +88,17 @@ def test_half_a_switch_is_a_configuration_error(overrides: list[str], message: s
     with pytest.raises(ConfigError, match=message):
         load_contract("sim_robot", overrides)
     load_contract("sim_robot", ["operator.deadman=/pedal", "safety.deadman=true"])
+
+
+def test_a_sensor_ends_an_episode_and_its_nonsense_is_told() -> None:
+    transport, told = MemoryTransport(), []
+    episode = Intervention(["velocity"])
+    OutcomeTopic("/outcome", transport, episode, told.append)
+    transport.deliver("/outcome", String(data="success"))
+    assert "success: not possible while idle" in told.pop() and episode.state == "idle"
+    episode.begin("anna")
+    transport.deliver("/outcome", String(data="solved"))
+    assert told.pop() == "/outcome: got 'solved', allowed: success, failure" and episode.state == "autonomous"
+    transport.deliver("/outcome", String(data="success"))
+    assert (episode.state, episode.summary.outcome, told) == ("ended", "success", [])
+    assert episode.summary.transitions[-1].who == "/outcome"

@@ -1,0 +1,106 @@
+"""`vla-rl deploy --console --results`: how each episode of a person at a console ended, and who drove for how long."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from real_robot.control.robot_loop import Tick
+from real_robot.control.safety import RUNNING
+from real_robot.operator.intervention import Intervention
+from vla_rl.common.atomic import write_text_atomic
+
+LATE = 1.5  # control periods from one tick to the next above which the second one is late
+
+
+@dataclass
+class BookedEpisode:
+    """An episode, as far as it has come.
+
+    Attributes:
+        began: seconds since the epoch. seconds: from its begin to its end, of this machine's clock.
+        outcome: success, failure, or None where nobody has said. by: who said so, or ended it.
+        driven: who drove (policy, recovery, correction, demo, rewind), or hold -> seconds.
+        ticks, late: of the control loop; those that came more than `LATE` periods after the one before.
+    """
+
+    instruction: str
+    began: float
+    seconds: float = 0.0
+    outcome: str | None = None
+    by: str = ""
+    interventions: int = 0
+    recoveries: int = 0
+    alarms: int = 0
+    driven: dict[str, float] = field(default_factory=dict)
+    ticks: int = 0
+    late: int = 0
+
+
+class EpisodeBook:
+    """Writes the file anew when an episode ends, or is labeled later. An observer of the loop's ticks.
+
+    Args:
+        file: a JSON list, an entry for each episode, a `BookedEpisode`.
+        rate: control ticks per second.
+    """
+
+    def __init__(self, file: Path, episode: Intervention, rate: float) -> None:
+        self._file, self._episode, self._period = file, episode, 1 / rate
+        self._entries: list[dict[str, Any]] = []
+        self._open: BookedEpisode | None = None
+        self._last = 0.0  # time of the tick before
+        self._write()
+
+    def __call__(self, tick: Tick) -> None:
+        """Count the tick; write where an episode has ended."""
+        if tick.operator_command.begin:
+            self.close()
+            instruction = "" if tick.observation is None else tick.observation.instruction
+            self._open = BookedEpisode(instruction, round(time.time(), 3))
+        elif self._open is not None:
+            self._count(self._open, tick, tick.time - self._last)
+        self._last = tick.time
+        if self._episode.state == "ended":
+            if self._open is not None:
+                self.close()
+            elif self._entries and self._entries[-1]["outcome"] != self._episode.summary.outcome:
+                self._entries[-1] |= self._ending()
+                self._write()
+
+    def _count(self, entry: BookedEpisode, tick: Tick, gap: float) -> None:
+        entry.instruction = entry.instruction or ("" if tick.observation is None else tick.observation.instruction)
+        moves = tick.requested is not None and tick.sent is not None and tick.sent.mode == RUNNING
+        who = tick.requested.source if moves and tick.requested is not None else "hold"
+        entry.driven[who] = entry.driven.get(who, 0.0) + gap
+        entry.seconds += gap
+        entry.ticks += 1
+        entry.late += gap > LATE * self._period
+
+    def _ending(self) -> dict[str, Any]:
+        summary = self._episode.summary
+        last = summary.transitions[-1].who if summary.transitions else ""
+        return {
+            "outcome": summary.outcome,
+            "by": last,
+            "interventions": summary.interventions,
+            "recoveries": summary.recoveries,
+            "alarms": summary.alarms,
+        }
+
+    def close(self) -> None:
+        """Write the episode that is still open, if any. May be called twice."""
+        if self._open is None:
+            return
+        entry = asdict(self._open) | self._ending()
+        entry["seconds"] = round(entry["seconds"], 3)
+        entry["driven"] = {who: round(seconds, 3) for who, seconds in entry["driven"].items()}
+        self._entries.append(entry)
+        self._open = None
+        self._write()
+
+    def _write(self) -> None:
+        write_text_atomic(self._file, json.dumps(self._entries, indent=1) + "\n")

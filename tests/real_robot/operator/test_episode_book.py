@@ -1,0 +1,79 @@
+"""What is written of a person's episodes: how each ended, who drove, and which ticks were late."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from real_robot.control.robot_loop import OperatorCommand, Tick
+from real_robot.control.safety import HOLDING, RUNNING, SentCommand
+from real_robot.operator.episode_book import EpisodeBook
+from real_robot.operator.intervention import Intervention
+from real_robot.types import Command, RobotObservation
+
+SEEN = RobotObservation({}, np.zeros(1, np.float32), "push", 0.0)
+
+
+class Bench:
+    """A loop of 10 Hz whose ticks come when the test says."""
+
+    def __init__(self, file: Path) -> None:
+        self.now, self.file, self.must_begin = 0.0, file, False
+        self.episode = Intervention(["velocity"], clock=lambda: self.now)
+        self.book = EpisodeBook(file, self.episode, rate=10)
+
+    def ticks(self, source: str, *gaps: float) -> None:
+        for gap in gaps:
+            self.now += gap
+            command = Command(np.zeros(1, np.float32), source, self.now)
+            mode = HOLDING if source == "hold" else RUNNING
+            sent = SentCommand(command.values, command.values, (), mode, command.values)
+            told, self.must_begin = OperatorCommand(begin=self.must_begin), False
+            self.book(Tick(0, self.now, SEEN, True, command, sent, 0.0, 0.0, told))
+
+    def begin(self) -> None:
+        self.episode.begin("anna")
+        self.must_begin = True
+
+    def entries(self) -> list[dict]:
+        return json.loads(self.file.read_text())
+
+
+def test_an_episode_with_a_person_and_one_without(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "results.json")
+    assert bench.entries() == []
+    bench.begin()
+    bench.ticks("policy", 0.1, 0.1, 0.1)
+    bench.episode.alarm("failure score 3")
+    bench.ticks("hold", 0.1, 0.4)
+    bench.episode.take_over("anna")
+    bench.ticks("recovery", 0.1, 0.1)
+    bench.episode.success("/outcome")
+    assert bench.entries() == [], "not before the tick after"
+    bench.ticks("hold", 0.1)
+    (entry,) = bench.entries()
+    assert entry["outcome"] == "success" and entry["by"] == "/outcome" and entry["instruction"] == "push"
+    assert (entry["interventions"], entry["alarms"], entry["ticks"], entry["late"]) == (1, 1, 7, 1)
+    assert entry["driven"] == {"policy": 0.2, "hold": 0.6, "recovery": 0.2} and entry["seconds"] == 1.0
+
+    bench.begin()
+    bench.ticks("policy", 0.1, 0.1)
+    bench.book.close()
+    bench.book.close()
+    assert [e["outcome"] for e in bench.entries()] == ["success", None]
+
+
+def test_a_label_that_comes_after_the_end(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "results.json")
+    bench.begin()
+    bench.ticks("policy", 0.1)
+    bench.episode.take_over("anna")
+    bench.episode.recovery_done("anna")
+    bench.episode.correction_done("anna")
+    bench.ticks("hold", 0.1)
+    assert [e["outcome"] for e in bench.entries()] == [None]
+    bench.episode.failure("anna")
+    bench.ticks("hold", 0.1)
+    assert [e["outcome"] for e in bench.entries()] == ["failure"]
