@@ -93,9 +93,7 @@ gap = st.one_of(
 observation = st.one_of(
     st.just("fresh"), st.just("fresh"), st.sampled_from(["none", "old", "future", "nan", "small", "outside"])
 )
-event = st.one_of(
-    st.just("none"), st.just("none"), st.sampled_from(["stop", "reset", "reset", "press", "release"])
-)
+event = st.one_of(st.just("none"), st.just("none"), st.sampled_from(["stop", "reset", "reset", "press", "release"]))
 tick = st.tuples(gap, command, observation, event, st.integers(1, 8))
 
 
