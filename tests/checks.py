@@ -98,6 +98,19 @@ def check_shapes(env: VecEnv) -> None:
     assert env.reset([named], [0]).instruction == ["do it differently"]
 
 
+def check_kept(env: VecEnv) -> None:
+    """What was returned is the caller's: no later reset or step writes in it. A rollout keeps it uncopied."""
+    specs = [EpisodeSpec(task, "train", i) for i, task in enumerate(first_tasks(env, env.num_envs))]
+    obs = env.reset(specs)
+    kept = Observation.concatenate([obs])
+    result = env.step(random_actions(env, env.num_envs, CHUNK))
+    assert_same(obs, kept)
+    kept = Observation.concatenate([result.obs])
+    env.step(random_actions(env, env.num_envs, CHUNK, seed=1))
+    env.reset(specs[::-1])
+    assert_same(result.obs, kept)
+
+
 def check_determinism(env: VecEnv, other: VecEnv) -> None:
     """Same specs and actions, same results: in another environment, in another slot, and a second time."""
     n = env.num_envs
@@ -246,6 +259,7 @@ def check_vec_env(make_env: MakeEnv) -> None:
         assert isinstance(env, VecEnv) and env.num_envs == 2
         check_spec(env)
         check_shapes(env)
+        check_kept(env)
         check_determinism(env, other)
         check_independence(env)
         check_ends(env)

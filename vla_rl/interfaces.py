@@ -46,7 +46,7 @@ class VecEnv(Protocol):
 
     Methods take `env_ids`, the environments meant, in the order of the batch rows; None means
     all. A finished environment may simply be left out of the next `step`, so no inference or
-    simulation is spent on it.
+    simulation is spent on it. What a method returns is the caller's, who keeps it uncopied: no later call writes in it.
 
     Further abilities are protocols of their own, which callers ask for: `ProgressEnv`, `StatefulEnv`, `ImaginedEnv`.
     """

@@ -57,6 +57,11 @@ class Observation:
             instruction=[self.instruction[i] for i in rows],
         )
 
+    def row(self, row: int) -> Observation:
+        """The observation of one environment, not copied: it keeps this one's memory."""
+        images = {name: image[row : row + 1] for name, image in self.images.items()}
+        return Observation(images, self.state[row : row + 1], self.instruction[row : row + 1])
+
     @staticmethod
     def concatenate(parts: Sequence[Observation]) -> Observation:
         """One observation from several with the same cameras and state size, in order."""
@@ -177,6 +182,12 @@ class StepResult:
     def done(self) -> np.ndarray:
         """bool (B,): the episode ended within this chunk, for whatever reason."""
         return self.terminated.any(1) | self.truncated.any(1) | self.lost
+
+    def row(self, row: int) -> StepResult:
+        """The part of one environment, not copied: it keeps this one's memory."""
+        arrays = (self.reward, self.terminated, self.truncated, self.num_steps, self.success, self.lost)
+        info = {key: values[row : row + 1] for key, values in self.info.items()}
+        return StepResult(self.obs.row(row), *(array[row : row + 1] for array in arrays), info=info)
 
 
 PrefixSchedule = Literal["ZEROS", "ONES", "LINEAR", "EXP"]  # LeRobot's names: of the weight after the frozen actions

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 
+_Attempt = tuple[int, EpisodeSpec | None, int]  # Number, spec, which attempt; None: nothing is needed for now.
 _STEP_ARRAYS = ("reward", "terminated", "truncated", "num_steps")  # Of a `StepResult`; an episode has them in a row.
 
 
@@ -41,7 +43,7 @@ class RunningEpisode:
     Attributes:
         number: place of its spec among all, from 0.
         attempt: 1; more where the same spec was lost before.
-        obs: what is seen now, one row; within `on_step`, what was seen before the step.
+        seen, row: what the environment showed last, and this episode's row in it; within `on_step`, before the step.
         num_chunks: executed so far.
         stopped: set by `before_step` to end the episode where it is, without another step.
     """
@@ -50,9 +52,15 @@ class RunningEpisode:
     spec: EpisodeSpec
     number: int
     attempt: int
-    obs: Observation
+    seen: Observation
+    row: int
     num_chunks: int = 0
     stopped: bool = False
+
+    @property
+    def obs(self) -> Observation:
+        """What this episode sees, one row; not copied."""
+        return self.seen.row(self.row)
 
 
 @dataclass
@@ -86,11 +94,11 @@ class EpisodeRunner[A: Acted]:
     max_attempts: int = 1
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     _running: dict[int, RunningEpisode] = field(default_factory=dict, init=False)
-    _lost: list[RunningEpisode] = field(default_factory=list, init=False)  # To be run again.
+    _lost: list[_Attempt] = field(default_factory=list, init=False)  # To be run again.
 
     def run(self) -> None:
         """Run until every episode has ended and there is nothing more to run."""
-        specs = iter(enumerate(self.specs))
+        specs = ((number, spec, 1) for number, spec in enumerate(self.specs))
         with evaluation_mode(self.policy):
             self._start(specs)
             while self._running:
@@ -99,32 +107,26 @@ class EpisodeRunner[A: Acted]:
                 if len(self._running) < num_running:
                     self._start(specs)
 
-    def _start(self, specs: Iterator[tuple[int, EpisodeSpec | None]]) -> None:
+    def _start(self, specs: Iterator[_Attempt]) -> None:
         """Start an episode in each free environment, while there are specs."""
         starting: dict[int, tuple[EpisodeSpec, int, int]] = {}
         for env_id in sorted(set(range(self.env.num_envs)) - set(self._running)):
-            if self._lost:
-                episode = self._lost.pop(0)
-                starting[env_id] = episode.spec, episode.number, episode.attempt + 1
-                continue
-            number, spec = next(specs, (0, None))
+            number, spec, attempt = self._lost.pop(0) if self._lost else next(specs, (0, None, 1))
             if spec is None:
                 break
-            starting[env_id] = spec, number, 1
+            starting[env_id] = spec, number, attempt
         if not starting:
             return
         with self.stopwatch.measure("simulation"):
             obs = self.env.reset([spec for spec, _, _ in starting.values()], list(starting))
         for row, (env_id, chosen) in enumerate(starting.items()):
-            self._running[env_id] = RunningEpisode(env_id, *chosen, obs.select([row]))
+            self._running[env_id] = RunningEpisode(env_id, *chosen, obs, row)
             self.on_start(self._running[env_id])
 
     def _step(self, episodes: list[RunningEpisode]) -> None:
         """One chunk in each episode that goes on; those that end leave `_running`."""
         self.before_step(episodes)
-        for episode in episodes:
-            if episode.stopped:
-                del self._running[episode.env_id]
+        self._running = {env_id: episode for env_id, episode in self._running.items() if not episode.stopped}
         episodes = [episode for episode in episodes if not episode.stopped]
         if not episodes:
             return
@@ -133,14 +135,14 @@ class EpisodeRunner[A: Acted]:
         with self.stopwatch.measure("simulation"):
             results = self.env.step(acted.actions, [episode.env_id for episode in episodes])
         for row, episode in enumerate(episodes):
-            result = _row(results, row)
+            result = results.row(row)
             self.on_step(episode, row, acted, result)
-            episode.obs = result.obs
+            episode.seen, episode.row = results.obs, row
             episode.num_chunks += 1
             if result.done[0]:
                 del self._running[episode.env_id]
                 if result.lost[0] and episode.attempt < self.max_attempts:
-                    self._lost.append(episode)
+                    self._lost.append((episode.number, episode.spec, episode.attempt + 1))
 
 
 def draw_chunk(
@@ -153,8 +155,14 @@ def draw_chunk(
     """Draw the policy's chunk for each episode, from what is seen now or from `obs`."""
     if isinstance(policy, WatchingPolicy):
         policy.watch([episode.env_id for episode in episodes], [episode.num_chunks == 0 for episode in episodes])
-    obs = Observation.concatenate([episode.obs for episode in episodes]) if obs is None else obs
-    return policy.act(obs, generator, temperature)
+    return policy.act(_seen_by(episodes) if obs is None else obs, generator, temperature)
+
+
+def _seen_by(episodes: Sequence[RunningEpisode]) -> Observation:
+    """What the episodes see, one row each; where all were stepped together and go on, as the environment gave it."""
+    seen, rows = episodes[0].seen, [episode.row for episode in episodes if episode.seen is episodes[0].seen]
+    whole = rows == list(range(seen.batch_size)) and len(rows) == len(episodes)
+    return seen if whole else Observation.concatenate([episode.obs for episode in episodes])
 
 
 @contextmanager
@@ -168,13 +176,6 @@ def evaluation_mode(policy: Policy | None) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
-
-
-def _row(result: StepResult, row: int) -> StepResult:
-    """Return the part of a step's result that belongs to one environment."""
-    arrays = {name: getattr(result, name)[[row]] for name in (*_STEP_ARRAYS, "success", "lost")}
-    info = {key: [values[row]] for key, values in result.info.items()}
-    return StepResult(obs=result.obs.select([row]), info=info, **arrays)
 
 
 _Step = tuple[Observation, ActionChunk, StepResult]  # One environment's: what was seen, done, and came of it.
@@ -207,9 +208,7 @@ def collect(
     generator = torch.Generator().manual_seed(seed)
     steps: defaultdict[int, list[_Step]] = defaultdict(list)
     episodes: dict[int, Episode] = {}
-
-    def act(running: list[RunningEpisode]) -> ActionChunk:
-        return draw_chunk(policy, running, generator, temperature)
+    act = partial(draw_chunk, policy, generator=generator, temperature=temperature)
 
     def on_step(running: RunningEpisode, row: int, chunk: ActionChunk, result: StepResult) -> None:
         number = running.number
@@ -232,7 +231,7 @@ def _assemble(spec: EpisodeSpec, steps: Sequence[_Step], group: int) -> Episode:
         obs=Observation.concatenate(obs),
         chunks=ActionChunk.concatenate(chunks),
         success=bool(last.success[0]) and not lost,
-        final_obs=last.obs,
+        final_obs=Observation.concatenate([last.obs]),  # A copy, since a row keeps the memory of all.
         group=group,
         lost=lost,
         info={k: np.array([r.info[k][0] for r in results]) for k in results[0].info if k not in ("frames", "states")},

@@ -15,7 +15,7 @@ from vla_rl.policies.load import load_policy
 from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.policies.openvla.options import LoraOptions
 from vla_rl.rollout.runner import EpisodeRunner, RunningEpisode, collect, evaluation_mode
-from vla_rl.types import EpisodeSpec
+from vla_rl.types import EpisodeSpec, Observation
 
 TASK = "reach_red"
 ENV = DummyConfig(num_envs=2, tasks=(TASK,), horizon=4)
@@ -89,6 +89,46 @@ def test_a_lost_episode_is_run_again_before_any_other(max_attempts, attempts):
         env.close()
     lost = [(1, 1, attempt, True) for attempt in attempts]
     assert ended == [(0, 0, 1, False), *lost, (2, 2, 1, False)]
+
+
+class GivingEnv:
+    """An environment that keeps what it gave."""
+
+    def __init__(self, config):
+        self.env = config.build()
+        self.spec, self.num_envs, self.given = self.env.spec, self.env.num_envs, []
+
+    def reset(self, specs, env_ids=None):
+        self.given.append(self.env.reset(specs, env_ids))
+        return self.given[-1]
+
+    def step(self, actions, env_ids=None):
+        result = self.env.step(actions, env_ids)
+        self.given.append(result.obs)
+        return result
+
+
+class SeeingPolicy(ReachPolicy):
+    """A policy that keeps what it saw; too slow to solve anything."""
+
+    def __init__(self):
+        super().__init__(speed=0.01)
+        self.seen: list[Observation] = []
+
+    def act(self, obs, generator=None, temperature=1.0):
+        self.seen.append(obs)
+        return super().act(obs, generator, temperature)
+
+
+def test_observations_are_copied_once_when_their_episode_ends():
+    env = GivingEnv(ENV.model_copy(update={"horizon": 12}))
+    policy = SeeingPolicy()  # type: ignore[abstract]
+    episodes = collect(policy, env, specs(3), temperature=0)  # type: ignore[arg-type]
+    copied = [obs for obs in policy.seen if not any(obs is given for given in env.given)]
+    assert not copied and len(policy.seen) == 2 * 3, "two run side by side, then one alone"
+    for episode in episodes:
+        for image in (episode.obs.images["agentview"], episode.final_obs.images["agentview"]):
+            assert image.base is None, "an episode keeps its own rows alone, not those of all environments"
 
 
 def test_every_module_is_put_back_in_its_own_mode():
