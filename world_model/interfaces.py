@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import torch
 from torch import nn
 
-from world_model.types import Actions, Clip, Frames, NoiseStream
+from world_model.noise import NoiseStream
+from world_model.types import Actions, Clip, Frames
 
 if TYPE_CHECKING:
     from world_model.config import DynamicsConfig

@@ -1,4 +1,4 @@
-"""What the parts of the world model hand to each other: clips to learn from, noise to imagine with.
+"""What the parts of the world model hand to each other: frames, actions, clips to learn from.
 
 Shape legend, beside `vla_rl.types`':
     B clips or environments, T frames of a clip, F new frames, G control steps from one frame to the next,
@@ -113,42 +113,3 @@ class DynamicsInputs:
     frame_steps: int
     state_mean: np.ndarray
     state_std: np.ndarray
-
-
-class NoiseStream:
-    """Gaussian noise for a batch of environments, each from its own generator, so that none depends on the others.
-
-    Args:
-        seeds: one for each row.
-    """
-
-    def __init__(self, seeds: Sequence[int]) -> None:
-        self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-
-    def select(self, rows: Sequence[int]) -> NoiseStream:
-        """The streams of some rows; they go on where they are, for both."""
-        chosen = NoiseStream([])
-        chosen._generators = [self._generators[i] for i in rows]
-        return chosen
-
-    @staticmethod
-    def join(parts: Sequence[NoiseStream]) -> NoiseStream:
-        """The streams of several, in order; they go on where they are, for both."""
-        joined = NoiseStream([])
-        joined._generators = [g for part in parts for g in part._generators]
-        return joined
-
-    def __len__(self) -> int:
-        return len(self._generators)
-
-    def normal(self, *shape: int, device: torch.device | str = "cpu") -> torch.Tensor:
-        """Standard normal float32 (B, *shape); drawn on the CPU, so that it is the same on every device."""
-        return torch.stack([torch.randn(shape, generator=g) for g in self._generators]).to(device)
-
-    def state(self) -> list[torch.Tensor]:
-        """For a keyframe: uint8 state of each generator."""
-        return [g.get_state() for g in self._generators]
-
-    def load_state(self, states: Sequence[torch.Tensor]) -> None:
-        for generator, state in zip(self._generators, states, strict=True):
-            generator.set_state(state)

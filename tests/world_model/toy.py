@@ -24,7 +24,8 @@ from world_model.env.env import WorldModelEnv
 from world_model.interfaces import Autoencoder, Dynamics, SuccessHead
 from world_model.metadata import WorldModelMetadata
 from world_model.model.world_model import Parts, WorldModel
-from world_model.types import Actions, Clip, Frames, NoiseStream
+from world_model.noise import NoiseStream
+from world_model.types import Actions, Clip, Frames
 
 FRAME_STEPS = 4
 GAIN, GOAL = 0.25, 6.0

@@ -14,6 +14,7 @@ import hashlib
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,7 +56,7 @@ class WorldModelEnv:
 
     A keyframe of a recorded episode (`KeyframeSet.recorded`) starts with the real frames that led there in memory. One
     of a real environment is where the first frames' environment is set to. One of this environment holds what the world
-    model remembers, and its noise, so that the same actions lead to the same future; with `fresh_noise`, that is for
+    model remembers, its noise too, so that the same actions lead to the same future; with `fresh_noise`, that is for
     the first episode that starts there, and others have noise of their own.
 
     Args:
@@ -170,7 +171,7 @@ class WorldModelEnv:
             if name.startswith("memory."):
                 tensor = _as_tensor(name, array)[None].to(self.world_model.device)
                 tensors[name.removeprefix("memory.").removesuffix(BFLOAT16)] = tensor
-        other = "keyframe: is of another world model; use one that was saved in this one"
+        other = "keyframe: is of another world model, or older than this version; use one that was saved in this one"
         expected = {
             "reference.latents": (1, 1, len(self.spec.cameras), *self.world_model.autoencoder.latent_shape),
             "reference.states": (1, 1, self.spec.state_dim),
@@ -182,10 +183,7 @@ class WorldModelEnv:
         if {n: t.shape for n, t in blank.tensors().items()} != {n: t.shape for n, t in tensors.items()}:
             raise ValueError(other)
         memory = blank.with_tensors(tensors)
-        if seed is None:
-            memory.noise.load_state([torch.from_numpy(keyframe.arrays["noise"].copy())])
-            memory.other_noise.load_state([torch.from_numpy(keyframe.arrays["other_noise"].copy())])
-        return memory
+        return memory if seed is None else replace(memory, noise=blank.noise)
 
     def _remember(self, ids: Sequence[int], memory: Memory) -> None:
         """Put episodes' memory in their places."""
@@ -206,7 +204,7 @@ class WorldModelEnv:
 
     def _seed_of(self, spec: EpisodeSpec, position: int) -> int:
         text = f"{self._seed}/{_name(spec)}/{position}".encode()
-        return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest())
+        return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest())
 
     # --- stepping ---------------------------------------------------------------------------
 
@@ -338,8 +336,6 @@ class WorldModelEnv:
             memory = self._memory.select([i])
             arrays = dict(_as_array(f"memory.{name}", tensor[0]) for name, tensor in memory.tensors().items())
             arrays |= {
-                "noise": memory.noise.state()[0].numpy(),
-                "other_noise": memory.other_noise.state()[0].numpy(),
                 "images": self._shown[i].copy(),
                 "state": self._state[i].copy(),
                 "imagined": self._imagined[i].copy(),

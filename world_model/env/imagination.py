@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -65,7 +65,7 @@ def imagine_chunk(
     discarded = torch.zeros_like(untrusted)
     rows = success.any(1).nonzero().flatten()
     if config.dual_noise and len(rows):
-        again, again_memory = _again(world_model, memory, actions, rows, config.dual_noise)
+        again, again_memory = _again(world_model, memory, actions, rows, config.dual_noise, config.ensemble - 1)
         scores = world_model.scores(again_memory, again)
         repeated = counted[rows.repeat_interleave(config.dual_noise)]
         held = _predicted(world_model, *scores, repeated, config).any(1).unflatten(0, (-1, config.dual_noise))
@@ -94,12 +94,13 @@ def _predicted(
 
 
 def _again(
-    world_model: WorldModel, memory: Memory, actions: Actions, rows: torch.Tensor, count: int
+    world_model: WorldModel, memory: Memory, actions: Actions, rows: torch.Tensor, count: int, first: int = 0
 ) -> tuple[Frames, Memory]:
-    """The chunk of the episodes at `rows` imagined `count` times more, row by row, with other noise."""
+    """The chunk of the episodes at `rows` imagined `count` times more, row by row: other futures, from `first` on."""
     each = rows.repeat_interleave(count)
-    repeated = memory.select(each.tolist())
-    return world_model.dynamics.imagine(repeated.context, actions.select(each), repeated.other_noise), repeated
+    noise = memory.noise.select(rows).other_futures(count, first)
+    repeated = replace(memory.select(each.tolist()), noise=noise)
+    return world_model.dynamics.imagine(repeated.context, actions.select(each), noise), repeated
 
 
 def _disagreement(

@@ -18,7 +18,7 @@ import torch
 from vla_rl.interfaces import Policy
 from vla_rl.types import ActionChunk, Observation
 from world_model.model.world_model import Memory, WorldModel, load_world_model
-from world_model.types import NoiseStream
+from world_model.noise import NoiseStream
 
 if TYPE_CHECKING:
     from world_model.env.plan_config import PlanConfig
@@ -128,7 +128,7 @@ class Planner:
         world_model = self.world_model
         memory = self._memory.select([self._ids[row] for row in rows])
         seeds = [self._seed(self._ids[row], self._drawn) for row in rows]
-        memory = replace(memory, noise=NoiseStream(seeds), other_noise=NoiseStream(seeds))
+        memory = replace(memory, noise=NoiseStream(seeds, world_model.device))
         actions, best = chunk.actions, np.full(len(rows), -np.inf)
         for number in range(self.config.chunks):
             done = world_model.actions(actions, np.full(len(rows), actions.shape[1]))

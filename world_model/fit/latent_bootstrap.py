@@ -16,7 +16,8 @@ import torch
 from world_model.config import BootstrapConfig
 from world_model.data.clips import ClipDataset
 from world_model.interfaces import Dynamics
-from world_model.types import Clip, Frames, NoiseStream
+from world_model.noise import NoiseStream
+from world_model.types import Clip, Frames
 
 EPISODES_AT_ONCE = 32
 _EPISODES, _CLIPS = 3, 4  # Streams of random numbers.
@@ -102,7 +103,8 @@ class LatentBootstrap:
         number = np.arange(counts.max())
         frame = starts[:, None] + np.minimum(number, counts[:, None] - 1)
         clip = self.clips.clip_of(which, frame, number < counts[:, None]).to(self.device)
-        noise = NoiseStream([int(s) for s in np.random.SeedSequence([self.seed, step]).generate_state(len(chosen))])
+        keys = np.random.SeedSequence([self.seed, step]).generate_state(len(chosen), np.uint64)
+        noise = NoiseStream(keys.tolist(), self.device)
         context = self.dynamics.begin(clip.frames.at(slice(0, 1)), noise)
         frames = [clip.frames.at(slice(0, 1))]
         for i in range(1, len(number)):

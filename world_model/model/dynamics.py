@@ -25,7 +25,8 @@ from world_model.interfaces import Dynamics
 from world_model.model.action_conditioning import ActionConditioning, Condition
 from world_model.model.flow import Noisy, mix, sample, shifted
 from world_model.model.transformer_block import NUM_MODULATIONS, TransformerBlock, level_features
-from world_model.types import Actions, Clip, Frames, NoiseStream
+from world_model.noise import NoiseStream
+from world_model.types import Actions, Clip, Frames
 
 if TYPE_CHECKING:
     from world_model.config import TransformerConfig
@@ -276,14 +277,16 @@ class VideoDynamics(Dynamics["TransformerConfig"]):
     @torch.no_grad()
     def extend(self, context: VideoContext, frames: Frames, actions: Actions, noise: NoiseStream) -> VideoContext:
         """See `Dynamics.extend`."""
-        for i in range(frames.states.shape[1]):
+        num_frames = frames.states.shape[1]
+        drawn = noise.frames(frames, num_frames)
+        for i in range(num_frames):
             here = slice(i, i + 1)
-            context = self._remember(context, frames.at(here), actions.at(here), noise)
+            context = self._remember(context, frames.at(here), actions.at(here), drawn.at(here))
         return context
 
-    def _remember(self, context: VideoContext, frame: Frames, actions: Actions, noise: NoiseStream) -> VideoContext:
+    def _remember(self, context: VideoContext, frame: Frames, actions: Actions, noise: Frames) -> VideoContext:
         levels = torch.full_like(frame.states[..., 0], self.config.context_noise)
-        noisy = mix(frame, self._draw(noise, frame), levels).with_states(frame)
+        noisy = mix(frame, noise, levels).with_states(frame)
         first = context.num_frames == 0
         start = torch.where(first[:, None, None], noisy.frames.states, context.latest.states)
         condition = self.action_maps(actions, start)
@@ -309,15 +312,16 @@ class VideoDynamics(Dynamics["TransformerConfig"]):
     ) -> Frames:
         """See `Dynamics.imagine`. Frames come one after another, each remembered for the next."""
         num_frames = actions.values.shape[1]
+        drawn = noise.frames(context.latest, 2 * num_frames - 1)  # To imagine with, to remember with, by turns.
         imagined: list[Frames] = []
         for i in range(num_frames):
-            here = slice(i, i + 1)
-            imagined.append(self._imagine_one(context, actions.at(here), noise, num_steps))
+            here, start, after = (slice(first, first + 1) for first in (i, 2 * i, 2 * i + 1))
+            imagined.append(self._imagine_one(context, actions.at(here), drawn.at(start), num_steps))
             if i < num_frames - 1:
-                context = self._remember(context, imagined[-1], actions.at(here), noise)
+                context = self._remember(context, imagined[-1], actions.at(here), drawn.at(after))
         return Frames(torch.cat([f.latents for f in imagined], 1), torch.cat([f.states for f in imagined], 1))
 
-    def _imagine_one(self, context: VideoContext, actions: Actions, noise: NoiseStream, steps: int | None) -> Frames:
+    def _imagine_one(self, context: VideoContext, actions: Actions, start: Frames, steps: int | None) -> Frames:
         before, number = context.latest, context.num_frames[:, None]
         condition = self.action_maps(actions, before.states)
 
@@ -327,7 +331,6 @@ class VideoDynamics(Dynamics["TransformerConfig"]):
             tokens, _, _ = self._run(context, tokens, self._modulation(levels, condition), number)
             return self._predict(tokens, before, actions)
 
-        start = self._draw(noise, before)
         return sample(predict, start, steps or self.config.sampling_steps, self.config.temperature)
 
     def _run(
@@ -345,12 +348,6 @@ class VideoDynamics(Dynamics["TransformerConfig"]):
         return tokens, torch.stack(keys, 1), torch.stack(values, 1)
 
     # --- in and out -------------------------------------------------------------------------
-
-    def _draw(self, noise: NoiseStream, like: Frames) -> Frames:
-        device = like.latents.device
-        return Frames(
-            noise.normal(*like.latents.shape[1:], device=device), noise.normal(*like.states.shape[1:], device=device)
-        )
 
     def _tokens(self, noisy: Noisy, before: Frames | None, condition: Condition, number: torch.Tensor) -> torch.Tensor:
         """Tokens (B, T, N, width). `before` is the frame that each one follows; None for the context stream."""

@@ -22,7 +22,8 @@ import torch
 from world_model.interfaces import Dynamics
 from world_model.model.flow import mix, sample, shifted
 from world_model.model.wan_network import ActionWan, build_transformer, transformer_sizes
-from world_model.types import Actions, Clip, Frames, NoiseStream
+from world_model.noise import NoiseStream
+from world_model.types import Actions, Clip, Frames
 
 if TYPE_CHECKING:
     from world_model.config import WanConfig
@@ -207,7 +208,8 @@ class WanDynamics(Dynamics["WanConfig"]):
     ) -> Frames:
         """See `Dynamics.imagine`."""
         slots, num_new = context.filled.shape[1], actions.values.shape[1]
-        past_noise, start = self._draw(noise, context.frames, slots), self._draw(noise, context.frames, num_new)
+        drawn = noise.frames(context.frames, slots + num_new)
+        past_noise, start = drawn.at(slice(0, slots)), drawn.at(slice(slots, None))
         levels = torch.full_like(context.frames.states[..., 0], self.config.context_noise)
         past = mix(context.frames, past_noise, levels)
         every = Actions(
@@ -227,12 +229,3 @@ class WanDynamics(Dynamics["WanConfig"]):
             return Frames(noisy.latents - level * velocity[:, slots:], states[:, slots:])
 
         return sample(predict, start, num_steps or self.config.sampling_steps, self.config.temperature)
-
-    def _draw(self, noise: NoiseStream, like: Frames, num_frames: int) -> Frames:
-        """Frame after frame, so that the first ones do not depend on how many there are."""
-        device = like.states.device
-        drawn = [
-            (noise.normal(*like.latents.shape[2:], device=device), noise.normal(*like.states.shape[2:], device=device))
-            for _ in range(num_frames)
-        ]
-        return Frames(torch.stack([x for x, _ in drawn], 1), torch.stack([x for _, x in drawn], 1))

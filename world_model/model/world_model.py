@@ -24,7 +24,8 @@ from vla_rl.common.precision import Precision, wants_bf16
 from world_model.config import WorldModelConfig
 from world_model.interfaces import Autoencoder, Context, Dynamics, SuccessHead
 from world_model.metadata import METADATA_FILE, WorldModelMetadata, read_metadata, resolve_path, write_metadata
-from world_model.types import Actions, DynamicsInputs, Frames, NoiseStream
+from world_model.noise import NoiseStream
+from world_model.types import Actions, DynamicsInputs, Frames
 
 IMAGES_AT_ONCE = 512  # Through the autoencoder, which bounds its memory.
 
@@ -51,8 +52,8 @@ class Memory:
         reference: B x 1, the episode's first frame.
         recent: B x R, the last frames, the newest last; the first one repeated where there are fewer.
         instruction: B strings.
-        noise: of what happens, a stream for each episode.
-        other_noise: of what else might have happened (verification, ensemble), so that asking changes nothing.
+        noise: of what happens, a stream for each episode; also of what else might have happened (`other_futures`), so
+            that asking changes nothing.
     """
 
     context: Context
@@ -60,14 +61,13 @@ class Memory:
     recent: Frames
     instruction: list[str]
     noise: NoiseStream
-    other_noise: NoiseStream
 
     @property
     def size(self) -> int:
         return len(self.instruction)
 
     def select(self, rows: Sequence[int]) -> Memory:
-        """Of the episodes at `rows`, in that order; repeats allowed, which then share their noise."""
+        """Of the episodes at `rows`, in that order; repeats allowed, which then draw the same noise."""
         rows = list(rows)
         index = torch.tensor(rows, dtype=torch.int64, device=self.reference.states.device)
         return Memory(
@@ -75,8 +75,7 @@ class Memory:
             self.reference.select(index),
             self.recent.select(index),
             [self.instruction[i] for i in rows],
-            self.noise.select(rows),
-            self.other_noise.select(rows),
+            self.noise.select(index),
         )
 
     def put(self, rows: Sequence[int], other: Memory) -> Memory:
@@ -90,28 +89,29 @@ class Memory:
             put_frames(self.reference, index, other.reference),
             put_frames(self.recent, index, other.recent),
             [instruction[i] for i in order],
-            NoiseStream.join([self.noise, other.noise]).select(order),
-            NoiseStream.join([self.other_noise, other.other_noise]).select(order),
+            self.noise.put(index, other.noise),
         )
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """All but the instruction and the noise, for a keyframe; the first dimension of each is B."""
+        """All but the instruction, for a keyframe; the first dimension of each is B."""
         context = {f"context.{name}": tensor for name, tensor in self.context.tensors().items()}
         return context | {
             "reference.latents": self.reference.latents,
             "reference.states": self.reference.states,
             "recent.latents": self.recent.latents,
             "recent.states": self.recent.states,
+            "noise": self.noise.rows,
         }
 
     def with_tensors(self, tensors: Mapping[str, torch.Tensor]) -> Memory:
-        """The same episodes' instruction and noise, with what `tensors` gave in place of the rest."""
+        """The same episodes' instruction, with what `tensors` gave in place of the rest."""
         names = [name for name in tensors if name.startswith("context.")]
         return replace(
             self,
             context=type(self.context).from_tensors({n.removeprefix("context."): tensors[n] for n in names}),
             reference=Frames(tensors["reference.latents"], tensors["reference.states"]),
             recent=Frames(tensors["recent.latents"], tensors["recent.states"]),
+            noise=NoiseStream.from_rows(tensors["noise"]),
         )
 
 
@@ -223,13 +223,13 @@ class WorldModel(nn.Module):
         """Start B episodes at their first frame (F = 1).
 
         Args:
-            seeds: of each episode's noise, below 2^32.
+            seeds: of each episode's noise, of 64 bits.
         """
-        noise = NoiseStream(seeds)
+        noise = NoiseStream(seeds, self.device)
         repeats = max(self.success.num_frames, self.clip.num_frames)
         recent = Frames(first.latents.repeat_interleave(repeats, 1), first.states.repeat_interleave(repeats, 1))
         context = self.dynamics.begin(first, noise)
-        return Memory(context, first, recent, list(instruction), noise, NoiseStream([~seed for seed in seeds]))
+        return Memory(context, first, recent, list(instruction), noise)
 
     @torch.no_grad()
     def extend(self, memory: Memory, frames: Frames, actions: Actions) -> Memory:

@@ -14,8 +14,9 @@ from vla_rl.types import EpisodeSpec
 from world_model.config import ImaginationConfig
 from world_model.env.imagination import ImaginedChunk, imagine_chunk
 from world_model.model.world_model import Memory, WorldModel
+from world_model.noise import NoiseStream
 from world_model.trust.subject import OpenLoop
-from world_model.types import Frames, NoiseStream
+from world_model.types import Frames
 
 SEEDS = list(range(100, 300))
 
@@ -42,10 +43,11 @@ def path(chunk: ImaginedChunk) -> torch.Tensor:
     return chunk.frames.latents[:, :, 0, 0, 0, 0]
 
 
-def drawn(seeds: list[int], count: int) -> torch.Tensor:
-    """The first `count` numbers of each stream, (B, count)."""
+def drawn(seeds: list[int], after: int = 1, count: int = 1) -> torch.Tensor:
+    """The first number of each stream, and that of each of `count` other futures `after` draws, (B, 1 + count)."""
     stream = NoiseStream(seeds)
-    return torch.cat([stream.normal(1) for _ in range(count)], 1)
+    own = torch.cat([stream.normal(1) for _ in range(after)], 1)[:, :1]
+    return torch.cat([own, stream.other_futures(count).normal(1).view(-1, count)], 1)
 
 
 # --- one chunk --------------------------------------------------------------------------------
@@ -78,7 +80,7 @@ def test_without_the_classifier_the_head_decides_alone() -> None:
 def test_a_success_stands_only_if_it_holds_under_new_noise() -> None:
     world_model = toy_world_model(noise=0.5)
     chunk = imagine(world_model, begin(world_model, 6.0, SEEDS), push(0, len(SEEDS), 4))
-    first, again = (6 + 0.5 * drawn(seeds, 1)[:, 0] for seeds in (SEEDS, [~seed for seed in SEEDS]))
+    first, again = (6 + 0.5 * drawn(SEEDS)).T
     predicted, held = first > GOAL, again > GOAL
     assert torch.equal(chunk.success[:, 0], predicted & held)
     assert torch.equal(chunk.discarded, predicted & ~held)
@@ -92,8 +94,8 @@ def test_a_success_stands_only_if_it_holds_under_new_noise() -> None:
 def test_one_flip_of_several_discards_and_the_first_one_is_gone_on_with() -> None:
     world_model = toy_world_model(noise=0.5)
     chunk = imagine(world_model, begin(world_model, 6.0, SEEDS), push(0, len(SEEDS), 4), dual_noise=3)
-    first = 6 + 0.5 * drawn(SEEDS, 1)[:, 0]
-    again = 6 + 0.5 * drawn([~seed for seed in SEEDS], 3)
+    first, again = (6 + 0.5 * drawn(SEEDS, count=3)).split([1, 3], 1)
+    first = first[:, 0]
     predicted, held = first > GOAL, again > GOAL
     assert torch.equal(chunk.success[:, 0], predicted & held.all(1))
     flipped = predicted & ~held.all(1)
@@ -114,8 +116,7 @@ def test_disagreement_is_the_spread_of_the_futures_over_executed_frames() -> Non
     world_model = toy_world_model(noise=0.5)
     memory = begin(world_model, 1.0, [1, 2])
     chunk = imagine(world_model, memory, push(1, 2, 8), num_steps=4, ensemble=3, max_disagreement=0.3)
-    own, others = drawn([1, 2], 1), drawn([~1, ~2], 2)  # Frame 1; of the two other futures in turn.
-    expected = (0.5 * torch.cat([own, others], 1)).std(1)
+    expected = (0.5 * drawn([1, 2], after=2, count=2)).std(1)  # Frame 1 of the future and of two others.
     torch.testing.assert_close(chunk.disagreement, expected)
     assert chunk.untrusted.tolist() == (expected > 0.3).tolist()
     assert not imagine(world_model, memory, push(1, 2, 8)).disagreement.any()

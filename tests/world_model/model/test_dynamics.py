@@ -11,7 +11,8 @@ import torch
 from world_model.config import TransformerConfig
 from world_model.model.dynamics import VideoContext, VideoDynamics
 from world_model.model.flow import mix, sample, sampling_levels
-from world_model.types import Actions, Clip, Frames, NoiseStream
+from world_model.noise import NoiseStream
+from world_model.types import Actions, Clip, Frames
 
 SHAPE = (4, 8, 8)  # C, h, w
 STATE_DIM, ACTION_DIM, FRAME_STEPS = 8, 7, 4
@@ -138,10 +139,9 @@ def test_imagining_over_the_cache_computes_what_training_does(reference: bool) -
             torch.randn(clip.frames.latents.shape, generator=g)[:, i : i + 1],
             torch.randn(clip.frames.states.shape, generator=g)[:, i : i + 1],
         )
-        dynamics._draw = lambda noise, like, drawn=drawn: drawn  # type: ignore[method-assign]
-        here = slice(i, i + 1)
-        imagined = dynamics.imagine(context, clip.actions.at(here), noise)
-        del dynamics._draw
+        here, given = slice(i, i + 1), NoiseStream([0, 1])
+        given.frames = lambda like, count, drawn=drawn: drawn  # type: ignore[method-assign]
+        imagined = dynamics.imagine(context, clip.actions.at(here), given)
         torch.testing.assert_close(imagined.latents, trained.latents[:, i - 1 : i], atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(imagined.states, trained.states[:, i - 1 : i], atol=1e-5, rtol=1e-4)
         context = dynamics.extend(context, clip.frames.at(here), clip.actions.at(here), noise)
@@ -165,13 +165,12 @@ def test_a_batch_equals_its_rows_whatever_their_ages() -> None:
         noise = NoiseStream([row])
         context = dynamics.begin(part.frames.at(slice(0, 1)), noise)
         context = dynamics.extend(context, part.frames.at(slice(1, age)), part.actions.at(slice(1, age)), noise)
-        contexts.append((context, noise.state()))
+        contexts.append((context, noise.select(torch.tensor([0]))))
         alone.append(dynamics.imagine(context, part.actions.at(slice(3, 5)), noise))
     together = contexts[0][0].select(torch.tensor([0, 0, 0]))
     for row in (1, 2):
         together = together.put(torch.tensor([row]), contexts[row][0])
-    noise = NoiseStream([0, 1, 2])
-    noise.load_state([state[0] for _, state in contexts])
+    noise = NoiseStream.from_rows(torch.cat([own.rows for _, own in contexts]))
     batch = dynamics.imagine(together, clip.actions.at(slice(3, 5)), noise)
     for row in range(3):
         torch.testing.assert_close(batch.latents[row], alone[row].latents[0], atol=1e-5, rtol=1e-4)

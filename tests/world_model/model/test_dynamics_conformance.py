@@ -15,7 +15,8 @@ from vla_rl.config import ConfigError, validate
 from world_model.config import TransformerConfig, WanConfig, WorldModelConfig
 from world_model.fit.config import FitConfig
 from world_model.interfaces import Dynamics
-from world_model.types import Actions, Clip, DynamicsInputs, Frames, NoiseStream
+from world_model.noise import NoiseStream
+from world_model.types import Actions, Clip, DynamicsInputs, Frames
 
 INPUTS = DynamicsInputs((2, 4, 4), ("front", "wrist"), 5, 3, 4, np.zeros(5, np.float32), np.ones(5, np.float32))
 WAN_SIZES = {

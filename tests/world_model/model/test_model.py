@@ -17,7 +17,8 @@ from vla_rl.config import ConfigError
 from world_model.config import WorldModelConfig
 from world_model.metadata import METADATA_FILE, WorldModelMetadata, content_key, read_metadata, resolve_path, shortened
 from world_model.model.world_model import WorldModel, build_parts, load_world_model
-from world_model.types import Actions, Frames, NoiseStream
+from world_model.noise import NoiseStream
+from world_model.types import Actions, Frames
 
 SMALL = WorldModelConfig.model_validate(
     {

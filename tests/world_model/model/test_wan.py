@@ -17,7 +17,8 @@ from world_model.config import StageConfig, TransformerConfig, WanConfig, WorldM
 from world_model.fit.stage import stage_trainer
 from world_model.model.flow import mix
 from world_model.model.wan import WanContext, WanDynamics
-from world_model.types import Actions, Clip, Frames, NoiseStream
+from world_model.noise import NoiseStream
+from world_model.types import Actions, Clip, Frames
 
 diffusers = pytest.importorskip("diffusers")
 
@@ -244,9 +245,7 @@ def test_one_step_of_imagination_is_what_training_predicts() -> None:
     dynamics, clip = make_dynamics(context_noise=0.0), make_clip(1, 4)
     context, _ = begun(dynamics, clip, 2)
     imagined = dynamics.imagine(context, clip.actions.at(slice(3, 4)), NoiseStream([4]), num_steps=1)
-    stream = NoiseStream([4])
-    drawn = [(stream.normal(1, *SHAPE), stream.normal(STATE_DIM)) for _ in range(4)]  # 3 of the context, then the new
-    noise = Frames(torch.stack([x for x, _ in drawn], 1), torch.stack([x for _, x in drawn], 1))
+    noise = NoiseStream([4]).frames(clip.frames, 4)  # 3 of the context, then the new.
     noisy = mix(clip.frames, noise, torch.tensor([[0.0, 0.0, 0.0, 1.0]]))
     velocity, states = predict(dynamics, replace(clip, frames=noisy.frames), noisy.levels)
     torch.testing.assert_close(imagined.latents[:, 0], (noise.latents - velocity)[:, 3], atol=1e-5, rtol=1e-4)
