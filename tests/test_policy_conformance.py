@@ -8,30 +8,9 @@ from vla_rl.config import KINDS, build_component
 from vla_rl.policies.base import PolicyConfig
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics
 from vla_rl.policies.load import load_policy
+from vla_rl.workflows.gpu_bench.policy_matrix import VARIANTS
 
 SPEC = fake_env_spec()
-# Small variants of every kind; a new kind must be added here.
-VARIANTS = {
-    "openvla-parallel": {"kind": "openvla", "precision": "fp32", "value_head": True},
-    "openvla-parallel-bf16": {"kind": "openvla", "precision": "bf16", "placeholder": "zero", "use_state": False},
-    "openvla-autoregressive": {
-        "kind": "openvla", "precision": "fp32", "decoder": "autoregressive", "chunk_size": 2,
-    },
-    "openvla-l1": {
-        "kind": "openvla", "precision": "fp32", "decoder": "l1", "chunk_size": 2, "laplace": {"initial_scale": 0.5},
-        "value_head": True,
-    },
-    "smolvla-sde": {"kind": "lerobot", "type": "smolvla", "preset": "tiny", "value_head": True},
-    "smolvla-noise-joint": {
-        "kind": "lerobot", "type": "smolvla", "preset": "tiny", "sampling": {"method": "flow_noise", "joint": True},
-    },
-    "pi0-sde-joint": {"kind": "lerobot", "type": "pi0", "preset": "tiny", "sampling": {"joint": True}},
-    "pi0-lora": {"kind": "lerobot", "type": "pi0", "preset": "tiny", "lora": {"rank": 2}, "trainable": "lora"},
-    "pi05-noise": {
-        "kind": "lerobot", "type": "pi05", "preset": "tiny", "value_head": True, "sampling": {"method": "flow_noise"},
-    },
-    "openvla-lora": {"kind": "openvla", "precision": "fp32", "lora": {"rank": 2}, "trainable": "lora"},
-}  # fmt: skip
 
 
 def build(name, seed=0):

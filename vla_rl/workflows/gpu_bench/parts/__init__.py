@@ -1,0 +1,44 @@
+"""The parts of the benchmark, each in a file of its own with `measure(sheet)`; this one says when and how long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part, in the module of its name.
+
+    Attributes:
+        what: for people. minutes: it may take at full size, at most 8. needs: packages without which it is left out.
+    """
+
+    name: str
+    what: str
+    minutes: float
+    needs: tuple[str, ...] = ()
+
+    @property
+    def module(self) -> str:
+        """Where it is."""
+        return f"{__name__}.{self.name}"
+
+    @property
+    def missing(self) -> list[str]:
+        """Packages that it needs and this Python lacks."""
+        return [name for name in self.needs if find_spec(name) is None]
+
+
+_CONFIG = ("pydantic", "yaml")
+_POLICY = (*_CONFIG, "safetensors", "timm", "torchvision", "transformers", "tokenizers", "peft")
+# In order: what says most comes first, as time may run out.
+PARTS = {
+    part.name: part
+    for part in (
+        Part("rates", "What the machine gives at best: matrix products, copies, launches", 1.0),
+        Part("correctness", "Policies and learners against the CPU", 6.0, _POLICY),
+        Part("runs", "Real runs: GRPO stopped and resumed, cloning", 6.0, (*_POLICY, "accelerate")),
+    )
+}
+FIRST = "rates"  # Others measure against it.
