@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -15,19 +16,27 @@ import torch.distributed as dist
 from vla_rl.config import ConfigError
 from vla_rl.distributed import fsdp, outcomes
 from vla_rl.distributed.process_group import ProcessGroup, entered, num_launched, resolve_device
+from vla_rl.distributed.process_watch import Watch
 from vla_rl.interfaces import PolicyOutput
 
 if TYPE_CHECKING:
     from vla_rl.recipe.recipe import Recipe
     from vla_rl.types import Episode
 
-# The others wait while process 0 evaluates. A process that dies is noticed by the launcher, which ends the rest.
-_TIMEOUT = timedelta(hours=12)
 _COMMANDS = ("train", "sft")
 
 
+@dataclass(frozen=True)
 class LaunchedGroup(ProcessGroup):
-    """Several processes; see `ProcessGroup` for what each method promises."""
+    """Several processes; see `ProcessGroup` for what each method promises.
+
+    Attributes:
+        watch: notices one that hangs. A process that dies is noticed by the launcher, which ends the rest.
+        on_host: torch's group for what is exchanged outside the device; None: the one for all.
+    """
+
+    watch: Watch | None = field(default=None, compare=False, repr=False)
+    on_host: Any = field(default=None, compare=False, repr=False)
 
     def share(self, num: int) -> slice:
         each, more = divmod(num, self.size)  # Earlier parts are larger.
@@ -51,29 +60,32 @@ class LaunchedGroup(ProcessGroup):
     def gather_outcomes(self, episodes: Sequence[Episode]) -> list[Episode]:
         return outcomes.gather(self, episodes)
 
-    def wait(self) -> None:
-        self.gather(None)
+    def wait(self, patient: bool = False) -> None:
+        if self.watch is not None:
+            self.watch.meet(patient)
 
     @contextmanager
     def main_first(self) -> Iterator[None]:
         if not self.is_main:
-            self.wait()
+            self.wait(patient=True)
         yield
         if self.is_main:
-            self.wait()
+            self.wait(patient=True)
 
     def _gather_bytes(self, data: bytes) -> list[bytes]:
-        sizes = [torch.zeros(1, dtype=torch.int64, device=self.device) for _ in range(self.size)]
-        dist.all_gather(sizes, torch.tensor([len(data)], device=self.device))
+        self.wait()
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(sizes, torch.tensor([len(data)]), group=self.on_host)
         longest = max(1, *(int(size) for size in sizes))
-        padded = torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8).to(self.device)
+        padded = torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8)
         parts = [torch.empty_like(padded) for _ in range(self.size)]
-        dist.all_gather(parts, padded)
-        return [part.cpu().numpy().tobytes()[: int(size)] for part, size in zip(parts, sizes, strict=True)]
+        dist.all_gather(parts, padded, group=self.on_host)
+        return [part.numpy().tobytes()[: int(size)] for part, size in zip(parts, sizes, strict=True)]
 
     # --- the policy -------------------------------------------------------------------------
 
     def distribute(self, policy: Any) -> None:
+        self.wait()
         for tensor in (*policy.parameters(), *policy.buffers()):
             dist.broadcast(tensor.detach(), src=0)
         if self.is_sharded:
@@ -112,13 +124,20 @@ def launched_group(recipe: Recipe) -> Iterator[LaunchedGroup]:
 
     check(recipe, num_launched())
     on_cpu = resolve_device(recipe.device) == "cpu"
-    state = PartialState(cpu=on_cpu, timeout=_TIMEOUT)
+    limit = timedelta(minutes=recipe.distributed.timeout_minutes)
+    state = PartialState(cpu=on_cpu, timeout=limit)
     device = "cpu" if on_cpu else f"cuda:{state.local_process_index}"
-    group = LaunchedGroup(state.process_index, state.num_processes, recipe.parallel, device)
-    with entered(group):
-        yield group
-        group.wait()
-        state.destroy_process_group()
+    on_host = None if on_cpu else dist.new_group(backend="gloo", timeout=limit)
+    rank, size = state.process_index, state.num_processes
+    watch = Watch(dist.distributed_c10d._get_default_store(), rank, size, limit)
+    group = LaunchedGroup(rank, size, recipe.parallel, device, watch, on_host)
+    try:
+        with entered(group), watch.explained():
+            yield group
+            group.wait()
+            state.destroy_process_group()
+    finally:
+        watch.close()
 
 
 def check_command(command: str | None) -> None:

@@ -41,7 +41,7 @@ class ProcessGroup:
         rank: this one's number, from 0, which writes and evaluates.
         size: how many there are.
         strategy: ddp: each holds the whole policy; fsdp: parameters, gradients and optimizer state are cut up.
-        device: where tensors that are exchanged lie.
+        device: where it computes.
     """
 
     rank: int = 0
@@ -80,7 +80,7 @@ class ProcessGroup:
         return list(episodes)
 
     def wait(self) -> None:
-        """Wait until every process is here."""
+        """Wait until every process is here; one that does not come in time ends the run (see `process_watch.py`)."""
 
     @contextmanager
     def main_first(self) -> Iterator[None]:

@@ -14,6 +14,7 @@ from pydantic import Field, SerializeAsAny, model_validator
 
 from vla_rl.algorithms.base import AlgoConfig
 from vla_rl.config import Config, ConfigError, apply_overrides, component, find_recipe, read_yaml, validate
+from vla_rl.distributed.config import DistributedConfig
 from vla_rl.distributed.process_group import resolve_device
 from vla_rl.evaluation.evaluate import EvalConfig
 from vla_rl.evaluation.gate import GateConfig
@@ -41,6 +42,7 @@ class Recipe(Config):
         description="Several processes: ddp: each holds the whole policy; fsdp: weights, gradients and optimizer state "
         "are cut into one part per process. No meaning with one process.",
     )
+    distributed: DistributedConfig = Field(default_factory=DistributedConfig)
     num_threads: int = Field(default=0, ge=0, description="torch threads on a CPU; 0 leaves torch's choice.")
     env: Annotated[SerializeAsAny[EnvConfig], component("env")]
     real_env: Annotated[SerializeAsAny[EnvConfig] | None, component("env")] = Field(

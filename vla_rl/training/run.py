@@ -66,11 +66,10 @@ class TrainingRun:
 
             torch.set_num_threads(recipe.num_threads)
         self.recipe, self.config, self.algo, self.folder = recipe, recipe.train, recipe.algo, RunFolder(folder)
-        self.iteration = 0
+        self.iteration, self._saved_at = 0, -1
         self.world = current()
         self.stopwatch = Stopwatch()
         self._best: tuple[float, int] | None = None  # validation success, iteration
-        self._saved_at = -1
         self._interrupted = self._is_looping = False
         self._handlers: dict[int, Any] = {}
         self._imagined = math.nan  # success in the last rollouts

@@ -6,17 +6,16 @@ Real processes, over gloo on the CPU.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from launching import TIME_LIMIT, launch
 from safetensors.torch import load_file
 from tiny_run import make_recipe, metrics, save_policy
 from together import ALGOS, ENV, MEMORY_BATCH, MEMORY_OPTIONS, SPEC, run
@@ -38,25 +37,7 @@ from vla_rl.types import ActionChunk, Episode, EpisodeSpec, Keyframe, Observatio
 from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
 
 HERE = Path(__file__).resolve().parents[1]
-TIME_LIMIT = 900
 pytestmark = pytest.mark.timeout(4 * TIME_LIMIT)  # A backstop: `launch` ends what hangs.
-
-
-def launch(*arguments: str, module: bool = False, processes: int = 2) -> subprocess.CompletedProcess[str]:
-    """Run a script (or a module) in several processes; after the time limit the launcher is asked to end them."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    paths = os.pathsep.join(str(path) for path in (HERE.parent.parent, HERE, HERE / "training"))
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [*launcher, *(["-m"] if module else []), *arguments]
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            output, errors = process.communicate(timeout=TIME_LIMIT)
-        except subprocess.TimeoutExpired:
-            process.terminate()  # A killed launcher would leave its processes behind.
-            raise
-        return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
 @pytest.fixture(scope="module")
