@@ -272,6 +272,14 @@ class ImaginationConfig(Config):
     precision: Literal["auto", "fp32", "bf16"] = Field(
         default="auto", description="Of the networks; auto: bf16 where the hardware multiplies it natively."
     )
+    reward: Literal["success", "probability"] = Field(
+        default="success",
+        description="success: 1 where the verdicts pass their thresholds; probability: the calibrated probability that "
+        "the episode succeeds, paid as it grows, without a threshold.",
+    )
+    stop_probability: float = Field(
+        default=0.8, gt=0, lt=1, description="With reward probability: an episode ends where it passes this."
+    )
     require_both: bool = Field(
         default=True, description="A success counts where the success head and the clip classifier both say so."
     )
@@ -299,6 +307,11 @@ class ImaginationConfig(Config):
             raise ConfigError(
                 f"imagination.max_disagreement: got {self.max_disagreement:g} with ensemble 1, which has nothing to "
                 "disagree with; set imagination.ensemble to 2 or more"
+            )
+        if self.reward == "probability" and self.dual_noise:
+            raise ConfigError(
+                f"imagination.dual_noise: got {self.dual_noise} with reward 'probability', which knows no single "
+                "success to imagine again; set imagination.dual_noise=0"
             )
         return self
 

@@ -39,6 +39,9 @@ class WorldModelMetadata(Config):
     projections: dict[str, tuple[Row, Row, Row]] = Field(default={}, description="See `EnvSpec.projections`.")
     success_threshold: FiniteFloat = Field(default=0.0, description="Logit of the success head above which it counts.")
     clip_threshold: FiniteFloat = Field(default=0.0, description="Logit of the clip classifier, likewise.")
+    success_probability: tuple[PositiveFloat, FiniteFloat] | None = Field(
+        default=None, description="Slope and intercept of P(success) over the lower logit; null where not fitted."
+    )
     calibration: dict[str, Any] = Field(default={}, description="How the thresholds were found, and what they give.")
     datasets: tuple[str, ...] = Field(default=(), description="Content keys of the datasets it was fitted on.")
     calibrated_on: tuple[str, ...] = Field(

@@ -41,6 +41,7 @@ METADATA = WorldModelMetadata(
     control_hz=10.0,
     tasks={"reach": "reach the goal", "reach_back": "reach the goal again"},
     horizon={"reach": 24, "reach_back": 16},
+    success_probability=(2.0, 0.0),
 )
 CONFIG = WorldModelConfig.model_validate({"frame_steps": FRAME_STEPS})
 

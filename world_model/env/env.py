@@ -34,6 +34,7 @@ from world_model.config import ImaginationConfig
 from world_model.data.initial_frames import InitialFrames
 from world_model.data.recorded_prefixes import RecordedPrefixes, remember
 from world_model.env.imagination import ImaginedChunk, imagine_chunk
+from world_model.env.reward import LIKELY, judge
 from world_model.metadata import shortened
 from world_model.model.world_model import Memory, WorldModel
 from world_model.types import Frames
@@ -98,7 +99,10 @@ class WorldModelEnv:
         self._status: list[EnvStatus] = ["never started"] * num_envs
         # Control steps of the episode, and how many of them were imagined since a real frame.
         self._steps, self._imagined = np.zeros((2, num_envs), np.int64)
+        self._paid = np.zeros(num_envs, np.float32)  # Reward of the episode so far.
         self._warned = False
+        if config.reward == "probability":
+            world_model.check_probability()
 
     # --- starting ---------------------------------------------------------------------------
 
@@ -127,6 +131,7 @@ class WorldModelEnv:
             self._begin_recorded([i for i, _ in recorded], [spec for _, spec in recorded])
         for i, spec in zip(ids, specs, strict=True):
             self._task[i] = spec.task
+            self._paid[i] = float(spec.keyframe.arrays.get("paid", 0.0)) if spec.keyframe else 0.0
         self._set_status(ids, "running")
         return self._observation(ids)
 
@@ -222,7 +227,8 @@ class WorldModelEnv:
         chunk = imagine_chunk(self.world_model, memory, self.world_model.actions(array, planned), self.config)
 
         lost = self._broken(ids, chunk)
-        success = chunk.success.cpu().numpy() & ~lost[:, None]
+        value, ends = judge(self.world_model, chunk, self.config, self._paid[ids])
+        success = ends & ~lost[:, None]
         succeeded, untrusted = success.any(1), chunk.untrusted.cpu().numpy() & ~lost
         frame_steps = self.world_model.frame_steps
         num_steps = np.where(succeeded, np.minimum((success.argmax(1) + 1) * frame_steps, planned), planned)
@@ -230,9 +236,12 @@ class WorldModelEnv:
         reward = np.zeros((batch, length), np.float32)
         terminated, truncated = np.zeros((2, batch, length), bool)
         row, last = np.arange(batch), np.maximum(num_steps - 1, 0)
-        reward[row, last] = terminated[row, last] = succeeded
+        reached = np.where(lost, self._paid[ids], value[row, last // frame_steps])
+        reward[row, last], self._paid[ids] = reached - self._paid[ids], reached
+        terminated[row, last] = succeeded
         truncated[row, last] = ~succeeded & ~lost & ((planned == left) | untrusted)
 
+        succeeded = succeeded | (truncated.any(1) & (reached > LIKELY))
         going = ~(succeeded | truncated.any(1) | lost)
         self._go_on(ids, memory, chunk, going)
         self._steps[ids] += num_steps
@@ -339,6 +348,7 @@ class WorldModelEnv:
                 "images": self._shown[i].copy(),
                 "state": self._state[i].copy(),
                 "imagined": self._imagined[i].copy(),
+                "paid": self._paid[i].copy(),
                 "instruction": np.frombuffer(self._instruction[i].encode(), np.uint8),
             }
             keyframes.append(Keyframe(KIND, self._task[i], int(self._steps[i]), arrays))

@@ -15,6 +15,7 @@ from pydantic import FiniteFloat
 
 from vla_rl.config import Config
 from vla_rl.evaluation.statistics import clustered_wilson_interval, wilson_interval
+from world_model.fit.probability import SuccessProbability, fit_probability
 from world_model.trust.figures import Figure
 from world_model.trust.measures.outcomes import outcome_figures, rate_figure
 
@@ -37,6 +38,7 @@ class SuccessCalibration(Config):
         figures: agreement, false_success, precision, recall and others, with intervals; see
             `world_model.trust.figures.FIGURES`.
         success_alone, clip_alone: false-success rate if one alone decided, at the same threshold.
+        probability: what the higher of the scores means, without a threshold; None where higher does not mean likelier.
         num_episodes, num_failures: held out.
     """
 
@@ -46,6 +48,7 @@ class SuccessCalibration(Config):
     figures: dict[str, Figure]
     success_alone: Figure
     clip_alone: Figure
+    probability: SuccessProbability | None = None
     num_episodes: int
     num_failures: int
 
@@ -107,6 +110,7 @@ def calibrate(
         figures=outcome_figures(real, imagined, groups),
         success_alone=success_alone,
         clip_alone=clip_alone,
+        probability=fit_probability(score, real, groups),
         num_episodes=len(real),
         num_failures=int((~real).sum()),
     )

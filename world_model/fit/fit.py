@@ -300,6 +300,9 @@ class _Fit:
             update={
                 "success_threshold": found.success_threshold,
                 "clip_threshold": found.clip_threshold,
+                "success_probability": (
+                    None if found.probability is None else (found.probability.slope, found.probability.intercept)
+                ),
                 "calibration": found.model_dump(mode="json"),
                 "calibrated_on": _content_keys(self.data.calibration),
             }

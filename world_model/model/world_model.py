@@ -21,12 +21,18 @@ from torch import nn
 
 from vla_rl.common.atomic import atomic_folder
 from vla_rl.common.precision import Precision, wants_bf16
+from vla_rl.config import ConfigError
 from world_model.config import WorldModelConfig
 from world_model.interfaces import Autoencoder, Context, Dynamics, SuccessHead
 from world_model.metadata import METADATA_FILE, WorldModelMetadata, read_metadata, resolve_path, write_metadata
 from world_model.noise import NoiseStream
 from world_model.types import Actions, DynamicsInputs, Frames
 
+NO_PROBABILITY = (
+    "env.imagination.reward: got 'probability', but the world model has no calibrated probability of success: it was "
+    "fitted before there were any, or a higher score means no more success on its held-out episodes. Fit it again "
+    "(vla-rl world-model fit), or set env.imagination.reward=success."
+)
 IMAGES_AT_ONCE = 512  # Through the autoencoder, which bounds its memory.
 
 
@@ -264,6 +270,25 @@ class WorldModel(nn.Module):
         """Whether logits count as a success: above the head's threshold, and the classifier's if both are required."""
         counted = success > self.metadata.success_threshold
         return counted & (clip > self.metadata.clip_threshold) if require_both else counted
+
+    def check_probability(self) -> tuple[float, float]:
+        """Return slope and intercept of the probability of success.
+
+        Raises:
+            ConfigError: it has none.
+        """
+        if self.metadata.success_probability is None:
+            raise ConfigError(NO_PROBABILITY)
+        return self.metadata.success_probability
+
+    def probability(self, success: torch.Tensor, clip: torch.Tensor) -> torch.Tensor:
+        """Calibrated probability that an episode succeeds whose highest logits these are, float32, of their shape.
+
+        Raises:
+            ConfigError: it has no calibrated probability.
+        """
+        slope, intercept = self.check_probability()
+        return torch.sigmoid(slope * torch.minimum(success, clip).float() + intercept)
 
     def compute_in(self, precision: Precision) -> WorldModel:
         """Keep the networks' parameters in bfloat16 from here on, where `precision` says so; images, latents and states
