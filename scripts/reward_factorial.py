@@ -1,0 +1,328 @@
+"""What limits RL in imagination, pictures or rewards: each from the simulator or the world model, in every pairing.
+
+    python scripts/reward_factorial.py run WORLD_MODEL --output runs/factorial --seeds 0 1 2     (resumable, one core)
+    python scripts/reward_factorial.py table runs/factorial
+
+One arm is GRPO from the shipped base policy with observations imagined or real, and as reward the true outcome, the
+verdict of the success networks (above their threshold), or their calibrated probability. Beside every episode runs a
+simulator with the same actions, which knows the truth: an arm's gap is its reward minus that. Advantages are not
+divided by a standard deviation in any arm. WORLD_MODEL has been fitted with a calibrated probability; where real
+frames are judged, threshold and probability come from real episodes of the base policy, by the same functions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.special import expit, logit
+
+from sim.tabletop.config import SuccessConfig, TabletopConfig
+from sim.vector.runner import InlineVecEnv
+from vla_rl.algorithms.grpo import GRPOConfig
+from vla_rl.common.atomic import write_text_atomic
+from vla_rl.evaluation.statistics import summarize_seeds
+from vla_rl.interfaces import Policy, VecEnv
+from vla_rl.policies.base import resolve_path
+from vla_rl.policies.load import load_policy
+from vla_rl.rollout.runner import collect, derived_seed
+from vla_rl.types import EpisodeSpec, StepResult
+from world_model.config import ImaginationConfig
+from world_model.data.initial_frames import SimulatedInitialFrames
+from world_model.env.env import WorldModelEnv
+from world_model.fit.calibration import choose_threshold
+from world_model.fit.probability import platt
+from world_model.model.world_model import Memory, WorldModel, load_world_model
+from world_model.types import Frames
+
+POLICY = "pretrained:tabletop_base"
+ARMS = tuple(itertools.product(("imagined", "real"), ("success", "probability", "true")))
+ITERATIONS, GROUPS, GROUP_SIZE, NUM_ENVS = 16, 40, 8, 40
+STOP, FALSE_SUCCESS = 0.8, 0.1
+CALIBRATION_STATES, CALIBRATION_START = 100, 700_000  # Per task; states that RL never draws.
+EVAL_STATES = 100  # Per task.
+ENDLESS = 10**6
+
+
+class FrameJudge:
+    """The success networks on real frames: the highest logit of each environment's episode so far."""
+
+    def __init__(self, world_model: WorldModel, num_envs: int, cameras: Sequence[str]) -> None:
+        self._world_model, self._cameras = world_model, cameras
+        self._memory: list[Memory | None] = [None] * num_envs
+        self.score = np.full(num_envs, -np.inf)
+
+    def begin(self, ids: Sequence[int], obs: Any) -> None:
+        for row, i in enumerate(ids):
+            self._memory[i] = self._world_model.begin(self._frames(obs, [row]), [obs.instruction[row]], [0])
+            self.score[i] = -np.inf
+
+    def look(self, ids: Sequence[int], obs: Any) -> np.ndarray:
+        """Judge one more frame of each environment; return the highest logit so far, float64 (B,)."""
+        frames = self._frames(obs, list(range(len(ids))))
+        for row, i in enumerate(ids):
+            memory, frame = self._memory[i], frames.select(torch.tensor([row]))
+            assert memory is not None, "begin comes first"
+            logits = torch.minimum(*self._world_model.scores(memory, frame))
+            self.score[i] = max(self.score[i], float(logits[0, 0]))
+            kept = memory.recent.states.shape[1]
+            recent = Frames(
+                torch.cat([memory.recent.latents, frame.latents], 1)[:, -kept:],
+                torch.cat([memory.recent.states, frame.states], 1)[:, -kept:],
+            )
+            self._memory[i] = replace(memory, recent=recent)
+        return self.score[list(ids)]
+
+    def _frames(self, obs: Any, rows: list[int]) -> Frames:
+        images = np.stack([obs.images[camera][rows] for camera in self._cameras], 1)
+        return self._world_model.encode(images[:, None], obs.state[rows][:, None])
+
+
+class FactorialEnv:
+    """Observations of one environment, rewards of one judge, and a simulator beside it that knows the truth.
+
+    Args:
+        seen: gives observations. Where a judge decides, it must not end by itself before the horizon.
+        reward: "own" (`seen`'s), "true", "success" or "probability" (of `judge`'s logits).
+        sigmoid: slope and intercept. threshold: logit. stop: probability that ends an episode.
+    """
+
+    def __init__(
+        self,
+        seen: VecEnv,
+        reward: str,
+        judge: FrameJudge | None = None,
+        sigmoid: tuple[float, float] = (1.0, 0.0),
+        threshold: float = np.inf,
+        stop: float = STOP,
+    ) -> None:
+        self.seen, self.reward, self.judge, self.sigmoid, self.threshold, self.stop = (
+            seen,
+            reward,
+            judge,
+            sigmoid,
+            threshold,
+            stop,
+        )
+        self.spec, self.num_envs, self.record_frames = seen.spec, seen.num_envs, False
+        self.truth_env = InlineVecEnv(TabletopConfig(), seen.num_envs)
+        self.over, self.truth = np.zeros(seen.num_envs, bool), np.zeros(seen.num_envs, bool)
+        self.total, self.paid = np.zeros(seen.num_envs), np.zeros(seen.num_envs)
+        self.specs: list[EpisodeSpec | None] = [None] * seen.num_envs
+        self.log: list[tuple[str, int, float, bool]] = []  # Task, initial state, reward, truth of ended episodes.
+
+    def reset(self, specs: Sequence[EpisodeSpec], env_ids: Sequence[int] | None = None) -> Any:
+        ids = list(range(self.num_envs)) if env_ids is None else list(env_ids)
+        obs = self.seen.reset(specs, ids)
+        self.truth_env.reset(specs, ids)
+        for array in (self.over, self.truth, self.total, self.paid):
+            array[ids] = 0
+        for i, spec in zip(ids, specs, strict=True):
+            self.specs[i] = spec
+        if self.judge is not None:
+            self.judge.begin(ids, obs)
+        return obs
+
+    def step(self, actions: np.ndarray, env_ids: Sequence[int] | None = None) -> StepResult:
+        ids = list(range(self.num_envs)) if env_ids is None else list(env_ids)
+        result = self.seen.step(actions, ids)
+        real = self._step_truth(actions, ids)
+        if self.reward == "true":
+            result = replace(real, obs=result.obs, info={})
+        elif self.reward != "own":
+            result = self._judged(result, ids)
+        self.total[ids] += result.reward.sum(1)
+        for i, done in zip(ids, result.done.tolist(), strict=True):
+            spec = self.specs[i]
+            if done and spec is not None:
+                self.log.append((spec.task, spec.index, float(self.total[i]), bool(self.truth[i])))
+        return result
+
+    def _step_truth(self, actions: np.ndarray, ids: Sequence[int]) -> StepResult:
+        going = [row for row, i in enumerate(ids) if not self.over[i]]
+        blank = np.zeros((len(ids), actions.shape[1]))
+        none = np.zeros(len(ids), bool)
+        whole = StepResult(
+            None,  # type: ignore[arg-type]  # Taken from what is seen.
+            blank.astype(np.float32),
+            blank.astype(bool),
+            blank.astype(bool),
+            none.astype(np.int64),
+            none,
+            none.copy(),
+        )
+        if not going:
+            return whole
+        at = [ids[row] for row in going]
+        part = self.truth_env.step(actions[going], at)
+        for name in ("reward", "terminated", "truncated", "num_steps", "success", "lost"):
+            getattr(whole, name)[going] = getattr(part, name)
+        self.truth[at] |= part.success
+        self.over[at] |= part.done
+        return whole
+
+    def _judged(self, result: StepResult, ids: Sequence[int]) -> StepResult:
+        assert self.judge is not None, "a judge decides"
+        score = self.judge.look(ids, result.obs)
+        probability = expit(self.sigmoid[0] * score + self.sigmoid[1])
+        ends = score > self.threshold if self.reward == "success" else probability > self.stop
+        worth = ends.astype(float) if self.reward == "success" else probability
+        reward, terminated = np.zeros_like(result.reward), np.zeros_like(result.terminated)
+        reward[:, -1], self.paid[list(ids)] = worth - self.paid[list(ids)], worth
+        terminated[:, -1] = ends
+        truncated = result.truncated & ~ends[:, None]
+        return replace(result, reward=reward, terminated=terminated, truncated=truncated, success=worth > 0.5, info={})
+
+    def close(self) -> None:
+        self.seen.close()
+        self.truth_env.close()
+
+
+def endless_tabletop() -> VecEnv:
+    """The tabletop with its horizons, where no success ends an episode."""
+    return InlineVecEnv(TabletopConfig(success=SuccessConfig(hold_steps=ENDLESS)), NUM_ENVS)
+
+
+def build_env(observations: str, reward: str, world_model: WorldModel, real_judge: dict[str, Any], seed: int) -> Any:
+    if observations == "real":
+        if reward == "true":
+            return FactorialEnv(endless_tabletop(), "true")
+        judge = FrameJudge(world_model, NUM_ENVS, world_model.metadata.cameras)
+        return FactorialEnv(endless_tabletop(), reward, judge, tuple(real_judge["sigmoid"]), real_judge["threshold"])
+    kind = "success" if reward == "success" else "probability"
+    stop = STOP if reward == "probability" else 1 - 1e-7
+    config = ImaginationConfig(reward=kind, stop_probability=stop, dual_noise=0)
+    first = SimulatedInitialFrames(InlineVecEnv(TabletopConfig(), NUM_ENVS))
+    seen = WorldModelEnv(world_model, first, config, NUM_ENVS, seed=seed)
+    return FactorialEnv(seen, "true" if reward == "true" else "own")
+
+
+def calibrate_real(world_model: WorldModel, policy: Policy) -> dict[str, Any]:
+    """Sigmoid and threshold of the success networks on real frames, from episodes of the base policy."""
+    judge = FrameJudge(world_model, NUM_ENVS, world_model.metadata.cameras)
+    env = FactorialEnv(endless_tabletop(), "probability", judge, stop=1.0)
+    states = [CALIBRATION_START + i for i in range(CALIBRATION_STATES)]
+    specs = [EpisodeSpec(task, "train", i) for i in states for task in env.spec.tasks]
+    collect(policy, env, specs, temperature=1.0, seed=derived_seed(99))
+    score = logit(np.array([total for _, _, total, _ in env.log]).clip(1e-12, 1 - 1e-12))
+    real = np.array([truth for *_, truth in env.log])
+    groups = np.array([f"{task}/{index}" for task, index, *_ in env.log])
+    env.close()
+    threshold = choose_threshold(score, real, groups, FALSE_SUCCESS)
+    sigmoid = platt(score, real)
+    if threshold is None or sigmoid is None:
+        raise SystemExit("the success networks tell nothing on real frames: no threshold, or no rising probability")
+    return {"threshold": threshold, "sigmoid": sigmoid}
+
+
+def train(
+    arm: tuple[str, str], seed: int, world_model: WorldModel, judge: dict[str, Any], iterations: int
+) -> dict[str, Any]:
+    """One arm and seed, from the base policy to its success on `eval` states; what the table needs of it."""
+    started = time.process_time()
+    policy, env = load_policy(resolve_path(POLICY), "cpu"), build_env(*arm, world_model, judge, seed)
+    algo = GRPOConfig(lr=2e-4, warmup_steps=20, epochs=2, minibatch_size=256, micro_batch_size=64, normalize_std=False)
+    learner, history = algo.build(policy, seed), []
+    tasks, per_task = tuple(env.spec.tasks), GROUPS // len(env.spec.tasks)
+    for iteration in range(iterations):
+        env.log.clear()
+        first = (seed * ITERATIONS + iteration) * per_task
+        states = [EpisodeSpec(task, "train", first + i) for i in range(per_task) for task in tasks]
+        groups = np.repeat(np.arange(len(states)), GROUP_SIZE)
+        specs = [states[group] for group in groups]
+        episodes = collect(policy, env, specs, seed=derived_seed(seed, iteration), groups=groups.tolist())
+        learner.update(learner.prepare(episodes))
+        reward, truth = (np.array([line[k] for line in env.log], float) for k in (2, 3))
+        history.append({"reward": reward.mean(), "truth": truth.mean(), "correlation": within_groups(env.log)})
+        print(f"{'_'.join(arm)} seed {seed} iteration {iteration + 1}: {json.dumps(history[-1])}", flush=True)
+    env.close()
+    return {"outcomes": outcomes(policy), "history": history, "cpu_seconds": time.process_time() - started}
+
+
+def within_groups(log: Sequence[tuple[str, int, float, bool]]) -> float:
+    """Correlation of reward and truth, both less the mean of their initial state; NaN where one never varies."""
+    places = np.unique([f"{task}/{index}" for task, index, *_ in log], return_inverse=True)[1]
+    values = np.array([[reward, truth] for *_, reward, truth in log], float)
+    means = np.stack([np.bincount(places, column) / np.bincount(places) for column in values.T], 1)
+    x, y = (values - means[places]).T
+    norm = np.sqrt((x**2).sum() * (y**2).sum())
+    return float((x * y).sum() / norm) if norm else float("nan")
+
+
+def outcomes(policy: Policy) -> list[list[bool]]:
+    """Success on each task's `eval` states, sampled: tasks x states."""
+    env = InlineVecEnv(TabletopConfig(), NUM_ENVS)
+    specs = [EpisodeSpec(task, "eval", i) for task in env.spec.tasks for i in range(EVAL_STATES)]
+    episodes = collect(policy, env, specs, temperature=1.0, seed=0)
+    env.close()
+    return np.array([e.success for e in episodes]).reshape(-1, EVAL_STATES).tolist()
+
+
+def run(args: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    args.output.mkdir(parents=True, exist_ok=True)
+    world_model, judge_file, base_file = (
+        load_world_model(args.world_model),
+        *(args.output / n for n in ("judge.json", "base.json")),
+    )
+    policy = load_policy(resolve_path(POLICY), "cpu")
+    if not judge_file.exists():
+        write_text_atomic(judge_file, json.dumps(calibrate_real(world_model, policy)))
+    if not base_file.exists():
+        write_text_atomic(base_file, json.dumps(outcomes(policy)))
+    for seed, arm in itertools.product(args.seeds, ARMS):
+        file = args.output / f"{'_'.join(arm)}_{seed}.json"
+        if not file.exists() and (not args.arms or "_".join(arm) in args.arms):
+            found = train(arm, seed, world_model, json.loads(judge_file.read_text()), args.iterations)
+            write_text_atomic(file, json.dumps(found))
+
+
+def table(args: argparse.Namespace) -> None:
+    base = np.array(json.loads((args.output / "base.json").read_text()), float)
+    print(f"base {100 * base.mean():.1f} %\n")
+    print("| observations | reward | seeds | success % | gain, points | gap | correlation |")
+    print("|---|---|---|---|---|---|---|")
+    for arm in ARMS:
+        runs = [json.loads(file.read_text()) for file in sorted(args.output.glob(f"{'_'.join(arm)}_*.json"))]
+        if not runs:
+            continue
+        after = np.array([run["outcomes"] for run in runs], float)
+        last = [step for run in runs for step in run["history"][-3:]]
+        gap = np.mean([step["reward"] - step["truth"] for step in last])
+        correlation = np.nanmean([step["correlation"] for run in runs for step in run["history"]])
+        gain = summarize_seeds((after - base).reshape(len(runs), -1))
+        interval = f"[{100 * gain.interval.low:+.1f}, {100 * gain.interval.high:+.1f}]"
+        each = ", ".join(f"{100 * seed:+.1f}" for seed in gain.per_seed)
+        print(
+            f"| {arm[0]} | {arm[1]} | {each} | {100 * after.mean():.1f} | {100 * gain.mean:+.1f} {interval} | "
+            f"{100 * gap:+.0f} | {correlation:.2f} |"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    running = commands.add_parser("run")
+    running.add_argument("world_model", type=Path)
+    running.add_argument("--output", type=Path, required=True)
+    running.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    running.add_argument("--arms", nargs="*", default=(), help="such as imagined_probability; by default all")
+    running.add_argument("--iterations", type=int, default=ITERATIONS)
+    running.set_defaults(function=run)
+    showing = commands.add_parser("table")
+    showing.add_argument("output", type=Path)
+    showing.set_defaults(function=table)
+    arguments = parser.parse_args()
+    arguments.function(arguments)
+
+
+if __name__ == "__main__":
+    main()
