@@ -34,7 +34,7 @@ from vla_rl.interfaces import Policy, VecEnv
 from vla_rl.policies.base import resolve_path
 from vla_rl.policies.load import load_policy
 from vla_rl.rollout.runner import collect, derived_seed
-from vla_rl.types import EpisodeSpec, StepResult
+from vla_rl.types import EpisodeSpec, Keyframe, StepResult
 from world_model.config import ImaginationConfig
 from world_model.data.initial_frames import SimulatedInitialFrames
 from world_model.env.env import WorldModelEnv
@@ -180,6 +180,12 @@ class FactorialEnv:
         terminated[:, -1] = ends
         truncated = result.truncated & ~ends[:, None]
         return replace(result, reward=reward, terminated=terminated, truncated=truncated, success=worth > 0.5, info={})
+
+    def save_state(self, env_ids: Sequence[int] | None = None) -> list[Keyframe]:
+        raise NotImplementedError("the factorial has no keyframes")
+
+    def expert_action(self, env_ids: Sequence[int] | None = None) -> np.ndarray:
+        raise NotImplementedError("the factorial has no expert")
 
     def close(self) -> None:
         self.seen.close()
