@@ -12,34 +12,36 @@ import mujoco
 import numpy as np
 
 from sim import gl
+from sim.libero.culling import Culling, Runs
+from sim.libero.drawing import UploadedScene
 from sim.segmentation import draw_structure, things
 
 MAX_GEOMS = 1000  # as robosuite
 
 
-_drawing: OrderedDict[tuple[str, int], mujoco.MjrContext] = OrderedDict()  # by task and image size
+_uploaded: OrderedDict[tuple[str, int], UploadedScene] = OrderedDict()  # by task and image size
 _option = mujoco.MjvOption()
 _option.geomgroup[0] = 0  # collision shapes
 _perturb = mujoco.MjvPerturb()
 
 
-def _drawing_context(key: str, model: mujoco.MjModel, size: int, max_contexts: int) -> mujoco.MjrContext:
+def _upload(key: str, model: mujoco.MjModel, runs: Runs, size: int, max_contexts: int) -> UploadedScene:
     """The uploaded meshes and textures of a task, in the process's GL context; the oldest make room."""
     gl.make_current()
-    if not _drawing:
-        atexit.register(_drawing.clear)  # before the GL context goes
-    if (key, size) not in _drawing:
-        while len(_drawing) >= max_contexts:
-            _drawing.popitem(last=False)[1].free()
+    if not _uploaded:
+        atexit.register(_uploaded.clear)  # before the GL context goes
+    if (key, size) not in _uploaded:
+        while len(_uploaded) >= max_contexts:
+            _uploaded.popitem(last=False)[1].free()
         model.vis.global_.offwidth = model.vis.global_.offheight = size
         try:
-            _drawing[key, size] = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
+            _uploaded[key, size] = UploadedScene(model, runs)
         except mujoco.FatalError as error:
             raise gl.RenderError(gl.advice(error)) from error
-    _drawing.move_to_end((key, size))
-    context = _drawing[key, size]
-    mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, context)
-    return context
+    _uploaded.move_to_end((key, size))
+    uploaded = _uploaded[key, size]
+    mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, uploaded.context)
+    return uploaded
 
 
 class Renderer:
@@ -49,6 +51,7 @@ class Renderer:
         self.key, self.model, self.max_contexts = key, model, max_contexts
         self._scene = mujoco.MjvScene(model, maxgeom=MAX_GEOMS)
         self._view = mujoco.MjvCamera()
+        self._culling = Culling(model)
         self._view.type = mujoco.mjtCamera.mjCAMERA_FIXED
 
     def render(self, data: mujoco.MjData, camera: int, size: int) -> np.ndarray:
@@ -59,25 +62,27 @@ class Renderer:
         Raises:
             RenderError: no GL context can be opened.
         """
-        context, viewport = self._updated(data, camera, size)
-        mujoco.mjr_render(viewport, self._scene, context)
+        uploaded, viewport = self._updated(data, camera, size)
         image = np.empty((size, size, 3), np.uint8)
-        mujoco.mjr_readPixels(image, None, viewport, context)
+        for number, drawing in enumerate(self._culling.drawings(self._scene, data, camera, size)):
+            if number > 0:
+                self._updated(data, camera, size)
+            uploaded.draw(drawing, self._scene, viewport, image)
         return np.ascontiguousarray(image[::-1, ::-1])
 
     def structure(self, data: mujoco.MjData, camera: int, size: int) -> np.ndarray:
         """What `render` shows, uint8 (size, size, 3), rotated likewise; see `vla_rl.data.segmentation.pack`."""
-        context, viewport = self._updated(data, camera, size)
-        image = draw_structure(self.model, self._scene, viewport, context, self._things)
+        uploaded, viewport = self._updated(data, camera, size)
+        image = draw_structure(self.model, self._scene, viewport, uploaded.context, self._things)
         return np.ascontiguousarray(image[::-1, ::-1])
 
     @functools.cached_property
     def _things(self) -> np.ndarray:
         return things(self.model)
 
-    def _updated(self, data: mujoco.MjData, camera: int, size: int) -> tuple[mujoco.MjrContext, mujoco.MjrRect]:
+    def _updated(self, data: mujoco.MjData, camera: int, size: int) -> tuple[UploadedScene, mujoco.MjrRect]:
         """The scene as the camera sees it, ready to be drawn."""
-        context = _drawing_context(self.key, self.model, size, self.max_contexts)
+        uploaded = _upload(self.key, self.model, self._culling.runs, size, self.max_contexts)
         self._view.fixedcamid = camera
         mujoco.mjv_updateScene(self.model, data, _option, _perturb, self._view, mujoco.mjtCatBit.mjCAT_ALL, self._scene)
-        return context, mujoco.MjrRect(0, 0, size, size)
+        return uploaded, mujoco.MjrRect(0, 0, size, size)

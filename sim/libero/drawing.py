@@ -1,0 +1,85 @@
+"""Drawing parts of a scene: a model's meshes uploaded in runs of faces, and mjr_render called for some of them."""
+
+# pyright: reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+from typing import Any
+
+import mujoco
+import numpy as np
+
+from sim.libero.culling import Drawing, Runs
+
+_NONE = int(mujoco.mjtGeom.mjGEOM_NONE)
+_REFLECTION = int(mujoco.mjtRndFlag.mjRND_REFLECTION)
+
+
+class UploadedScene:
+    """A model's meshes and textures in the current GL context, whole and in runs.
+
+    Raises:
+        mujoco.FatalError: the GL context cannot hold them.
+    """
+
+    def __init__(self, model: mujoco.MjModel, runs: Runs) -> None:
+        from OpenGL import GL
+
+        self._gl: Any = GL
+        self.context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
+        self._model, self._runs = model, runs
+        cut = np.flatnonzero(runs.first >= 0)
+        self._num_lists = 2 * len(cut) + model.ngeom
+        self._first_list: int = self._gl.glGenLists(max(1, self._num_lists))
+        self._list_of_run = np.full(len(runs.geom), -1)
+        self._list_of_run[cut] = self._first_list + 2 * np.arange(len(cut))
+        self._runs_of_geom = {geom: cut[runs.geom[cut] == geom] for geom in np.unique(runs.geom[cut])}
+        for run in cut:
+            self._upload(run)
+
+    def _upload(self, run: int) -> None:
+        """Have MuJoCo upload a mesh as if it had no other faces, into a display list of the run's own."""
+        model, mesh = self._model, self._model.geom_dataid[self._runs.geom[run]]
+        before = model.mesh_faceadr[mesh], model.mesh_facenum[mesh], model.mesh_graphadr[mesh], self.context.baseMesh
+        model.mesh_faceadr[mesh], model.mesh_facenum[mesh] = self._runs.first[run], self._runs.faces[run]
+        model.mesh_graphadr[mesh] = -1  # no convex hull
+        self.context.baseMesh = int(self._list_of_run[run]) - 2 * int(mesh)
+        mujoco.mjr_uploadMesh(model, self.context, mesh)
+        model.mesh_faceadr[mesh], model.mesh_facenum[mesh], model.mesh_graphadr[mesh], self.context.baseMesh = before
+
+    def draw(self, drawing: Drawing, scene: mujoco.MjvScene, viewport: mujoco.MjrRect, image: np.ndarray) -> None:
+        """Draw into image, uint8 (size, size, 3), bottom row first. Update the scene before, and again after."""
+        for index in np.flatnonzero(~drawing.geoms):
+            scene.geoms[index].type = _NONE
+        for index in np.flatnonzero(drawing.geoms):
+            geom = scene.geoms[index]
+            if drawing.mirror is not None and index > drawing.mirror:
+                geom.reflectance = 0  # MuJoCo has one mirror, the first, also when that is left out
+            runs = self._runs_of_geom.get(geom.objid) if geom.objtype == mujoco.mjtObj.mjOBJ_GEOM else None
+            if runs is not None and not drawing.runs[runs].all():
+                self._choose(geom, runs[drawing.runs[runs]])
+        flag = scene.flags[_REFLECTION]
+        scene.flags[_REFLECTION] = drawing.reflects and flag
+        mujoco.mjr_render(viewport, scene, self.context)
+        scene.flags[_REFLECTION] = flag
+        if drawing.pixels is None:
+            mujoco.mjr_readPixels(image, None, viewport, self.context)
+            return
+        left, bottom, width, height = drawing.pixels
+        part = np.empty((height, width, 3), np.uint8)
+        mujoco.mjr_readPixels(part, None, mujoco.MjrRect(*drawing.pixels), self.context)
+        image[bottom : bottom + height, left : left + width] = part
+
+    def _choose(self, geom: Any, runs: np.ndarray) -> None:
+        """Have a mesh drawn by these of its runs, in their order."""
+        number = self._first_list + self._num_lists - self._model.ngeom + geom.objid
+        self._gl.glNewList(number, self._gl.GL_COMPILE)
+        for run in runs:
+            self._gl.glCallList(int(self._list_of_run[run]))
+        self._gl.glEndList()
+        geom.dataid = number - self.context.baseMesh
+
+    def free(self) -> None:
+        """Give the memory back. The GL context must be current."""
+        self._gl.glDeleteLists(self._first_list, max(1, self._num_lists))
+        self.context.free()
