@@ -1,10 +1,15 @@
-"""What a rollout costs beside the simulator and the policy, against an earlier revision, in one run.
+"""What a rollout and its update cost beside simulator and network, with and without what saves it, in one run.
 
-    python scripts/rollout_speed.py --before REVISION
+    python scripts/rollout_speed.py bookkeeping --before REVISION
+    python scripts/rollout_speed.py images
 
-Both revisions of `vla_rl/rollout/runner.py` collect the same episodes of the dummy environment by turns; what the
-environment and the policy take is left out. Printed: the median over the turns of the processor's microseconds a
-decision, which other processes disturb less than they disturb the clock.
+bookkeeping: both revisions of `vla_rl/rollout/runner.py` collect the same episodes of the dummy environment by turns;
+what the environment and the policy take is left out.
+
+images: an image of 256 pixels through the published chain to 224, and found again; and `update()` of the tiny OpenVLA
+network behind that chain, with the rollout's images kept and not, on the same episodes: its weights are compared.
+
+Printed: medians over the turns of the processor's time, which other processes disturb less than they do the clock.
 """
 
 from __future__ import annotations
@@ -81,13 +86,8 @@ def bookkeeping(module: ModuleType, env: Any, num_episodes: int) -> tuple[float,
     return seconds / sum(episode.num_chunks for episode in episodes), episodes
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--before", required=True, help="a revision of git, such as HEAD~1")
-    parser.add_argument("--pixels", type=int, default=256, help="height and width of the two cameras' images")
-    parser.add_argument("--num-envs", type=int, default=8)
-    parser.add_argument("--turns", type=int, default=10)
-    options = parser.parse_args()
+def compare_bookkeeping(options: argparse.Namespace) -> None:
+    """Print processor time a decision before and after."""
     config = DummyConfig(
         tasks=("reach_red",),
         cameras=("agentview", "wrist"),
@@ -109,6 +109,63 @@ def main() -> None:
         f"before {before:.0f} us a decision, after {after:.0f}; ratio {after / before:.2f}, "
         f"by turn {min(ratios):.2f} to {max(ratios):.2f}"
     )
+
+
+def compare_images(options: argparse.Namespace) -> None:
+    """Print processor time of an update with and without kept images."""
+    import torch
+
+    from vla_rl.algorithms.grpo import GRPOConfig
+    from vla_rl.policies.openvla.config import OpenVLAConfig
+    from vla_rl.policies.openvla.inputs import ChainedImages
+    from vla_rl.policies.openvla.options import OPENVLA_CHAIN
+
+    images = np.random.default_rng(0).integers(0, 256, (100, options.pixels, options.pixels, 3), dtype=np.uint8)
+    chained, taken = ChainedImages(64), []
+    for _ in range(2):
+        start = time.process_time()
+        chained.apply(images, OPENVLA_CHAIN, 224)
+        taken.append(1e3 * (time.process_time() - start) / len(images))
+    print(f"an image to 224 pixels: {taken[0]:.2f} ms; found again: {taken[1]:.2f} ms; ratio {taken[1] / taken[0]:.3f}")
+    env = DummyConfig(tasks=("reach_red",), image_size=options.pixels, horizon=16, num_envs=options.num_envs).build()
+    spent: dict[int, list[float]] = {0: [], 2048: []}
+    weights: dict[int, Any] = {}
+    for turn in range(options.turns):
+        for mib in list(spent)[:: 1 if turn % 2 else -1]:
+            config = OpenVLAConfig(precision="fp32", images=OPENVLA_CHAIN, kept_images=mib)
+            policy = config.build(env.spec)
+            policy.set_norm_stats({"q01": [-1] * 7, "q99": [1] * 7}, {"q01": [-1] * 8, "q99": [1] * 8})
+            learner = GRPOConfig(lr=1e-4).build(policy, temperature=1.0)
+            seconds = 0.0
+            for iteration in range(2):  # The second is measured, as all later ones are.
+                specs = [EpisodeSpec("reach_red", "train", iteration)] * 8
+                episodes = runner.collect(policy, env, specs, seed=iteration, groups=[0] * 8)
+                for number, episode in enumerate(episodes):  # Outcomes are made up, so that the group has both.
+                    episode.success = number % 2 == 0
+                    episode.reward[-1, 0] = float(episode.success)
+                start = time.process_time()
+                learner.update(learner.prepare(episodes))
+                seconds = time.process_time() - start
+            spent[mib].append(seconds)
+            weights[mib] = policy.state_dict()
+    assert all(torch.equal(weight, weights[2048][name]) for name, weight in weights[0].items()), "equal to the bit"
+    without, kept = (statistics.median(spent[mib]) for mib in spent)
+    ratios = [a / b for a, b in zip(spent[2048], spent[0], strict=True)]
+    print(
+        f"update() without {1e3 * without:.0f} ms, kept {1e3 * kept:.0f} ms; ratio {kept / without:.2f}, "
+        f"by turn {min(ratios):.2f} to {max(ratios):.2f}; weights equal to the bit"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=("bookkeeping", "images"))
+    parser.add_argument("--before", default="HEAD~1", help="bookkeeping: a revision of git")
+    parser.add_argument("--pixels", type=int, default=256, help="height and width of the cameras' images")
+    parser.add_argument("--num-envs", type=int, default=8)
+    parser.add_argument("--turns", type=int, default=10)
+    options = parser.parse_args()
+    {"bookkeeping": compare_bookkeeping, "images": compare_images}[options.part](options)
 
 
 if __name__ == "__main__":

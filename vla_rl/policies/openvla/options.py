@@ -194,7 +194,8 @@ PRESETS: dict[str, Preset] = {
 # What a config may set again when it starts from a checkpoint; the rest is the checkpoint's.
 RUN_FIELDS = (
     "precision", "weights", "attention", "gradient_checkpointing", "value_head", "value_detach",
-    "keyframe_loss_weight", "lora", "trainable", "laplace", "images", "gripper", "padding", "num_actions",
+    "keyframe_loss_weight", "lora", "trainable", "laplace", "images", "kept_images", "gripper", "padding",
+    "num_actions",
 )  # fmt: skip
 # What a checkpoint in the published layout does not say about itself, and a recipe may.
 PUBLISHED_FIELDS = (
@@ -255,6 +256,12 @@ class OpenVLAOptions(PolicyConfig):
         default="q01_q99", description="What -1 and +1 stand for; min_max: OFT's ALOHA and RoboTwin checkpoints."
     )
     images: ImageChain = Field(default_factory=ImageChain, description="What is done to the images first.")
+    kept_images: NonNegativeInt = Field(
+        default=2048,
+        description="MiB of main memory, in each process, for images that have gone through `images` (JPEG, resize, "
+        "crop), so that a rollout's do so once and not again in its update. Taken as far as needed, and only where the "
+        "policy learns. 0: none is kept.",
+    )
     gripper: Literal["environment", "open_is_one"] = Field(
         default="environment",
         description="'open_is_one': the network's gripper is 1 open, 0 closed (OpenVLA's LIBERO checkpoints), turned "

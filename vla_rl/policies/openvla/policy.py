@@ -22,7 +22,7 @@ from vla_rl.policies.openvla.decoding import check_temperature, decode, draw, to
 from vla_rl.policies.openvla.files import folders as openvla_folders
 from vla_rl.policies.openvla.files.folders import NEW_HEADS, TRAINED_WHOLE
 from vla_rl.policies.openvla.files.layout import PublishedFolder
-from vla_rl.policies.openvla.inputs import image_batch, prompt_batch, state_batch
+from vla_rl.policies.openvla.inputs import ChainedImages, image_batch, prompt_batch, state_batch
 from vla_rl.policies.openvla.llama_tokenizer import PromptTokenizer
 from vla_rl.policies.openvla.network.action_heads import laplace_draw, laplace_entropy, laplace_log_prob
 from vla_rl.policies.openvla.network.network import OpenVLANetwork, Prefix
@@ -51,10 +51,9 @@ class OpenVLAPolicy(nn.Module, Policy):
         network: OpenVLANetwork,
     ):
         super().__init__()
-        self.config = config
-        self.architecture = architecture
-        self.tokenizer = tokenizer
-        self.norm_stats = stats
+        self.config, self.architecture = config, architecture
+        self.tokenizer, self.norm_stats = tokenizer, stats
+        self.images = ChainedImages(config.kept_images)
         self.action_tokenizer = ActionTokenizer(architecture.action_bins)
         self.network = network
         self.published: PublishedFolder | None = None
@@ -423,7 +422,7 @@ class OpenVLAPolicy(nn.Module, Policy):
         arch, device = self.architecture, self.device
         prompts = [self.tokenizer.encode_prompt(text) for text in obs.instruction]
         return self.network.prefix(
-            image_batch(obs, self.cameras, arch.image_size, self.config.images, device),
+            image_batch(obs, self.cameras, arch.image_size, self.config.images, device, self.images),
             None if arch.state_dim is None else state_batch(obs, arch.state_dim, self._stats(), device),
             prompt_batch(prompts, arch.llm.vocab_size, self.config.padding, device),
         )
