@@ -127,6 +127,13 @@ class ImaginedEnv(StatefulEnv, Protocol):
         """Control steps from one new image to the next."""
         ...
 
+    def deal(self, specs: Sequence[EpisodeSpec], share: slice) -> None:
+        """Say which episodes begin next, and which of them here: the rest begin in other processes.
+
+        Each then draws what it would draw were all of them begun here, in this order.
+        """
+        ...
+
 
 class EnvConfig(Config):
     """Base of every env section: the facts about an environment, and how to start it. Imports no simulator.

@@ -160,11 +160,6 @@ def check(recipe: Recipe, size: int) -> None:
         ConfigError: naming the field and what to do.
     """
     algo, sft = recipe.algo, recipe.sft
-    if recipe.env.is_imagined:
-        raise ConfigError(
-            "env.kind: a world model's noise comes from one stream, which several processes cannot share; train in it "
-            "with one process, or in a simulator with several"
-        )
     if ":" in recipe.device:
         raise ConfigError(
             f"device: got {recipe.device!r}, but each of {size} processes has a GPU of its own; set device=cuda or auto"

@@ -86,7 +86,7 @@ class TrainingRun:
             self.demonstration_loss = self.demonstrations.loss if self.demonstrations else None
             self.learner = self._build_learner()
             self.gate = Gate(recipe.gate, self.folder.confirmed, self.policy) if recipe.gate.every else None
-            if isinstance(self.env, ImaginedEnv) and self.env.admission is not None:  # For the report.
+            if self.world.is_main and isinstance(self.env, ImaginedEnv) and self.env.admission is not None:
                 write_text_atomic(self.folder.admission, self.env.admission.model_dump_json(indent=1) + "\n")
             self._resumed_at = self._restore() if resume else None
         except BaseException:
@@ -150,6 +150,8 @@ class TrainingRun:
     def _run_groups(self, specs: Sequence[EpisodeSpec], first_group: int, stream: int) -> list[Episode]:
         size = self.algo.rollouts_per_group(self.config.group_size)
         share = self.world.share(len(specs))
+        if isinstance(self.env, ImaginedEnv):
+            self.env.deal([spec for spec in specs for _ in range(size)], slice(share.start * size, share.stop * size))
         specs, first_group = specs[share], first_group + share.start
         if not specs:
             return []

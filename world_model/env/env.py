@@ -92,6 +92,7 @@ class WorldModelEnv:
         self._first_frames, self._seed = first_frames, seed
         self._prefixes = RecordedPrefixes(world_model)
         self._begun: Counter[str] = Counter()
+        self._dealt: dict[str, list[int]] = {}
         self._memory: Memory | None = None
         self._shown = np.zeros((num_envs, len(self.spec.cameras), *self.spec.image_size, 3), np.uint8)
         self._state = np.zeros((num_envs, self.spec.state_dim), np.float32)
@@ -204,8 +205,21 @@ class WorldModelEnv:
         if not self.config.fresh_noise:
             return 0
         name = _name(spec)
+        if self._dealt.get(name):
+            return self._dealt[name].pop(0)
         self._begun[name] += 1
         return self._begun[name] - 1
+
+    def deal(self, specs: Sequence[EpisodeSpec], share: slice) -> None:
+        """See `ImaginedEnv.deal`. All of them count as begun, so that every process counts alike."""
+        if not self.config.fresh_noise:
+            return
+        self._dealt, own = {}, range(len(specs))[share]
+        for number, spec in enumerate(specs):
+            name = _name(spec)
+            if number in own:
+                self._dealt.setdefault(name, []).append(self._begun[name])
+            self._begun[name] += 1
 
     def _seed_of(self, spec: EpisodeSpec, position: int) -> int:
         text = f"{self._seed}/{_name(spec)}/{position}".encode()

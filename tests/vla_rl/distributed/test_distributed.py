@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -229,13 +228,6 @@ def test_outlines_keep_what_statistics_need():
 def test_what_several_processes_cannot_do_is_refused(policy, options, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         check(make_recipe(policy, *options), 4)
-
-
-def test_a_world_model_is_refused(policy):
-    recipe = make_recipe(policy)
-    imagined = SimpleNamespace(is_imagined=True)
-    with pytest.raises(ConfigError, match=r"env\.kind: a world model"):
-        check(recipe.model_copy(update={"env": imagined}), 2)
 
 
 def test_other_commands_are_refused_under_a_launcher(monkeypatch):

@@ -216,6 +216,26 @@ def test_a_resumed_run_draws_on() -> None:
     np.testing.assert_array_equal(walk(resumed), expected)
 
 
+def test_several_processes_share_episodes_as_one_would_run_them() -> None:
+    """Two groups of the same state, the second of them and a third elsewhere; then each process has a part again."""
+    specs = [SPEC] * 2 + [SPEC] * 2 + [EpisodeSpec("reach", "train", 2)] * 2
+    one, first, second = toy_env(6, noise=0.2), toy_env(2, noise=0.2), toy_env(4, noise=0.2)
+    for _ in range(2):
+        one.deal(specs, slice(0, 6))
+        one.reset(specs)
+        expected = walk(one)
+        for env, share in ((first, slice(0, 2)), (second, slice(2, 6))):
+            env.deal(specs, share)
+            env.reset(specs[share])
+            np.testing.assert_array_equal(walk(env), expected[share])
+    assert one.state() == first.state() == second.state()
+    undealt = toy_env(6, noise=0.2)
+    undealt.reset(specs)
+    undealt.reset(specs)
+    np.testing.assert_array_equal(walk(undealt), expected)
+    assert undealt.state() == one.state()
+
+
 def test_without_fresh_noise_a_state_always_has_the_same() -> None:
     env = toy_env(4, noise=0.2, fresh_noise=False)
     env.reset([SPEC] * 4)
