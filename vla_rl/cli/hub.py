@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vla_rl.cli.options import Output, Overrides, RecipeName, Resume, load, say
+from vla_rl.cli.options import PROGRAM, Output, Overrides, RecipeName, Resume, load, say
 
 
 def register(app: typer.Typer) -> None:
@@ -67,13 +67,27 @@ def report(log: Annotated[Path, typer.Argument(metavar="LOG", help="What `hub se
         typer.echo(f"  with {robot}: {seconds:.0f} s")
 
 
-def measure(recipe: RecipeName, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
+def measure(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    output: Output = None,
+    resume: Resume = False,
+    processes: Annotated[
+        bool, typer.Option("--processes", help="Run sim-robot, deploy, serve and hub as programs, in real time.")
+    ] = False,
+) -> None:
     """In a simulator, with a scripted person: success, waiting and the person's share of time by number of robots."""
     from vla_rl.common.run_folder import open_run
+    from vla_rl.workflows import hub_processes
     from vla_rl.workflows.hub_study import RESULTS, TABLE, measure_hub
 
     loaded = load(recipe, overrides)
     folder = open_run(loaded, output, resume)
-    measure_hub(loaded, folder, say)
-    typer.echo((folder / TABLE).read_text())
-    typer.echo(f"written: {folder / RESULTS}")
+    if processes:
+        hub_processes.measure_processes(loaded, folder, say, PROGRAM)
+        table, results = hub_processes.TABLE, hub_processes.RESULTS
+    else:
+        measure_hub(loaded, folder, say)
+        table, results = TABLE, RESULTS
+    typer.echo((folder / table).read_text())
+    typer.echo(f"written: {folder / results}")

@@ -20,6 +20,7 @@ _PR_SET_PDEATHSIG = 1  # of Linux' prctl
 def start_child(
     command: Sequence[str],
     *,
+    stdin: int | IO[bytes] | None = None,
     stdout: int | IO[bytes] | None = None,
     stderr: int | IO[bytes] | None = None,
     env: Mapping[str, str] | None = None,
@@ -38,6 +39,7 @@ def start_child(
 
     return subprocess.Popen(
         command,
+        stdin=stdin,
         stdout=stdout,
         stderr=stderr,
         env=env,

@@ -4,10 +4,34 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from vla_rl.config import Config
 from vla_rl.types import Split
+
+
+class HubProcesses(Config):
+    """How `--processes` runs the real programs, in real time."""
+
+    speed: PositiveFloat = Field(default=0.5, le=20, description="How many times faster than real time the robots run.")
+    hands: float = Field(
+        default=0.25,
+        gt=0,
+        le=1,
+        description="How fast the person drives, as a share of the expert's own speed (the console's teleop.speed). "
+        "The hands are two to three control steps behind what they see; from about 0.5 on they overshoot.",
+    )
+    piece: PositiveInt = Field(default=25, description="Episodes after which the programs are started anew.")
+    slack: PositiveFloat = Field(
+        default=0.5,
+        description="Seconds that an observation, a command or the person's word may be old: a busy machine needs more "
+        "than a robot's computer.",
+    )
+    waits: PositiveFloat = Field(
+        default=3.0,
+        description="Times its horizon that a policy may drive without asking for help, until the person comes and "
+        "ends the episode.",
+    )
 
 
 class HubConfig(Config):
@@ -41,4 +65,5 @@ class HubConfig(Config):
         default=30.0,
         description="Seconds that a robot whose score is twice its threshold counts as if it had waited longer.",
     )
+    processes: HubProcesses = Field(default=HubProcesses(), description="For `vla-rl hub measure --processes`.")
     temperature: NonNegativeFloat = Field(default=0.0, description="Of the policy's sampling; 0 is greedy.")

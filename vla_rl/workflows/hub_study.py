@@ -62,13 +62,19 @@ def measure_hub(recipe: Recipe, folder: Path, show: Show) -> dict[str, Any]:
     return result
 
 
-def _detector(recipe: Recipe, config: HubConfig, folder: Path, show: Show) -> Callable[[], FailureDetector]:
-    """How to make the detector for one robot; fits it first where it is named and not there."""
-    from real_robot.failure.detector import FailureDetector
-
+def detector_folder(recipe: Recipe, config: HubConfig, folder: Path, show: Show) -> Path:
+    """Where the detector is; fits it first where it is named and not there."""
     place = Path(config.detector) if "/" in config.detector else folder / "detectors" / config.detector
     if "/" not in config.detector and not place.exists():
         fit_failure(recipe, folder, show)
+    return place
+
+
+def _detector(recipe: Recipe, config: HubConfig, folder: Path, show: Show) -> Callable[[], FailureDetector]:
+    """How to make the detector for one robot."""
+    from real_robot.failure.detector import FailureDetector
+
+    place = detector_folder(recipe, config, folder, show)
     path: str | None = getattr(recipe.policy, "path", None)
     if path is None:
         raise ConfigError("policy.path: a failure detector belongs to one checkpoint; give its folder")

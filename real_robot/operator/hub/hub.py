@@ -229,6 +229,7 @@ class Hub:
             "mode": status.get("mode"),
             "task": status.get("instruction", ""),
             "outcome": status.get("outcome"),
+            "event": status.get("why", ""),
             "score": link.score,
             "ours": link.is_ours,
             "controller": status.get("controller"),
