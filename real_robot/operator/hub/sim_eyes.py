@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from vla_rl.common.child_process import end_child, start_child
 from vla_rl.types import EpisodeSpec
 
 AGAIN = 0.5  # seconds after which the start of an episode is said again: the simulator may not have heard it
@@ -53,11 +54,9 @@ class SimEyes:
         master: address of the ROS master that the robot is on.
     """
 
-    def __init__(self, master: str, env: dict[str, str] | None = None) -> None:
-        from vla_rl.common.child_process import start_child
-
+    def __init__(self, master: str) -> None:
         command = [sys.executable, "-m", "real_robot.operator.hub.sim_eyes", master]
-        self._process = start_child(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
+        self._process = start_child(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._episode: dict[str, Any] = {}
         self._expert: tuple[list[float], int, float] = ([], 0, float("-inf"))
         self._wanted, self._asked = 0, float("-inf")
@@ -100,8 +99,6 @@ class SimEyes:
 
     def close(self) -> None:
         """End the process. May be called twice."""
-        from vla_rl.common.child_process import end_child
-
         end_child(self._process, seconds=5)
 
 

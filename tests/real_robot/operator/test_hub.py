@@ -185,8 +185,9 @@ def test_a_person_who_is_gone_makes_every_robot_hold_and_the_one_helped_wait_aga
     held = [t.time for t in bench.left.ticks if t.time > silent + 5 and t.sent and t.sent.mode == "running"]
     assert held == []
     watcher = Page(bench.port)
-    overview = watcher.states(left="asks", right="asks")
-    assert overview["person"] is None and overview["helping"] is None and not any(r["ours"] for r in overview["robots"])
+    watcher.states(left="asks", right="asks")
+    overview = watcher.until(lambda o: not any(r["ours"] for r in o["robots"]))  # once the consoles have said so
+    assert overview["person"] is None and overview["helping"] is None
     assert bench.events("handed_back")[-1]["why"] == "the person's page is silent"
     watcher.socket.close()
 
