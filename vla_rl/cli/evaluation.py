@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from vla_rl.cli.options import Output, Overrides, RecipeName, load, say
+from vla_rl.cli.training import joined
 
 
 def register(app: typer.Typer) -> None:
@@ -34,9 +35,12 @@ def evaluate(
     again = output is not None and RunFolder(output).exists
     if output is not None and RunFolder(output).evaluation(name).exists():
         raise ConfigError(f"{output} already holds an evaluation {name!r}; choose another --name or --output")
-    run = RunFolder(open_run(loaded, output, resume=again))
-    Console().print(run_evaluation(loaded, run.path, name).table())
-    typer.echo(f"written: {run.evaluation(name)}\nreport: {run.report}")
+    with joined(loaded) as world:
+        run = RunFolder(Path(world.broadcast_from_main(lambda: str(open_run(loaded, output, resume=again)))))
+        evaluation = run_evaluation(loaded, run.path, name)
+    if world.is_main:
+        Console().print(evaluation.table())
+        typer.echo(f"written: {run.evaluation(name)}\nreport: {run.report}")
 
 
 def compare(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vla_rl.recipe.recipe import Recipe
     from vla_rl.types import Episode
 
-_COMMANDS = ("train", "sft")
+_COMMANDS = ("train", "sft", "eval")
 
 
 @dataclass(frozen=True)

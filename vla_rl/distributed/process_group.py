@@ -59,6 +59,20 @@ class ProcessGroup:
         """Whether parameters are cut up, so that forward passes with gradient must be made by all together."""
         return self.size > 1 and self.strategy == "fsdp"
 
+    @property
+    def stream(self) -> tuple[int, ...]:
+        """What tells this process's random numbers from the others', as a part of a seed; nothing where it is alone."""
+        return (self.rank,) if self.size > 1 else ()
+
+    def deal[T](self, items: Sequence[T]) -> Sequence[T]:
+        """Return this process's share of the items, dealt in turn: of a kind that comes in a row, an even part."""
+        return items[self.rank :: self.size]
+
+    def collect_dealt(self, mine: Sequence[Any]) -> list[Any]:
+        """Return the JSON-able results of all that was dealt, in its order; `mine` are this process's."""
+        parts = self.gather(list(mine))
+        return [parts[i % self.size][i // self.size] for i in range(sum(map(len, parts)))]
+
     def share(self, num: int) -> slice:
         """Return this process's contiguous part of `num` things: parts differ by at most one."""
         return slice(0, num)

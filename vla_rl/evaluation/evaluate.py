@@ -4,7 +4,8 @@
     evaluation.save("evaluations/final.json")
 
 The same EvalConfig gives the same initial states for every policy, so that two evaluations can be
-paired (`vla_rl.evaluation.compare`).
+paired (`vla_rl.evaluation.compare`). Several processes share the episodes: where actions are greedy, the result is that
+of one; sampled, each process draws its own random numbers, and the result depends on how many they are.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, Seria
 
 from vla_rl.common.progress import Stopwatch
 from vla_rl.config import Config, ConfigError, component
+from vla_rl.distributed.process_group import ALONE, ProcessGroup
 from vla_rl.evaluation.results import EpisodeRecord, Evaluation, EvaluationError, EvaluationMeta
 from vla_rl.interfaces import EnvConfig, PlanningConfig, PlanningPolicy, Policy, VecEnv
 from vla_rl.rollout.runner import collect, derived_seed
@@ -83,6 +85,7 @@ def evaluate(
     video_folder: Path | None = None,
     stopwatch: Stopwatch | None = None,
     on_episode: Callable[[Episode], None] = lambda _: None,
+    world: ProcessGroup = ALONE,
 ) -> Evaluation:
     """Evaluate a policy in every mode of the config, on the same initial states.
 
@@ -93,7 +96,8 @@ def evaluate(
         video_folder: write `config.videos` successes and failures per task there; None for no videos.
             Given an environment config, every control step is filmed; else what `env` records.
         stopwatch: counts "simulation" and "inference".
-        on_episode: called with each finished episode, for progress.
+        on_episode: called with each finished episode of this process, for progress.
+        world: processes that call this together, each with the policy and an environment; all get the whole result.
 
     Raises:
         EvaluationError: unknown task, or more states asked than the split has.
@@ -103,20 +107,22 @@ def evaluate(
     policy = planner or policy
     if isinstance(env, EnvConfig):
         with closing(build_env(env, config.num_envs)) as built:
-            evaluation = _evaluate(policy, built, config, name, policy_path, env, stopwatch, on_episode, planner)
+            evaluation = _evaluate(policy, built, config, name, policy_path, env, stopwatch, on_episode, planner, world)
         if film_folder is not None:
             num_envs = min(evaluation.meta.num_envs, 2 * config.videos * len(evaluation.tasks))
             with closing(build_env(env, num_envs, record_frames=True)) as built:
-                film(policy, built, evaluation, config, film_folder)
+                film(policy, built, evaluation, config, film_folder, world)
     else:
-        evaluation = _evaluate(policy, env, config, name, policy_path, None, stopwatch, on_episode, planner)
+        evaluation = _evaluate(policy, env, config, name, policy_path, None, stopwatch, on_episode, planner, world)
         if film_folder is not None:
-            film(policy, env, evaluation, config, film_folder)
+            film(policy, env, evaluation, config, film_folder, world)
     return evaluation
 
 
-def film(policy: Policy, env: VecEnv, evaluation: Evaluation, config: EvalConfig, folder: Path) -> list[Path]:
-    """Repeat a few successes and failures of each task, in the last mode, and write them as MP4.
+def film(
+    policy: Policy, env: VecEnv, evaluation: Evaluation, config: EvalConfig, folder: Path, world: ProcessGroup = ALONE
+) -> list[Path]:
+    """Repeat a few successes and failures of each task, in the last mode, and write them as MP4: this process's share.
 
     A sampled episode need not end as it did before; the file name says how the filmed one ended:
     `<name>__<task>__<mode>__<split>-<index>__<success|failure>.mp4`.
@@ -129,8 +135,9 @@ def film(policy: Policy, env: VecEnv, evaluation: Evaluation, config: EvalConfig
         records = [e for e in evaluation.select(mode, task) if e.sample == 0 and not e.lost]
         for success in (True, False):
             chosen += [e for e in records if e.success == success][: config.videos]
-    specs = [EpisodeSpec(e.task, e.split, e.index) for e in chosen]
-    episodes = collect(policy, env, specs, temperature=temperature, seed=config.seed)
+    specs = [EpisodeSpec(e.task, e.split, e.index) for e in world.deal(chosen)]
+    seed = derived_seed(config.seed, *world.stream) if world.stream else config.seed
+    episodes = collect(policy, env, specs, temperature=temperature, seed=seed)
     paths = []
     for episode in episodes:
         if not episode.lost:
@@ -193,42 +200,34 @@ def _evaluate(
     stopwatch: Stopwatch | None,
     on_episode: Callable[[Episode], None],
     planner: PlanningPolicy | None,
+    world: ProcessGroup,
 ) -> Evaluation:
     from vla_rl.common.run_folder import versions
 
     specs = episode_specs(env.spec, config)
-    hashed = policy_hash(policy_path) if policy_path is not None else None
+    hashed = policy_hash(policy_path) if policy_path is not None and world.is_main else None
     started = time.perf_counter()
     records: list[EpisodeRecord] = []
     num_retried = 0
     for m, (mode, temperature) in enumerate(config.modes().items()):
         samples = 1 if temperature == 0 else config.samples_per_state
-        wanted = [(spec, sample) for spec in specs for sample in range(samples)]
+        wanted = world.deal([(spec, sample) for spec in specs for sample in range(samples)])
+        made: list[EpisodeRecord] = []
         for b, batch in enumerate(_batches(wanted, _batch_size(env, policy))):
             episodes, retried = run_episodes(
                 policy,
                 env,
                 [spec for spec, _ in batch],
                 temperature=temperature,
-                seed=derived_seed(config.seed, m, b),
+                seed=derived_seed(config.seed, m, b, *world.stream),
                 max_retries=config.max_retries,
                 stopwatch=stopwatch,
                 on_episode=on_episode,
             )
             num_retried += retried
-            records += [
-                EpisodeRecord(
-                    mode=mode,
-                    task=spec.task,
-                    split=spec.split,
-                    index=spec.index,
-                    sample=sample,
-                    success=episode.success,
-                    steps=episode.length,
-                    lost=episode.lost,
-                )
-                for (spec, sample), episode in zip(batch, episodes, strict=True)
-            ]
+            made += [_record(mode, *wanted_one, e) for wanted_one, e in zip(batch, episodes, strict=True)]
+        everyone = world.collect_dealt([record.model_dump(mode="json") for record in made])
+        records += [EpisodeRecord(**values) for values in everyone]
     meta = EvaluationMeta(
         name=name,
         policy=str(policy_path) if policy_path is not None else None,
@@ -242,16 +241,30 @@ def _evaluate(
         cameras=env.spec.cameras,
         image_size=env.spec.image_size,
         num_envs=env.num_envs,
+        num_processes=world.size,
         protocol=_protocol(env.spec, config),
         config=config.model_dump(mode="json"),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         wall_seconds=round(time.perf_counter() - started, 3),
-        num_retried=num_retried,
+        num_retried=sum(world.gather(num_retried)),
         official_states=config.split == "eval" and bool(env.spec.num_eval_states),
         versions=versions(),
         latency={} if planner is None else planner.latency(),
     )
     return Evaluation(meta=meta, episodes=tuple(records))
+
+
+def _record(mode: str, spec: EpisodeSpec, sample: int, episode: Episode) -> EpisodeRecord:
+    return EpisodeRecord(
+        mode=mode,
+        task=spec.task,
+        split=spec.split,
+        index=spec.index,
+        sample=sample,
+        success=episode.success,
+        steps=episode.length,
+        lost=episode.lost,
+    )
 
 
 def run_episodes(

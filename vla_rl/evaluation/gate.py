@@ -19,6 +19,7 @@ from typing import Any, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from vla_rl.config import Config
+from vla_rl.distributed.process_group import ALONE, ProcessGroup
 from vla_rl.evaluation.sequential_compare import SequentialComparison, SequentialConfig, compare_sequential
 from vla_rl.interfaces import Policy, VecEnv
 from vla_rl.policies.load import load_policy
@@ -101,19 +102,26 @@ class Gate:
     Args:
         folder: for the confirmed policies.
         policy: what the run starts from, confirmed as iteration 0.
+        world: processes that check together; the first one writes.
     """
 
-    def __init__(self, config: GateConfig, folder: Path, policy: Any) -> None:
-        self.config, self.folder = config, Path(folder)
+    def __init__(self, config: GateConfig, folder: Path, policy: Any, world: ProcessGroup = ALONE) -> None:
+        self.config, self.folder, self.world = config, Path(folder), world
         self.mark = 0
         self.checks: list[GateCheck] = []
-        if not self.confirmed.is_dir():
-            policy.save(self.confirmed)
+        if not world.broadcast_from_main(self.confirmed.is_dir):
+            self._confirm(policy)
 
     @property
     def confirmed(self) -> Path:
         """Folder of the last confirmed policy."""
         return self.folder / f"iteration_{self.mark:05d}"
+
+    def _confirm(self, policy: Any) -> None:
+        with self.world.whole_weights(policy):
+            if self.world.is_main:
+                policy.save(self.confirmed)
+        self.world.wait()
 
     @property
     def is_closed(self) -> bool:
@@ -138,6 +146,7 @@ class Gate:
             is_last: no later check can decide: what stays undecided is rolled back.
         """
         confirmed: Policy = load_policy(self.confirmed, policy.device)
+        self.world.distribute(confirmed)
         used = sum(check.comparison.num_pairs for check in self.checks)
         comparison = compare_sequential(
             confirmed,
@@ -153,6 +162,7 @@ class Gate:
                 seed=seed,
             ),
             on_batch,
+            self.world,
         )
         verdict = verdict_of(comparison)
         check = GateCheck(
@@ -166,7 +176,7 @@ class Gate:
         self.checks.append(check)
         if verdict == "confirmed":
             self.mark = iteration
-            policy.save(self.confirmed)
+            self._confirm(policy)
         return check
 
     def state(self) -> dict[str, Any]:

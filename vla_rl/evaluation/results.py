@@ -64,6 +64,7 @@ class EvaluationMeta(Config):
         env: kind of the environment. env_config: its config, when known.
         temperatures: mode -> temperature.
         horizon: task -> control steps. image_size: (height, width).
+        num_envs: of each of num_processes, which shared the episodes.
         protocol: in words. config: the EvalConfig used.
         num_retried: episodes run again because their worker broke.
         official_states: the states are the benchmark's official ones, not drawn at random; None: written before this
@@ -83,6 +84,7 @@ class EvaluationMeta(Config):
     cameras: tuple[str, ...]
     image_size: tuple[int, int]
     num_envs: int
+    num_processes: int = 1
     protocol: str
     config: dict[str, Any]
     created: str

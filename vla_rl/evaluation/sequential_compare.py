@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from vla_rl.config import Config
+from vla_rl.distributed.process_group import ALONE, ProcessGroup
 from vla_rl.evaluation.compare import format_p
 from vla_rl.evaluation.results import EvaluationError
 from vla_rl.evaluation.statistics import Interval
@@ -88,13 +89,15 @@ def compare_sequential(
     env: VecEnv,
     config: SequentialConfig,
     on_batch: Callable[[int, float], None] | None = None,
+    world: ProcessGroup = ALONE,
 ) -> SequentialComparison:
     """Run both policies on the same states, batch by batch, until the difference is clear.
 
-    Each batch is one round of `env.num_envs` episodes of each policy; tasks take turns.
+    Each batch is one round of `env.num_envs` episodes of each policy, in each process; tasks take turns.
 
     Args:
         on_batch: called with (pairs so far, anytime-valid p-value), for progress.
+        world: processes that call this together, each with both policies and an environment; all get the result.
     """
     from vla_rl.evaluation.evaluate import run_episodes
     from vla_rl.evaluation.sequential import PairedSequentialTest
@@ -105,28 +108,29 @@ def compare_sequential(
     num_successes = np.zeros(2, np.int64)
     states = _states(env, config)
     for batch in range(config.max_pairs):
-        num = min(env.num_envs, config.max_pairs - test.num_pairs)
+        num = min(env.num_envs * world.size, config.max_pairs - test.num_pairs)
         specs = list(islice(states, num))
         if not specs or test.decision != "undecided":
             break
-        runs = [
-            run_episodes(
-                policy,
-                env,
-                specs,
-                temperature=config.temperature,
-                seed=derived_seed(config.seed, batch),
-                max_retries=config.max_retries,
-            )
-            for policy in (policy_a, policy_b)
-        ]
-        num_episodes += sum(len(episodes) + num_retried for episodes, num_retried in runs)
-        for episode_a, episode_b in zip(*(episodes for episodes, _ in runs), strict=True):
-            if episode_a.lost or episode_b.lost:
+        outcomes: list[list[bool | None]] = []
+        for policy in (policy_a, policy_b):
+            with world.unsharded(policy):
+                episodes, num_retried = run_episodes(
+                    policy,
+                    env,
+                    world.deal(specs),
+                    temperature=config.temperature,
+                    seed=derived_seed(config.seed, batch, *world.stream),
+                    max_retries=config.max_retries,
+                )
+            num_episodes += len(specs) + sum(world.gather(num_retried))
+            outcomes.append(world.collect_dealt([None if e.lost else bool(e.success) for e in episodes]))
+        for success_a, success_b in zip(*outcomes, strict=True):
+            if success_a is None or success_b is None:
                 num_lost += 1
             elif test.decision == "undecided":
-                test.update(episode_a.success, episode_b.success)
-                num_successes += (episode_a.success, episode_b.success)
+                test.update(success_a, success_b)
+                num_successes += (success_a, success_b)
         if on_batch is not None:
             on_batch(test.num_pairs, test.p_value)
     if test.num_pairs == 0:

@@ -80,7 +80,7 @@ class BCTrainer:
                 good step.
         """
         own = batch.select(np.arange(batch.size)[self.world.share(batch.size)]) if self.world.size > 1 else batch
-        seed = derive_seed(self.seed, _AUGMENT, self.trainer.num_steps, *self._stream)
+        seed = derive_seed(self.seed, _AUGMENT, self.trainer.num_steps, *self.world.stream)
         generator = torch.Generator().manual_seed(seed)
         own = replace(own, obs=replace(own.obs, images=augment(own.obs.images, self.config.augment, generator)))
         self.policy.train()
@@ -89,11 +89,6 @@ class BCTrainer:
         finally:
             self.policy.eval()
         return self.trainer.update(metrics)
-
-    @property
-    def _stream(self) -> tuple[int, ...]:
-        """What tells this process's random numbers from the others'."""
-        return (self.world.rank,) if self.world.size > 1 else ()
 
     def _loss(self, batch: BCBatch) -> tuple[torch.Tensor, dict[str, Any]]:
         with self.accelerator.autocast():
@@ -136,7 +131,7 @@ class BCTrainer:
     def _dropout_seed(self, part: int) -> Iterator[None]:
         device = self.accelerator.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(derive_seed(self.seed, _DROPOUT, self.trainer.num_steps, part, *self._stream))
+            torch.manual_seed(derive_seed(self.seed, _DROPOUT, self.trainer.num_steps, part, *self.world.stream))
             yield
 
 

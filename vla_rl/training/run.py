@@ -66,13 +66,11 @@ class TrainingRun:
 
             torch.set_num_threads(recipe.num_threads)
         self.recipe, self.config, self.algo, self.folder = recipe, recipe.train, recipe.algo, RunFolder(folder)
-        self.iteration, self._saved_at = 0, -1
-        self.world = current()
-        self.stopwatch = Stopwatch()
+        self.iteration, self._saved_at, self._imagined = 0, -1, math.nan  # The last: success in the last rollouts.
+        self.world, self.stopwatch = current(), Stopwatch()
         self._best: tuple[float, int] | None = None  # validation success, iteration
         self._interrupted = self._is_looping = False
         self._handlers: dict[int, Any] = {}
-        self._imagined = math.nan  # success in the last rollouts
         if self.config.evaluate != "never" or self.config.validate_every or recipe.gate.every:
             recipe.check_same_robot()
         self.env = recipe.env.build()
@@ -85,7 +83,8 @@ class TrainingRun:
             self.demonstrations = self._open_demonstrations() if needs_demonstrations else None
             self.demonstration_loss = self.demonstrations.loss if self.demonstrations else None
             self.learner = self._build_learner()
-            self.gate = Gate(recipe.gate, self.folder.confirmed, self.policy) if recipe.gate.every else None
+            gate = recipe.gate
+            self.gate = Gate(gate, self.folder.confirmed, self.policy, self.world) if gate.every else None
             if self.world.is_main and isinstance(self.env, ImaginedEnv) and self.env.admission is not None:
                 write_text_atomic(self.folder.admission, self.env.admission.model_dump_json(indent=1) + "\n")
             self._resumed_at = self._restore() if resume else None
@@ -206,18 +205,11 @@ class TrainingRun:
     def validate(self) -> None:
         """Success on the validation split, sampled and greedy; the best by sampled success is remembered."""
         cfg = self.config
-        wanted = self.recipe.validation
-
-        def rates() -> list[float]:
-            num_episodes = wanted.num_episodes(self.real_env.spec)
-            with self._progress(num_episodes, "validation", transient=True) as on_episode:
-                result = evaluate(
-                    self.policy, self.real_env, wanted, name=f"iteration {self.iteration}", on_episode=on_episode
-                )
-            return [result.rate("sampled").rate, result.rate("greedy").rate]
-
-        with self.world.unsharded(self.policy):
-            sampled, greedy = self.world.broadcast_from_main(rates)
+        wanted, name = self.recipe.validation, f"iteration {self.iteration}"
+        total = self._own(wanted.num_episodes(self.real_env.spec))
+        with self.world.unsharded(self.policy), self._progress(total, "validation", transient=True) as on_episode:
+            result = evaluate(self.policy, self.real_env, wanted, name=name, on_episode=on_episode, world=self.world)
+        sampled, greedy = result.rate("sampled").rate, result.rate("greedy").rate
         self.logger.log(self.iteration, {"validation/sampled": sampled, "validation/greedy": greedy})
         if not math.isnan(sampled) and (self._best is None or sampled > self._best[0]):
             self._best = (sampled, self.iteration)
@@ -252,29 +244,30 @@ class TrainingRun:
         real = check.comparison
         self.logger.log(self.iteration, {"gate/real": real.rate_b, "gate/real_confirmed": real.rate_a})
         self.logger.print(check.text())
-        write_text_atomic(self.folder.gate, json.dumps(self.gate.state(), indent=1) + "\n")
+        if self.world.is_main:
+            write_text_atomic(self.folder.gate, json.dumps(self.gate.state(), indent=1) + "\n")
         if self.gate.is_closed:
-            self.policy.save(self.folder.rejected)
+            self._save_policy(self.folder.rejected)
             self.policy = load_policy(self.gate.confirmed, self.policy.device)
         self.stopwatch.report()
 
     def evaluate(self, name: str, policy_path: Path | None = None) -> None:
         """Evaluate on the recipe's `eval` section; writes evaluations/<name>.json, a picture and videos.
 
-        With several processes the first one does it.
+        Several processes share the episodes; the first one writes.
 
         Args:
             policy_path: where the policy is saved; by default where the run's policy came from.
         """
         with self.world.unsharded(self.policy):
-            if self.world.is_main:
-                self._evaluate(name, policy_path)
+            self._evaluate(name, policy_path)
             self.world.wait()
         self.stopwatch.report()
 
     def _evaluate(self, name: str, policy_path: Path | None) -> None:
         base = self.recipe.policy.path
-        with self._progress(self.recipe.eval.num_episodes(self.env.spec), f"evaluation, {name}") as on_episode:
+        total = self._own(self.recipe.eval.num_episodes(self.env.spec))
+        with self._progress(total, f"evaluation, {name}") as on_episode:
             result = evaluate(
                 self.policy,
                 self.recipe.acting_env,
@@ -283,7 +276,10 @@ class TrainingRun:
                 policy_path=policy_path or (resolve_path(base) if base else None),
                 video_folder=self.folder.videos,
                 on_episode=on_episode,
+                world=self.world,
             )
+        if not self.world.is_main:
+            return
         path = self.folder.evaluation(name)
         result.save(path)
         result.plot(path.with_suffix(".png"))
@@ -414,6 +410,9 @@ class TrainingRun:
                 self._real_env.close()
         if isinstance(error, TrainingDivergedError):
             raise TrainingDivergedError(f"{error} {self._keep_last_good()}") from None
+
+    def _own(self, num_episodes: int) -> int:
+        return len(self.world.deal(range(num_episodes)))
 
     def _progress(self, total: int, text: str, transient: bool = False) -> Any:
         return episode_progress(total, text, show=self.recipe.log.console and self.world.is_main, transient=transient)

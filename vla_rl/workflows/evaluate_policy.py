@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from vla_rl.common.progress import episode_progress
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import ConfigError
-from vla_rl.distributed.process_group import resolve_device
+from vla_rl.distributed.process_group import current, resolve_device
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.workflows.recipe_parts import build_policy, env_spec, policy_path
 
@@ -19,13 +19,17 @@ if TYPE_CHECKING:
 
 
 def evaluate(recipe: Recipe, folder: Path, name: str = "policy") -> Evaluation:
-    """Evaluate the recipe's policy; writes evaluations/NAME.json and .png, videos/ and report.html."""
+    """Evaluate the recipe's policy; writes evaluations/NAME.json and .png, videos/ and report.html.
+
+    Several processes share the episodes; the first one writes, and each makes its videos.
+    """
     from vla_rl.evaluation.evaluate import evaluate as run_evaluation
     from vla_rl.report.report import write_report
 
     run = RunFolder(folder)
-    policy = build_policy(recipe, env_spec(recipe))
-    with episode_progress(recipe.eval.num_episodes(env_spec(recipe))) as on_episode:
+    policy, world = build_policy(recipe, env_spec(recipe)), current()
+    total = len(world.deal(range(recipe.eval.num_episodes(env_spec(recipe)))))
+    with episode_progress(total, show=world.is_main) as on_episode:
         evaluation = run_evaluation(
             policy,
             recipe.acting_env,
@@ -34,10 +38,13 @@ def evaluate(recipe: Recipe, folder: Path, name: str = "policy") -> Evaluation:
             policy_path=policy_path(recipe),
             video_folder=run.videos,
             on_episode=on_episode,
+            world=world,
         )
-    evaluation.save(run.evaluation(name))
-    evaluation.plot(run.evaluation(name).with_suffix(".png"))
-    write_report(folder, after=name)
+    world.wait()  # The others' videos belong in the report.
+    if world.is_main:
+        evaluation.save(run.evaluation(name))
+        evaluation.plot(run.evaluation(name).with_suffix(".png"))
+        write_report(folder, after=name)
     return evaluation
 
 
