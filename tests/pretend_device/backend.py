@@ -123,7 +123,10 @@ def _dispatch(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     if raw_kwargs.get("pin_memory"):
         raw_kwargs["pin_memory"] = False
     out = op(*raw_args, **raw_kwargs)
-    return tree_map(_unshared if leaves_device else _wrapper(tensors), out)
+    result = tree_map(_unshared if leaves_device else _wrapper(tensors), out)
+    if leaves_device and kwargs.get("pin_memory"):
+        result.pretend_pinned = True
+    return result
 
 
 def _count(op: OpOverload, name: str, args: tuple, kwargs: dict[str, Any], leaves_device: bool) -> None:

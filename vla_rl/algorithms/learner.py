@@ -19,6 +19,7 @@ import torch
 from vla_rl.algorithms.batch import Batch, Pool, gather_observations, usable_episodes
 from vla_rl.algorithms.losses import minibatch_weights
 from vla_rl.common.progress import Stopwatch
+from vla_rl.common.scalars import read_scalars
 from vla_rl.distributed.fsdp import full, like, swap_weights
 from vla_rl.distributed.process_group import ALONE, ProcessGroup, reduce_metrics
 from vla_rl.interfaces import Policy
@@ -50,7 +51,8 @@ class Learner:
     Attributes:
         iteration: updates done.
         num_good_steps: optimizer steps made.
-        stopwatch: counts the seconds of "forward_backward" and "optimizer"; on a GPU, until the host has what it needs.
+        stopwatch: counts the seconds of "forward_backward" and "optimizer". The host waits for a GPU once a step, when
+            it reads the step's numbers ("forward_backward"), and so for the optimizer's kernels with the next step's.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class Learner:
         self.optimizers = build_optimizers(config, self._parameters, config.critic_lr)
         self._full_lr = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
         self._reference = {n: p.detach().clone() for n, p in self._parameters.items()} if config.kl_coef > 0 else None
-        self._last_good = self._copy_weights()
+        self._last_good = KeptWeights([self.world.local(p.detach()) for p in self._parameters.values()])
 
     @property
     def num_bad_steps(self) -> int:
@@ -116,15 +118,16 @@ class Learner:
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Return log_prob float32 (N, H, A) and value float32 (N,) or None, without gradient."""
         self.policy.eval()
-        log_probs, values = [np.zeros((0, *chunks.actions.shape[1:]), np.float32)], []
-        for rows in _micro_batches(np.arange(len(episode)), self.config.micro_batch_size):
-            obs = gather_observations(episodes, episode[rows], chunk[rows])
-            with self.stopwatch.measure("forward_backward"):
+        if not len(episode):
+            return np.zeros(chunks.actions.shape, np.float32), None
+        log_probs, values = list[torch.Tensor](), list[torch.Tensor]()
+        with self.stopwatch.measure("forward_backward"):
+            for rows in _micro_batches(np.arange(len(episode)), self.config.micro_batch_size):
+                obs = gather_observations(episodes, episode[rows], chunk[rows])
                 out = self.policy.evaluate(obs, chunks.select(rows), self.temperature)
-                log_probs.append(out.log_prob.float().cpu().numpy())
-                if out.value is not None:
-                    values.append(out.value.float().cpu().numpy())
-        return np.concatenate(log_probs), np.concatenate(values) if values else None
+                log_probs.append(out.log_prob.float())
+                values += [] if out.value is None else [out.value.float()]
+            return torch.cat(log_probs).cpu().numpy(), torch.cat(values).cpu().numpy() if values else None
 
     # --- from a batch to better weights ------------------------------------------------------
 
@@ -143,7 +146,7 @@ class Learner:
             raise ValueError(NO_ANCHOR)
         self.policy.eval()  # Dropout would make the ratio differ from 1 before the first step.
         if self._bad_steps.streak == 0:
-            self._last_good = self._copy_weights()
+            self._last_good.keep()
         totals: defaultdict[str, list[float]] = defaultdict(list)
         num_steps, generator, pool = 0, self._generator(_ORDER), Pool.of(batch, self.world)
         num_parts = self._num_minibatches(pool.size)
@@ -184,39 +187,32 @@ class Learner:
             if not used.any() and config.bc_coef == 0:
                 return {}
         self._zero_grad()
-        sums: defaultdict[str, float] = defaultdict(float)
-        is_finite = True
+        losses, found = list[torch.Tensor](), list[dict[str, torch.Tensor]]()
         ours = np.flatnonzero(used & (pool.rank[rows] == self.world.rank))
-        parts = list(_micro_batches(ours, config.micro_batch_size))
-        for part in parts:
+        for part in _micro_batches(ours, config.micro_batch_size):
             own = rows[part] - pool.first
             with self.stopwatch.measure("forward_backward"):
                 out = self.policy.evaluate(batch.observations(own), batch.chunks.select(own), self.temperature)
                 loss, metrics = config.loss(
                     batch, own, weight[part], out, num_rows=len(rows), only_critic=self._trains_only_critic
                 )
-                _add(sums, metrics)
-                is_finite &= bool(torch.isfinite(loss))
                 loss.backward()
+                losses.append(loss.detach())
+                found.append({name: value.detach() for name, value in metrics.items()})
         if self.world.is_sharded:
             largest = np.bincount(pool.rank[rows[used]], minlength=1).max()
-            self._keep_step(batch, math.ceil(largest / config.micro_batch_size) - len(parts))
-        if config.bc_coef > 0:
-            assert extra_loss is not None, "update() checks this"
-            is_finite &= self._anchor(extra_loss, sums)
-        reports = self.world.gather({"is_finite": is_finite, "sums": dict(sums)})
-        if not all(report["is_finite"] for report in reports):
-            return self._skip_bad("loss")
-        self.world.all_reduce_gradients([*self._policy_parameters, *self._critic_parameters])
-        return self._apply(reduce_metrics([report["sums"] for report in reports]))
+            self._keep_step(batch, math.ceil(largest / config.micro_batch_size) - len(losses))
+        if config.bc_coef > 0 and extra_loss is not None:
+            losses.append(self._anchor(extra_loss, found))
+        return self._apply(losses, found)
 
-    def _anchor(self, extra_loss: ExtraLoss, sums: dict[str, float]) -> bool:
-        """Add the demonstrations' gradient, and their loss to `sums`; return whether it is finite."""
+    def _anchor(self, extra_loss: ExtraLoss, found: list[dict[str, torch.Tensor]]) -> torch.Tensor:
+        """Add the demonstrations' gradient, and their loss to the metrics found; return it."""
         with self.stopwatch.measure("forward_backward"):
             loss, _ = extra_loss()
-            sums["loss/bc"] = float(loss.detach())
             (self.config.bc_coef * loss).backward()
-        return bool(torch.isfinite(loss))
+        found.append({"loss/bc": loss.detach()})
+        return loss.detach()
 
     def _zero_grad(self) -> None:
         for optimizer in self.optimizers:
@@ -240,32 +236,46 @@ class Learner:
     def _trains_only_critic(self) -> bool:
         return self.config.trains_only_critic(self.iteration)
 
-    def _apply(self, sums: dict[str, float]) -> dict[str, float]:
-        """Clip, check and apply the gradients that have been accumulated; return the step's metrics."""
+    def _apply(self, losses: Sequence[torch.Tensor], found: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, float]:
+        """Clip, check and apply the gradients that have been accumulated; return the step's metrics.
+
+        Args:
+            losses: scalars that must be finite. found: each micro-batch's metrics, scalars.
+        """
+        with self.stopwatch.measure("forward_backward"):
+            self.world.all_reduce_gradients([*self._policy_parameters, *self._critic_parameters])
+            norms = self._clip()
+            # The host waits for the device here and nowhere else: all that a step is judged and reported by.
+            scalars = read_scalars([*losses, *norms.values(), *(v for metrics in found for v in metrics.values())])
+        is_finite = all(math.isfinite(next(scalars)) for _ in losses)
+        sizes = {name: next(scalars) for name in norms}
+        sums: defaultdict[str, float] = defaultdict(float)
+        for metrics in found:
+            _add(sums, {name: next(scalars) for name in metrics})
+        reports = self.world.gather({"is_finite": is_finite, "sums": dict(sums)})
+        if not all(report["is_finite"] for report in reports):
+            return self._skip_bad("loss")
+        if not all(math.isfinite(size) for size in sizes.values()):
+            return self._skip_bad("gradient")
         with self.stopwatch.measure("optimizer"):
-            if self._trains_only_critic:
-                for parameter in self._policy_parameters:
-                    parameter.grad = None
-            limit = self.config.grad_clip or math.inf
-            norms = {"grad_norm/policy": clip_gradients(self._policy_parameters, limit)}
-            if self.config.uses_critic:
-                norms["grad_norm/critic"] = clip_gradients(self._critic_parameters, limit)
-            if not all(math.isfinite(n) for n in norms.values()):
-                return self._skip_bad("gradient")
             self._set_lr()
             for optimizer in self.optimizers:
                 optimizer.step()
         self.num_good_steps += 1
         self._num_critic_steps += self._trains_only_critic
         self._bad_steps.end_streak()
-        total = sums.pop("weight", 0.0)
-        if total > 0:  # Averages over what was computed; losses stay sums over the minibatch.
-            for name in sums:
-                if "/" not in name and not name.endswith("_max"):
-                    sums[name] /= total
-            if "ratio_squared" in sums:
-                sums["ratio_std"] = math.sqrt(max(sums.pop("ratio_squared") - sums["ratio"] ** 2, 0.0))
-        return {name if "/" in name else f"update/{name}": value for name, value in (sums | norms).items()}
+        return _named(reduce_metrics([report["sums"] for report in reports]) | sizes)
+
+    def _clip(self) -> dict[str, torch.Tensor]:
+        """Clip the policy's and the critic's gradients, each by its norm; return the norms before."""
+        if self._trains_only_critic:
+            for parameter in self._policy_parameters:
+                parameter.grad = None
+        limit = self.config.grad_clip or math.inf
+        norms = {"grad_norm/policy": clip_gradients(self._policy_parameters, limit)}
+        if self.config.uses_critic:
+            norms["grad_norm/critic"] = clip_gradients(self._critic_parameters, limit)
+        return norms
 
     def _set_lr(self) -> None:
         """Warm up linearly over `warmup_steps` steps, the policy's counted from when it begins to learn."""
@@ -279,7 +289,7 @@ class Learner:
         """Drop a step with a NaN or infinite loss or gradient; give up after too many in a row."""
         self._zero_grad()
         if self._bad_steps.add():
-            self._restore_weights(self._last_good)
+            self._last_good.restore()
             raise TrainingDivergedError(
                 f"{self._bad_steps.streak} steps in a row had a NaN or infinite {what} (algo.max_bad_steps="
                 f"{self._bad_steps.limit}), in iteration {self.iteration}. The last good weights were restored. "
@@ -289,9 +299,9 @@ class Learner:
 
     def _check_weights(self) -> None:
         """Undo the update and stop the run if a weight overflowed, as finite gradients can still make it."""
-        is_finite = all(bool(torch.isfinite(self.world.local(p)).all()) for p in self._parameters.values())
-        if not all(self.world.gather(is_finite)):
-            self._restore_weights(self._last_good)
+        parts = [torch.isfinite(self.world.local(p.detach())).all() for p in self._parameters.values()]
+        if not all(self.world.gather(bool(torch.stack(parts).all()))):
+            self._last_good.restore()
             raise TrainingDivergedError(
                 f"an update made weights NaN or infinite, in iteration {self.iteration}. The last good weights were "
                 f"restored. Try a smaller algo.lr (now {self.config.lr:g}), or policy.precision=fp32."
@@ -301,15 +311,6 @@ class Learner:
 
     def _generator(self, stream: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, self.iteration, stream])
-
-    def _copy_weights(self) -> dict[str, torch.Tensor]:
-        """Return this process's part of the trained weights, on the CPU."""
-        return {n: self.world.local(p.detach()).to("cpu", copy=True) for n, p in self._parameters.items()}
-
-    @torch.no_grad()
-    def _restore_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        for name, parameter in self._parameters.items():
-            self.world.local(parameter).copy_(weights[name])
 
     @contextmanager
     def _swapped_with_reference(self) -> Iterator[None]:
@@ -370,14 +371,46 @@ class Learner:
         self.num_good_steps = int(state["num_good_steps"])
         self._bad_steps.total, self._bad_steps.streak = int(state["num_bad_steps"]), int(state["bad_streak"])
         self._num_critic_steps = int(state.get("num_critic_steps", 0))  # Older checkpoints have none.
-        self._last_good = self._copy_weights()
+        self._last_good.keep()
 
 
-def _add(sums: dict[str, float], metrics: Mapping[str, torch.Tensor]) -> None:
+class KeptWeights:
+    """A copy of weights in the host's memory, to go back to. A GPU's are copied meanwhile, into pinned memory.
+
+    `weights`: this process's part of them; memory is taken by the first `keep`.
+    """
+
+    def __init__(self, weights: Sequence[torch.Tensor]):
+        self._weights, self._kept = weights, []
+
+    def keep(self) -> None:
+        """Copy the weights as they are. The host waits for nothing: what changes them comes later in their stream."""
+        self._kept = self._kept or [torch.empty_like(w, device="cpu", pin_memory=not w.is_cpu) for w in self._weights]
+        for kept, weight in zip(self._kept, self._weights, strict=True):
+            kept.copy_(weight, non_blocking=True)
+
+    def restore(self) -> None:
+        """Give the weights the values of the last `keep`."""
+        for kept, weight in zip(self._kept, self._weights, strict=True):
+            weight.copy_(kept, non_blocking=True)
+
+
+def _add(sums: dict[str, float], metrics: Mapping[str, float]) -> None:
     """Add a micro-batch's metrics to its minibatch's; of what is named a maximum, the larger stays."""
-    for name, value in metrics.items():
-        number = float(value.detach())
+    for name, number in metrics.items():
         sums[name] = max(sums.get(name, number), number) if name.endswith("_max") else sums[name] + number
+
+
+def _named(sums: dict[str, float]) -> dict[str, float]:
+    """Return a minibatch's metrics under their full names, averaged where they are sums over what was computed."""
+    total = sums.pop("weight", 0.0)
+    if total > 0:  # Averages over what was computed; losses stay sums over the minibatch.
+        for name in sums:
+            if "/" not in name and not name.endswith("_max"):
+                sums[name] /= total
+        if "ratio_squared" in sums:
+            sums["ratio_std"] = math.sqrt(max(sums.pop("ratio_squared") - sums["ratio"] ** 2, 0.0))
+    return {name if "/" in name else f"update/{name}": value for name, value in sums.items()}
 
 
 def _micro_batches(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:

@@ -19,6 +19,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import nn
 
+from vla_rl.common.scalars import read_scalars
 from vla_rl.data.augment import augment
 from vla_rl.data.dataset import BCBatch, BCDataset, DataNeeds, open_dataset
 from vla_rl.distributed.fsdp import swap_weights
@@ -99,16 +100,19 @@ class BCTrainer:
         # As many parts in each process, which have to keep step: none has fewer examples than the last one.
         smallest = self.config.batch_size // self.world.size if self.world.size > 1 else batch.size
         parts = np.array_split(np.arange(batch.size), min(self.config.grad_accumulation, smallest))
-        metrics: defaultdict[str, float] = defaultdict(float)
+        found: list[tuple[float, dict[str, Any]]] = []
         for number, rows in enumerate(parts):
             part = batch if len(parts) == 1 else batch.select(rows)
             share = weight * batch.share_of(part)
             with self._dropout_seed(number):
                 loss, values = self._loss(part)
                 (loss * share).backward()
-            metrics["loss"] += share * float(loss.detach())
-            for name, value in values.items():
-                metrics[name] += share * float(value)
+            found.append((share, {"loss": loss.detach(), **values}))
+        scalars = read_scalars([value for _, values in found for value in values.values()])
+        metrics: defaultdict[str, float] = defaultdict(float)
+        for share, values in found:
+            for name in values:
+                metrics[name] += share * next(scalars)
         return dict(metrics)
 
     @torch.no_grad()
@@ -116,7 +120,8 @@ class BCTrainer:
         """The loss and metrics on a batch, without an update or augmentation."""
         self.policy.eval()
         loss, values = self._loss(batch)
-        return {"loss": float(loss), **{name: float(value) for name, value in values.items()}}
+        found = {"loss": loss, **values}
+        return dict(zip(found, read_scalars(list(found.values())), strict=True))
 
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:

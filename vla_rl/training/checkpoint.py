@@ -159,6 +159,10 @@ def keep_last(folder: Path, num: int, also: tuple[Path, ...] = ()) -> None:
 # --- what goes into a checkpoint -------------------------------------------------------------
 
 
+# Which of torch's implementations an optimizer runs: this device's, whatever the checkpoint was made on.
+_KERNELS = ("fused", "foreach")
+
+
 def flatten_optimizer(
     optimizer: torch.optim.Optimizer, prefix: str = "optimizer"
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -196,6 +200,8 @@ def restore_optimizer(
             index, _, key = name[len(start) :].partition(".")
             entries.setdefault(int(index), {})[key] = tensor
     groups = [{**g, **({"betas": tuple(g["betas"])} if "betas" in g else {})} for g in state["param_groups"]]
+    for group, own in zip(groups, optimizer.param_groups, strict=False):  # A count that differs is refused below.
+        group |= {name: own[name] for name in _KERNELS if name in own}
     for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
         for key, value in entries.get(number, {}).items():
             if isinstance(value, torch.Tensor) and value.shape == parameter.shape:

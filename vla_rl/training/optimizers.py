@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,7 +33,7 @@ def build_optimizers(
     """Make AdamW over everything, or Muon over the hidden matrices and AdamW over the rest.
 
     The critic has its own learning rate, and is left out when that is None. Muon (Jordan et al. 2024) scales its steps
-    to AdamW's root mean square, so one `lr` fits both (Liu et al. 2025, arXiv 2502.16982).
+    to AdamW's root mean square, so one `lr` fits both (Liu et al. 2025, arXiv 2502.16982). On CUDA AdamW is fused.
 
     Raises:
         ConfigError: adamw_8bit without torchao.
@@ -50,7 +51,8 @@ def build_optimizers(
         decay = config.weight_decay
         optimizers.append(torch.optim.Muon(hidden, lr=config.lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
     if groups:
-        kind: Any = _eight_bit_adamw() if config.optimizer == "adamw_8bit" else torch.optim.AdamW
+        adamw = partial(torch.optim.AdamW, fused=all(p.is_cuda for g in groups for p in g["params"]) or None)
+        kind: Any = _eight_bit_adamw() if config.optimizer == "adamw_8bit" else adamw
         optimizers.append(kind(groups, betas=config.betas, weight_decay=config.weight_decay))
     return optimizers
 
@@ -87,10 +89,11 @@ def _is_hidden_matrix(name: str, parameter: torch.Tensor) -> bool:
     return parameter.ndim == 2 and not any(part in name for part in _NOT_HIDDEN) and _POSITIONS.isdisjoint(words)
 
 
-def clip_gradients(parameters: Sequence[torch.Tensor], limit: float) -> float:
-    """Scale gradients to a norm of at most `limit`; the norm before. Sharded ones: by the norm of the whole.
+def clip_gradients(parameters: Sequence[torch.Tensor], limit: float) -> torch.Tensor:
+    """Scale gradients to a norm of at most `limit`; the norm before, a scalar. Sharded ones: by the norm of the whole.
 
-    All processes call it together.
+    All processes call it together. Nothing waits for the device: a norm that is NaN or infinite is the caller's to
+    find, when it reads it.
     """
     norm: Any = torch.nn.utils.clip_grad_norm_(parameters, limit)
-    return float(norm.full_tensor() if is_sharded(norm) else norm)
+    return norm.full_tensor() if is_sharded(norm) else norm

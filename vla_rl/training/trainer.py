@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
+from vla_rl.common.scalars import read_scalars
 from vla_rl.distributed.fsdp import full, like, local
 from vla_rl.distributed.process_group import ALONE, ProcessGroup, reduce_metrics
 from vla_rl.training.checkpoint import CheckpointError, flatten_optimizer, restore_optimizer
@@ -144,13 +145,14 @@ class Trainer:
         self._zero_grad()
         value, metrics = loss(self.num_steps)
         value.backward(inputs=list(self.parameters.values()))
-        return self.update({"loss": float(value.detach()), **{n: float(v) for n, v in metrics.items()}})
+        return self.update({"loss": value, **metrics})
 
-    def update(self, metrics: Mapping[str, float]) -> dict[str, float]:
+    def update(self, metrics: Mapping[str, Any]) -> dict[str, float]:
         """Clip and apply the gradients that were accumulated in the parameters.
 
         Args:
-            metrics: the step's, "loss" among them; with several processes this one's shares, which are added up.
+            metrics: the step's, "loss" among them, numbers or scalars on the device, which are read together, once;
+                with several processes this one's shares, which are added up.
 
         Returns:
             The metrics with grad_norm and lr; {"bad_step": 1.0} when the step was skipped.
@@ -159,17 +161,16 @@ class Trainer:
             TrainingDivergedError: `config.max_bad_steps` bad steps in a row. The weights are those of the last good
                 step.
         """
-        result = reduce_metrics(self.world.gather(dict(metrics)))
-        if not math.isfinite(result["loss"]):
-            return self._skip()
         self.world.all_reduce_gradients(list(self.parameters.values()))
         for name, master in self._copies.items():
             gradient = self.parameters[name].grad
             master.grad = None if gradient is None else gradient.float().contiguous()
             self.parameters[name].grad = None
         limit = math.inf if self.config.grad_clip is None else self.config.grad_clip
-        result["grad_norm"] = clip_gradients(list(self.masters.values()), limit)
-        if not math.isfinite(result["grad_norm"]):
+        grad_norm, *own = read_scalars([clip_gradients(list(self.masters.values()), limit), *metrics.values()])
+        result = reduce_metrics(self.world.gather(dict(zip(metrics, own, strict=True))))
+        result["grad_norm"] = grad_norm
+        if not (math.isfinite(result["loss"]) and math.isfinite(grad_norm)):
             return self._skip()
         result["lr"] = self._apply()
         self._bad_steps.end_streak()

@@ -31,6 +31,31 @@ def test_critic_has_its_own_learning_rate():
     assert [g["weight_decay"] for g in adamw.param_groups] == [0.1, 0.0]
 
 
+def test_adamw_is_fused_on_a_gpu_alone():
+    class Elsewhere(nn.Parameter):
+        is_cuda = True
+
+    def made(parameter: nn.Parameter) -> torch.optim.Optimizer:
+        return build_optimizers(GRPOConfig(), {"w": parameter})[0]
+
+    assert made(Elsewhere(torch.ones(2))).param_groups[0]["fused"] is True
+    on_cpu = made(nn.Parameter(torch.ones(2)))
+    assert on_cpu.param_groups[0]["fused"] is None  # Torch's default there, whose figures the golden runs hold.
+    # A checkpoint from a GPU does not bring its kernels along, nor takes them away there.
+    w = Elsewhere(torch.ones(2))
+    on_gpu = made(w)
+    for optimizer in (on_cpu, on_gpu):
+        for group in optimizer.param_groups:
+            group["params"][0].grad = torch.ones(2)
+        optimizer.step()
+    tensors, rest = flatten_optimizer(on_gpu)
+    restore_optimizer(on_cpu, tensors, json.loads(json.dumps(rest)))
+    assert on_cpu.param_groups[0]["fused"] is None
+    tensors, rest = flatten_optimizer(on_cpu)
+    restore_optimizer(on_gpu, tensors, json.loads(json.dumps(rest)))
+    assert on_gpu.param_groups[0]["fused"] is True
+
+
 def test_an_unused_critic_is_left_alone():
     policy = ToyPolicy(critic=True)
     (adamw,) = build_optimizers(GRPOConfig(), dict(policy.named_parameters()))

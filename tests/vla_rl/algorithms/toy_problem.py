@@ -30,7 +30,7 @@ class ToyPolicy(nn.Module, Policy):
         self.value_head = nn.Linear(hidden, 1) if critic else None
 
     def _read(self, obs: Observation, temperature: float) -> tuple[torch.Tensor, torch.Tensor | None]:
-        features = self.body(torch.from_numpy(obs.state))
+        features = self.body(torch.from_numpy(obs.state).to(self.out.weight.device))
         logits = self.out(features).view(-1, H, A, BINS) / temperature
         value = None if self.value_head is None else self.value_head(features.detach()).squeeze(-1)
         return logits.log_softmax(-1), value
@@ -50,7 +50,7 @@ class ToyPolicy(nn.Module, Policy):
 
     def evaluate(self, obs, chunk, temperature=1.0) -> PolicyOutput:
         log_probs, value = self._read(obs, temperature)
-        tokens = torch.from_numpy(chunk.tokens)
+        tokens = torch.from_numpy(chunk.tokens).to(self.out.weight.device)
         log_prob = log_probs.gather(-1, tokens[..., None]).squeeze(-1)
         return PolicyOutput(log_prob, -(log_probs.exp() * log_probs).sum(-1), value)
 

@@ -154,7 +154,7 @@ class LeRobotFlowPolicy(LeRobotPolicy):
         losses = losses.float()[..., : self.action_dim].mean(-1)
         weight = torch.from_numpy(counted).to(losses)
         loss = (losses * weight).sum() / weight.sum().clamp_min(1.0)
-        return loss, {"flow_loss": float(loss.detach())}
+        return loss, {"flow_loss": loss.detach()}
 
     @torch.no_grad()
     def embed(self, obs: Observation) -> Tensor:

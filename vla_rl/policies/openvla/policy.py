@@ -333,7 +333,7 @@ class OpenVLAPolicy(nn.Module, Policy):
 
         Returns:
             loss and metrics: token_accuracy, action_l1 (environment units, greedy), bc_loss and,
-            with keyframes, keyframe_loss.
+            with keyframes, keyframe_loss; scalars where they were computed, for one read of all.
         """
         stats = self._stats()
         if actions.shape[1:] != (self.demonstration_size, self.action_dim):
@@ -347,13 +347,13 @@ class OpenVLAPolicy(nn.Module, Policy):
         total = weight.sum().clamp_min(1.0)
         hidden, losses, guess, right = self._bc_terms(obs, targets)
         loss = (losses * weight).sum() / total
-        metrics: dict[str, Any] = {"bc_loss": loss.item()}
+        metrics: dict[str, Any] = {"bc_loss": loss.detach()}
         if self.network.keyframe_head is not None and keyframe is not None:
             keyframe_loss = self._keyframe_loss(hidden, keyframe)
             loss = loss + self.config.keyframe_loss_weight * keyframe_loss
-            metrics["keyframe_loss"] = keyframe_loss.item()
+            metrics["keyframe_loss"] = keyframe_loss.detach()
         if right is not None:
-            metrics["token_accuracy"] = ((right * weight).sum() / total).item()
+            metrics["token_accuracy"] = (right * weight).sum() / total
         error = np.abs(self._to_env(guess, stats) - actions)[rows]
         metrics["action_l1"] = float(error.mean()) if rows.any() else 0.0
         return loss, metrics
