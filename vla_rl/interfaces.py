@@ -153,6 +153,10 @@ class EnvConfig(Config):
         """Return the facts about the environment, without starting a simulator where that is possible."""
         raise NotImplementedError(f"{type(self).__name__} must implement env_spec() -> EnvSpec")
 
+    def exact(self) -> EnvConfig:
+        """The same environment without an approximation that training may make; itself where there is none."""
+        return self
+
     def build(self, num_envs: int | None = None, record_frames: bool = False) -> VecEnv:
         """Start the environment.
 

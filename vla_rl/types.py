@@ -231,6 +231,7 @@ class EnvSpec:
             empty when `eval` is unlimited.
         projections: camera that stands still -> 3 x 4 matrix from meters, in the frame of `state[:3]`, to
             homogeneous image coordinates in [0, 1] (x right, y down); empty where not known.
+        approximation: how it deviates from what it stands for, so that no figure is measured in it; empty: not at all.
     """
 
     kind: str
@@ -245,6 +246,7 @@ class EnvSpec:
     control_hz: float
     num_eval_states: dict[str, int] = field(default_factory=dict)
     projections: dict[str, np.ndarray] = field(default_factory=dict)
+    approximation: str = ""
 
 
 @dataclass

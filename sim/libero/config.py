@@ -30,6 +30,11 @@ class LiberoConfig(SimConfig):
         description="Folder with LIBERO's meshes and textures; else $LIBERO_ASSETS, else the library's own download.",
     )
     image_size: PositiveInt = Field(default=256, le=1024, description="Height and width of the images, pixels.")
+    rendering: Literal["exact", "light"] = Field(
+        default="exact",
+        description="exact: LIBERO's pictures, to the bit. light, for the rollouts of training alone: no antialiasing, "
+        "no reflections, meshes without details below 4 mm; whatever is measured is measured with exact ones.",
+    )
     horizon: PositiveInt | None = Field(
         default=None, description="Control steps before truncation; the suite's official number if not given."
     )
@@ -73,8 +78,13 @@ class LiberoConfig(SimConfig):
         return replace(
             spec,
             num_eval_states=dict.fromkeys(tasks, NUM_OFFICIAL_STATES),
+            approximation="light rendering, not LIBERO's pictures" if self.rendering == "light" else "",
             projections={"agentview": VIEWS[self.suite].projection()} if known else {},
         )
+
+    def exact(self) -> LiberoConfig:
+        """The same with exact pictures."""
+        return self if self.rendering == "exact" else self.model_copy(update={"rendering": "exact"})
 
     def make(self, record_frames: bool = False) -> LiberoEnv:
         """One environment. Loads the LIBERO library; each task's scene is built at its first reset (seconds)."""

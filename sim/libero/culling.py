@@ -110,10 +110,12 @@ class Culling:
         is_large = np.sort(model.geom_size, 1)[:, 1] > LARGE
         self._large = np.flatnonzero((model.geom_type == _BOX) & (model.geom_group != 0) & is_large)
 
-    def drawings(self, scene: mujoco.MjvScene, data: mujoco.MjData, camera: int, size: int) -> list[Drawing]:
+    def drawings(
+        self, scene: mujoco.MjvScene, data: mujoco.MjData, camera: int, size: int, mirrors: bool = True
+    ) -> list[Drawing]:
         """How to draw the scene, just updated, as the model's camera number `camera` sees it in a square image.
 
-        The second of two drawings replaces its pixels in the first's.
+        The second of two drawings replaces its pixels in the first's. Without `mirrors`, nothing reflects.
         """
         geoms = scene.geoms[: scene.ngeom]
         opacity = np.array([geom.rgba[3] for geom in geoms])
@@ -121,9 +123,9 @@ class Culling:
         of_model = np.array([g.objid if g.objtype == mujoco.mjtObj.mjOBJ_GEOM else -1 for g in geoms])
         eye, view = data.cam_xpos[camera], data.cam_xmat[camera].reshape(3, 3)
         half = np.tan(np.radians(self.model.cam_fovy[camera]) / 2)
-        mirror = _mirror(geoms, opacity)
+        mirror = _mirror(geoms, opacity) if mirrors else None
         if self.model.cam_sensorsize[camera].any() or (mirror is not None and not len(mirror.corners)):
-            return [Drawing(visible, np.ones(len(self.runs.geom), bool), reflects=True, mirror=None)]
+            return [Drawing(visible, np.ones(len(self.runs.geom), bool), reflects=mirrors, mirror=None)]
         boxes = _Boxes(self.runs, data)
         opaque = set(of_model[opacity >= OPAQUE].tolist()) - {of_model[mirror.geom] if mirror else -1}
         faces = [face for geom in self._large if geom in opaque for face in _sides(self.model, data, geom, eye)]

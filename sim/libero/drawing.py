@@ -1,4 +1,7 @@
-"""Drawing parts of a scene: a model's meshes uploaded in runs of faces, and mjr_render called for some of them."""
+"""Drawing parts of a scene: a model's meshes uploaded in runs of faces, and mjr_render called for some of them.
+
+Or all of it with less: `light` is without antialiasing and reflections, and meshes lose details below THINNED.
+"""
 
 # pyright: reportAttributeAccessIssue=false
 
@@ -11,24 +14,34 @@ import numpy as np
 
 from sim.libero.culling import Drawing, Runs
 
+THINNED = 0.004  # meters: of the vertices in a cube of this side, a light drawing has one
 _NONE = int(mujoco.mjtGeom.mjGEOM_NONE)
 _REFLECTION = int(mujoco.mjtRndFlag.mjRND_REFLECTION)
 
 
 class UploadedScene:
-    """A model's meshes and textures in the current GL context, whole and in runs.
+    """A model's meshes and textures in the current GL context, whole and in runs; or whole and light.
 
     Raises:
         mujoco.FatalError: the GL context cannot hold them.
     """
 
-    def __init__(self, model: mujoco.MjModel, runs: Runs) -> None:
+    def __init__(self, model: mujoco.MjModel, runs: Runs, light: bool) -> None:
         from OpenGL import GL
 
         self._gl: Any = GL
-        self.context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
+        quality = model.vis.quality
+        samples, quality.offsamples = quality.offsamples, 0 if light else quality.offsamples
+        try:
+            self.context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
+        finally:
+            quality.offsamples = samples
         self._model, self._runs = model, runs
         cut = np.flatnonzero(runs.first >= 0)
+        if light:
+            for mesh in np.unique(model.geom_dataid[runs.geom[cut]]):
+                self._upload_thinned(int(mesh))
+            cut = cut[:0]
         self._num_lists = 2 * len(cut) + model.ngeom
         self._first_list: int = self._gl.glGenLists(max(1, self._num_lists))
         self._list_of_run = np.full(len(runs.geom), -1)
@@ -46,6 +59,32 @@ class UploadedScene:
         self.context.baseMesh = int(self._list_of_run[run]) - 2 * int(mesh)
         mujoco.mjr_uploadMesh(model, self.context, mesh)
         model.mesh_faceadr[mesh], model.mesh_facenum[mesh], model.mesh_graphadr[mesh], self.context.baseMesh = before
+
+    def _upload_thinned(self, mesh: int) -> None:
+        """Have MuJoCo upload a mesh with one vertex in each small cube, without the faces that this makes empty."""
+        model = self._model
+        first, count = int(model.mesh_faceadr[mesh]), int(model.mesh_facenum[mesh])
+        start = model.mesh_vertadr[mesh]
+        vertices = model.mesh_vert[start : start + model.mesh_vertnum[mesh]]
+        cubes = np.floor(vertices / THINNED).astype(np.int64)
+        _, kept, cube = np.unique(cubes, axis=0, return_index=True, return_inverse=True)
+        places = vertices[kept][cube.reshape(-1)]
+        corners = cube.reshape(-1)[model.mesh_face[first : first + count]]
+        solid = (corners != np.roll(corners, 1, 1)).all(1)
+        changed = [model.mesh_face, model.mesh_facenormal]
+        if model.mesh_texcoordadr[mesh] >= 0:
+            changed.append(model.mesh_facetexcoord)
+        before = [array[first : first + count].copy() for array in changed]
+        whole, graph = vertices.copy(), model.mesh_graphadr[mesh]
+        vertices[:] = places
+        for array, rows in zip(changed, before, strict=True):
+            array[first : first + int(solid.sum())] = rows[solid]
+        model.mesh_facenum[mesh], model.mesh_graphadr[mesh] = int(solid.sum()), -1
+        mujoco.mjr_uploadMesh(model, self.context, mesh)
+        model.mesh_facenum[mesh], model.mesh_graphadr[mesh] = count, graph
+        for array, rows in zip(changed, before, strict=True):
+            array[first : first + count] = rows
+        vertices[:] = whole
 
     def draw(self, drawing: Drawing, scene: mujoco.MjvScene, viewport: mujoco.MjrRect, image: np.ndarray) -> None:
         """Draw into image, uint8 (size, size, 3), bottom row first. Update the scene before, and again after."""

@@ -81,6 +81,7 @@ class LiberoEnv(SingleEnv):
             return self._loaded
         self.close()
         self._loaded = scenes.borrow(self.config.suite, task, self.config.max_scenes)
+        self._loaded.renderer.light = self.config.rendering == "light"
         return self._loaded
 
     def _start(self, loaded: TaskScene, spec: EpisodeSpec) -> None:
@@ -98,17 +99,18 @@ class LiberoEnv(SingleEnv):
         return zlib.crc32(f"{self.config.suite}/{spec.task}/{spec.split}/{spec.index}".encode())
 
     @property
-    def _current(self) -> TaskScene:
+    def loaded(self) -> TaskScene:
+        """The scene of the current episode's task."""
         assert self._loaded is not None, "reset the environment before using it"
         return self._loaded
 
     def apply(self, action: np.ndarray) -> bool:
         """One control step (50 ms)."""
-        return self._current.scene.step(np.asarray(action, np.float64))
+        return self.loaded.scene.step(np.asarray(action, np.float64))
 
     def observe(self) -> SingleObservation:
         """Render the configured cameras and read the state."""
-        loaded = self._current
+        loaded = self.loaded
         shown = loaded.scene.shown()
         images = {
             name: loaded.renderer.render(shown, loaded.scene.model.camera(CAMERAS[name]).id, self.config.image_size)
@@ -126,10 +128,10 @@ class LiberoEnv(SingleEnv):
         Raises:
             NotImplementedError: the task has another kind of goal.
         """
-        return self._current.expert.action()
+        return self.loaded.expert.action()
 
     def save_state(self) -> Keyframe:
-        return Keyframe("libero", self._current.task, self.num_steps, self._current.scene.save())
+        return Keyframe("libero", self.loaded.task, self.num_steps, self.loaded.scene.save())
 
     def close(self) -> None:
         """Give the scene back to the process's pool."""

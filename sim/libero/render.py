@@ -19,39 +19,45 @@ from sim.segmentation import draw_structure, things
 MAX_GEOMS = 1000  # as robosuite
 
 
-_uploaded: OrderedDict[tuple[str, int], UploadedScene] = OrderedDict()  # by task and image size
+_uploaded: OrderedDict[tuple[str, int, bool], UploadedScene] = OrderedDict()  # by task, image size, whether light
 _option = mujoco.MjvOption()
 _option.geomgroup[0] = 0  # collision shapes
 _perturb = mujoco.MjvPerturb()
 
 
-def _upload(key: str, model: mujoco.MjModel, runs: Runs, size: int, max_contexts: int) -> UploadedScene:
+def _upload(name: str, model: mujoco.MjModel, runs: Runs, size: int, light: bool, max_contexts: int) -> UploadedScene:
     """The uploaded meshes and textures of a task, in the process's GL context; the oldest make room."""
     gl.make_current()
     if not _uploaded:
         atexit.register(_uploaded.clear)  # before the GL context goes
-    if (key, size) not in _uploaded:
+    key = (name, size, light)
+    if key not in _uploaded:
         while len(_uploaded) >= max_contexts:
             _uploaded.popitem(last=False)[1].free()
         model.vis.global_.offwidth = model.vis.global_.offheight = size
         try:
-            _uploaded[key, size] = UploadedScene(model, runs)
+            _uploaded[key] = UploadedScene(model, runs, light)
         except mujoco.FatalError as error:
             raise gl.RenderError(gl.advice(error)) from error
-    _uploaded.move_to_end((key, size))
-    uploaded = _uploaded[key, size]
+    _uploaded.move_to_end(key)
+    uploaded = _uploaded[key]
     mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, uploaded.context)
     return uploaded
 
 
 class Renderer:
-    """Renders one scene. Scenes of the same `key` (task) share what is uploaded."""
+    """Renders one scene. Scenes of the same `key` (task) share what is uploaded.
+
+    light: without antialiasing, reflections and small details of meshes; the pictures are others.
+    """
+
+    light = False
 
     def __init__(self, key: str, model: mujoco.MjModel, max_contexts: int) -> None:
         self.key, self.model, self.max_contexts = key, model, max_contexts
-        self._scene = mujoco.MjvScene(model, maxgeom=MAX_GEOMS)
+        self.scene = mujoco.MjvScene(model, maxgeom=MAX_GEOMS)
         self._view = mujoco.MjvCamera()
-        self._culling = Culling(model)
+        self.culling = Culling(model)
         self._view.type = mujoco.mjtCamera.mjCAMERA_FIXED
 
     def render(self, data: mujoco.MjData, camera: int, size: int) -> np.ndarray:
@@ -62,27 +68,27 @@ class Renderer:
         Raises:
             RenderError: no GL context can be opened.
         """
-        uploaded, viewport = self._updated(data, camera, size)
+        uploaded, viewport = self.updated(data, camera, size)
         image = np.empty((size, size, 3), np.uint8)
-        for number, drawing in enumerate(self._culling.drawings(self._scene, data, camera, size)):
+        for number, drawing in enumerate(self.culling.drawings(self.scene, data, camera, size, not self.light)):
             if number > 0:
-                self._updated(data, camera, size)
-            uploaded.draw(drawing, self._scene, viewport, image)
+                self.updated(data, camera, size)
+            uploaded.draw(drawing, self.scene, viewport, image)
         return np.ascontiguousarray(image[::-1, ::-1])
 
     def structure(self, data: mujoco.MjData, camera: int, size: int) -> np.ndarray:
         """What `render` shows, uint8 (size, size, 3), rotated likewise; see `vla_rl.data.segmentation.pack`."""
-        uploaded, viewport = self._updated(data, camera, size)
-        image = draw_structure(self.model, self._scene, viewport, uploaded.context, self._things)
+        uploaded, viewport = self.updated(data, camera, size)
+        image = draw_structure(self.model, self.scene, viewport, uploaded.context, self._things)
         return np.ascontiguousarray(image[::-1, ::-1])
 
     @functools.cached_property
     def _things(self) -> np.ndarray:
         return things(self.model)
 
-    def _updated(self, data: mujoco.MjData, camera: int, size: int) -> tuple[UploadedScene, mujoco.MjrRect]:
+    def updated(self, data: mujoco.MjData, camera: int, size: int) -> tuple[UploadedScene, mujoco.MjrRect]:
         """The scene as the camera sees it, ready to be drawn."""
-        uploaded = _upload(self.key, self.model, self._culling.runs, size, self.max_contexts)
+        uploaded = _upload(self.key, self.model, self.culling.runs, size, self.light, self.max_contexts)
         self._view.fixedcamid = camera
-        mujoco.mjv_updateScene(self.model, data, _option, _perturb, self._view, mujoco.mjtCatBit.mjCAT_ALL, self._scene)
+        mujoco.mjv_updateScene(self.model, data, _option, _perturb, self._view, mujoco.mjtCatBit.mjCAT_ALL, self.scene)
         return uploaded, mujoco.MjrRect(0, 0, size, size)

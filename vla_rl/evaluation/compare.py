@@ -35,6 +35,7 @@ SCHEMA_VERSION = 1
 _HOW_RUN = frozenset(
     ("num_envs", "num_workers", "render_devices", "on_gpu", "step_timeout", "tasks", "cameras", "image_size")
 )
+_UNSAID = {"rendering": "exact"}  # what older files do not say
 
 
 class PairedResult(Config):
@@ -290,6 +291,7 @@ def _differences_in_making(a: Evaluation, b: Evaluation) -> list[str]:
         warnings.append("both evaluations are of the same weights")
     config_a, config_b = a.meta.env_config, b.meta.env_config
     if config_a is not None and config_b is not None:
+        config_a, config_b = {**_UNSAID, **config_a}, {**_UNSAID, **config_b}
         changed = [k for k in config_a if k not in _HOW_RUN and config_a[k] != config_b.get(k)]
         warnings.extend(f"env.{key} is {config_a[key]!r} in a, {config_b.get(key)!r} in b" for key in changed)
     return warnings

@@ -48,6 +48,11 @@ class EvalConfig(Config):
     num_envs: NonNegativeInt = Field(
         default=0, description="Environments stepped together; 0: as the env section says."
     )
+    approximate: bool = Field(
+        default=False,
+        description="Evaluate in the environment as it is, approximations for training included (env.rendering=light); "
+        "such a figure is not the benchmark's, and says so.",
+    )
     videos: NonNegativeInt = Field(default=2, description="Successes, and failures, filmed per task.")
     seed: int = Field(default=0, description="Of the action sampling; initial states do not depend on it.")
     max_retries: NonNegativeInt = Field(default=2, description="Times an episode whose worker broke is run again.")
@@ -204,6 +209,11 @@ def _evaluate(
 ) -> Evaluation:
     from vla_rl.common.run_folder import versions
 
+    if env.spec.approximation and not config.approximate:
+        raise EvaluationError(
+            f"this environment is for training: {env.spec.approximation}. Evaluate without (env.rendering=exact), or "
+            "set eval.approximate=true for a figure that is not the benchmark's"
+        )
     specs = episode_specs(env.spec, config)
     hashed = policy_hash(policy_path) if policy_path is not None and world.is_main else None
     started = time.perf_counter()
@@ -329,8 +339,9 @@ def _protocol(spec: EnvSpec, config: EvalConfig) -> str:
         for mode, t in config.modes().items()
     )
     plan = f"; {config.plan.protocol()}" if config.plan is not None else ""
+    kind = f"{spec.kind} ({spec.approximation})" if spec.approximation else spec.kind
     return (
-        f"{spec.kind}, {config.split} split{official}, initial states {config.start_index} to {stop} of each task; "
+        f"{kind}, {config.split} split{official}, initial states {config.start_index} to {stop} of each task; "
         f"{modes}{plan}; an episode succeeds when the simulator says so before its horizon; an episode whose worker "
         f"broke is run again up to {config.max_retries} times, then left out and counted as lost."
     )

@@ -71,17 +71,18 @@ class Recipe(Config):
     def acting_env(self) -> EnvConfig:
         """The environment in which episodes count as real: `real_env`, or `env` where that is no world model.
 
+        Without approximations that are for training, unless eval.approximate asks for them.
+
         Raises:
             ConfigError: env is a world model and there is no real_env.
         """
-        if self.real_env is not None:
-            return self.real_env
-        if self.env.is_imagined:
+        if self.real_env is None and self.env.is_imagined:
             raise ConfigError(
                 "real_env: the recipe has none, and its env is a world model; evaluating, collecting and the gate need "
                 "a real environment: give real_env a section such as env's, or set train.evaluate=never, gate.every=0"
             )
-        return self.env
+        env = self.real_env or self.env
+        return env if self.eval.approximate else env.exact()
 
     @property
     def torch_device(self) -> str:

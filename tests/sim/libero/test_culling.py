@@ -10,6 +10,7 @@ import pytest
 from libero_setup import ASSETS, needs_assets
 
 from sim.libero import LiberoConfig
+from sim.libero.measure_rendering import draw_whole
 from sim.libero.suites import CAMERAS
 from vla_rl.types import EpisodeSpec
 
@@ -32,25 +33,16 @@ def env(request: pytest.FixtureRequest) -> Iterator:
     env.close()
 
 
-def whole(renderer, data: mujoco.MjData, camera: int, size: int) -> np.ndarray:
-    """The picture by one call of MuJoCo's for the whole scene, as robosuite takes it."""
-    uploaded, viewport = renderer._updated(data, camera, size)
-    image = np.empty((size, size, 3), np.uint8)
-    mujoco.mjr_render(viewport, renderer._scene, uploaded.context)
-    mujoco.mjr_readPixels(image, None, viewport, uploaded.context)
-    return image[::-1, ::-1]
-
-
 def assert_equal(env, data: mujoco.MjData, camera: int, size: int, what: str) -> None:
-    renderer = env._current.renderer
+    renderer = env.loaded.renderer
     np.testing.assert_array_equal(
-        renderer.render(data, camera, size), whole(renderer, data, camera, size), err_msg=what
+        renderer.render(data, camera, size), draw_whole(renderer, data, camera, size), err_msg=what
     )
 
 
 def test_pictures_along_an_episode(env) -> None:
     rng = np.random.default_rng(0)
-    scene = env._current.scene
+    scene = env.loaded.scene
     for step in range(30):
         if step % 6 == 0:
             for name in env.config.cameras:
@@ -63,7 +55,7 @@ def test_pictures_along_an_episode(env) -> None:
 def test_pictures_from_anywhere(env) -> None:
     """Cameras all around and close up, among them some inside of things, behind the table, or right before a mirror."""
     rng = np.random.default_rng(1)
-    scene, renderer = env._current.scene, env._current.renderer
+    scene, renderer = env.loaded.scene, env.loaded.renderer
     camera = scene.model.camera("agentview").id
     visible = np.flatnonzero(scene.model.geom_group != 0)
     kinds = set()
@@ -77,19 +69,19 @@ def test_pictures_from_anywhere(env) -> None:
         data.cam_xpos[camera] = target + rng.choice([0.1, 0.4, 1.5]) * back
         data.cam_xmat[camera] = np.stack([right, np.cross(back, right), back], 1).ravel()
         assert_equal(env, data, camera, 64, f"view {view}")
-        renderer._updated(data, camera, 64)
-        drawings = renderer._culling.drawings(renderer._scene, data, camera, 64)
+        renderer.updated(data, camera, 64)
+        drawings = renderer.culling.drawings(renderer.scene, data, camera, 64)
         kinds.add((len(drawings), drawings[0].reflects))
     assert (1, False) in kinds
 
 
 def faces(env, camera: str) -> float:
     """Of the triangles that MuJoCo draws, twice where there is a mirror, the share that is drawn here."""
-    scene, renderer = env._current.scene, env._current.renderer
+    scene, renderer = env.loaded.scene, env.loaded.renderer
     data, number = scene.shown(), scene.model.camera(CAMERAS[camera]).id
-    renderer._updated(data, number, 64)
-    drawings = renderer._culling.drawings(renderer._scene, data, number, 64)
-    counts = renderer._culling.runs.faces
+    renderer.updated(data, number, 64)
+    drawings = renderer.culling.drawings(renderer.scene, data, number, 64)
+    counts = renderer.culling.runs.faces
     ours = sum(int(counts[each.runs].sum()) * (2 if each.reflects else 1) for each in drawings)
     return ours / (int(counts.sum()) * (1 if drawings[0].mirror is None else 2))
 
@@ -100,3 +92,18 @@ def test_much_is_left_out(env) -> None:
     shares = {camera: faces(env, camera) for camera in env.config.cameras}
     assert shares["agentview"] < (0.6 if has_mirror else 0.95)
     assert shares["wrist"] < 0.6
+
+
+def test_light_pictures_differ_and_leave_the_model_alone(env) -> None:
+    scene, renderer = env.loaded.scene, env.loaded.renderer
+    model, camera = scene.model, scene.model.camera("agentview").id
+    before = {name: getattr(model, name).copy() for name in dir(model) if name.startswith("mesh_")}
+    exact = renderer.render(scene.shown(), camera, 64)
+    renderer.light = True
+    light = renderer.render(scene.shown(), camera, 64)
+    renderer.light = False
+    assert 0 < np.abs(light.astype(int) - exact).mean() < 8
+    np.testing.assert_array_equal(renderer.render(scene.shown(), camera, 64), exact)
+    for name, values in before.items():
+        np.testing.assert_array_equal(getattr(model, name), values, err_msg=name)
+    assert model.vis.quality.offsamples > 0

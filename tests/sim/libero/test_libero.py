@@ -13,6 +13,8 @@ from libero_setup import ASSETS, needs_assets, needs_library
 
 from sim.libero import LiberoConfig, library
 from vla_rl.config import ConfigError, build_component
+from vla_rl.evaluation.evaluate import EvalConfig
+from vla_rl.recipe.recipe import Recipe
 from vla_rl.types import EnvSpec
 
 pytestmark = needs_library
@@ -80,6 +82,16 @@ def test_tasks_by_name_or_number() -> None:
 def test_wrong_options_say_what_is_allowed(values: dict, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         build_component("env", {"kind": "libero", **values})
+
+
+def test_light_pictures_are_for_training_alone() -> None:
+    light = LiberoConfig(rendering="light", suite="libero_goal")
+    assert light.exact() == LiberoConfig(suite="libero_goal") and not light.exact().env_spec().approximation
+    assert light.env_spec().approximation == "light rendering, not LIBERO's pictures"
+    recipe = Recipe.model_validate({"name": "x", "env": light.model_dump(), "policy": {"kind": "openvla", "preset": "tiny"}})
+    assert recipe.env == light and recipe.acting_env == light.exact()
+    asked = recipe.model_copy(update={"eval": EvalConfig(approximate=True)})
+    assert asked.acting_env is asked.env
 
 
 def test_options_load_no_simulator() -> None:

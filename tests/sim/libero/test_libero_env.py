@@ -71,7 +71,7 @@ def test_equal_to_the_stock_environment_to_the_bit(suite: str, number: str, inde
     ours = make(suite, number, cameras=("agentview", "wrist"), image_size=64)
     (task,) = ours.spec.tasks
     first = ours.reset(EpisodeSpec(task, "eval", index))
-    scene = ours._current.scene
+    scene = ours.loaded.scene
     actions = random_actions(24)
     results, positions, chunks = [], [], []
     for i, action in enumerate(actions):
@@ -117,7 +117,7 @@ def test_success_is_the_stock_ones_answer(env, task: str) -> None:
     from robosuite.environments.base import MujocoEnv
 
     env.reset(EpisodeSpec(task, "eval", 0))
-    scene = env._current.scene
+    scene = env.loaded.scene
     things = [*scene.env.objects_dict.values(), *scene.env.fixtures_dict.values()]
     answers = set()
     for first in things:
@@ -133,7 +133,7 @@ def test_success_is_the_stock_ones_answer(env, task: str) -> None:
 
 def test_sampled_states_are_never_official_ones_and_splits_are_apart(env, task: str) -> None:
     env.reset(EpisodeSpec(task, "eval", 0))
-    scene = env._current.scene
+    scene = env.loaded.scene
     official = scene.official[:, 1 : 1 + scene.model.nq]
     seen = []
     for split in ("train", "validation"):
@@ -150,7 +150,7 @@ def test_sampled_states_are_never_official_ones_and_splits_are_apart(env, task: 
 
 def test_the_arm_of_sampled_states_varies_as_in_the_official_ones(env, task: str) -> None:
     env.reset(EpisodeSpec(task, "eval", 0))
-    scene = env._current.scene
+    scene = env.loaded.scene
     arm = 1 + np.array(scene.env.robots[0]._ref_joint_pos_indexes)
     sampled = np.array([scene.sampled_state(seed).flat[arm] for seed in range(50)])
     official = scene.official[:, arm]
@@ -160,7 +160,7 @@ def test_the_arm_of_sampled_states_varies_as_in_the_official_ones(env, task: str
 
 def test_a_state_that_the_sampler_could_repeat_is_drawn_again(env, task: str) -> None:
     env.reset(EpisodeSpec(task, "eval", 0))
-    scene = env._current.scene
+    scene = env.loaded.scene
     drawn = scene.sampled_state(5)
     before = scene.official
     scene.official = np.concatenate([before, drawn.flat[None]])
@@ -261,13 +261,13 @@ def test_a_keyframe_continues_exactly_in_another_scene(env, task: str) -> None:
     keyframe = env.save_state()
     actions = random_actions(12, seed=1)
     expected = env.run_chunk(actions)
-    positions = env._current.scene.data.qpos.copy()
+    positions = env.loaded.scene.data.qpos.copy()
 
     other = make("libero_spatial", "4", cameras=("agentview", "wrist"))  # the first scene is in use: a new one
     assert_same(before.obs, other.reset(EpisodeSpec(task, keyframe=keyframe)))
-    assert other.num_steps == 11 and other._current.scene is not env._current.scene
+    assert other.num_steps == 11 and other.loaded.scene is not env.loaded.scene
     assert_same(expected.obs, other.run_chunk(actions).obs)
-    np.testing.assert_array_equal(other._current.scene.data.qpos, positions)
+    np.testing.assert_array_equal(other.loaded.scene.data.qpos, positions)
     other.close()
 
     broken = Keyframe("libero", task, 11, {**keyframe.arrays, "shown_qpos": np.zeros(3)})

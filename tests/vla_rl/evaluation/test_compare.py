@@ -122,6 +122,13 @@ def test_warns_of_what_is_not_alike():
     assert compare(make({"push": [1]}), make({"push": [0]})).warnings == ()
 
 
+def test_pictures_are_exact_where_an_older_file_does_not_say():
+    old, new, light = ({"horizon": 16, **more} for more in ({}, {"rendering": "exact"}, {"rendering": "light"}))
+    first, second, third = (make({"push": [1, 0]}, env_config=config) for config in (old, new, light))
+    assert "rendering" not in compare(first, second).text() + compare(second, first).text()
+    assert "env.rendering is 'exact' in a, 'light' in b" in compare(first, third).text()
+
+
 def test_json_round_trip(tmp_path):
     comparison = compare(make({"push": [1, 0, 0]}), make({"push": [1, 1, 0]}))
     comparison.save(tmp_path / "comparison.json")

@@ -135,6 +135,25 @@ def test_meta_says_whether_states_are_official():
         assert evaluate(ReachPolicy(), env, validated).meta.official_states is False
 
 
+class ApproximateConfig(DummyConfig):
+    """For training: the spec says so."""
+
+    def env_spec(self):
+        return replace(super().env_spec(), approximation="blurred pictures")
+
+    def exact(self):
+        return DummyConfig(num_envs=self.num_envs)
+
+
+def test_an_approximation_for_training_is_refused_unless_asked_for():
+    config = ApproximateConfig(num_envs=4)
+    with pytest.raises(EvaluationError, match=r"for training: blurred pictures.*eval\.approximate=true"):
+        evaluate(ReachPolicy(), config, SMALL)
+    asked = evaluate(ReachPolicy(), config, replace_config(SMALL, approximate=True))
+    assert "dummy (blurred pictures), eval split" in asked.meta.protocol
+    assert "blurred" not in evaluate(ReachPolicy(), ENV, SMALL).meta.protocol
+
+
 def test_states_that_do_not_exist_are_refused():
     spec = replace(ENV.env_spec(), num_eval_states={"reach_red": 5, "reach_blue": 50})
     with pytest.raises(EvaluationError, match=r"'reach_red' has 5 official initial states, asked for 0 to 5"):
