@@ -88,7 +88,8 @@ def test_light_pictures_are_for_training_alone() -> None:
     light = LiberoConfig(rendering="light", suite="libero_goal")
     assert light.exact() == LiberoConfig(suite="libero_goal") and not light.exact().env_spec().approximation
     assert light.env_spec().approximation == "light rendering, not LIBERO's pictures"
-    recipe = Recipe.model_validate({"name": "x", "env": light.model_dump(), "policy": {"kind": "openvla", "preset": "tiny"}})
+    policy = {"kind": "openvla", "preset": "tiny"}
+    recipe = Recipe.model_validate({"name": "x", "env": light.model_dump(), "policy": policy})
     assert recipe.env == light and recipe.acting_env == light.exact()
     asked = recipe.model_copy(update={"eval": EvalConfig(approximate=True)})
     assert asked.acting_env is asked.env
