@@ -201,6 +201,7 @@ class Policy(Protocol):
         no_rl_reason: why RL cannot train it, and what to do, for the user; None where it can.
         demonstration_size: actions that cloning learns at once, where those are not `chunk_size`.
         norm_stats: the statistics that actions are normalized by, in the policy's own form; None: not set yet.
+        sharding_dtype: what FSDP gathers the weights of `sharding_units()` in: what they compute in; None: as they are.
     """
 
     chunk_size: int
@@ -212,6 +213,7 @@ class Policy(Protocol):
     no_rl_reason: str | None = None
     demonstration_size: int | None = None
     norm_stats: Any = None
+    sharding_dtype: torch.dtype | None = None
 
     @abstractmethod
     def act(self, obs: Observation, generator: torch.Generator | None = None, temperature: float = 1.0) -> ActionChunk:

@@ -30,8 +30,9 @@ _METHODS = ("act", "evaluate", "bc_loss", "embed")  # of a `Policy`: what gather
 def shard(policy: Any, mesh: DeviceMesh, output: type) -> None:
     """Cut the policy's parameters over the processes of the mesh, in place; all have the same ones before.
 
-    What a policy names in `sharding_units()` is gathered a unit at a time; the rest, or all of a policy that names
-    none, whenever the policy is at work. Optimizers and name -> parameter mappings are to be made afterwards.
+    What a policy names in `sharding_units()` is gathered a unit at a time, in its `sharding_dtype`; the rest, or all
+    of a policy that names none, whenever the policy is at work. What is held, summed and stepped on keeps its dtype.
+    Optimizers and name -> parameter mappings are to be made afterwards.
 
     Args:
         output: the dataclass that `evaluate` returns.
@@ -39,7 +40,7 @@ def shard(policy: Any, mesh: DeviceMesh, output: type) -> None:
     Raises:
         ConfigError: trained parameters of several dtypes, which one reduction cannot carry.
     """
-    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
     dtypes = sorted({str(p.dtype) for p in policy.parameters() if p.requires_grad})
     if len(dtypes) > 1:
@@ -49,8 +50,12 @@ def shard(policy: Any, mesh: DeviceMesh, output: type) -> None:
         )
     if output not in _pytree.SUPPORTED_NODES:  # So that FSDP finds the tensors in it, and with them their backward.
         _pytree.register_dataclass(output)
+    # Autocast would gather float32, and keep copies in bfloat16 of all of them until the backward pass.
+    dtype = policy.sharding_dtype
+    reduced = None if dtype is None else torch.float32
+    mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduced, cast_forward_inputs=False)
     for unit in units(policy):
-        fully_shard(unit, mesh=mesh)
+        fully_shard(unit, mesh=mesh, mp_policy=mixed)
     fully_shard(policy, mesh=mesh)
     for module in _sharded_modules(policy):
         module.set_gradient_divide_factor(1.0)  # Losses are shares of the whole batch's: gradients add up.

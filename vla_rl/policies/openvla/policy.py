@@ -118,6 +118,7 @@ class OpenVLAPolicy(nn.Module, Policy):
                 "leave weights at auto"
             )
         self.network.compute_dtype = torch.bfloat16 if bf16 else torch.float32
+        self.sharding_dtype = torch.bfloat16 if bf16 else None  # Autocast would copy the layers to it.
         if self.network.action_head is not None and self.network.scale_head is None:
             self.no_rl_reason = L1_WITHOUT_SCALE
         trained = {id(p) for p in self.trainable_parameters()}
