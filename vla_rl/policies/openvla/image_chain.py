@@ -14,9 +14,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-import cv2
 import numpy as np
-import simplejpeg
 
 from vla_rl.policies.openvla.options import ImageChain
 
@@ -49,6 +47,8 @@ def check_images(images: np.ndarray, name: str = "images") -> None:
 
 def jpeg_round_trip(image: np.ndarray, quality: int = 95) -> np.ndarray:
     """Encode uint8 (height, width, 3) as JPEG with 4:2:0 chroma, and decode it as TensorFlow does."""
+    import cv2
+
     options = [
         cv2.IMWRITE_JPEG_QUALITY,
         quality,
@@ -62,6 +62,8 @@ def jpeg_round_trip(image: np.ndarray, quality: int = 95) -> np.ndarray:
 
 def decode_jpeg(data: bytes) -> np.ndarray:
     """uint8 (height, width, 3) RGB of JPEG bytes, by the fast integer DCT that TensorFlow takes by default."""
+    import simplejpeg  # Here, so that a policy without the step needs no decoder.
+
     return simplejpeg.decode_jpeg(data, "RGB", fastdct=True)
 
 

@@ -1,14 +1,29 @@
-"""Each part of the GPU benchmark whole, on the CPU at tiny size; and a fault that it must find."""
+"""Each part of the GPU benchmark whole, tiny, on the CPU or the pretend device; and faults that it must find."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
+from pretend_device import pretending
 
-from vla_rl.workflows.gpu_bench import policy_matrix
+from vla_rl.policies.openvla.network.network import OpenVLANetwork
+from vla_rl.workflows.gpu_bench import large_policy, policy_matrix
 from vla_rl.workflows.gpu_bench.command import finish
+from vla_rl.workflows.gpu_bench.parts import PARTS
+from vla_rl.workflows.gpu_bench.parts import act as act_part
 from vla_rl.workflows.gpu_bench.record import Results
 from vla_rl.workflows.gpu_bench.run import open_results, run_inside
+
+ROOT = Path(__file__).resolve().parents[4]
+# Each part on one of the two among the fast tests, on the other among the slow ones.
+ON_PRETEND = ("correctness", "imagination", "act", "update")
 
 
 @pytest.fixture
@@ -16,12 +31,27 @@ def results(tmp_path) -> Results:
     return open_results(tmp_path, "tiny", "cpu", resume=False)
 
 
-@pytest.mark.parametrize("part", ["correctness", "runs"])
-def test_a_part_runs_whole(results, part):
-    run_inside(results, part, "cpu", 300)
+def check(results: Results, part: str, device: str) -> None:
+    run_inside(results, part, device, 300)
     record = results.parts[part]
-    assert record.errors == [] and record.state == "done" and record.rows
+    assert record.errors == [] and record.state == "done" and record.rows and not record.pending
+    assert all(row.value is not None for row in record.rows)
     assert finish(results) == 0
+
+
+def marked(parts, fast):
+    return [pytest.param(part, marks=() if part in fast else pytest.mark.slow) for part in parts]
+
+
+@pytest.mark.parametrize("part", marked(PARTS, [part for part in PARTS if part not in ON_PRETEND]))
+def test_a_part_runs_whole_on_the_cpu(results, part):
+    check(results, part, "cpu")
+
+
+@pytest.mark.parametrize("part", marked(PARTS, ON_PRETEND))
+def test_a_part_runs_whole_on_the_pretend_device(results, part):
+    with pretending():
+        check(results, part, "pretend")
 
 
 def test_wrong_numbers_are_found(results, monkeypatch, capsys):
@@ -38,3 +68,97 @@ def test_wrong_numbers_are_found(results, monkeypatch, capsys):
     wrong = [row.what for row in results.parts["correctness"].rows if row.verdict == "wrong"]
     assert "openvla-lora: evaluate and backward" in wrong and "openvla-lora: embed" in wrong
     assert finish(results) == 1 and "FAULT correctness: wrong: openvla-lora: embed" in capsys.readouterr().out
+
+
+def test_a_policy_that_gives_nan_is_no_figure(results, monkeypatch):
+    def nan(self, hidden):
+        return torch.full((*hidden.shape[:-1], self.architecture.action_bins), torch.nan)
+
+    monkeypatch.setattr(OpenVLANetwork, "logits", nan)
+    monkeypatch.setattr(act_part, "FORMS", [("parallel", "LoRA", "eager")] * 4)
+    run_inside(results, "act", "cpu", 300)
+    assert "no likelihood" in results.parts["act"].errors[0] and results.parts["act"].rows == []
+
+
+def test_batches_that_do_not_fit_are_left_out_and_smaller_ones_measured(results, monkeypatch):
+    def observations(policy, batch_size):
+        if batch_size > 1:
+            raise torch.OutOfMemoryError(f"CUDA out of memory at {batch_size}")
+        return large_policy.observations(policy, batch_size)
+
+    monkeypatch.setattr(act_part, "observations", observations)
+    monkeypatch.setattr(act_part, "FORMS", [("parallel", "merged", "eager")])
+    monkeypatch.setattr(act_part, "SIZES", {"tiny": (2, 1), "full": ()})
+    run_inside(results, "act", "cpu", 300)
+    record = results.parts["act"]
+    assert [row.what for row in record.rows] == ["parallel, merged, eager, B=1"] and record.state == "done"
+    assert record.left_out == ["parallel, merged, eager, B=2: out of memory (CUDA out of memory at 2)"]
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "gap"),
+    [
+        ({"x": np.ones(3)}, {"x": np.ones(3) + 2e-3}, 2e-3),
+        ({"x": np.ones(3)}, {"x": np.ones(4)}, np.inf),
+        ({"x": np.ones(3)}, {}, np.inf),
+        ({"tokens": np.zeros(100)}, {"tokens": np.eye(1, 100)[0]}, 0.0),
+        ({"tokens": np.zeros(100)}, {"tokens": np.ones(100)}, 0.98),
+    ],
+)
+def test_differences_of_answers(found, expected, gap):
+    assert policy_matrix.difference(found, expected) == pytest.approx(gap)
+
+
+def test_an_answer_with_nan_differs():
+    assert np.isnan(policy_matrix.difference({"x": np.array([np.nan, 1.0])}, {"x": np.ones(2)}))
+
+
+def test_the_large_policy_is_the_same_each_time_and_its_frozen_weights_are_in_bfloat16():
+    config = large_policy.options(False, **large_policy.PARALLEL, **large_policy.LORA)
+    first, second = (large_policy.on_device(config, torch.device("cpu"), seed=3) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    assert {p.dtype for p in first.parameters() if p.requires_grad} == {torch.float32}
+    assert {p.dtype for p in first.parameters() if not p.requires_grad} == {torch.bfloat16}
+    assert all(p.abs().sum() > 0 for n, p in first.named_parameters() if "lora_B" in n)  # Gradients reach lora_A.
+
+
+# What pip installs with torch and numpy alone; no other package of this environment.
+ALONE = (
+    "torch", "torchgen", "functorch", "numpy", "numpy.libs", "sympy", "mpmath", "networkx", "jinja2", "markupsafe",
+    "filelock", "typing_extensions.py", "fsspec", "setuptools",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_with_torch_alone_it_measures_what_it_can_and_says_what_it_left_out(tmp_path):
+    venv.create(tmp_path / "venv", with_pip=False)
+    (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    for name in ALONE:
+        (site / name).symlink_to(Path(torch.__file__).parents[1] / name)
+    command = [
+        str(tmp_path / "venv/bin/python"),
+        "-m",
+        "vla_rl.workflows.gpu_bench",
+        "--device",
+        "cpu",
+        "--size",
+        "tiny",
+    ]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*command, "--output", "out"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    parts = Results.load(tmp_path / "out").parts
+    assert list(parts) == list(PARTS) and parts["rates"].state == "done" and len(parts["rates"].rows) >= 6
+    assert {part.state for name, part in parts.items() if name != "rates"} == {"left out"}
+    assert "needs pydantic, yaml, safetensors, timm" in parts["act"].left_out[0]
+    assert (tmp_path / "out" / "report.html").is_file() and "left out: needs pydantic" in done.stdout
+
+
+def test_without_torch_the_command_says_what_it_needs(tmp_path):
+    command = [sys.executable, "-S", "-m", "vla_rl.workflows.gpu_bench", "--size", "tiny"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.strip() == "error: needs at least torch and numpy; this Python lacks torch, numpy"

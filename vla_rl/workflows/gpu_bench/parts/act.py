@@ -1,0 +1,100 @@
+"""Acting with 7 billion parameters: one chunk of actions for 1 to 64 environments, images on the host to actions."""
+
+from __future__ import annotations
+
+import torch
+
+from vla_rl.policies.openvla.policy import OpenVLAPolicy
+from vla_rl.workflows.gpu_bench.large_policy import (
+    AUTOREGRESSIVE,
+    LORA,
+    PARALLEL,
+    compile_blocks,
+    observations,
+    on_device,
+    options,
+)
+from vla_rl.workflows.gpu_bench.record import Target
+from vla_rl.workflows.gpu_bench.sheet import Attempt, LeftOutError, Sheet
+from vla_rl.workflows.gpu_bench.timing import count_flops, median_seconds
+
+H200 = "H200"
+TARGETS = {("parallel", "eager"): Target(160.0, device=H200), ("parallel", "compiled"): Target(110.0, device=H200)}
+TARGET_BATCH = 16
+SIZES = {"full": (16, 1, 4, 64), "tiny": (2,)}  # In the order of what matters, as time may run out.
+DECODERS = {"parallel": PARALLEL, "autoregressive": AUTOREGRESSIVE}
+# In that order too.
+FORMS = [
+    (decoder, weights, how)
+    for how in ("eager", "compiled")
+    for decoder in DECODERS
+    for weights in ("LoRA", "merged")
+]  # fmt: skip
+
+
+class Acting:
+    """The policy at hand, made when it is first asked for; there is room for one."""
+
+    def __init__(self, sheet: Sheet) -> None:
+        self.sheet = sheet
+        self.flops: dict[tuple[str, str, int], float] = {}
+        self._form: tuple[str, str, str] | None = None
+        self._policy: OpenVLAPolicy | None = None
+
+    def policy(self, form: tuple[str, str, str]) -> OpenVLAPolicy:
+        """The policy with this decoder, these weights, eager or compiled."""
+        if self._policy is None or self._form != form:
+            self._policy = None
+            decoder, weights, how = form
+            policy = on_device(options(self.sheet.is_full, **DECODERS[decoder], **LORA), self.sheet.device)
+            if weights == "merged":
+                policy.merge_lora()
+            if how == "compiled":
+                compile_blocks(policy, "inductor" if self.sheet.is_full else "aot_eager")
+            self._form, self._policy = form, policy
+        return self._policy
+
+    def measure(self, form: tuple[str, str, str], batch_size: int) -> None:
+        """One figure."""
+        sheet, (decoder, weights, how) = self.sheet, form
+        if how == "compiled" and sheet.device.type not in ("cuda", "cpu"):
+            raise LeftOutError(f"torch.compile knows no device {sheet.device.type!r}")
+        policy = self.policy(form)
+        obs, generator = observations(policy, batch_size), torch.Generator().manual_seed(0)
+
+        def act() -> None:
+            chunk = policy.act(obs, generator, 1.0)
+            assert chunk.log_prob is not None and (chunk.log_prob <= 0).all(), "no likelihood: NaN or above 1"
+
+        key = (decoder, weights, batch_size)
+        if how == "eager":
+            self.flops[key] = count_flops(act)
+        seconds = median_seconds(act, sheet.device, 5 if sheet.is_full else 1, 2 if sheet.is_full else 1)
+        target = TARGETS.get((decoder, how)) if batch_size == TARGET_BATCH else None
+        what = f"{decoder}, {weights}, {how}, B={batch_size}"
+        sheet.add(what, 1000 * seconds, "ms", target, _note(sheet, self.flops.get(key), seconds, batch_size))
+
+
+def _note(sheet: Sheet, flops: float | None, seconds: float, decisions: int) -> str:
+    """Decisions a second, and the share of the machine's own rate of bf16 products."""
+    rate = sheet.results.fact("rates", "flops_bf16")
+    note = f"{decisions / seconds:,.4g} decisions/s"
+    if flops is not None and rate is not None:
+        note += f"; {flops / seconds / 1e12:,.4g} TFLOP/s, {100 * flops / seconds / rate:.0f} % of the measured rate"
+    return note
+
+
+def measure(sheet: Sheet) -> None:
+    """Wall time of `Policy.act`, images and actions on the host, as a rollout has it."""
+    acting = Acting(sheet)
+    attempts: list[Attempt] = []
+    for form in FORMS:
+        if (
+            not sheet.is_full and form[2] == "compiled" and form[:2] != ("parallel", "LoRA")
+        ):  # One has the logic of all.
+            continue
+        attempts += [
+            (f"{', '.join(form)}, B={size}", lambda form=form, size=size: acting.measure(form, size))
+            for size in SIZES["full" if sheet.is_full else "tiny"]
+        ]
+    sheet.run(attempts)
