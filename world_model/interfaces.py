@@ -66,7 +66,7 @@ class Dynamics[C: DynamicsConfig](nn.Module):
     def loss(
         self, clip: Clip, generator: torch.Generator, seen: Frames | None = None
     ) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Training loss, and metrics as floats.
+        """Training loss, and metrics: numbers, or scalars without gradient, which are read all at once.
 
         `seen`: what it sees of the clip in place of its frames, to learn from its own predictions.
 

@@ -98,13 +98,12 @@ class NoiseStream:
     def _normal(self, draws: int, size: int) -> torch.Tensor:
         """float32 (B, draws, size), by Box and Muller's transform of the words."""
         key, drawn, future = self._rows.unbind(1)
-        self._rows = self._rows.clone()  # Not in place: whoever took these rows keeps them.
-        self._rows[:, 1] += draws
         device, blocks = key.device, -(-size // 4)
-        counter = torch.zeros(4, len(self), draws, blocks, dtype=torch.int64, device=device)
-        counter[0] = torch.arange(blocks, device=device)
-        counter[1] = (drawn[:, None] + torch.arange(draws, device=device))[:, :, None]
-        counter[2] = future[:, None, None]
+        element = torch.arange(blocks, device=device)
+        draw = drawn[:, None, None] + torch.arange(draws, device=device)[:, None]
+        parts = (element, draw, future[:, None, None], torch.zeros_like(element))
+        counter = torch.stack([part.expand(len(self), draws, blocks) for part in parts])
+        self._rows = torch.stack([key, drawn + draws, future], 1)  # Anew: whoever took these rows keeps them.
         words = philox(counter, torch.stack([key & WORD, (key >> 32) & WORD])[:, :, None, None])
         radius = words[:2].float().add_(0.5).mul_(2**-32).log_().mul_(-2).sqrt_()
         angle = words[2:].float().mul_(2 * math.pi * 2**-32)

@@ -33,6 +33,7 @@ from vla_rl.types import EnvSpec, EpisodeSpec, Keyframe, Observation, StepResult
 from world_model.config import ImaginationConfig
 from world_model.data.initial_frames import InitialFrames
 from world_model.data.recorded_prefixes import RecordedPrefixes, remember
+from world_model.env.download import Seen, read_chunk
 from world_model.env.imagination import ImaginedChunk, imagine_chunk
 from world_model.env.reward import LIKELY, judge
 from world_model.metadata import shortened
@@ -240,10 +241,11 @@ class WorldModelEnv:
         planned = np.minimum(length, left)
         chunk = imagine_chunk(self.world_model, memory, self.world_model.actions(array, planned), self.config)
 
-        lost = self._broken(ids, chunk)
-        value, ends = judge(self.world_model, chunk, self.config, self._paid[ids])
+        seen = read_chunk(self.world_model, chunk, self.config, self.record_frames)
+        lost = self._broken(ids, seen)
+        value, ends = judge(seen.worth, self.config, self._paid[ids])
         success = ends & ~lost[:, None]
-        succeeded, untrusted = success.any(1), chunk.untrusted.cpu().numpy() & ~lost
+        succeeded, untrusted = success.any(1), seen.untrusted & ~lost
         frame_steps = self.world_model.frame_steps
         num_steps = np.where(succeeded, np.minimum((success.argmax(1) + 1) * frame_steps, planned), planned)
         num_steps = np.where(lost, 0, num_steps)
@@ -261,10 +263,10 @@ class WorldModelEnv:
         self._steps[ids] += num_steps
         self._imagined[ids] += num_steps
         info = {
-            "discarded": chunk.discarded.cpu().numpy() & ~lost,
-            "disagreement": chunk.disagreement.cpu().numpy(),
+            "discarded": seen.discarded & ~lost,
+            "disagreement": seen.disagreement,
             "untrusted": untrusted,
-            **self._show(ids, chunk, num_steps),
+            **self._show(ids, chunk, seen, num_steps),
         }
         self._set_status([i for i, goes_on in zip(ids, going, strict=True) if not goes_on], "ended")
         return StepResult(
@@ -279,10 +281,9 @@ class WorldModelEnv:
             left = np.minimum(left, self.config.horizon - self._imagined[ids])
         return np.maximum(left, 1)
 
-    def _broken(self, ids: Sequence[int], chunk: ImaginedChunk) -> np.ndarray:
+    def _broken(self, ids: Sequence[int], seen: Seen) -> np.ndarray:
         """bool (B,): what was imagined is not finite."""
-        finite = chunk.frames.latents.isfinite().flatten(1).all(1) & chunk.frames.states.isfinite().flatten(1).all(1)
-        lost = ~finite.cpu().numpy()
+        lost = ~seen.finite
         for i in np.flatnonzero(lost).tolist():
             log.warning("environment %d: the world model imagined NaN or infinity; its episode is lost", ids[i])
         return lost
@@ -297,24 +298,25 @@ class WorldModelEnv:
             memory, frames, actions = memory.select(rows), frames.select(rows), actions.select(rows)
         self._remember([ids[row] for row in rows], self.world_model.extend(memory, frames, actions))
 
-    def _show(self, ids: Sequence[int], chunk: ImaginedChunk, num_steps: np.ndarray) -> dict[str, Any]:
+    def _show(self, ids: Sequence[int], chunk: ImaginedChunk, seen: Seen, num_steps: np.ndarray) -> dict[str, Any]:
         """Set what is seen after the last executed action; with recording, what was seen after each."""
         frame_steps = self.world_model.frame_steps
         last = np.maximum(-(-num_steps // frame_steps) - 1, 0)
         row = np.arange(len(ids))
-        states = self.world_model.states(chunk.frames)
+        states, images = seen.states, seen.images
         recorded: dict[str, Any] = {}
         if self.record_frames:
-            images = self.world_model.decode(chunk.frames)
+            assert images is not None, "they were asked for"
             every_image = np.concatenate([self._shown[ids][:, None], images], 1)
             every_state = np.concatenate([self._state[ids][:, None], states], 1)
             recorded = {"frames": [], "states": []}
             for i, count in enumerate(num_steps.tolist()):
-                seen = np.arange(1, count + 1) // frame_steps
-                seen[-1:] = last[i] + 1
-                views = every_image[i, seen].swapaxes(0, 1)
+                number = np.arange(1, count + 1) // frame_steps
+                number[-1:] = last[i] + 1
+                views = every_image[i, number].swapaxes(0, 1)
                 recorded["frames"].append(dict(zip(self.spec.cameras, views, strict=True)))
-                recorded["states"].append(every_state[i, seen])
+                recorded["states"].append(every_state[i, number])
+        if images is not None:
             shown = images[row, last]
         else:
             final = Frames(chunk.frames.latents[row, last][:, None], chunk.frames.states[row, last][:, None])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from world_model.config import ImaginationConfig
-from world_model.model.world_model import Memory, WorldModel, put_frames
+from world_model.model.world_model import Memory, WorldModel
 from world_model.types import Actions, Frames
 
 
@@ -63,21 +63,25 @@ def imagine_chunk(
     untrusted = disagreement > (float("inf") if config.max_disagreement is None else config.max_disagreement)
     success = success & ~untrusted[:, None]
     discarded = torch.zeros_like(untrusted)
-    rows = success.any(1).nonzero().flatten()
-    if config.dual_noise and len(rows):
-        again, again_memory = _again(world_model, memory, actions, rows, config.dual_noise, config.ensemble - 1)
+    # The one question whose answer the host waits for here: what follows depends on how many rows there are.
+    chosen = [row for row, predicted in enumerate(success.any(1).tolist()) if predicted] if config.dual_noise else []
+    if chosen:
+        again, again_memory = _again(world_model, memory, actions, chosen, config.dual_noise, config.ensemble - 1)
         scores = world_model.scores(again_memory, again)
+        rows = torch.tensor(chosen, device=success.device)
         repeated = counted[rows.repeat_interleave(config.dual_noise)]
         held = _predicted(world_model, *scores, repeated, config).any(1).unflatten(0, (-1, config.dual_noise))
         flipped = ~held.all(1)
-        first_flip = (~held[flipped]).int().argmax(1)
-        source = flipped.nonzero().flatten() * config.dual_noise + first_flip
-        target = rows[flipped]
-        frames = put_frames(frames, target, again.select(source))
-        success_score = success_score.index_copy(0, target, scores[0][source])
-        clip_score = clip_score.index_copy(0, target, scores[1][source])
-        success = success.index_fill(0, target, False)
-        discarded = discarded.index_fill(0, target, True)
+        source = torch.arange(len(chosen), device=rows.device) * config.dual_noise + (~held).int().argmax(1)
+
+        def gone_on_with(first: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+            is_other = flipped.view(-1, *[1] * (first.ndim - 1))
+            return first.index_copy(0, rows, torch.where(is_other, other[source], first[rows]))
+
+        frames = Frames(gone_on_with(frames.latents, again.latents), gone_on_with(frames.states, again.states))
+        success_score, clip_score = gone_on_with(success_score, scores[0]), gone_on_with(clip_score, scores[1])
+        success = success.index_copy(0, rows, success[rows] & ~flipped[:, None])
+        discarded = discarded.index_copy(0, rows, flipped)
     return ImaginedChunk(frames, actions, success_score, clip_score, success, discarded, disagreement, untrusted)
 
 
@@ -94,13 +98,14 @@ def _predicted(
 
 
 def _again(
-    world_model: WorldModel, memory: Memory, actions: Actions, rows: torch.Tensor, count: int, first: int = 0
+    world_model: WorldModel, memory: Memory, actions: Actions, rows: list[int], count: int, first: int = 0
 ) -> tuple[Frames, Memory]:
     """The chunk of the episodes at `rows` imagined `count` times more, row by row: other futures, from `first` on."""
-    each = rows.repeat_interleave(count)
-    noise = memory.noise.select(rows).other_futures(count, first)
-    repeated = replace(memory.select(each.tolist()), noise=noise)
-    return world_model.dynamics.imagine(repeated.context, actions.select(each), noise), repeated
+    index = torch.tensor(rows, device=memory.reference.states.device)
+    noise = memory.noise.select(index).other_futures(count, first)
+    repeated = replace(memory.select([row for row in rows for _ in range(count)]), noise=noise)
+    actions = actions.select(index.repeat_interleave(count))
+    return world_model.dynamics.imagine(repeated.context, actions, noise), repeated
 
 
 def _disagreement(
@@ -108,8 +113,7 @@ def _disagreement(
 ) -> torch.Tensor:
     if not count:
         return torch.zeros(memory.size, device=judged.device)
-    rows = torch.arange(memory.size, device=judged.device)
-    others, _ = _again(world_model, memory, actions, rows, count)
+    others, _ = _again(world_model, memory, actions, list(range(memory.size)), count)
     futures = torch.cat([frames.latents[:, None], others.latents.unflatten(0, (-1, count))], 1)
     spread = futures.std(1).flatten(2).mean(2)
     return (spread * judged).sum(1) / judged.sum(1).clamp_min(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 
 from world_model.config import ImaginationConfig
 from world_model.env.imagination import ImaginedChunk
@@ -11,10 +12,16 @@ from world_model.model.world_model import WorldModel
 LIKELY = 0.5  # An episode that ends with a probability above this is told as a success.
 
 
-def judge(
-    world_model: WorldModel, chunk: ImaginedChunk, config: ImaginationConfig, paid: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Judge a chunk's frames.
+def worth(world_model: WorldModel, chunk: ImaginedChunk, config: ImaginationConfig) -> torch.Tensor:
+    """What a chunk's frames are taken for, (B, F): bool, a success; or float32, the probability of one."""
+    if config.reward == "success":
+        return chunk.success
+    judged = chunk.actions.executed.any(2) & ~chunk.untrusted[:, None]
+    return world_model.probability(chunk.success_score, chunk.clip_score) * judged
+
+
+def judge(worth: np.ndarray, config: ImaginationConfig, paid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Judge a chunk's frames by what `worth` says of them, (B, F).
 
     With `ImaginationConfig.reward` "probability" an episode is worth the highest probability of its frames so far, and
     it ends where that passes `stop_probability`: what comes after a success can only blur what is seen of it.
@@ -27,9 +34,6 @@ def judge(
         by that frame.
     """
     if config.reward == "success":
-        success = chunk.success.cpu().numpy()
-        return success.astype(np.float32), success
-    judged = chunk.actions.executed.any(2) & ~chunk.untrusted[:, None]
-    probability = (world_model.probability(chunk.success_score, chunk.clip_score) * judged).cpu().numpy()
-    value = np.maximum.accumulate(np.maximum(probability, paid[:, None]), axis=1)
+        return worth.astype(np.float32), worth
+    value = np.maximum.accumulate(np.maximum(worth, paid[:, None]), axis=1)
     return value, value > config.stop_probability

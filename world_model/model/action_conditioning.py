@@ -47,6 +47,7 @@ class ActionConditioning(nn.Module):
 
     state_mean: torch.Tensor
     state_std: torch.Tensor
+    waves: torch.Tensor
     centres: torch.Tensor  # British, as it is in the weights of world models that are already saved.
 
     def __init__(
@@ -82,6 +83,7 @@ class ActionConditioning(nn.Module):
                 (torch.arange(rows) + 0.5) / rows, (torch.arange(columns) + 0.5) / columns, indexing="ij"
             )
             self.register_buffer("centres", torch.stack([x, y], -1).reshape(-1, 2))
+            self.register_buffer("waves", torch.tensor(_WAVES), persistent=False)
             self.token_width = 1 / columns
             num_features = (frame_steps + 1) * (2 + len(_BUMPS) + 4 * len(_WAVES) + 1)
             self.draw = nn.Linear(num_features, width)
@@ -124,7 +126,7 @@ class ActionConditioning(nn.Module):
         offset = (image[:, :, None] - self.centres[:, None]) / self.token_width
         squared = offset.square().sum(-1, keepdim=True)
         bumps = [torch.exp(-squared / (2 * width**2)) for width in _BUMPS]
-        angle = (2 * math.pi * offset[..., None] * offset.new_tensor(_WAVES)).flatten(4)
+        angle = (2 * math.pi * offset[..., None] * self.waves).flatten(4)
         waves = torch.cat([angle.sin(), angle.cos()], -1) * bumps[-1]
         command = gripper[:, :, None, :, None] * bumps[0]
         return torch.cat([(offset / 4).tanh(), *bumps, waves, command], -1).flatten(3)

@@ -269,8 +269,8 @@ class PretrainedAutoencoder(Autoencoder):
         return _pixels((images[:, :, 0] if self.is_video else images).float())
 
 
-def _psnr(squared_error: torch.Tensor) -> float:
-    return float(-10 * torch.log10(squared_error.clamp_min(1e-10)))
+def _psnr(squared_error: torch.Tensor) -> torch.Tensor:
+    return -10 * torch.log10(squared_error.clamp_min(1e-10))
 
 
 def _find_model(path: Path) -> tuple[Path, str]:

@@ -194,9 +194,9 @@ class VideoDynamics(Dynamics["TransformerConfig"]):
             share = counted & (levels == 1)
             share = share / share.sum().clamp_min(1)
             metrics = {
-                "latent_error": float((share * latent_error).sum()),
-                "copy_error": float((share * copied).sum()),
-                "state_error": float((share * state_error).sum()),
+                "latent_error": (share * latent_error).sum(),
+                "copy_error": (share * copied).sum(),
+                "state_error": (share * state_error).sum(),
             }
         return loss, metrics
 

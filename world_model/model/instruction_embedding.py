@@ -43,18 +43,28 @@ class WordEmbedding(nn.Module):
         self.pairs = pairs
         self.embed_rows = nn.Embedding(NUM_ROWS, width)
         nn.init.normal_(self.embed_rows.weight, std=0.1)
+        self._asked: tuple[tuple[str, ...], torch.Tensor] | None = None
 
     def forward(self, instruction: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
         """B strings -> vectors (B, L, W), zero past an instruction's end, and bool (B, L), which of them are words."""
+        ids = self._ids(tuple(instruction))
+        is_word = ids[..., 0] >= 0
+        return self.embed_rows(ids.clamp_min(0)).sum(2) * is_word[..., None], is_word
+
+    def _ids(self, instruction: tuple[str, ...]) -> torch.Tensor:
+        """Rows of the table, int64 (B, L, NUM_HASHES), -1 past the end; kept, as imagination asks for them again."""
+        device = self.embed_rows.weight.device
+        if self._asked is not None and self._asked[0] == instruction and self._asked[1].device == device:
+            return self._asked[1]
         known = {text: self._rows(text) for text in dict.fromkeys(instruction)}
         longest = max(map(len, known.values()))
         table = torch.full((len(known), longest, NUM_HASHES), -1)
         for i, rows in enumerate(known.values()):
             table[i, : len(rows)] = torch.tensor(rows)
         which = {text: i for i, text in enumerate(known)}
-        ids = table.to(self.embed_rows.weight.device)[[which[text] for text in instruction]]
-        is_word = ids[..., 0] >= 0
-        return self.embed_rows(ids.clamp_min(0)).sum(2) * is_word[..., None], is_word
+        ids = table[[which[text] for text in instruction]].to(device)
+        self._asked = instruction, ids
+        return ids
 
     def _rows(self, instruction: str) -> list[tuple[int, ...]]:
         words = split_words(instruction)

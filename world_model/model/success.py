@@ -44,7 +44,7 @@ class _SuccessNetwork(SuccessHead):
         frames, reference = self._augmented(frames, reference)
         logits = self._logits(frames, reference, instruction, self.dropout)
         loss = F.binary_cross_entropy_with_logits(logits, success.float())
-        return loss, {"accuracy": float(((logits > 0) == success).float().mean())}
+        return loss, {"accuracy": ((logits > 0) == success).float().mean()}
 
     @torch.no_grad()
     def score(self, frames: Frames, reference: Frames, instruction: list[str]) -> torch.Tensor:

@@ -142,10 +142,10 @@ class WanDynamics(Dynamics["WanConfig"]):
             expected = noisy.frames.latents - levels[:, :, None, None, None, None] * velocity
             copied = torch.cat([clean.latents[:, :1], clean.latents[:, :-1]], 1)
             metrics = {
-                "velocity_error": float(velocity_error),
-                "latent_error": float((share * (expected - clean.latents).square().mean((2, 3, 4, 5))).sum()),
-                "copy_error": float((share * (copied - clean.latents).square().mean((2, 3, 4, 5))).sum()),
-                "state_error": float(state_error),
+                "velocity_error": velocity_error.detach(),
+                "latent_error": (share * (expected - clean.latents).square().mean((2, 3, 4, 5))).sum(),
+                "copy_error": (share * (copied - clean.latents).square().mean((2, 3, 4, 5))).sum(),
+                "state_error": state_error.detach(),
             }
         return velocity_error + STATE_WEIGHT * state_error, metrics
 

@@ -196,12 +196,21 @@ class WorldModel(nn.Module):
     @torch.no_grad()
     def decode(self, frames: Frames) -> np.ndarray:
         """B x F frames -> uint8 (B, F, V, height, width, 3)."""
+        return self.decoded(frames).cpu().numpy()
+
+    @torch.no_grad()
+    def decoded(self, frames: Frames) -> torch.Tensor:
+        """The same, on the device."""
         parts = [self.autoencoder.decode(part) for part in frames.latents.flatten(0, 2).split(IMAGES_AT_ONCE)]
-        return torch.cat(parts).unflatten(0, frames.latents.shape[:3]).cpu().numpy()
+        return torch.cat(parts).unflatten(0, frames.latents.shape[:3])
 
     def states(self, frames: Frames) -> np.ndarray:
         """States of B x F frames in the robot's units, float32 (B, F, S)."""
-        return (frames.states * self.state_std + self.state_mean).cpu().numpy()
+        return self.raw_states(frames).cpu().numpy()
+
+    def raw_states(self, frames: Frames) -> torch.Tensor:
+        """The same, on the device."""
+        return frames.states * self.state_std + self.state_mean
 
     def actions(self, actions: np.ndarray, num_steps: np.ndarray) -> Actions:
         """A chunk as the frames that it leads to: clipped, cut into frames of G, the last filled up with zeros.
@@ -218,9 +227,9 @@ class WorldModel(nn.Module):
         padded[:, : actions.shape[1]] = np.clip(actions, low, high)
         executed = np.arange(padded.shape[1]) < num_steps[:, None]
         padded *= executed[..., None]
-        into_frames = (num_frames, self.frame_steps)
-        values, mask = (torch.from_numpy(x).unflatten(1, into_frames).to(self.device) for x in (padded, executed))
-        return Actions(values, mask)
+        both = np.concatenate([padded, executed[..., None]], 2, dtype=np.float32)  # One copy to the device, not two.
+        sent = torch.from_numpy(both).unflatten(1, (num_frames, self.frame_steps)).to(self.device, non_blocking=True)
+        return Actions(sent[..., :-1], sent[..., -1] > 0)
 
     # --- imagining ---------------------------------------------------------------------------
 

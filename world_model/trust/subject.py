@@ -63,10 +63,10 @@ class OpenLoop:
             context = self.world_model.extend(context, chunk.frames, part)
             success.append(succeeded[:, None] | (chunk.success & ~ended[:, None]))
             succeeded, ended = success[-1][:, -1], ended | chunk.untrusted
-            frames.append(_to(chunk.frames, "cpu"))
+            frames.append(chunk.frames)
             probability.append(chunk.success_score.sigmoid())
         together = Frames(torch.cat([f.latents for f in frames], 1), torch.cat([f.states for f in frames], 1))
-        return together, _scores(probability, success)
+        return _to(together, "cpu"), _scores(probability, success)
 
     def score(self, frames: Frames, instruction: Sequence[str]) -> Scores:
         """The same heads and thresholds on real frames, B x F with the episode's first; that one is never a success."""

@@ -5,6 +5,7 @@ torchrun --nproc-per-node 2 tests/vla_rl/distributed/imagined_together.py OUTPUT
 
 from __future__ import annotations
 
+import json
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 from tiny_run import make_recipe
 
 from vla_rl.distributed.launched import launched_group
-from vla_rl.distributed.process_group import num_launched
+from vla_rl.distributed.process_group import ALONE, num_launched
 from vla_rl.training.run import TrainingRun
 
 # As good as greedy, so that actions do not depend on the batch; states come again, in other groups.
@@ -31,19 +32,17 @@ OPTIONS = (
 def roll_out(folder: Path) -> None:
     """Write what each episode went through to `folder`, a file for each iteration and group of this process."""
     recipe = make_recipe(Path("pretrained:tabletop_base"), *OPTIONS)
-    launched = num_launched() > 1
-    with launched_group(recipe) if launched else nullcontext() as group:
-        rank = group.rank if launched else 0
+    with launched_group(recipe) if num_launched() > 1 else nullcontext(ALONE) as world:
+        rank = world.rank
         (folder / f"run{rank}").mkdir()
         run = TrainingRun(recipe, folder / f"run{rank}", resume=False)
         for iteration in range(2):
             episodes = run.roll_out()
             for group_number in sorted({e.group for e in episodes}):
-                states = [np.concatenate([e.obs.state, e.final_obs.state]) for e in episodes if e.group == group_number]
-                names = [f"{e.spec.task} {e.spec.index}" for e in episodes if e.group == group_number]
-                np.savez(
-                    folder / f"{iteration}_{group_number}.npz", names=names, **dict(zip("ab", states, strict=True))
-                )
+                own = [e for e in episodes if e.group == group_number]
+                names = [f"{e.spec.task} {e.spec.index}" for e in own]
+                states = [np.concatenate([e.obs.state, e.final_obs.state]).tolist() for e in own]
+                (folder / f"{iteration}_{group_number}.json").write_text(json.dumps([names, states]))
             run.iteration += 1
         state = run.env.state()  # type: ignore[attr-defined]
         (folder / f"begun{rank}.txt").write_text(str(sorted(state.items())))

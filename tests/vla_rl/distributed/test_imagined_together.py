@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -22,15 +23,15 @@ def test_two_processes_imagine_the_episodes_of_one(tmp_path):
     result = launch(str(SCRIPT), str(together))
     assert result.returncode == 0, result.stderr[-4000:]
 
-    expected = {path.name: np.load(path) for path in sorted(alone.glob("*.npz"))}
-    assert sorted(path.name for path in together.glob("*.npz")) == list(expected) and len(expected) == 6
+    expected = {path.name: json.loads(path.read_text()) for path in sorted(alone.glob("*.json"))}
+    assert sorted(path.name for path in together.glob("*.json")) == list(expected) and len(expected) == 6
     futures = []
-    for name, one in expected.items():
-        two = np.load(together / name)
-        assert list(one["names"]) == list(two["names"])
-        for episode in "ab":
-            np.testing.assert_allclose(two[episode], one[episode], atol=1e-6)
-            futures.append(one[episode][1])
+    for file, (names, episodes) in expected.items():
+        names_of_two, episodes_of_two = json.loads((together / file).read_text())
+        assert names_of_two == names
+        for one, two in zip(episodes, episodes_of_two, strict=True):
+            np.testing.assert_allclose(two, one, atol=1e-6)
+            futures.append(np.array(one[1]))
     # Each has noise of its own, so that none of the above is true by chance.
     distances = [np.abs(a - b).max() for i, a in enumerate(futures) for b in futures[:i]]
     assert min(distances) > 1e-5

@@ -129,11 +129,11 @@ def test_the_loss_by_hand() -> None:
     background = torch.full((1, 16, 24, 3), 255.0)
     loss, metrics = tiny.loss(images, background, torch.Generator())
     assert float(loss.detach()) == pytest.approx(2)  # |1| + 1 everywhere.
-    assert metrics["psnr"] == pytest.approx(20 * torch.log10(torch.tensor(2.0)).item(), abs=1e-3)
+    assert float(metrics["psnr"]) == pytest.approx(20 * torch.log10(torch.tensor(2.0)).item(), abs=1e-3)
     nn.init.ones_(last.bias)  # White: right but for the square, whose error is 2 (2 + 4).
     loss, metrics = tiny.loss(images, background, torch.Generator())
     assert float(loss.detach()) == pytest.approx(6 * 160 / (160 + 368))
-    assert metrics["psnr_moving"] == pytest.approx(0, abs=1e-3)
+    assert float(metrics["psnr_moving"]) == pytest.approx(0, abs=1e-3)
 
 
 def test_bfloat16_encodes_nearly_the_same() -> None:
