@@ -52,7 +52,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"kind": "grpo", **_FLOW},
     ),
 }
-COMPARED = ("loss/policy", "grad_norm/policy", "loss/value", "kl/reference")
+COMPARED = ("loss/policy", "grad_norm/policy", "loss/value", "update/kl_reference")
 
 
 def build(name: str, device: str | torch.device) -> tuple[Policy, Learner]:
