@@ -22,7 +22,7 @@ kernels, nondeterminism, `torch.compile`, CUDA graphs), streams and races betwee
 memory (its size and fragments), several devices and NCCL, EGL, the 8-bit AdamW's kernels, and libraries that know
 devices by a list of names (LeRobot's saving and loading). bf16 is autocast's by a short list of operations. The device
 stands on a private part of torch (`_setup_privateuseone_for_python_backend`) that cannot be unloaded: the process
-keeps it.
+keeps it. It must be there before torch's first backward pass, so importing this package installs it.
 """
 
 from pretend_device.backend import DeviceTensor, install, pretending
@@ -30,3 +30,5 @@ from pretend_device.counts import Counts, counting
 from pretend_device.rules import NAME
 
 __all__ = ["NAME", "Counts", "DeviceTensor", "counting", "install", "pretending"]
+
+install()

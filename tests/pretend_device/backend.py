@@ -139,15 +139,15 @@ def _count(op: OpOverload, name: str, args: tuple, kwargs: dict[str, Any], leave
         _count_download(args[0], waits=not kwargs.get("non_blocking"))  # To pinned memory where it does not wait.
     elif name == "copy_":
         target, source = args[0], args[1]
+        waits = not (len(args) > 2 and args[2])
         if on_device(target) and not on_device(source):
-            counts.add_upload(source.nbytes)
+            counts.add_upload(source.nbytes, waits)
         elif on_device(source) and not on_device(target):
-            waits = not (len(args) > 2 and args[2]) or not getattr(target, "pretend_pinned", False)
-            _count_download(source, waits)
+            _count_download(source, waits or not getattr(target, "pretend_pinned", False))
     elif name in rules.INDEXING:
         for index in args[1]:
             if index is not None and not on_device(index):
-                counts.add_upload(index.nbytes)
+                counts.add_upload(index.nbytes, True)
 
 
 def _count_download(source: torch.Tensor, waits: bool) -> None:

@@ -21,8 +21,9 @@ class Counts:
     Attributes:
         kernels: launches, by operation. One foreach or fused operation is one launch here.
         syncs: reads for which the host waits until the device is done, by (what, place).
-        uploads: copies from the host to the device, by place. On CUDA the host waits in each that is not
-            `non_blocking`; they are not among `syncs`.
+        uploads: copies from the host to the device, by place.
+        slow_uploads: those of them that are not `non_blocking`, in which torch makes the host wait on CUDA as well;
+            they are not among `syncs`.
         downloads: copies from the device to the host, by place; those that make the host wait are also `syncs`.
         uploaded_bytes, downloaded_bytes: what these copies carried.
     """
@@ -30,20 +31,22 @@ class Counts:
     kernels: Counter[str] = field(default_factory=Counter)
     syncs: Counter[tuple[str, str]] = field(default_factory=Counter)
     uploads: Counter[str] = field(default_factory=Counter)
+    slow_uploads: Counter[str] = field(default_factory=Counter)
     downloads: Counter[str] = field(default_factory=Counter)
     uploaded_bytes: int = 0
     downloaded_bytes: int = 0
 
     @property
     def totals(self) -> dict[str, int]:
-        """The four totals, by name."""
-        names = ("kernels", "syncs", "uploads", "downloads")
+        """The totals, by name."""
+        names = ("kernels", "syncs", "uploads", "slow_uploads", "downloads")
         return {name: getattr(self, name).total() for name in names}
 
     def places(self, num: int = 12) -> str:
         """Return the places with the most syncs and copies, a line each."""
         rows = [(n, f"{what:12s} {place}") for (what, place), n in self.syncs.items()]
-        rows += [(n, f"{'upload':12s} {place}") for place, n in self.uploads.items()]
+        rows += [(n, f"{'slow upload':12s} {place}") for place, n in self.slow_uploads.items()]
+        rows += [(n, f"{'upload':12s} {place}") for place, n in (self.uploads - self.slow_uploads).items()]
         return "\n".join(f"{n:6d} {text}" for n, text in sorted(rows, key=lambda row: (-row[0], row[1]))[:num])
 
 
@@ -75,12 +78,13 @@ def add_sync(what: str) -> None:
             counts.syncs[key] += 1
 
 
-def add_upload(num_bytes: int) -> None:
-    """Count a copy from the host to the device."""
+def add_upload(num_bytes: int, waits: bool) -> None:
+    """Count a copy from the host to the device, in which the host waits or not."""
     if _counting:
         place = _place()
         for counts in _counting:
             counts.uploads[place] += 1
+            counts.slow_uploads[place] += waits
             counts.uploaded_bytes += num_bytes
 
 

@@ -120,10 +120,12 @@ def test_copies_are_counted_with_their_bytes():
             x[torch.tensor([0, 1])]
             x.cpu()
             torch.zeros(4, device="pretend")
+            torch.zeros(2).pin_memory().to("pretend", non_blocking=True)
         torch.as_tensor([1], device="pretend")
-    assert counts.totals["uploads"] == 3 and counts.totals["downloads"] == 1
-    assert counts.uploaded_bytes == 24 + 8 + 16 and counts.downloaded_bytes == 12
-    assert outer.totals["uploads"] == 4
+    assert counts.totals["uploads"] == 4 and counts.totals["downloads"] == 1
+    assert counts.totals["slow_uploads"] == 3
+    assert counts.uploaded_bytes == 24 + 8 + 16 + 8 and counts.downloaded_bytes == 12
+    assert outer.totals["uploads"] == 5
 
 
 def test_kernels_are_counted_and_views_are_not():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from vla_rl.config import build_component
 from vla_rl.interfaces import Learner, Policy
 from vla_rl.policies.fake_input import fake_observation, fake_statistics
 from vla_rl.types import Episode, EpisodeSpec
+from vla_rl.workflows.gpu_bench import policy_matrix
 from vla_rl.workflows.gpu_bench.policy_matrix import SPEC
 
 _BATCHES = {"epochs": 1, "minibatch_size": 6, "micro_batch_size": 4}
@@ -119,3 +121,10 @@ def two_updates(policy: Policy, learner: Learner, given: list[Episode]) -> dict[
     learner.load_state({name: x.detach().to("cpu") for name, x in tensors.items()}, json.loads(json.dumps(state)))
     second = learner.update(learner.prepare(given))
     return {name: np.array([first[name], second[name]], np.float64) for name in COMPARED if name in first}
+
+
+def difference(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> float:
+    """The largest difference of two answers of `two_updates`, of numbers above 1 relative: gradients can be large."""
+    scales = {name: np.maximum(1.0, np.abs(array)) for name, array in expected.items()}
+    scaled = ({name: array / scales.get(name, 1.0) for name, array in answer.items()} for answer in (found, expected))
+    return policy_matrix.difference(*scaled)

@@ -26,12 +26,12 @@ def _target(in_bf16: bool) -> Target:
 
 def _policy(sheet: Sheet, name: str) -> None:
     _check_packages(policy_matrix.ON_DEVICES[name])
-    target = _target(policy_matrix.computes_in_bf16(name))
+    in_bf16 = policy_matrix.computes_in_bf16(name)
     with exact_float32():
         here, there = (policy_matrix.build(name, device) for device in (sheet.device, "cpu"))
         for question, ask in policy_matrix.QUESTIONS.items():
-            gap = policy_matrix.difference(ask(here), ask(there))
-            sheet.add(f"{name}: {question}", gap, "from the CPU", target)
+            gap = policy_matrix.difference(ask(here), ask(there), drawn_alike=not in_bf16)
+            sheet.add(f"{name}: {question}", gap, "from the CPU", _target(in_bf16))
 
 
 def _learner(sheet: Sheet, name: str) -> None:
@@ -40,7 +40,7 @@ def _learner(sheet: Sheet, name: str) -> None:
         (policy, learner), (reference, other) = (learner_matrix.build(name, device) for device in (sheet.device, "cpu"))
         episodes = learner_matrix.episodes(reference)
         found = learner_matrix.two_updates(policy, learner, episodes)
-        gap = policy_matrix.difference(found, learner_matrix.two_updates(reference, other, episodes))
+        gap = learner_matrix.difference(found, learner_matrix.two_updates(reference, other, episodes))
     sheet.add(f"{name}: two updates", gap, "from the CPU", _target(learner_matrix.computes_in_bf16(name)))
 
 
