@@ -2,6 +2,7 @@
 
     python scripts/rollout_speed.py bookkeeping --before REVISION
     python scripts/rollout_speed.py images
+    python scripts/rollout_speed.py halves --turns 3
 
 bookkeeping: both revisions of `vla_rl/rollout/runner.py` collect the same episodes of the dummy environment by turns;
 what the environment and the policy take is left out.
@@ -9,7 +10,11 @@ what the environment and the policy take is left out.
 images: an image of 256 pixels through the published chain to 224, and found again; and `update()` of the tiny OpenVLA
 network behind that chain, with the rollout's images kept and not, on the same episodes: its weights are compared.
 
-Printed: medians over the turns of the processor's time, which other processes disturb less than they do the clock.
+halves: a group of four short episodes of LIBERO, in lockstep and in halves by turns, by the clock: four environments in
+two processes and the small OpenVLA network, sampled as in GRPO and greedy as in an evaluation.
+
+Printed: medians over the turns; but for halves of the processor's time, which other processes disturb less than they
+do the clock.
 """
 
 from __future__ import annotations
@@ -157,15 +162,44 @@ def compare_images(options: argparse.Namespace) -> None:
     )
 
 
+def compare_halves(options: argparse.Namespace) -> None:
+    """Print the seconds of LIBERO rollouts in lockstep and in halves."""
+    from sim.libero.config import LiberoConfig
+    from vla_rl.policies.openvla.config import OpenVLAConfig
+
+    libero = LiberoConfig(tasks=("0",), image_size=128, num_envs=4, num_workers=2, horizon=4 * CHUNK)
+    task = libero.task_names()[0]
+    policy = OpenVLAConfig(preset="small", precision="fp32").build(libero.env_spec())
+    policy.set_norm_stats({"q01": [-1] * 7, "q99": [1] * 7}, {"q01": [-1] * 8, "q99": [1] * 8})
+    envs = {on: libero.model_copy(update={"in_halves": on}).build() for on in (False, True)}
+    for name, split, temperature in (("GRPO", "train", 1.0), ("evaluation", "eval", 0.0)):
+        specs = [EpisodeSpec(task, split, 0)] * 4
+        spent: dict[bool, list[float]] = {on: [] for on in envs}
+        for turn in range(options.turns + 1):  # The first, which loads scenes, is not counted.
+            for on in list(envs)[:: 1 if turn % 2 else -1]:
+                start = time.perf_counter()
+                runner.collect(policy, envs[on], specs, temperature=temperature, seed=turn)
+                if turn:
+                    spent[on].append(time.perf_counter() - start)
+        lockstep, halves = (statistics.median(spent[on]) for on in envs)
+        ratios = [a / b for a, b in zip(spent[True], spent[False], strict=True)]
+        print(
+            f"{name}: lockstep {lockstep:.1f} s, in halves {halves:.1f} s; ratio {statistics.median(ratios):.2f}, "
+            f"by turn {min(ratios):.2f} to {max(ratios):.2f}"
+        )
+    for env in envs.values():
+        env.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("bookkeeping", "images"))
+    parser.add_argument("part", choices=("bookkeeping", "images", "halves"))
     parser.add_argument("--before", default="HEAD~1", help="bookkeeping: a revision of git")
     parser.add_argument("--pixels", type=int, default=256, help="height and width of the cameras' images")
     parser.add_argument("--num-envs", type=int, default=8)
     parser.add_argument("--turns", type=int, default=10)
     options = parser.parse_args()
-    {"bookkeeping": compare_bookkeeping, "images": compare_images}[options.part](options)
+    {"bookkeeping": compare_bookkeeping, "images": compare_images, "halves": compare_halves}[options.part](options)
 
 
 if __name__ == "__main__":

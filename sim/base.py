@@ -94,6 +94,12 @@ class SimConfig(EnvConfig):
         "in turn; cpu: in software; or EGL device numbers, dealt to the workers of all ranks in turn.",
     )
     step_timeout: float = Field(default=120.0, gt=0, description="Seconds after which a silent worker counts as hung.")
+    in_halves: bool = Field(
+        default=False,
+        description="In rollouts and evaluations, half of the environments step while the policy acts for the other "
+        "half: a GPU or core is not idle while the other works. Needs num_workers; the policy's batches are half as "
+        "large.",
+    )
     steps_after_success: int = Field(
         default=0,
         ge=0,
@@ -170,6 +176,10 @@ class SimConfig(EnvConfig):
         """
         from sim.vector.processes import ProcessVecEnv
         from sim.vector.runner import InlineVecEnv
+        from vla_rl.rollout.halves import HalvesRunner
 
         count = num_envs or self.num_envs
-        return (InlineVecEnv if self.num_workers == 0 else ProcessVecEnv)(self, count, record_frames)
+        env = (InlineVecEnv if self.num_workers == 0 else ProcessVecEnv)(self, count, record_frames)
+        if self.in_halves:
+            env.runner = HalvesRunner
+        return env

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from vla_rl.algorithms.batch import Batch
     from vla_rl.common.progress import Stopwatch
     from vla_rl.evaluation.admission import Admission
+    from vla_rl.rollout.runner import EpisodeRunner
 
 
 class TrustError(ValueError):
@@ -48,7 +49,8 @@ class VecEnv(Protocol):
     all. A finished environment may simply be left out of the next `step`, so no inference or
     simulation is spent on it. What a method returns is the caller's, who keeps it uncopied: no later call writes in it.
 
-    Further abilities are protocols of their own, which callers ask for: `ProgressEnv`, `StatefulEnv`, `ImaginedEnv`.
+    Further abilities are protocols of their own, which callers ask for: `ProgressEnv`, `StatefulEnv`, `HalvedEnv`,
+    `ImaginedEnv`.
     """
 
     num_envs: int
@@ -110,6 +112,25 @@ class StatefulEnv(VecEnv, Protocol):
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned."""
+        ...
+
+
+@runtime_checkable
+class HalvedEnv(VecEnv, Protocol):
+    """An environment whose steps can be begun, and waited for later, several at a time in different environments.
+
+    Attributes:
+        runner: runs a rollout's episodes in it: `EpisodeRunner`, or `HalvesRunner`, for which the policy acts for one
+            half of the environments while the other steps.
+    """
+
+    runner: type[EpisodeRunner]
+
+    def begin_step(self, actions: np.ndarray, env_ids: Sequence[int] | None = None) -> Callable[[], StepResult]:
+        """Begin what `step` does; what is returned waits for its result, and is called once.
+
+        Until then these environments can be reset, which gives the step up, and nothing else.
+        """
         ...
 
 

@@ -16,7 +16,9 @@ import subprocess
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import connection as mp_connection
 from typing import Any, Protocol
 
@@ -54,13 +56,14 @@ class Worker(ABC):
 
     Attributes:
         name: for messages, such as "worker 2". env_ids: the environments that it holds.
-        failures: since its last completed step. ready: its environments exist.
+        failures: since its last completed step. ready: its environments exist. heard: when it last spoke, in seconds.
         start_timeout, step_timeout: seconds; the option that sets the latter is `timeout_option`.
     """
 
     connection: Channel
     ready: bool = False
     failures: int = 0
+    heard: float = 0.0
     timeout_option = "env.step_timeout"
 
     def __init__(self, name: str, env_ids: list[int], start_timeout: float, step_timeout: float) -> None:
@@ -183,12 +186,29 @@ def observation_layout(spec: EnvSpec, *lead: int) -> Layout:
     return {**layout, "state": ((*lead, spec.state_dim), "float32")}
 
 
+@dataclass
+class _UnderWay:
+    """A call to some environments.
+
+    Attributes:
+        pending: worker -> environments that it owes an answer for. sent: the last time that something was, in seconds.
+    """
+
+    command: Command
+    env_ids: set[int]
+    pending: dict[Worker, set[int]] = field(default_factory=dict)
+    answers: dict[int, Any] = field(default_factory=dict)
+    errors: list[Exception] = field(default_factory=list)
+    sent: float = 0.0
+
+
 class PoolVecEnv(BaseVecEnv):
     """Environments in workers. A kind of it starts its workers, hands them over, and reads their answers."""
 
     def __init__(self, spec: EnvSpec, num_envs: int, record_frames: bool, workers: Sequence[Worker]) -> None:
         super().__init__(spec, num_envs, record_frames)
         self._serial = 0
+        self._calls: dict[int, _UnderWay] = {}  # by serial
         self._workers = workers
         self._frames: SharedArrays | None = None
         self._broken_steps: dict[int, int] = {}  # environment -> broken steps since its last completed one
@@ -205,57 +225,72 @@ class PoolVecEnv(BaseVecEnv):
             self._frames.close()
 
     def _call(self, command: Command, arguments: Mapping[int, Any]) -> dict[int, Any]:
+        return self._begin(command, arguments)()
+
+    def _begin(self, command: Command, arguments: Mapping[int, Any]) -> Callable[[], dict[int, Any]]:
         assert self._finalizer.alive, "the environment is closed"
         if command == "step" and self.record_frames and arguments:
             self._reserve_frames(max(len(chunk) for chunk in arguments.values()))
-        self._serial += 1  # answers to a call that an exception (Ctrl-C) cut short are thrown away
-        pending = self._send_all(command, arguments)
-        answers: dict[int, Any] = {}
-        errors: list[Exception] = []
-        timeout = {w: max(w.step_timeout, w.start_timeout) if command == "reset" else w.step_timeout for w in pending}
-        deadline = {worker: time.monotonic() + timeout[worker] for worker in pending}
-        while pending:
-            wait = min(LOOK_SECONDS, max(0.0, min(deadline[worker] for worker in pending) - time.monotonic()))
-            speaking = mp_connection.wait([worker.connection for worker in pending], wait)  # type: ignore[arg-type]
-            for worker in [w for w in pending if w.connection in speaking]:
-                deadline[worker] = time.monotonic() + timeout[worker]
-                try:
-                    serial, env_id, status, payload = worker.connection.recv()
-                except (EOFError, ConnectionError) as error:
-                    del pending[worker]
-                    said = str(error) and not getattr(
-                        error, "errno", None
-                    )  # ours, and not the system's "reset by peer"
-                    self._replace(worker, answers, problem=f"{error}." if said else "")
-                    continue
-                if serial != self._serial:
-                    continue
-                if env_id not in pending[worker]:
-                    del pending[worker]
-                    self._replace(worker, answers, problem=f"answered for environment {env_id!r}, unasked.")
-                    continue
-                if status == "ok":
-                    answers[env_id] = self._expand(command, env_id, payload)
-                    if command == "step":
-                        worker.failures = self._broken_steps[env_id] = 0
-                elif status == "broken":
-                    self._note_broken_step(worker, env_id, payload)
-                else:
-                    errors.append(_caller_error(status, payload, worker, env_id))
-                pending[worker].discard(env_id)
-                if not pending[worker]:
-                    del pending[worker]
-            silent = [w for w in pending if w.connection not in speaking]
-            for worker in silent:
-                if time.monotonic() > deadline[worker]:
-                    del pending[worker]
-                    self._replace(worker, answers, hung_seconds=timeout[worker])
-                elif not speaking and not worker.alive():  # its socket may live on in a process that it started
-                    del pending[worker]
-                    self._replace(worker, answers)
-        if errors:
-            raise errors[0]
-        return answers
+        if command == "reset":  # A step that nobody waits for any more, as after Ctrl-C, is given up.
+            self._calls = {n: call for n, call in self._calls.items() if not call.env_ids & arguments.keys()}
+        self._serial += 1  # answers to a call that was given up are thrown away
+        call = _UnderWay(command, set(arguments))
+        self._calls[self._serial] = call
+        self._send_all(self._serial, call, arguments)
+        return partial(self._wait, self._serial, call)
+
+    def _wait(self, serial: int, call: _UnderWay) -> dict[int, Any]:
+        """Wait for a call's answers; those to other calls that come meanwhile are noted there."""
+        try:
+            while call.pending:
+                self._listen(call)
+        finally:
+            self._calls.pop(serial, None)
+        if call.errors:
+            raise call.errors[0]
+        return call.answers
+
+    def _listen(self, call: _UnderWay) -> None:
+        """Take what the call's workers say; replace those that died, or were silent for too long."""
+        timeout = {w: max(w.step_timeout, w.start_timeout) if call.command == "reset" else w.step_timeout
+                   for w in call.pending}  # fmt: skip
+        deadline = {worker: max(call.sent, worker.heard) + timeout[worker] for worker in call.pending}
+        wait = min(LOOK_SECONDS, max(0.0, min(deadline.values()) - time.monotonic()))
+        speaking = mp_connection.wait([worker.connection for worker in call.pending], wait)  # type: ignore[arg-type]
+        for worker in list(call.pending):
+            if worker.connection in speaking:
+                self._hear(worker)
+            elif time.monotonic() > deadline[worker]:
+                self._replace(worker, hung_seconds=timeout[worker])
+            elif not speaking and not worker.alive():  # its socket may live on in a process that it started
+                self._replace(worker)
+
+    def _hear(self, worker: Worker) -> None:
+        """Note one answer with the call that asked for it."""
+        worker.heard = time.monotonic()
+        try:
+            serial, env_id, status, payload = worker.connection.recv()
+        except (EOFError, ConnectionError) as error:
+            said = str(error) and not getattr(error, "errno", None)  # ours, and not the system's "reset by peer"
+            self._replace(worker, problem=f"{error}." if said else "")
+            return
+        call = self._calls.get(serial)
+        if call is None:
+            return
+        if env_id not in call.pending.get(worker, ()):
+            self._replace(worker, problem=f"answered for environment {env_id!r}, unasked.")
+            return
+        if status == "ok":
+            call.answers[env_id] = self._expand(call.command, env_id, payload)
+            if call.command == "step":
+                worker.failures = self._broken_steps[env_id] = 0
+        elif status == "broken":
+            self._note_broken_step(worker, env_id, payload)
+        else:
+            call.errors.append(_caller_error(status, payload, worker, env_id))
+        call.pending[worker].discard(env_id)
+        if not call.pending[worker]:
+            del call.pending[worker]
 
     def _note_broken_step(self, worker: Worker, env_id: int, text: str) -> None:
         """An environment failed in its step, and its process lives: only this episode is lost.
@@ -269,27 +304,26 @@ class PoolVecEnv(BaseVecEnv):
             raise RuntimeError(f"{message}\nIt failed {count} times without completing a step; giving up.")
         log.warning("%s\nIts episode is lost.", message)
 
-    def _send_all(self, command: Command, arguments: Mapping[int, Any]) -> dict[Worker, set[int]]:
-        """Send each worker its part. Returns worker -> environments that it owes an answer for."""
-        pending: dict[Worker, set[int]] = {}
+    def _send_all(self, serial: int, call: _UnderWay, arguments: Mapping[int, Any]) -> None:
+        """Send each worker its part, and note the environments that it owes an answer for."""
         for worker in sorted(self._workers, key=lambda w: not w.ready):  # a restarted one delays no other
             part = {i: arguments[i] for i in worker.env_ids if i in arguments}
             if not part:
                 continue
             worker.wait_ready()
             try:
-                worker.send(self._serial, command, part, self._frames)
-                pending[worker] = set(part)
+                worker.send(serial, call.command, part, self._frames)
+                call.pending[worker] = set(part)
             except ConnectionError:
-                self._replace(worker, {})
-        return pending
+                self._replace(worker)
+        call.sent = time.monotonic()
 
-    def _replace(
-        self, worker: Worker, answers: dict[int, Any], hung_seconds: float | None = None, problem: str = ""
-    ) -> None:
-        """Restart a broken worker. What it answered within this call is void: its environments are gone."""
-        for i in worker.env_ids:
-            answers.pop(i, None)
+    def _replace(self, worker: Worker, hung_seconds: float | None = None, problem: str = "") -> None:
+        """Restart a broken worker. What it answered in calls under way is void: its environments are gone."""
+        for call in self._calls.values():
+            call.pending.pop(worker, None)
+            for i in worker.env_ids:
+                call.answers.pop(i, None)
         self._mark_broken(worker.env_ids)
         worker.restart(hung_seconds, problem)
 
@@ -298,6 +332,9 @@ class PoolVecEnv(BaseVecEnv):
         if self._frames is not None:
             if self._frames["state"].shape[1] >= num_steps:
                 return
+            for call in list(self._calls.values()):  # Their workers write into what is there.
+                while call.pending:
+                    self._listen(call)
             self._frames.close()
         self._frames = SharedArrays(observation_layout(self.spec, self.num_envs, num_steps))
 

@@ -100,17 +100,17 @@ class EpisodeRunner[A: Acted]:
         """Run until every episode has ended and there is nothing more to run."""
         specs = ((number, spec, 1) for number, spec in enumerate(self.specs))
         with evaluation_mode(self.policy):
-            self._start(specs)
+            self._start(specs, range(self.env.num_envs))
             while self._running:
                 num_running = len(self._running)
                 self._step([self._running[i] for i in sorted(self._running)])
                 if len(self._running) < num_running:
-                    self._start(specs)
+                    self._start(specs, range(self.env.num_envs))
 
-    def _start(self, specs: Iterator[_Attempt]) -> None:
-        """Start an episode in each free environment, while there are specs."""
+    def _start(self, specs: Iterator[_Attempt], env_ids: Iterable[int]) -> None:
+        """Start an episode in each of these environments that is free, while there are specs."""
         starting: dict[int, tuple[EpisodeSpec, int, int]] = {}
-        for env_id in sorted(set(range(self.env.num_envs)) - set(self._running)):
+        for env_id in sorted(set(env_ids) - set(self._running)):
             number, spec, attempt = self._lost.pop(0) if self._lost else next(specs, (0, None, 1))
             if spec is None:
                 break
@@ -125,15 +125,20 @@ class EpisodeRunner[A: Acted]:
 
     def _step(self, episodes: list[RunningEpisode]) -> None:
         """One chunk in each episode that goes on; those that end leave `_running`."""
-        self.before_step(episodes)
-        self._running = {env_id: episode for env_id, episode in self._running.items() if not episode.stopped}
-        episodes = [episode for episode in episodes if not episode.stopped]
-        if not episodes:
+        if not (episodes := self._going_on(episodes)):
             return
         with self.stopwatch.measure("inference"):
             acted = self.act(episodes)
         with self.stopwatch.measure("simulation"):
             results = self.env.step(acted.actions, [episode.env_id for episode in episodes])
+        self._take(episodes, acted, results)
+
+    def _going_on(self, episodes: list[RunningEpisode]) -> list[RunningEpisode]:
+        self.before_step(episodes)
+        self._running = {env_id: episode for env_id, episode in self._running.items() if not episode.stopped}
+        return [episode for episode in episodes if not episode.stopped]
+
+    def _take(self, episodes: Sequence[RunningEpisode], acted: A, results: StepResult) -> None:
         for row, episode in enumerate(episodes):
             result = results.row(row)
             self.on_step(episode, row, acted, result)
@@ -155,14 +160,11 @@ def draw_chunk(
     """Draw the policy's chunk for each episode, from what is seen now or from `obs`."""
     if isinstance(policy, WatchingPolicy):
         policy.watch([episode.env_id for episode in episodes], [episode.num_chunks == 0 for episode in episodes])
-    return policy.act(_seen_by(episodes) if obs is None else obs, generator, temperature)
-
-
-def _seen_by(episodes: Sequence[RunningEpisode]) -> Observation:
-    """What the episodes see, one row each; where all were stepped together and go on, as the environment gave it."""
-    seen, rows = episodes[0].seen, [episode.row for episode in episodes if episode.seen is episodes[0].seen]
-    whole = rows == list(range(seen.batch_size)) and len(rows) == len(episodes)
-    return seen if whole else Observation.concatenate([episode.obs for episode in episodes])
+    if obs is None:
+        obs = episodes[0].seen  # What the environment gave, where all were stepped together and go on.
+        if [(id(e.seen), e.row) for e in episodes] != [(id(obs), row) for row in range(obs.batch_size)]:
+            obs = Observation.concatenate([episode.obs for episode in episodes])
+    return policy.act(obs, generator, temperature)
 
 
 @contextmanager
@@ -205,10 +207,9 @@ def collect(
     """
     import torch
 
-    generator = torch.Generator().manual_seed(seed)
     steps: defaultdict[int, list[_Step]] = defaultdict(list)
     episodes: dict[int, Episode] = {}
-    act = partial(draw_chunk, policy, generator=generator, temperature=temperature)
+    act = partial(draw_chunk, policy, generator=torch.Generator().manual_seed(seed), temperature=temperature)
 
     def on_step(running: RunningEpisode, row: int, chunk: ActionChunk, result: StepResult) -> None:
         number = running.number
@@ -217,7 +218,7 @@ def collect(
             episodes[number] = _assemble(running.spec, steps.pop(number), groups[number] if groups else number)
             on_episode(episodes[number])
 
-    EpisodeRunner(env, specs, act, on_step, policy, stopwatch=stopwatch or Stopwatch()).run()
+    getattr(env, "runner", EpisodeRunner)(env, specs, act, on_step, policy, stopwatch=stopwatch or Stopwatch()).run()
     return [episodes[number] for number in range(len(specs))]
 
 
@@ -225,7 +226,6 @@ def _assemble(spec: EpisodeSpec, steps: Sequence[_Step], group: int) -> Episode:
     obs, chunks, results = zip(*steps, strict=True)
     last = results[-1]
     lost = bool(last.lost[0])
-    recorded = _recorded_frames(results) if "frames" in last.info and not lost else {}
     return Episode(
         spec=spec,
         obs=Observation.concatenate(obs),
@@ -236,7 +236,7 @@ def _assemble(spec: EpisodeSpec, steps: Sequence[_Step], group: int) -> Episode:
         lost=lost,
         info={k: np.array([r.info[k][0] for r in results]) for k in results[0].info if k not in ("frames", "states")},
         **{name: np.concatenate([getattr(r, name) for r in results]) for name in _STEP_ARRAYS},
-        **recorded,
+        **(_recorded_frames(results) if "frames" in last.info and not lost else {}),
     )
 
 
