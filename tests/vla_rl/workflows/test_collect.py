@@ -226,6 +226,20 @@ def test_collecting_again_returns_what_is_there_and_other_settings_are_refused(t
         collect_dataset(ENV, config.model_copy(update={"dataset": str(tmp_path / "other")}))
 
 
+def test_what_a_version_with_other_options_collected_is_found_again(tmp_path):
+    first, config = collected(tmp_path)
+    file = tmp_path / "demos" / "collect.json"
+    notes = json.loads(file.read_text())
+    del notes["env"]["steps_after_success"], notes["collect"]["shard_episodes"]  # Options that are newer.
+    notes["env"]["on_gpu"] = "auto"  # One that has become another.
+    file.write_text(json.dumps(notes))
+    assert collect_dataset(ENV, config)["frames"] == first["frames"]
+    notes["env"]["gravity"] = 3
+    file.write_text(json.dumps(notes))
+    with pytest.raises(ConfigError, match=r"exists already.*env.gravity: there 3"):
+        collect_dataset(ENV, config)
+
+
 def test_a_folder_that_is_no_dataset_of_ours_is_not_overwritten(tmp_path):
     (tmp_path / "demos").mkdir()
     (tmp_path / "demos" / "thesis.txt").write_text("precious")
