@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -65,10 +68,71 @@ def merge_adapters(network: nn.Module) -> None:
     for name, module in list(network.named_modules()):
         if isinstance(module, LoraLayer):
             base = cast(nn.Linear, module.get_base_layer())
-            a, b = (cast(Any, part)[_ADAPTER].weight for part in (module.lora_A, module.lora_B))
-            change = module.scaling[_ADAPTER] * (b.float() @ a.float())
-            base.weight.data = (base.weight.float() + change).to(base.weight.dtype)
+            base.weight.data = _merged_weight(module)
             network.set_submodule(name, base)
+
+
+# --- acting with merged weights ---------------------------------------------------------------------
+
+
+@dataclass
+class _Merged:
+    """Adapted layers' weights with the adapters' products added, and the state of everything that they come from."""
+
+    layers: list[LoraLayer]
+    versions: list[tuple[int, int]]
+    weights: list[Tensor]
+
+
+def acts_merged[**P, R](act: Callable[P, R]) -> Callable[P, R]:
+    """Make a policy's `act` use merged weights where its config says `merge_lora`.
+
+    They are made anew when a weight or an adapter has changed, in float32, and rounded to the weight's dtype. What the
+    policy's other methods see does not change by a bit.
+    """
+
+    @functools.wraps(act)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        policy: Any = args[0]
+        if not policy.config.merge_lora:
+            return act(*args, **kwargs)
+        with _merged(policy):
+            return act(*args, **kwargs)
+
+    return wrapped
+
+
+@contextmanager
+def _merged(policy: Any) -> Iterator[None]:
+    layers = [module for module in policy.modules() if isinstance(module, LoraLayer)]
+    versions = [(p._version, p.data_ptr()) for layer in layers for p in cast(nn.Module, layer).parameters()]
+    made: _Merged | None = policy.__dict__.get("_merged_lora")
+    if made is None or made.versions != versions:
+        policy.__dict__["_merged_lora"] = None  # Before there are new ones: never two copies.
+        made = _Merged(layers, versions, [_merged_weight(layer) for layer in layers])
+        policy.__dict__["_merged_lora"] = made
+    bases = [cast(nn.Linear, layer.get_base_layer()) for layer in layers]
+    own = [base.weight.data for base in bases]
+    for layer, base, weight in zip(layers, bases, made.weights, strict=True):
+        base.weight.data = weight
+        layer.merged_adapters.append(_ADAPTER)  # peft then computes the layer alone.
+    try:
+        yield
+    finally:
+        for layer, base, weight in zip(layers, bases, own, strict=True):
+            base.weight.data = weight
+            layer.merged_adapters.remove(_ADAPTER)
+
+
+def forget_merged(policy: Any) -> None:
+    """Free the merged weights, where training is about to need the memory; the next `act` makes them anew."""
+    policy.__dict__["_merged_lora"] = None
+
+
+def _merged_weight(layer: LoraLayer) -> Tensor:
+    weight = cast(nn.Linear, layer.get_base_layer()).weight
+    a, b = (cast(Any, part)[_ADAPTER].weight for part in (layer.lora_A, layer.lora_B))
+    return (weight.float() + layer.scaling[_ADAPTER] * (b.float() @ a.float())).to(weight.dtype)
 
 
 def is_adapter(name: str) -> bool:

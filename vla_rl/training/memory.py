@@ -26,7 +26,7 @@ from vla_rl.policies.base import CONFIG_FILE, OWN_FILE, resolve_path
 from vla_rl.policies.openvla.files.folders import published_config
 from vla_rl.policies.openvla.options import OpenVLAOptions
 from vla_rl.training.config import OptimizerName
-from vla_rl.training.optimizers import optimizer_bytes
+from vla_rl.training.optimizers import optimizer_bytes, optimizer_step_bytes
 from vla_rl.types import ActionChunk, EnvSpec, Observation
 
 if TYPE_CHECKING:
@@ -38,15 +38,20 @@ _MEGABYTE = 1024**2
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes on one process's device at the peak of a training step, by part; and of a rollout.
+    """Bytes of one process at the peak of a training step, by part, on its device; of a rollout; and on the host.
 
     Attributes:
         weights: parameters. gradients, optimizer: of the trained ones. reference: the frozen copy for a KL term.
         activations: kept for the backward pass, up to the hidden states that actions are read from.
         logits: from there to the loss. working: the most that is alive beside all these, in either pass.
         gathered: with fsdp, parameters and gradients that are whole for the moment; 0 without.
+        step: what the optimizer makes and drops within a step, beside gradients, when activations are gone.
+        resuming: beside the weights, optimizer and reference that it fills, what loading a checkpoint needs.
         rollout: what acting needs beside weights, optimizer and reference (with fsdp the whole weights); not at the
             same time.
+        host_last_good: the copy of the trained weights to go back to, pinned where the device is a GPU.
+        host_saving: of process 0, what a checkpoint holds, on the host and again as the file's bytes.
+        host_resuming: what a checkpoint holds, once.
         description: what was counted, for people.
     """
 
@@ -58,14 +63,24 @@ class MemoryEstimate:
     logits: int
     working: int
     gathered: int
+    step: int
+    resuming: int
     rollout: int
+    host_last_good: int
+    host_saving: int
+    host_resuming: int
     description: str
 
     @property
     def total(self) -> int:
-        """The peak: of the training step or of the rollout, whichever is larger."""
+        """The device's peak: of backward pass, optimizer step, rollout or resuming, whichever is the largest."""
         kept = self.weights + self.optimizer + self.reference
-        return kept + max(self._beside, self.rollout)
+        return kept + max(self._beside, self.gradients + self.step, self.rollout, self.resuming)
+
+    @property
+    def host_total(self) -> int:
+        """The host's peak in process 0, beside Python, the libraries and the episodes: when a checkpoint is written."""
+        return self.host_last_good + max(self.host_saving, self.host_resuming)
 
     @property
     def _beside(self) -> int:
@@ -74,10 +89,17 @@ class MemoryEstimate:
 
     def text(self) -> str:
         """A table for people."""
-        rows = [(f.name, getattr(self, f.name)) for f in fields(self) if f.name != "description"]
-        rows.append(("peak", self.total))
-        lines = [f"  {name:<12}{_size(value):>12}" for name, value in rows]
-        lines[-2] += "   (not at the same time as gradients, activations, logits, working and gathered)"
+        parts = [(f.name, getattr(self, f.name)) for f in fields(self) if f.name != "description"]
+        device = [row for row in parts if not row[0].startswith("host_")] + [("peak", self.total)]
+        host = [row for row in parts if row[0].startswith("host_")] + [("host's peak", self.host_total)]
+        notes = {
+            "step": "   (with gradients, when activations, logits, working and gathered are gone)",
+            "resuming": "   (before gradients and activations)",
+            "rollout": "   (not at the same time as gradients, activations, logits, working and gathered)",
+        }
+        lines = [f"  {name.removeprefix('host_'):<12}{_size(value):>12}{notes.get(name, '')}" for name, value in device]
+        lines += ["  on the host, process 0:"]
+        lines += [f"  {name.removeprefix('host_'):<12}{_size(value):>12}" for name, value in host]
         return "\n".join([self.description, *lines, "  beside it: CUDA context, about 0.5 GB; fragmentation"])
 
 
@@ -157,6 +179,8 @@ def estimate(recipe: Recipe, processes: int = 1) -> MemoryEstimate:
             rollout_batch=getattr(env, "num_envs", 1) if algo is not None else 0,
             optimizer=section.optimizer,
             has_reference=has_reference,
+            device_type=device,
+            keeps_last_good=algo is not None,
         )
     return per_process(whole, policy, processes) if processes > 1 and recipe.parallel == "fsdp" else whole
 
@@ -179,7 +203,9 @@ def per_process(whole: MemoryEstimate, policy: nn.Module, processes: int) -> Mem
         gradients=whole.gradients // processes,
         optimizer=whole.optimizer // processes,
         reference=whole.reference // processes,
+        resuming=whole.resuming // processes,
         gathered=gathered,
+        host_last_good=whole.host_last_good // processes,
         rollout=whole.rollout + whole.weights if whole.rollout else 0,
         description=f"{whole.description}; each of {processes} processes",
     )
@@ -262,12 +288,16 @@ def measure(
     rollout_batch: int = 0,
     optimizer: OptimizerName = "adamw",
     has_reference: bool = False,
+    device_type: str = "cpu",
+    keeps_last_good: bool = True,
 ) -> MemoryEstimate:
     """Count what one micro-batch's training step and one decision of a rollout allocate.
 
     Args:
         policy: with real tensors, or fake ones inside FakeTensorMode.
         rollout_batch: observations acted on at once; 0: none.
+        device_type: that is counted for: "cuda" has a fused AdamW, and the copy beside it is pinned.
+        keeps_last_good: as RL does, and cloning does not.
     """
     trained = [p for p in policy.parameters() if p.requires_grad]
     size = sum(p.numel() * p.element_size() for p in trained)
@@ -295,21 +325,35 @@ def measure(
     for parameter in trained:
         parameter.grad = None
     rollout = _count(lambda: _act(policy, spec, rollout_batch), policy) if rollout_batch else 0
+    named = {n: p for n, p in policy.named_parameters() if p.requires_grad}
+    reference = size if has_reference else 0
+    stored = size + optimizer_bytes(optimizer, named) + reference
+    kept = [_pinned(p.numel() * p.element_size()) if device_type == "cuda" else p.nbytes for p in trained]
     return MemoryEstimate(
         weights=weights,
         gradients=size,
-        optimizer=optimizer_bytes(optimizer, {n: p for n, p in policy.named_parameters() if p.requires_grad}),
-        reference=size if has_reference else 0,
+        optimizer=optimizer_bytes(optimizer, named),
+        reference=reference,
         activations=activations,
         logits=logits,
         working=peak - activations - logits,
         gathered=0,
+        step=optimizer_step_bytes(optimizer, named, is_fused=device_type == "cuda"),
+        resuming=reference,  # The one that the run began with is there until the checkpoint's has been read.
         rollout=rollout,
+        host_last_good=sum(kept) if keeps_last_good else 0,
+        host_saving=2 * stored,
+        host_resuming=stored,
         description=(
             f"{sum(p.numel() for p in policy.parameters()) / 1e6:,.2f} M parameters, "
             f"{sum(p.numel() for p in trained) / 1e6:,.2f} M trained, micro-batch of {batch_size} decisions"
         ),
     )
+
+
+def _pinned(size: int) -> int:
+    """What torch takes of the host for a pinned tensor: the next power of two."""
+    return 1 << max(size - 1, 0).bit_length()
 
 
 def _count(run: Callable[[], None], policy: nn.Module) -> int:

@@ -84,6 +84,27 @@ def optimizer_bytes(optimizer: OptimizerName, parameters: Mapping[str, torch.Ten
     return total
 
 
+def optimizer_step_bytes(optimizer: OptimizerName, parameters: Mapping[str, torch.Tensor], is_fused: bool) -> int:
+    """What a step makes and drops: one parameter's at a time, so the largest's. A test measures each.
+
+    `is_fused`: AdamW in one kernel, which makes nothing. 8-bit AdamW is counted as written; compiled, as on a GPU, it
+    makes less.
+    """
+    most = 0
+    for name, parameter in parameters.items():
+        if optimizer == "muon" and _is_hidden_matrix(name, parameter):
+            rows, columns = sorted(parameter.shape)
+            # The step, and its orthogonal form in bfloat16 with two square products; then in the parameter's dtype.
+            numbers, squares = rows * columns, 2 * rows * rows
+            size = parameter.element_size() * numbers + 2 * (2 * numbers + squares)
+        elif optimizer == "adamw_8bit":
+            size = 32 * parameter.numel()
+        else:
+            size = 0 if is_fused else 2 * parameter.numel() * parameter.element_size()
+        most = max(most, size)
+    return most
+
+
 def _is_hidden_matrix(name: str, parameter: torch.Tensor) -> bool:
     words = name.replace("_", ".").split(".")
     return parameter.ndim == 2 and not any(part in name for part in _NOT_HIDDEN) and _POSITIONS.isdisjoint(words)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,8 @@ from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.config import ConfigError
 from vla_rl.training.checkpoint import flatten_optimizer, restore_optimizer
-from vla_rl.training.optimizers import build_optimizers, is_critic, optimizer_bytes
+from vla_rl.training.memory import AllocationCounter
+from vla_rl.training.optimizers import build_optimizers, is_critic, optimizer_bytes, optimizer_step_bytes
 
 
 def names(optimizer: torch.optim.Optimizer, module: nn.Module) -> list[set[str]]:
@@ -145,6 +147,11 @@ def test_without_torchao_the_error_says_what_to_do(monkeypatch):
         build_optimizers(GRPOConfig(optimizer="adamw_8bit"), dict(ToyPolicy().named_parameters()))
 
 
+def _parts(value: Any) -> list[torch.Tensor]:
+    """The plain tensors of an optimizer's entry."""
+    return [getattr(value, n) for n in value.tensor_attrs] if hasattr(value, "tensor_attrs") else [value]
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit", "muon"])
 def test_the_optimizer_holds_as_many_bytes_as_counted(optimizer):
     if optimizer == "adamw_8bit":
@@ -158,6 +165,25 @@ def test_the_optimizer_holds_as_many_bytes_as_counted(optimizer):
         each.step()
         for entries in each.state.values():
             for value in entries.values():
-                parts = [getattr(value, n) for n in value.tensor_attrs] if hasattr(value, "tensor_attrs") else [value]
-                held += sum(part.numel() * part.element_size() for part in parts if part.ndim)
+                held += sum(part.numel() * part.element_size() for part in _parts(value) if part.ndim)
     assert optimizer_bytes(optimizer, parameters) == held
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "adamw_8bit"])
+def test_a_step_makes_and_drops_as_many_bytes_as_counted(optimizer):
+    if optimizer == "adamw_8bit":
+        pytest.importorskip("torchao", reason="adamw_8bit needs torchao")
+    parameters = {"layer.weight": nn.Parameter(torch.ones(128, 256)), "bias": nn.Parameter(torch.ones(64))}
+    made = build_optimizers(GRPOConfig(optimizer=optimizer), parameters)
+    for parameter in parameters.values():
+        parameter.grad = torch.ones_like(parameter)
+    peaks = []
+    for _ in range(2):  # In the first step the moments are made.
+        known = [*parameters.values(), *(p.grad for p in parameters.values() if p.grad is not None)]
+        states = [value for each in made for entries in each.state.values() for value in entries.values()]
+        known += [part for state in states for part in _parts(state)]
+        with torch.no_grad(), AllocationCounter(known) as counter:
+            for each in made:
+                each.step()
+        peaks.append(counter.peak)
+    assert peaks[1] == pytest.approx(optimizer_step_bytes(optimizer, parameters, is_fused=False), rel=0.02)

@@ -1,9 +1,11 @@
 """`vla-rl memory`: fake tensors count what a real step allocates, at any size."""
 
+import numpy as np
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.policies.fake_input import fake_env_spec
 from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.training.memory import (
@@ -16,6 +18,7 @@ from vla_rl.training.memory import (
     skeleton,
     without_values,
 )
+from vla_rl.types import Episode, EpisodeSpec
 
 SPEC = fake_env_spec()
 BATCH = 6
@@ -69,6 +72,58 @@ def test_the_estimate_is_within_15_percent_of_what_the_allocator_gives(variant):
     assert estimate.weights == size and estimate.optimizer == held and estimate.gradients == gradients
     found = estimate.activations + estimate.logits + estimate.working
     assert found == pytest.approx(step_peak, rel=0.15), f"estimated {found / 1e6:.1f} MB, {step_peak / 1e6:.1f} MB seen"
+
+
+UPDATES = {
+    "full weights": {"precision": "fp32"},
+    "adapters": {"precision": "fp32", "lora": {"rank": 4}, "trainable": "lora"},
+    "bf16": {"precision": "bf16"},
+    "checkpointed": {"precision": "fp32", "gradient_checkpointing": True},
+}
+
+
+def episodes(policy, num: int) -> list[Episode]:
+    """One decision each, in two groups; every other succeeds."""
+    made = []
+    for number in range(num):
+        obs, chunk = _observation(policy, SPEC, 1), _chunk(policy, 1)
+        reward = np.zeros((1, policy.chunk_size), np.float32)
+        reward[0, -1] = number % 2
+        made.append(
+            Episode(
+                spec=EpisodeSpec(next(iter(SPEC.tasks))),
+                obs=obs,
+                chunks=chunk,
+                reward=reward,
+                terminated=reward > 0,
+                truncated=np.zeros(reward.shape, bool),
+                num_steps=np.array([policy.chunk_size]),
+                success=bool(number % 2),
+                final_obs=obs,
+                group=number // (num // 2),
+            )
+        )
+    return made
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_the_peak_of_an_update_is_within_15_percent_of_what_the_allocator_gives(name):
+    config = OpenVLAConfig(**UPDATES[name])
+    fake = skeleton(config, SPEC, "cpu")
+    with without_values(fake):
+        estimate = measure(fake, SPEC, batch_size=BATCH)
+    policy = config.build(SPEC)
+    policy.norm_stats = _unit_statistics(policy, SPEC)
+    learner = GRPOConfig(lr=1e-6, minibatch_size=2 * BATCH, micro_batch_size=BATCH).build(policy)
+    batch = learner.prepare(episodes(policy, 2 * BATCH))
+    learner.update(batch)  # From now on the optimizer's state and the copy of the last good weights are there.
+    learner._zero_grad()
+    peak = peak_by_the_allocator(lambda: learner.update(batch))
+    beside = max(estimate.activations + estimate.logits + estimate.working, estimate.step)
+    found = estimate.gradients + beside
+    assert found == pytest.approx(peak, rel=0.15), f"estimated {found / 1e6:.1f} MB, {peak / 1e6:.1f} MB seen"
+    kept = sum(t.nbytes for t in learner._last_good._kept)
+    assert estimate.host_last_good == kept == sum(p.nbytes for p in policy.trainable_parameters())
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from vla_rl.common.precision import set_float32_products
 from vla_rl.config import ConfigError
 from vla_rl.policies.base import read_policy_config
 from vla_rl.policies.checkpoint_files import WEIGHTS_FILE
@@ -205,7 +206,9 @@ def _finish(
         parameter.requires_grad_(adapter or free)
     if config.gradient_checkpointing and hasattr(policy.core.model, "gradient_checkpointing_enable"):
         policy.core.model.gradient_checkpointing_enable()
-    return policy.to(device).eval()
+    policy.to(device).eval()
+    set_float32_products(config.precision, policy.device.type)
+    return policy
 
 
 # --- weights -----------------------------------------------------------------------------------

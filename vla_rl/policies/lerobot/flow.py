@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vla_rl.config import ConfigError
 from vla_rl.interfaces import PolicyOutput
+from vla_rl.policies import lora
 from vla_rl.policies.lerobot import flow_sampling, real_time_chunking
 from vla_rl.policies.lerobot.networks import NETWORKS, FlowNetwork, Prefix
 from vla_rl.policies.lerobot.options import LeRobotOptions
@@ -57,6 +58,7 @@ class LeRobotFlowPolicy(LeRobotPolicy):
     # --- Policy -------------------------------------------------------------------------------
 
     @torch.no_grad()
+    @lora.acts_merged
     def act(self, obs: Observation, generator: torch.Generator | None = None, temperature: float = 1.0) -> ActionChunk:
         """Draw one chunk per environment. See `Policy.act`.
 
@@ -121,6 +123,7 @@ class LeRobotFlowPolicy(LeRobotPolicy):
         if not temperature > 0:
             raise ValueError(f"temperature: got {temperature}, must be above 0")
         path = torch.from_numpy(self._check_path(chunk.path)).to(self.device)
+        lora.forget_merged(self)
         batch = self._batch(obs)
         with self._autocast():
             prefix = self.network.prefix(batch)
@@ -145,6 +148,7 @@ class LeRobotFlowPolicy(LeRobotPolicy):
         counted[:, :given] = True if valid is None else valid
         padded = np.concatenate([actions, np.repeat(actions[:, -1:], size - given, 1)], 1)
         batch = self._batch(obs, padded)
+        lora.forget_merged(self)
         target = self.core.prepare_action(batch)
         source = None if self.training else torch.Generator().manual_seed(zlib.crc32(actions.tobytes()))
         noise = flow_sampling.normal(target.shape, source, target.device)
@@ -225,7 +229,9 @@ class LeRobotFlowPolicy(LeRobotPolicy):
         return path
 
     def _autocast(self) -> torch.autocast:
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.config.precision == "bf16")
+        asked, kind = self.config.precision, self.device.type
+        bf16 = kind == "cuda" if asked == "auto" else asked == "bf16"
+        return torch.autocast(kind, dtype=torch.bfloat16, enabled=bf16)
 
 
 class ValueHead(nn.Module):

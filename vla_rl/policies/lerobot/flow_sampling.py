@@ -90,7 +90,7 @@ def sample(
         temperature: 0 integrates the ODE by Euler steps, as LeRobot does; else the injected noise is scaled by it.
         generator: of the injected noise; its device may differ from the noise's.
     """
-    levels = torch.linspace(1.0, 0.0, num_steps + 1, dtype=torch.float32).to(noise.device)
+    levels = torch.linspace(1.0, 0.0, num_steps + 1, dtype=torch.float32, device=noise.device)
     rows = len(noise)
     noisy_step = None  # Of each row, with one-step likelihoods.
     if temperature > 0 and not sampling.joint:

@@ -30,7 +30,7 @@ IMAGE_PREFIX = "observation.images."
 # What a config may set again when it starts from a checkpoint; the rest is the checkpoint's.
 RUN_FIELDS = (
     "num_actions", "camera_map", "sampling", "value_head", "value_detach", "precision", "gradient_checkpointing",
-    "lora", "trainable", "options", "vlm", "tokenizer",
+    "lora", "merge_lora", "trainable", "options", "vlm", "tokenizer",
 )  # fmt: skip
 
 # Why a LeRobot policy cannot be trained by RL here; for any other the general reason.
@@ -140,8 +140,16 @@ class LeRobotOptions(PolicyConfig):
         default=False, description="Add a critic (PPO) on the mean of the vision-language features and the state."
     )
     value_detach: bool = Field(default=True, description="Stop the critic's gradient at its head.")
-    precision: Literal["fp32", "bf16"] = Field(
-        default="fp32", description="bf16: matrix products in bfloat16 (autocast); likelihoods stay float32."
+    precision: Literal["auto", "fp32", "tf32", "bf16"] = Field(
+        default="auto",
+        description="bf16: matrix products in bfloat16 (autocast); likelihoods stay float32. fp32: all in full "
+        "float32; tf32: the same, but products in TF32 on NVIDIA GPUs, as with bf16 those that stay in "
+        "float32. auto: bf16 on a GPU, fp32 on a CPU.",
+    )
+    merge_lora: bool = Field(
+        default=False,
+        description="Act with the adapters added to the weights they adapt, which spares their passes and costs a copy "
+        "of those weights while acting. Training computes with the adapters, and takes likelihoods from them.",
     )
     gradient_checkpointing: bool = Field(
         default=False, description="Recompute each denoising step in backward, and LeRobot's own layers in cloning."

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,13 +17,24 @@ def check_temperature(temperature: float, lowest: float) -> None:
         raise ValueError(f"temperature: got {temperature}, must be at least {lowest:g}")
 
 
-def draw(logits: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
-    """Draw tokens int64 (...) from logits float32 (..., bins): greedy at temperature 0, else by inverse CDF."""
+def uniforms(shape: Sequence[int], generator: torch.Generator | None, device: torch.device) -> Tensor:
+    """Numbers in [0, 1), float64, drawn where the generator lives and brought to the device."""
+    where = device if generator is None else generator.device
+    return torch.rand(tuple(shape), generator=generator, device=where, dtype=torch.float64).to(device)
+
+
+def draw(
+    logits: Tensor, temperature: float, generator: torch.Generator | None, uniform: Tensor | None = None
+) -> Tensor:
+    """Draw tokens int64 (...) from logits float32 (..., bins): greedy at temperature 0, else by inverse CDF.
+
+    `uniform`: float64 (...), in place of numbers from the generator.
+    """
     if temperature == 0:
         return logits.argmax(-1)
     cumulative = (logits.double() / temperature).softmax(-1).cumsum(-1)
-    device = logits.device if generator is None else generator.device
-    uniform = torch.rand(logits.shape[:-1], generator=generator, device=device, dtype=torch.float64).to(logits.device)
+    if uniform is None:
+        uniform = uniforms(logits.shape[:-1], generator, logits.device)
     threshold = uniform[..., None] * cumulative[..., -1:]
     return torch.searchsorted(cumulative, threshold, right=True).squeeze(-1).clamp_max_(logits.shape[-1] - 1)
 
@@ -41,6 +54,10 @@ def decode(
     """
     hidden, past = network.start(prefix)
     valid = prefix.valid
+    # All tokens' numbers at once: the same as one by one, and one copy to the device.
+    uniform = (
+        uniforms((num_tokens, len(hidden), 1), generator, hidden.device) if temperature > 0 else [None] * num_tokens
+    )
     tokens, logits, hiddens = [], [], []
     for i in range(num_tokens):
         if i > 0:
@@ -49,5 +66,5 @@ def decode(
         with torch.autocast(hidden.device.type, enabled=False):
             logits.append(network.logits(hidden))
         hiddens.append(hidden)
-        tokens.append(draw(logits[-1], temperature, generator))
+        tokens.append(draw(logits[-1], temperature, None, uniform[i]))
     return torch.cat(tokens, 1), torch.cat(logits, 1), torch.cat(hiddens, 1)

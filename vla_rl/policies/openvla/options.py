@@ -193,9 +193,9 @@ PRESETS: dict[str, Preset] = {
 
 # What a config may set again when it starts from a checkpoint; the rest is the checkpoint's.
 RUN_FIELDS = (
-    "precision", "weights", "attention", "gradient_checkpointing", "value_head", "value_detach",
-    "keyframe_loss_weight", "lora", "trainable", "laplace", "images", "kept_images", "gripper", "padding",
-    "num_actions",
+    "precision", "compile", "weights", "attention", "gradient_checkpointing", "value_head", "value_detach",
+    "keyframe_loss_weight", "lora", "merge_lora", "trainable", "laplace", "images", "kept_images", "gripper",
+    "padding", "num_actions",
 )  # fmt: skip
 # What a checkpoint in the published layout does not say about itself, and a recipe may.
 PUBLISHED_FIELDS = (
@@ -275,9 +275,21 @@ class OpenVLAOptions(PolicyConfig):
     keyframe_loss_weight: NonNegativeFloat = Field(
         default=0.0, description="Weight of the auxiliary loss that predicts where the gripper next opens or closes."
     )
-    precision: Literal["auto", "fp32", "bf16"] = Field(
+    precision: Literal["auto", "fp32", "tf32", "bf16"] = Field(
         default="auto",
-        description="bf16: matrix products in bfloat16. auto: bf16 where the hardware multiplies it natively.",
+        description="bf16: matrix products in bfloat16. fp32: all in full float32; tf32: the same, but products in "
+        "TF32 on NVIDIA GPUs, as with bf16 those that stay in float32. auto: bf16 where the hardware multiplies it "
+        "natively.",
+    )
+    compile: bool = Field(
+        default=False,
+        description="Compile the layers of the vision towers and the language model with torch.compile, which takes "
+        "minutes at first and needs a C++ compiler.",
+    )
+    merge_lora: bool = Field(
+        default=False,
+        description="Act with the adapters added to the weights they adapt, which spares their passes and costs a copy "
+        "of those weights while acting. Training computes with the adapters, and takes likelihoods from them.",
     )
     weights: Literal["auto", "fp32", "bf16"] = Field(
         default="auto",

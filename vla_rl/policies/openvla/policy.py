@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vla_rl.common.precision import wants_bf16
+from vla_rl.common.compiling import compile_modules
+from vla_rl.common.precision import set_float32_products, wants_bf16
 from vla_rl.config import ConfigError
 from vla_rl.interfaces import Policy, PolicyOutput
 from vla_rl.policies import lora
@@ -24,7 +25,12 @@ from vla_rl.policies.openvla.files.folders import NEW_HEADS, TRAINED_WHOLE
 from vla_rl.policies.openvla.files.layout import PublishedFolder
 from vla_rl.policies.openvla.inputs import ChainedImages, image_batch, prompt_batch, state_batch
 from vla_rl.policies.openvla.llama_tokenizer import PromptTokenizer
-from vla_rl.policies.openvla.network.action_heads import laplace_draw, laplace_entropy, laplace_log_prob
+from vla_rl.policies.openvla.network.action_heads import (
+    laplace_draw,
+    laplace_entropy,
+    laplace_log_prob,
+    position_loss,
+)
 from vla_rl.policies.openvla.network.network import OpenVLANetwork, Prefix
 from vla_rl.policies.openvla.options import L1_WITHOUT_SCALE, Architecture, OpenVLAOptions
 from vla_rl.policies.openvla.tokenizer import WordTokenizer
@@ -111,6 +117,9 @@ class OpenVLAPolicy(nn.Module, Policy):
         kernel = self.config.attention
         self.network.set_kernel(("eager" if kind == "cpu" else "sdpa") if kernel == "auto" else kernel)
         self.network.language_model.model.gradient_checkpointing = self.config.gradient_checkpointing
+        if self.config.compile:
+            compile_modules(self.network.repeated_layers())
+        set_float32_products(self.config.precision, kind)
         bf16 = wants_bf16(self.config.precision, kind)
         if not bf16 and self.config.weights == "bf16":
             raise ConfigError(
@@ -218,6 +227,7 @@ class OpenVLAPolicy(nn.Module, Policy):
     # --- Policy -----------------------------------------------------------------------------
 
     @torch.no_grad()
+    @lora.acts_merged
     def act(self, obs: Observation, generator: torch.Generator | None = None, temperature: float = 1.0) -> ActionChunk:
         """Draw one chunk per environment. See `Policy.act`.
 
@@ -350,7 +360,8 @@ class OpenVLAPolicy(nn.Module, Policy):
         loss = (losses * weight).sum() / total
         metrics: dict[str, Any] = {"bc_loss": loss.detach()}
         if self.network.keyframe_head is not None and keyframe is not None:
-            keyframe_loss = self._keyframe_loss(hidden, keyframe)
+            predicted = self.network.keyframe_head(hidden.mean(1))
+            keyframe_loss = position_loss(predicted, keyframe, stats.state)
             loss = loss + self.config.keyframe_loss_weight * keyframe_loss
             metrics["keyframe_loss"] = keyframe_loss.detach()
         if right is not None:
@@ -390,6 +401,8 @@ class OpenVLAPolicy(nn.Module, Policy):
 
     def _hidden(self, obs: Observation, tokens: Tensor | None) -> Tensor:
         """Hidden states float32 (B, n, hidden) of the action positions."""
+        if torch.is_grad_enabled():
+            lora.forget_merged(self)
         with self._autocast():
             return self.network.hidden(self._prefix(obs), tokens)
 
@@ -403,20 +416,6 @@ class OpenVLAPolicy(nn.Module, Policy):
             return None
         first = hidden[:, 0]
         return self.network.value_head(first.detach() if self.config.value_detach else first)
-
-    def _keyframe_loss(self, hidden: Tensor, keyframe: np.ndarray) -> Tensor:
-        stats = self._stats().state
-        if stats is None:
-            raise ValueError(
-                "keyframe: needs state statistics, since positions are normalized by them; see set_norm_stats"
-            )
-        known = np.asarray(np.isfinite(keyframe).all(1))
-        target = 2.0 * (keyframe - stats.q01[:3]) / (stats.q99[:3] - stats.q01[:3] + 1e-8) - 1.0
-        target = torch.from_numpy(np.where(known[:, None], target, 0.0).astype(np.float32)).to(self.device)
-        assert self.network.keyframe_head is not None, "checked by the caller"
-        error = F.smooth_l1_loss(self.network.keyframe_head(hidden.mean(1)), target, reduction="none").mean(1)
-        weight = torch.from_numpy(known).to(self.device).float()
-        return (error * weight).sum() / weight.sum().clamp_min(1.0)
 
     def _prefix(self, obs: Observation) -> Prefix:
         """Everything before the action positions, embedded."""

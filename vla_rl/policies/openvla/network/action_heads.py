@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vla_rl.policies.normalization import QuantileStats
 from vla_rl.policies.openvla.options import LaplaceOptions
 
 
@@ -85,6 +87,26 @@ class ScaleHead(nn.Module):
 def _by_step(hidden: Tensor, action_dim: int) -> Tensor:
     """(B, H * A, hidden) -> (B, H, A * hidden)."""
     return hidden.reshape(hidden.shape[0], hidden.shape[1] // action_dim, -1)
+
+
+def position_loss(predicted: Tensor, position: np.ndarray, stats: QuantileStats | None) -> Tensor:
+    """Smooth L1 error of predicted end-effector positions (B, 3), normalized, where a position is known; a scalar.
+
+    Args:
+        position: float (B, 3), meters; rows with NaN are left out.
+        stats: of the state, whose first three numbers are the position.
+
+    Raises:
+        ValueError: no statistics.
+    """
+    if stats is None:
+        raise ValueError("keyframe: needs state statistics, since positions are normalized by them; see set_norm_stats")
+    known = np.asarray(np.isfinite(position).all(1))
+    target = 2.0 * (position - stats.q01[:3]) / (stats.q99[:3] - stats.q01[:3] + 1e-8) - 1.0
+    target = torch.from_numpy(np.where(known[:, None], target, 0.0).astype(np.float32)).to(predicted.device)
+    error = F.smooth_l1_loss(predicted, target, reduction="none").mean(1)
+    weight = torch.from_numpy(known).to(predicted.device).float()
+    return (error * weight).sum() / weight.sum().clamp_min(1.0)
 
 
 def laplace_log_prob(x: Tensor, location: Tensor, log_scale: Tensor) -> Tensor:

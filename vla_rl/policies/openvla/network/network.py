@@ -136,6 +136,10 @@ class OpenVLANetwork(nn.Module):
         self.vision_backbone.set_kernel(kernel)
         self.language_model.model.kernel = kernel
 
+    def repeated_layers(self) -> list[nn.Module]:
+        """The layers that hold nearly all of the work, of the towers and of the language model."""
+        return [*self.vision_backbone.blocks(), *self.language_model.model.layers]
+
     # --- inputs -----------------------------------------------------------------------------
 
     def prefix(self, images: Tensor, state: Tensor | None, prompt: Prompt) -> Prefix:

@@ -87,6 +87,12 @@ class VisionBackbone(nn.Module):
             )
         self.num_patches = (image_size // specs[0].patch_size) ** 2
         self.embed_dim = sum(spec.embed_dim for spec in specs)
+        self._constants: dict[Any, tuple[Tensor, Tensor]] = {}  # A tower's offset and scale of pixels, by device.
+
+    def blocks(self) -> list[nn.Module]:
+        """The towers' blocks that are computed: all but the last."""
+        towers = [t for t in (self.featurizer, self.fused_featurizer) if t is not None]
+        return [block for tower in towers for block in cast(nn.ModuleList, tower.blocks)[:-1]]
 
     def unused_parameters(self) -> set[int]:
         """Ids of the parameters that every checkpoint holds, but that are never computed: the last block on."""
@@ -114,23 +120,29 @@ class VisionBackbone(nn.Module):
         towers = [t for t in (self.featurizer, self.fused_featurizer) if t is not None]
         films = self.film or [None] * len(towers)
         features = [
-            _features(tower, spec, images, dtype, cast(nn.ModuleList | None, film), language)
+            _features(tower, spec, self._normalized(spec, images), dtype, cast(nn.ModuleList | None, film), language)
             for tower, spec, film in zip(towers, self.specs, films, strict=True)
         ]
         return features[0] if len(features) == 1 else torch.cat(features, -1)
+
+    def _normalized(self, spec: TowerSpec, images: Tensor) -> Tensor:
+        """float32 pixels as a tower was trained on them. Constants are brought to the device once."""
+        key = (spec.mean, spec.std, images.device)
+        if key not in self._constants:
+            std, mean = (torch.tensor(values, device=images.device) for values in (spec.std, spec.mean))
+            self._constants[key] = (-mean / std, 1 / (255 * std))
+        offset, scale = self._constants[key]
+        return torch.addcmul(offset, images.float(), scale)
 
 
 def _features(
     tower: VisionTransformer,
     spec: TowerSpec,
-    images: Tensor,
+    pixels: Tensor,
     dtype: torch.dtype,
     film: nn.ModuleList | None,
     language: Tensor | None,
 ) -> Tensor:
-    std = torch.tensor(spec.std, device=images.device)
-    mean = torch.tensor(spec.mean, device=images.device)
-    pixels = torch.addcmul(-mean / std, images.float(), 1 / (255 * std))
     conv = cast(nn.Conv2d, tower.patch_embed.proj)
     # A convolution whose stride is its kernel is a matrix product; bfloat16 convolution is slow on CPU.
     x = F.linear(to_patches(pixels, spec.patch_size).to(dtype), conv.weight.flatten(1), conv.bias)

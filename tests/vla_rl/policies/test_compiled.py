@@ -1,0 +1,90 @@
+"""torch.compile: compiled policies give the eager ones' numbers, and every trained weight its gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from vla_rl.config import build_component
+from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics
+
+SPEC = fake_env_spec()
+OPENVLA = {
+    "parallel": {"value_head": True, "keyframe_loss_weight": 0.1},
+    "autoregressive": {"decoder": "autoregressive"},
+    "l1": {"decoder": "l1", "laplace": {}},
+    "adapters": {"lora": {"rank": 2, "vision": True}, "trainable": "lora"},
+    "checkpointing": {"gradient_checkpointing": True, "attention": "sdpa"},
+}
+
+
+def make(**options: Any) -> Any:
+    policy = build_component("policy", options).build(SPEC, "cpu", 0)
+    policy.set_norm_stats(fake_statistics(7), fake_statistics(8, gripper=False))
+    torch.manual_seed(1)
+    for name, parameter in policy.named_parameters():  # Adapters' second half starts at 0, and hides the first's.
+        if "lora_B" in name:
+            nn.init.normal_(parameter, 0.0, 0.1)
+    return policy.eval()
+
+
+def openvla(name: str, **options: Any) -> Any:
+    return make(kind="openvla", precision="fp32", image_size=32, chunk_size=2, **OPENVLA[name], **options)
+
+
+def gradients(policy: Any) -> dict[str, torch.Tensor]:
+    """Of likelihood, entropy and value of chunks, and of cloning them."""
+    obs = fake_observation(SPEC, 3)
+    chunk = policy.act(obs, torch.Generator().manual_seed(0), 1.0)
+    policy.zero_grad()
+    out = policy.evaluate(obs, chunk)
+    loss = out.log_prob.mean() + out.entropy.mean() + (0.0 if out.value is None else out.value.mean())
+    (loss + policy.bc_loss(obs, chunk.actions, keyframe=np.zeros((3, 3)))[0]).backward()
+    return {name: p.grad.clone() for name, p in policy.named_parameters() if p.requires_grad and p.grad is not None}
+
+
+def assert_same(compiled: dict[str, torch.Tensor], eager: dict[str, torch.Tensor]) -> None:
+    assert compiled.keys() == eager.keys()
+    for name, gradient in eager.items():
+        scale = float(gradient.abs().max())
+        assert scale > 0, name
+        torch.testing.assert_close(compiled[name], gradient, atol=1e-3 * scale, rtol=1e-3, msg=name)
+
+
+@pytest.fixture
+def captured(monkeypatch):
+    """Compilation that captures, and differentiates ahead of time, but runs torch's own kernels: it takes seconds."""
+    torch.compiler.reset()
+    compile_ = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **options: compile_(self, backend="aot_eager", **options))
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("name", OPENVLA)
+def test_every_trained_weight_of_openvla_keeps_its_gradient(captured, name):
+    eager, policy = gradients(openvla(name)), openvla(name)
+    network = policy.network
+    for method in ("prefix", "hidden", "logits"):  # All of the network but the small heads, which are modules.
+        setattr(network, method, torch.compile(getattr(network, method), backend="aot_eager"))
+    for head in (network.value_head, network.keyframe_head, network.action_head, network.scale_head):
+        if head is not None:
+            head.compile()
+    trained = {n for n, p in policy.named_parameters() if p.requires_grad}
+    assert trained == eager.keys()
+    assert_same(gradients(policy), eager)
+
+
+def test_the_option_changes_no_number_and_no_name(captured):
+    eager, compiled = openvla("parallel"), openvla("parallel", compile=True)
+    assert list(compiled.state_dict()) == list(eager.state_dict())
+    obs = fake_observation(SPEC, 3)
+    ours, theirs = (p.act(obs, torch.Generator().manual_seed(0), 1.0) for p in (compiled, eager))
+    np.testing.assert_array_equal(ours.tokens, theirs.tokens)
+    np.testing.assert_allclose(ours.log_prob, theirs.log_prob, atol=1e-5)
+    assert torch._dynamo.utils.counters["frames"]["ok"] > 0, "nothing was compiled"
+    assert_same(gradients(compiled), gradients(eager))
