@@ -223,6 +223,7 @@ class Policy(Protocol):
         demonstration_size: actions that cloning learns at once, where those are not `chunk_size`.
         norm_stats: the statistics that actions are normalized by, in the policy's own form; None: not set yet.
         sharding_dtype: what FSDP gathers the weights of `sharding_units()` in: what they compute in; None: as they are.
+        saves_sharded: its `save` takes sharded weights, and gathers each only while it writes it (`write_tensors`).
     """
 
     chunk_size: int
@@ -235,6 +236,7 @@ class Policy(Protocol):
     demonstration_size: int | None = None
     norm_stats: Any = None
     sharding_dtype: torch.dtype | None = None
+    saves_sharded: bool = False
 
     @abstractmethod
     def act(self, obs: Observation, generator: torch.Generator | None = None, temperature: float = 1.0) -> ActionChunk:

@@ -22,7 +22,7 @@ from vla_rl.algorithms.base import AlgoConfig
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.reinforce_pp import ReinforcePPConfig
-from vla_rl.distributed.fsdp import local
+from vla_rl.distributed.fsdp import local, whole
 from vla_rl.distributed.launched import launched_group
 from vla_rl.distributed.process_group import ProcessGroup
 from vla_rl.interfaces import VecEnv
@@ -94,8 +94,13 @@ def reinforce(name: str, folder: Path, world: ProcessGroup) -> tuple[dict[str, t
     metrics: dict[str, float] = {}
     for _ in range(2):
         metrics = learner.update(learner.prepare(own))
-    with world.whole_weights(policy):
-        return trained_weights(policy) | learner.state()[0], metrics
+    return whole_on_main(trained_weights(policy) | learner.state()[0], world), metrics
+
+
+def whole_on_main(tensors: dict[str, torch.Tensor], world: ProcessGroup) -> dict[str, torch.Tensor]:
+    """The tensors, gathered in process 0; nothing in the others."""
+    with world.gathers(tensors.values()):
+        return {name: whole(tensor) for name, tensor in tensors.items()} if world.is_main else {}
 
 
 def clone(dataset: Path, folder: Path, world: ProcessGroup) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
@@ -108,8 +113,7 @@ def clone(dataset: Path, folder: Path, world: ProcessGroup) -> tuple[dict[str, t
     metrics: dict[str, float] = {}
     for step in range(2):
         metrics = cloning.step(data.batch(config.batch_size, 0, step))
-    with world.whole_weights(policy):
-        return trained_weights(policy) | cloning.trainer.state()[0], metrics
+    return whole_on_main(trained_weights(policy) | cloning.trainer.state()[0], world), metrics
 
 
 def memory(world: ProcessGroup) -> dict[str, int]:

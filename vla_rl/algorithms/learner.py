@@ -20,7 +20,7 @@ from vla_rl.algorithms.batch import Batch, Pool, gather_observations, usable_epi
 from vla_rl.algorithms.losses import minibatch_weights
 from vla_rl.common.progress import Stopwatch
 from vla_rl.common.scalars import read_scalars
-from vla_rl.distributed.fsdp import full, like, swap_weights
+from vla_rl.distributed.fsdp import like, swap_weights
 from vla_rl.distributed.process_group import ALONE, ProcessGroup, reduce_metrics
 from vla_rl.interfaces import Policy
 from vla_rl.training.checkpoint import flatten_optimizer, restore_optimizer
@@ -327,7 +327,7 @@ class Learner:
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Return what a checkpoint needs besides the policy's weights: flat tensors, and a JSON-able rest.
 
-        Called by all processes together; where the policy is sharded, process 0 alone has the whole tensors.
+        Where the policy is sharded, so are the tensors.
         """
         tensors: dict[str, torch.Tensor] = {}
         optimizers = []
@@ -335,7 +335,7 @@ class Learner:
             flat, rest = flatten_optimizer(optimizer, f"optimizer.{index}")
             tensors |= flat
             optimizers.append(rest)
-        tensors |= {f"reference.{n}": full(t) for n, t in (self._reference or {}).items()}
+        tensors |= {f"reference.{n}": t for n, t in (self._reference or {}).items()}
         state = {
             "iteration": self.iteration,
             "num_good_steps": self.num_good_steps,

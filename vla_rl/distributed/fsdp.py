@@ -5,16 +5,18 @@ policies are called by `act`, `evaluate` and `bc_loss`; and on CPUs, where this 
 
     shard(policy, mesh)
     with unsharded(policy): ...       # forward passes without gradient, as many as each process likes
-    with whole_weights(policy): ...   # saving
+    with gathers(tensors): ...        # process 0 gets one after the other `whole`
+    with saving(policy): ...          # and saves a policy
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils import _pytree
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
 _METHODS = ("act", "evaluate", "bc_loss", "embed")  # of a `Policy`: what gathers the parameters before it runs
+_NO_MORE = -1
+_asked_for: dict[tuple[int, tuple[int, ...]], int] = {}  # In process 0: the tensors of the `gathers` block it is in.
 
 
 def shard(policy: Any, mesh: DeviceMesh, output: type) -> None:
@@ -100,26 +104,89 @@ def unsharded(policy: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def whole_weights(policy: nn.Module) -> Iterator[None]:
-    """Inside the block, process 0 has the policy's whole parameters on the CPU, to save them; the others have none.
+def gathers(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Inside the block process 0 may ask for any of the sharded tensors `whole`; the others answer at the block's end.
 
-    Entered by all processes together. A policy that is not sharded is left alone.
+    Entered by all processes together, with the same tensors in the same order (those that are not sharded do not
+    count). The others do nothing in it that process 0 waits for: they are past it when process 0 is.
     """
+    sharded: list[Any] = [tensor.detach() for tensor in tensors if is_sharded(tensor)]
+    if not sharded:
+        yield
+        return
+    assert not _asked_for, "gathers(): one block at a time"
+    mesh = sharded[0].device_mesh
+    if mesh.get_rank() == 0:
+        _asked_for.update({_storage(tensor): number for number, tensor in enumerate(sharded)})
+        try:
+            yield
+        finally:
+            _asked_for.clear()
+            _ask(mesh, _NO_MORE)
+    else:
+        yield
+        while (number := _ask(mesh, _NO_MORE)) != _NO_MORE:
+            sharded[number].full_tensor()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The whole of a sharded tensor, on the CPU: for process 0, in a `gathers` block that it was named to.
+
+    One that is not sharded is returned as it is.
+    """
+    if not is_sharded(tensor):
+        return tensor
+    sharded: Any = tensor.detach()
+    if not sharded.numel():
+        return sharded.to_local().new_empty(sharded.shape, device="cpu")
+    number = _asked_for.get(_storage(sharded))
+    assert number is not None, f"whole(): a tensor of shape {tuple(sharded.shape)} was not named to gathers()"
+    _ask(sharded.device_mesh, number)
+    return sharded.full_tensor().cpu()
+
+
+@contextmanager
+def saving(policy: Any) -> Iterator[None]:
+    """Inside the block process 0 can save the policy. Entered by all processes together, left alone by the others.
+
+    A policy that `saves_sharded` is gathered a tensor at a time; another is whole in process 0 meanwhile, on the CPU.
+    """
+    parameters: list[nn.Parameter] = list(policy.parameters())
+    with gathers(parameters):
+        is_asking = any(is_sharded(p) and cast(Any, p).device_mesh.get_rank() == 0 for p in parameters)
+        with _whole_weights(policy) if is_asking and not policy.saves_sharded else nullcontext():
+            yield
+
+
+@contextmanager
+def _whole_weights(policy: nn.Module) -> Iterator[None]:
     own: list[tuple[nn.Module, str, nn.Parameter]] = []
     for module in policy.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None and is_sharded(parameter):
                 own.append((module, name, parameter))
     try:
-        whole: dict[int, nn.Parameter] = {}  # Tied parameters stay tied.
+        found: dict[int, nn.Parameter] = {}  # Tied parameters stay tied.
         for module, name, parameter in own:
-            if id(parameter) not in whole:
-                whole[id(parameter)] = nn.Parameter(full(parameter), requires_grad=parameter.requires_grad)
-            module._parameters[name] = whole[id(parameter)]
+            if id(parameter) not in found:
+                found[id(parameter)] = nn.Parameter(whole(parameter), requires_grad=parameter.requires_grad)
+            module._parameters[name] = found[id(parameter)]
         yield
     finally:
         for module, name, parameter in own:
             module._parameters[name] = parameter
+
+
+def _storage(sharded: Any) -> tuple[int, tuple[int, ...]]:
+    """What tells a sharded tensor from others in process 0, which has a part of each that is not empty."""
+    return sharded.to_local().data_ptr(), tuple(sharded.shape)
+
+
+def _ask(mesh: DeviceMesh, number: int) -> int:
+    """Process 0's number, in every process."""
+    asked = torch.tensor([number], device=mesh.device_type)
+    dist.broadcast(asked, group=mesh.get_group(), group_src=0)
+    return int(asked)
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -130,18 +197,6 @@ def is_sharded(tensor: Tensor) -> bool:
 def local(tensor: Tensor) -> Tensor:
     """This process's part of a tensor, sharing its storage; of one that is not sharded, the tensor itself."""
     return cast(Any, tensor).to_local() if is_sharded(tensor) else tensor
-
-
-def full(tensor: Tensor) -> Tensor:
-    """The whole of a sharded tensor: on the CPU of process 0, empty elsewhere. Called by all processes together.
-
-    One that is not sharded is returned as it is.
-    """
-    if not is_sharded(tensor):
-        return tensor
-    sharded: Any = tensor.detach()
-    whole = sharded.full_tensor()
-    return whole.cpu() if sharded.device_mesh.get_rank() == 0 else whole.new_empty(0, device="cpu")
 
 
 def like(tensor: Tensor, wanted: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -109,8 +109,11 @@ class LaunchedGroup(ProcessGroup):
     def unsharded(self, policy: Any) -> AbstractContextManager[None]:
         return fsdp.unsharded(policy) if self.is_sharded else nullcontext()
 
-    def whole_weights(self, policy: Any) -> AbstractContextManager[None]:
-        return fsdp.whole_weights(policy) if self.is_sharded else nullcontext()
+    def gathers(self, tensors: Iterable[torch.Tensor]) -> AbstractContextManager[None]:
+        return fsdp.gathers(tensors) if self.is_sharded else nullcontext()
+
+    def saving(self, policy: Any) -> AbstractContextManager[None]:
+        return fsdp.saving(policy) if self.is_sharded else nullcontext()
 
 
 @contextmanager

@@ -10,7 +10,7 @@ whole batch; each computes the losses of its own decisions, as shares of the min
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -115,8 +115,12 @@ class ProcessGroup:
         """Make the policy whole for rollouts, in the block (see `fsdp.unsharded`)."""
         return nullcontext()
 
-    def whole_weights(self, policy: Any) -> AbstractContextManager[None]:
-        """Make the policy's weights whole for saving, in the block (see `fsdp.whole_weights`)."""
+    def gathers(self, tensors: Iterable[torch.Tensor]) -> AbstractContextManager[None]:
+        """Let process 0 write these tensors, in the block; all enter it, the others do nothing in it."""
+        return nullcontext()
+
+    def saving(self, policy: Any) -> AbstractContextManager[None]:
+        """Let process 0 save the policy, in the block; all enter it, the others do nothing in it."""
         return nullcontext()
 
 

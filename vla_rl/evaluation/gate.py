@@ -118,7 +118,7 @@ class Gate:
         return self.folder / f"iteration_{self.mark:05d}"
 
     def _confirm(self, policy: Any) -> None:
-        with self.world.whole_weights(policy):
+        with self.world.saving(policy):
             if self.world.is_main:
                 policy.save(self.confirmed)
         self.world.wait()

@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from vla_rl.distributed.tensor_files import write_tensors
 from vla_rl.policies.base import CONFIG_FILE
 
 WEIGHTS_FILE = "model.safetensors"
@@ -44,8 +45,9 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
 
 def write_weights(folder: Path, network: nn.Module, config: Mapping[str, Any], dtype: torch.dtype | None) -> None:
     """Write model.safetensors (weights as `dtype`, None: as they are) and config.json."""
-    tensors = {k: v.detach().to("cpu", dtype or v.dtype).contiguous() for k, v in network.state_dict().items()}
-    safetensors.torch.save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    tensors = network.state_dict()
+    dtypes = dict.fromkeys(tensors, dtype) if dtype else None
+    write_tensors(folder / WEIGHTS_FILE, tensors, dtypes, metadata={"format": "pt"})
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2))
 
 

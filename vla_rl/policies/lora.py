@@ -17,6 +17,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from vla_rl.config import ConfigError
+from vla_rl.distributed.tensor_files import write_tensors
 from vla_rl.policies.openvla.options import LoraOptions
 
 ADAPTER_FILE = "adapter_model.safetensors"
@@ -146,10 +147,8 @@ def is_adapter(name: str) -> bool:
 def write_adapters(network: nn.Module, options: LoraOptions, base: str, folder: Path) -> None:
     """Write adapter_model.safetensors and adapter_config.json, as peft does."""
     adapters = {n: p for n, p in network.named_parameters() if is_adapter(n)}
-    tensors = {
-        _PREFIX + n.replace(f".{_ADAPTER}.", "."): p.detach().to("cpu").contiguous() for n, p in adapters.items()
-    }
-    safetensors.torch.save_file(tensors, folder / ADAPTER_FILE, metadata={"format": "pt"})
+    tensors = {_PREFIX + n.replace(f".{_ADAPTER}.", "."): p for n, p in adapters.items()}
+    write_tensors(folder / ADAPTER_FILE, tensors, metadata={"format": "pt"})
     config = peft.LoraConfig(
         r=options.rank,
         lora_alpha=options.alpha,

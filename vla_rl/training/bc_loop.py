@@ -100,7 +100,7 @@ def run_training(
                 _save(cloning, checkpoints)
             if stopping:
                 raise KeyboardInterrupt(f"stopped at step {step}; saved, the same command resumes there")
-    with cloning.averaged_weights(), world.whole_weights(policy):
+    with cloning.averaged_weights(), world.saving(policy):
         if world.is_main:
             policy.save(folder / "policy")
     cloning.trainer.finish()
@@ -118,12 +118,12 @@ def _validate(cloning: BCTrainer, held_out: BCDataset) -> dict[str, float]:
 
 def _save(cloning: BCTrainer, folder: Path) -> Path:
     path = checkpoint_path(folder, cloning.trainer.num_steps)
-    with cloning.world.whole_weights(cloning.policy):
-        tensors, state = cloning.trainer.state()
+    tensors, state = cloning.trainer.state()
+    tensors = {**trained_weights(cloning.policy), **tensors}
+    with cloning.world.gathers(tensors.values()):
         if cloning.world.is_main:
-            weights = trained_weights(cloning.policy)
             config = cloning.config.model_dump(mode="json")
-            save_checkpoint(path, {**weights, **tensors}, {**state, "config": config, "seed": cloning.seed})
+            save_checkpoint(path, tensors, {**state, "config": config, "seed": cloning.seed})
             keep_last(folder, cloning.config.keep_checkpoints)
     return path
 

@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from vla_rl.common.atomic import atomic_folder
-from vla_rl.distributed.fsdp import full, like
+from vla_rl.distributed.fsdp import like
+from vla_rl.distributed.tensor_files import write_tensors
 
 if TYPE_CHECKING:
     from vla_rl.interfaces import Policy
@@ -65,7 +66,8 @@ def save_checkpoint(
 
     Args:
         path: the checkpoint's folder, usually `checkpoint_path(folder, step)`.
-        tensors: name -> tensor, any device; tensors that share storage are written separately.
+        tensors: name -> tensor, any device; tensors that share storage are written separately. Sharded ones are
+            gathered one at a time, in a `gathers` block of theirs.
         state: JSON-able values.
         extra: called with the temporary folder, to write further files (`policy.save(folder / "policy")`).
 
@@ -73,8 +75,7 @@ def save_checkpoint(
         OSError: the disk is full or not writable; nothing is left behind and `path` is as before.
     """
     with atomic_folder(path, what="checkpoint", replace=True) as partial:
-        flat = {name: _detached(tensor) for name, tensor in tensors.items()}
-        save_file(flat, str(partial / TENSORS_FILE))
+        write_tensors(partial / TENSORS_FILE, tensors)
         (partial / STATE_FILE).write_text(json.dumps(dict(state), indent=1))
         if extra is not None:
             extra(partial)
@@ -168,7 +169,7 @@ def flatten_optimizer(
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """An optimizer's state as flat tensors (`prefix.<parameter>.<name>`) and a JSON-able rest.
 
-    State that is sharded is made whole, so all processes call this together.
+    State that is sharded stays so.
     """
     state_dict = optimizer.state_dict()
     tensors: dict[str, torch.Tensor] = {}
@@ -176,7 +177,7 @@ def flatten_optimizer(
     for index, entry in state_dict["state"].items():
         for name, value in entry.items():
             if isinstance(value, torch.Tensor):
-                tensors[f"{prefix}.{index}.{name}"] = full(value)
+                tensors[f"{prefix}.{index}.{name}"] = value
             else:
                 scalars.setdefault(str(index), {})[name] = value
     return tensors, {"param_groups": state_dict["param_groups"], "scalars": scalars}
@@ -259,8 +260,3 @@ def _crc32(path: Path) -> int:
         while block := file.read(1 << 22):
             value = zlib.crc32(block, value)
     return value
-
-
-def _detached(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous copy on the CPU that shares storage with nothing."""
-    return tensor.detach().to("cpu", copy=True).contiguous()

@@ -6,7 +6,7 @@ import json
 import math
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -291,14 +291,14 @@ class TrainingRun:
         """Write a checkpoint from which the run resumes exactly."""
         if self._saved_at == self.iteration:
             return
-        with self.world.whole_weights(self.policy):
-            self._write_checkpoint()
+        tensors, learner_state = self.learner.state()
+        tensors |= trained_weights(self.policy)
+        with self.world.gathers(tensors.values()):
+            if self.world.is_main:
+                self._write_checkpoint(tensors, learner_state)
         self._saved_at = self.iteration
 
-    def _write_checkpoint(self) -> None:
-        tensors, learner_state = self.learner.state()
-        if not self.world.is_main:
-            return
+    def _write_checkpoint(self, tensors: Mapping[str, Any], learner_state: Mapping[str, Any]) -> None:
         state = {
             "iteration": self.iteration,
             "best": self._best,
@@ -309,11 +309,11 @@ class TrainingRun:
             "env": self._env_state(),
         }
         folder = self.folder.checkpoints
-        save_checkpoint(checkpoint_path(folder, self.iteration), tensors | trained_weights(self.policy), state)
+        save_checkpoint(checkpoint_path(folder, self.iteration), tensors, state)
         keep_last(folder, self.config.keep_checkpoints)
 
     def _save_policy(self, folder: Path) -> None:
-        with self.world.whole_weights(self.policy):
+        with self.world.saving(self.policy):
             if self.world.is_main:
                 self.policy.save(folder)
 

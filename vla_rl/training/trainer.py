@@ -17,7 +17,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from vla_rl.common.scalars import read_scalars
-from vla_rl.distributed.fsdp import full, like, local
+from vla_rl.distributed.fsdp import like, local
 from vla_rl.distributed.process_group import ALONE, ProcessGroup, reduce_metrics
 from vla_rl.training.checkpoint import CheckpointError, flatten_optimizer, restore_optimizer
 from vla_rl.training.config import TrainerConfig
@@ -234,10 +234,10 @@ class Trainer:
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Return what the remaining steps depend on besides the parameters: flat tensors, and a JSON-able rest.
 
-        Called by all processes together; where parameters are sharded, process 0 alone has the whole tensors.
+        Where parameters are sharded, so are the tensors.
         """
         tensors = {f"masters.{name}": master.detach() for name, master in self._copies.items()}
-        tensors |= {f"ema.{name}": full(value) for name, value in self.ema.items()}
+        tensors |= {f"ema.{name}": value for name, value in self.ema.items()}
         optimizers = []
         for number, optimizer in enumerate(self.optimizers):
             flat, rest = flatten_optimizer(optimizer, f"optimizer.{number}")

@@ -9,14 +9,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
 from tiny_run import make_recipe
 
-from vla_rl.distributed.fsdp import full, units
+from vla_rl.distributed.fsdp import is_sharded, units
 from vla_rl.distributed.launched import launched_group
 from vla_rl.distributed.process_group import ProcessGroup
 from vla_rl.policies.fake_input import fake_env_spec
@@ -47,7 +47,8 @@ def passed(world: ProcessGroup, narrow: bool = True) -> tuple[dict[str, torch.Te
     own = list(range(ROWS))[world.share(ROWS)]
     out = policy.evaluate(obs.select(own), chunk.select(own))
     out.log_prob.sum().backward()
-    gradients = {f"grad.{n}": full(p.grad) for n, p in policy.named_parameters() if p.grad is not None}
+    grads = {f"grad.{n}": p.grad for n, p in policy.named_parameters() if p.grad is not None}
+    gradients = {n: cast(Any, g).full_tensor() if is_sharded(g) else g for n, g in grads.items()}
     rows: Sequence[Any] = [row for part in world.gather(out.log_prob.tolist()) for row in part]
     return {"log_prob": torch.tensor(rows), **gradients}, seen
 

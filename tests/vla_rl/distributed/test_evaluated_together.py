@@ -64,5 +64,5 @@ def test_the_command_evaluates_with_two_processes(policies, tmp_path):
     assert result.returncode == 0, result.stderr[-4000:]
     assert result.stdout.count("report: ") == 1, "one process speaks"
     evaluation = Evaluation.load(folder / "evaluations" / "policy.json")
-    assert evaluation.meta.num_processes == 2 and len(evaluation.episodes) == 12
+    assert evaluation.meta.num_processes == 2 and len(evaluation.episodes) == 6
     assert list((folder / "videos").glob("*.mp4"))

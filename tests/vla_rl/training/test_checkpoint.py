@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from vla_rl.common.atomic import atomic_folder, restore_replaced, write_text_atomic
+from vla_rl.distributed.tensor_files import TENSOR_DTYPES, write_tensors
 from vla_rl.training import checkpoint as ck
 
 
@@ -139,7 +141,7 @@ def test_disk_full_is_said_and_keeps_the_old_one(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(ck, "save_file", full)
+    monkeypatch.setattr(ck, "write_tensors", full)
     with pytest.raises(OSError, match=r"disk full while writing the checkpoint .*MiB free") as caught:
         ck.save_checkpoint(path, {"w": torch.zeros(1)}, {})
     assert caught.value.errno == errno.ENOSPC
@@ -214,3 +216,14 @@ def test_write_text_atomic(tmp_path):
     write_text_atomic(tmp_path / "a.json", "1")
     write_text_atomic(tmp_path / "a.json", "2")
     assert (tmp_path / "a.json").read_text() == "2" and len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("metadata", [None, {"format": "pt"}])
+def test_tensor_files_are_those_of_safetensors(tmp_path, metadata):
+    tensors = {"scalar": torch.tensor(3.0), "empty": torch.zeros(0, 4), 'é"': torch.ones(1), "t": torch.eye(3)[:, :2]}
+    tensors |= {str(dtype): torch.arange(6).reshape(2, 3).to(dtype) for dtype in TENSOR_DTYPES}
+    write_tensors(tmp_path / "ours", tensors, metadata=metadata)
+    save_file({n: t.contiguous() for n, t in tensors.items()}, tmp_path / "theirs", metadata=metadata)
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
+    write_tensors(tmp_path / "narrow", {"w": torch.ones(3)}, {"w": torch.bfloat16})
+    assert load_file(tmp_path / "narrow")["w"].dtype == torch.bfloat16

@@ -61,7 +61,7 @@ class OpenVLAPolicy(nn.Module, Policy):
         self.tokenizer, self.norm_stats = tokenizer, stats
         self.images = ChainedImages(config.kept_images)
         self.action_tokenizer = ActionTokenizer(architecture.action_bins)
-        self.network = network
+        self.network, self.saves_sharded = network, True
         self.published: PublishedFolder | None = None
         self.no_rl_reason: str | None = None
         self.demonstration_size = architecture.chunk_size  # Actions that cloning learns at once.

@@ -21,6 +21,7 @@ from torch import nn
 
 from vla_rl.common.precision import wants_bf16
 from vla_rl.config import ConfigError
+from vla_rl.distributed.tensor_files import write_tensors
 from vla_rl.policies import checkpoint_files, lora
 from vla_rl.policies.base import CONFIG_FILE, OWN_FILE, read_policy_config
 from vla_rl.policies.normalization import STATISTICS_FILE, NormStats
@@ -296,11 +297,9 @@ def _write_adapters(policy: OpenVLAPolicy, options: LoraOptions, base: str, fold
 
 
 def _write_heads(policy: OpenVLAPolicy, folder: Path, prefixes: tuple[str, ...]) -> None:
-    heads = {
-        n: p.detach().to("cpu").contiguous() for n, p in policy.network.named_parameters() if n.startswith(prefixes)
-    }
+    heads = {n: p for n, p in policy.network.named_parameters() if n.startswith(prefixes)}
     if heads:
-        safetensors.torch.save_file(heads, folder / HEADS_FILE, metadata={"format": "pt"})
+        write_tensors(folder / HEADS_FILE, heads, metadata={"format": "pt"})
 
 
 def _write_statistics(stats: NormStats, published: PublishedFolder | None, folder: Path) -> None:

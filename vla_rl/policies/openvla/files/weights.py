@@ -13,11 +13,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-import safetensors.torch
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from vla_rl.distributed.fsdp import whole
+from vla_rl.distributed.tensor_files import write_tensors
 from vla_rl.policies.base import OWN_FILE
 from vla_rl.policies.checkpoint_files import some
 from vla_rl.policies.openvla.files.layout import PublishedFolder, tensor_shapes
@@ -207,15 +208,14 @@ def write_published(
     for file, names in _by_file(published.weight_map).items():
         with _open(published.folder / file) as shard:
             metadata = shard.metadata() or {"format": "pt"}
-            values = {}
-            for name in names:
-                stored = shard.get_tensor(name)
-                values[name] = stored if name in from_files else _stored(tensors[name], dtype or stored.dtype)
-        safetensors.torch.save_file(values, folder / file, metadata=metadata)
-        del values
+            found = {name: shard.get_tensor(name) for name in names}  # Mapped, not read.
+            values = {name: stored if name in from_files else tensors[name] for name, stored in found.items()}
+            dtypes = {n: s.dtype if n in from_files else dtype or s.dtype for n, s in found.items()}
+            write_tensors(folder / file, values, dtypes, metadata)
     for name, file in published.components.items():
         if name not in drop:
-            torch.save(_as_stored(name, load_pt(file), tensors), folder / file.name)
+            own = {n: whole(tensor) for n, tensor in tensors.items() if _component_of(n, published) == name}
+            torch.save(_as_stored(name, load_pt(file), own), folder / file.name)
     _copy_small_files(published, folder)
 
 
