@@ -76,13 +76,3 @@ def drawn_chunk(policy: OpenVLAPolicy, batch_size: int) -> ActionChunk:
     shape = (batch_size, policy.chunk_size, policy.action_dim)
     tokens = np.random.default_rng(0).integers(0, policy.architecture.action_bins, shape)
     return ActionChunk(np.zeros(shape, np.float32), tokens=tokens)
-
-
-def compile_blocks(policy: OpenVLAPolicy, backend: str) -> None:
-    """Compile the repeated blocks, each kind once, which takes minutes less than compiling the whole network."""
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)  # One code, many shapes.
-    language_model = policy.network.language_model.model
-    vision = policy.network.vision_backbone
-    towers = [tower for tower in (vision.featurizer, vision.fused_featurizer) if tower is not None]
-    for block in [*language_model.layers, *(block for tower in towers for block in cast(nn.ModuleList, tower.blocks))]:
-        block.compile(backend=backend)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from vla_rl.common.compiling import compile_modules
 from vla_rl.policies.openvla.policy import OpenVLAPolicy
 from vla_rl.workflows.gpu_bench.large_policy import (
     AUTOREGRESSIVE,
     LORA,
     PARALLEL,
-    compile_blocks,
     observations,
     on_device,
     options,
@@ -50,7 +50,8 @@ class Acting:
             if weights == "merged":
                 policy.merge_lora()
             if how == "compiled":
-                compile_blocks(policy, "inductor" if self.sheet.is_full else "aot_eager")
+                backend = "inductor" if self.sheet.is_full else "aot_eager"
+                compile_modules(policy.network.repeated_layers(), backend)
             self._form, self._policy = form, policy
         return self._policy
 
