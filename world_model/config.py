@@ -272,6 +272,11 @@ class ImaginationConfig(Config):
     precision: Literal["auto", "fp32", "bf16"] = Field(
         default="auto", description="Of the networks; auto: bf16 where the hardware multiplies it natively."
     )
+    compile: bool = Field(
+        default=False,
+        description="Compile the dynamics with torch.compile, on CUDA as graphs that are replayed: faster once warm, "
+        "with minutes of compilation before; needs a C++ compiler.",
+    )
     reward: Literal["success", "probability"] = Field(
         default="success",
         description="success: 1 where the verdicts pass their thresholds; probability: the calibrated probability that "

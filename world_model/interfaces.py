@@ -83,6 +83,14 @@ class Dynamics[C: DynamicsConfig](nn.Module):
         """Remember F more frames, real or imagined, with the actions that led to them. No gradient."""
         raise NotImplementedError
 
+    def compile_imagining(self) -> None:
+        """Compile, from the next use on, what imagining computes.
+
+        Raises:
+            ValueError: this dynamics cannot.
+        """
+        raise ValueError(f"env.imagination.compile: not for {type(self).__name__}; set it to false")
+
     def imagine(self, context: Any, actions: Actions, noise: NoiseStream, num_steps: int | None = None) -> Frames:
         """Predict the F frames that follow; does not remember them (call `extend`). No gradient.
 

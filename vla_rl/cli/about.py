@@ -37,7 +37,10 @@ def register(app: typer.Typer) -> None:
 def bench(
     context: typer.Context,
     what: Annotated[
-        str, typer.Argument(metavar="WHAT", help="env: steps/s of each simulator; robot: the control loop; gpu: a GPU.")
+        str,
+        typer.Argument(
+            metavar="WHAT", help="env: steps/s; imagination: frames/s; robot: the control loop; gpu: a GPU."
+        ),
     ] = "env",
 ) -> None:
     """Measure speed on this machine. Further arguments go to the benchmark (`vla-rl bench env -- --help`)."""
@@ -45,12 +48,14 @@ def bench(
         from sim.bench import main
     elif what == "robot":
         from real_robot.control.bench import main
+    elif what == "imagination":
+        from world_model.bench import main
     elif what == "gpu":
         from vla_rl.workflows.gpu_bench.command import main
     else:
         from vla_rl.config import ConfigError
 
-        raise ConfigError(f"bench: got {what!r}, allowed: env, robot, gpu")
+        raise ConfigError(f"bench: got {what!r}, allowed: env, robot, imagination, gpu")
     raise typer.Exit(main(context.args))
 
 

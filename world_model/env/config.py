@@ -82,8 +82,11 @@ class WorldModelEnvConfig(EnvConfig):
         horizon = self.imagination.horizon or admission.trust_horizon or None
         first_frames, spec = self._first_frames(metadata)
         try:
+            world_model = load_world_model(folder, self._torch_device()).compute_in(self.imagination.precision)
+            if self.imagination.compile:
+                world_model.dynamics.compile_imagining()
             return WorldModelEnv(
-                load_world_model(folder, self._torch_device()).compute_in(self.imagination.precision),
+                world_model,
                 first_frames,
                 self.imagination.model_copy(update={"horizon": horizon}),
                 num_envs or self.num_envs,

@@ -23,7 +23,8 @@ from torch.nn import functional as F
 
 from world_model.interfaces import Dynamics
 from world_model.model.action_conditioning import ActionConditioning, Condition
-from world_model.model.flow import Noisy, mix, sample, shifted
+from world_model.model.compiled import compiled
+from world_model.model.flow import Noisy, mix, sample, sampling_levels, shifted
 from world_model.model.transformer_block import NUM_MODULATIONS, TransformerBlock, level_features
 from world_model.noise import NoiseStream
 from world_model.types import Actions, Clip, Frames
@@ -251,6 +252,11 @@ class VideoDynamics(Dynamics["TransformerConfig"]):
 
     # --- imagination ------------------------------------------------------------------------
 
+    def compile_imagining(self) -> None:
+        """See `Dynamics.compile_imagining`: a frame imagined, and a frame remembered, are a graph each."""
+        self._imagine_one = compiled(self._imagine_one, self.place.device)
+        self._remember = compiled(self._remember, self.place.device)
+
     @torch.no_grad()
     def begin(self, reference: Frames, noise: NoiseStream) -> VideoContext:
         """See `Dynamics.begin`."""
@@ -312,16 +318,17 @@ class VideoDynamics(Dynamics["TransformerConfig"]):
     ) -> Frames:
         """See `Dynamics.imagine`. Frames come one after another, each remembered for the next."""
         num_frames = actions.values.shape[1]
+        levels = sampling_levels(num_steps or self.config.sampling_steps)
         drawn = noise.frames(context.latest, 2 * num_frames - 1)  # To imagine with, to remember with, by turns.
         imagined: list[Frames] = []
         for i in range(num_frames):
             here, start, after = (slice(first, first + 1) for first in (i, 2 * i, 2 * i + 1))
-            imagined.append(self._imagine_one(context, actions.at(here), drawn.at(start), num_steps))
+            imagined.append(self._imagine_one(context, actions.at(here), drawn.at(start), levels))
             if i < num_frames - 1:
                 context = self._remember(context, imagined[-1], actions.at(here), drawn.at(after))
         return Frames(torch.cat([f.latents for f in imagined], 1), torch.cat([f.states for f in imagined], 1))
 
-    def _imagine_one(self, context: VideoContext, actions: Actions, start: Frames, steps: int | None) -> Frames:
+    def _imagine_one(self, context: VideoContext, actions: Actions, start: Frames, levels: tuple[float, ...]) -> Frames:
         before, number = context.latest, context.num_frames[:, None]
         condition = self.action_maps(actions, before.states)
 
@@ -331,7 +338,7 @@ class VideoDynamics(Dynamics["TransformerConfig"]):
             tokens, _, _ = self._run(context, tokens, self._modulation(levels, condition), number)
             return self._predict(tokens, before, actions)
 
-        return sample(predict, start, steps or self.config.sampling_steps, self.config.temperature)
+        return sample(predict, start, levels, self.config.temperature)
 
     def _run(
         self, context: VideoContext, tokens: torch.Tensor, modulation: torch.Tensor, number: torch.Tensor

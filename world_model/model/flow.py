@@ -6,8 +6,9 @@ arXiv 2209.03003). The velocity along it is (z - x) / t, so whoever predicts x k
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -36,9 +37,10 @@ def mix(frames: Frames, noise: Frames, levels: torch.Tensor) -> Noisy:
     return Noisy(Frames((1 - t) * frames.latents + t * noise.latents, states), levels)
 
 
-def sampling_levels(num_steps: int) -> list[float]:
+@cache
+def sampling_levels(num_steps: int) -> tuple[float, ...]:
     """Noise levels at which the network is asked, from 1 down; the last step goes from the last level to 0."""
-    return [float(shifted(torch.tensor(1 - i / num_steps))) for i in range(num_steps)]
+    return tuple(float(shifted(torch.tensor(1 - i / num_steps))) for i in range(num_steps))
 
 
 def shifted(levels: torch.Tensor) -> torch.Tensor:
@@ -47,16 +49,16 @@ def shifted(levels: torch.Tensor) -> torch.Tensor:
 
 
 def sample(
-    predict: Callable[[Frames, float], Frames], noise: Frames, num_steps: int, temperature: float = 1.0
+    predict: Callable[[Frames, float], Frames], noise: Frames, levels: Sequence[float], temperature: float = 1.0
 ) -> Frames:
     """Euler's method along the flow, from noise to frames.
 
     Args:
         predict: noisy frames and their level -> the clean frames expected. With one step, that is the answer.
+        levels: see `sampling_levels`.
         temperature: the noise is scaled by it; below 1 the frames lie nearer to what is expected.
     """
     frame = Frames(temperature * noise.latents, temperature * noise.states)
-    levels = sampling_levels(num_steps)
     for level, next_level in zip(levels, [*levels[1:], 0.0], strict=True):
         clean = predict(frame, level)
         keep = next_level / level

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from world_model.interfaces import Dynamics
-from world_model.model.flow import mix, sample, shifted
+from world_model.model.flow import mix, sample, sampling_levels, shifted
 from world_model.model.wan_network import ActionWan, build_transformer, transformer_sizes
 from world_model.noise import NoiseStream
 from world_model.types import Actions, Clip, Frames
@@ -228,4 +228,5 @@ class WanDynamics(Dynamics["WanConfig"]):
             )
             return Frames(noisy.latents - level * velocity[:, slots:], states[:, slots:])
 
-        return sample(predict, start, num_steps or self.config.sampling_steps, self.config.temperature)
+        levels = sampling_levels(num_steps or self.config.sampling_steps)
+        return sample(predict, start, levels, self.config.temperature)

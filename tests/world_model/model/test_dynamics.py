@@ -260,14 +260,14 @@ def test_the_sampler_draws_from_an_analytic_gaussian(num_steps: int, temperature
 
     g = torch.Generator().manual_seed(0)
     noise = Frames(torch.randn(n, 1, 1, 1, 1, 1, generator=g), torch.randn(n, 1, 1, generator=g))
-    drawn = sample(expected, noise, num_steps, temperature).latents.flatten()
+    drawn = sample(expected, noise, sampling_levels(num_steps), temperature).latents.flatten()
     assert drawn.mean().item() == pytest.approx(mean, abs=0.01)
     assert drawn.std().item() == pytest.approx(spread * std, abs=0.02)
 
 
 def test_sampling_levels_start_at_noise_and_fall() -> None:
-    assert sampling_levels(1) == [1.0]
-    assert sampling_levels(2) == [1.0, 0.75]
+    assert sampling_levels(1) == (1.0,)
+    assert sampling_levels(2) == (1.0, 0.75)
     assert all(a > b > 0 for a, b in zip(sampling_levels(5)[:-1], sampling_levels(5)[1:], strict=True))
 
 

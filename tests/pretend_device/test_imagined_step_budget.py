@@ -1,0 +1,72 @@
+"""How often an imagined step waits for the device, and what it copies: counts, so that they cannot creep up."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from toy import METADATA, ToyInitialFrames, push
+
+from pretend_device import pretending
+from pretend_device.counts import counting
+from vla_rl.config import validate
+from vla_rl.types import EpisodeSpec
+from world_model.config import ImaginationConfig, WorldModelConfig
+from world_model.env.download import download
+from world_model.env.env import WorldModelEnv
+from world_model.model.world_model import WorldModel, build_parts
+
+NUM_ENVS, CHUNK = 3, 4
+SMALL = {
+    "frame_steps": CHUNK,
+    "autoencoder": {"channels": [4, 8], "blocks": [1, 1], "latent_channels": 4},
+    "dynamics": {"width": 32, "depth": 1, "heads": 2, "patch": 2, "memory": 2},
+    "success": {"width": 32, "depth": 1},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def device():
+    with pretending() as name:
+        yield name
+
+
+def begun(device: str, **imagination: object) -> WorldModelEnv:
+    """An environment with fresh networks, a step after its reset."""
+    torch.manual_seed(0)
+    config = validate(WorldModelConfig, SMALL)
+    world_model = WorldModel(config, METADATA, build_parts(config, METADATA)).to(device).eval()
+    options = validate(ImaginationConfig, {"precision": "fp32", **imagination})
+    env = WorldModelEnv(world_model, ToyInitialFrames(), options, NUM_ENVS)
+    env.reset([EpisodeSpec("reach", "train", i) for i in range(NUM_ENVS)])
+    env.step(push(0.1, NUM_ENVS, CHUNK))
+    return env
+
+
+def test_a_step_copies_the_actions_in_and_what_is_seen_out(device):
+    env = begun(device, dual_noise=0)
+    with counting() as counts:
+        env.step(push(0.1, NUM_ENVS, CHUNK))
+    assert counts.totals["syncs"] == counts.totals["uploads"] == counts.totals["downloads"] == 1, counts.places()
+
+
+def test_verification_asks_once_more(device):
+    env = begun(device, dual_noise=1)
+    with counting() as counts:
+        env.step(push(0.1, NUM_ENVS, CHUNK))
+    assert counts.totals["syncs"] <= 2, counts.places()
+
+
+def test_what_is_read_in_one_transfer_is_what_was_there(device):
+    arrays = [
+        np.array([[True, False, True]]),
+        np.arange(3, dtype=np.float32),
+        np.arange(30, dtype=np.uint8).reshape(2, 3, 5),
+        np.arange(2),
+    ]
+    with counting() as counts:
+        found = download(*(torch.from_numpy(array).to(device) for array in arrays))
+    assert counts.totals["downloads"] == 1
+    for one, other in zip(arrays, found, strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
