@@ -124,11 +124,14 @@ class Culling:
         eye, view = data.cam_xpos[camera], data.cam_xmat[camera].reshape(3, 3)
         half = np.tan(np.radians(self.model.cam_fovy[camera]) / 2)
         mirror = _mirror(geoms, opacity) if mirrors else None
-        if self.model.cam_sensorsize[camera].any() or (mirror is not None and not len(mirror.corners)):
-            return [Drawing(visible, np.ones(len(self.runs.geom), bool), reflects=mirrors, mirror=None)]
+        casts_shadows = self.model.light_castshadow.any()  # What is not seen may then leave one in the view.
+        is_odd = casts_shadows or self.model.cam_sensorsize[camera].any()
+        if is_odd or (mirror is not None and not len(mirror.corners)):
+            return [Drawing(np.ones_like(visible), np.ones(len(self.runs.geom), bool), reflects=mirrors, mirror=None)]
         boxes = _Boxes(self.runs, data)
         opaque = set(of_model[opacity >= OPAQUE].tolist()) - {of_model[mirror.geom] if mirror else -1}
-        faces = [face for geom in self._large if geom in opaque for face in _sides(self.model, data, geom, eye)]
+        beyond = MARGIN + self._clipped(half)
+        faces = [face for geom in self._large if geom in opaque for face in _sides(self.model, data, geom, eye, beyond)]
         hidden = np.zeros(len(self.runs.geom), bool)
         for face in faces:
             hidden |= boxes.inside(_cone(eye, face, 1 - MARGIN / LARGE))
@@ -156,6 +159,10 @@ class Culling:
         near = boxes.touched(_pyramid(eye, view, half * (2 * edges / size - 1))) & ~hidden
         patch = drawing(near | reflected, reflects=True, pixels=pixels)
         return [whole] if self._is_cheaper(whole, plain, patch) else [plain, patch]
+
+    def _clipped(self, half: float) -> float:
+        """Meters from the eye within which parts of the view are not drawn, being nearer than MuJoCo's near plane."""
+        return self.model.vis.map.znear * self.model.stat.extent * np.sqrt(1 + 2 * half**2)
 
     def _is_cheaper(self, whole: Drawing, plain: Drawing, patch: Drawing) -> bool:
         """Whether all at once, twice for the mirror, has fewer triangles than the mirror's part for itself."""
@@ -201,8 +208,8 @@ def _mirror(geoms: list, opacity: np.ndarray) -> Face | None:
     return None
 
 
-def _sides(model: mujoco.MjModel, data: mujoco.MjData, geom: int, eye: np.ndarray) -> list[Face]:
-    """The large sides of a box of the model that the eye is well before."""
+def _sides(model: mujoco.MjModel, data: mujoco.MjData, geom: int, eye: np.ndarray, near: float) -> list[Face]:
+    """The large sides of a box of the model that the eye is before, by more than `near` meters."""
     axes, size, center = data.geom_xmat[geom].reshape(3, 3), model.geom_size[geom], data.geom_xpos[geom]
     found = []
     for axis in range(3):
@@ -212,7 +219,7 @@ def _sides(model: mujoco.MjModel, data: mujoco.MjData, geom: int, eye: np.ndarra
         for sign in (-1, 1):
             normal = sign * axes[:, axis]
             corners = center + size[axis] * normal + (_CORNERS * size[others]) @ axes[:, others].T
-            if (eye - corners[0]) @ normal > MARGIN:
+            if (eye - corners[0]) @ normal > near:
                 found.append(Face(geom, corners, normal))
     return found
 

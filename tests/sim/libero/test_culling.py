@@ -75,6 +75,34 @@ def test_pictures_from_anywhere(env) -> None:
     assert (1, False) in kinds
 
 
+def test_pictures_right_before_a_table(env) -> None:
+    """Nearer than MuJoCo's near plane, which cuts a hole into the face: what is behind it is seen."""
+    rng = np.random.default_rng(2)
+    scene, culling = env.loaded.scene, env.loaded.renderer.culling
+    camera = scene.model.camera("agentview").id
+    for geom in culling._large:
+        for axis, sign in ((axis, sign) for axis in range(3) for sign in (-1, 1)):
+            data = scene.shown()
+            axes, size = data.geom_xmat[geom].reshape(3, 3), scene.model.geom_size[geom]
+            place = rng.uniform(-0.5, 0.5, 3) * size
+            place[axis] = sign * (size[axis] + 0.006)
+            back, right = sign * axes[:, axis], axes[:, (axis + 1) % 3]
+            data.cam_xpos[camera] = data.geom_xpos[geom] + axes @ place
+            data.cam_xmat[camera] = np.stack([right, np.cross(back, right), back], 1).ravel()
+            assert_equal(env, data, camera, 64, f"before geom {geom}, axis {sign * (axis + 1)}")
+
+
+def test_pictures_with_shadows(env) -> None:
+    """None of LIBERO's lights casts one; what the camera does not see could then leave one in the picture."""
+    scene = env.loaded.scene
+    lights = scene.model.light_castshadow
+    lights[:] = 1
+    try:
+        assert_equal(env, scene.shown(), scene.model.camera(CAMERAS["wrist"]).id, 64, "shadows")
+    finally:
+        lights[:] = 0
+
+
 def faces(env, camera: str) -> float:
     """Of the triangles that MuJoCo draws, twice where there is a mirror, the share that is drawn here."""
     scene, renderer = env.loaded.scene, env.loaded.renderer
