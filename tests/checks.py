@@ -4,12 +4,15 @@
 `tests/test_conformance.py` with one entry.
 """
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import is_dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 
-from vla_rl.interfaces import VecEnv
+from vla_rl.interfaces import StatefulEnv, VecEnv
 from vla_rl.types import SPLITS, EpisodeSpec, Observation, StepResult
 
 MakeEnv = Callable[..., VecEnv]
@@ -99,16 +102,36 @@ def check_shapes(env: VecEnv) -> None:
 
 
 def check_kept(env: VecEnv) -> None:
-    """What was returned is the caller's: no later reset or step writes in it. A rollout keeps it uncopied."""
+    """What was returned is the caller's: no later call writes in it, nor the caller in the environment."""
     specs = [EpisodeSpec(task, "train", i) for i, task in enumerate(first_tasks(env, env.num_envs))]
-    obs = env.reset(specs)
-    kept = Observation.concatenate([obs])
+    given: list[Any] = [env.reset(specs)]
     result = env.step(random_actions(env, env.num_envs, CHUNK))
-    assert_same(obs, kept)
-    kept = Observation.concatenate([result.obs])
-    env.step(random_actions(env, env.num_envs, CHUNK, seed=1))
-    env.reset(specs[::-1])
-    assert_same(result.obs, kept)
+    going = np.flatnonzero(~result.done).tolist()
+    given += [result, env.save_state(going) if isinstance(env, StatefulEnv) else []]
+    kept = copy.deepcopy(given)
+    env.step(random_actions(env, len(going), CHUNK, seed=1), going)
+    last = env.reset(specs[::-1])
+    for ours, theirs in zip(arrays(kept), arrays(given), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    kept_last = copy.deepcopy(last)
+    for array in arrays([last, *given]):
+        if array.flags.writeable:
+            array[...] = 1
+    again = env.reset(specs[::-1])
+    assert_same(again, kept_last)
+
+
+def arrays(value: Any) -> Iterator[np.ndarray]:
+    """All arrays in a value, in order."""
+    if isinstance(value, np.ndarray):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from arrays(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from arrays(part)
+    elif is_dataclass(value):
+        yield from arrays(list(vars(value).values()))
 
 
 def check_determinism(env: VecEnv, other: VecEnv) -> None:
@@ -260,6 +283,7 @@ def check_vec_env(make_env: MakeEnv) -> None:
         check_spec(env)
         check_shapes(env)
         check_kept(env)
+        check_kept(recording)
         check_determinism(env, other)
         check_independence(env)
         check_ends(env)
