@@ -95,9 +95,11 @@ class Watch:
             yield
         except RuntimeError as error:
             silent = [rank for rank, seen in self._seen.items() if seen.silence > self.limit / 2]
-            if isinstance(error, HungProcessError) or not (silent or "imed out" in str(error)):
+            stuck = [rank for rank, seen in self._seen.items() if seen.standstill > self.limit / 2]
+            late = silent or (stuck if "imed out" in str(error) else [])  # This process's own errors time out, too.
+            if isinstance(error, HungProcessError) or not late:
                 raise
-            raise HungProcessError(self._message(silent or list(self._seen))) from error
+            raise HungProcessError(self._message(late)) from error
 
     def _message(self, hung: list[int]) -> str:
         found = "; ".join(f"process {rank} of {self.size} {self._seen[rank].text(self.limit)}" for rank in hung)
@@ -154,6 +156,11 @@ class _Seen:
         """Seconds without a sign of life."""
         return time.monotonic() - self.alive_at
 
+    @property
+    def standstill(self) -> float:
+        """Seconds without getting on."""
+        return time.monotonic() - self.marked_at
+
     def take(self, state: dict[str, Any]) -> None:
         now = time.monotonic()
         if state["look"] != self.state.get("look"):
@@ -170,4 +177,4 @@ class _Seen:
         place = self.state.get("place", "nowhere")
         if self.silence > limit / 2:
             return f"has given no sign of life for {self.silence:.0f} s (stopped, or its machine is gone), last {place}"
-        return f"is alive, and for {time.monotonic() - self.marked_at:.0f} s {place}"
+        return f"is alive, and for {self.standstill:.0f} s {place}"
