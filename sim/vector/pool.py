@@ -252,9 +252,12 @@ class PoolVecEnv(BaseVecEnv):
 
     def _listen(self, call: _UnderWay) -> None:
         """Take what the call's workers say; replace those that died, or were silent for too long."""
-        timeout = {w: max(w.step_timeout, w.start_timeout) if call.command == "reset" else w.step_timeout
-                   for w in call.pending}  # fmt: skip
-        deadline = {worker: max(call.sent, worker.heard) + timeout[worker] for worker in call.pending}
+        timeout, deadline = dict[Worker, float](), dict[Worker, float]()
+        for worker in call.pending:  # It is busy with the oldest call that it owes an answer to.
+            busy = next((each for each in self._calls.values() if worker in each.pending), call)
+            longest = max(worker.step_timeout, worker.start_timeout)
+            timeout[worker] = longest if busy.command == "reset" else worker.step_timeout
+            deadline[worker] = max(busy.sent, worker.heard) + timeout[worker]
         wait = min(LOOK_SECONDS, max(0.0, min(deadline.values()) - time.monotonic()))
         speaking = mp_connection.wait([worker.connection for worker in call.pending], wait)  # type: ignore[arg-type]
         for worker in list(call.pending):

@@ -40,17 +40,19 @@ class HalvesRunner[A: Acted](EpisodeRunner[A]):
         specs = ((number, spec, 1) for number, spec in enumerate(self.specs))
         middle = (self.env.num_envs + 1) // 2
         halves = (range(middle), range(middle, self.env.num_envs))
+        held = [len(half) for half in halves]  # Episodes when specs were last asked for; fewer: some have ended.
+        under_way: list[_UnderWay[A] | None] = [None, None]
         with evaluation_mode(self.policy):
-            for half in halves:
-                self._start(specs, half)
-            under_way = [self._begin(half) for half in halves]
-            while any(under_way):
+            while any(under_way) or any(held):
                 for number, half in enumerate(halves):
-                    num_running = len(self._running)
                     self._finish(under_way[number])
-                    if len(self._running) < num_running:
+                    if self._num_running(half) < held[number]:
                         self._start(specs, half)
+                    held[number] = self._num_running(half)
                     under_way[number] = self._begin(half)
+
+    def _num_running(self, half: range) -> int:
+        return sum(env_id in self._running for env_id in half)
 
     def _begin(self, half: range) -> _UnderWay[A] | None:
         """Act for the half's episodes and begin their step; None where none is left."""
