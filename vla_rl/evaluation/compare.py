@@ -32,9 +32,10 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 # Options of an environment that say how it was run and not what was run, those of older files too.
-_HOW_RUN = frozenset(
-    ("num_envs", "num_workers", "render_devices", "on_gpu", "step_timeout", "tasks", "cameras", "image_size")
-)
+_HOW_RUN = {
+    *("num_envs", "num_workers", "in_halves", "render_devices", "on_gpu", "step_timeout"),
+    *("tasks", "cameras", "image_size"),
+}
 _UNSAID = {"rendering": "exact"}  # what older files do not say
 
 

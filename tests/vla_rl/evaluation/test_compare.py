@@ -122,6 +122,12 @@ def test_warns_of_what_is_not_alike():
     assert compare(make({"push": [1]}), make({"push": [0]})).warnings == ()
 
 
+def test_how_an_environment_was_run_is_no_difference():
+    old, new = {"horizon": 16, "num_envs": 2}, {"horizon": 16, "num_envs": 4, "in_halves": True}
+    first, second = (make({"push": [1, 0]}, env_config=config) for config in (old, new))
+    assert "in_halves" not in compare(second, first).text() and "num_envs" not in compare(second, first).text()
+
+
 def test_pictures_are_exact_where_an_older_file_does_not_say():
     old, new, light = ({"horizon": 16, **more} for more in ({}, {"rendering": "exact"}, {"rendering": "light"}))
     first, second, third = (make({"push": [1, 0]}, env_config=config) for config in (old, new, light))
