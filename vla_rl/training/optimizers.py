@@ -54,7 +54,14 @@ def build_optimizers(
         adamw = partial(torch.optim.AdamW, fused=all(p.is_cuda for g in groups for p in g["params"]) or None)
         kind: Any = _eight_bit_adamw() if config.optimizer == "adamw_8bit" else adamw
         optimizers.append(kind(groups, betas=config.betas, weight_decay=config.weight_decay))
+    for optimizer in optimizers:
+        optimizer.register_step_post_hook(_tell_of_step)
     return optimizers
+
+
+def _tell_of_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Count the step in the weights' versions, by which merged adapters are known to be old: fused kernels do not."""
+    torch.autograd.graph.increment_version([p for group in optimizer.param_groups for p in group["params"]])
 
 
 def _eight_bit_adamw() -> type[torch.optim.Optimizer]:

@@ -187,3 +187,19 @@ def test_a_step_makes_and_drops_as_many_bytes_as_counted(optimizer):
                 each.step()
         peaks.append(counter.peak)
     assert peaks[1] == pytest.approx(optimizer_step_bytes(optimizer, parameters, is_fused=False), rel=0.02)
+
+
+def test_a_fused_step_shows_in_the_versions_of_the_weights(monkeypatch):
+    class Fused(torch.optim.AdamW):
+        """As on CUDA; the CPU has such a kernel, too."""
+
+        def __init__(self, params, fused=None, **options):
+            super().__init__(params, fused=True, **options)
+
+    monkeypatch.setattr(torch.optim, "AdamW", Fused)
+    weight = nn.Parameter(torch.ones(2, 2))
+    (optimizer,) = build_optimizers(GRPOConfig(), {"weight": weight})
+    weight.grad = torch.ones_like(weight)
+    before = weight._version
+    optimizer.step()
+    assert weight._version > before and weight.max() < 1
