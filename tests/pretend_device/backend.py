@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, cast
 from unittest.mock import patch
@@ -11,7 +11,6 @@ from weakref import WeakValueDictionary
 import torch
 from torch._ops import OpOverload
 from torch.utils import backend_registration
-from torch.utils._pytree import tree_leaves, tree_map
 
 from pretend_device import counts, rules
 from pretend_device.rules import NAME, names_device, on_device, op_name
@@ -104,29 +103,49 @@ class DeviceGenerator(torch.Generator):
 
 def _dispatch(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     """Run an operation on the raw tensors, by the rules of a GPU, and wrap what lies on the device."""
-    name, leaves = op_name(op), tree_leaves((args, kwargs))
+    name, leaves = op_name(op), [*_leaves(args), *_leaves(kwargs.values())]
     tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
-    wanted = kwargs.get("device")
-    if not any(map(on_device, tensors)) and not names_device(wanted):
+    wanted, is_given = kwargs.get("device"), any(map(on_device, tensors))
+    if not is_given and not names_device(wanted):
         return op(*args, **kwargs)
     for generator in (x for x in leaves if isinstance(x, _HostGenerator)):
         rules.check_generator(op, DeviceGenerator.known.get(cast(Any, generator)._cdata, generator))
-    if any(map(on_device, tensors)):
+    if is_given:
         rules.check_devices(op, args, tensors)
     if name == "_fused_sdp_choice":
         return 0  # The plain kernel.
     leaves_device = wanted is not None and not names_device(wanted)
     _count(op, name, args, kwargs, leaves_device)
-    raw_args, raw_kwargs = tree_map(lambda t: t.raw if isinstance(t, DeviceTensor) else t, (args, kwargs))
+    raw_args, raw_kwargs = _mapped(_raw, args), {key: _mapped(_raw, value) for key, value in kwargs.items()}
     if names_device(wanted):
         raw_kwargs["device"] = torch.device("cpu")
     if raw_kwargs.get("pin_memory"):
         raw_kwargs["pin_memory"] = False
     out = op(*raw_args, **raw_kwargs)
-    result = tree_map(_unshared if leaves_device else _wrapper(tensors), out)
+    result = _mapped(_unshared if leaves_device else _wrapper(tensors), out)
     if leaves_device and kwargs.get("pin_memory"):
         result.pretend_pinned = True
     return result
+
+
+def _leaves(values: Iterable[Any]) -> Iterator[Any]:
+    """What lists and tuples hold; torch's own trees take most of the time of an operation."""
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from _leaves(value)
+        else:
+            yield value
+
+
+def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    """The same lists and tuples, of changed values."""
+    if isinstance(value, list | tuple):
+        return type(value)([_mapped(change, part) for part in value])
+    return change(value)
+
+
+def _raw(value: Any) -> Any:
+    return value.raw if isinstance(value, DeviceTensor) else value
 
 
 def _count(op: OpOverload, name: str, args: tuple, kwargs: dict[str, Any], leaves_device: bool) -> None:
@@ -152,7 +171,7 @@ def _count(op: OpOverload, name: str, args: tuple, kwargs: dict[str, Any], leave
 
 def _count_download(source: torch.Tensor, waits: bool) -> None:
     counts.add_download(source.nbytes)
-    if waits:
+    if waits and source.nbytes:
         counts.add_sync("to the host")
 
 
@@ -235,7 +254,7 @@ def _cast_inputs(op: OpOverload, dtype: torch.dtype | None) -> Callable[..., Any
             fits = on_device(t) and t.is_floating_point() and t.dtype != torch.float64
             return t.to(wanted) if fits else t
 
-        args, kwargs = tree_map(cast_one, (args, kwargs))
+        args, kwargs = _mapped(cast_one, args), {key: _mapped(cast_one, value) for key, value in kwargs.items()}
         with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_AUTOCAST)):
             return op(*args, **kwargs)
 

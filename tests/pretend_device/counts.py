@@ -21,7 +21,7 @@ class Counts:
     Attributes:
         kernels: launches, by operation. One foreach or fused operation is one launch here.
         syncs: reads for which the host waits until the device is done, by (what, place).
-        uploads: copies from the host to the device, by place.
+        uploads: copies from the host to the device, by place. Those of no bytes are none.
         slow_uploads: those of them that are not `non_blocking`, in which torch makes the host wait on CUDA as well;
             they are not among `syncs`.
         downloads: copies from the device to the host, by place; those that make the host wait are also `syncs`.
@@ -80,7 +80,7 @@ def add_sync(what: str) -> None:
 
 def add_upload(num_bytes: int, waits: bool) -> None:
     """Count a copy from the host to the device, in which the host waits or not."""
-    if _counting:
+    if _counting and num_bytes:
         place = _place()
         for counts in _counting:
             counts.uploads[place] += 1
@@ -90,7 +90,7 @@ def add_upload(num_bytes: int, waits: bool) -> None:
 
 def add_download(num_bytes: int) -> None:
     """Count a copy from the device to the host."""
-    if _counting:
+    if _counting and num_bytes:
         place = _place()
         for counts in _counting:
             counts.downloads[place] += 1

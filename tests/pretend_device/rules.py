@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ _FREE = {
 }  # fmt: skip
 
 
+@cache
 def op_name(op: OpOverload) -> str:
     """The operation's name without namespace and overload."""
     return op._schema.name.partition("::")[2]
@@ -42,6 +44,7 @@ def num_syncs(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> in
     return _SYNCING.get(name, 0)
 
 
+@cache
 def launches(op: OpOverload) -> bool:
     """Whether the operation launches a kernel: views and allocations do not."""
     returns = op._schema.returns
