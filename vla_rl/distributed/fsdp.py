@@ -59,7 +59,9 @@ def shard(policy: Any, mesh: DeviceMesh, output: type) -> None:
     reduced = None if dtype is None else torch.float32
     mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduced, cast_forward_inputs=False)
     for unit in units(policy):
+        _make_room(unit)
         fully_shard(unit, mesh=mesh, mp_policy=mixed)
+    _make_room(policy)
     fully_shard(policy, mesh=mesh)
     for module in _sharded_modules(policy):
         module.set_gradient_divide_factor(1.0)  # Losses are shares of the whole batch's: gradients add up.
@@ -67,6 +69,13 @@ def shard(policy: Any, mesh: DeviceMesh, output: type) -> None:
     for name in _METHODS:
         if hasattr(policy, name):
             register_fsdp_forward_method(policy, name)
+
+
+def _make_room(module: nn.Module) -> None:
+    """Give parameters without memory (see `parts.py`) some to cut up; of what is never written, none is taken."""
+    for parameter in module.parameters():
+        if not is_sharded(parameter) and not parameter.is_contiguous():
+            parameter.data = torch.empty_like(parameter, memory_format=torch.contiguous_format)
 
 
 def units(policy: Any) -> list[nn.Module]:

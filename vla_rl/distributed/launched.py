@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from vla_rl.config import ConfigError
-from vla_rl.distributed import fsdp, outcomes
+from vla_rl.distributed import fsdp, outcomes, parts
 from vla_rl.distributed.process_group import ProcessGroup, entered, num_launched, resolve_device
 from vla_rl.distributed.process_watch import Watch
 from vla_rl.interfaces import PolicyOutput
@@ -87,11 +87,20 @@ class LaunchedGroup(ProcessGroup):
     def distribute(self, policy: Any) -> None:
         self.wait()
         for tensor in (*policy.parameters(), *policy.buffers()):
-            dist.broadcast(tensor.detach(), src=0)
+            if not parts.is_placeholder(tensor):
+                dist.broadcast(tensor.detach(), src=0)
         if self.is_sharded:
             from torch.distributed.device_mesh import init_device_mesh
 
+            awaited = parts.sources(policy)
             fsdp.shard(policy, init_device_mesh(self.device.partition(":")[0], (self.size,)), PolicyOutput)
+            parts.read_parts(policy, awaited)
+
+    def load(self, make: Callable[[], Any]) -> Any:
+        with parts.deferred() if self.is_sharded else nullcontext():
+            policy = make()
+        self.distribute(policy)
+        return policy
 
     def all_reduce_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         if self.is_sharded:

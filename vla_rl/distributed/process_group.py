@@ -104,6 +104,10 @@ class ProcessGroup:
     def distribute(self, policy: Any) -> None:
         """Give every process the policy of process 0, or with fsdp its part of it. Before optimizers are made."""
 
+    def load(self, make: Callable[[], Any]) -> Any:
+        """Return the policy that `make` gives, distributed. With fsdp each process reads its part, if it can."""
+        return make()
+
     def all_reduce_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         """Add up all processes' gradients, in each. With fsdp the backward pass has done it."""
 

@@ -145,8 +145,7 @@ class Gate:
         Args:
             is_last: no later check can decide: what stays undecided is rolled back.
         """
-        confirmed: Policy = load_policy(self.confirmed, policy.device)
-        self.world.distribute(confirmed)
+        confirmed: Policy = self.world.load(lambda: load_policy(self.confirmed, policy.device))
         used = sum(check.comparison.num_pairs for check in self.checks)
         comparison = compare_sequential(
             confirmed,

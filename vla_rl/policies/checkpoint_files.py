@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from vla_rl.distributed import parts
 from vla_rl.distributed.tensor_files import write_tensors
 from vla_rl.policies.base import CONFIG_FILE
 
@@ -64,7 +65,7 @@ def read_weights(folder: Path, network: nn.Module, may_miss: tuple[str, ...] = (
     if not file.is_file():
         raise ValueError(f"{file}: not found. Copy the policy folder again, with all of its files.")
     try:
-        found = safetensors.torch.load_file(file)
+        found = safetensors.torch.load_file(file)  # Mapped: what is not touched below takes no memory.
     except SafetensorError as error:
         raise ValueError(
             f"{file}: truncated or not a safetensors file ({error}). Copy or download it again."
@@ -82,6 +83,8 @@ def read_weights(folder: Path, network: nn.Module, may_miss: tuple[str, ...] = (
             f"{file}: does not fit the architecture in {CONFIG_FILE}: {some(problems)}. "
             f"Use the {CONFIG_FILE} that was saved with these weights."
         )
+    for name in parts.await_file(network, file):
+        found.pop(name)
     broken = [k for k, v in found.items() if not bool(torch.isfinite(v).all())]
     if broken:
         raise ValueError(f"{file}: NaN or infinity in {some(broken)}. Use an earlier checkpoint of the run.")

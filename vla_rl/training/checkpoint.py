@@ -27,7 +27,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from vla_rl.common.atomic import atomic_folder
-from vla_rl.distributed.fsdp import like
+from vla_rl.distributed.fsdp import like, local
 from vla_rl.distributed.tensor_files import write_tensors
 
 if TYPE_CHECKING:
@@ -242,9 +242,9 @@ def load_weights(
                 f"{source}: {name} has shape {tuple(tensor.shape)}, the model needs {tuple(wanted[name].shape)}. "
                 "Was it made with another policy config?"
             )
-    check_finite(given, source)
-    module = cast(torch.nn.Module, policy)
-    module.load_state_dict({name: like(tensor, wanted[name]) for name, tensor in given.items()}, strict=False)
+    given = {name: like(tensor, wanted[name]) for name, tensor in given.items()}
+    check_finite({name: local(tensor) for name, tensor in given.items()}, source)
+    cast(torch.nn.Module, policy).load_state_dict(given, strict=False)
 
 
 def check_finite(tensors: Mapping[str, torch.Tensor], source: str) -> None:

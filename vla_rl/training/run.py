@@ -76,8 +76,7 @@ class TrainingRun:
         self.env = recipe.env.build()
         self._real_env: VecEnv | None = None
         try:
-            self.policy = recipe.policy.build(self.env.spec, recipe.torch_device, recipe.seed)
-            self.world.distribute(self.policy)
+            self.policy = self.world.load(lambda: recipe.policy.build(self.env.spec, recipe.torch_device, recipe.seed))
             self.sampler = recipe.sampling.build(list(self.env.spec.tasks), recipe.seed, recipe.env.is_imagined)
             needs_demonstrations = self.algo.bc_coef > 0 or self.config.control == "continue_bc"
             self.demonstrations = self._open_demonstrations() if needs_demonstrations else None

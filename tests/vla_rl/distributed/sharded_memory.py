@@ -1,6 +1,6 @@
 """Host memory of two processes that load, train, save and resume a sharded policy, for `test_sharded_memory.py`.
 
-torchrun --nproc-per-node 2 tests/vla_rl/distributed/sharded_memory.py SMALL LARGE OUTPUT
+torchrun --nproc-per-node 2 tests/vla_rl/distributed/sharded_memory.py SMALL LARGE PUBLISHED OUTPUT
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tiny_run import make_recipe
 
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.learner import Learner
+from vla_rl.distributed.fsdp import whole
 from vla_rl.distributed.launched import launched_group
 from vla_rl.distributed.process_group import ProcessGroup
 from vla_rl.policies.fake_input import fake_env_spec
@@ -25,6 +26,7 @@ from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.training.checkpoint import load_checkpoint, load_weights, save_checkpoint, trained_weights
 
 SPEC = fake_env_spec()
+HEADS: dict[str, Any] = {"value_head": True}  # Not in the folder: fresh.
 
 
 def resident() -> dict[str, int]:
@@ -46,8 +48,7 @@ def growth(found: dict[str, int], name: str) -> Iterator[None]:
 def make_learner(folder: Path, world: ProcessGroup, found: dict[str, int], name: str) -> tuple[Any, Learner]:
     """The policy in a folder, distributed, and a learner that has made one step on gradients that are told by names."""
     with growth(found, f"{name}load"):
-        policy = OpenVLAConfig(path=str(folder)).build(SPEC, seed=5)
-        world.distribute(policy)
+        policy = world.load(lambda: OpenVLAConfig(path=str(folder), **HEADS).build(SPEC, seed=5))
     return policy, GRPOConfig().build(policy, 0, world=world)
 
 
@@ -93,9 +94,28 @@ def _save(policy: Any, learner: Learner, world: ProcessGroup, found: dict[str, i
                 save_checkpoint(path, tensors, state)
 
 
-def main(small: Path, large: Path, output: Path) -> None:
+def check_same_weights(world: ProcessGroup, **options: Any) -> None:
+    """A policy of which each process reads its part is the one that a single process reads, to the bit."""
+    config = OpenVLAConfig(precision="fp32", **options)
+
+    def make() -> Any:
+        return config.build(SPEC, seed=5)
+
+    policy, alone = world.load(make), dict(make().named_parameters())
+    assert [n for n, _ in policy.named_parameters()] == list(alone)
+    with world.gathers(policy.parameters()):
+        for name, parameter in policy.named_parameters() if world.is_main else ():
+            assert torch.equal(whole(parameter), alone[name]), name
+            assert parameter.requires_grad == alone[name].requires_grad, name
+
+
+def main(small: Path, large: Path, published: Path, output: Path) -> None:
     torch.set_num_threads(1)
     with launched_group(make_recipe(small, "parallel=fsdp")) as world:
+        lora = {"lora": {"rank": 4}, "trainable": "lora"}
+        check_same_weights(world, path=str(published), norm_key="from_data", **HEADS)
+        check_same_weights(world, path=str(published), norm_key="from_data", **lora)
+        check_same_weights(world, path=str(small), **lora)
         for name, folder in (("small", small), ("large", large)):  # The first has all imported.
             found = world.gather(run(folder, world, output / name))
             if world.is_main:
@@ -103,4 +123,4 @@ def main(small: Path, large: Path, output: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(*(Path(argument) for argument in sys.argv[1:4]))
+    main(*(Path(argument) for argument in sys.argv[1:5]))

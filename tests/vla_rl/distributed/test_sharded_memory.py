@@ -13,6 +13,7 @@ from sharded_memory import SPEC, run
 
 from vla_rl.distributed.process_group import ALONE
 from vla_rl.policies.openvla.config import OpenVLAConfig
+from vla_rl.policies.openvla.files.fake_checkpoint import write_checkpoint
 from vla_rl.training.memory import _unit_statistics
 
 HERE = Path(__file__).resolve().parent
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.timeout(4 * TIME_LIMIT)
 
 
 def save_policy(folder: Path, preset: str) -> Path:
-    policy = OpenVLAConfig(preset=preset, precision="fp32", value_head=True).build(SPEC)  # type: ignore[arg-type]
+    policy = OpenVLAConfig(preset=preset, precision="fp32").build(SPEC)  # type: ignore[arg-type]
     policy.norm_stats = _unit_statistics(policy, SPEC)
     policy.save(folder)
     return folder
@@ -31,6 +32,8 @@ def output(tmp_path_factory) -> Path:
     """What two processes made of a policy of a few megabytes and of one of 200."""
     folder = tmp_path_factory.mktemp("sharded")
     policies = [save_policy(folder / f"{preset}_policy", preset) for preset in ("tiny", "small")]
+    write_checkpoint(published := folder / "published")
+    policies.append(published)  # Its weights are compared with those that one process reads.
     result = launch(str(HERE / "sharded_memory.py"), *map(str, policies), str(folder))
     assert result.returncode == 0, result.stderr[-4000:]
     return folder
@@ -42,6 +45,13 @@ def test_saving_gathers_one_tensor_at_a_time(output, what):
     found = json.loads((output / "large.json").read_text())
     for process in found:
         assert process[what] < process["shards"] / 2, f"{what} grew by {process[what] >> 20} MiB: {found}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["load", "again_load"])
+def test_loading_takes_the_own_part_and_one_tensor(output, what):
+    for process in json.loads((output / "large.json").read_text()):
+        assert process[what] < 1.5 * process["shards"], f"{what} grew by {process[what] >> 20} MiB: {process}"
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from torch import nn
 
 from vla_rl.common.precision import wants_bf16
 from vla_rl.config import ConfigError
+from vla_rl.distributed import parts
 from vla_rl.distributed.tensor_files import write_tensors
 from vla_rl.policies import checkpoint_files, lora
 from vla_rl.policies.base import CONFIG_FILE, OWN_FILE, read_policy_config
@@ -99,7 +101,9 @@ def _load_ours(
     stats = NormStats.read(folder, architecture.action_dim, architecture.state_dim)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = make_network(config, architecture)
+        with parts.without_memory(device) if parts.is_deferring() else nullcontext():
+            network = OpenVLANetwork(architecture)
+        _add_heads(network, config)
         if saved.lora is not None:
             lora.add_adapters(network, saved.lora)
         checkpoint_files.read_weights(folder, network, may_miss=NEW_HEADS)
@@ -111,8 +115,12 @@ def _load_ours(
 def make_network(config: OpenVLAOptions, architecture: Architecture) -> OpenVLANetwork:
     """A network with the heads that a config asks for; random weights."""
     network = OpenVLANetwork(architecture)
-    network.add_heads(config.value_head, config.keyframe_loss_weight > 0, config.laplace)
+    _add_heads(network, config)
     return network
+
+
+def _add_heads(network: OpenVLANetwork, config: OpenVLAOptions) -> None:
+    network.add_heads(config.value_head, config.keyframe_loss_weight > 0, config.laplace)
 
 
 # --- the published layout -----------------------------------------------------------------------
@@ -220,7 +228,7 @@ def _load_published(
     openvla_weights.read_into(network, published, device, dtype_of)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network.add_heads(config.value_head, config.keyframe_loss_weight > 0, config.laplace)
+        _add_heads(network, config)
         if (folder / lora.ADAPTER_CONFIG_FILE).is_file():
             lora.read_adapters(network, folder)
         elif config.lora is not None:
@@ -248,7 +256,10 @@ def _read_heads(file: Path, network: nn.Module) -> None:
             raise ValueError(f"{file}: {name} has shape {tuple(tensor.shape)}, expected {tuple(known[name].shape)}")
         if not bool(torch.isfinite(tensor).all()):
             raise ValueError(f"{file}: NaN or infinity in {name}. Use an earlier checkpoint of the run.")
-        known[name].data.copy_(tensor)
+        if parts.is_placeholder(known[name]):  # Trained whole beside adapters: this file's, not the base's.
+            parts.replace(network, name, tensor.to(known[name].device, known[name].dtype))
+        else:
+            known[name].data.copy_(tensor)
 
 
 # --- writing ------------------------------------------------------------------------------------

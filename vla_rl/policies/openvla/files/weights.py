@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from vla_rl.distributed import parts
 from vla_rl.distributed.fsdp import whole
 from vla_rl.distributed.tensor_files import write_tensors
 from vla_rl.policies.base import OWN_FILE
@@ -62,7 +63,12 @@ def read_into(
     for file, names in _by_file(published.weight_map).items():
         with _open(published.folder / file, device) as shard:
             for name in names:
-                if name not in from_files:
+                if name in from_files:
+                    continue
+                if parts.is_deferring():
+                    source = (published.folder / file, name)
+                    parts.replace(network, name, parts.placeholder(expected[name], dtype_of(name), device, source))
+                else:
                     _assign(network, name, shard.get_tensor(name).to(dtype_of(name)), published.folder / file)
 
 
@@ -118,8 +124,7 @@ def _open(file: Path, device: str | torch.device = "cpu"):
 def _assign(network: nn.Module, name: str, tensor: Tensor, file: Path) -> None:
     if not bool(torch.isfinite(tensor).all()):
         raise WeightsError(f"{file}: NaN or infinity in {name}. Use an earlier checkpoint, or download it again.")
-    module_name, _, leaf = name.rpartition(".")
-    setattr(network.get_submodule(module_name), leaf, nn.Parameter(tensor, requires_grad=False))
+    parts.replace(network, name, tensor)
 
 
 # --- OFT's parts --------------------------------------------------------------------------------
