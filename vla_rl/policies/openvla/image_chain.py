@@ -70,20 +70,20 @@ def decode_jpeg(data: bytes) -> np.ndarray:
 def lanczos_resize(images: np.ndarray, size: int) -> np.ndarray:
     """uint8 (B, height, width, 3) -> uint8 (B, size, size, 3), antialiased Lanczos of radius 3, rounded."""
     rows, columns = (_lanczos_matrix(length, size) for length in images.shape[1:3])
-    tall = np.einsum("yh,bhwc->bywc", rows, images.astype(np.float32), optimize=True)
+    tall = np.einsum("yh,bhwc->bywc", rows, images.astype(np.float64), optimize=True)
     wide = np.einsum("xw,bywc->byxc", columns, tall, optimize=True)
     return np.clip(np.round(wide), 0, 255).astype(np.uint8)
 
 
 @lru_cache(maxsize=16)
 def _lanczos_matrix(source: int, target: int) -> np.ndarray:
-    """float32 (target, source): each row the weights of one output pixel, summing to 1."""
+    """float64 (target, source): each row the weights of one output pixel, summing to 1."""
     scale = source / target
     widening = max(scale, 1.0)
     centers = (np.arange(target) + 0.5) * scale
     x = (np.arange(source) + 0.5 - centers[:, None]) / widening
     weights = np.where(np.abs(x) < 3, np.sinc(x) * np.sinc(x / 3), 0.0)
-    return (weights / weights.sum(1, keepdims=True)).astype(np.float32)
+    return weights / weights.sum(1, keepdims=True)
 
 
 def center_crop(images: np.ndarray, area: float) -> np.ndarray:
