@@ -33,8 +33,17 @@ def two_threads():
     torch.set_num_threads(before)
 
 
+def learning(mib: int = 1) -> ChainedImages:
+    """What a policy that has learned once keeps its images in: none so far."""
+    kept = ChainedImages(mib)
+    kept.apply(pictures(1, seed=99), OPENVLA_CHAIN, SIDE)
+    kept.num_chained = 0
+    return kept
+
+
+@torch.no_grad()
 def test_kept_images_and_those_of_several_threads_are_equal_to_the_bit(two_threads):
-    images, kept = pictures(5), ChainedImages(1)
+    images, kept = pictures(5), learning()
     expected = apply_chain(images, OPENVLA_CHAIN, SIDE)
     for _ in range(2):
         np.testing.assert_array_equal(kept.apply(images, OPENVLA_CHAIN, SIDE), expected)
@@ -43,15 +52,17 @@ def test_kept_images_and_those_of_several_threads_are_equal_to_the_bit(two_threa
     assert kept.num_chained == 5 and kept.num_bytes == 5 * IMAGE_BYTES
 
 
+@torch.no_grad()
 def test_another_chain_or_size_is_another_image():
-    images, kept = pictures(2), ChainedImages(1)
+    images, kept = pictures(2), learning()
     turned = OPENVLA_CHAIN.model_copy(update={"rotate": True})
     for chain, size in ((OPENVLA_CHAIN, SIDE), (turned, SIDE), (OPENVLA_CHAIN, 32), (ImageChain(crop_area=0.5), SIDE)):
         np.testing.assert_array_equal(kept.apply(images, chain, size), apply_chain(images, chain, size))
 
 
+@torch.no_grad()
 def test_the_image_not_asked_for_the_longest_goes_first(monkeypatch):
-    kept = ChainedImages(1)
+    kept = learning()
     kept.max_bytes = 3 * IMAGE_BYTES
     images = pictures(4)
     for row in (0, 1, 2, 0, 3):  # The last takes the place of image 1.
@@ -71,6 +82,17 @@ def test_nothing_is_kept_without_memory_or_by_who_only_acts():
                 kept.apply(images, OPENVLA_CHAIN, SIDE)
         assert kept.num_chained == 4 and kept.num_bytes == 0
     assert copy.deepcopy(kept) is kept
+
+
+def test_images_seen_with_gradients_alone_are_not_kept():
+    kept, images = learning(), pictures(2)
+    for _ in range(2):  # As cloning sees demonstrations, each augmented anew.
+        kept.apply(images, OPENVLA_CHAIN, SIDE)
+    assert kept.num_chained == 4 and kept.num_bytes == 0
+    with torch.no_grad():
+        kept.apply(images, OPENVLA_CHAIN, SIDE)
+    kept.apply(images, OPENVLA_CHAIN, SIDE)
+    assert kept.num_chained == 6 and kept.num_bytes == 2 * IMAGE_BYTES
 
 
 def run(kept_images: int) -> tuple[list[int], list[Episode], dict[str, torch.Tensor]]:

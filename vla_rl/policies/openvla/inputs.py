@@ -23,8 +23,9 @@ from vla_rl.types import Observation
 class ChainedImages:
     """Images that have gone through a chain, kept so that each goes through it once: in the rollout, not in its update.
 
-    An image is found again by its pixels, so neither rollout nor learner carry anything. Keeping begins with the first
-    forward pass that has gradients: a policy that only acts keeps nothing. A copy of the policy shares what is kept.
+    An image is found again by its pixels, so neither rollout nor learner carry anything. Keeping begins after the first
+    forward pass that has gradients: a policy that only acts keeps nothing. What is seen with gradients alone is not
+    kept either: augmented demonstrations never come again. A copy of the policy shares what is kept.
 
     Args:
         mib: memory for them; beyond it the one that was not asked for the longest goes. 0: none is kept.
@@ -59,7 +60,8 @@ class ChainedImages:
         found |= zip(missing, _in_threads(chained, list(missing.values())), strict=True)
         self.num_chained += len(missing)
         for key in dict.fromkeys(keys):
-            self._keep(key, found[key])
+            if key in self._kept or not torch.is_grad_enabled():
+                self._keep(key, found[key])
         return np.stack([found[key] for key in keys])
 
     def _keep(self, key: bytes, image: np.ndarray) -> None:
