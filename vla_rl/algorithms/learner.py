@@ -175,11 +175,7 @@ class Learner:
     def _step(
         self, batch: Batch, pool: Pool, rows: np.ndarray, weight: np.ndarray, extra_loss: ExtraLoss | None
     ) -> dict[str, float]:
-        """Make one optimizer step on the decisions `rows` of the pool, int (B,); {} when it was skipped.
-
-        Args:
-            weight: float64 (B, H), of each action in the loss.
-        """
+        """Make one optimizer step on the pool's decisions `rows`, int (B,), by `weight`, float64 (B, H); {} if skipped."""
         config = self.config
         used = np.ones(len(rows), bool)
         if config.skips_zero_advantage:

@@ -36,7 +36,8 @@ def two_threads():
 def learning(mib: int = 1) -> ChainedImages:
     """What a policy that has learned once keeps its images in: none so far."""
     kept = ChainedImages(mib)
-    kept.apply(pictures(1, seed=99), OPENVLA_CHAIN, SIDE)
+    with torch.enable_grad():
+        kept.apply(pictures(1, seed=99), OPENVLA_CHAIN, SIDE)
     kept.num_chained = 0
     return kept
 
