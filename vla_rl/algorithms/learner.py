@@ -175,7 +175,7 @@ class Learner:
     def _step(
         self, batch: Batch, pool: Pool, rows: np.ndarray, weight: np.ndarray, extra_loss: ExtraLoss | None
     ) -> dict[str, float]:
-        """Step once on the pool's decisions `rows`, int (B,), by `weight`, float64 (B, H); return {} if it was skipped."""
+        """Step once on the pool's decisions `rows`, int (B,), by `weight`, float64 (B, H); {} if it was skipped."""
         config = self.config
         used = np.ones(len(rows), bool)
         if config.skips_zero_advantage:
