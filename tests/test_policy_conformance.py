@@ -125,7 +125,7 @@ def test_bc_loss_falls_along_its_gradient_and_reports_numbers(name):
     losses = []
     for _ in range(3):
         loss, metrics = policy.bc_loss(obs, actions, np.ones(shape[:2], dtype=bool))
-        assert all(isinstance(v, float) for v in metrics.values())
+        assert all(np.isfinite(float(v)) for v in metrics.values()), "numbers, or tensors that hold one"
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -250,7 +250,7 @@ class Policy(Protocol):
     def bc_loss(
         self, obs: Observation, actions: np.ndarray, valid: np.ndarray | None = None, keyframe: np.ndarray | None = None
     ) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Return the behavior-cloning loss on actions float32 (B, H, A) in environment units, and metrics.
+        """Return the behavior-cloning loss on actions float32 (B, H, A) in environment units, and metrics: numbers, or tensors of one.
 
         `valid`: bool (B, H), False where a chunk runs past its episode's end.
         `keyframe`: float32 (B, 3), meters, where the end effector will be at the gripper's next change or the
