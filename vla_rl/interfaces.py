@@ -250,8 +250,9 @@ class Policy(Protocol):
     def bc_loss(
         self, obs: Observation, actions: np.ndarray, valid: np.ndarray | None = None, keyframe: np.ndarray | None = None
     ) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Return the behavior-cloning loss on actions float32 (B, H, A) in environment units, and metrics: numbers, or tensors of one.
+        """Return the behavior-cloning loss on actions float32 (B, H, A) in environment units, and metrics.
 
+        Metrics are numbers, or tensors that hold one, on any device.
         `valid`: bool (B, H), False where a chunk runs past its episode's end.
         `keyframe`: float32 (B, 3), meters, where the end effector will be at the gripper's next change or the
         episode's end, NaN where unknown: the target of an auxiliary loss, for policies that have one.
