@@ -60,7 +60,9 @@ def captured(monkeypatch):
     """Compilation that captures, and differentiates ahead of time, but runs torch's own kernels: it takes seconds."""
     torch.compiler.reset()
     compile_ = nn.Module.compile
-    monkeypatch.setattr(nn.Module, "compile", lambda self, **options: compile_(self, backend="aot_eager", **options))
+    monkeypatch.setattr(
+        nn.Module, "compile", lambda self, **options: compile_(self, **options | {"backend": "aot_eager"})
+    )
     yield
     torch.compiler.reset()
 

@@ -269,15 +269,15 @@ def test_nan_stops_the_run_and_the_last_good_policy_is_kept(policy, tmp_path, mo
 
 
 def test_disk_full_while_saving_leaves_the_earlier_checkpoint_whole(policy, tmp_path, monkeypatch):
-    from safetensors.torch import save_file
+    from vla_rl.distributed.tensor_files import write_tensors
 
-    def save_until_full(tensors, path):
-        if "step_00000002" in path:
+    def save_until_full(path, *tensors, **options):
+        if "step_00000002" in str(path):
             Path(path).write_bytes(b"half")
             raise OSError(errno.ENOSPC, "No space left on device")
-        save_file(tensors, path)
+        write_tensors(path, *tensors, **options)
 
-    monkeypatch.setattr("vla_rl.training.checkpoint.save_file", save_until_full)
+    monkeypatch.setattr("vla_rl.training.checkpoint.write_tensors", save_until_full)
     with pytest.raises(
         DiskFullError, match=r"disk full while writing the checkpoint .*step_00000002 .*Free some space"
     ):

@@ -100,7 +100,7 @@ def test_the_world_model_starts_with_the_context_that_led_to_the_keyframe(folder
         expected = watched(env, mined, number, env._seed_of(spec, 0))
         for name, tensor in expected.tensors().items():
             torch.testing.assert_close(found.tensors()[name], tensor, atol=1e-5, rtol=1e-4, msg=name)
-        assert torch.equal(found.noise.state()[0], expected.noise.state()[0])
+        assert torch.equal(found.noise.rows, expected.noise.rows)
         frames = mined.keyframes[number].step // 8
         assert int(found.tensors()["context.num_frames"]) == frames + 1
         assert int(found.tensors()["context.filled"].sum()) == min(frames, 2) + 1, "reference and a memory of two"
@@ -109,7 +109,7 @@ def test_the_world_model_starts_with_the_context_that_led_to_the_keyframe(folder
         np.testing.assert_array_equal(obs.state[row], beginning.state)
         assert env._steps[place] == mined.keyframes[number].step and env._imagined[place] == 0
     first, second = env._memory.select([5]), env._memory.select([7])
-    assert not torch.equal(first.noise.state()[0], second.noise.state()[0]), "each of a group has noise of its own"
+    assert not torch.equal(first.noise.rows, second.noise.rows), "each of a group has noise of its own"
     assert int(env._memory.select([2]).tensors()["context.num_frames"]) == 1
 
 

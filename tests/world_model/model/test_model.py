@@ -277,7 +277,8 @@ def test_unknown_places_are_refused(tmp_path: Path) -> None:
 
 def test_facts_come_back_from_the_environment_they_describe() -> None:
     spec = METADATA.env_spec()
-    assert WorldModelMetadata.of(spec, np.zeros(2), np.ones(2)) == METADATA
+    fitted = {"success_probability": METADATA.success_probability}
+    assert WorldModelMetadata.of(spec, np.zeros(2), np.ones(2), **fitted) == METADATA
     assert METADATA.env_spec(["reach"]).horizon == {"reach": 24}
     assert shortened(spec, 20).horizon == {"reach": 20, "reach_back": 16} and shortened(spec, None) == spec
     with pytest.raises(ConfigError, match="Did you mean 'reach'"):
