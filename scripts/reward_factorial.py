@@ -73,12 +73,7 @@ class FrameJudge:
             assert memory is not None, "begin comes first"
             logits = torch.minimum(*self._world_model.scores(memory, frame))
             self.score[i] = max(self.score[i], float(logits[0, 0]))
-            kept = memory.recent.states.shape[1]
-            recent = Frames(
-                torch.cat([memory.recent.latents, frame.latents], 1)[:, -kept:],
-                torch.cat([memory.recent.states, frame.states], 1)[:, -kept:],
-            )
-            self._memory[i] = replace(memory, recent=recent)
+            self._memory[i] = memory.seeing(frame)
         return self.score[list(ids)]
 
     def _frames(self, obs: Any, rows: list[int]) -> Frames:
@@ -104,14 +99,8 @@ class FactorialEnv:
         threshold: float = np.inf,
         stop: float = STOP,
     ) -> None:
-        self.seen, self.reward, self.judge, self.sigmoid, self.threshold, self.stop = (
-            seen,
-            reward,
-            judge,
-            sigmoid,
-            threshold,
-            stop,
-        )
+        self.seen, self.reward, self.judge = seen, reward, judge
+        self.sigmoid, self.threshold, self.stop = sigmoid, threshold, stop
         self.spec, self.num_envs, self.record_frames = seen.spec, seen.num_envs, False
         self.truth_env = InlineVecEnv(TabletopConfig(), seen.num_envs)
         self.over, self.truth = np.zeros(seen.num_envs, bool), np.zeros(seen.num_envs, bool)
@@ -275,11 +264,8 @@ def outcomes(policy: Policy) -> list[list[bool]]:
 def run(args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     args.output.mkdir(parents=True, exist_ok=True)
-    world_model, judge_file, base_file = (
-        load_world_model(args.world_model),
-        *(args.output / n for n in ("judge.json", "base.json")),
-    )
-    policy = load_policy(resolve_path(POLICY), "cpu")
+    judge_file, base_file = args.output / "judge.json", args.output / "base.json"
+    world_model, policy = load_world_model(args.world_model), load_policy(resolve_path(POLICY), "cpu")
     if not judge_file.exists():
         write_text_atomic(judge_file, json.dumps(calibrate_real(world_model, policy)))
     if not base_file.exists():

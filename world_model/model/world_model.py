@@ -98,6 +98,15 @@ class Memory:
             self.noise.put(index, other.noise),
         )
 
+    def seeing(self, frames: Frames) -> Memory:
+        """With F more frames among the last ones, by which success is judged; the dynamics' context stays as it is."""
+        kept = self.recent.states.shape[1]
+        recent = Frames(
+            torch.cat([self.recent.latents, frames.latents], 1)[:, -kept:],
+            torch.cat([self.recent.states, frames.states], 1)[:, -kept:],
+        )
+        return replace(self, recent=recent)
+
     def tensors(self) -> dict[str, torch.Tensor]:
         """All but the instruction, for a keyframe; the first dimension of each is B."""
         context = {f"context.{name}": tensor for name, tensor in self.context.tensors().items()}
@@ -250,12 +259,7 @@ class WorldModel(nn.Module):
     def extend(self, memory: Memory, frames: Frames, actions: Actions) -> Memory:
         """Remember F more frames, real or imagined, with the actions that led to them."""
         context = self.dynamics.extend(memory.context, frames, actions, memory.noise)
-        repeats = memory.recent.states.shape[1]
-        recent = Frames(
-            torch.cat([memory.recent.latents, frames.latents], 1)[:, -repeats:],
-            torch.cat([memory.recent.states, frames.states], 1)[:, -repeats:],
-        )
-        return replace(memory, context=context, recent=recent)
+        return replace(memory.seeing(frames), context=context)
 
     @torch.no_grad()
     def scores(self, memory: Memory, frames: Frames) -> tuple[torch.Tensor, torch.Tensor]:
