@@ -43,6 +43,9 @@ class FitConfig(WorldModelFitConfig):
     temperature: float | None = Field(
         default=None, ge=0, le=1, description="Of imagining, see model.dynamics; null takes the model's."
     )
+    sampling_steps: PositiveInt | None = Field(
+        default=None, le=50, description="Of the flow when imagining, see model.dynamics; null takes the model's."
+    )
     clip_frames: PositiveInt = Field(default=8, ge=2, description="T, frames of a clip, the reference included.")
     cuts: PositiveInt = Field(
         default=1,

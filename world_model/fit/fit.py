@@ -156,8 +156,8 @@ class _Fit:
                 start.success, start.clip = fresh.success, fresh.clip
                 start.to(device)
         self.world_model.metadata = metadata
-        if config.temperature is not None:
-            self.world_model.set_temperature(config.temperature)
+        sampling = {"temperature": config.temperature, "sampling_steps": config.sampling_steps}
+        self.world_model.set_sampling(**{name: value for name, value in sampling.items() if value is not None})
 
     # --- data --------------------------------------------------------------------------------
 

@@ -182,12 +182,20 @@ class WorldModel(nn.Module):
     def device(self) -> torch.device:
         return self.state_mean.device
 
-    def set_temperature(self, temperature: float) -> None:
-        """Imagine with noise of another strength from now on; see `DynamicsConfig.temperature`.
+    def set_sampling(self, **options: float) -> None:
+        """Imagine with other `temperature` or `sampling_steps` from now on; see the dynamics' options.
 
-        Thresholds of success hold for the temperature at which they were chosen.
+        Thresholds and probabilities of success hold for those at which they were chosen.
+
+        Raises:
+            ConfigError: the dynamics has no such option.
         """
-        dynamics = self.config.dynamics.model_copy(update={"temperature": temperature})
+        if missing := options.keys() - type(self.config.dynamics).model_fields.keys():
+            raise ConfigError(
+                f"world_model.{', '.join(sorted(missing))}: dynamics of kind {self.config.dynamics.kind!r} have no "
+                "such option; set it to null"
+            )
+        dynamics = self.config.dynamics.model_copy(update=options)
         self.config = self.config.model_copy(update={"dynamics": dynamics})
         self.dynamics.config = dynamics
 
