@@ -68,11 +68,13 @@ KINDS: dict[str, dict[str, str]] = {
         "rloo": "vla_rl.algorithms.rloo:RLOOConfig",
         "ppo": "vla_rl.algorithms.ppo:PPOConfig",
         "reinforce_pp": "vla_rl.algorithms.reinforce_pp:ReinforcePPConfig",
+        "dr_grpo": "vla_rl.algorithms.dr_grpo:DRGRPOConfig",
     },
     "dynamics": {
         "transformer": "world_model.config:TransformerConfig",
         "wan": "world_model.config:WanConfig",
     },
+    "values": {},
     "plan": {
         "best_of_n": "world_model.env.plan_config:PlanConfig",
     },
@@ -86,6 +88,7 @@ BASES: dict[str, str] = {
     "failure": "vla_rl.interfaces:FailureDetectionConfig",
     "policy": "vla_rl.policies.base:PolicyConfig",
     "algo": "vla_rl.algorithms.base:AlgoConfig",
+    "values": "vla_rl.algorithms.action_values:ActionValuesConfig",
     "plan": "vla_rl.interfaces:PlanningConfig",
     "transport": "real_robot.bridge.transports.base:TransportConfig",
     "dynamics": "world_model.config:DynamicsConfig",

@@ -3,8 +3,8 @@
 - An environment (simulator, world model, robot): an `EnvConfig` that builds a `VecEnv`.
 - A policy: a `vla_rl.policies.base.PolicyConfig` that builds a `Policy`.
 - An algorithm: a `vla_rl.algorithms.base.AlgoConfig` that builds a `Learner`.
-- A recipe's further sections with a `kind`: `world_model` (`WorldModelFitConfig`), `failure` (`FailureDetectionConfig`)
-  and `eval.plan` (`PlanningConfig`).
+- A recipe's further sections with a `kind`: `world_model` (`WorldModelFitConfig`), `failure`
+  (`FailureDetectionConfig`), `eval.plan` (`PlanningConfig`) and `algo.values` (`vla_rl.algorithms.action_values`).
 
 Conformance tests run over each implementation (`tests/test_conformance.py`, `tests/test_policy_conformance.py`).
 """

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from planted_values import PlantedValuesConfig
 from safetensors.torch import save_file
 from test_memory import peak_by_the_allocator
 from tiny_run import make_recipe
 
 from sim.dummy import DummyConfig
 from vla_rl.algorithms.base import AlgoConfig
+from vla_rl.algorithms.dr_grpo import DRGRPOConfig
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.reinforce_pp import ReinforcePPConfig
@@ -45,6 +47,9 @@ ALGOS: dict[str, AlgoConfig] = {
     "grpo": GRPOConfig(**SMALL, kl_coef=0.1, loss_reduction="trajectory_mean", filter_groups=False),
     "grpo_filtered": GRPOConfig(**SMALL),
     "grpo_lora": GRPOConfig(**SMALL, kl_coef=0.1),
+    "dr_grpo": DRGRPOConfig(
+        **SMALL, values=PlantedValuesConfig(), candidates=2, coefficient=0.5, state_coefficient=0.5
+    ),
     "reinforce_pp": ReinforcePPConfig(**SMALL, loss_reduction="trajectory_mean"),
     "ppo": PPOConfig(**SMALL, entropy_coef=0.01),
     "ppo_shuffled": PPOConfig(**SMALL, critic_warmup=1),
