@@ -40,7 +40,8 @@ from world_model.data.initial_frames import SimulatedInitialFrames
 from world_model.env.env import WorldModelEnv
 from world_model.fit.calibration import choose_threshold
 from world_model.fit.probability import platt
-from world_model.model.world_model import Memory, WorldModel, load_world_model
+from world_model.model.memory import Memory
+from world_model.model.world_model import WorldModel, load_world_model
 from world_model.types import Frames
 
 POLICY = "pretrained:tabletop_base"

@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from world_model.model.world_model import Memory, WorldModel, load_world_model
+from world_model.model.memory import Memory
+from world_model.model.world_model import WorldModel, load_world_model
 from world_model.types import Frames
 
 NUM_TURNS = 5

@@ -42,6 +42,10 @@ class WorldModelMetadata(Config):
     success_probability: tuple[PositiveFloat, FiniteFloat] | None = Field(
         default=None, description="Slope and intercept of P(success) over the lower logit; null where not fitted."
     )
+    value_probability: tuple[PositiveFloat, FiniteFloat] | None = Field(
+        default=None, description="Slope and intercept of the value over the value head's logit; null where not fitted."
+    )
+    value_calibration: dict[str, Any] = Field(default={}, description="What the value is worth on held-out episodes.")
     calibration: dict[str, Any] = Field(default={}, description="How the thresholds were found, and what they give.")
     datasets: tuple[str, ...] = Field(default=(), description="Content keys of the datasets it was fitted on.")
     calibrated_on: tuple[str, ...] = Field(

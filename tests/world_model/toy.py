@@ -128,6 +128,14 @@ class ToyHead(SuccessHead):
         return frames.latents[:, -1, 0, 0, 0, 0] - self.goal
 
 
+class ToyValue(ToyHead):
+    """Logit: the newest frame's position minus `goal`, plus the time left as `timed` scales it, -2 .. 2."""
+
+    @torch.no_grad()
+    def score(self, frames: Frames, reference: Frames, instruction: list[str]) -> torch.Tensor:
+        return super().score(frames, reference, instruction) + frames.states[:, -1, -1]
+
+
 def toy_parts(config: WorldModelConfig, metadata: WorldModelMetadata, noise: float = 0.0) -> Parts:
     dynamics = ToyDynamics(len(metadata.cameras), config.frame_steps, noise)
     return Parts(ToyAutoencoder(), dynamics, ToyHead(GOAL), ToyHead(GOAL - 1, num_frames=3))
@@ -135,6 +143,13 @@ def toy_parts(config: WorldModelConfig, metadata: WorldModelMetadata, noise: flo
 
 def toy_world_model(noise: float = 0.0, metadata: WorldModelMetadata = METADATA) -> WorldModel:
     return WorldModel(CONFIG, metadata, toy_parts(CONFIG, metadata, noise))
+
+
+def toy_valued(noise: float = 0.0) -> WorldModel:
+    """With a value: sigmoid(2 (position - GOAL + 4 left - 2) + 0.5), left being the share of 24 steps."""
+    world_model = toy_world_model(noise, METADATA.model_copy(update={"value_probability": (2.0, 0.5)}))
+    world_model.value_head = ToyValue(GOAL)
+    return world_model
 
 
 def start_position(spec: EpisodeSpec) -> float:

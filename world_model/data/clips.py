@@ -165,6 +165,22 @@ class SuccessBatch:
         return SuccessBatch(frames, reference, self.instruction, self.success.to(device))
 
 
+def labeled_windows(
+    clips: ClipDataset, which: np.ndarray, frame: np.ndarray, num_frames: int, success: np.ndarray
+) -> SuccessBatch:
+    """The last `num_frames` frames up to each of `frame`, int64 (B,), of the parts `which`, with labels, bool (B,)."""
+    start = np.zeros(len(frame), np.int64)
+    for i, part in enumerate(clips.parts):
+        start[which == i] = part.frames.starts[part.frames.owner[frame[which == i]]]
+    window = np.maximum(frame[:, None] + np.arange(1 - num_frames, 1), start[:, None])
+    return SuccessBatch(
+        frames=clips.frames(which, window),
+        reference=clips.frames(which, start[:, None]),
+        instruction=clips.instruction(which, start),
+        success=torch.from_numpy(success),
+    )
+
+
 class SuccessSamples:
     """Labeled windows for the success head, a third each of successes, near-successes and others.
 
@@ -219,16 +235,7 @@ class SuccessSamples:
             position = np.searchsorted(self._cumulative[k], at, side="right")
             drawn[kind == k] = self._pools[k][np.minimum(position, len(self._pools[k]) - 1)]
         which, frame = self._which[drawn], self._frame[drawn]
-        start = np.zeros(size, np.int64)
-        for i, part in enumerate(self._clips.parts):
-            start[which == i] = part.frames.starts[part.frames.owner[frame[which == i]]]
-        window = np.maximum(frame[:, None] + np.arange(1 - self._num_frames, 1), start[:, None])
-        return SuccessBatch(
-            frames=self._clips.frames(which, window),
-            reference=self._clips.frames(which, start[:, None]),
-            instruction=self._clips.instruction(which, start),
-            success=torch.from_numpy(kind == 0),
-        )
+        return labeled_windows(self._clips, which, frame, self._num_frames, kind == 0)
 
 
 def _kinds(part: EncodedEpisodes, index: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ where a dataset does not, its last row is taken as the end, and its last action 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ import numpy as np
 
 from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.dataset import DataNeeds, EpisodeDataset, open_dataset
+from vla_rl.data.keyframes import split_start
 from vla_rl.types import EnvSpec
 from world_model.trust.types import LoggedEpisode
 
@@ -175,6 +176,20 @@ def open_episodes(config: DatasetConfig, spec: EnvSpec, cache_folder: Path | Non
             "are not square are not resized. Collect with that size."
         )
     return dataset
+
+
+def tasks_of(frames: EpisodeFrames, tasks: Mapping[str, str]) -> list[str]:
+    """The task of each of the E episodes: of its initial state, or the one with its instruction, or the instruction.
+
+    Args:
+        tasks: task -> instruction.
+    """
+    named = {text: task for task, text in tasks.items()}
+    starts = [frames.dataset.initial_states[episode] for episode in frames.episodes]
+    return [
+        split_start(start)[0] or named.get(text, text)
+        for start, text in zip(starts, frames.instruction(frames.starts), strict=True)
+    ]
 
 
 def logged_episodes(frames: EpisodeFrames, chosen: Sequence[int] | None = None) -> list[LoggedEpisode]:

@@ -28,7 +28,7 @@ from vla_rl.data.keyframes import (
     split_start,
 )
 from world_model.config import KeyframeConfig
-from world_model.data.episodes import EpisodeFrames, open_episodes
+from world_model.data.episodes import EpisodeFrames, open_episodes, tasks_of
 from world_model.model.world_model import WorldModel, load_world_model
 
 FRAMES_AT_ONCE = 128
@@ -123,15 +123,11 @@ def choose(moments: Moments, config: KeyframeConfig) -> list[MinedKeyframe]:
 def moments_of(world_model: WorldModel, parts: Sequence[EpisodeFrames]) -> Moments:
     """Every frame of the datasets, as a candidate."""
     columns: dict[str, list[np.ndarray]] = {name: [] for name in Moments.__dataclass_fields__}
-    instructions = {text: task for task, text in world_model.metadata.tasks.items()}
     num_owners = 0
     for source, part in enumerate(parts):
         index = np.arange(part.num_frames)
         starts = [part.dataset.initial_states[e] for e in part.episodes]
-        names = [
-            split_start(start)[0] or instructions.get(text, text)
-            for start, text in zip(starts, part.instruction(part.starts), strict=True)
-        ]
+        names = tasks_of(part, world_model.metadata.tasks)
         succeeded = part.success(index)
         columns["source"].append(np.full(len(index), source))
         columns["episode"].append(part.episodes[part.owner])

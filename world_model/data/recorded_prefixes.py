@@ -18,7 +18,8 @@ from vla_rl.data.config import DatasetConfig
 from vla_rl.data.keyframes import RECORDED, KeyframeError
 from vla_rl.types import EpisodeSpec, Keyframe
 from world_model.data.episodes import EpisodeFrames, LoggedEpisode, logged_episodes, open_episodes
-from world_model.model.world_model import Memory, WorldModel
+from world_model.model.memory import Memory
+from world_model.model.world_model import WorldModel
 from world_model.types import Actions, Frames
 
 MAX_KEPT = 512  # Encoded prefixes: the episodes of a group all begin with the same.

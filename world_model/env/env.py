@@ -37,7 +37,8 @@ from world_model.env.download import Seen, read_chunk
 from world_model.env.imagination import ImaginedChunk, imagine_chunk
 from world_model.env.reward import LIKELY, judge
 from world_model.metadata import shortened
-from world_model.model.world_model import Memory, WorldModel
+from world_model.model.memory import Memory
+from world_model.model.world_model import WorldModel
 from world_model.types import Frames
 
 if TYPE_CHECKING:

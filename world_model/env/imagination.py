@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from world_model.config import ImaginationConfig
-from world_model.model.world_model import Memory, WorldModel
+from world_model.model.memory import Memory
+from world_model.model.world_model import WorldModel
 from world_model.types import Actions, Frames
 
 

@@ -17,7 +17,8 @@ import torch
 
 from vla_rl.interfaces import Policy
 from vla_rl.types import ActionChunk, Observation
-from world_model.model.world_model import Memory, WorldModel, load_world_model
+from world_model.model.memory import Memory
+from world_model.model.world_model import WorldModel, load_world_model
 from world_model.noise import NoiseStream
 
 if TYPE_CHECKING:

@@ -54,6 +54,11 @@ class FitConfig(WorldModelFitConfig):
     autoencoder: StageConfig = Field(default_factory=StageConfig)
     dynamics: StageConfig = Field(default_factory=StageConfig)
     success: StageConfig = Field(default_factory=StageConfig)
+    value: StageConfig = Field(
+        default_factory=lambda: StageConfig(steps=0, batch_size=64, lr=3e-4, ema_decay=0.98),
+        description="The value, which says whether an episode will succeed: its network, learned from the outcomes of "
+        "success_datasets or `datasets`; 0 steps: the world model has none, or keeps that of start_from.",
+    )
     bootstrap: BootstrapConfig = Field(
         default_factory=BootstrapConfig, description="The dynamics' own frames as context while it is fitted."
     )

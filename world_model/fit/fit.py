@@ -1,4 +1,4 @@
-"""`vla-rl world-model fit`: autoencoder, dynamics, success head and classifier, threshold. Each stage is resumable.
+"""`vla-rl world-model fit`: autoencoder, dynamics, success head and classifier, value, threshold; resumable stages.
 
 folder/
   stages/autoencoder/ ...        weights of finished stages, which are not fitted again
@@ -8,6 +8,7 @@ folder/
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,17 +37,22 @@ from world_model.config import StageConfig, WorldModelConfig
 from world_model.data.clips import ClipDataset, SuccessBatch, SuccessSamples
 from world_model.data.episodes import EpisodeFrames, logged_episodes, open_episodes, state_statistics
 from world_model.data.latents import ImageSamples, open_latents
+from world_model.data.outcomes import ValueSamples
 from world_model.data.styled import Restyler, StyledImages, restylers, with_styles
 from world_model.fit.calibration import SuccessCalibration, calibrate, check_outcomes
 from world_model.fit.config import FitConfig
 from world_model.fit.latent_bootstrap import LatentBootstrap
 from world_model.fit.replay import ImaginedSamples, replay_logits
 from world_model.fit.stage import resume_stage, stage_trainer
+from world_model.fit.value import calibrate_value
 from world_model.interfaces import SuccessHead
 from world_model.metadata import WorldModelMetadata
 from world_model.model.autoencoder import TinyAutoencoder
+from world_model.model.success import LatentSuccessHead, ValueHead
 from world_model.model.world_model import WorldModel, build_parts, load_world_model
 from world_model.types import Frames
+
+log = logging.getLogger(__name__)
 
 OnMetrics = Callable[[int, Mapping[str, Any]], None]
 CALIBRATION_IMAGES = 1024
@@ -83,7 +89,9 @@ def fit(
     run.autoencoder()
     run.dynamics()
     run.success()
+    run.value()
     run.calibrate()
+    run.calibrate_value()
     run.world_model.save(result, torch.float16 if config.weights == "float16" else None)
     shutil.rmtree(Path(folder) / "checkpoints", ignore_errors=True)
     return result
@@ -92,8 +100,9 @@ def fit(
 def updates_kept(config: FitConfig, folder: Path) -> int:
     """Updates, over all stages, that `fit` would not make again in this folder."""
     stages = {"autoencoder": config.autoencoder, "dynamics": config.dynamics}
+    stages |= {"success": config.success, "clip": config.success, "value": config.value}
     updates = 0
-    for name, stage in (stages | {"success": config.success, "clip": config.success}).items():
+    for name, stage in stages.items():
         if stage.steps and not _finished(folder, name).is_file():
             checkpoint = latest_checkpoint(_checkpoints(folder, name))
             return updates + (checkpoint_step(checkpoint) if checkpoint else 0)
@@ -155,6 +164,9 @@ class _Fit:
                 fresh = build_parts(self.model, metadata)
                 start.success, start.clip = fresh.success, fresh.clip
                 start.to(device)
+            self.value_is_fresh = self.world_model.value_head is None
+            if config.value.steps:
+                self.world_model.add_value_head()
         self.world_model.metadata = metadata
         sampling = {"temperature": config.temperature, "sampling_steps": config.sampling_steps}
         self.world_model.set_sampling(**{name: value for name, value in sampling.items() if value is not None})
@@ -283,6 +295,42 @@ class _Fit:
             return network.loss(batch.frames, batch.reference, batch.instruction, batch.success)
 
         return loss
+
+    def value(self) -> None:
+        """Tell at every real frame whether its episode will succeed; a first value starts as the success head."""
+        stage, network, device = self.config.value, self.world_model.value_head, self.world_model.device
+        if network is None or not stage.steps:
+            return
+        samples = ValueSamples(self._clips(self.data.judged), self.world_model.metadata, network.num_frames)
+
+        def loss(step: int) -> tuple[torch.Tensor, dict[str, Any]]:
+            torch.manual_seed(np.random.SeedSequence([self.seed, 2, step]).generate_state(1)[0])  # Dropout.
+            batch = samples.batch(stage.batch_size, self.seed, step).to(device)
+            return network.loss(batch.frames, batch.reference, batch.instruction, batch.success)
+
+        def begin() -> None:
+            success = self.world_model.success
+            if self.value_is_fresh and isinstance(network, ValueHead) and isinstance(success, LatentSuccessHead):
+                network.start_from(success)
+
+        self._stage("value", network, loss, stage, before=begin)
+
+    def calibrate_value(self) -> None:
+        """Turn the value into a probability, on the held-out episodes; it goes where it tells nothing of them."""
+        if self.world_model.value_head is None:
+            return
+        found = calibrate_value(self.world_model, self._clips(self.data.calibration), self.seed)
+        if found is None:
+            log.warning(
+                "value: on the held-out episodes, a higher one does not mean more success, so the world model is saved "
+                "without it; fit it longer (world_model.value.steps) or on more of the policy's episodes"
+            )
+            self.world_model.value_head = None
+        values = {
+            "value_probability": None if found is None else (found.slope, found.intercept),
+            "value_calibration": {} if found is None else found.model_dump(mode="json"),
+        }
+        self.world_model.metadata = self.world_model.metadata.model_copy(update=values)
 
     def calibrate(self) -> None:
         """Choose the threshold on held-out episodes, imagined with their logged actions."""

@@ -67,7 +67,7 @@ def fit_probability(score: np.ndarray, real: np.ndarray, groups: np.ndarray) -> 
     if fitted is None:
         return None
     probability = cross_fit(score, real, groups)
-    return SuccessProbability(slope=fitted[0], intercept=fitted[1], cross_fitted=_measure(probability, real, groups))
+    return SuccessProbability(slope=fitted[0], intercept=fitted[1], cross_fitted=measure(probability, real, groups))
 
 
 def platt(score: np.ndarray, real: np.ndarray) -> tuple[float, float] | None:
@@ -122,7 +122,8 @@ def auc(score: np.ndarray, real: np.ndarray) -> float:
     return float((ranks[real].sum() - successes * (successes + 1) / 2) / (successes * failures))
 
 
-def _measure(probability: np.ndarray, real: np.ndarray, groups: np.ndarray) -> CrossFitted:
+def measure(probability: np.ndarray, real: np.ndarray, groups: np.ndarray) -> CrossFitted:
+    """What probabilities, float (E,) or NaN where unknown, are worth against outcomes, bool (E,), of initial states."""
     known = np.isfinite(probability)
     p, y, states = probability[known], real[known], groups[known]
     if y.all() or not y.any():

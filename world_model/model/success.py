@@ -1,5 +1,7 @@
 """Whether the instruction has been carried out: a success head on latents and states, and a separate clip classifier.
 
+A third network, of the success head's build, says whether the episode will succeed: the value.
+
 They are to err independently, since a success counts where both see one. The head is a transformer over places in the
 last frames and the reference, the state and the words. The classifier is a convolutional network that sees no state:
 the newest frame, and what changed since the reference in one more of the last frames; words modulate its channels
@@ -108,6 +110,33 @@ class LatentSuccessHead(_SuccessNetwork):
             tokens = block(tokens, seen, dropout)
         places = self.norm(tokens[:, 1 : 1 + patches.shape[1]])
         return self.head(_dropped(torch.cat([places.amax(1), places.mean(1)], 1), dropout))[:, 0].float()
+
+
+class ValueHead(LatentSuccessHead):
+    """Whether the episode will succeed: the success head's network, whose states also tell the time left (`timed`)."""
+
+    def __init__(
+        self, config: SuccessConfig, latent_shape: tuple[int, int, int], num_views: int, state_dim: int
+    ) -> None:
+        super().__init__(config, latent_shape, num_views, state_dim + 1)
+
+    @torch.no_grad()
+    def start_from(self, success: LatentSuccessHead) -> None:
+        """Take the success head's weights; the time left tells nothing yet."""
+        weights = {name: tensor.clone() for name, tensor in success.state_dict().items()}
+        states = weights["embed_state.weight"].unflatten(1, (1 + self.num_frames, -1))
+        weights["embed_state.weight"] = F.pad(states, (0, 1)).flatten(1)
+        self.load_state_dict(weights)
+
+
+def timed(frames: Frames, left: torch.Tensor) -> Frames:
+    """Frames whose states have one number more: the time left, of about unit variance as the others are.
+
+    Args:
+        left: float (B,), the share of the longest task's control steps that is left, 0 .. 1.
+    """
+    column = (4 * left - 2)[:, None, None].expand(-1, frames.states.shape[1], 1)
+    return Frames(frames.latents, torch.cat([frames.states, column.to(frames.states)], 2))
 
 
 class ClipSuccessClassifier(_SuccessNetwork):

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -23,8 +23,10 @@ from vla_rl.common.atomic import atomic_folder
 from vla_rl.common.precision import Precision, wants_bf16
 from vla_rl.config import ConfigError
 from world_model.config import WorldModelConfig
-from world_model.interfaces import Autoencoder, Context, Dynamics, SuccessHead
+from world_model.interfaces import Autoencoder, Dynamics, SuccessHead
 from world_model.metadata import METADATA_FILE, WorldModelMetadata, read_metadata, resolve_path, write_metadata
+from world_model.model.memory import Memory
+from world_model.model.success import timed
 from world_model.noise import NoiseStream
 from world_model.types import Actions, DynamicsInputs, Frames
 
@@ -33,106 +35,26 @@ NO_PROBABILITY = (
     "fitted before there were any, or a higher score means no more success on its held-out episodes. Fit it again "
     "(vla-rl world-model fit), or set env.imagination.reward=success."
 )
+NO_VALUE = (
+    "world model: has no value, which says whether an episode will succeed. Fit one on the policy's own episodes, from "
+    "this world model on: vla-rl world-model fit ... world_model.start_from=FOLDER world_model.value.steps=400, with "
+    "steps=0 in the other stages to keep them as they are."
+)
 IMAGES_AT_ONCE = 512  # Through the autoencoder, which bounds its memory.
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The four networks."""
+    """The four networks, and the value head where one was fitted."""
 
     autoencoder: Autoencoder
     dynamics: Dynamics
     success: SuccessHead
     clip: SuccessHead
+    value_head: SuccessHead | None = None
 
 
 BuildParts = Callable[[WorldModelConfig, WorldModelMetadata], Parts]
-
-
-@dataclass(frozen=True)
-class Memory:
-    """What is remembered of B imagined episodes. Never changed in place, but for the noise, which goes on.
-
-    Attributes:
-        context: of the dynamics.
-        reference: B x 1, the episode's first frame.
-        recent: B x R, the last frames, the newest last; the first one repeated where there are fewer.
-        instruction: B strings.
-        noise: of what happens, a stream for each episode; also of what else might have happened (`other_futures`), so
-            that asking changes nothing.
-    """
-
-    context: Context
-    reference: Frames
-    recent: Frames
-    instruction: list[str]
-    noise: NoiseStream
-
-    @property
-    def size(self) -> int:
-        return len(self.instruction)
-
-    def select(self, rows: Sequence[int]) -> Memory:
-        """Of the episodes at `rows`, in that order; repeats allowed, which then draw the same noise."""
-        rows = list(rows)
-        index = torch.tensor(rows, dtype=torch.int64, device=self.reference.states.device)
-        return Memory(
-            self.context.select(index),
-            self.reference.select(index),
-            self.recent.select(index),
-            [self.instruction[i] for i in rows],
-            self.noise.select(index),
-        )
-
-    def put(self, rows: Sequence[int], other: Memory) -> Memory:
-        """With the episodes at `rows` replaced by those of `other`."""
-        index = torch.tensor(list(rows), dtype=torch.int64, device=self.reference.states.device)
-        place = {row: self.size + i for i, row in enumerate(rows)}
-        order = [place.get(i, i) for i in range(self.size)]
-        instruction = self.instruction + other.instruction
-        return Memory(
-            self.context.put(index, other.context),
-            put_frames(self.reference, index, other.reference),
-            put_frames(self.recent, index, other.recent),
-            [instruction[i] for i in order],
-            self.noise.put(index, other.noise),
-        )
-
-    def seeing(self, frames: Frames) -> Memory:
-        """With F more frames among the last ones, by which success is judged; the dynamics' context stays as it is."""
-        kept = self.recent.states.shape[1]
-        recent = Frames(
-            torch.cat([self.recent.latents, frames.latents], 1)[:, -kept:],
-            torch.cat([self.recent.states, frames.states], 1)[:, -kept:],
-        )
-        return replace(self, recent=recent)
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """All but the instruction, for a keyframe; the first dimension of each is B."""
-        context = {f"context.{name}": tensor for name, tensor in self.context.tensors().items()}
-        return context | {
-            "reference.latents": self.reference.latents,
-            "reference.states": self.reference.states,
-            "recent.latents": self.recent.latents,
-            "recent.states": self.recent.states,
-            "noise": self.noise.rows,
-        }
-
-    def with_tensors(self, tensors: Mapping[str, torch.Tensor]) -> Memory:
-        """The same episodes' instruction, with what `tensors` gave in place of the rest."""
-        names = [name for name in tensors if name.startswith("context.")]
-        return replace(
-            self,
-            context=type(self.context).from_tensors({n.removeprefix("context."): tensors[n] for n in names}),
-            reference=Frames(tensors["reference.latents"], tensors["reference.states"]),
-            recent=Frames(tensors["recent.latents"], tensors["recent.states"]),
-            noise=NoiseStream.from_rows(tensors["noise"]),
-        )
-
-
-def put_frames(frames: Frames, rows: torch.Tensor, other: Frames) -> Frames:
-    """`frames` with those at `rows`, int64, replaced by `other`."""
-    return Frames(frames.latents.index_copy(0, rows, other.latents), frames.states.index_copy(0, rows, other.states))
 
 
 class WorldModel(nn.Module):
@@ -149,6 +71,7 @@ class WorldModel(nn.Module):
     dynamics: Dynamics
     success: SuccessHead
     clip: SuccessHead
+    value_head: SuccessHead | None
 
     def __init__(self, config: WorldModelConfig, metadata: WorldModelMetadata, parts: Parts) -> None:
         super().__init__()
@@ -272,20 +195,65 @@ class WorldModel(nn.Module):
     @torch.no_grad()
     def scores(self, memory: Memory, frames: Frames) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits of success at each of the F frames that follow `memory`: success head, clip classifier, (B, F)."""
-        together = Frames(
-            torch.cat([memory.recent.latents, frames.latents], 1), torch.cat([memory.recent.states, frames.states], 1)
-        )
-        num_frames, earlier = frames.states.shape[1], memory.recent.states.shape[1]
-        each = torch.arange(memory.size, device=self.device).repeat_interleave(num_frames)
-        instruction = [text for text in memory.instruction for _ in range(num_frames)]
 
         def score(head: SuccessHead) -> torch.Tensor:
-            last = torch.arange(earlier, earlier + num_frames, device=self.device)[:, None]
-            window = last + torch.arange(1 - head.num_frames, 1, device=self.device)
-            windows = Frames(together.latents[:, window].flatten(0, 1), together.states[:, window].flatten(0, 1))
-            return head.score(windows, memory.reference.select(each), instruction).unflatten(0, (-1, num_frames))
+            return head.score(*self._windows(memory, frames, head.num_frames)).unflatten(0, (memory.size, -1))
 
         return score(self.success), score(self.clip)
+
+    @torch.no_grad()
+    def value(self, memory: Memory, frames: Frames | None, steps_left: torch.Tensor | np.ndarray) -> torch.Tensor:
+        """Probability that the episode will have succeeded by its end, for each of the F frames that follow `memory`.
+
+        It is that of the policy whose episodes the value was fitted on; see world_model/fit/value.py. The frames may be
+        real or imagined, and so may those in `memory`.
+
+        Args:
+            frames: B x F; None: the newest frame in `memory` itself, F = 1.
+            steps_left: int (B, F), control steps from each frame to the task's horizon (`value_steps_left`).
+
+        Returns:
+            float32 (B, F), in 0 .. 1.
+
+        Raises:
+            ConfigError: no value was fitted.
+            ValueError: steps_left of another shape.
+        """
+        slope, intercept = self.check_value()
+        return torch.sigmoid(slope * self.value_logits(memory, frames, steps_left) + intercept)
+
+    @torch.no_grad()
+    def value_logits(
+        self, memory: Memory, frames: Frames | None, steps_left: torch.Tensor | np.ndarray
+    ) -> torch.Tensor:
+        """What `value` is a sigmoid of, not calibrated: float32 (B, F)."""
+        if self.value_head is None:
+            raise ConfigError(NO_VALUE)
+        left = torch.as_tensor(steps_left, device=self.device)
+        wanted = (memory.size, 1 if frames is None else frames.states.shape[1])
+        if tuple(left.shape) != wanted:
+            raise ValueError(f"steps_left: got shape {tuple(left.shape)}, must be {wanted}: one for each frame")
+        share = (left.float() / max(self.metadata.horizon.values())).clamp(0, 1).flatten()
+        windows, reference, instruction = self._windows(memory, frames, self.value_head.num_frames)
+        logits = self.value_head.score(timed(windows, share), timed(reference, share), instruction)
+        return logits.unflatten(0, wanted)
+
+    def _windows(self, memory: Memory, frames: Frames | None, length: int) -> tuple[Frames, Frames, list[str]]:
+        """For each of the frames that follow `memory` (None: its newest), with episodes' frames one after another: the
+        last `length` frames up to it, the reference, the instruction."""
+        together, num_frames = memory.recent, 1
+        if frames is not None:
+            num_frames = frames.states.shape[1]
+            together = Frames(
+                torch.cat([together.latents, frames.latents], 1), torch.cat([together.states, frames.states], 1)
+            )
+        all_frames = together.states.shape[1]
+        last = torch.arange(all_frames - num_frames, all_frames, device=self.device)[:, None]
+        window = last + torch.arange(1 - length, 1, device=self.device)
+        windows = Frames(together.latents[:, window].flatten(0, 1), together.states[:, window].flatten(0, 1))
+        each = torch.arange(memory.size, device=self.device).repeat_interleave(num_frames)
+        instruction = [text for text in memory.instruction for _ in range(num_frames)]
+        return windows, memory.reference.select(each), instruction
 
     def counts(self, success: torch.Tensor, clip: torch.Tensor, require_both: bool = True) -> torch.Tensor:
         """Whether logits count as a success: above the head's threshold, and the classifier's if both are required."""
@@ -311,6 +279,22 @@ class WorldModel(nn.Module):
         slope, intercept = self.check_probability()
         return torch.sigmoid(slope * torch.minimum(success, clip).float() + intercept)
 
+    def check_value(self) -> tuple[float, float]:
+        """Return slope and intercept of the value.
+
+        Raises:
+            ConfigError: none was fitted.
+        """
+        if self.value_head is None or self.metadata.value_probability is None:
+            raise ConfigError(NO_VALUE)
+        return self.metadata.value_probability
+
+    def add_value_head(self) -> None:
+        """Give it a fresh value head, if it has none; seed torch before."""
+        if self.value_head is None:
+            self.value_head = build_value_head(self.config, self.metadata, self.autoencoder.latent_shape)
+            self.to(self.device).eval()
+
     def compute_in(self, precision: Precision) -> WorldModel:
         """Keep the networks' parameters in bfloat16 from here on, where `precision` says so; images, latents and states
         stay what they are. Returns itself."""
@@ -333,7 +317,9 @@ class WorldModel(nn.Module):
         with atomic_folder(Path(folder), "world model", replace=True) as partial:
             write_metadata(partial, self.config, self.metadata)
             for part in fields(Parts):
-                module: nn.Module = getattr(self, part.name)
+                module: nn.Module | None = getattr(self, part.name)
+                if module is None:
+                    continue
                 parameters = {name for name, _ in module.named_parameters()}
                 tensors = {
                     name: tensor.detach().to("cpu", (dtype if name in parameters else None) or tensor.dtype)
@@ -359,8 +345,11 @@ def load_world_model(
     config, metadata = read_metadata(folder)
     with torch.random.fork_rng(devices=[]):
         world_model = WorldModel(config, metadata, (build or build_parts)(config, metadata))
+        if (folder / "value_head.safetensors").is_file():  # Older ones, and most, have none.
+            world_model.add_value_head()
     for part in fields(Parts):
-        _read_weights(folder / f"{part.name}.safetensors", getattr(world_model, part.name))
+        if (module := getattr(world_model, part.name)) is not None:
+            _read_weights(folder / f"{part.name}.safetensors", module)
     return world_model.to(device).eval()
 
 
@@ -380,6 +369,15 @@ def build_parts(config: WorldModelConfig, metadata: WorldModelMetadata) -> Parts
     dynamics = config.dynamics.build(DynamicsInputs(shape, metadata.cameras, *sizes, mean, std))
     success = LatentSuccessHead(config.success, shape, num_views, metadata.state_dim)
     return Parts(autoencoder, dynamics, success, ClipSuccessClassifier(config.success, shape, num_views))
+
+
+def build_value_head(
+    config: WorldModelConfig, metadata: WorldModelMetadata, latent_shape: tuple[int, int, int]
+) -> SuccessHead:
+    """A fresh value head of a world model with latents (C, h, w) of a view."""
+    from world_model.model.success import ValueHead
+
+    return ValueHead(config.success, latent_shape, len(metadata.cameras), metadata.state_dim)
 
 
 def _read_weights(file: Path, module: nn.Module) -> None:

@@ -10,7 +10,8 @@ import torch
 
 from world_model.config import ImaginationConfig
 from world_model.env.imagination import imagine_chunk
-from world_model.model.world_model import Memory, WorldModel
+from world_model.model.memory import Memory
+from world_model.model.world_model import WorldModel
 from world_model.trust.types import Scores
 from world_model.types import Actions, Frames
 

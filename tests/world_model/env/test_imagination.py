@@ -13,7 +13,8 @@ from vla_rl.config import ConfigError, validate
 from vla_rl.types import EpisodeSpec
 from world_model.config import ImaginationConfig
 from world_model.env.imagination import ImaginedChunk, imagine_chunk
-from world_model.model.world_model import Memory, WorldModel
+from world_model.model.memory import Memory
+from world_model.model.world_model import WorldModel
 from world_model.noise import NoiseStream
 from world_model.trust.subject import OpenLoop
 from world_model.types import Frames

@@ -19,7 +19,7 @@ from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
 from world_model.fit import fit as fit_module
 from world_model.fit.calibration import CalibrationError
 from world_model.fit.config import FitConfig
-from world_model.fit.fit import fit
+from world_model.fit.fit import fit, updates_kept
 from world_model.model.world_model import load_world_model
 from world_model.trust.config import MeasureConfig
 from world_model.trust.evaluate import measure_trust
@@ -192,6 +192,31 @@ def test_success_networks_can_start_afresh_and_learn_from_episodes_of_their_own(
         found[name] = weights(result)["success.safetensors"]
         assert len(load_world_model(result).metadata.datasets) == (2 if name == "others" else 1)
     assert len(set(found.values())) == 3
+
+
+def test_a_value_is_fitted_on_top_resumed_measured_and_kept(episodes, fitted, tmp_path, monkeypatch):
+    kept = {"model": None, "start_from": str(fitted), "calibrate_on": str(episodes)}  # So few are known by heart.
+    kept |= {name: {"steps": 0} for name in ("autoencoder", "dynamics", "success")}
+    options = config(
+        episodes, **kept, value=STAGE | {"steps": 30, "batch_size": 32, "lr": 1e-2, "ema_decay": 0}, save_every=10
+    )
+    valued = fit(options, SPEC, tmp_path / "run")
+    before, after = weights(fitted), weights(valued)
+    assert {name: after[name] for name in before} == before and set(after) - set(before) == {"value_head.safetensors"}
+    figures = load_world_model(valued).metadata.value_calibration
+    assert figures["slope"] > 0 and len(figures["by_depth"]) == 4 and figures["by_number"][0]["num_episodes"] == 24
+    assert figures["open_frames"]["auc"] > 0.6 and 0 < figures["open_frames"]["brier"] < 0.3
+    budget = stop_fitting(monkeypatch, 15)
+    with pytest.raises(KeyboardInterrupt):
+        fit(options, SPEC, tmp_path / "cut")
+    assert updates_kept(options, tmp_path / "cut") == 10
+    budget[0] = 20
+    assert weights(fit(options, SPEC, tmp_path / "cut")) == after
+    budget[0] = 3  # Three of the value's are not needed again: a start's value is kept and measured anew.
+    kept |= {"start_from": str(valued), "success": STAGE | {"steps": 1}}
+    later = fit(config(episodes, **kept), SPEC, tmp_path / "later")
+    assert weights(later)["value_head.safetensors"] == after["value_head.safetensors"]
+    assert load_world_model(later).metadata.value_probability == load_world_model(valued).metadata.value_probability
 
 
 def test_a_finished_fit_is_not_repeated(episodes, fitted, monkeypatch):

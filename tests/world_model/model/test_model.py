@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from toy import CONFIG, METADATA, push, toy_parts, toy_world_model
+from toy import CONFIG, GOAL, METADATA, push, toy_parts, toy_valued, toy_world_model
 
 from vla_rl.config import ConfigError
 from world_model.config import WorldModelConfig
@@ -108,6 +108,48 @@ def test_heads_see_the_last_frames_the_first_repeated_where_there_are_fewer() ->
     nothing = Actions(torch.zeros(1, 2, 4, 3), torch.ones(1, 2, 4, dtype=torch.bool))
     world_model.scores(world_model.extend(memory, positions([[2, 3]]), nothing), positions([[4]]))
     assert seen == [[2, 3, 4]]
+
+
+def test_the_value_is_a_probability_at_real_and_at_imagined_frames() -> None:
+    world_model = toy_valued()
+    memory = world_model.begin(positions([[4], [5]]), ["go", "go"], [0, 1])
+    newest = world_model.value(memory, None, np.array([[24], [12]]))
+    assert newest.dtype == torch.float32
+    torch.testing.assert_close(newest, torch.sigmoid(2 * torch.tensor([[4 - GOAL + 2], [5 - GOAL]]) + 0.5))
+    following = world_model.value(memory, positions([[5, 6], [5, 7]]), np.array([[12, 6], [24, 0]]))
+    logits = torch.tensor([[5 - GOAL, 6 - GOAL - 1], [5 - GOAL + 2, 7 - GOAL - 2]])
+    torch.testing.assert_close(following, torch.sigmoid(2 * logits + 0.5))
+    nothing = Actions(torch.zeros(2, 2, 4, 3), torch.ones(2, 2, 4, dtype=torch.bool))
+    later = world_model.extend(memory, positions([[5, 6], [5, 7]]), nothing)
+    torch.testing.assert_close(world_model.value(later, None, np.array([[6], [0]])), following[:, 1:])
+    with pytest.raises(ValueError, match=r"steps_left: got shape \(2,\), must be \(2, 1\)"):
+        world_model.value(later, None, np.array([6, 0]))
+
+
+def test_a_world_model_without_a_value_says_how_to_get_one(tmp_path) -> None:
+    small_world_model().save(tmp_path / "old")
+    old = load_world_model(tmp_path / "old")
+    memory = old.begin(old.encode(np.full((1, 1, 2, 16, 16, 3), 9, np.uint8), np.zeros((1, 1, 2))), ["go"], [0])
+    with pytest.raises(ConfigError, match=r"no value.*world_model\.value\.steps"):
+        old.value(memory, None, np.array([[4]]))
+
+
+def test_a_value_is_kept_in_the_folder(tmp_path) -> None:
+    metadata = SMALL_FACTS.model_copy(update={"value_probability": (1.5, -0.25)})
+    torch.manual_seed(1)
+    world_model = WorldModel(SMALL, metadata, build_parts(SMALL, metadata))
+    world_model.add_value_head()
+    world_model.save(tmp_path / "valued")
+    found = []
+    for each in (world_model, load_world_model(tmp_path / "valued")):
+        images = np.random.default_rng(0).integers(0, 256, (2, 1, 2, 16, 16, 3), np.uint8)
+        memory = each.begin(each.encode(images, np.ones((2, 1, 2))), ["reach the goal", "go"], [0, 1])
+        found.append(each.value(memory, None, np.array([[8], [16]])))
+        assert not torch.equal(found[-1], each.value(memory, None, np.array([[8], [8]]))), "the time left tells"
+    torch.testing.assert_close(*found)
+    before = content_key(tmp_path / "valued")
+    (tmp_path / "valued" / "value_head.safetensors").unlink()
+    assert content_key(tmp_path / "valued") != before
 
 
 def test_a_success_needs_both_heads_unless_told_otherwise() -> None:

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from world_model.config import SuccessConfig
 from world_model.interfaces import SuccessHead
 from world_model.model.instruction_embedding import MAX_WORDS, NUM_ROWS, WordEmbedding, split_words
-from world_model.model.success import ClipSuccessClassifier, LatentSuccessHead, _shifted
+from world_model.model.success import ClipSuccessClassifier, LatentSuccessHead, ValueHead, _shifted, timed
 from world_model.types import Frames
 
 CONFIG = SuccessConfig(width=32, depth=1, num_frames=2)
@@ -210,3 +210,15 @@ def test_pairs_of_words_tell_the_order() -> None:
     assert torch.allclose(*plain(texts)[0].sum(1))
     assert not torch.allclose(*pairs(texts)[0].sum(1))
     assert pairs(texts)[1].sum(1).tolist() == [5, 5]
+
+
+def test_a_value_head_that_starts_as_the_success_head_says_the_same_whatever_time_is_left() -> None:
+    head, value = make("head", num_views=2), ValueHead(CONFIG, SHAPE, 2, STATE_DIM)
+    assert isinstance(head, LatentSuccessHead)
+    frames, reference, instruction, _ = toy(5, 2, torch.Generator().manual_seed(0), num_views=2)
+    value.start_from(head)
+    for left in (0.0, 1.0):
+        share = torch.full((5,), left)
+        assert timed(frames, share).states[:, :, -1].unique().tolist() == [4 * left - 2]
+        found = value.score(timed(frames, share), timed(reference, share), instruction)
+        torch.testing.assert_close(found, head.score(frames, reference, instruction))
