@@ -4,7 +4,8 @@
 
 Writes one folder per fault: `noisy_dynamics_N` and `noisy_success_N` (each weight matrix of the dynamics, or of both
 success networks, with Gaussian noise of N % of its root mean square), `optimist` (what the success networks give more
-than `OPTIMIST` counts as a success), `pessimist` (both thresholds higher by `PESSIMIST`).
+than `OPTIMIST` counts as a success), `pessimist` (both thresholds higher by `PESSIMIST`), and where it has a calibrated
+probability `too_sure` (its logit times `TOO_SURE`, which changes no verdict and no order).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from world_model.model.world_model import WorldModel, load_world_model
 
 DYNAMICS_NOISE, SUCCESS_NOISE = (0.05, 0.1, 0.2), (0.2, 0.4)
 OPTIMIST, PESSIMIST = -1.0, 1.5  # logits
+TOO_SURE = 4.0
 
 
 def main() -> None:
@@ -44,6 +46,14 @@ def main() -> None:
         damaged = load_world_model(arguments.world_model)
         damaged.metadata = metadata.model_copy(update={"success_threshold": success, "clip_threshold": clip})
         save(damaged, arguments.output / name)
+    damaged = load_world_model(arguments.world_model)
+    if metadata.success_probability is None:
+        print("no too_sure: it has no calibrated probability of success")
+        return
+    slope, intercept = metadata.success_probability
+    changes = {"success_probability": (TOO_SURE * slope, TOO_SURE * intercept)}
+    damaged.metadata = metadata.model_copy(update=changes)
+    save(damaged, arguments.output / "too_sure")
 
 
 def shake(network: Any, share: float) -> None:

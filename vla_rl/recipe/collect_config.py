@@ -30,6 +30,11 @@ class CollectConfig(Config):
     allow_eval: bool = Field(
         default=False, description="Allow split=eval; what is learned from it can prove nothing on it."
     )
+    group_size: PositiveInt = Field(
+        default=1,
+        description="With source=policy: episodes from each initial state, one after another. From 2 on, trust can "
+        "tell whether imagination orders the episodes of a state as reality does, which is what GRPO learns from.",
+    )
     start_index: NonNegativeInt = Field(default=0, description="First initial state of the split.")
     keep: Literal["all", "successes"] = Field(default="all", description="Keep every episode, or those that succeed.")
     max_attempts: PositiveInt = Field(
@@ -75,6 +80,11 @@ class CollectConfig(Config):
             raise ConfigError(
                 "collect.every_frame: false is only for collect.source=policy, and without collect.structure; the "
                 "expert looks after each step"
+            )
+        if self.group_size > 1 and self.source != "policy":
+            raise ConfigError(
+                f"collect.group_size: got {self.group_size} with collect.source=expert, which does the same from the "
+                "same state; set collect.group_size=1, or collect.source=policy"
             )
         if self.source == "policy" and (self.noise or self.rotation_noise):
             raise ConfigError("collect.noise: only for collect.source=expert; use collect.temperature for a policy")

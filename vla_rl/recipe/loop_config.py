@@ -19,7 +19,14 @@ class LoopConfig(Config):
         "of the final evaluation); null: as many as the rounds ask for.",
     )
     episodes: PositiveInt = Field(default=60, description="Real episodes per task and round to fit the world model on.")
-    held_out: PositiveInt = Field(default=40, description="Real episodes per task and round that only trust sees.")
+    held_out: PositiveInt = Field(
+        default=40, description="Real episodes per task and round for trust; later rounds learn from them."
+    )
+    held_out_group: PositiveInt = Field(
+        default=1,
+        description="Held-out episodes from each initial state, see collect.group_size; fewer states make wider "
+        "intervals of the other figures.",
+    )
     first_state: NonNegativeInt = Field(default=100_000, description="First `train` state of those episodes.")
     steps_after_success: NonNegativeInt = Field(
         default=8,
@@ -45,8 +52,8 @@ class LoopConfig(Config):
         default=0.5,
         gt=0,
         le=1,
-        description="A round's episodes count this much in the next refit, relative to the newest; its square in the "
-        "one after, and so on.",
+        description="A round's episodes, those that judged it included, count this much in the next refit, relative to "
+        "the newest; its square in the one after, and so on.",
     )
     controls: tuple[Literal["shuffled_rewards", "continue_bc", "online_grpo"], ...] = Field(
         default=(),

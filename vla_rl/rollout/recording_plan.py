@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,14 +17,15 @@ class RecordingPlan:
     """Which initial states to run next, one task after another, and what came of them.
 
     Attributes:
-        kept, successes, running: task -> episodes. tried: task -> indices of the initial states started so far.
+        kept, successes, running: task -> episodes. tried: task -> how often each initial state, by
+            its index, was started so far.
     """
 
     def __init__(self, config: CollectConfig, tasks: Sequence[str]) -> None:
         self.config, self.tasks = config, list(tasks)
         self.kept = dict.fromkeys(self.tasks, 0)
         self.successes = dict.fromkeys(self.tasks, 0)
-        self.tried: dict[str, set[int]] = {task: set() for task in self.tasks}
+        self.tried: dict[str, Counter[int]] = {task: Counter() for task in self.tasks}
         self.running = dict.fromkeys(self.tasks, 0)
 
     @property
@@ -39,21 +41,24 @@ class RecordingPlan:
     def _next(self) -> EpisodeSpec | None:
         for task in self.tasks:
             if (index := self._next_index(task)) is not None:
-                self.tried[task].add(index)
+                self.tried[task][index] += 1
                 self.running[task] += 1
                 return EpisodeSpec(task, self.config.split, index)
         return None
 
     def _next_index(self, task: str) -> int | None:
-        config = self.config
+        config, tried = self.config, self.tried[task]
         need = config.episodes_per_task - self.kept[task]
         if config.keep == "all":
-            stop = config.start_index + config.episodes_per_task
+            most = config.episodes_per_task
         else:
             if need <= self.running[task]:  # Enough are under way, should all succeed.
                 return None
-            stop = config.start_index + config.max_attempts * config.episodes_per_task
-        return next((i for i in range(config.start_index, stop) if i not in self.tried[task]), None)
+            most = config.max_attempts * config.episodes_per_task
+        if tried.total() >= most:
+            return None
+        stop = config.start_index - (-most // config.group_size)
+        return next((i for i in range(config.start_index, stop) if tried[i] < config.group_size), None)
 
     def finish(self, spec: EpisodeSpec, success: bool) -> bool:
         """Note an episode's end; returns whether it is kept."""
@@ -71,8 +76,8 @@ class RecordingPlan:
     def restore(self, rows: Sequence[dict[str, Any]], rejected: Sequence[tuple[str, int]]) -> None:
         """Take over what an earlier, killed collection has finished."""
         for row in rows:
-            self.tried[row["task"]].add(row["index"])
+            self.tried[row["task"]][row["index"]] += 1
             self.kept[row["task"]] += 1
             self.successes[row["task"]] += row["success"]
         for task, index in rejected:
-            self.tried[task].add(index)
+            self.tried[task][index] += 1

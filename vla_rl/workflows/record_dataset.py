@@ -249,7 +249,7 @@ class _Collector:
             import torch
 
             # A resumed collection must not draw what the finished episodes drew.
-            drawn = sum(map(len, self.plan.tried.values()))
+            drawn = sum(tried.total() for tried in self.plan.tried.values())
             self.generator = torch.Generator().manual_seed(self.seed * 1_000_003 + drawn)
         with self.encoders:
             EpisodeRunner(
@@ -268,7 +268,7 @@ class _Collector:
     def summary(self) -> dict[str, Any]:
         """What was collected so far, restored shards included."""
         plan = self.plan
-        attempts = {task: max(len(tried) - plan.running[task], 0) for task, tried in plan.tried.items()}
+        attempts = {task: max(tried.total() - plan.running[task], 0) for task, tried in plan.tried.items()}
         elapsed = max(time.monotonic() - self.started, 1e-9)
         return {
             "dataset": self.config.dataset,

@@ -13,11 +13,10 @@ import numpy as np
 from pydantic import FiniteFloat, PositiveFloat
 from scipy.optimize import minimize
 from scipy.special import expit
-from scipy.stats import rankdata
 
 from vla_rl.config import Config
-from world_model.trust.intervals import resampled_counts
 from world_model.trust.measures.outcomes import calibration
+from world_model.trust.measures.signal import auc_figure
 
 NUM_FOLDS, NUM_BINS = 5, 10
 STEEPEST = 20.0  # A slope above this is a step: the outcomes were separated, and nothing bounds it from above.
@@ -113,46 +112,19 @@ def cross_fit(score: np.ndarray, real: np.ndarray, groups: np.ndarray, num_folds
     return probability
 
 
-def auc(score: np.ndarray, real: np.ndarray) -> float:
-    """Area under the ROC curve: P(a success scores above a failure), ties counting half; NaN without both."""
-    successes, failures = int(real.sum()), int((~real).sum())
-    if not successes or not failures:
-        return math.nan
-    ranks = rankdata(score)
-    return float((ranks[real].sum() - successes * (successes + 1) / 2) / (successes * failures))
-
-
 def measure(probability: np.ndarray, real: np.ndarray, groups: np.ndarray) -> CrossFitted:
     """What probabilities, float (E,) or NaN where unknown, are worth against outcomes, bool (E,), of initial states."""
     known = np.isfinite(probability)
     p, y, states = probability[known], real[known], groups[known]
     if y.all() or not y.any():
         return CrossFitted(num_episodes=len(p))
-    low, high = _auc_interval(p, y, states)
+    area = auc_figure(p, y, states)
     return CrossFitted(
-        auc=auc(p, y),
-        auc_low=low,
-        auc_high=high,
+        auc=area.value,
+        auc_low=None if math.isnan(area.low) else area.low,
+        auc_high=None if math.isnan(area.high) else area.high,
         brier=float(((p - y) ** 2).mean()),
         constant_brier=float(((y.mean() - y) ** 2).mean()),
         calibration_error=calibration(p, y, NUM_BINS).error,
         num_episodes=len(p),
     )
-
-
-def _auc_interval(score: np.ndarray, real: np.ndarray, groups: np.ndarray) -> tuple[float, float] | tuple[None, None]:
-    """95 % percentile bootstrap over initial states: a state's episodes are drawn together."""
-    place = np.unique(groups, return_inverse=True)[1]
-    order = np.argsort(score, kind="stable")
-    _, tie = np.unique(score[order], return_inverse=True)
-    weights = resampled_counts(int(place.max()) + 1)[:, place[order]]  # (resamples, E)
-    positive, negative = weights * real[order], weights * ~real[order]
-    starts = np.flatnonzero(np.r_[True, np.diff(tie) > 0])
-    up, down = np.add.reduceat(positive, starts, axis=1), np.add.reduceat(negative, starts, axis=1)
-    below = np.cumsum(down, axis=1) - down / 2
-    total = up.sum(1) * down.sum(1)
-    drawn = (up * below).sum(1)[total > 0] / total[total > 0]
-    if not len(drawn):
-        return None, None
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    return float(low), float(high)

@@ -53,6 +53,8 @@ OUTCOMES, POLICIES, VIDEO, ACTIONS, HORIZON = (
 )
 GROUPS = (OUTCOMES, HORIZON, ACTIONS, VIDEO, POLICIES)
 
+MAX_AUC_FRAMES = 4  # Of `auc_after_N`.
+
 FIGURES: dict[str, FigureInfo] = {
     "agreement": FigureInfo(
         OUTCOMES,
@@ -110,6 +112,26 @@ FIGURES: dict[str, FigureInfo] = {
         "points",
         "Above zero the world model flatters. Rates can agree while every episode is wrong: read agreement first.",
     ),
+    "auc": FigureInfo(
+        OUTCOMES,
+        "Order of successes and failures (AUC)",
+        "number",
+        "Of a success and a failure, how often has the success the higher probability in imagination (its highest of "
+        "the episode)? 0.5 is guessing, 1 always. No threshold has a part in it.",
+    ),
+    "group_correlation": FigureInfo(
+        OUTCOMES,
+        "Order within an initial state, probability",
+        "number",
+        "Correlation of the imagined probability with the real outcome among episodes of the same initial state: what "
+        "GRPO learns from when it is paid the probability. 1 is as good as the truth, 0 is noise.",
+    ),
+    "group_correlation_verdict": FigureInfo(
+        OUTCOMES,
+        "Order within an initial state, verdict",
+        "number",
+        "The same of the verdict by threshold: success or failure.",
+    ),
     "outcome_flips": FigureInfo(
         OUTCOMES,
         "Outcomes that other noise flips",
@@ -122,8 +144,8 @@ FIGURES: dict[str, FigureInfo] = {
         "Calibration error",
         "gap",
         "How far probability and outcome lie apart on average (expected calibration error): an episode's highest "
-        "probability in imagination against what really happened. 0 is perfect.",
-        interval=False,
+        "probability in imagination, as RL is paid it, against what really happened. 0 is perfect; with few episodes "
+        "chance alone gives some.",
     ),
     "head_agreement": FigureInfo(
         OUTCOMES,
@@ -142,9 +164,24 @@ FIGURES: dict[str, FigureInfo] = {
         OUTCOMES,
         "Calibration error on real frames",
         "gap",
-        "The same when the success head sees the real frames.",
-        interval=False,
+        "The same when the success networks see the real frames.",
     ),
+    "head_auc": FigureInfo(
+        HORIZON,
+        "AUC on real frames",
+        "number",
+        "Order of successes and failures where the success networks see the real frames: 0 frames imagined.",
+    ),
+    **{
+        f"auc_after_{frames}": FigureInfo(
+            HORIZON,
+            f"AUC {frames} frame{'s' * (frames > 1)} after a real one",
+            "number",
+            "The same where each frame is imagined from the real frames up to so many before it: how far a branch from "
+            "a real frame may imagine.",
+        )
+        for frames in range(1, MAX_AUC_FRAMES + 1)
+    },
     "trust_horizon": FigureInfo(
         HORIZON,
         "Trust horizon",

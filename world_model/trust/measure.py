@@ -26,6 +26,7 @@ from world_model.trust.measures.open_loop import (
     action_errors,
     imagine,
     imagined_outcomes,
+    probability_ahead,
     replay,
 )
 from world_model.trust.measures.outcomes import (
@@ -39,6 +40,7 @@ from world_model.trust.measures.outcomes import (
     rate_figure,
 )
 from world_model.trust.measures.perceptual import Lpips, VideoFeatures, frechet_distance
+from world_model.trust.measures.signal import auc_figure, calibration_interval, group_correlation
 from world_model.trust.report import Provenance, TrustReport
 from world_model.trust.types import LoggedEpisode, TrustData, WorldModel, check_episodes, collate
 
@@ -104,18 +106,17 @@ def measure(
     done = replay(world_model, data.held_out, config.batch_size, Noise(config.seed), lpips, video)
     figures = replay_figures(done, groups)
     calibrations = _calibrations(done, config)
-    figures |= _calibration_figures(calibrations, len(groups))
+    figures |= _calibration_figures(calibrations, done, groups, config)
+    figures |= _signal_figures(done, groups, not_measured)
+    if config.auc_frames:
+        say(f"the same from real frames up to {config.auc_frames} before each")
+        figures |= _ahead_figures(world_model, data.held_out, config)
     say("the same with other noise")
     other = imagined_outcomes(world_model, data.held_out, config.batch_size, Noise(config.seed, 1))
     figures["outcome_flips"] = rate_figure(other != done.imagined[:, -1], groups)
     say("the same with other actions")
     figures |= _action_figures(world_model, data, config, not_measured)
-    if len(groups) >= config.horizon_episodes:
-        figures |= horizon_figures(done, groups, config, world_model.frame_steps)
-    else:
-        needed = f"{config.horizon_episodes} (world_model.measure.horizon_episodes)"
-        why = f"{len(groups)} held-out episodes, it needs {needed}"
-        not_measured |= dict.fromkeys(("trust_horizon", "image_horizon", "outcome_horizon"), why)
+    figures |= _horizons(done, groups, config, world_model.frame_steps, not_measured)
     if len(data.policies) > 1:
         figures |= policy_figures(data.policies)
     else:
@@ -126,8 +127,7 @@ def measure(
     for style, episodes in data.styles.items():
         say(f"style {style}: imagining {len(episodes)} episodes")
         seen = replay(world_model, episodes, config.batch_size, Noise(config.seed), lpips, video)
-        found = replay_figures(seen, _groups(episodes))
-        styles[style] = found | _calibration_figures(_calibrations(seen, config), len(episodes))
+        styles[style] = _style_figures(seen, _groups(episodes), config)
     report = TrustReport(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         provenance=provenance or Provenance(),
@@ -228,11 +228,63 @@ def _calibrations(done: Replay, config: MeasureConfig) -> dict[str, Calibration]
     }
 
 
-def _calibration_figures(calibrations: dict[str, Calibration], count: int) -> dict[str, Figure]:
-    return {
-        "calibration_error": figure(calibrations["imagined"].error, NO_INTERVAL, count),
-        "head_calibration_error": figure(calibrations["real"].error, NO_INTERVAL, count),
+def _calibration_figures(
+    calibrations: dict[str, Calibration], done: Replay, groups: np.ndarray, config: MeasureConfig
+) -> dict[str, Figure]:
+    real, bins, count = done.real[:, -1], config.calibration_bins, len(groups)
+    seen = {
+        "imagined": ("calibration_error", done.probability),
+        "real": ("head_calibration_error", done.head_probability),
     }
+    return {
+        name: figure(calibrations[kind].error, calibration_interval(probability, real, groups, bins), count)
+        for kind, (name, probability) in seen.items()
+    }
+
+
+def _style_figures(seen: Replay, groups: np.ndarray, config: MeasureConfig) -> dict[str, Figure]:
+    figures = replay_figures(seen, groups) | _signal_figures(seen, groups, {})
+    return figures | _calibration_figures(_calibrations(seen, config), seen, groups, config)
+
+
+def _horizons(
+    done: Replay, groups: np.ndarray, config: MeasureConfig, frame_steps: int, not_measured: dict[str, str]
+) -> dict[str, Figure]:
+    if len(groups) >= config.horizon_episodes:
+        return horizon_figures(done, groups, config, frame_steps)
+    needed = f"{config.horizon_episodes} (world_model.measure.horizon_episodes)"
+    why = f"{len(groups)} held-out episodes, it needs {needed}"
+    not_measured |= dict.fromkeys(("trust_horizon", "image_horizon", "outcome_horizon"), why)
+    return {}
+
+
+def _ahead_figures(
+    world_model: WorldModel, episodes: Sequence[LoggedEpisode], config: MeasureConfig
+) -> dict[str, Figure]:
+    """AUC 1, 2, ... frames after a real one."""
+    ahead = probability_ahead(world_model, episodes, config.batch_size, config.auc_frames, config.seed)
+    real, groups = np.array([episode.succeeded for episode in episodes]), _groups(episodes)
+    return {f"auc_after_{number}": auc_figure(found, real, groups) for number, found in enumerate(ahead.T, start=1)}
+
+
+def _signal_figures(done: Replay, groups: np.ndarray, not_measured: dict[str, str]) -> dict[str, Figure]:
+    """AUC in imagination and on real frames, and the order within initial states that have several episodes."""
+    real = done.real[:, -1]
+    figures = {
+        "auc": auc_figure(done.probability, real, groups),
+        "head_auc": auc_figure(done.head_probability, real, groups),
+    }
+    rewards = {"group_correlation": done.probability, "group_correlation_verdict": done.imagined[:, -1]}
+    for name, reward in rewards.items():
+        found = group_correlation(reward, real, groups)
+        if found is None:
+            not_measured[name] = (
+                "no two held-out episodes share an initial state; collect them in groups (loop.held_out_group, "
+                "collect.group_size)"
+            )
+        else:
+            figures[name] = found
+    return figures
 
 
 def _curves(done: Replay, groups: np.ndarray, frame_steps: int) -> dict[str, Curve]:

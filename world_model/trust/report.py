@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from vla_rl.config import Config
 from vla_rl.evaluation.admission import Admission, TrustClip, Verdict
 from vla_rl.interfaces import TrustError
 from world_model.trust.config import MeasureConfig, Requirement, TrustConfig
-from world_model.trust.figures import Figure, bound_as_text, figure_info, with_evidence
+from world_model.trust.figures import MAX_AUC_FRAMES, Figure, bound_as_text, figure_info, with_evidence
 from world_model.trust.measures.metrics import Curve
 from world_model.trust.measures.outcomes import Calibration, PolicyRates
 
@@ -80,6 +81,18 @@ class TrustReport(Config):
         """Control steps after which imagination should end; 0 where nothing holds or it was not measured."""
         measured = self.figure("trust_horizon")
         return int(measured.value) if measured is not None and measured.value > 0 else 0
+
+    @property
+    def auc_by_depth(self) -> tuple[Figure, ...]:
+        """AUC 0, 1, 2, ... frames after a real one, as far as it was measured; 0: judged on real frames."""
+        names = ("head_auc", *(f"auc_after_{frames}" for frames in range(1, MAX_AUC_FRAMES + 1)))
+        measured = takewhile(self.figures.__contains__, names)
+        return tuple(self.figures[name] for name in measured)
+
+    def trusted_depth(self, least_auc: float) -> int:
+        """Frames that a branch from a real frame may imagine: up to there, AUC is at least `least_auc`; 0: none."""
+        enough = takewhile(lambda figure: figure.value >= least_auc, self.auc_by_depth)
+        return max(len(tuple(enough)) - 1, 0)
 
     def check(self, require: Mapping[str, Requirement]) -> list[Verdict]:
         """Hold the report against requirements, one verdict for each, those that refuse first."""

@@ -65,9 +65,30 @@ class OpenLoop:
             success.append(succeeded[:, None] | (chunk.success & ~ended[:, None]))
             succeeded, ended = success[-1][:, -1], ended | chunk.untrusted
             frames.append(chunk.frames)
-            probability.append(chunk.success_score.sigmoid())
+            probability.append(self._probability(chunk.success_score, chunk.clip_score))
         together = Frames(torch.cat([f.latents for f in frames], 1), torch.cat([f.states for f in frames], 1))
         return _to(together, "cpu"), _scores(probability, success)
+
+    @torch.no_grad()
+    def imagine_ahead(
+        self, real: Frames, actions: Actions, instruction: Sequence[str], seeds: Sequence[int], depth: int
+    ) -> np.ndarray:
+        """See `trust.types.WorldModel.imagine_ahead`. Noise is drawn for `depth` frames wherever it starts."""
+        device, num_frames = self.world_model.device, actions.executed.shape[1]
+        real = _to(real, device)
+        room = (0, 0, 0, 0, 0, depth - 1)  # Beyond the end nothing is executed, nor looked at.
+        values = torch.nn.functional.pad(actions.values, room).to(device)
+        every = Actions(values, torch.nn.functional.pad(actions.executed, room[2:]).to(device))
+        memory = self.world_model.begin(real.at(slice(0, 1)), instruction, seeds)
+        found = torch.zeros(memory.size, num_frames, depth)
+        for last in range(num_frames):
+            ahead = self.world_model.dynamics.imagine(memory.context, every.at(slice(last, last + depth)), memory.noise)
+            probability = self._probability(*self.world_model.scores(memory, ahead)).cpu()
+            for d in range(min(depth, num_frames - last)):
+                found[:, last + d, d] = probability[:, d]
+            here = slice(last, last + 1)
+            memory = self.world_model.extend(memory, real.at(slice(last + 1, last + 2)), every.at(here))
+        return found.numpy()
 
     def score(self, frames: Frames, instruction: Sequence[str]) -> Scores:
         """The same heads and thresholds on real frames, B x F with the episode's first; that one is never a success."""
@@ -76,7 +97,13 @@ class OpenLoop:
         score, clip = self.world_model.scores(memory, frames)
         counted = self.world_model.counts(score, clip, self.config.require_both)
         counted[:, 0] = False
-        return _scores([score.sigmoid()], [counted.cummax(1).values])
+        return _scores([self._probability(score, clip)], [counted.cummax(1).values])
+
+    def _probability(self, score: torch.Tensor, clip: torch.Tensor) -> torch.Tensor:
+        """What RL is paid with reward "probability"; the less sure network's own where none was calibrated."""
+        if self.world_model.metadata.success_probability is None:
+            return torch.minimum(score, clip).float().sigmoid()
+        return self.world_model.probability(score, clip)
 
 
 def _scores(probability: Sequence[torch.Tensor], success: Sequence[torch.Tensor]) -> Scores:

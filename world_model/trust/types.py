@@ -56,7 +56,8 @@ class Scores:
     """What the world model says about the success of B episodes, frame by frame.
 
     Attributes:
-        probability: float32 (B, F), of the instruction being carried out, from the success head.
+        probability: float32 (B, F), of the instruction being carried out: what RL is paid with reward "probability",
+            or where none was calibrated, the less sure of the two success networks' own.
         success: bool (B, F), the episode counts as a success: the decision that RL is rewarded by, latched.
     """
 
@@ -88,6 +89,20 @@ class WorldModel(Protocol):
         """The F frames that follow `begin`, and what the environment that RL learns in would say of them.
 
         Every frame but the first of the episode is imagined from imagined frames (open loop).
+        """
+        ...
+
+    def imagine_ahead(
+        self, real: Frames, actions: Actions, instruction: Sequence[str], seeds: Sequence[int], depth: int
+    ) -> np.ndarray:
+        """Probability of success at the F frames after the first, each imagined a few frames after a real one.
+
+        Args:
+            real: B x (F + 1) frames. actions: B x F, which led to the last F. depth: D.
+
+        Returns:
+            float (B, F, D): [:, f - 1, d - 1] is of frame f imagined from the real frames up to f - d; anything where
+            d > f.
         """
         ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import signal
@@ -22,6 +23,7 @@ from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.dataset import DataNeeds, open_dataset
 from vla_rl.data.lerobot_io import decode_image, read_shards
 from vla_rl.policies.openvla.config import OpenVLAConfig
+from vla_rl.rollout.recording_plan import RecordingPlan
 from vla_rl.types import EpisodeSpec
 from vla_rl.workflows import record_dataset as collect_module
 from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
@@ -45,6 +47,24 @@ def column(table, name: str) -> np.ndarray:
 def collected(tmp_path: Path, seed: int = 0, policy=None, **options):
     config = CollectConfig.model_validate({"dataset": str(tmp_path / "demos"), "episodes_per_task": 3, **options})
     return collect_dataset(ENV, config, policy=policy, policy_version="v1" if policy else "", seed=seed), config
+
+
+def test_groups_start_alike_and_are_counted(tmp_path):
+    """A killed collection goes on with what its groups lack; see `RecordingPlan.restore`."""
+    plan = RecordingPlan(CollectConfig(source="policy", episodes_per_task=5, group_size=2, start_index=7), ["a", "b"])
+    specs = list(itertools.takewhile(lambda spec: spec is not None, plan.specs()))
+    assert [(s.task, s.index) for s in specs] == [(task, i) for task in "ab" for i in (7, 7, 8, 8, 9)]
+    again = RecordingPlan(plan.config, ["a", "b"])
+    again.restore([{"task": "a", "index": i, "success": True} for i in (8, 7, 8)], [])
+    assert [s.index for s in itertools.takewhile(lambda s: s is not None and s.task == "a", again.specs())] == [7, 9]
+    kept = RecordingPlan(plan.config.model_copy(update={"keep": "successes", "max_attempts": 2}), ["a"])
+    tried = []
+    for spec in itertools.takewhile(lambda spec: spec is not None, kept.specs()):
+        tried.append(spec.index)
+        kept.finish(spec, False)
+    assert tried == [7, 7, 8, 8, 9, 9, 10, 10, 11, 11]
+    with pytest.raises(ValidationError, match=r"collect\.group_size: got 2 with collect\.source=expert"):
+        CollectConfig(group_size=2)
 
 
 def test_expert_frames_are_the_observations_before_each_action(tmp_path):

@@ -100,6 +100,7 @@ class BlockWorldModel:
         follows: actions count. Else the block always makes the same move, the policy's mean one.
         wobble: standard deviation of the noise on imagined latents.
         slip: probability that an imagined control step does not move the block.
+        sure: probability of a success where it sees one, and of a failure where it does not.
         enlarge: images are so many times as large, each pixel a square of equal ones.
     """
 
@@ -108,6 +109,7 @@ class BlockWorldModel:
     wobble: float = 0.02
     slip: float = 0.0
     enlarge: int = 1
+    sure: float = 0.97
     frame_steps: int = FRAME_STEPS
 
     def encode(self, images: np.ndarray, states: np.ndarray) -> Frames:
@@ -135,6 +137,23 @@ class BlockWorldModel:
         wobbly = clean.latents + self.wobble * torch.from_numpy(np.stack(noise, 1)).float()
         return replace(clean, latents=wobbly), self._scores(track)
 
+    def imagine_ahead(
+        self, real: Frames, actions: Actions, instruction: Sequence[str], seeds: Sequence[int], depth: int
+    ) -> np.ndarray:
+        positions, values = find(_pixels(real)[:, :, 0]), (actions.values * actions.executed[..., None]).numpy()
+        if not self.follows:
+            values = np.full_like(values, 0.6)
+        generators = [np.random.default_rng(seed) for seed in seeds]
+        found = np.zeros((*values.shape[:2], depth))
+        for last in range(values.shape[1]):
+            position = positions[:, last]
+            for d in range(depth):  # The same draws however many frames follow.
+                keeps = np.stack([g.random(self.frame_steps) >= self.slip for g in generators])
+                if last + d < values.shape[1]:
+                    position = moved(position, values[:, last + d] * keeps[..., None])
+                    found[:, last + d, d] = self._probability(position)
+        return found
+
     def score(self, frames: Frames, instruction: Sequence[str]) -> Scores:
         return self._scores(find(_pixels(frames)[:, :, 0]))
 
@@ -144,7 +163,10 @@ class BlockWorldModel:
 
     def _scores(self, track: np.ndarray) -> Scores:
         success = np.maximum.accumulate(on_target(track, self.reach), axis=1)
-        return Scores(np.where(on_target(track, self.reach), 0.95, 0.05).astype(np.float32), success)
+        return Scores(self._probability(track).astype(np.float32), success)
+
+    def _probability(self, track: np.ndarray) -> np.ndarray:
+        return np.where(on_target(track, self.reach), self.sure, 1 - self.sure)
 
 
 def _pixels(frames: Frames) -> np.ndarray:

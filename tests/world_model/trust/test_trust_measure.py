@@ -73,14 +73,17 @@ def test_its_figures(good: Measured) -> None:
     assert figures["inverse_error_real"] < 0.4
     assert figures["inverse_error_ratio"] == pytest.approx(1, abs=0.1)
     assert figures["outcome_flips"] == 0
-    assert figures["calibration_error"] == pytest.approx(0.05, abs=1e-6)
+    assert figures["calibration_error"] == pytest.approx(0.03, abs=1e-6)
+    assert [figures[name] for name in ("auc", "head_auc", "auc_after_1", "auc_after_3")] == [1, 1, 1, 1]
     assert (figures["pearson"], figures["mmrv"]) == (pytest.approx(1), 0)
     assert good.report.curves["real_success"].mean[-1] == pytest.approx(real)
     assert good.report.curves["latent_error"].n == (80,) * 6
 
 
 def test_what_was_not_measured_says_why(good: Measured) -> None:
-    assert set(good.report.not_measured) == {"lpips", "fvd"}
+    alone = {"group_correlation", "group_correlation_verdict"}
+    assert set(good.report.not_measured) == {"lpips", "fvd"} | alone
+    assert all("no two held-out episodes share an initial state" in good.report.not_measured[name] for name in alone)
     bare = measure(BlockWorldModel(), TrustData(HELD_OUT[:6]), QUICK).report
     assert "it needs 20" in bare.not_measured["trust_horizon"]
     assert "got 0" in bare.not_measured["pearson"]
@@ -121,6 +124,42 @@ def test_a_pessimistic_success_head_is_refused(tmp_path: Path) -> None:
     assert "informedness" in refusing
     assert "false_success" not in refusing
     assert report.figures["agreement"].value == report.figures["majority"].value
+
+
+def test_success_networks_that_guess_are_refused_by_their_order(tmp_path: Path) -> None:
+    report, refusing = judge(Guessing(), HELD_OUT, tmp_path)
+    assert {"auc", "informedness"} <= refusing
+    assert report.figures["auc"].low < 0.5 < report.figures["auc"].high
+    assert refusing.isdisjoint({"skill", "action_gain"}), "the dynamics is right"
+    unasked = TrustConfig.model_validate({"require": {"informedness": None}})
+    assert "auc" in {v.figure for v in report.check(unasked.require) if v.refuses}, "also where no verdict is asked for"
+
+
+def test_a_probability_that_is_too_sure_is_warned_of(tmp_path: Path) -> None:
+    """It orders the episodes as before, and no threshold knows of it."""
+    report, refusing = judge(BlockWorldModel(slip=0.15, sure=0.999), HELD_OUT, tmp_path)
+    assert not refusing
+    assert "calibration_error" in {v.figure for v in report.check(TrustConfig().require) if not v.passed}
+    assert report.figures["calibration_error"].low > 0.05
+    assert report.figures["head_calibration_error"].value < 0.01, "on real frames it is as good as it says"
+
+
+def test_how_far_a_branch_may_imagine() -> None:
+    report = measure(BlockWorldModel(slip=0.35), TrustData(HELD_OUT), QUICK).report
+    depths = [figure.value for figure in report.auc_by_depth]
+    assert len(depths) == 4 and depths[0] == 1
+    assert sorted(depths, reverse=True) == depths and depths[1] > depths[3]
+    assert [report.trusted_depth(least) for least in (0.0, (depths[1] + depths[2]) / 2, 1.01)] == [3, 1, 0]
+    none = measure(BlockWorldModel(), TrustData(HELD_OUT[:6]), QUICK.model_copy(update={"auc_frames": 0})).report
+    assert len(none.auc_by_depth) == 1 and none.trusted_depth(0.85) == 0
+
+
+def test_order_within_initial_states_where_several_episodes_share_one() -> None:
+    grouped = [replace(e, start=f"s{i // 4}") for i, e in enumerate(HELD_OUT)]
+    right, wrong = (measure(w, TrustData(grouped), QUICK).report.figures for w in (BlockWorldModel(), Guessing()))
+    for name in ("group_correlation", "group_correlation_verdict"):
+        assert right[name].value == pytest.approx(1) and right[name].n == 20
+        assert wrong[name].low < 0 < wrong[name].high
 
 
 def test_dynamics_that_ignores_actions_is_refused(tmp_path: Path) -> None:
@@ -166,6 +205,18 @@ def test_bad_episodes_say_what_is_wrong() -> None:
     broken = replace(HELD_OUT[0], states=HELD_OUT[0].states[:-1])
     with pytest.raises(ValueError, match="episode 0 needs at least 2 frames, as many in each array"):
         measure(BlockWorldModel(), TrustData([broken]), QUICK)
+
+
+class Guessing(BlockWorldModel):
+    """Its success networks answer at random."""
+
+    def _probability(self, track: np.ndarray) -> np.ndarray:
+        noise = np.abs(np.sin(1e3 * (1 + np.arange(track.size)).reshape((*track.shape[:-1], 2))[..., 0]))
+        return noise * 0.1
+
+    def _scores(self, track: np.ndarray) -> Scores:
+        probability = self._probability(track)
+        return Scores(probability.astype(np.float32), np.maximum.accumulate(probability > 0.099, axis=1))
 
 
 class Broken(BlockWorldModel):

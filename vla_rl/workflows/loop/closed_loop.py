@@ -27,7 +27,7 @@ from vla_rl.workflows.imagination.measure_trust import measure_world_model
 from vla_rl.workflows.imagination.mine_keyframes import mine_keyframes
 from vla_rl.workflows.jobs import BASE, FINAL
 from vla_rl.workflows.loop.controls import evaluations, run_beside_controls, run_online, summarize_controls
-from vla_rl.workflows.loop.rounds import Round, check_budget, gate_checks, rounds_table
+from vla_rl.workflows.loop.rounds import Round, check_budget, gate_checks, learned_from, rounds_table
 from vla_rl.workflows.recipe_parts import world_model_section
 from world_model.trust.report import PAGE_FILE, TRUST_FILE
 
@@ -67,20 +67,21 @@ def loop(recipe: Recipe, folder: Path, program: Sequence[str], show: Callable[[s
     for number, done in enumerate(rounds):
         before = rounds[number - 1] if number else None
         title = f"round {number + 1} of {config.rounds}: " if config.rounds > 1 else ""
-        acting, collected = with_parts(recipe, policy=policy), [each.rollouts for each in rounds[: number + 1]]
+        acting = with_parts(recipe, policy=policy)
+        collected, weights = learned_from(rounds, number, config.old_weight)
         show(f"{title}real episodes of {explorer}")
         keeps = bool(recipe.sampling.keyframe_share) and config.save_states
         first = config.first_state + number * config.episodes
         structure = world_model_section(recipe).needs_structure
         collect_real(with_parts(recipe, policy=explorer), done.rollouts, config.episodes, first, show, keeps, structure)
-        collect_real(acting, done.held_out, config.held_out, HELD_OUT_START + number * config.held_out, show)
+        first, group = HELD_OUT_START + number * config.held_out, config.held_out_group
+        collect_real(acting, done.held_out, config.held_out, first, show, group_size=group)
         if before and not (done.trust_before / PAGE_FILE).is_file():
             show(f"{title}how far the world model can be trusted where the new policy goes")
             measured = (Path(world_model), [done.held_out])
             measure_world_model(acting, *measured, train=collected, folder=done.trust_before)
         if config.refit or not before:
             show(f"{title}fitting the world model from {world_model}")
-            weights = [config.old_weight**age for age in range(number, -1, -1)]
             fit_world_model(acting, done.folder / "fit", collected, world_model, weights, holdout_from="last")
             world_model = str(done.world_model)
             if not (done.world_model / PAGE_FILE).is_file():
@@ -179,6 +180,7 @@ def collect_real(
     show: Callable[[str], None],
     keyframes: bool = False,
     structure: bool = False,
+    group_size: int = 1,
 ) -> None:
     """Real episodes of the recipe's policy, sampled, from `train` states; nothing where they are there already.
 
@@ -190,6 +192,7 @@ def collect_real(
         dataset=str(folder),
         episodes_per_task=episodes,
         start_index=first_state,
+        group_size=group_size,
         temperature=recipe.train.temperature,
         keyframes=keyframes,
         structure=structure,

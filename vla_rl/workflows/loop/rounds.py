@@ -22,7 +22,7 @@ from vla_rl.training.metrics import read_metrics
 from vla_rl.types import EnvSpec
 from world_model.trust.report import TRUST_FILE, TrustReport
 
-TRUST_FIGURES = ("agreement", "informedness", "false_success", "skill", "trust_horizon")
+TRUST_FIGURES = ("agreement", "auc", "calibration_error", "informedness", "false_success", "skill", "trust_horizon")
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,18 @@ class Round:
 
     @property
     def held_out(self) -> Path:
-        """Real episodes of the policy that RL starts from, which only trust sees."""
+        """Real episodes of the policy that RL starts from, which only trust sees while the round lasts."""
         return self.folder / "held_out"
+
+    @property
+    def gate_episodes(self) -> Path:
+        """Real episodes of the gate's checks, where they were recorded."""
+        return self.run / "gate_episodes"
+
+    @property
+    def released(self) -> tuple[Path, ...]:
+        """Datasets that judged this round and judge nothing more: later rounds' fits learn from them."""
+        return tuple(dataset for dataset in (self.held_out, self.gate_episodes) if dataset.is_dir())
 
     @property
     def trust_before(self) -> Path:
@@ -79,6 +89,17 @@ class Round:
     def control(self, name: str) -> Path:
         """The RL run's folder of a negative control."""
         return self.folder / f"train_{name}"
+
+
+def learned_from(rounds: Sequence[Round], number: int, old_weight: float) -> tuple[list[Path], list[float]]:
+    """Datasets that the fit of round `number`, from 0, learns from, with their weights; the newest rollouts are last.
+
+    What judged earlier rounds teaches too. What judges this one does not.
+    """
+    found = []
+    for age, done in zip(range(number, -1, -1), rounds, strict=False):
+        found += [(dataset, old_weight**age) for dataset in (*(done.released if age else ()), done.rollouts)]
+    return [dataset for dataset, _ in found], [weight for _, weight in found]
 
 
 class RealEpisodes(Config):

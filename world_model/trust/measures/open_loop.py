@@ -124,6 +124,27 @@ def imagined_outcomes(
     return found
 
 
+def probability_ahead(
+    world_model: WorldModel, episodes: Sequence[LoggedEpisode], batch_size: int, depth: int, seed: int
+) -> np.ndarray:
+    """The highest probability of each episode, float64 (E, depth), where frames follow a real one by 1 .. depth.
+
+    Each frame is imagined from the real frames up to so many before it; an episode's first frames, which have fewer
+    before them, from its first one.
+    """
+    highest = np.zeros((len(episodes), depth))
+    for rows in _chunks(len(episodes), batch_size):
+        batch = collate([episodes[i] for i in rows])
+        real = world_model.encode(batch.images, batch.states)
+        actions = Actions(torch.from_numpy(batch.actions)[:, 1:], torch.from_numpy(batch.executed)[:, 1:])
+        found = world_model.imagine_ahead(real, actions, batch.instruction, Noise(seed, 2).of(rows), depth)
+        for d in range(1, depth + 1):
+            number = np.arange(found.shape[1])  # Of the frame, less 1: so many are before it, but the first.
+            values = found[:, number, np.minimum(number, d - 1)]
+            highest[rows, d - 1] = np.where(batch.valid[:, 1:], values, 0).max(1)
+    return highest
+
+
 def action_errors(
     world_model: WorldModel,
     episodes: Sequence[LoggedEpisode],

@@ -29,7 +29,7 @@ from vla_rl.workflows.collect import collect
 from vla_rl.workflows.imagination.fit_world_model import fit_world_model
 from vla_rl.workflows.loop import closed_loop as loop
 from vla_rl.workflows.loop import controls as loop_controls
-from vla_rl.workflows.loop.rounds import Round, RoundsTable, counted_episodes, planned_episodes
+from vla_rl.workflows.loop.rounds import Round, RoundsTable, counted_episodes, learned_from, planned_episodes
 
 REAL = {"kind": "dummy", "num_envs": 8, "tasks": ["reach_red"], "horizon": 40}
 STAGE = {"steps": 2, "batch_size": 4, "warmup_steps": 1}
@@ -181,6 +181,31 @@ def test_rounds_start_from_one_another(whole, two):
     assert base.meta.name == "base" and base.episodes == ended.episodes, "a round begins where the last one ended"
     row = json.loads((second.run / "metrics.jsonl").read_text().splitlines()[0])
     assert "train/success_from_keyframes" in row and "train/success_from_start" in row
+
+
+def test_a_fit_learns_from_what_judged_earlier_rounds_and_not_its_own(tmp_path):
+    rounds = [Round(tmp_path / f"round_{n}") for n in (1, 2, 3)]
+    for done in rounds:
+        done.held_out.mkdir(parents=True)
+    rounds[0].gate_episodes.mkdir(parents=True)
+    first, second, third = rounds
+    assert learned_from(rounds, 0, 0.5) == ([first.rollouts], [1.0])
+    datasets, weights = learned_from(rounds, 2, 0.5)
+    judged = [first.held_out, first.gate_episodes, first.rollouts, second.held_out, second.rollouts]
+    assert datasets == [*judged, third.rollouts], "the newest rollouts are last, some of which choose thresholds"
+    assert weights == [0.25, 0.25, 0.25, 0.5, 0.5, 1.0]
+
+
+@pytest.mark.slow
+def test_what_judged_a_round_teaches_the_next_and_judges_no_more(whole):
+    """The newest held-out episodes are in no fit; those of the round before are in the newest."""
+    learned, judged = [], []
+    for done in (Round(whole / "round_1"), Round(whole / "round_2")):
+        learned.append(set(json.loads((done.world_model / "world_model.json").read_text())["facts"]["datasets"]))
+        judged.append(set(json.loads((done.world_model / "trust.json").read_text())["provenance"]["dataset_keys"]))
+    assert judged[0].isdisjoint(learned[0]) and judged[1].isdisjoint(learned[1])
+    assert judged[0] <= learned[1] and judged[0].isdisjoint(judged[1])
+    assert len(learned[1]) == len(learned[0]) + 2, "the new rollouts, and what judged round 1"
 
 
 @pytest.mark.slow

@@ -1,0 +1,67 @@
+"""AUC, order within a group and the calibration error's interval, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from world_model.trust.measures.outcomes import calibration
+from world_model.trust.measures.signal import auc, auc_draws, auc_figure, calibration_interval, group_correlation
+
+
+def test_auc_counts_pairs() -> None:
+    score, real = np.array([0.1, 0.4, 0.4, 0.9]), np.array([False, True, False, True])
+    assert auc(score, real) == (1 + 0.5 + 1 + 1) / 4
+    assert math.isnan(auc(score, np.ones(4, bool)))
+
+
+def test_a_resample_of_auc_is_the_auc_of_what_was_drawn() -> None:
+    rng = np.random.default_rng(0)
+    groups, real = np.repeat(np.arange(6), 3), rng.random(18) < 0.5
+    score = np.round(rng.random(18) + real, 1)
+    from world_model.trust.intervals import resampled_counts
+
+    draws = auc_draws(score, real, groups)
+    for row in (0, 7, 99):
+        drawn = np.repeat(np.arange(18), resampled_counts(6)[row].astype(int)[groups])
+        assert draws[row] == pytest.approx(auc(score[drawn], real[drawn]))
+
+
+def test_aucs_interval_knows_that_episodes_share_states() -> None:
+    rng = np.random.default_rng(1)
+    real = rng.random(60) < 0.4
+    score = rng.normal(size=60) + real
+    alone, repeated = (auc_figure(np.tile(score, k), np.tile(real, k), np.tile(np.arange(60), k)) for k in (1, 4))
+    assert (repeated.low, repeated.high) == (pytest.approx(alone.low), pytest.approx(alone.high))
+    assert alone.n == real.sum() and alone.of == "successful episodes, the rarer outcome"
+
+
+def test_group_correlation_leaves_out_what_states_differ_in() -> None:
+    groups = np.array(["a", "a", "b", "b", "c"])
+    real = np.array([True, False, True, False, True])
+    reward = np.array([0.9, 0.7, 0.3, 0.1, 0.0])  # In each state the success is worth more by .2, whatever the level.
+    found = group_correlation(reward, real, groups)
+    assert found is not None and found.value == pytest.approx(1) and found.n == 2
+    # Deviations: rewards .1, -.1, -.1, .1 against .5, -.5, .5, -.5 cancel out.
+    crossed = group_correlation(np.array([0.9, 0.7, 0.1, 0.3, 0.0]), real, groups)
+    assert crossed is not None and crossed.value == pytest.approx(0)
+    flat = group_correlation(np.zeros(5), real, groups)
+    assert flat is not None and math.isnan(flat.value) and math.isnan(flat.low)
+    assert group_correlation(reward[:2], real[:2], np.array(["a", "b"])) is None
+
+
+@pytest.mark.parametrize("off", [0.0, 0.15])
+def test_the_calibration_errors_interval(off: float) -> None:
+    """It holds the truth most of the time; near 0 it errs to the high side, which is the safe one."""
+    rng, held, high = np.random.default_rng(2), 0, []
+    for _ in range(40):
+        probability = rng.uniform(0, 0.8, 400)
+        real = rng.random(400) < probability + off
+        found = calibration_interval(probability, real, np.arange(400), 10)
+        assert 0 <= found.low <= calibration(probability, real, 10).error
+        held += found.high >= off and (off == 0 or found.low <= off)
+        high.append(found.high)
+    assert held >= 34
+    assert off < np.mean(high) < off + 0.1

@@ -1,0 +1,113 @@
+"""How much imagination knows of an outcome, whatever the threshold: AUC, order within a group, calibration.
+
+GRPO compares the episodes of one initial state with each other; what it can learn from is how a reward orders these,
+not where it lies. Scores and rewards are one number an episode: its highest over the frames. Intervals are bootstraps
+over initial states, whose episodes are drawn together.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy.stats import rankdata
+
+from vla_rl.evaluation.statistics import Interval
+from world_model.trust.figures import Figure, figure
+from world_model.trust.intervals import resampled_counts
+from world_model.trust.measures.outcomes import NO_INTERVAL
+
+
+def auc(score: np.ndarray, real: np.ndarray) -> float:
+    """Area under the ROC curve: P(a success scores above a failure), ties counting half; NaN without both."""
+    successes, failures = int(real.sum()), int((~real).sum())
+    if not successes or not failures:
+        return math.nan
+    ranks = rankdata(score)
+    return float((ranks[real].sum() - successes * (successes + 1) / 2) / (successes * failures))
+
+
+def auc_draws(score: np.ndarray, real: np.ndarray, groups: np.ndarray, seed: int = 0) -> np.ndarray:
+    """AUC of resamples of the initial states, float64 (resamples,); NaN where one lacks successes, or failures.
+
+    The same groups and seed give the same resamples, so that two scores of the same episodes can be compared draw by
+    draw.
+    """
+    place = np.unique(groups, return_inverse=True)[1]
+    order = np.argsort(score, kind="stable")
+    _, tie = np.unique(score[order], return_inverse=True)
+    weights = resampled_counts(int(place.max()) + 1, seed)[:, place[order]]  # (resamples, E)
+    positive, negative = weights * real[order], weights * ~real[order]
+    starts = np.flatnonzero(np.r_[True, np.diff(tie) > 0])
+    up, down = np.add.reduceat(positive, starts, axis=1), np.add.reduceat(negative, starts, axis=1)
+    below = np.cumsum(down, axis=1) - down / 2
+    total = up.sum(1) * down.sum(1)
+    return np.where(total > 0, (up * below).sum(1) / np.maximum(total, 1), np.nan)
+
+
+def auc_figure(score: np.ndarray, real: np.ndarray, groups: np.ndarray) -> Figure:
+    """AUC of float (E,) for outcomes bool (E,), with its interval; n is that of the rarer outcome."""
+    successes, failures = int(real.sum()), int((~real).sum())
+    rarer = "successful" if successes < failures else "failed"
+    return figure(
+        auc(score, real),
+        _quantiles(auc_draws(score, real, groups)),
+        min(successes, failures),
+        f"{rarer} episodes, the rarer outcome",
+    )
+
+
+def group_correlation(reward: np.ndarray, real: np.ndarray, groups: np.ndarray) -> Figure | None:
+    """Correlation of reward and outcome within initial states; None where no state has several episodes.
+
+    Both are taken less their mean over the state's episodes, and correlated over all of these: 1 where the reward is an
+    advantage as good as the truth's. NaN where no state's episodes differ, in reward or in outcome.
+
+    Args:
+        reward: float (E,). real: bool (E,). groups: (E,), initial states.
+    """
+    place, counts = np.unique(groups, return_inverse=True, return_counts=True)[1:]
+    shared = counts > 1
+    if not shared.any():
+        return None
+    r, y = (
+        values - (np.bincount(place, values) / counts)[place]
+        for values in (np.float64(reward), real.astype(np.float64))
+    )
+    sums = np.stack([np.bincount(place, product)[shared] for product in (r * y, r * r, y * y)], 1)
+
+    def correlation(both: np.ndarray, rewards: np.ndarray, outcomes: np.ndarray) -> np.ndarray:
+        differ = (rewards > 1e-12) & (outcomes > 1e-12)
+        return np.where(differ, both / np.sqrt(np.where(differ, rewards * outcomes, 1.0)), np.nan)
+
+    drawn = correlation(*(resampled_counts(len(sums)) @ sums).T)
+    value = float(correlation(*sums.sum(0)))
+    interval = _quantiles(drawn) if math.isfinite(value) else NO_INTERVAL
+    return figure(value, interval, len(sums), "initial states with several episodes")
+
+
+def calibration_interval(probability: np.ndarray, real: np.ndarray, groups: np.ndarray, num_bins: int) -> Interval:
+    """95 % interval of `outcomes.calibration`'s error, in `num_bins` bins of equal width.
+
+    The error is a sum of absolute values: with few episodes in a bin it lies above the truth, and that of a resample
+    lies above it again. So resamples' quantiles are reflected at the error itself (the basic bootstrap; Davison &
+    Hinkley 1997, section 5.2.1), and cut off at 0.
+    """
+    states = np.unique(groups, return_inverse=True)[1]
+    place = np.minimum((probability * num_bins).astype(np.int64), num_bins - 1)
+    sums = np.zeros((int(states.max()) + 1, num_bins + 1))
+    np.add.at(sums, (states, place), probability - real)
+    np.add.at(sums[:, -1], states, 1.0)
+    if len(sums) < 2:
+        return NO_INTERVAL
+
+    def error(sums: np.ndarray) -> np.ndarray:
+        return np.abs(sums[..., :-1]).sum(-1) / np.maximum(sums[..., -1], 1.0)
+
+    value, drawn = float(error(sums.sum(0))), _quantiles(error(resampled_counts(len(sums)) @ sums))
+    return Interval(max(2 * value - drawn.high, 0.0), max(2 * value - drawn.low, 0.0))
+
+
+def _quantiles(draws: np.ndarray) -> Interval:
+    draws = draws[np.isfinite(draws)]
+    return Interval(*map(float, np.quantile(draws, [0.025, 0.975]))) if len(draws) else NO_INTERVAL
