@@ -148,7 +148,7 @@ class AlgoConfig(OptimizerConfig):
         """Return a micro-batch's share of its minibatch's loss, and metrics. By default the clipped surrogate's.
 
         Args:
-            batch: as `make_batch` made it. rows: int64 (B,), the micro-batch's decisions.
+            batch: as `make_batch` made it, or without episodes. rows: int64 (B,), the micro-batch's decisions.
             weight: float64 (B, H), of each action in the loss; about 1 in sum over the minibatch.
             out: what the policy gives for these decisions, with gradient.
             num_rows: decisions of the minibatch. only_critic: as `trains_only_critic` says of this iteration.

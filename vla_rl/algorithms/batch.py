@@ -39,6 +39,8 @@ class Batch:
         reference_log_prob: float32 (N, H, A), of the frozen reference; None without a KL term.
         old_value, returns: float32 (N,), the critic's estimate and target; None without a critic.
         metrics: what is worth logging about the rollout.
+        obs: the N observations, where decisions came from other processes without their episodes (see `dealing.py`);
+            None: the episodes have them.
     """
 
     episodes: list[Episode]
@@ -52,6 +54,7 @@ class Batch:
     old_value: np.ndarray | None = None
     returns: np.ndarray | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    obs: Observation | None = None
 
     @property
     def size(self) -> int:
@@ -65,7 +68,8 @@ class Batch:
 
     def observations(self, rows: np.ndarray) -> Observation:
         """Return the observations of the decisions `rows`, in that order."""
-        return gather_observations(self.episodes, self.episode[rows], self.chunk[rows])
+        own = self.obs
+        return own.select(rows) if own else gather_observations(self.episodes, self.episode[rows], self.chunk[rows])
 
 
 @dataclass(frozen=True)

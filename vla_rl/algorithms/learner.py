@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from vla_rl.algorithms.batch import Batch, Pool, gather_observations, usable_episodes
+from vla_rl.algorithms.dealing import deal
 from vla_rl.algorithms.losses import minibatch_weights
 from vla_rl.common.progress import Stopwatch
 from vla_rl.common.scalars import read_scalars
@@ -177,26 +178,25 @@ class Learner:
     ) -> dict[str, float]:
         """Step once on the pool's decisions `rows`, int (B,), by `weight`, float64 (B, H); {} if it was skipped."""
         config = self.config
-        used = np.ones(len(rows), bool)
-        if config.skips_zero_advantage:
-            used = pool.active[rows]
-            if not used.any() and config.bc_coef == 0:
-                return {}
+        used = np.flatnonzero(pool.active[rows]) if config.skips_zero_advantage else np.arange(len(rows))
+        if not len(used) and config.bc_coef == 0:
+            return {}
         self._zero_grad()
         losses, found = list[torch.Tensor](), list[dict[str, torch.Tensor]]()
-        ours = np.flatnonzero(used & (pool.rank[rows] == self.world.rank))
-        for part in _micro_batches(ours, config.micro_batch_size):
-            own = rows[part] - pool.first
+        alone = (used, batch, rows[used])
+        ours, held, where = alone if self.world.size == 1 else deal(batch, pool, rows, used, self.world)
+        for part in _micro_batches(np.arange(len(ours)), config.micro_batch_size):
+            own = where[part]
             with self.stopwatch.measure("forward_backward"):
-                out = self.policy.evaluate(batch.observations(own), batch.chunks.select(own), self.temperature)
+                out = self.policy.evaluate(held.observations(own), held.chunks.select(own), self.temperature)
                 loss, metrics = config.loss(
-                    batch, own, weight[part], out, num_rows=len(rows), only_critic=self._trains_only_critic
+                    held, own, weight[ours[part]], out, num_rows=len(rows), only_critic=self._trains_only_critic
                 )
                 loss.backward()
                 losses.append(loss.detach())
                 found.append({name: value.detach() for name, value in metrics.items()})
         if self.world.is_sharded:
-            largest = np.bincount(pool.rank[rows[used]], minlength=1).max()
+            largest = math.ceil(len(used) / self.world.size)
             self._keep_step(batch, math.ceil(largest / config.micro_batch_size) - len(losses))
         if config.bc_coef > 0 and extra_loss is not None:
             losses.append(self._anchor(extra_loss, found))

@@ -54,6 +54,17 @@ class LaunchedGroup(ProcessGroup):
         start = sum(len(part) for part in parts[: self.rank])
         return np.concatenate(parts), slice(start, start + len(array))
 
+    def exchange(self, parcels: Sequence[bytes]) -> list[bytes]:
+        self.wait()
+        out = torch.tensor([len(parcel) for parcel in parcels])
+        into = torch.empty_like(out)
+        dist.all_to_all_single(into, out, group=self.on_host)
+        sizes = into.tolist()
+        came = torch.empty(sum(sizes), dtype=torch.uint8)
+        sent = torch.frombuffer(bytearray(b"".join(parcels)), dtype=torch.uint8) if out.any() else came[:0]
+        dist.all_to_all_single(came, sent, sizes, out.tolist(), group=self.on_host)
+        return [part.numpy().tobytes() for part in came.split(sizes)]
+
     def broadcast_from_main(self, call: Callable[[], Any]) -> Any:
         return self.gather(call() if self.is_main else None)[0]
 

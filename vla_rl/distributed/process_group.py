@@ -4,7 +4,7 @@
 
 Each process rolls out its share of the groups. Everyone knows of all decisions what is small (which count, whose
 advantage is not 0), so that minibatches, weights and numbers of optimizer steps are those of one process that had the
-whole batch; each computes the losses of its own decisions, as shares of the minibatch's, and gradients are added up.
+whole batch; each computes the losses of an even part, as shares of the minibatch's, and gradients are added up.
 """
 
 from __future__ import annotations
@@ -84,6 +84,10 @@ class ProcessGroup:
     def all_gather_rows(self, array: np.ndarray) -> tuple[np.ndarray, slice]:
         """Return the rows of every process in one array, and which of them are this one's."""
         return array, slice(0, len(array))
+
+    def exchange(self, parcels: Sequence[bytes]) -> list[bytes]:
+        """Give each process its parcel, in order of their numbers; return what each has for this one."""
+        return list(parcels)
 
     def broadcast_from_main(self, call: Callable[[], Any]) -> Any:
         """Return what `call` gives (JSON-able) in process 0, which alone makes it; the others wait for it."""

@@ -46,12 +46,13 @@ class MemoryEstimate:
         logits: from there to the loss. working: the most that is alive beside all these, in either pass.
         gathered: with fsdp, parameters and gradients that are whole for the moment; 0 without.
         step: what the optimizer makes and drops within a step, beside gradients, when activations are gone.
-        resuming: beside the weights, optimizer and reference that it fills, what loading a checkpoint needs.
+        resuming: beside the weights, optimizer and reference that it fills, what loading a checkpoint needs. Its file
+            is mapped, and read a tensor at a time.
         rollout: what acting needs beside weights, optimizer and reference (with fsdp the whole weights); not at the
             same time.
         host_last_good: the copy of the trained weights to go back to, pinned where the device is a GPU.
-        host_saving: of process 0, what a checkpoint holds, on the host and again as the file's bytes.
-        host_resuming: what a checkpoint holds, once.
+        host_saving: of process 0, the largest tensor of a checkpoint, which is written a tensor at a time; 0 where
+            weights lie on the host anyway, whole.
         description: what was counted, for people.
     """
 
@@ -68,7 +69,6 @@ class MemoryEstimate:
     rollout: int
     host_last_good: int
     host_saving: int
-    host_resuming: int
     description: str
 
     @property
@@ -80,7 +80,7 @@ class MemoryEstimate:
     @property
     def host_total(self) -> int:
         """The host's peak in process 0, beside Python, the libraries and the episodes: when a checkpoint is written."""
-        return self.host_last_good + max(self.host_saving, self.host_resuming)
+        return self.host_last_good + self.host_saving
 
     @property
     def _beside(self) -> int:
@@ -196,6 +196,7 @@ def per_process(whole: MemoryEstimate, policy: nn.Module, processes: int) -> Mem
     largest, in_units = max(parts, default=(0, 0)), tuple(map(sum, zip(*parts, strict=True))) or (0, 0)
     rest = [all_ - part for all_, part in zip(_bytes(policy.parameters()), in_units, strict=True)]
     beside = whole.activations + whole.logits + whole.working
+    tensor = _largest(policy)
     gathered = max(rest[0] + 2 * largest[0], rest[0] + 2 * rest[1] - beside)
     return replace(
         whole,
@@ -203,12 +204,18 @@ def per_process(whole: MemoryEstimate, policy: nn.Module, processes: int) -> Mem
         gradients=whole.gradients // processes,
         optimizer=whole.optimizer // processes,
         reference=whole.reference // processes,
-        resuming=whole.resuming // processes,
+        resuming=whole.resuming // processes + tensor,  # Whole on the device, before it is cut.
         gathered=gathered,
         host_last_good=whole.host_last_good // processes,
+        host_saving=tensor,
         rollout=whole.rollout + whole.weights if whole.rollout else 0,
         description=f"{whole.description}; each of {processes} processes",
     )
+
+
+def _largest(policy: nn.Module) -> int:
+    """Bytes of the largest trained parameter, and so of the largest tensor in a checkpoint."""
+    return max((p.numel() * p.element_size() for p in policy.parameters() if p.requires_grad), default=0)
 
 
 def _bytes(parameters: Iterable[nn.Parameter]) -> tuple[int, int]:
@@ -327,7 +334,6 @@ def measure(
     rollout = _count(lambda: _act(policy, spec, rollout_batch), policy) if rollout_batch else 0
     named = {n: p for n, p in policy.named_parameters() if p.requires_grad}
     reference = size if has_reference else 0
-    stored = size + optimizer_bytes(optimizer, named) + reference
     kept = [_pinned(p.numel() * p.element_size()) if device_type == "cuda" else p.nbytes for p in trained]
     return MemoryEstimate(
         weights=weights,
@@ -342,8 +348,7 @@ def measure(
         resuming=reference,  # The one that the run began with is there until the checkpoint's has been read.
         rollout=rollout,
         host_last_good=sum(kept) if keeps_last_good else 0,
-        host_saving=2 * stored,
-        host_resuming=stored,
+        host_saving=0 if device_type == "cpu" else _largest(policy),
         description=(
             f"{sum(p.numel() for p in policy.parameters()) / 1e6:,.2f} M parameters, "
             f"{sum(p.numel() for p in trained) / 1e6:,.2f} M trained, micro-batch of {batch_size} decisions"

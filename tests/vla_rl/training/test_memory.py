@@ -1,5 +1,7 @@
 """`vla-rl memory`: fake tensors count what a real step allocates, at any size."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.policies.fake_input import fake_env_spec
 from vla_rl.policies.openvla.config import OpenVLAConfig
+from vla_rl.training.checkpoint import TENSORS_FILE, load_checkpoint, load_weights, save_checkpoint, trained_weights
 from vla_rl.training.memory import (
     MemoryEstimate,
     _chunk,
@@ -15,6 +18,7 @@ from vla_rl.training.memory import (
     _observation,
     _unit_statistics,
     measure,
+    per_process,
     skeleton,
     without_values,
 )
@@ -124,6 +128,38 @@ def test_the_peak_of_an_update_is_within_15_percent_of_what_the_allocator_gives(
     assert found == pytest.approx(peak, rel=0.15), f"estimated {found / 1e6:.1f} MB, {peak / 1e6:.1f} MB seen"
     kept = sum(t.nbytes for t in learner._last_good._kept)
     assert estimate.host_last_good == kept == sum(p.nbytes for p in policy.trainable_parameters())
+
+
+def test_a_checkpoint_is_written_and_read_without_a_second_copy(tmp_path):
+    config = OpenVLAConfig(precision="fp32")
+    fake = skeleton(config, SPEC, "cpu")
+    with without_values(fake):
+        estimates = {d: measure(fake, SPEC, batch_size=BATCH, device_type=d) for d in ("cpu", "cuda")}
+        apart = per_process(estimates["cuda"], fake, 4)
+    policy = config.build(SPEC)
+    policy.norm_stats = _unit_statistics(policy, SPEC)
+    algo = GRPOConfig(lr=1e-6, minibatch_size=2 * BATCH, micro_batch_size=BATCH)
+    learner = algo.build(policy)
+    learner.update(learner.prepare(episodes(policy, 2 * BATCH)))
+    fresh = algo.build(policy)
+    path = tmp_path / "step_00000001"
+
+    def save():
+        tensors, state = learner.state()
+        save_checkpoint(path, tensors | trained_weights(policy), state)
+
+    def resume():
+        tensors, state = load_checkpoint(path)
+        assert str(path) in Path("/proc/self/maps").read_text(), "the system may take the file's pages back"
+        load_weights(policy, tensors, str(path))
+        fresh.load_state(tensors, state)
+
+    largest = max(p.nbytes for p in policy.trainable_parameters())
+    assert peak_by_the_allocator(save) <= estimates["cpu"].host_saving + 0.01 * largest
+    mapped = (path / TENSORS_FILE).stat().st_size  # The allocator counts it too; each tensor is looked through for NaN.
+    assert peak_by_the_allocator(resume) <= mapped + estimates["cpu"].host_last_good + largest
+    assert (estimates["cuda"].host_saving, apart.host_saving, apart.resuming) == (largest, largest, largest)
+    assert apart.host_total == apart.host_last_good + largest
 
 
 @pytest.mark.slow
