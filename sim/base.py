@@ -143,6 +143,15 @@ class SimConfig(EnvConfig):
             raise ConfigError(f"env.structure: {type(self).__name__} draws no segmentation; leave it off")
         return self
 
+    @model_validator(mode="after")
+    def _check_halves(self) -> SimConfig:
+        if self.in_halves and self.num_workers == 0:
+            raise ConfigError(
+                "env.in_halves: got true with env.num_workers=0, where nothing steps while the policy acts; set "
+                "env.num_workers to 1 or more, or leave in_halves off"
+            )
+        return self
+
     def make(self, record_frames: bool = False) -> SingleEnv:
         """One environment. Called in the worker's process."""
         raise NotImplementedError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,8 @@ class BookedEpisode:
 class EpisodeBook:
     """Writes the file anew when an episode ends, or is labeled later. An observer of the loop's ticks.
 
+    A thread of its own writes: no tick waits for the disk. Where the disk refuses, the next tick that writes raises.
+
     Args:
         file: a JSON list, an entry for each episode, a `BookedEpisode`.
         rate: control ticks per second.
@@ -53,12 +56,15 @@ class EpisodeBook:
         self._entries: list[dict[str, Any]] = []
         self._open: BookedEpisode | None = None
         self._last = 0.0  # time of the tick before
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="episode-book")
+        self._writing: Future[None] | None = None
         self._write()
+        self.flush()
 
     def __call__(self, tick: Tick) -> None:
         """Count the tick; write where an episode has ended."""
         if tick.operator_command.begin:
-            self.close()
+            self._end()
             instruction = "" if tick.observation is None else tick.observation.instruction
             self._open = BookedEpisode(instruction, round(time.time(), 3))
         elif self._open is not None:
@@ -66,7 +72,7 @@ class EpisodeBook:
         self._last = tick.time
         if self._episode.state == "ended":
             if self._open is not None:
-                self.close()
+                self._end()
             elif self._entries and self._entries[-1]["outcome"] != self._episode.summary.outcome:
                 self._entries[-1] |= self._ending()
                 self._write()
@@ -92,7 +98,20 @@ class EpisodeBook:
         }
 
     def close(self) -> None:
-        """Write the episode that is still open, if any. May be called twice."""
+        """Write the episode that is still open, if any, and wait for the file. May be called twice."""
+        self._end()
+        self.flush()
+
+    def flush(self) -> None:
+        """Wait until all is in the file.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if self._writing is not None:
+            self._writing.result()
+
+    def _end(self) -> None:
         if self._open is None:
             return
         entry = asdict(self._open) | self._ending()
@@ -103,4 +122,10 @@ class EpisodeBook:
         self._write()
 
     def _write(self) -> None:
-        write_text_atomic(self._file, json.dumps(self._entries, indent=1) + "\n")
+        if self._writing is not None and self._writing.done():
+            self._writing.result()
+        self._writing = self._writer.submit(_write_entries, self._file, [dict(entry) for entry in self._entries])
+
+
+def _write_entries(file: Path, entries: list[dict[str, Any]]) -> None:
+    write_text_atomic(file, json.dumps(entries, indent=1) + "\n")

@@ -24,7 +24,7 @@ from vla_rl.common.progress import Stopwatch
 from vla_rl.config import Config, ConfigError, component
 from vla_rl.distributed.process_group import ALONE, ProcessGroup
 from vla_rl.evaluation.results import EpisodeRecord, Evaluation, EvaluationError, EvaluationMeta
-from vla_rl.interfaces import EnvConfig, PlanningConfig, PlanningPolicy, Policy, VecEnv
+from vla_rl.interfaces import EnvConfig, ImaginedEnv, PlanningConfig, PlanningPolicy, Policy, VecEnv
 from vla_rl.rollout.runner import collect, derived_seed
 from vla_rl.types import EnvSpec, Episode, EpisodeSpec, Split
 
@@ -221,7 +221,10 @@ def _evaluate(
     num_retried = 0
     for m, (mode, temperature) in enumerate(config.modes().items()):
         samples = 1 if temperature == 0 else config.samples_per_state
-        wanted = world.deal([(spec, sample) for spec in specs for sample in range(samples)])
+        every = [(spec, sample) for spec in specs for sample in range(samples)]
+        wanted = world.deal(every)
+        if isinstance(env, ImaginedEnv):  # All count as begun in each process, and draw what they would in one.
+            env.deal([spec for spec, _ in every], slice(world.rank, None, world.size))
         made: list[EpisodeRecord] = []
         for b, batch in enumerate(_batches(wanted, _batch_size(env, policy))):
             episodes, retried = run_episodes(

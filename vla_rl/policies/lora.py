@@ -89,7 +89,8 @@ def acts_merged[**P, R](act: Callable[P, R]) -> Callable[P, R]:
     """Make a policy's `act` use merged weights where its config says `merge_lora`.
 
     They are made anew when a weight or an adapter has changed, in float32, and rounded to the weight's dtype. What the
-    policy's other methods see does not change by a bit.
+    policy's other methods see does not change by a bit. A change through `.data` is hidden from everyone: who makes
+    one calls `forget_merged`.
     """
 
     @functools.wraps(act)

@@ -14,7 +14,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -146,12 +146,8 @@ def run_piece(
         old.unlink()  # of a run that was killed
     server, page = free_port(), free_port()
     with ExitStack() as stack:
-        masters = {name: Master() for name in names}
-        for master in masters.values():
-            stack.callback(master.close)
-        eyes = {name: SimEyes(master.uri) for name, master in masters.items()}
-        for eye in eyes.values():
-            stack.callback(eye.close)
+        masters = {name: stack.enter_context(closing(Master())) for name in names}  # Each closed if a later one fails.
+        eyes = {name: stack.enter_context(closing(SimEyes(master.uri))) for name, master in masters.items()}
         stack.callback(programs.close)
         programs.start("server", "serve", str(getattr(recipe.policy, "path", "")), "--port", str(server))
         consoles = {name: free_port() for name in names}

@@ -381,7 +381,7 @@ class WorldModelEnv:
 
     def load_state(self, state: Mapping[str, int]) -> None:
         """Undo `state`: the same resets then draw the same noise."""
-        self._begun = Counter(state)
+        self._begun, self._dealt = Counter(state), {}
 
     def close(self) -> None:
         """Close the first frames and forget all episodes. May be called twice."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from real_robot.control.robot_loop import OperatorCommand, Tick
 from real_robot.control.safety import HOLDING, RUNNING, SentCommand
+from real_robot.operator import episode_book
 from real_robot.operator.episode_book import EpisodeBook
 from real_robot.operator.intervention import Intervention
 from real_robot.types import Command, RobotObservation
@@ -38,6 +41,7 @@ class Bench:
         self.must_begin = True
 
     def entries(self) -> list[dict]:
+        self.book.flush()
         return json.loads(self.file.read_text())
 
 
@@ -77,3 +81,31 @@ def test_a_label_that_comes_after_the_end(tmp_path: Path) -> None:
     bench.episode.failure("anna")
     bench.ticks("hold", 0.1)
     assert [e["outcome"] for e in bench.entries()] == ["failure"]
+
+
+def test_no_tick_waits_for_the_disk_and_a_full_one_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(tmp_path / "results.json")
+    write, writers = episode_book.write_text_atomic, []
+    freed = threading.Event()
+
+    def slow(file: Path, text: str) -> None:
+        writers.append(threading.current_thread())
+        freed.wait(60)
+        write(file, text)
+
+    monkeypatch.setattr(episode_book, "write_text_atomic", slow)
+    bench.begin()
+    bench.ticks("policy", 0.1)
+    bench.episode.success("anna")
+    bench.ticks("hold", 0.1)  # Here it ends.
+    freed.set()
+    bench.book.close()
+    assert [e["outcome"] for e in bench.entries()] == ["success"]
+    assert writers and threading.current_thread() not in writers
+
+    bench.begin()
+    bench.ticks("policy", 0.1)
+    (tmp_path / "results.json").unlink()
+    (tmp_path / "results.json").mkdir()  # What cannot be replaced by a file.
+    with pytest.raises(OSError, match=r"results\.json"):
+        bench.book.close()

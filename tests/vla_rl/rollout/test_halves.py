@@ -68,7 +68,12 @@ def assert_equal(ours: list[Episode], theirs: list[Episode], atol: float = 0.0) 
             np.testing.assert_allclose(one.chunks.log_prob, other.chunks.log_prob, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+def test_halves_without_workers_are_refused():
+    with pytest.raises(ValueError, match=r"env.in_halves: got true with env.num_workers=0"):
+        DummyConfig(num_envs=4, in_halves=True)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
 def test_halves_are_equal_to_lockstep_to_the_bit_where_noise_comes_row_by_row(num_workers):
     lockstep = run(random_reach(), 11, num_workers=num_workers, in_halves=False)
     assert len({e.length for e in lockstep}) > 1, "episodes end at different times"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes import missing_ros
@@ -15,10 +16,12 @@ from vla_rl.recipe.recipe import load_recipe
 from vla_rl.workflows.hub_processes import (
     RESULTS,
     TABLE,
+    Programs,
     markdown,
     match_episodes,
     measure_processes,
     person_options,
+    run_piece,
     summarize,
 )
 
@@ -104,3 +107,26 @@ def test_two_robots_and_a_person_over_real_programs(tmp_path: Path) -> None:
     assert all({"recovery", "correction"} & set(e["driven"]) for e in helped)
     assert piece["shares"]["served"] >= len(helped)
     assert (folder / TABLE).read_text().startswith("| robots |")
+
+
+def test_the_first_robots_master_ends_if_the_seconds_does_not_start(tmp_path: Path, monkeypatch) -> None:
+    made: list[Any] = []
+
+    class SecondFails:
+        """A master as it is where ports run out."""
+
+        uri = "http://localhost:1"
+
+        def __init__(self) -> None:
+            if made:
+                raise OSError("no port is left")
+            made.append(self)
+            self.closed = False
+
+        def close(self) -> None:
+            self.closed = True
+
+    monkeypatch.setattr("real_robot.bridge.ros.master.Master", SecondFails)
+    with pytest.raises(OSError, match="no port is left"):
+        run_piece(load_recipe("tabletop_hub", SMALL), [], 2, tmp_path, Programs(tmp_path / "piece", ["vla-rl"]))
+    assert [master.closed for master in made] == [True]

@@ -12,6 +12,8 @@ import pytest
 import torch
 from toy import GAIN, GOAL, ToyDynamics, push, through_a_file, toy_env
 
+from vla_rl.distributed.process_group import ALONE, ProcessGroup
+from vla_rl.evaluation.evaluate import EvalConfig, evaluate
 from vla_rl.interfaces import ImaginedEnv
 from vla_rl.rollout.runner import collect
 from vla_rl.types import ActionChunk, EpisodeSpec, Keyframe, Observation
@@ -234,6 +236,53 @@ def test_several_processes_share_episodes_as_one_would_run_them() -> None:
     undealt.reset(specs)
     np.testing.assert_array_equal(walk(undealt), expected)
     assert undealt.state() == one.state()
+
+
+class OneOfTwo(ProcessGroup):
+    """A process that is told that the other found what it found itself."""
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value] * self.size
+
+
+class Pusher(torch.nn.Module):
+    """A policy that always pushes ahead alike."""
+
+    chunk_size = 8
+
+    def act(self, obs: Observation, generator: torch.Generator | None = None, temperature: float = 1.0) -> ActionChunk:
+        return ActionChunk(push(0.1, obs.batch_size, 8))
+
+
+def test_an_evaluation_by_several_processes_counts_and_draws_as_by_one() -> None:
+    config = EvalConfig(split="train", episodes_per_task=3, samples_per_state=4, temperatures=(1.0,))
+    found, states = [], []
+    for world in (ALONE, OneOfTwo(0, 2), OneOfTwo(1, 2)):
+        env, ends = toy_env(3, noise=0.4), list[tuple[int, float]]()
+        for _ in range(2):
+            evaluate(
+                cast(Any, Pusher()),
+                env,
+                config,
+                on_episode=lambda e, ends=ends: ends.append((e.spec.index, float(e.final_obs.state[0, 0]))),
+                world=world,
+            )
+        found.append(ends)
+        states.append(env.state())
+    assert len(set(found[0])) == len(found[0]), "noise differs"
+    assert sorted(found[1] + found[2]) == sorted(found[0])
+    assert states[0] == states[1] == states[2]
+
+
+def test_what_was_dealt_and_never_begun_is_forgotten_with_the_state() -> None:
+    env, other = toy_env(1, noise=0.2), toy_env(1, noise=0.2)
+    env.deal([SPEC] * 3, slice(0, 3))  # The rollout broke off.
+    env.load_state({})
+    for each in (env, other):
+        each.reset([SPEC])
+        each.reset([SPEC])
+    assert env.state() == other.state()
+    np.testing.assert_array_equal(walk(env), walk(other))
 
 
 def test_without_fresh_noise_a_state_always_has_the_same() -> None:

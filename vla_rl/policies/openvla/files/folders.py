@@ -259,7 +259,8 @@ def _read_heads(file: Path, network: nn.Module) -> None:
         if parts.is_placeholder(known[name]):  # Trained whole beside adapters: this file's, not the base's.
             parts.replace(network, name, tensor.to(known[name].device, known[name].dtype))
         else:
-            known[name].data.copy_(tensor)
+            with torch.no_grad():  # Seen by who keeps something made of it, as `.data` is not.
+                known[name].copy_(tensor)
 
 
 # --- writing ------------------------------------------------------------------------------------
