@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import defaultdict
@@ -120,6 +121,7 @@ class Findings:
         state: the last observation's state (S,), or None. graph: who else is there; None where that cannot be seen.
         refused: camera or topic -> reason -> messages refused. errors: camera or topic -> what was wrong with the last.
         closed: camera of this machine -> why it could not be opened.
+        load: programs that wanted a processor of this machine in the last minute, for each processor.
     """
 
     heard: dict[str, Heard]
@@ -130,6 +132,7 @@ class Findings:
     errors: dict[str, str]
     fault: str | None
     closed: dict[str, str]
+    load: float = 0.0
 
 
 class _Closed:
@@ -201,4 +204,5 @@ def _listen(
         errors=robot.last_errors,
         fault=transport.fault,
         closed=closed,
+        load=os.getloadavg()[0] / (os.cpu_count() or 1),
     )

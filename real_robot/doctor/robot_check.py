@@ -13,7 +13,7 @@ from real_robot.bridge.transports.configs import LeRobotConfig
 from real_robot.control.wrench import sizes_of
 from real_robot.doctor.lerobot_check import check_unconnected
 from real_robot.doctor.listen import Findings, listen
-from real_robot.doctor.topics import check_sink, check_source
+from real_robot.doctor.topics import check_sink, check_source, unless_busy
 from real_robot.kinematics.check import ModelCheck
 from vla_rl.common.checks import Check
 from vla_rl.config import ConfigError
@@ -93,7 +93,7 @@ def _check_wrench(contract: RobotContract, findings: Findings) -> list[Check]:
         return checks
     if heard.gap > timeout:
         found = f"gaps of {heard.gap * 1e3:.0f} ms (95 %); beyond safety.observation_timeout it holds"
-        checks.append(Check("safety: wrench", "wrong", found, "raise the driver's rate"))
+        checks.append(Check("safety: wrench", "wrong", found, unless_busy(findings.load, "raise the driver's rate")))
     elif trouble := limits.trouble(*sizes_of(heard.newest)):
         fix = "tell the driver what the gripper weighs, zero the sensor, or mend the limit"
         checks.append(Check("safety: wrench", "wrong", trouble, fix))
@@ -106,7 +106,7 @@ def _check_complete(findings: Findings) -> Check:
         return Check("observation", "ok", found)
     reasons = ", ".join(f"{key}: {n} {why}" for key, whys in findings.refused.items() for why, n in whys.items())
     status = "wrong" if findings.complete < POOR else "warning"
-    fix = "mend the topics above; else raise align.tolerance or observation.max_age"
+    fix = unless_busy(findings.load, "mend the topics above; else raise align.tolerance or observation.max_age")
     return Check("observation", status, found + (f"; refused: {reasons}" if reasons else ""), fix)
 
 

@@ -41,7 +41,7 @@ def check_source(place: str, source: ImageSource | StateSource, key: str, findin
         return [Check(source.topic, "wrong", found, f"plug it in, or mend {place}.camera")]
     if heard is None or not heard.times:
         return [_check_silent(place, source, findings)]
-    checks = [_check_rate(source, heard), *_check_clock(source, heard)]
+    checks = [_check_rate(source, heard, findings.load), *_check_clock(source, heard)]
     if source.frame and heard.newest is not None:
         checks.append(_check_frame(place, source, heard))
     if isinstance(source, ImageSource):
@@ -93,14 +93,21 @@ def _type_advice(place: str, source: SourceConfig, types: set[str], publishers: 
     return f"set {place}.topic to one of type {source.type}"
 
 
-def _check_rate(source: SourceConfig, heard: Heard) -> Check:
+def unless_busy(load: float, fix: str) -> str:
+    """What to do about a stream that comes late: on a machine with too much to do, look there first."""
+    if load <= 1:
+        return fix
+    return f"this machine is overloaded ({load:.1f} programs a processor): end others and look again; else {fix}"
+
+
+def _check_rate(source: SourceConfig, heard: Heard, load: float) -> Check:
     found = f"{heard.rate:.1f} a second, gaps of {heard.gap * 1e3:.0f} ms at most (95 %)"
     if source.rate is not None and heard.rate < SLOW * source.rate:
         return Check(
             source.topic,
             "wrong",
             f"{found}; its driver should send {source.rate:g}",
-            "look at its driver, or the network",
+            unless_busy(load, "look at its driver, or the network"),
         )
     align = source.align
     limit = source.align.tolerance if align.strategy != "hold" else float("inf")
@@ -109,7 +116,7 @@ def _check_rate(source: SourceConfig, heard: Heard) -> Check:
             source.topic,
             "wrong",
             f"{found}: longer than align.tolerance, {limit * 1e3:.0f} ms, so that observations are missing",
-            "raise the driver's rate, or align.tolerance",
+            unless_busy(load, "raise the driver's rate, or align.tolerance"),
         )
     return Check(source.topic, "ok", found)
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from patients import DdsPatient, Ros1Patient, well
 from processes import ROOT, missing_ros
 
 from real_robot.bridge.contract import load_contract, shipped_contracts
-from real_robot.doctor.robot_check import check_robot
+from real_robot.bridge.messages import JointState
+from real_robot.doctor.listen import Findings, Heard
+from real_robot.doctor.robot_check import check_robot, judge
+from real_robot.doctor.topics import check_source
 
 DRIVERS = yaml.safe_load((ROOT / "tests/real_robot/driver_graphs.yaml").read_text())
 PLAYED_ELSEWHERE = {
@@ -68,12 +72,13 @@ def play(name: str, patient: Ros1Patient | DdsPatient) -> None:
         code, found = patient.examine(name, DRIVERS[name], well)
     finally:
         patient.close()
-    assert code == 0, found
+    late = {name for name, line in found.items() if "this machine is overloaded" in line["fix"]}
+    assert code == 0 or late, found
     # A camera of 4:3 is squeezed, nobody has the test's stop button, a busy machine misses some messages.
     excused = {
         line for line in found if line.startswith("operator.") or line.endswith(": picture") or line == "observation"
     }
-    assert set(found) <= excused, found
+    assert set(found) <= excused | late, found
 
 
 @pytest.mark.skipif(bool(missing_ros()), reason=missing_ros() or "ROS 1 is there")
@@ -117,3 +122,20 @@ def test_trossens_names_in_lerobot_are_understood() -> None:
     contract = load_contract("trossen_lerobot", ["transport.modules=[widowx_stand_in]"])
     wrong = [check for check in check_robot(contract) if check.is_fault]
     assert not wrong, wrong
+
+
+def test_a_late_stream_is_put_down_to_an_overloaded_machine_where_it_is_one() -> None:
+    contract = load_contract("aloha")
+    source = contract.observation.state[0]
+    zeros = np.zeros(len(source.joints))
+    newest = JointState(name=source.joints, position=zeros, velocity=zeros, effort=zeros)
+    heard = Heard(times=[(0.05 * i, 0.0) for i in range(40)], newest=newest)
+    fixes = []
+    for load in (0.9, 6.5):
+        findings = Findings({source.topic: heard}, 0.2, None, None, {}, {}, None, {}, load)
+        slow, *_ = check_source("observation.state[0]", source, source.topic, findings)
+        (whole,) = (c for c in judge(contract, findings) if c.name == "observation")
+        assert (slow.status, whole.status) == ("wrong", "wrong"), "late is late, whoever's fault it is"
+        fixes.append([slow.fix, whole.fix])
+    assert not any("overloaded" in fix for fix in fixes[0])
+    assert all("this machine is overloaded (6.5 programs a processor)" in fix for fix in fixes[1])
