@@ -35,19 +35,16 @@ class DRBatch(Batch):
     """A batch whose rows may be of chunks that nobody executed.
 
     Attributes:
-        decision: int64 (N,), the row of the executed chunk of the same decision; its own number where it is that.
+        decision: int64 (N,), the row of the executed chunk of the same decision, as the batch was made.
+        is_added: bool (N,), rows of other chunks, which no sum of weights counts.
         whole: for a batch of executed chunks: the same with rows added for others; None where there are none.
         fit: what these decisions tell of the coefficient, for later batches.
     """
 
     decision: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    is_added: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
     whole: DRBatch | None = None
     fit: CoefficientFit = field(default_factory=CoefficientFit)
-
-    @property
-    def is_added(self) -> np.ndarray:
-        """bool (N,): rows that no sum of weights counts."""
-        return self.decision != np.arange(self.size)
 
 
 class DRLearner(Learner):
@@ -80,7 +77,9 @@ class DRLearner(Learner):
             ValueError: as `Learner.prepare` does; or the values have a wrong shape or are not finite.
         """
         made = super().prepare(episodes)
-        batch = DRBatch(**{f.name: getattr(made, f.name) for f in fields(Batch)}, decision=np.arange(made.size))
+        none = np.zeros(made.size, bool)
+        known = {f.name: getattr(made, f.name) for f in fields(Batch)}
+        batch = DRBatch(**known, decision=np.arange(made.size), is_added=none)
         batch.metrics |= {f"control_variate/{name}": value for name, value in self.coefficients._asdict().items()}
         if self.values is None:
             return batch
@@ -166,6 +165,7 @@ class DRLearner(Learner):
             old_log_prob=np.concatenate([batch.old_log_prob, old]),
             reference_log_prob=None if reference is None else np.concatenate([reference, old]),
             decision=decision,
+            is_added=np.arange(len(decision)) >= size,
         )
 
     def _completed(self, batch: DRBatch, needed: np.ndarray) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from threading import Barrier
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 
 from vla_rl.algorithms.batch import Batch, Pool
 from vla_rl.algorithms.dealing import deal, even_workers
+from vla_rl.algorithms.dr_learner import DRBatch
 from vla_rl.distributed.process_group import ProcessGroup
 from vla_rl.types import ActionChunk, Episode, EpisodeSpec, Observation
 
@@ -145,3 +146,21 @@ def test_an_even_minibatch_stays_where_it_is():
     ours, held, where = deal(batch, pooled(batches, 1), np.arange(2 * batch.size), np.arange(2 * batch.size), world)
     assert held is batch and where.tolist() == list(range(batch.size))
     assert ours.tolist() == list(range(batch.size, 2 * batch.size))
+
+
+def test_chunks_that_nobody_executed_are_known_as_such_elsewhere():
+    made = make_batch(0, LENGTHS[:4], critic=False)
+    inherited = {f.name: getattr(made, f.name) for f in fields(Batch)}
+    half = made.size // 2
+    decision = np.concatenate([np.arange(half), np.arange(made.size - half)])
+    dr = DRBatch(**inherited, decision=decision, is_added=np.arange(made.size) >= half)
+    nothing = DRBatch(**{f.name: getattr(make_batch(1, [], critic=False), f.name) for f in fields(Batch)})
+    batches, rows = [dr, nothing], np.arange(made.size)
+
+    def dealt(world: ProcessGroup) -> tuple[np.ndarray, Batch, np.ndarray]:
+        return deal(batches[world.rank], pooled(batches, world.rank), rows, rows, world)
+
+    with ThreadPoolExecutor(2) as threads:
+        for ours, held, where in threads.map(dealt, Threads.start(2)):
+            assert isinstance(held, DRBatch) and len(where) > 3
+            assert held.is_added[where].tolist() == (ours >= half).tolist()
