@@ -28,7 +28,7 @@ def hang(way: str, world: ProcessGroup, limit: float) -> None:
     """What every process does; the second one does not get through it, unless the way is one that is allowed."""
     second = not world.is_main
     if way == "work":  # Longer than the limit, but with signs of getting on.
-        for _ in range(8 if second else 0):
+        for _ in range(6 if second else 0):
             with Stopwatch().measure("simulation"):
                 time.sleep(limit / 4)
     elif way == "main_first":

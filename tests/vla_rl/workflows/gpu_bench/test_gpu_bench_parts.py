@@ -16,7 +16,7 @@ from pretend_device import pretending
 from vla_rl.policies.openvla.network.network import OpenVLANetwork
 from vla_rl.workflows.gpu_bench import large_policy, policy_matrix
 from vla_rl.workflows.gpu_bench.command import finish
-from vla_rl.workflows.gpu_bench.parts import PARTS
+from vla_rl.workflows.gpu_bench.parts import PARTS, correctness
 from vla_rl.workflows.gpu_bench.parts import act as act_part
 from vla_rl.workflows.gpu_bench.record import Results
 from vla_rl.workflows.gpu_bench.run import open_results, run_inside
@@ -64,6 +64,7 @@ def test_wrong_numbers_are_found(results, monkeypatch, capsys):
         return policy
 
     monkeypatch.setattr(policy_matrix, "build", build_wrong)
+    monkeypatch.setattr(correctness, "TINY", ("openvla-lora",))  # Learners are compared in the part's own test.
     run_inside(results, "correctness", "cpu", 300)
     wrong = [row.what for row in results.parts["correctness"].rows if row.verdict == "wrong"]
     assert "openvla-lora: evaluate and backward" in wrong and "openvla-lora: embed" in wrong
