@@ -74,7 +74,9 @@ KINDS: dict[str, dict[str, str]] = {
         "transformer": "world_model.config:TransformerConfig",
         "wan": "world_model.config:WanConfig",
     },
-    "values": {},
+    "values": {
+        "world_model": "world_model.env.value_config:WorldModelValuesConfig",
+    },
     "plan": {
         "best_of_n": "world_model.env.plan_config:PlanConfig",
     },

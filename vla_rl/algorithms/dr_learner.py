@@ -84,9 +84,9 @@ class DRLearner(Learner):
         if self.values is None:
             return batch
         with self.world.unsharded(self.policy):
-            candidates = self._candidates(batch)
-            correction = self._correction(batch, candidates)
-            advantage = _advantages(batch)
+            candidates = self.candidates(batch)
+            correction = self.correction(batch, candidates)
+            advantage = decision_advantages(batch)
             batch.fit = CoefficientFit.of(advantage, correction).over(self.world)
             square = sum(self.world.gather(float((advantage**2).sum())))
             left = batch.fit.left(square, self.coefficients)
@@ -96,7 +96,7 @@ class DRLearner(Learner):
         return batch
 
     @torch.no_grad()
-    def _candidates(self, batch: DRBatch) -> ActionChunk:
+    def candidates(self, batch: DRBatch) -> ActionChunk:
         """Draw K chunks at each decision, (N K) in all. Each episode's are drawn alone, from a seed of its own, so that
         they are the same whatever processes share the episodes."""
         self.policy.eval()
@@ -113,7 +113,7 @@ class DRLearner(Learner):
             )
         return ActionChunk.concatenate(drawn)
 
-    def _correction(self, batch: DRBatch, candidates: ActionChunk) -> Correction:
+    def correction(self, batch: DRBatch, candidates: ActionChunk) -> Correction:
         """Have the executed chunks and the candidates valued."""
         assert self.values is not None, "asked only where there are values"
         shape = (batch.size, self.config.candidates)
@@ -278,7 +278,7 @@ def surrogate_with_candidates(
     return main + loss, of_executed | metrics
 
 
-def _advantages(batch: Batch) -> np.ndarray:
+def decision_advantages(batch: Batch) -> np.ndarray:
     """Return each decision's advantage, float64 (N,): that of its actions that count; 0 where none does."""
     first = batch.advantage[np.arange(batch.size), batch.valid.argmax(1)]
     return np.where(batch.valid.any(1), first, 0.0).astype(np.float64)

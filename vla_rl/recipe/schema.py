@@ -27,6 +27,12 @@ def recipe_schema() -> dict[str, Any]:
     schema["properties"]["real_env"]["anyOf"] = [*_branches("env", definitions), {"type": "null"}]
     plan = definitions["EvalConfig"]["properties"]["plan"]  # Inside a section, and its kind may be left out.
     plan["anyOf"] = [*_branches("plan", definitions), {"type": "null"}]
+    for branch in schema["properties"]["algo"]["oneOf"]:
+        if values := branch.get("properties", {}).get("values"):
+            branch["properties"]["values"] = {
+                "description": values["description"],
+                "anyOf": _branches("values", definitions),
+            }
     if "WorldModelConfig" in definitions:
         _describe_dynamics(definitions)
     for base in BASES.values():  # Of these sections the branches stand here.

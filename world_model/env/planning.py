@@ -8,7 +8,7 @@ same noise, so that what differs between them is what they do.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from vla_rl.types import ActionChunk, Observation
 from world_model.model.memory import Memory
 from world_model.model.world_model import WorldModel, load_world_model
 from world_model.noise import NoiseStream
+from world_model.types import Frames
 
 if TYPE_CHECKING:
     from world_model.env.plan_config import PlanConfig
@@ -38,7 +39,7 @@ class Planner:
     def __init__(self, policy: Policy, config: PlanConfig, device: str = "cpu") -> None:
         self.policy, self.config = policy, config
         self.world_model = load_world_model(config.world_model, device).compute_in(config.precision)
-        _check(self.world_model, policy)
+        check_fits(self.world_model, policy, "plan.world_model")
         self.seconds: list[float] = []
         self.num_decisions = 0
         self._ids: list[int] = []
@@ -73,7 +74,7 @@ class Planner:
             rng = np.random.default_rng([self.config.seed, self._drawn])
             best = rng.integers(count, size=size)
         else:
-            best = self._scores(obs, chunk, rows).reshape(size, count).argmax(1)
+            best = self._scores(chunk, rows).reshape(size, count).argmax(1)
         chosen = chunk.select(np.arange(size) * count + best)
         for env_id, actions in zip(self._ids, chosen.actions, strict=True):
             self._last[env_id] = actions
@@ -123,27 +124,17 @@ class Planner:
     # --- what it imagines ----------------------------------------------------------------------
 
     @torch.no_grad()
-    def _scores(self, obs: Observation, chunk: ActionChunk, rows: np.ndarray) -> np.ndarray:
+    def _scores(self, chunk: ActionChunk, rows: np.ndarray) -> np.ndarray:
         """float (rows,): the highest logit of success in each candidate's imagined future."""
         assert self._memory is not None, "what is seen has been remembered"
         world_model = self.world_model
         memory = self._memory.select([self._ids[row] for row in rows])
         seeds = [self._seed(self._ids[row], self._drawn) for row in rows]
         memory = replace(memory, noise=NoiseStream(seeds, world_model.device))
-        actions, best = chunk.actions, np.full(len(rows), -np.inf)
-        for number in range(self.config.chunks):
-            done = world_model.actions(actions, np.full(len(rows), actions.shape[1]))
-            frames = world_model.dynamics.imagine(memory.context, done, memory.noise)
-            score, _ = world_model.scores(memory, frames)
+        best = np.full(len(rows), -np.inf)
+        for before, frames in imagine_ahead(world_model, self.policy, memory, chunk.actions, self.config.chunks):
+            score, _ = world_model.scores(before, frames)
             best = np.maximum(best, score.float().amax(1).cpu().numpy())
-            if number == self.config.chunks - 1:
-                break
-            memory = world_model.extend(memory, frames, done)
-            images, states = world_model.decode(frames)[:, -1], world_model.states(frames)[:, -1]
-            cameras = world_model.metadata.cameras
-            seen = {camera: images[:, view] for view, camera in enumerate(cameras)}
-            text = [obs.instruction[row] for row in rows]
-            actions = self.policy.act(Observation(seen, states, text), None, 0.0).actions
         return best
 
     def _seed(self, *numbers: int) -> int:
@@ -157,15 +148,38 @@ def _with_first(chunk: ActionChunk, first: ActionChunk, count: int) -> ActionChu
     return ActionChunk(actions)
 
 
-def _check(world_model: WorldModel, policy: Policy) -> None:
+@torch.no_grad()
+def imagine_ahead(
+    world_model: WorldModel, policy: Policy, memory: Memory, actions: np.ndarray, chunks: int
+) -> Iterator[tuple[Memory, Frames]]:
+    """Imagine chunks of actions, float32 (B, H, A), and then what the policy does next, greedily.
+
+    Yields what is remembered before each of the `chunks`, and the frames that follow.
+    """
+    for number in range(chunks):
+        done = world_model.actions(actions, np.full(len(actions), actions.shape[1]))
+        frames = world_model.dynamics.imagine(memory.context, done, memory.noise)
+        yield memory, frames
+        if number < chunks - 1:
+            memory = world_model.extend(memory, frames, done)
+            images, states = world_model.decode(frames)[:, -1], world_model.states(frames)[:, -1]
+            seen = {camera: images[:, view] for view, camera in enumerate(world_model.metadata.cameras)}
+            actions = policy.act(Observation(seen, states, memory.instruction), None, 0.0).actions
+
+
+def check_fits(world_model: WorldModel, policy: Policy, option: str) -> None:
+    """A world model shows the policy's cameras, and a frame for each of its chunks.
+
+    Raises:
+        ValueError: it does not; `option` is what named it.
+    """
     metadata = world_model.metadata
     if lacking := sorted(set(policy.cameras) - set(metadata.cameras)):
         raise ValueError(
-            f"plan.world_model: shows {list(metadata.cameras)}, the policy also reads {lacking}; use one with its "
-            "cameras"
+            f"{option}: shows {list(metadata.cameras)}, the policy also reads {lacking}; use one with its cameras"
         )
     if policy.chunk_size != world_model.frame_steps:
         raise ValueError(
-            f"plan.world_model: has frames of {world_model.frame_steps} control steps, the policy decides every "
-            f"{policy.chunk_size}; planning needs a world model with frame_steps = {policy.chunk_size}"
+            f"{option}: has frames of {world_model.frame_steps} control steps, the policy decides every "
+            f"{policy.chunk_size}; needed is a world model with frame_steps = {policy.chunk_size}"
         )

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from planted_values import PlantedValuesConfig
 
 from sim.dummy import DummyConfig
+from vla_rl.algorithms.dr_grpo import DRGRPOConfig
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.policies.openvla.config import OpenVLAConfig
@@ -41,7 +43,10 @@ def rollout(request):
     return policy, episodes
 
 
-@pytest.mark.parametrize("config", [GRPOConfig(lr=1e-4), PPOConfig(lr=1e-4)], ids=["grpo", "ppo"])
+DR = DRGRPOConfig(lr=1e-4, values=PlantedValuesConfig(), candidates=3, coefficient=0.2, state_coefficient=0.2)
+
+
+@pytest.mark.parametrize("config", [GRPOConfig(lr=1e-4), PPOConfig(lr=1e-4), DR], ids=["grpo", "ppo", "dr_grpo"])
 def test_rollout_and_trainer_agree_and_an_update_favors_success(rollout, config):
     policy, episodes = rollout
     start = {n: t.clone() for n, t in policy.state_dict().items()}

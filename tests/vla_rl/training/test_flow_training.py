@@ -16,6 +16,8 @@ from vla_rl.training.train import train
 
 pytest.importorskip("num2words", reason="SmolVLA's processor needs it: install vla-rl[flow]")
 GRPO = {"kind": "grpo", "lr": 1e-4, "minibatch_size": 24, "ratio_level": "action"}
+DR_GRPO = GRPO | {"kind": "dr_grpo", "values": {"kind": "planted_values:PlantedValuesConfig"}, "candidates": 2}
+DR_GRPO |= {"coefficient": 0.5, "state_coefficient": 0.5}
 PPO = {"kind": "ppo", "lr": 1e-4, "minibatch_size": 24, "ratio_level": "action"}
 
 
@@ -37,6 +39,7 @@ def recipe_of(folder: Path, algo: dict, *overrides: str) -> Recipe:
     ("policy_type", "algo", "options"),
     [
         ("smolvla", GRPO, {}),
+        ("smolvla", DR_GRPO, {}),
         ("smolvla", PPO, {"value_head": True}),
         ("pi0", GRPO, {"sampling": {"joint": True}}),
         ("pi0", PPO, {"value_head": True, "sampling": {"method": "flow_noise"}}),
