@@ -172,7 +172,8 @@ def run(args: argparse.Namespace) -> None:
     recipe = load_recipe(args.recipe)
     env = recipe.env.build()
     policy: Any = recipe.policy.build(env.spec, "cpu", args.seed)
-    algo = build_component("algo", {"kind": "dr_grpo", "values": {"kind": "world_model", "path": args.world_model}})
+    values = {"kind": "world_model", "path": args.world_model}
+    algo = build_component("algo", {"kind": "dr_grpo", "values": values, "candidates": 8})
     assert isinstance(algo, DRGRPOConfig)
     learner, tasks = algo.build(policy, args.seed), list(env.spec.tasks)
     sketch, kept, sums = Sketch(policy, 1.0), list[np.ndarray](), {8: list[np.ndarray](), 4: list[np.ndarray]()}

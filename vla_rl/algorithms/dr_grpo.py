@@ -44,7 +44,7 @@ class DRGRPOConfig(GRPOConfig):
     values: Annotated[SerializeAsAny[ActionValuesConfig], component("values")] = Field(
         description="What values action chunks before they are executed: a world model, or a class of your own."
     )
-    candidates: int = Field(default=8, ge=2, description="K, the action chunks drawn beside the executed one.")
+    candidates: int = Field(default=4, ge=2, description="K, the action chunks drawn beside the executed one.")
     coefficient: float = Field(
         default=0.0,
         ge=0,
