@@ -53,7 +53,7 @@ class RunFolder:
     command = _Inside("command.txt")
     versions = _Inside("versions.json")
     # What it writes on the way: one JSON object per logged step, the folder of what it resumes from, the policies
-    # whose gain the gate confirmed, the one that the gate sent back, the one before an update that diverged, and the
+    # that the gate found better, the one that the gate sent back, the one before an update that diverged, and the
     # best by validation so far.
     metrics = _Inside("metrics.jsonl")
     checkpoints = _Inside("checkpoints")

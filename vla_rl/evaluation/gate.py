@@ -1,13 +1,11 @@
 """Is a gain made in imagination real? Paired episodes in the real environment, at set intervals, decide.
 
-Each check compares the policy with the last confirmed one on fresh initial states, pair by pair, by a
-sequential test (`sequential_compare.compare_sequential`). Its verdict is "confirmed": a real gain, which moves
-the mark; "refuted": worse, or surely no gain worth having, which sends the run back to the mark; or "undecided": the
-pairs did not tell. RL then continues to the next check; what the last check leaves undecided is sent back as well.
+Each check compares the policy with the mark, the last policy that was found better, on fresh initial states, pair by
+pair. The evidence is that of all pairs since the mark (`evaluation.pooled`). Its verdict is "better", which moves the
+mark; "worse", which sends the run back to the mark, and RL ends; or "undecided": RL continues, and what the last
+check leaves undecided is kept, its gain not shown.
 
-Undecided says little: the gate's power is low. Where the policies differ in 45 of 100 pairs, one check of 200 pairs
-confirms a true gain of 5 points in 6 % of cases, of 9 in 21, of 10 in 27, of 15 in 65
-(`scripts/gate_power.py`; the table is in docs/closed_loop.md).
+`power_text` says what the checks can tell; docs/closed_loop.md has a table (`scripts/gate_power.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +23,8 @@ from vla_rl.interfaces import Policy, VecEnv
 from vla_rl.policies.load import load_policy
 from vla_rl.types import Split
 
-Verdict = Literal["confirmed", "refuted", "undecided"]
+Verdict = Literal["better", "worse", "undecided"]
+_OLD_OUTCOMES = ("confirmed", "open", "rolled back")
 
 
 class GateConfig(Config):
@@ -33,88 +32,140 @@ class GateConfig(Config):
 
     every: NonNegativeInt = Field(default=0, description="Iterations between checks; 0: no gate.")
     pairs: PositiveInt = Field(default=150, description="Real episodes of each policy that one check may take.")
-    alpha: float = Field(default=0.05, gt=0, lt=1, description="Chance of confirming no gain, in one check.")
-    min_gain: float = Field(
-        default=0.02, gt=0, lt=1, description="A check ends as refuted once the gain is surely below this."
+    alpha: float = Field(
+        default=0.05,
+        gt=0,
+        lt=1,
+        description="Chance of calling better what is no better, over all checks since the last that found a policy "
+        "better; and as much of calling worse what is no worse.",
     )
     split: Split = Field(default="validation", description="Initial states of the checks.")
     start_index: NonNegativeInt = Field(
         default=1000, description="First initial state, beyond those of `train.validation_episodes`."
     )
 
+    def num_checks(self, iterations: int, done: int = 0) -> int:
+        """Checks of a run of so many iterations that come after the first `done` of them; the last counts."""
+        if not self.every:
+            return 0
+        return -(-iterations // self.every) - done // self.every if done < iterations else 0
+
+    def power(self, iterations: int) -> str:
+        """Say what the checks of a run of so many iterations can tell (see `evaluation.pooled.power_text`)."""
+        from vla_rl.evaluation.pooled import power_text
+
+        return power_text(self.pairs, self.num_checks(iterations), self.alpha)
+
+
+class Pooled(Config):
+    """All pairs since the mark, whichever policies were checked.
+
+    Attributes:
+        num_checks: with this one. gained, lost, num_pairs: theirs.
+        better, worse: evidence for each: what 1 became by fair bets; never at `needed` by chance, but with alpha.
+    """
+
+    num_checks: int
+    gained: int
+    lost: int
+    num_pairs: int
+    better: float
+    worse: float
+    needed: float
+
 
 class GateCheck(Config):
     """One check.
 
     Attributes:
-        iteration: finished when it was made. mark: the iteration of the confirmed policy (0: the base policy).
-        comparison: a is the confirmed policy, b the one checked; real episodes, sampled.
+        iteration: finished when it was made. mark: the iteration of the policy compared with (0: the base policy).
+        comparison: a is the mark's policy, b the one checked; real episodes, sampled, this check's alone.
+        pooled: all pairs since the mark, which decide; None of a check written before evidence was pooled.
         imagined: success of the checked policy in imagination, this iteration's rollouts.
-        verdict: "confirmed": a real gain; "refuted": worse, or the gain is surely below `GateConfig.min_gain`;
-            "undecided": the pairs do not tell which.
-        rolled_back: the run went back to the confirmed policy: refuted, or undecided with no later check to decide.
+        verdict: "better" or "worse" than the mark; "undecided": the pairs do not tell.
+        rolled_back: the run went back to the mark. (Earlier versions did so of what the last check left undecided.)
+        is_last: no later check can decide.
     """
 
     iteration: int
     mark: int
     comparison: SequentialComparison
+    pooled: Pooled | None = None
     imagined: float
     verdict: Verdict
     rolled_back: bool
+    is_last: bool = False
 
     @model_validator(mode="before")
     @classmethod
-    def _read_outcome(cls, values: Any) -> Any:
-        """Read files that say "confirmed", "open" or "rolled back" in place of a verdict."""
-        if not isinstance(values, dict) or "outcome" not in values:
+    def _read_old_words(cls, values: Any) -> Any:
+        """Read files of earlier versions: an `outcome`, or "confirmed" and "refuted" (worse, or no great gain)."""
+        if not isinstance(values, dict):
             return values
         read = dict(values)
-        comparison = SequentialComparison.model_validate(read["comparison"])
-        read.update(verdict=verdict_of(comparison), rolled_back=read.pop("outcome") == "rolled back")
-        return read
+        if read.get("outcome") in _OLD_OUTCOMES:
+            read["rolled_back"] = read.pop("outcome") == "rolled back"
+        elif read.get("verdict") not in ("confirmed", "refuted"):
+            return values
+        return read | {"verdict": verdict_of(SequentialComparison.model_validate(read["comparison"]))}
 
     def text(self) -> str:
         """Return one line for people."""
         c = self.comparison
-        consequence = {
-            ("refuted", True): ", rolled back",
-            ("undecided", True): " at the last check, rolled back",
-            ("undecided", False): ", RL continues",
-        }.get((self.verdict, self.rolled_back), "")
+        consequence = ", RL continues"
+        if self.verdict == "better":
+            consequence = ""
+        elif self.rolled_back:
+            consequence = ", rolled back"
+        elif self.is_last:
+            consequence = ", kept though its gain is not shown"
         return (
             f"gate at iteration {self.iteration}: {self.verdict}{consequence}; real success {100 * c.rate_a:.0f} % -> "
             f"{100 * c.rate_b:.0f} % in {c.num_pairs} pairs against the policy of iteration {self.mark}, difference "
             f"between {100 * c.interval.low:+.0f} and {100 * c.interval.high:+.0f} points; "
-            f"imagined {100 * self.imagined:.0f} %"
+            f"imagined {100 * self.imagined:.0f} %{self._pooled_text()}"
+        )
+
+    def _pooled_text(self) -> str:
+        if (pooled := self.pooled) is None:
+            return ""
+        earlier = ""
+        if pooled.num_checks > 1:
+            points = 100 * (pooled.gained - pooled.lost) / max(pooled.num_pairs, 1)
+            earlier = f" of {pooled.num_checks} checks together, {points:+.0f} points in {pooled.num_pairs} pairs"
+        return (
+            f"; evidence{earlier}: {pooled.better:.2g} for better, {pooled.worse:.2g} for worse, "
+            f"{pooled.needed:.3g} decides"
         )
 
 
 def verdict_of(comparison: SequentialComparison) -> Verdict:
-    """Return what a comparison of the policy checked (b) with the confirmed one (a) says of the gain."""
-    if comparison.decision == "better":
-        return "confirmed"
-    return "undecided" if comparison.decision == "undecided" else "refuted"
+    """Return what a comparison of the policy checked (b) with the mark's (a) says of it."""
+    return "undecided" if comparison.decision == "no_gain" else comparison.decision
 
 
 class Gate:
-    """Checks a policy against the last confirmed one, which it keeps in a folder named by its iteration.
+    """Checks a policy against the mark, the last one found better, which it keeps in a folder named by its iteration.
 
     Args:
-        folder: for the confirmed policies.
-        policy: what the run starts from, confirmed as iteration 0.
+        folder: for the policies that became the mark.
+        policy: what the run starts from, the mark of iteration 0.
         world: processes that check together; the first one writes.
     """
 
     def __init__(self, config: GateConfig, folder: Path, policy: Any, world: ProcessGroup = ALONE) -> None:
+        from vla_rl.evaluation.pooled import PooledEvidence
+
         self.config, self.folder, self.world = config, Path(folder), world
         self.mark = 0
         self.checks: list[GateCheck] = []
+        self.evidence = PooledEvidence(config.alpha)
         if not world.broadcast_from_main(self.confirmed.is_dir):
             self._confirm(policy)
 
     @property
     def confirmed(self) -> Path:
-        """Folder of the last confirmed policy."""
+        """Folder of the mark's policy."""
         return self.folder / f"iteration_{self.mark:05d}"
 
     def _confirm(self, policy: Any) -> None:
@@ -137,16 +188,19 @@ class Gate:
         imagined: float,
         temperature: float,
         seed: int,
-        is_last: bool,
+        checks_left: int,
         on_batch: Callable[[int, float], None] | None = None,
     ) -> GateCheck:
-        """Compare the policy with the confirmed one in the real environment, and move the mark if it is better.
+        """Compare the policy with the mark in the real environment, and move the mark if it is better.
 
         Args:
-            is_last: no later check can decide: what stays undecided is rolled back.
+            checks_left: that the run can still make, this one included; bets are made for as many.
         """
+        from vla_rl.evaluation.pooled import PooledEvidence, PooledTest
+
         confirmed: Policy = self.world.load(lambda: load_policy(self.confirmed, policy.device))
         used = sum(check.comparison.num_pairs for check in self.checks)
+        self.evidence.begin(self.config.pairs, checks_left)
         comparison = compare_sequential(
             confirmed,
             policy,
@@ -157,32 +211,55 @@ class Gate:
                 temperature=temperature,
                 max_pairs=self.config.pairs,
                 alpha=self.config.alpha,
-                min_gain=self.config.min_gain,
                 seed=seed,
             ),
             on_batch,
             self.world,
+            PooledTest(self.config.alpha, evidence=self.evidence),
         )
         verdict = verdict_of(comparison)
         check = GateCheck(
             iteration=iteration,
             mark=self.mark,
             comparison=comparison,
+            pooled=self._pooled(comparison),
             imagined=imagined,
             verdict=verdict,
-            rolled_back=verdict == "refuted" or (verdict == "undecided" and is_last),
+            rolled_back=verdict == "worse",
+            is_last=checks_left <= 1,
         )
         self.checks.append(check)
-        if verdict == "confirmed":
+        if verdict == "better":
             self.mark = iteration
+            self.evidence = PooledEvidence(self.config.alpha)
             self._confirm(policy)
         return check
 
+    def _pooled(self, newest: SequentialComparison) -> Pooled:
+        earlier = [check.comparison for check in self.checks if check.mark == self.mark and check.pooled is not None]
+        comparisons = [*earlier, newest]
+        better, worse = self.evidence.evidence.tolist()
+        return Pooled(
+            num_checks=len(comparisons),
+            gained=sum(each.gained for each in comparisons),
+            lost=sum(each.lost for each in comparisons),
+            num_pairs=sum(each.num_pairs for each in comparisons),
+            better=better,
+            worse=worse,
+            needed=1 / self.config.alpha,
+        )
+
     def state(self) -> dict[str, Any]:
         """For a checkpoint."""
-        return {"mark": self.mark, "checks": [check.model_dump(mode="json") for check in self.checks]}
+        return {
+            "mark": self.mark,
+            "checks": [check.model_dump(mode="json") for check in self.checks],
+            "evidence": self.evidence.state(),
+        }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` gave."""
+        """Go on from what `state` gave; one of an earlier version has no evidence, which then starts anew."""
         self.mark = int(state["mark"])
         self.checks = [GateCheck.model_validate(check) for check in state["checks"]]
+        if "evidence" in state:
+            self.evidence.load_state(state["evidence"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt
@@ -16,6 +16,9 @@ from vla_rl.evaluation.results import EvaluationError
 from vla_rl.evaluation.statistics import Interval
 from vla_rl.interfaces import Policy, VecEnv
 from vla_rl.types import EpisodeSpec, Split
+
+if TYPE_CHECKING:
+    from vla_rl.evaluation.sequential import PairedSequentialTest
 
 
 class SequentialConfig(Config):
@@ -90,6 +93,7 @@ def compare_sequential(
     config: SequentialConfig,
     on_batch: Callable[[int, float], None] | None = None,
     world: ProcessGroup = ALONE,
+    test: PairedSequentialTest | None = None,
 ) -> SequentialComparison:
     """Run both policies on the same states, batch by batch, until the difference is clear.
 
@@ -98,18 +102,18 @@ def compare_sequential(
     Args:
         on_batch: called with (pairs so far, anytime-valid p-value), for progress.
         world: processes that call this together, each with both policies and an environment; all get the result.
+        test: decides; by default at the config's alpha and min_gain.
     """
     from vla_rl.evaluation.evaluate import run_episodes
     from vla_rl.evaluation.sequential import PairedSequentialTest
     from vla_rl.rollout.runner import derived_seed
 
-    test = PairedSequentialTest(config.alpha, config.min_gain)
+    test = test or PairedSequentialTest(config.alpha, config.min_gain)
     num_lost = num_episodes = 0
     num_successes = np.zeros(2, np.int64)
     states = _states(env, config)
     for batch in range(config.max_pairs):
-        num = min(env.num_envs * world.size, config.max_pairs - test.num_pairs)
-        specs = list(islice(states, num))
+        specs = list(islice(states, min(env.num_envs * world.size, config.max_pairs - test.num_pairs)))
         if not specs or test.decision != "undecided":
             break
         outcomes: list[list[bool | None]] = []

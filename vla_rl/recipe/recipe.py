@@ -123,7 +123,7 @@ class Recipe(Config):
         if self.gate.every and not self.env.is_imagined:
             raise ConfigError("gate.every: env is no world model, so every gain is real already; leave gate.every at 0")
         if self.gate.every and self.train.keep == "best":
-            raise ConfigError("train.keep: got 'best', but a gate keeps the last confirmed policy; set it to last")
+            raise ConfigError("train.keep: got 'best', but the gate says which policy is kept; set it to last")
         return self
 
 

@@ -34,6 +34,7 @@ def imagination(folder: Path) -> dict[str, Any] | None:
         "verdicts": [verdict.model_dump() | {"state": _state(verdict)} for verdict in admission.verdicts],
         "page": str(admission.page),
         "checks": [check.text() for check in _checks(folder)],
+        "power": _gate(folder).get("power", ""),
         "clips": _clips(Path(admission.report)),
     }
 
@@ -98,11 +99,13 @@ def _state(verdict: Verdict) -> str:
     return "open" if math.isnan(verdict.value) else "fails"
 
 
-def _checks(folder: Path) -> list[GateCheck]:
+def _gate(folder: Path) -> dict[str, Any]:
     file = RunFolder(folder).gate
-    if not file.is_file():
-        return []
-    return [GateCheck.model_validate(check) for check in json.loads(file.read_text(encoding="utf-8"))["checks"]]
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def _checks(folder: Path) -> list[GateCheck]:
+    return [GateCheck.model_validate(check) for check in _gate(folder).get("checks", [])]
 
 
 def _clips(report: Path) -> list[dict[str, Any]]:

@@ -82,8 +82,7 @@ class TrainingRun:
             self.demonstrations = self._open_demonstrations() if needs_demonstrations else None
             self.demonstration_loss = self.demonstrations.loss if self.demonstrations else None
             self.learner = self._build_learner()
-            gate = recipe.gate
-            self.gate = Gate(gate, self.folder.confirmed, self.policy, self.world) if gate.every else None
+            self.gate = self._open_gate() if recipe.gate.every else None
             if self.world.is_main and isinstance(self.env, ImaginedEnv) and self.env.admission is not None:
                 write_text_atomic(self.folder.admission, self.env.admission.model_dump_json(indent=1) + "\n")
             self._resumed_at = self._restore() if resume else None
@@ -110,6 +109,17 @@ class TrainingRun:
             return SilentLogger()
         run_config = self.recipe.model_dump(mode="json")
         return MetricLogger(self.folder.path, self.recipe.log, run_config=run_config, resume_step=self._resumed_at)
+
+    def _open_gate(self) -> Gate:
+        """Open the gate, and say what its checks can tell."""
+        if self.world.is_main and self.recipe.log.console:
+            print(self._gate_power)
+        return Gate(self.recipe.gate, self.folder.confirmed, self.policy, self.world)
+
+    @cached_property
+    def _gate_power(self) -> str:
+        """What the gate's checks can tell, for people."""
+        return self.recipe.gate.power(self.config.iterations)
 
     # --- one iteration ----------------------------------------------------------------------
 
@@ -226,7 +236,7 @@ class TrainingRun:
         return self._real_env
 
     def check_gain(self) -> None:
-        """The gate: is the gain real? Refuted or still undecided at the end: back to the confirmed policy, RL ends.
+        """The gate: is the gain real? If the policy got worse: back to the last one found better, and RL ends.
 
         The rejected one is kept beside it: its real episodes are what the world model got wrong.
         """
@@ -238,13 +248,14 @@ class TrainingRun:
             imagined=self._imagined,
             temperature=self.config.temperature,
             seed=derived_seed(self.recipe.seed, self.iteration, _GATE),
-            is_last=self.iteration == self.config.iterations,
+            checks_left=self.recipe.gate.num_checks(self.config.iterations, self.iteration - 1),
         )
         real = check.comparison
         self.logger.log(self.iteration, {"gate/real": real.rate_b, "gate/real_confirmed": real.rate_a})
         self.logger.print(check.text())
         if self.world.is_main:
-            write_text_atomic(self.folder.gate, json.dumps(self.gate.state(), indent=1) + "\n")
+            found = {"power": self._gate_power} | self.gate.state()
+            write_text_atomic(self.folder.gate, json.dumps(found, indent=1) + "\n")
         if self.gate.is_closed:
             self._save_policy(self.folder.rejected)
             self.policy = load_policy(self.gate.confirmed, self.policy.device)

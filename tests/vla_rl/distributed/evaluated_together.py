@@ -42,7 +42,7 @@ def gated(policy: Path, other: Path, folder: Path, world: ProcessGroup, temperat
         world.distribute(each)
     gate = Gate(GateConfig(every=1, pairs=9), folder, first, world)
     with closing(ENV.build()) as env:
-        options = {"imagined": 0.5, "temperature": temperature, "seed": 0, "is_last": True}
+        options = {"imagined": 0.5, "temperature": temperature, "seed": 0, "checks_left": 1}
         check = gate.check(second, env, iteration=1, **options)
     assert len({str(found) for found in world.gather(gate.state())}) == 1, "all processes decide alike"
     return check.model_dump(mode="json")

@@ -74,10 +74,13 @@ def test_the_gates_checks_are_told(imagined):
         decision="better", gained=9, lost=1, tied=10, num_pairs=20, max_pairs=150, num_lost_pairs=0, rate_a=0.3,
         rate_b=0.7, interval=Interval(0.1, 0.7), p_value=0.01, alpha=0.05,
     )  # fmt: skip
-    check = GateCheck(iteration=8, mark=0, comparison=found, imagined=0.8, verdict="confirmed", rolled_back=False)
-    (imagined / "gate.json").write_text(json.dumps({"mark": 8, "checks": [check.model_dump(mode="json")]}))
+    check = GateCheck(iteration=8, mark=0, comparison=found, imagined=0.8, verdict="better", rolled_back=False)
+    (imagined / "gate.json").write_text(
+        json.dumps({"power": "what it can tell", "checks": [check.model_dump(mode="json")]})
+    )
     page = write_report(imagined).read_text()
-    assert "gate at iteration 8: confirmed; real success 30 % -&gt; 70 % in 20 pairs" in page
+    assert "gate at iteration 8: better; real success 30 % -&gt; 70 % in 20 pairs" in page
+    assert "What it can tell." in page
 
 
 @pytest.mark.parametrize(("verdict", "shown"), [({"verdict": "undecided"}, "undecided"), ({}, "–")])

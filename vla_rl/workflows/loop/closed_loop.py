@@ -62,6 +62,7 @@ def loop(recipe: Recipe, folder: Path, program: Sequence[str], show: Callable[[s
             f"train.evaluate: got {recipe.train.evaluate!r}; the loop says what it gained: set it to before_and_after"
         )
     check_budget(recipe)
+    show_power(recipe, show)
     policy, world_model = str(recipe.policy.path), str(recipe.env.path)  # type: ignore[attr-defined]
     explorer, rounds = policy, [Round(folder / f"round_{n}") for n in range(1, config.rounds + 1)]
     for number, done in enumerate(rounds):
@@ -107,10 +108,16 @@ def loop(recipe: Recipe, folder: Path, program: Sequence[str], show: Callable[[s
     return [done for done in rounds if done.finished][-1]
 
 
+def show_power(recipe: Recipe, show: Callable[[str], None]) -> None:
+    """Say what the checks of a round's gate can tell, where it has one."""
+    if recipe.gate.every:
+        show(recipe.gate.power(recipe.train.iterations))
+
+
 def in_round(recipe: Recipe, rounds: Sequence[Round], number: int, policy: str, world_model: str) -> Recipe:
     """The recipe of a round's RL: its policy, world model and keyframes; initial states that no gate has used."""
     done, gate = rounds[number], recipe.gate
-    checks = -(-recipe.train.iterations // gate.every) if gate.every else 0
+    checks = gate.num_checks(recipe.train.iterations)
     changes: dict[str, Any] = {
         "gate": gate.model_copy(update={"start_index": gate.start_index + number * checks * gate.pairs})
     }
@@ -153,7 +160,8 @@ def conclude(
     base.save(run.evaluation(BASE))
     after["none"].save(run.evaluation(FINAL))
     checks = [check.model_dump(mode="json") for done in rounds for check in gate_checks(done)]
-    write_text_atomic(run.gate, json.dumps({"checks": checks}, indent=1) + "\n")
+    power = {"power": recipe.gate.power(recipe.train.iterations)} if recipe.gate.every else {}
+    write_text_atomic(run.gate, json.dumps(power | {"checks": checks}, indent=1) + "\n")
     shutil.copyfile(RunFolder(finished[-1].run).admission, run.admission)
     write_text_atomic(run.metrics, _metrics(recipe, finished))
     if len(after) > 1:

@@ -132,7 +132,7 @@ def planned_episodes(recipe: Recipe) -> RealEpisodes:
     config, train, gate = recipe.loop, recipe.train, recipe.gate
     spec: EnvSpec = recipe.acting_env.env_spec()  # type: ignore[attr-defined]
     num_tasks = len(spec.tasks)
-    checks = math.ceil(train.iterations / gate.every) if gate.every else 0
+    checks = gate.num_checks(train.iterations)
     validations = math.ceil(train.iterations / train.validate_every) if train.validate_every else 0
     return RealEpisodes(
         rollouts=config.episodes * num_tasks,
@@ -200,7 +200,7 @@ class RoundRow(Config):
         before, after: trust figures ([value, low, high]) at the policy's states, before and after the refit; empty
             where not measured.
         imagined: success in the last iteration's rollouts, from initial states. gate: what each check found.
-        verdict: of the gate's last check, "confirmed", "refuted" or "undecided"; None without one.
+        verdict: of the gate's last check, "better", "worse" or "undecided"; None without one.
         real: mode -> [success, low, high] on the evaluation's states, after the round.
         refused: why trust did not let the round's RL start; empty where it did.
     """
