@@ -61,8 +61,7 @@ def loop(recipe: Recipe, folder: Path, program: Sequence[str], show: Callable[[s
         raise ConfigError(
             f"train.evaluate: got {recipe.train.evaluate!r}; the loop says what it gained: set it to before_and_after"
         )
-    check_budget(recipe)
-    show_power(recipe, show)
+    check_plan(recipe, show)
     policy, world_model = str(recipe.policy.path), str(recipe.env.path)  # type: ignore[attr-defined]
     explorer, rounds = policy, [Round(folder / f"round_{n}") for n in range(1, config.rounds + 1)]
     for number, done in enumerate(rounds):
@@ -108,8 +107,9 @@ def loop(recipe: Recipe, folder: Path, program: Sequence[str], show: Callable[[s
     return [done for done in rounds if done.finished][-1]
 
 
-def show_power(recipe: Recipe, show: Callable[[str], None]) -> None:
-    """Say what the checks of a round's gate can tell, where it has one."""
+def check_plan(recipe: Recipe, show: Callable[[str], None]) -> None:
+    """All rounds fit into the budget of real episodes; says what the checks of a round's gate can tell."""
+    check_budget(recipe)
     if recipe.gate.every:
         show(recipe.gate.power(recipe.train.iterations))
 
