@@ -47,6 +47,10 @@ class WorldModelMetadata(Config):
     )
     value_calibration: dict[str, Any] = Field(default={}, description="What the value is worth on held-out episodes.")
     calibration: dict[str, Any] = Field(default={}, description="How the thresholds were found, and what they give.")
+    refits: dict[str, Any] = Field(
+        default={},
+        description="Part -> what fitting it did to the order of successes and failures, and if it was put back.",
+    )
     datasets: tuple[str, ...] = Field(default=(), description="Content keys of the datasets it was fitted on.")
     calibrated_on: tuple[str, ...] = Field(
         default=(), description="Of those that the thresholds were chosen on; empty where that was not kept."

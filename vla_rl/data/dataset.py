@@ -149,6 +149,17 @@ class EpisodeDataset:
         held[np.random.default_rng(seed).permutation(episodes)[:count]] = True
         return self.keep_episodes(~held), self.keep_episodes(held)
 
+    def fold(self, number: int | None, count: int, seed: Sequence[int]) -> tuple[EpisodeDataset, EpisodeDataset]:
+        """Split into `count` random folds of whole initial states: (all others, fold `number`); None: all, and all."""
+        if number is None:
+            return self, self
+        states, place = np.unique([self.initial_states[e] for e in self.episodes], return_inverse=True)
+        if len(states) < count:
+            raise DatasetError(f"{self.path}: episodes of {len(states)} initial states; {count} folds need one each")
+        held = np.zeros(len(self.starts), bool)
+        held[self.episodes] = (np.random.default_rng(seed).permutation(len(states)) % count)[place] == number
+        return self.keep_episodes(~held), self.keep_episodes(held)
+
     def batch(self, rows: np.ndarray, chunk_size: int) -> BCBatch:
         """The examples that start at frames `rows`, int64 (B,)."""
         steps = rows[:, None] + np.arange(chunk_size)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from torch import nn
 from vla_rl.common.atomic import atomic_folder
 from vla_rl.common.precision import wants_bf16
 from vla_rl.config import ConfigError
-from vla_rl.data.dataset import EpisodeDataset
 from vla_rl.training.checkpoint import (
     checkpoint_path,
     checkpoint_step,
@@ -35,21 +33,25 @@ from vla_rl.training.trainer import Loss
 from vla_rl.types import EnvSpec
 from world_model.config import StageConfig, WorldModelConfig
 from world_model.data.clips import ClipDataset, SuccessBatch, SuccessSamples
-from world_model.data.episodes import EpisodeFrames, logged_episodes, open_episodes, state_statistics
+from world_model.data.episodes import EpisodeFrames, state_statistics
 from world_model.data.latents import ImageSamples, open_latents
 from world_model.data.outcomes import ValueSamples
-from world_model.data.styled import Restyler, StyledImages, restylers, with_styles
-from world_model.fit.calibration import SuccessCalibration, calibrate, check_outcomes
+from world_model.data.styled import StyledImages
+from world_model.fit.calibration import SuccessCalibration, calibrate
 from world_model.fit.config import FitConfig
+from world_model.fit.data import FitData, content_keys
+from world_model.fit.guard import Logits, RefitGuard
 from world_model.fit.latent_bootstrap import LatentBootstrap
 from world_model.fit.replay import ImaginedSamples, replay_logits
 from world_model.fit.stage import resume_stage, stage_trainer
+from world_model.fit.start import check_start, for_env
 from world_model.fit.value import calibrate_value
 from world_model.interfaces import SuccessHead
 from world_model.metadata import WorldModelMetadata
 from world_model.model.autoencoder import TinyAutoencoder
 from world_model.model.success import LatentSuccessHead, ValueHead
 from world_model.model.world_model import WorldModel, build_parts, load_world_model
+from world_model.trust.types import LoggedEpisode
 from world_model.types import Frames
 
 log = logging.getLogger(__name__)
@@ -87,13 +89,25 @@ def fit(
         return result
     run = _Fit(config, spec, Path(folder), seed, device, on_metrics)
     run.autoencoder()
-    run.dynamics()
-    run.success()
+    if config.cross_fit:
+        folds = (
+            _Fit(config, spec, Path(folder) / "folds" / str(k), seed, device, None, k) for k in range(config.cross_fit)
+        )
+        scored = [one for fold in folds for one in fold.scored()]
+        guard = run.guard([episode for episode, _, _ in scored])
+        if guard.admits(Logits([success for _, success, _ in scored], [clip for _, _, clip in scored])):
+            run.dynamics()
+            run.success()
+    else:
+        guard = run.guard()
+        guard.watch("dynamics", ["dynamics"], run.dynamics)
+        guard.watch("success", ["success", "clip"], run.success)
     run.value()
-    run.calibrate()
+    run.calibrate(guard)
     run.calibrate_value()
     run.world_model.save(result, torch.float16 if config.weights == "float16" else None)
-    shutil.rmtree(Path(folder) / "checkpoints", ignore_errors=True)
+    for name in ("checkpoints", "folds"):
+        shutil.rmtree(Path(folder) / name, ignore_errors=True)
     return result
 
 
@@ -119,38 +133,32 @@ def _checkpoints(folder: Path, name: str) -> Path:
     return folder / "checkpoints" / name
 
 
-@dataclass
-class _Data:
-    """Episodes to fit on, those the threshold is chosen on (of `fitted`, or datasets of their own), and `judged`, which
-    the success networks learn from.
-
-    `shown` is `fitted`, and its copies in other styles where they are asked for; `restylers` makes those.
-    """
-
-    fitted: list[EpisodeFrames]
-    calibration: list[EpisodeFrames]
-    shown: list[EpisodeFrames]
-    judged: list[EpisodeFrames]
-    restylers: list[Restyler]
-
-
 class _Fit:
     """The stages share the data and the world model under way."""
 
     def __init__(
-        self, config: FitConfig, spec: EnvSpec, folder: Path, seed: int, device: str, on_metrics: OnMetrics | None
+        self,
+        config: FitConfig,
+        spec: EnvSpec,
+        folder: Path,
+        seed: int,
+        device: str,
+        on_metrics: OnMetrics | None,
+        fold: int | None = None,
     ) -> None:
         if not config.datasets:
             raise ConfigError("world_model.datasets: empty; name at least one LeRobotDataset (`vla-rl collect`)")
         self.config, self.folder, self.seed, self.on_metrics = config, folder, seed, on_metrics
-        self.updates = 0
+        self.updates, self.fold = 0, fold
         start = load_world_model(config.start_from, device) if config.start_from else None
         if start is not None:
-            _check_start(start, spec, config)
-        self.model = start.config if start is not None else _for_env(config.model or WorldModelConfig(), spec)
-        self.data = self._open(spec)
-        self._check_calibration()
-        fitted_on = _content_keys([*self.data.fitted, *self.data.judged])
+            check_start(start, spec, config)
+        self.model = start.config if start is not None else for_env(config.model or WorldModelConfig(), spec)
+        self.data = FitData.open(config, spec, self.model.frame_steps, seed, fold)
+        if fold is None:
+            self.data.check_calibration(config)
+        self.start_saw = () if start is None else start.metadata.datasets
+        fitted_on = content_keys([*self.data.fitted, *self.data.judged])
         if start is not None:
             seen = {*start.metadata.datasets, *fitted_on}
             metadata = start.metadata.model_copy(update={"datasets": tuple(sorted(seen))})
@@ -172,34 +180,6 @@ class _Fit:
         self.world_model.set_sampling(**{name: value for name, value in sampling.items() if value is not None})
 
     # --- data --------------------------------------------------------------------------------
-
-    def _open(self, spec: EnvSpec) -> _Data:
-        fitted, calibration = [], []
-        for number, one in enumerate(self.config.datasets):
-            dataset = open_episodes(one, spec)
-            newest = number == len(self.config.datasets) - 1
-            if not self.config.calibrate_on and (newest or self.config.holdout_from == "all"):
-                dataset, held = dataset.hold_out(self.config.holdout, [self.seed, number])
-                calibration.append(self._frames(held, spec))
-            fitted.append(self._frames(dataset, spec))
-        calibration += [self._frames(open_episodes(one, spec), spec) for one in self.config.calibrate_on]
-        judged = [self._frames(open_episodes(one, spec), spec) for one in self.config.success_datasets]
-        style = self.config.style
-        if not style.share:
-            return _Data(fitted, calibration, fitted, judged or fitted, [])
-        makers = restylers(style, fitted, [one.camera_map for one in self.config.datasets], tuple(spec.projections))
-        shown = with_styles(style, fitted, makers, self.seed)
-        return _Data(fitted, calibration, shown, judged or shown, makers)
-
-    def _check_calibration(self) -> None:
-        """Fail before hours of fitting where the episodes cannot give a threshold after it."""
-        parts, config = self.data.calibration, self.config
-        real = np.concatenate([part.dataset.success[part.episodes] for part in parts])
-        starts = np.array([part.dataset.initial_states[episode] for part in parts for episode in part.episodes])
-        check_outcomes(real, starts, config.max_false_success, config.min_failures)
-
-    def _frames(self, dataset: EpisodeDataset, spec: EnvSpec) -> EpisodeFrames:
-        return EpisodeFrames.of(dataset, self.model.frame_steps, spec.action_low, spec.action_high)
 
     def _clips(self, episodes: Sequence[EpisodeFrames], cuts: int = 1) -> ClipDataset:
         """Clips of episodes, cut in `cuts` ways, evenly over a frame's steps."""
@@ -332,10 +312,25 @@ class _Fit:
         }
         self.world_model.metadata = self.world_model.metadata.model_copy(update=values)
 
-    def calibrate(self) -> None:
-        """Choose the threshold on held-out episodes, imagined with their logged actions."""
-        episodes = [episode for part in self.data.calibration for episode in logged_episodes(part)]
-        success, clip = replay_logits(self.world_model, episodes, self.seed)
+    def scored(self) -> list[tuple[LoggedEpisode, np.ndarray, np.ndarray]]:
+        """Fit on the other folds, and score this one's episodes: each with both networks' logits."""
+        self.dynamics()
+        self.success()
+        episodes = self.data.calibration_episodes()
+        return list(zip(episodes, *replay_logits(self.world_model, episodes, self.seed), strict=True))
+
+    def guard(self, episodes: Sequence[LoggedEpisode] | None = None) -> RefitGuard:
+        """What keeps parts from getting worse than in a start that has not seen the episodes; it compares nothing where
+        there is no such start, or latents mean something else now."""
+        config, seen = self.config, set(self.start_saw) & set(content_keys(self.data.calibration))
+        comparable = not (seen or config.fresh_success or config.autoencoder.steps)
+        episodes = episodes or self.data.calibration_episodes()
+        return RefitGuard(self.world_model, config.start_from if comparable else None, episodes, self.seed)
+
+    def calibrate(self, guard: RefitGuard) -> None:
+        """Choose the threshold on held-out episodes, imagined with their logged actions by what was kept."""
+        episodes = guard.episodes
+        success, clip = guard.logits or replay_logits(self.world_model, episodes, self.seed)
         found: SuccessCalibration = calibrate(
             success,
             clip,
@@ -352,10 +347,12 @@ class _Fit:
                     None if found.probability is None else (found.probability.slope, found.probability.intercept)
                 ),
                 "calibration": found.model_dump(mode="json"),
-                "calibrated_on": _content_keys(self.data.calibration),
+                "calibrated_on": content_keys(self.data.calibration),
+                "refits": {part: refit.model_dump(mode="json") for part, refit in guard.refits.items()},
             }
         )
         figures = {f"calibration/{name}": figure.value for name, figure in found.figures.items()}
+        figures |= {f"refit/{part}_auc_change": refit.change.value for part, refit in guard.refits.items()}
         self._log(self.updates, figures)
 
     # --- one stage ---------------------------------------------------------------------------
@@ -404,37 +401,6 @@ class _Fit:
     def _log(self, step: int, metrics: Mapping[str, Any]) -> None:
         if self.on_metrics is not None:
             self.on_metrics(step, metrics)
-
-
-def _content_keys(parts: Sequence[EpisodeFrames]) -> tuple[str, ...]:
-    return tuple(sorted({part.dataset.cache.name for part in parts}))
-
-
-def _for_env(model: WorldModelConfig, spec: EnvSpec) -> WorldModelConfig:
-    """Return the config with its dynamics' options completed by what the environment knows."""
-    return model.model_copy(update={"dynamics": model.dynamics.for_env(spec)})
-
-
-def _check_start(start: WorldModel, spec: EnvSpec, config: FitConfig) -> None:
-    if config.model is not None and _for_env(config.model, spec) != start.config:
-        raise ConfigError(
-            "world_model.model: differs from that of start_from, whose weights then do not fit; leave model out, or "
-            "start from scratch"
-        )
-    metadata = start.metadata
-    pairs: Sequence[tuple[str, Any, Any]] = (
-        ("cameras", metadata.cameras, spec.cameras),
-        ("image_size", metadata.image_size, spec.image_size),
-        ("state_dim", metadata.state_dim, spec.state_dim),
-        ("action_dim", metadata.action_dim, spec.action_dim),
-        ("control_hz", metadata.control_hz, spec.control_hz),
-    )
-    for name, found, wanted in pairs:
-        if found != wanted:
-            raise ConfigError(
-                f"world_model.start_from: {config.start_from} has {name} {found}, the environment {wanted}; start from "
-                "one of the same robot and cameras, or from scratch"
-            )
 
 
 def _generator(seed: int, step: int) -> torch.Generator:

@@ -51,7 +51,7 @@ def auc_figure(score: np.ndarray, real: np.ndarray, groups: np.ndarray) -> Figur
     rarer = "successful" if successes < failures else "failed"
     return figure(
         auc(score, real),
-        _quantiles(auc_draws(score, real, groups)),
+        interval_of(auc_draws(score, real, groups)),
         min(successes, failures),
         f"{rarer} episodes, the rarer outcome",
     )
@@ -82,7 +82,7 @@ def group_correlation(reward: np.ndarray, real: np.ndarray, groups: np.ndarray) 
 
     drawn = correlation(*(resampled_counts(len(sums)) @ sums).T)
     value = float(correlation(*sums.sum(0)))
-    interval = _quantiles(drawn) if math.isfinite(value) else NO_INTERVAL
+    interval = interval_of(drawn) if math.isfinite(value) else NO_INTERVAL
     return figure(value, interval, len(sums), "initial states with several episodes")
 
 
@@ -104,10 +104,11 @@ def calibration_interval(probability: np.ndarray, real: np.ndarray, groups: np.n
     def error(sums: np.ndarray) -> np.ndarray:
         return np.abs(sums[..., :-1]).sum(-1) / np.maximum(sums[..., -1], 1.0)
 
-    value, drawn = float(error(sums.sum(0))), _quantiles(error(resampled_counts(len(sums)) @ sums))
+    value, drawn = float(error(sums.sum(0))), interval_of(error(resampled_counts(len(sums)) @ sums))
     return Interval(max(2 * value - drawn.high, 0.0), max(2 * value - drawn.low, 0.0))
 
 
-def _quantiles(draws: np.ndarray) -> Interval:
+def interval_of(draws: np.ndarray) -> Interval:
+    """95 % percentile interval of a bootstrap's draws, NaN left out."""
     draws = draws[np.isfinite(draws)]
     return Interval(*map(float, np.quantile(draws, [0.025, 0.975]))) if len(draws) else NO_INTERVAL

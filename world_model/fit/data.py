@@ -1,0 +1,79 @@
+"""The episodes of a fit: those that it learns from, and those of the policy that its thresholds are chosen on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from vla_rl.data.dataset import EpisodeDataset
+from vla_rl.types import EnvSpec
+from world_model.data.episodes import EpisodeFrames, logged_episodes, open_episodes
+from world_model.data.styled import Restyler, restylers, with_styles
+from world_model.fit.calibration import check_outcomes
+from world_model.fit.config import FitConfig
+from world_model.trust.types import LoggedEpisode
+
+
+@dataclass
+class FitData:
+    """Episodes to fit on, those the threshold is chosen on (of `fitted`, or datasets of their own), and `judged`, which
+    the success networks learn from.
+
+    `shown` is `fitted`, and its copies in other styles where they are asked for; `restylers` makes those.
+    """
+
+    fitted: list[EpisodeFrames]
+    calibration: list[EpisodeFrames]
+    shown: list[EpisodeFrames]
+    judged: list[EpisodeFrames]
+    restylers: list[Restyler]
+
+    @classmethod
+    def open(cls, config: FitConfig, spec: EnvSpec, frame_steps: int, seed: int, fold: int | None = None) -> FitData:
+        """Open a fit's datasets.
+
+        Args:
+            fold: with `config.cross_fit`, the fold of the policy's episodes to leave out; None: all are fitted on, and
+                all are for calibration.
+        """
+
+        def frames(dataset: EpisodeDataset) -> EpisodeFrames:
+            return EpisodeFrames.of(dataset, frame_steps, spec.action_low, spec.action_high)
+
+        fitted, calibration = [], []
+        for number, one in enumerate(config.datasets):
+            dataset = open_episodes(one, spec)
+            newest = number == len(config.datasets) - 1
+            if not config.calibrate_on and (newest or config.holdout_from == "all"):
+                if config.cross_fit:
+                    dataset, held = dataset.fold(fold, config.cross_fit, [seed, number])
+                else:
+                    dataset, held = dataset.hold_out(config.holdout, [seed, number])
+                calibration.append(frames(held))
+            fitted.append(frames(dataset))
+        calibration += [frames(open_episodes(one, spec)) for one in config.calibrate_on]
+        judged = [frames(open_episodes(one, spec)) for one in config.success_datasets]
+        style = config.style
+        if not style.share:
+            return cls(fitted, calibration, fitted, judged or fitted, [])
+        makers = restylers(style, fitted, [one.camera_map for one in config.datasets], tuple(spec.projections))
+        shown = with_styles(style, fitted, makers, seed)
+        return cls(fitted, calibration, shown, judged or shown, makers)
+
+    def check_calibration(self, config: FitConfig) -> None:
+        """Fail before hours of fitting where the episodes cannot give a threshold after it."""
+        parts = self.calibration
+        real = np.concatenate([part.dataset.success[part.episodes] for part in parts])
+        starts = np.array([part.dataset.initial_states[episode] for part in parts for episode in part.episodes])
+        check_outcomes(real, starts, config.max_false_success, config.min_failures)
+
+    def calibration_episodes(self) -> list[LoggedEpisode]:
+        """All of them, as trust sees episodes."""
+        return [episode for part in self.calibration for episode in logged_episodes(part)]
+
+
+def content_keys(parts: Sequence[EpisodeFrames]) -> tuple[str, ...]:
+    """Of the datasets that the parts are of, sorted."""
+    return tuple(sorted({part.dataset.cache.name for part in parts}))

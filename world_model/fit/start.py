@@ -1,0 +1,44 @@
+"""What a fit starts from: a model whose options the environment completes, or a world model that must fit it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from vla_rl.config import ConfigError
+from vla_rl.types import EnvSpec
+from world_model.config import WorldModelConfig
+from world_model.fit.config import FitConfig
+from world_model.model.world_model import WorldModel
+
+
+def for_env(model: WorldModelConfig, spec: EnvSpec) -> WorldModelConfig:
+    """Return the config with its dynamics' options completed by what the environment knows."""
+    return model.model_copy(update={"dynamics": model.dynamics.for_env(spec)})
+
+
+def check_start(start: WorldModel, spec: EnvSpec, config: FitConfig) -> None:
+    """Check that a world model to start from is of the same environment, and of the model asked for.
+
+    Raises:
+        ConfigError: it is not; the message says how they differ.
+    """
+    if config.model is not None and for_env(config.model, spec) != start.config:
+        raise ConfigError(
+            "world_model.model: differs from that of start_from, whose weights then do not fit; leave model out, or "
+            "start from scratch"
+        )
+    metadata = start.metadata
+    pairs: Sequence[tuple[str, Any, Any]] = (
+        ("cameras", metadata.cameras, spec.cameras),
+        ("image_size", metadata.image_size, spec.image_size),
+        ("state_dim", metadata.state_dim, spec.state_dim),
+        ("action_dim", metadata.action_dim, spec.action_dim),
+        ("control_hz", metadata.control_hz, spec.control_hz),
+    )
+    for name, found, wanted in pairs:
+        if found != wanted:
+            raise ConfigError(
+                f"world_model.start_from: {config.start_from} has {name} {found}, the environment {wanted}; start from "
+                "one of the same robot and cameras, or from scratch"
+            )
