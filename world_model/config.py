@@ -306,6 +306,11 @@ class ImaginationConfig(Config):
         description="Truncate after this many imagined control steps, if the task does not before; null: after the "
         "trust horizon that was measured.",
     )
+    branch_frames: PositiveInt | Literal["auto"] | None = Field(
+        default=None,
+        description="End an episode after this many frames since a real one, worth the value there: a short branch. "
+        "auto: as many as the value's AUC stays at .85 for; null: episodes go on to their end.",
+    )
     fresh_noise: bool = Field(
         default=True,
         description="Every episode has noise of its own. false: an initial state always has the same, which pairs "
@@ -327,7 +332,7 @@ class ImaginationConfig(Config):
         return self
 
 
-KeyframeKind = Literal["divergence", "failure", "gripper", "contact"]
+KeyframeKind = Literal["divergence", "failure", "gripper", "contact", "uniform", "uncertain"]
 
 
 class KeyframeConfig(Config):
@@ -337,7 +342,8 @@ class KeyframeConfig(Config):
         default=("divergence", "failure", "gripper", "contact"),
         min_length=1,
         description="divergence: similar moments ended differently; failure: before an episode was lost; gripper: "
-        "before it opens or closes; contact: before it touches something (where collect.keyframes kept states).",
+        "before it opens or closes; contact: before it touches something (where collect.keyframes kept states); "
+        "uniform: any; uncertain: where the world model's value is nearest to a half.",
     )
     per_kind: PositiveInt = Field(default=32, description="Keyframes of each kind and task, at most.")
     renamed: ClassVar[Mapping[str, str]] = {"neighbours": "neighbors"}

@@ -7,6 +7,8 @@ divergence  the most similar moments of other episodes, in the world model's lat
 failure     the last moment of a failed episode before v falls most. Score: the fall.
 gripper     before the gripper's command changes sign. contact: before the simulator says that the gripper touches
             something. Score as for divergence, so that those come first whose outcome is open.
+uniform     any moment. Score drawn at random.
+uncertain   what the world model's value (`WorldModel.value`) says is open: score 4 V (1 - V).
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from vla_rl.data.keyframes import (
 )
 from world_model.config import KeyframeConfig
 from world_model.data.episodes import EpisodeFrames, open_episodes, tasks_of
+from world_model.data.outcomes import steps_left
 from world_model.model.world_model import WorldModel, load_world_model
 
 FRAMES_AT_ONCE = 128
@@ -46,6 +49,7 @@ class Moments:
         features: float32 (M, D), such that squared distances say how alike two moments are.
         success: bool (M,), how the episode ended.
         usable: bool (M,): an episode can begin here (not at its own start or end, nor after its success).
+        predicted: float32 (M,), the world model's value; 0 where nobody asks for it.
         gripper: bool (M,), its command changes sign before the next frame. contact: bool (M,), likewise a touch.
     """
 
@@ -59,6 +63,7 @@ class Moments:
     features: np.ndarray
     success: np.ndarray
     usable: np.ndarray
+    predicted: np.ndarray
     gripper: np.ndarray
     contact: np.ndarray
 
@@ -69,6 +74,7 @@ def mine_keyframes(
     """Mine datasets of the current policy's real episodes. The same input gives the same keyframes.
 
     Raises:
+        ConfigError: "uncertain" moments of a world model without a value.
         KeyframeError: episodes from `eval` or `validation` states, or none that has a usable moment.
         DatasetError: a dataset that is damaged, or of another robot or cameras than the world model's.
     """
@@ -78,7 +84,7 @@ def mine_keyframes(
     parts = [EpisodeFrames.of(one, loaded.frame_steps, spec.action_low, spec.action_high) for one in opened]
     for part in parts:
         _check_train(part)
-    keyframes = choose(moments_of(loaded, parts), config)
+    keyframes = choose(moments_of(loaded, parts, "uncertain" in config.kinds), config)
     if not keyframes:
         raise KeyframeError(
             f"no keyframe found in {', '.join(map(str, datasets))}: no episode has a frame between its start and its "
@@ -98,6 +104,8 @@ def choose(moments: Moments, config: KeyframeConfig) -> list[MinedKeyframe]:
         "failure": np.where(fall > 0, fall, -1.0),
         "gripper": np.where(moments.gripper, open_score, -1.0),
         "contact": np.where(moments.contact, open_score, -1.0),
+        "uniform": np.random.default_rng(0).random(len(value)),
+        "uncertain": 4 * moments.predicted * (1 - moments.predicted),
     }
     chosen: dict[int, dict[str, float]] = {}
     for kind in config.kinds:
@@ -120,8 +128,12 @@ def choose(moments: Moments, config: KeyframeConfig) -> list[MinedKeyframe]:
     ]
 
 
-def moments_of(world_model: WorldModel, parts: Sequence[EpisodeFrames]) -> Moments:
-    """Every frame of the datasets, as a candidate."""
+def moments_of(world_model: WorldModel, parts: Sequence[EpisodeFrames], valued: bool = False) -> Moments:
+    """Every frame of the datasets, as a candidate.
+
+    Args:
+        valued: ask for the world model's value.
+    """
     columns: dict[str, list[np.ndarray]] = {name: [] for name in Moments.__dataclass_fields__}
     num_owners = 0
     for source, part in enumerate(parts):
@@ -139,6 +151,7 @@ def moments_of(world_model: WorldModel, parts: Sequence[EpisodeFrames]) -> Momen
         columns["features"].append(_features(world_model, part))
         columns["success"].append(part.dataset.success[part.episodes][part.owner])
         columns["usable"].append((part.number > 0) & (part.number < part.counts[part.owner] - 1) & ~succeeded)
+        columns["predicted"].append(_predicted(world_model, part) if valued else np.zeros(len(index), np.float32))
         columns["gripper"].append(_gripper_changes(part))
         columns["contact"].append(_touches(part))
         num_owners += len(part.episodes)
@@ -156,6 +169,19 @@ def _features(world_model: WorldModel, part: EpisodeFrames) -> np.ndarray:
         row = torch.cat([latents / latents.shape[1] ** 0.5, states / states.shape[1] ** 0.5], 1)
         rows.append(row.float().cpu().numpy())
     return np.concatenate(rows)
+
+
+def _predicted(world_model: WorldModel, part: EpisodeFrames) -> np.ndarray:
+    """float32 (M,): the world model's value at each frame."""
+    left, found = steps_left(part, world_model.metadata), np.zeros(part.num_frames, np.float32)
+    for start, count in zip(part.starts, part.counts, strict=True):
+        index = np.arange(start, start + count)
+        frames = world_model.encode(part.images(index)[None], part.states(index)[None])
+        memory = world_model.begin(frames.at(slice(0, 1)), part.instruction(index[:1]), [0])
+        first = world_model.value(memory, None, left[None, index[:1]])
+        later = world_model.value(memory, frames.at(slice(1, None)), left[None, index[1:]])
+        found[index] = torch.cat([first, later], 1)[0].cpu().numpy()
+    return found
 
 
 def _gripper_changes(part: EpisodeFrames) -> np.ndarray:

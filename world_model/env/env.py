@@ -4,8 +4,8 @@
 
 The world model decides what is seen every G control steps, and whether the instruction has been carried out by then. So
 an episode ends with the last action of a frame: `terminated` with reward 1 at the first frame that counts as a success
-(see `world_model.imagination`), `truncated` where the horizon is reached, or where futures disagree too much. What is
-left of the chunk is not executed and counts for nothing.
+(see `world_model.imagination`), `truncated` where the horizon is reached, where futures disagree too much, or where a
+branch ends (`branch_frames`), then worth the value. What is left of the chunk is not executed and counts for nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from world_model.data.initial_frames import InitialFrames
 from world_model.data.recorded_prefixes import RecordedPrefixes, remember
 from world_model.env.download import Seen, read_chunk
 from world_model.env.imagination import ImaginedChunk, imagine_chunk
-from world_model.env.reward import LIKELY, judge
+from world_model.env.reward import LIKELY, branch_steps, judge, leaf_values
 from world_model.metadata import shortened
 from world_model.model.memory import Memory
 from world_model.model.world_model import WorldModel
@@ -104,6 +104,7 @@ class WorldModelEnv:
         self._steps, self._imagined = np.zeros((2, num_envs), np.int64)
         self._paid = np.zeros(num_envs, np.float32)  # Reward of the episode so far.
         self._warned = False
+        self._branch = branch_steps(world_model, config)
         if config.reward == "probability":
             world_model.check_probability()
 
@@ -254,6 +255,11 @@ class WorldModelEnv:
         terminated, truncated = np.zeros((2, batch, length), bool)
         row, last = np.arange(batch), np.maximum(num_steps - 1, 0)
         reached = np.where(lost, self._paid[ids], value[row, last // frame_steps])
+        leaf = ~succeeded & ~lost & ~untrusted & self._at_leaf(ids, planned)
+        if leaf.any():
+            horizon = np.array([self._horizon[self._task[i]] for i in ids])
+            steps_left = (horizon - self._steps[ids] - planned)[leaf]
+            reached[leaf] = leaf_values(self.world_model, memory, chunk, np.flatnonzero(leaf), steps_left)
         reward[row, last], self._paid[ids] = reached - self._paid[ids], reached
         terminated[row, last] = succeeded
         truncated[row, last] = ~succeeded & ~lost & ((planned == left) | untrusted)
@@ -280,7 +286,16 @@ class WorldModelEnv:
         left = horizon - self._steps[ids]
         if self.config.horizon is not None:
             left = np.minimum(left, self.config.horizon - self._imagined[ids])
+        if self._branch is not None:
+            left = np.minimum(left, self._branch - self._imagined[ids])
         return np.maximum(left, 1)
+
+    def _at_leaf(self, ids: Sequence[int], planned: np.ndarray) -> np.ndarray:
+        """bool (B,): with so many more control steps a branch ends, before its task's horizon."""
+        if self._branch is None:
+            return np.zeros(len(ids), bool)
+        horizon = np.array([self._horizon[self._task[i]] for i in ids])
+        return (self._imagined[ids] + planned >= self._branch) & (self._steps[ids] + planned < horizon)
 
     def _broken(self, ids: Sequence[int], seen: Seen) -> np.ndarray:
         """bool (B,): what was imagined is not finite."""

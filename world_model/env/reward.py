@@ -1,14 +1,20 @@
-"""What an imagined episode is worth by each frame: 1 once it counts as a success, or its probability of success."""
+"""What an imagined episode is worth by each frame: 1 once it counts as a success, or its probability of success.
+
+Where episodes are short branches, one that has not succeeded by its end is worth the value there.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
+from vla_rl.config import ConfigError
 from world_model.config import ImaginationConfig
 from world_model.env.imagination import ImaginedChunk
+from world_model.model.memory import Memory
 from world_model.model.world_model import WorldModel
 
+BRANCH_AUC = 0.85  # A branch is as deep as the value's AUC stays at this.
 LIKELY = 0.5  # An episode that ends with a probability above this is told as a success.
 
 
@@ -18,6 +24,43 @@ def worth(world_model: WorldModel, chunk: ImaginedChunk, config: ImaginationConf
         return chunk.success
     judged = chunk.actions.executed.any(2) & ~chunk.untrusted[:, None]
     return world_model.probability(chunk.success_score, chunk.clip_score) * judged
+
+
+def branch_steps(world_model: WorldModel, config: ImaginationConfig) -> int | None:
+    """Control steps since a real frame after which an episode ends, worth the value; None: none.
+
+    Raises:
+        ConfigError: the world model has no value, or with "auto" none whose AUC is high enough on imagined frames.
+    """
+    if config.branch_frames is None:
+        return None
+    world_model.check_value()
+    if config.branch_frames != "auto":
+        return config.branch_frames * world_model.frame_steps
+    figures = world_model.metadata.value_calibration.get("by_depth", ())
+    measured = [figure["auc"] or 0.0 for figure in figures]
+    deep = [depth for depth, auc in enumerate(measured) if depth and min(measured[1 : depth + 1]) >= BRANCH_AUC]
+    if not deep:
+        raise ConfigError(
+            f"env.imagination.branch_frames: got 'auto', but one frame after a real one the value's AUC is below "
+            f"{BRANCH_AUC:g} (by frames since a real one: {', '.join(f'{auc:.3f}' for auc in measured) or 'unknown'}); "
+            "give a number, or fit the value on more episodes"
+        )
+    return max(deep) * world_model.frame_steps
+
+
+def leaf_values(
+    world_model: WorldModel, memory: Memory, chunk: ImaginedChunk, rows: np.ndarray, steps_left: np.ndarray
+) -> np.ndarray:
+    """The value at the last frame of a chunk, float32 (n,), for the n episodes at `rows`.
+
+    Args:
+        memory: before the chunk. steps_left: int64 (n,), control steps from that frame to the task's horizon.
+    """
+    chosen = rows.tolist()
+    frames = chunk.frames.select(chosen)
+    left = np.repeat(steps_left[:, None], frames.states.shape[1], 1)
+    return world_model.value(memory.select(chosen), frames, left)[:, -1].cpu().numpy()
 
 
 def judge(worth: np.ndarray, config: ImaginationConfig, paid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

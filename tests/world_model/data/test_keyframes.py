@@ -13,7 +13,7 @@ import torch
 from test_model import SMALL
 
 from sim.tabletop import TabletopConfig
-from vla_rl.config import build_component
+from vla_rl.config import ConfigError, build_component
 from vla_rl.data.config import DatasetConfig
 from vla_rl.data.keyframes import KeyframeError, KeyframeSet
 from vla_rl.types import EpisodeSpec
@@ -25,7 +25,7 @@ from world_model.data.recorded_prefixes import RecordedPrefixes
 from world_model.env.env import WorldModelEnv
 from world_model.metadata import WorldModelMetadata
 from world_model.model.memory import Memory
-from world_model.model.world_model import WorldModel, build_parts
+from world_model.model.world_model import WorldModel, build_parts, load_world_model
 from world_model.types import Actions
 
 TABLETOP = TabletopConfig(tasks=("stack", "push_to_zone"), num_envs=4)
@@ -182,6 +182,7 @@ def by_hand(positions: list[list[float]], success: list[bool], **marks: list[lis
         features=np.concatenate(positions).astype(np.float32)[:, None],
         success=np.array(success)[owner],
         usable=(number > 0) & (number < last),
+        predicted=(owner % 10 / 10 + 0.05 * number).astype(np.float32),
         gripper=flags("gripper"),
         contact=flags("contact"),
     )
@@ -211,6 +212,34 @@ def test_one_moment_can_be_of_several_kinds_and_an_episode_gives_one_of_each() -
         (0, 8, ("divergence", "gripper")),
         (1, 8, ("divergence", "gripper")),
     ]
+
+
+def test_open_moments_by_the_value_come_first_and_uniform_ones_are_any() -> None:
+    moments = by_hand([[0, 1, 2, 3]] * 5, [True] * 5)  # Predicted at frame 2: .1, .2, .3, .4, .5.
+    chosen = choose(moments, KeyframeConfig(kinds=("uncertain",), per_kind=2))
+    assert [(k.episode, k.step, k.score) for k in chosen] == [(3, 16, 0.96), (4, 16, 1.0)]
+    drawn = choose(by_hand([[0] * 22] * 40, [True] * 40), KeyframeConfig(kinds=("uniform",), per_kind=40))
+    steps = [k.step // 8 for k in drawn]
+    assert sorted(k.episode for k in drawn) == list(range(40)) and set(steps) <= set(range(1, 21))
+    assert len(set(steps)) > 10, "any of an episode's"
+
+
+def test_uncertain_moments_are_those_of_the_world_models_own_value(folder, episodes, tmp_path) -> None:
+    config = KeyframeConfig(kinds=("uncertain",), per_kind=3)
+    with pytest.raises(ConfigError, match="has no value"):
+        mine_keyframes(folder, [episodes], config)
+    world_model = load_world_model(folder)
+    world_model.add_value_head()
+    facts = {"value_probability": (1.0, 0.0)}
+    world_model.metadata = world_model.metadata.model_copy(update=facts)
+    world_model.save(tmp_path / "valued")
+    found = mine_keyframes(tmp_path / "valued", [episodes], config)
+    env = build(tmp_path / "valued", 1)
+    for number, keyframe in enumerate(found.keyframes[:3]):
+        memory = watched(env, found, number, 0)
+        left = env.spec.horizon[keyframe.task] - keyframe.step
+        value = float(env.world_model.value(memory, None, np.array([[left]])))
+        assert keyframe.score == pytest.approx(4 * value * (1 - value), abs=1e-3)
 
 
 # --- what cannot be restored ------------------------------------------------------------------
