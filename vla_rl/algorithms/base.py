@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
 import numpy as np
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from vla_rl.algorithms.batch import episode_batch, has_spread, shuffle_advantages
 from vla_rl.training.config import OptimizerConfig
@@ -56,6 +56,9 @@ class AlgoConfig(OptimizerConfig):
     weight_decay: NonNegativeFloat = Field(default=0.0, description="Decoupled weight decay.")
     grad_clip: PositiveFloat | None = Field(
         default=1.0, description="Largest gradient norm, of policy and critic each; null: no clipping."
+    )
+    decay_iterations: NonNegativeInt = Field(
+        default=0, description="Iterations over which learning rates fall linearly to 0, such as all; 0: they stay."
     )
     # Batching. A decision is one action chunk.
     epochs: PositiveInt = Field(default=1, description="Passes over the rollout.")
@@ -117,6 +120,10 @@ class AlgoConfig(OptimizerConfig):
     def skips_zero_advantage(self) -> bool:
         """Whether decisions with advantage 0 have no gradient at all, and need no forward pass."""
         return self.skip_zero_advantage and not (self.kl_coef > 0 or self.entropy_coef > 0 or self.uses_critic)
+
+    def lr_share(self, iteration: int) -> float:
+        """Return the share of the learning rates left in an iteration, counted from 0."""
+        return max(0.0, 1 - iteration / self.decay_iterations) if self.decay_iterations else 1.0
 
     def trains_only_critic(self, iteration: int) -> bool:
         """Whether the policy's own weights stay as they are in this iteration, counted from 0."""

@@ -116,6 +116,16 @@ class Recipe(Config):
         return self.eval.model_copy(update=changes | {"temperatures": (0.0, train.temperature)})
 
     @model_validator(mode="after")
+    def _learns_to_the_end(self) -> Recipe:
+        decay = self.algo.decay_iterations if self.algo is not None else 0
+        if 0 < decay < self.train.iterations:
+            raise ConfigError(
+                f"algo.decay_iterations: got {decay}, and train.iterations {self.train.iterations}: the last iterations "
+                "would learn nothing; make it as large, or 0 for rates that stay"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _real_env_is_real(self) -> Recipe:
         if self.real_env is not None and (self.real_env.is_imagined or not self.env.is_imagined):
             needed = "is for a recipe whose env is a world model, and is itself a simulator or robot"

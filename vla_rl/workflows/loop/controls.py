@@ -84,12 +84,14 @@ def online_recipe(recipe: Recipe, num_episodes: int) -> Recipe:
     iterations = max(1, num_episodes // (groups * size))
     if recipe.loop.online_groups is None:
         groups = max(1, num_episodes // (iterations * size))  # The rest, spread over the iterations.
+    decay = {"decay_iterations": iterations if recipe.algo.decay_iterations else 0}  # type: ignore[union-attr]
     changes = {"iterations": iterations, "groups": groups, "evaluate": "after", "keep": "last"}
     changes |= {"validate_every": 0, "resample_budget": 0, "allow_no_success": True}
     return recipe.model_copy(
         update={
             "env": recipe.acting_env,
             "real_env": None,
+            "algo": recipe.algo.model_copy(update=decay),  # type: ignore[union-attr]
             "gate": GateConfig(),
             "sampling": recipe.sampling.model_copy(update={"keyframe_share": 0.0, "keyframes": None}),
             "train": recipe.train.model_copy(update=changes),
