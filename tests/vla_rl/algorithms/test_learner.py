@@ -217,6 +217,15 @@ def test_warm_up_makes_the_first_step_smaller_in_proportion():
     assert moved[4] == pytest.approx(0.0025, rel=1e-3)
 
 
+def test_rates_fall_linearly_to_0_over_the_run():
+    learner = GRPOConfig(lr=0.01, minibatch_size=1000, decay_iterations=4).build(ToyPolicy())
+    rates = []
+    for seed in range(5):
+        learner.update(learner.prepare(roll_out(learner.policy, 8, 4, seed=seed)))
+        rates.append(learner.optimizers[0].param_groups[0]["lr"])
+    assert rates == pytest.approx([0.01, 0.0075, 0.005, 0.0025, 0.0])
+
+
 def test_the_policys_warm_up_begins_after_the_critics():
     policy = ToyPolicy(critic=True)
     before = weights(policy)

@@ -30,6 +30,7 @@ from vla_rl.config import (
     validate,
 )
 from vla_rl.interfaces import EnvConfig
+from vla_rl.recipe.recipe import load_recipe
 
 
 class Inner(Config):
@@ -349,3 +350,10 @@ def test_importing_the_config_module_imports_neither_torch_nor_a_simulator() -> 
     code = "import sys, json, vla_rl.config; print(json.dumps(sorted(sys.modules)))"
     modules = set(json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout))
     assert not modules & {"torch", "mujoco", "libero", "lerobot", "transformers", "sim"}
+
+
+def test_rates_that_end_before_the_run_does_are_refused() -> None:
+    decay = ["train.iterations=8", "algo.decay_iterations=8"]
+    assert load_recipe("tabletop_grpo", decay).algo.lr_share(6) == 0.25  # type: ignore[union-attr]
+    with pytest.raises(ConfigError, match=r"algo\.decay_iterations: got 8, and train\.iterations 9"):
+        load_recipe("tabletop_grpo", [*decay, "train.iterations=9"])

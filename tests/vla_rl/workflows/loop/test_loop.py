@@ -435,16 +435,14 @@ def test_a_rounds_episodes_of_another_policy_or_camera_are_refused(whole, two, t
     ],
 )
 def test_the_control_in_the_simulator_takes_no_more_than_the_loop_did(two, num_episodes, options, expected):
-    recipe = validate(Recipe, apply_overrides(two.model_dump(mode="json"), ["train.groups=40", *options]))
+    options = ["train.groups=40", "algo.decay_iterations=50", *options]
+    recipe = validate(Recipe, apply_overrides(two.model_dump(mode="json"), options))
     online = loop_controls.online_recipe(recipe, num_episodes)
-    assert (online.train.groups, online.train.iterations) == expected
+    assert (online.train.groups, online.train.iterations) == expected and online.algo.decay_iterations == expected[1]
     assert online.train.groups * online.train.iterations * 4 <= num_episodes
     assert online.env.kind == "dummy" and not online.gate.every and not online.sampling.keyframe_share  # type: ignore[attr-defined]
     again = validate(Recipe, yaml.safe_load(dump_yaml(online)))
     assert again.train == online.train and again.real_env is None
-
-
-# --- imagined episodes as data -----------------------------------------------------------------------
 
 
 # --- uses beyond RL ----------------------------------------------------------------------------------
