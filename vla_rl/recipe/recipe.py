@@ -120,8 +120,8 @@ class Recipe(Config):
         decay = self.algo.decay_iterations if self.algo is not None else 0
         if 0 < decay < self.train.iterations:
             raise ConfigError(
-                f"algo.decay_iterations: got {decay}, and train.iterations {self.train.iterations}: the last ones would "
-                "learn nothing; make it as large, or 0 for rates that stay"
+                f"algo.decay_iterations: got {decay}, and train.iterations {self.train.iterations}: the last ones "
+                "would learn nothing; make it as large, or 0 for rates that stay"
             )
         return self
 
