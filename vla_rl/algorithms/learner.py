@@ -279,8 +279,7 @@ class Learner:
             for group, lr in zip(optimizer.param_groups, rates, strict=True):
                 of_critic = any(group["params"][0] is p for p in self._critic_parameters)
                 steps = self.num_good_steps - (0 if of_critic else self._num_critic_steps)
-                share = self.config.lr_share(self.iteration)
-                group["lr"] = lr * share * warmup_factor(steps, self.config.warmup_steps)
+                group["lr"] = lr * self.config.lr_share(self.iteration) * warmup_factor(steps, self.config.warmup_steps)
 
     def _skip_bad(self, what: str) -> dict[str, float]:
         """Drop a step with a NaN or infinite loss or gradient; give up after too many in a row."""

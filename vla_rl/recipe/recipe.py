@@ -116,17 +116,7 @@ class Recipe(Config):
         return self.eval.model_copy(update=changes | {"temperatures": (0.0, train.temperature)})
 
     @model_validator(mode="after")
-    def _learns_to_the_end(self) -> Recipe:
-        decay = self.algo.decay_iterations if self.algo is not None else 0
-        if 0 < decay < self.train.iterations:
-            raise ConfigError(
-                f"algo.decay_iterations: got {decay}, and train.iterations {self.train.iterations}: the last ones "
-                "would learn nothing; make it as large, or 0 for rates that stay"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _real_env_is_real(self) -> Recipe:
+    def _sections_agree(self) -> Recipe:
         if self.real_env is not None and (self.real_env.is_imagined or not self.env.is_imagined):
             needed = "is for a recipe whose env is a world model, and is itself a simulator or robot"
             raise ConfigError(f"real_env: {needed}; got env {self.env.kind!r}, real_env {self.real_env.kind!r}")
@@ -134,6 +124,9 @@ class Recipe(Config):
             raise ConfigError("gate.every: env is no world model, so every gain is real already; leave gate.every at 0")
         if self.gate.every and self.train.keep == "best":
             raise ConfigError("train.keep: got 'best', but the gate says which policy is kept; set it to last")
+        if self.algo is not None and 0 < (decay := self.algo.decay_iterations) < self.train.iterations:
+            end = f"the last of train.iterations ({self.train.iterations}) would learn nothing; make it as large, or 0"
+            raise ConfigError(f"algo.decay_iterations: got {decay}: {end}")
         return self
 
 

@@ -355,5 +355,5 @@ def test_importing_the_config_module_imports_neither_torch_nor_a_simulator() -> 
 def test_rates_that_end_before_the_run_does_are_refused() -> None:
     decay = ["train.iterations=8", "algo.decay_iterations=8"]
     assert load_recipe("tabletop_grpo", decay).algo.lr_share(6) == 0.25  # type: ignore[union-attr]
-    with pytest.raises(ConfigError, match=r"algo\.decay_iterations: got 8, and train\.iterations 9"):
+    with pytest.raises(ConfigError, match=r"algo\.decay_iterations: got 8: the last of train\.iterations \(9\)"):
         load_recipe("tabletop_grpo", [*decay, "train.iterations=9"])
