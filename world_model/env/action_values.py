@@ -94,7 +94,7 @@ class WorldModelValues:
         count, ahead = actions.shape[1], self.config.chunks_ahead
         some = [episodes[i] for i in place]
         noise = [derived_seed(self.config.seed, e.spec.index, number) for e in some for _ in range(count)]
-        start = replace(memory.select(np.repeat(place, count)), noise=NoiseStream(noise, self.world_model.device))
+        start = replace(memory.select(place.repeat(count).tolist()), noise=NoiseStream(noise, self.world_model.device))
         flat = actions.reshape(-1, *actions.shape[2:])
         *_, (before, frames) = imagine_ahead(self.world_model, self.policy, start, flat, ahead)
         horizon = self.world_model.metadata.horizon
