@@ -235,7 +235,7 @@ def test_workers_are_light() -> None:
 
 def test_close_twice_frees_processes_and_descriptors() -> None:
     DummyConfig(num_workers=1).build(1).close()  # whatever Python opens once
-    before = sorted(os.listdir("/proc/self/fd"))
+    before = set(os.listdir("/proc/self/fd"))
     env = DummyConfig(num_workers=2).build(4, record_frames=True)
     env.reset(specs(4))
     env.step(np.zeros((4, 3, 7), np.float32))
@@ -244,7 +244,7 @@ def test_close_twice_frees_processes_and_descriptors() -> None:
     env.close()
     assert not any(is_alive(pid) for pid in pids)
     del env
-    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert not set(os.listdir("/proc/self/fd")) - before  # Others' may have been closed meanwhile.
 
 
 RUN_FOREVER = """

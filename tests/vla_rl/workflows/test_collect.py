@@ -252,7 +252,7 @@ def test_what_a_version_with_other_options_collected_is_found_again(tmp_path):
     notes = json.loads(file.read_text())
     del notes["env"]["steps_after_success"], notes["collect"]["shard_episodes"]  # Options that are newer.
     notes["env"]["on_gpu"] = "auto"  # One that has become another.
-    notes["env"]["in_halves"] = True  # One that changes no episode.
+    notes["env"] |= {"num_workers": 2, "in_halves": True}  # Two that change no episode.
     file.write_text(json.dumps(notes))
     assert collect_dataset(ENV, config)["frames"] == first["frames"]
     notes["env"]["gravity"] = 3

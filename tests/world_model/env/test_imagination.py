@@ -204,7 +204,8 @@ def test_trust_scores_real_frames_with_the_same_heads() -> None:
     frames = Frames(latents, torch.stack([position, position], 2))
     scores = trust.score(frames, ["reach", "reach"])
     assert scores.success.tolist() == [[False, False, True, True], [False] * 4]  # The first frame is no success.
-    np.testing.assert_allclose(scores.probability, (position - GOAL).sigmoid())
+    slope, _ = trust.world_model.metadata.success_probability
+    np.testing.assert_allclose(scores.probability, (slope * (position - GOAL)).sigmoid(), rtol=1e-6)
     assert trust.frame_steps == 4 and trust.decode(frames).shape == (2, 4, 2, 8, 8, 3)
 
 
