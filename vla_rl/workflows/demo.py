@@ -28,7 +28,7 @@ WORLD_MODEL_RECIPE = "tabletop_world_model"
 def demo(
     overrides: Sequence[str] = (), output: Path | None = None, from_scratch: bool = False, *, program: Sequence[str]
 ) -> Path:
-    """Real episodes of the base policy, a world model fitted on them, GRPO in it, real success before and after.
+    """Real episodes of the base policy, a world model calibrated on them, GRPO in it, real success before and after.
 
     Beside it, on another core, the same with shuffled rewards.
 
