@@ -6,8 +6,9 @@
 One arm is GRPO from the shipped base policy with observations imagined or real, and as reward the true outcome, the
 verdict of the success networks (above their threshold), or their calibrated probability. Beside every episode runs a
 simulator with the same actions, which knows the truth: an arm's gap is its reward minus that. Advantages are not
-divided by a standard deviation in any arm. WORLD_MODEL has been fitted with a calibrated probability; where real
-frames are judged, threshold and probability come from real episodes of the base policy, by the same functions.
+divided by a standard deviation in any arm, and learning rates fall to 0, or the last policy's noise would drown the
+arms. WORLD_MODEL has been fitted with a calibrated probability; where real frames are judged, threshold and probability
+come from real episodes of the base policy, by the same functions.
 """
 
 from __future__ import annotations
@@ -227,6 +228,7 @@ def train(
     policy, env = load_policy(resolve_path(POLICY), "cpu"), build_env(*arm, world_model, judge, seed)
     algo = GRPOConfig(
         lr=options.lr,
+        decay_iterations=options.iterations,
         warmup_steps=20,
         epochs=options.epochs,
         minibatch_size=256,
