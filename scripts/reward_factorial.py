@@ -221,23 +221,23 @@ def calibrate_real(world_model: WorldModel, policy: Policy) -> dict[str, Any]:
 
 
 def train(
-    arm: tuple[str, str], seed: int, world_model: WorldModel, judge: dict[str, Any], options: argparse.Namespace
+    arm: tuple[str, str], seed: int, world_model: WorldModel, judge: dict[str, Any], iterations: int
 ) -> dict[str, Any]:
     """One arm and seed, from the base policy to its success on `eval` states; what the table needs of it."""
     started = time.process_time()
     policy, env = load_policy(resolve_path(POLICY), "cpu"), build_env(*arm, world_model, judge, seed)
     algo = GRPOConfig(
-        lr=options.lr,
-        decay_iterations=options.iterations,
+        lr=2e-4,
+        decay_iterations=iterations,
         warmup_steps=20,
-        epochs=options.epochs,
+        epochs=2,
         minibatch_size=256,
         micro_batch_size=64,
         normalize_std=False,
     )
     learner, history = algo.build(policy, seed), []
     tasks, per_task = tuple(env.spec.tasks), GROUPS // len(env.spec.tasks)
-    for iteration in range(options.iterations):
+    for iteration in range(iterations):
         env.log.clear()
         first = (seed * ITERATIONS + iteration) * per_task
         states = [EpisodeSpec(task, "train", first + i) for i in range(per_task) for task in tasks]
@@ -283,7 +283,7 @@ def run(args: argparse.Namespace) -> None:
     for seed, arm in itertools.product(args.seeds, ARMS):
         file = args.output / f"{'_'.join(arm)}_{seed}.json"
         if not file.exists() and (not args.arms or "_".join(arm) in args.arms):
-            found = train(arm, seed, world_model, json.loads(judge_file.read_text()), args)
+            found = train(arm, seed, world_model, json.loads(judge_file.read_text()), args.iterations)
             write_text_atomic(file, json.dumps(found))
 
 
@@ -318,8 +318,6 @@ def main() -> None:
     running.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     running.add_argument("--arms", nargs="*", default=(), help="such as imagined_probability; by default all")
     running.add_argument("--iterations", type=int, default=ITERATIONS)
-    running.add_argument("--lr", type=float, default=2e-4)
-    running.add_argument("--epochs", type=int, default=2)
     running.set_defaults(function=run)
     showing = commands.add_parser("table")
     showing.add_argument("output", type=Path)

@@ -37,6 +37,11 @@ class Frames:
         """The frames in a slice of time."""
         return Frames(self.latents[:, frames], self.states[:, frames])
 
+    @staticmethod
+    def joined(parts: Sequence[Frames], dim: int = 0) -> Frames:
+        """Clips under one another (dim 0), or frames one after another (dim 1)."""
+        return Frames(torch.cat([part.latents for part in parts], dim), torch.cat([part.states for part in parts], dim))
+
 
 @dataclass(frozen=True)
 class Actions:

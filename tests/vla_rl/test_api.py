@@ -7,6 +7,7 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,7 +58,9 @@ def test_an_environment_is_the_one_the_policy_acts_in(recipe: vla_rl.Recipe) -> 
 def test_the_page_of_the_docs_runs() -> None:
     page = Path(vla_rl.__file__).parent.parent / "docs" / "python_api.md"
     _, step_by_step = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    exec(compile(step_by_step, str(page), "exec"), {})
+    names: dict[str, Any] = {}
+    exec(compile(step_by_step, str(page), "exec"), names)
+    assert names["result"].success.shape == (2,)
 
 
 def test_options_are_checked_like_those_of_a_recipe(recipe: vla_rl.Recipe) -> None:

@@ -150,7 +150,7 @@ class SuccessBatch:
         """One batch from several, in order."""
 
         def join(frames: list[Frames]) -> Frames:
-            return Frames(torch.cat([f.latents for f in frames]), torch.cat([f.states for f in frames]))
+            return Frames.joined(frames)
 
         return SuccessBatch(
             join([part.frames for part in parts]),

@@ -51,12 +51,12 @@ def remember(world_model: WorldModel, prefixes: Sequence[RecordedPrefix], seeds:
     Args:
         seeds: of each episode's noise, below 2^32.
     """
-    first = _joined([b.frames.at(slice(0, 1)) for b in prefixes])
+    first = Frames.joined([b.frames.at(slice(0, 1)) for b in prefixes])
     memory = world_model.begin(first, [b.instruction for b in prefixes], seeds)
     for number in range(1, max(b.num_frames for b in prefixes)):
         here = slice(number, number + 1)
         rows = [i for i, b in enumerate(prefixes) if b.num_frames > number]
-        frames = _joined([prefixes[i].frames.at(here) for i in rows])
+        frames = Frames.joined([prefixes[i].frames.at(here) for i in rows])
         actions = [prefixes[i].actions.at(here) for i in rows]
         done = Actions(torch.cat([a.values for a in actions]), torch.cat([a.executed for a in actions]))
         if len(rows) == len(prefixes):
@@ -64,10 +64,6 @@ def remember(world_model: WorldModel, prefixes: Sequence[RecordedPrefix], seeds:
         else:
             memory = memory.put(rows, world_model.extend(memory.select(rows), frames, done))
     return memory
-
-
-def _joined(parts: Sequence[Frames]) -> Frames:
-    return Frames(torch.cat([part.latents for part in parts]), torch.cat([part.states for part in parts]))
 
 
 class RecordedPrefixes:

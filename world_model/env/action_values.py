@@ -61,7 +61,7 @@ class WorldModelValues:
         found = np.zeros(actions.shape[:2])
         seen = [self._seen(e) for e in episodes]
         seeds = [derived_seed(self.config.seed, e.spec.index) for e in episodes]
-        first = _joined([frames.at(slice(0, 1)) for frames in seen])
+        first = Frames.joined([frames.at(slice(0, 1)) for frames in seen])
         memory = self.world_model.begin(first, [e.obs.instruction[0] for e in episodes], seeds)
         for number in range(int(chunk.max()) + 1):
             if number > 0:
@@ -81,7 +81,7 @@ class WorldModelValues:
     def _watch(self, memory: Memory, episodes: Sequence[Episode], seen: Sequence[Frames], number: int) -> Memory:
         """Remember what was seen at decision `number`, and the chunk that led there, where an episode came so far."""
         rows = [i for i, e in enumerate(episodes) if e.num_chunks > number]
-        frames = _joined([seen[i].at(slice(number, number + 1)) for i in rows])
+        frames = Frames.joined([seen[i].at(slice(number, number + 1)) for i in rows])
         actions = np.stack([episodes[i].chunks.actions[number - 1] for i in rows])
         steps = np.array([episodes[i].num_steps[number - 1] for i in rows])
         later = self.world_model.extend(memory.select(rows), frames, self.world_model.actions(actions, steps))
@@ -105,7 +105,3 @@ class WorldModelValues:
         if frames.states.shape[1] > 1:
             before = before.seeing(frames.at(slice(0, -1)))
         return self.world_model.value(before, last, left)[:, 0].double().cpu().numpy().reshape(-1, count)
-
-
-def _joined(parts: Sequence[Frames]) -> Frames:
-    return Frames(torch.cat([part.latents for part in parts]), torch.cat([part.states for part in parts]))

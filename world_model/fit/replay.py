@@ -31,7 +31,7 @@ def imagine_episodes(
         frames.append(frame)
         success.append(scores[0])
         clip.append(scores[1])
-    together = Frames(torch.cat([f.latents for f in frames], 1), torch.cat([f.states for f in frames], 1))
+    together = Frames.joined(frames, 1)
     return together, torch.cat(success, 1), torch.cat(clip, 1)
 
 

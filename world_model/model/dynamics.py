@@ -326,7 +326,7 @@ class VideoDynamics(Dynamics["TransformerConfig"]):
             imagined.append(self._imagine_one(context, actions.at(here), drawn.at(start), levels))
             if i < num_frames - 1:
                 context = self._remember(context, imagined[-1], actions.at(here), drawn.at(after))
-        return Frames(torch.cat([f.latents for f in imagined], 1), torch.cat([f.states for f in imagined], 1))
+        return Frames.joined(imagined, 1)
 
     def _imagine_one(self, context: VideoContext, actions: Actions, start: Frames, levels: tuple[float, ...]) -> Frames:
         before, number = context.latest, context.num_frames[:, None]

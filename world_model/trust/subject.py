@@ -66,7 +66,7 @@ class OpenLoop:
             succeeded, ended = success[-1][:, -1], ended | chunk.untrusted
             frames.append(chunk.frames)
             probability.append(self._probability(chunk.success_score, chunk.clip_score))
-        together = Frames(torch.cat([f.latents for f in frames], 1), torch.cat([f.states for f in frames], 1))
+        together = Frames.joined(frames, 1)
         return _to(together, "cpu"), _scores(probability, success)
 
     @torch.no_grad()
