@@ -1,7 +1,9 @@
 """SmolVLA, pi0 and pi0.5 behind our policy: the same as LeRobot's own, and saved so that LeRobot loads them."""
 
 import json
+import shutil
 from contextlib import nullcontext
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -143,11 +145,14 @@ def test_invalid_actions_and_those_not_given_have_no_say_in_the_loss(policy):
         policy.bc_loss(obs, np.zeros((2, 9, 7), np.float32))
 
 
-def test_lerobot_loads_what_we_save(policy, tmp_path, old_crop):
+def test_lerobot_loads_what_we_save_wherever_it_is_moved(policy, tmp_path, old_crop, monkeypatch):
     from lerobot.policies.factory import get_policy_class, make_pre_post_processors
 
-    folder = tmp_path / "policy"
-    policy.save(folder)
+    policy.save(tmp_path / "made" / "policy")
+    folder = Path(shutil.move(tmp_path / "made" / "policy", tmp_path / "moved"))
+    shutil.rmtree(tmp_path / "made")
+    assert not [file for file in folder.rglob("*.json") if str(tmp_path) in file.read_text()]
+    monkeypatch.chdir(folder)  # Its names are relative, and LeRobot looks them up from the current folder.
     with built_as(policy):
         theirs = get_policy_class(policy.core.config.type).from_pretrained(folder)
     for name, value in policy.core.state_dict().items():
@@ -158,7 +163,11 @@ def test_lerobot_loads_what_we_save(policy, tmp_path, old_crop):
     batch["observation.images.agentview"] = torch.from_numpy(obs.images["agentview"]).permute(0, 3, 1, 2) / 255
     noise = torch.randn((2, 8, 7), generator=torch.Generator().manual_seed(3))
     actions = after(theirs.predict_action_chunk(before(batch), noise=noise))
-    np.testing.assert_allclose(policy.act(obs, torch.Generator().manual_seed(3), 0.0).actions, actions, atol=1e-5)
+    expected = policy.act(obs, torch.Generator().manual_seed(3), 0.0).actions
+    np.testing.assert_allclose(expected, actions, atol=1e-5)
+    monkeypatch.chdir(tmp_path)
+    ours = load_policy(folder)
+    np.testing.assert_array_equal(ours.act(obs, torch.Generator().manual_seed(3), 0.0).actions, expected)
 
 
 def test_saved_as_lerobot_saves_itself(policy, tmp_path):

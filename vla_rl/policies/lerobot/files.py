@@ -2,7 +2,7 @@
 
 A folder holds what LeRobot writes (config.json, model.safetensors, the two processors) and beside it
 what only this package reads: vla_rl.json with our options, vla_rl.safetensors with heads and adapters, and
-`vlm/` and `tokenizer/`, so that a checkpoint needs no hub.
+`vlm/` and `tokenizer/`, so that a checkpoint needs no hub. LeRobot finds those by what `portable_name` says.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from vla_rl.common.precision import set_float32_products
 from vla_rl.config import ConfigError
-from vla_rl.policies.base import read_policy_config
 from vla_rl.policies.checkpoint_files import WEIGHTS_FILE
 from vla_rl.policies.lerobot import lora as lerobot_lora
 from vla_rl.policies.lerobot.options import EXTRAS_FILE, FLOW_TYPES, IMAGE_PREFIX, LeRobotOptions, saved_config
@@ -34,6 +33,7 @@ from vla_rl.policies.lerobot.writing import (
     TOKENIZER_FOLDER,
     VLM_FOLDER,
     extra_weights,
+    portable_name,
     storage,
 )
 from vla_rl.types import EnvSpec
@@ -83,13 +83,12 @@ def load(
         ValueError: a file is missing or damaged. ConfigError: `chosen` contradicts the checkpoint.
     """
     folder = Path(folder)
-    values = read_policy_config(folder, "type")
     saved = saved_config(folder)
     config = saved.with_chosen(dict(chosen or {}))
     core_config = _read_core_config(folder, config, device)
-    if "vlm_model_name" in values:
-        own = str(folder / VLM_FOLDER) if (folder / VLM_FOLDER).is_dir() else None
-        core_config.vlm_model_name = config.vlm or own or core_config.vlm_model_name
+    published = getattr(core_config, "vlm_model_name", None)
+    if published is not None:
+        core_config.vlm_model_name = config.vlm or _own(folder, VLM_FOLDER) or published
     if getattr(core_config, "load_vlm_weights", False):
         core_config.load_vlm_weights = False  # They are in the checkpoint.
     with torch.random.fork_rng(devices=[]), _tiny(config):
@@ -97,6 +96,8 @@ def load(
         core = _build(core_config)
         read_core_weights(folder, core)
         processors = _read_processors(folder, core_config, config)
+        if published is not None:
+            core_config.vlm_model_name = portable_name(VLM_FOLDER, config.vlm, published)
         policy = _wrap(config, core, *processors)
     return _finish(policy, device, seed, folder, saved)
 
@@ -293,6 +294,7 @@ def _make_processors(core_config: Any) -> tuple[Any, Any]:
 def _read_processors(folder: Path, core_config: Any, config: LeRobotOptions) -> tuple[Any, Any]:
     """The saved pipelines, on this device, with the tokenizer of the recipe's or the folder's own if there is one."""
     from lerobot.policies.factory import make_pre_post_processors
+    from lerobot.processor import TokenizerProcessorStep
 
     file = folder / _PREPROCESSOR_FILE
     if not file.is_file():
@@ -301,19 +303,30 @@ def _read_processors(folder: Path, core_config: Any, config: LeRobotOptions) -> 
             "`python -m lerobot.processor.migrate_policy_normalization`."
         )
     try:
-        steps = {step.get("registry_name") for step in json.loads(file.read_text())["steps"]}
+        steps = {step.get("registry_name"): step.get("config", {}) for step in json.loads(file.read_text())["steps"]}
     except (json.JSONDecodeError, KeyError, AttributeError) as error:
         raise ValueError(f"{file}: not a LeRobot processor: {error}. Copy the checkpoint again.") from error
     overrides: dict[str, Any] = {}
     if "device_processor" in steps:
         overrides["device_processor"] = {"device": core_config.device}
-    own = folder / TOKENIZER_FOLDER
-    tokenizer = config.tokenizer or config.vlm or (str(own) if own.is_dir() else None)
-    if "tokenizer_processor" in steps and tokenizer is not None:
+    published = steps.get("tokenizer_processor", {}).get("tokenizer_name")
+    tokenizer = config.tokenizer or config.vlm or _own(folder, TOKENIZER_FOLDER) or published
+    if "tokenizer_processor" in steps:
         overrides["tokenizer_processor"] = {"tokenizer_name": tokenizer}
     try:
-        return make_pre_post_processors(core_config, pretrained_path=str(folder), preprocessor_overrides=overrides)
-    except OSError as error:
+        processors = make_pre_post_processors(
+            core_config, pretrained_path=str(folder), preprocessor_overrides=overrides
+        )
+    except (OSError, ValueError) as error:
         raise ValueError(
-            f"{file}: its tokenizer is not at hand: {error}. Give a folder with it: policy.tokenizer=FOLDER."
+            f"{file}: LeRobot cannot read it: {str(error.__cause__ or error).rstrip('.')}. If its tokenizer ({tokenizer!r}) is not at hand, give a folder "
+            "with it: policy.tokenizer=FOLDER."
         ) from error
+    for step in processors[0].steps:
+        if isinstance(step, TokenizerProcessorStep):
+            step.tokenizer_name = portable_name(TOKENIZER_FOLDER, config.tokenizer, config.vlm, published)
+    return processors
+
+
+def _own(folder: Path, name: str) -> str | None:
+    return str(folder / name) if (folder / name).is_dir() else None

@@ -32,19 +32,17 @@ def save(policy: LeRobotPolicy, folder: Path) -> None:
     """
 
     def write(path: Path) -> None:
-        final = folder.absolute()
         core_config = copy.copy(policy.core.config)
         core_config.pretrained_path = None
         if hasattr(core_config, "vlm_model_name"):
             towers = policy.core.model.vlm_with_expert
             towers.config.save_pretrained(path / VLM_FOLDER)
             towers.processor.save_pretrained(path / VLM_FOLDER)
-            if is_folder(core_config.vlm_model_name):
-                core_config.vlm_model_name = str(final / VLM_FOLDER)
+            core_config.vlm_model_name = portable_name(VLM_FOLDER, core_config.vlm_model_name)
         core_config._save_pretrained(path)
         weights = {name: t.detach().cpu() for name, t in lerobot_lora.plain_state(policy.core).items()}
         safetensors.torch.save_file(_without_aliases(weights), path / WEIGHTS_FILE, metadata={"format": "pt"})
-        _write_processors(policy, path, final)
+        _write_processors(policy, path)
         config = policy.config.model_copy(update={"path": None, "options": {}, "vlm": None, "tokenizer": None})
         extras = {"format": 1, "kind": "lerobot", "config": config.model_dump(mode="json")}
         (path / EXTRAS_FILE).write_text(json.dumps(extras, indent=2))
@@ -79,19 +77,28 @@ def _without_aliases(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return result
 
 
-def _write_processors(policy: LeRobotPolicy, path: Path, final: Path) -> None:
-    """Both pipelines and their tokenizer; a name that is a folder here becomes the one in the checkpoint."""
+def _write_processors(policy: LeRobotPolicy, path: Path) -> None:
+    """Both pipelines and their tokenizer."""
     from lerobot.processor import TokenizerProcessorStep
 
     for step in policy.preprocessor.steps:
         if isinstance(step, TokenizerProcessorStep):
             step.input_tokenizer.save_pretrained(path / TOKENIZER_FOLDER)
-            if step.tokenizer is not None or is_folder(step.tokenizer_name or ""):
-                step.tokenizer, step.tokenizer_name = None, str(final / TOKENIZER_FOLDER)
+            step.tokenizer, step.tokenizer_name = None, portable_name(TOKENIZER_FOLDER, step.tokenizer_name)
     policy.preprocessor.save_pretrained(path)
     policy.postprocessor.save_pretrained(path)
 
 
-def is_folder(name: str) -> bool:
-    """Whether a model's name is a folder of this machine, perhaps gone by now, and no hub id."""
-    return Path(name).is_absolute() or Path(name).is_dir()
+def portable_name(own: str, *names: str | None) -> str:
+    """What a checkpoint says of where its vision-language model or tokenizer is: the first Hub id of `names`.
+
+    LeRobot looks a name up in the current folder, then in the Hub, never in the checkpoint's folder. So a Hub id is
+    kept, whatever copy of it this machine used. Without one it is `./own`: right on any machine once LeRobot is
+    started in the checkpoint's folder, and no Hub id by accident.
+    """
+    return next((name for name in names if name and not _is_folder(name)), f"./{own}")
+
+
+def _is_folder(name: str) -> bool:
+    """Whether a model's name is a folder, perhaps of another machine, and no Hub id."""
+    return Path(name).is_absolute() or name.startswith((".", "~")) or Path(name).is_dir()
