@@ -232,6 +232,8 @@ class EnvSpec:
         projections: camera that stands still -> 3 x 4 matrix from meters, in the frame of `state[:3]`, to
             homogeneous image coordinates in [0, 1] (x right, y down); empty where not known.
         approximation: how it deviates from what it stands for, so that no figure is measured in it; empty: not at all.
+        suite: which of a simulator's sets of tasks; empty where there is one.
+        labels: task name -> what tables and plots call it, its number in the suite first; empty: by its name.
     """
 
     kind: str
@@ -247,6 +249,13 @@ class EnvSpec:
     num_eval_states: dict[str, int] = field(default_factory=dict)
     projections: dict[str, np.ndarray] = field(default_factory=dict)
     approximation: str = ""
+    suite: str = ""
+    labels: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """What headings call it: "tabletop", "libero/libero_goal"."""
+        return f"{self.kind}/{self.suite}" if self.suite else self.kind
 
 
 @dataclass

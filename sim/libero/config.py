@@ -10,7 +10,7 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from sim.base import SimConfig, check_known
 from sim.libero.library import instruction_of, suite_tasks
-from sim.libero.suites import CAMERAS, CONTROL_HZ, HORIZONS, NUM_OFFICIAL_STATES, VIEWS, nearest_tasks
+from sim.libero.suites import CAMERAS, CONTROL_HZ, HORIZONS, NUM_OFFICIAL_STATES, VIEWS, nearest_tasks, task_labels
 from vla_rl.config import ConfigError
 from vla_rl.types import EnvSpec
 
@@ -80,6 +80,8 @@ class LiberoConfig(SimConfig):
             num_eval_states=dict.fromkeys(tasks, NUM_OFFICIAL_STATES),
             approximation="light rendering, not LIBERO's pictures" if self.rendering == "light" else "",
             projections={"agentview": VIEWS[self.suite].projection()} if known else {},
+            suite=self.suite,
+            labels={task: label for task, label in task_labels(suite_tasks(self.suite)).items() if task in tasks},
         )
 
     def exact(self) -> LiberoConfig:

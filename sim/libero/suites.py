@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 
 from sim.base import FixedCamera
+from vla_rl.common.task_names import short_names
 
 # suite -> control steps before truncation, the wait not counted (OpenVLA, experiments/robot/libero).
 HORIZONS: dict[str, int] = {
@@ -28,6 +30,22 @@ VIEWS: dict[str, FixedCamera] = {
 }
 NUM_OFFICIAL_STATES = 50
 CONTROL_HZ = 20.0
+_SCENE = re.compile(r"([A-Z_]+)_SCENE(\d+)_")
+
+
+def task_labels(tasks: Sequence[str]) -> dict[str, str]:
+    """Task -> its number in the suite and a short name ("3 on cookie box"), given all of a suite's tasks in order.
+
+    A scene ("KITCHEN_SCENE10") is said ("K10") in a suite where one sentence is the task of several.
+    """
+    named = [_SCENE.sub("", task) for task in tasks]
+    if len(set(named)) < len(named):
+        named = [_SCENE.sub(_short_scene, task) for task in tasks]
+    return {task: f"{number} {name}" for number, (task, name) in enumerate(zip(tasks, short_names(named), strict=True))}
+
+
+def _short_scene(found: re.Match[str]) -> str:
+    return "".join(word[0] for word in found[1].split("_")) + found[2] + "_"
 
 
 def nearest_tasks(task: str, known: Iterable[str]) -> list[str]:

@@ -295,6 +295,8 @@ def read_spec(values: Mapping[str, Any]) -> EnvSpec:
             control_hz=float(values["control_hz"]),
             num_eval_states={str(name): int(number) for name, number in values["num_eval_states"].items()},
             projections={str(name): np.asarray(matrix) for name, matrix in values["projections"].items()},
+            suite=str(values["suite"]),
+            labels={str(name): str(label) for name, label in values["labels"].items()},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RuntimeError(f"the environment's facts cannot be used: {type(error).__name__}: {error}") from error

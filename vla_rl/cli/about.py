@@ -66,7 +66,10 @@ def list_things(
         typer.Argument(metavar="[ENV [KEY=VALUE]...]", help="For tasks: the environment, and its options."),
     ] = None,
 ) -> None:
-    """List recipes, or the kinds of environment, policy and algorithm, or an environment's tasks."""
+    """List recipes, or the kinds of environment, policy and algorithm, or an environment's tasks.
+
+    A task's number, where it has one, and its name both do in env.tasks.
+    """
     if what is Listing.recipes:
         rows = _recipes()
     elif what is Listing.tasks:
@@ -104,7 +107,8 @@ def _tasks(options: list[str]) -> list[tuple[str, str]]:
 
     kind, *overrides = options
     env: Any = build_component("env", apply_overrides({"kind": kind}, overrides))
-    return list(env.env_spec().tasks.items())
+    spec = env.env_spec()
+    return [(spec.labels[task], task) for task in spec.tasks] if spec.labels else list(spec.tasks.items())
 
 
 def doctor(

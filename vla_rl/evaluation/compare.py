@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pydantic import ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.config import Config
@@ -78,10 +78,11 @@ class PairedResult(Config):
         """What `p_value_by_state` is called."""
         return "p by state" if self.num_states < self.num_pairs else "McNemar p"
 
-    def text(self) -> str:
-        """One line for people, in percentage points."""
+    def text(self, label: str = "") -> str:
+        """One line for people, in percentage points; `label` is what the task is called."""
         return (
-            f"{self.mode}, {self.task or 'all tasks'}: {100 * self.rate_a:.1f} % -> {100 * self.rate_b:.1f} %, "
+            f"{self.mode}, {label or self.task or 'all tasks'}: "
+            f"{100 * self.rate_a:.1f} % -> {100 * self.rate_b:.1f} %, "
             f"{100 * self.difference:+.1f} points [{100 * self.bootstrap.low:+.1f}, {100 * self.bootstrap.high:+.1f}], "
             f"{self.gained} gained, {self.lost} lost of {self.num_pairs}, "
             f"{self.p_name} {format_p(self.p_value_by_state)}"
@@ -92,6 +93,7 @@ class Comparison(Config):
     """What changed from a to b, and what to know before believing it (`warnings`).
 
     Attributes:
+        env: what headings call the environment. labels: task -> what tables call it; empty: by its name.
         population: which initial states the claim is about; empty in files written before it was recorded.
     """
 
@@ -103,6 +105,7 @@ class Comparison(Config):
     env: str
     split: Split
     results: tuple[PairedResult, ...]
+    labels: dict[str, str] = Field(default_factory=dict)
     population: str = ""
     warnings: tuple[str, ...] = ()
 
@@ -118,6 +121,10 @@ class Comparison(Config):
         known = sorted({r.mode for r in self.results})
         raise EvaluationError(f"nothing compared for mode {mode!r}, task {task!r}; modes: {', '.join(known)}")
 
+    def label(self, result: PairedResult) -> str:
+        """What a result's task is called; empty for all together."""
+        return self.labels.get(result.task, result.task) if result.task else ""
+
     @property
     def modes(self) -> list[str]:
         return list(dict.fromkeys(r.mode for r in self.results))
@@ -130,7 +137,8 @@ class Comparison(Config):
     def text(self) -> str:
         """A line per mode and task, then which states the claim is about, then the warnings."""
         population = [self.population] if self.population else []
-        return "\n".join([*(r.text() for r in self.results), *population, *(f"warning: {w}" for w in self.warnings)])
+        lines = [r.text(self.label(r)) for r in self.results]
+        return "\n".join([*lines, *population, *(f"warning: {w}" for w in self.warnings)])
 
     def table(self) -> Table:
         """A table for the console, 80 columns wide; with several samples a state, its p-value is the one by state."""
@@ -151,7 +159,7 @@ class Comparison(Config):
             table.add_column(name, justify="right", no_wrap=True)
         for r in self.results:
             table.add_row(
-                r.task or f"{r.mode}, all",
+                self.label(r) or f"{r.mode}, all",
                 f"{100 * r.rate_a:.1f}",
                 f"{100 * r.rate_b:.1f}",
                 f"{100 * r.difference:+.1f} [{100 * r.bootstrap.low:+.1f}, {100 * r.bootstrap.high:+.1f}]",
@@ -218,7 +226,8 @@ def compare(a: Evaluation, b: Evaluation, seed: int = 0) -> Comparison:
         name_b=b.meta.name,
         policy_a=a.meta.policy,
         policy_b=b.meta.policy,
-        env=a.meta.env,
+        env=a.meta.env_title,
+        labels=a.labels | b.labels,
         split=a.meta.split,
         results=tuple(results),
         population=_population(a, b, results),

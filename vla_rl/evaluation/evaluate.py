@@ -246,13 +246,12 @@ def _evaluate(
         policy=str(policy_path) if policy_path is not None else None,
         policy_hash=hashed,
         env=env.spec.kind,
+        **{name: getattr(env.spec, name) for name in ("suite", "labels", "cameras", "image_size")},
         env_config=env_config.model_dump(mode="json") if env_config is not None else None,
         split=config.split,
         seed=config.seed,
         temperatures=config.modes(),
         horizon={task: env.spec.horizon[task] for task in dict.fromkeys(s.task for s in specs)},
-        cameras=env.spec.cameras,
-        image_size=env.spec.image_size,
         num_envs=env.num_envs,
         num_processes=world.size,
         protocol=_protocol(env.spec, config),
@@ -342,7 +341,7 @@ def _protocol(spec: EnvSpec, config: EvalConfig) -> str:
         for mode, t in config.modes().items()
     )
     plan = f"; {config.plan.protocol()}" if config.plan is not None else ""
-    kind = f"{spec.kind} ({spec.approximation})" if spec.approximation else spec.kind
+    kind = f"{spec.title} ({spec.approximation})" if spec.approximation else spec.title
     return (
         f"{kind}, {config.split} split{official}, initial states {config.start_index} to {stop} of each task; "
         f"{modes}{plan}; an episode succeeds when the simulator says so before its horizon; an episode whose worker "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ import numpy as np
 from pydantic import Field, ValidationError
 
 from vla_rl.common.atomic import write_text_atomic
+from vla_rl.common.task_names import short_names
 from vla_rl.config import Config
 from vla_rl.evaluation.statistics import Interval, clustered_wilson_interval
 from vla_rl.types import Split
@@ -61,7 +63,7 @@ class EvaluationMeta(Config):
     Attributes:
         name: what was evaluated, for people ("base", "final").
         policy: its path, and policy_hash the SHA-256 of its files; None for one that lives in memory.
-        env: kind of the environment. env_config: its config, when known.
+        env: kind of the environment. env_config: its config, when known. suite, labels: see `EnvSpec`.
         temperatures: mode -> temperature.
         horizon: task -> control steps. image_size: (height, width).
         num_envs: of each of num_processes, which shared the episodes.
@@ -77,6 +79,8 @@ class EvaluationMeta(Config):
     policy_hash: str | None = None
     env: str
     env_config: dict[str, Any] | None = None
+    suite: str = ""
+    labels: dict[str, str] = Field(default_factory=dict)
     split: Split
     seed: int
     temperatures: dict[str, float]
@@ -93,6 +97,12 @@ class EvaluationMeta(Config):
     official_states: bool | None = None
     versions: dict[str, Any] = Field(default_factory=dict)
     latency: dict[str, float] = Field(default_factory=dict)
+
+    @property
+    def env_title(self) -> str:
+        """What headings call the environment: its kind and suite; of older files, the suite of its config."""
+        suite = self.suite or (self.env_config or {}).get("suite", "")
+        return f"{self.env}/{suite}" if suite else self.env
 
 
 @dataclass(frozen=True)
@@ -145,6 +155,11 @@ class Evaluation(Config):
         """Tasks, in the order evaluated."""
         return list(dict.fromkeys(e.task for e in self.episodes))
 
+    @property
+    def labels(self) -> dict[str, str]:
+        """Task -> what tables and plots call it; without the environment's numbers in files that lack them."""
+        return self.meta.labels or dict(zip(self.tasks, short_names(self.tasks), strict=True))
+
     def select(self, mode: str, task: str | None = None) -> list[EpisodeRecord]:
         """The episodes of a mode, and of a task unless None, lost ones included."""
         return [e for e in self.episodes if e.mode == mode and task in (None, e.task)]
@@ -186,7 +201,7 @@ class Evaluation(Config):
         head = {
             "schema_version": self.schema_version,
             "meta": self.meta.model_dump(mode="json"),
-            "rates": [_rate_as_json(r) for r in self.rates()],
+            "rates": [_rate_as_json(r, self.labels) for r in self.rates()],
         }
         lines = ",\n".join("  " + json.dumps(e.model_dump(mode="json")) for e in self.episodes)
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -212,22 +227,25 @@ class Evaluation(Config):
             ) from None
 
     def table(self) -> Table:
-        """A table for the console: a row per task and one for all, per mode."""
+        """A table for the console, 80 columns wide where labels are short: a row per task and one for all, per mode."""
+        from rich.box import SIMPLE_HEAD
         from rich.table import Table
 
-        title = f"{self.meta.name} on {self.meta.env}, {self.meta.split} split"
-        table = Table(title=title, title_justify="left")
-        for name in ("mode", "task", "success", "95 % interval", "n", "states", "steps to success"):
-            table.add_column(name, justify="left" if name in ("mode", "task") else "right")
+        title = f"{self.meta.name} on {self.meta.env_title}, {self.meta.split} split"
+        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+        for name in ("mode", "task", "success", "95 % interval", "n", "states", "steps"):
+            justify = "left" if name in ("mode", "task") else "right"
+            table.add_column(name, justify=justify, no_wrap=name != "task", overflow="fold")
+        table.caption, table.caption_justify = "steps: of the successes, on average", "left"
         has_lost = any(e.lost for e in self.episodes)
         if has_lost:
             table.add_column("lost", justify="right")
         for rate in self.rates():
             row = [
                 rate.mode,
-                rate.task or "all",
+                self.labels[rate.task] if rate.task else "all",
                 f"{100 * rate.rate:.1f} %",
-                f"{100 * rate.interval.low:.1f} - {100 * rate.interval.high:.1f} %",
+                f"{100 * rate.interval.low:.1f} - {100 * rate.interval.high:.1f}",
                 str(rate.num_episodes),
                 str(rate.num_states),
                 "-" if math.isnan(rate.mean_steps_to_success) else f"{rate.mean_steps_to_success:.0f}",
@@ -255,12 +273,13 @@ class Evaluation(Config):
             axes.errorbar(percent, y, xerr=reach, fmt="none", ecolor="#222222", capsize=3, linewidth=1.2)
             for end, row, rate in zip(ends[1], y, rates, strict=True):
                 axes.text(end + 1.5, row, f"{100 * rate.rate:.0f} %  n = {rate.num_episodes}", va="center", fontsize=8)
-        axes.set_yticks(range(len(tasks)), [shorten(task or "all tasks", 44) for task in tasks])
+        labels = [shorten(self.labels[task], 44) if task else "all tasks" for task in tasks]
+        axes.set_yticks(range(len(tasks)), labels)
         axes.invert_yaxis()
         axes.set_xlim(0, 115)
         axes.set_xticks(range(0, 101, 20))
         axes.set_xlabel("success, %, with 95 % interval")
-        figure.suptitle(f"{self.meta.name}: {self.meta.env}, {self.meta.split} split", x=0.01, ha="left")
+        figure.suptitle(f"{self.meta.name}: {self.meta.env_title}, {self.meta.split} split", x=0.01, ha="left")
         axes.spines[["top", "right"]].set_visible(False)
         figure.legend(frameon=False, loc="upper right", ncols=num_modes, fontsize=9)
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -294,10 +313,11 @@ def read_json_document(path: Path, what: str, schema_version: int) -> dict[str, 
     return values
 
 
-def _rate_as_json(rate: SuccessRate) -> dict[str, Any]:
+def _rate_as_json(rate: SuccessRate, labels: Mapping[str, str]) -> dict[str, Any]:
     return {
         "mode": rate.mode,
         "task": rate.task or "all",
+        "label": labels[rate.task] if rate.task else "all",
         "success_rate": None if math.isnan(rate.rate) else round(rate.rate, 6),
         "low": round(rate.interval.low, 6),
         "high": round(rate.interval.high, 6),

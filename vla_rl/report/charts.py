@@ -84,16 +84,24 @@ def line_chart(title: str, lines: Sequence[Line], percent: bool = False, width: 
     return _svg(width, height, f"{title} by iteration", parts)
 
 
-def bar_chart(title: str, rows: Sequence[tuple[str, Sequence[Bar]]], width: int = 500) -> str:
-    """Horizontal bars with intervals: rows of (label, bars), the bars of a row in the same order throughout."""
-    label_width, right, top, thickness, gap = 146, 92, 30, 18, 14
+def bar_chart(
+    title: str, rows: Sequence[tuple[str, Sequence[Bar]]], labels: Mapping[str, str] | None = None, width: int = 500
+) -> str:
+    """Horizontal bars with intervals: rows of (name, bars), the bars of a row in the same order throughout.
+
+    Args:
+        labels: name -> what is written in its place; the name is shown on hover.
+    """
+    written = {name: shorten((labels or {}).get(name, name), 34) for name, _ in rows}
+    label_width = max(146, 16 + 6.6 * max(map(len, written.values()), default=0))
+    right, top, thickness, gap = 92, 30, 18, 14
     scale = width - label_width - right
     parts, y = [_text(0, 14, title, "title")], float(top)
     body = []
     for label, bars in rows:
         row_height = len(bars) * thickness
         strong = "label strong" if label == "all tasks" else "label"
-        body.append(_text(label_width - 10, y + row_height / 2 + 4, shorten(label, 22), strong, "end", full=label))
+        body.append(_text(label_width - 10, y + row_height / 2 + 4, written[label], strong, "end", full=label))
         for bar in bars:
             middle = y + thickness / 2
             low, high = (label_width + scale * end for end in bar.interval)

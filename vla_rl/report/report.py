@@ -141,12 +141,14 @@ def _page(run: Run, title: str | None) -> dict[str, Any]:
     commit = run.versions.get("git_commit")
     kicker = [
         "vla-rl run report",
+        evaluation.meta.env_title if evaluation else "",
         evaluation.meta.created[:10] if evaluation else "",
         f"commit {commit}" if commit else "",
     ]
     shown = [e for e in (run.before, evaluation) if e is not None]
     return {
         "title": title or recipe.get("name") or run.folder.resolve().name,
+        "env_title": evaluation.meta.env_title if evaluation else "",
         "kicker": " · ".join(part for part in kicker if part),
         "headline": _headline(run),
         "cards": [_card(run, mode) for mode in _modes(evaluation)] if evaluation else [],
@@ -274,7 +276,8 @@ def _task_bars(mode: str, shown: Sequence[Evaluation]) -> Markup:
                 if rate.num_episodes:
                     bars.append(Bar(rate.rate, rate.interval, f"n = {rate.num_episodes}", color))
         rows.append((task or "all tasks", bars))
-    return Markup(bar_chart(f"{_capitalised(mode)} success", rows))
+    labels = shown[-1].labels
+    return Markup(bar_chart(f"{_capitalised(mode)} success", rows, labels))
 
 
 def _paired_rows(comparison: Comparison) -> list[dict[str, Any]]:
@@ -289,7 +292,8 @@ def _paired_rows(comparison: Comparison) -> list[dict[str, Any]]:
             str(r.num_pairs),
             format_p(r.p_value_by_state),
         ]
-        rows.append({"mode": r.mode, "task": r.task or "all tasks", "total": r.task is None, "cells": cells})
+        task = {"task": comparison.label(r) or "all tasks", "full": r.task or ""}
+        rows.append({"mode": r.mode, **task, "total": r.task is None, "cells": cells})
     return rows
 
 
@@ -395,7 +399,8 @@ def _clips(run: Run) -> tuple[list[dict[str, Any]], str]:
     order = run.after.tasks if run.after else []
     tasks = [
         {
-            "name": task,
+            "name": run.after.labels.get(task, task) if run.after else task,
+            "full": task,
             "sides": [{"name": n, "clips": sorted(sides[n], key=lambda c: not c["success"])} for n in shown],
         }
         for task, sides in sorted(by_task.items(), key=lambda item: [t != item[0] for t in order])

@@ -121,6 +121,8 @@ class WorldModelEnvConfig(EnvConfig):
             spec,
             horizon={task: real.horizon[task] for task in spec.tasks},
             num_eval_states={task: n for task, n in real.num_eval_states.items() if task in spec.tasks},
+            suite=real.suite,
+            labels={task: label for task, label in real.labels.items() if task in spec.tasks},
         )
 
     def _torch_device(self) -> str:

@@ -1,5 +1,6 @@
 """LIBERO without its simulator: options, files, errors, and an import that asks nothing."""
 
+import json
 import os
 import subprocess
 import sys
@@ -10,11 +11,17 @@ import pytest
 import torch
 import yaml
 from libero_setup import ASSETS, needs_assets, needs_library
+from rich.console import Console
+from typer.testing import CliRunner
 
 from sim.libero import LiberoConfig, library
+from vla_rl.cli.app import app
 from vla_rl.config import ConfigError, build_component
+from vla_rl.evaluation.compare import compare
 from vla_rl.evaluation.evaluate import EvalConfig
+from vla_rl.evaluation.results import EpisodeRecord, Evaluation, EvaluationMeta
 from vla_rl.recipe.recipe import Recipe
+from vla_rl.report.report import write_report
 from vla_rl.types import EnvSpec
 
 pytestmark = needs_library
@@ -49,6 +56,74 @@ def test_a_suite_has_openvlas_protocol(suite: str) -> None:
     assert set(spec.num_eval_states.values()) == {50}
     assert spec.image_size == (256, 256) and spec.state_dim == 8 and spec.action_dim == 7
     assert spec.action_low.tolist() == [-1] * 7 and spec.action_high.tolist() == [1] * 7
+
+
+@pytest.mark.parametrize("suite", OFFICIAL_HORIZONS)
+def test_labels_tell_a_suites_tasks_apart_by_the_numbers_that_recipes_use(suite: str) -> None:
+    names = library.suite_tasks(suite)
+    spec = LiberoConfig(suite=suite).env_spec()
+    assert spec.title == f"libero/{suite}"
+    assert [int(spec.labels[name].split()[0]) for name in names] == list(range(len(names)))
+    short = [spec.labels[name].split(maxsplit=1)[1] for name in names]
+    assert len(set(short)) == len(names), "without their numbers too"
+    assert max(map(len, short)) <= 56 and sorted(map(len, short))[len(short) // 2] <= 36
+    chosen = LiberoConfig(suite=suite, tasks=("3", "7")).env_spec()
+    assert chosen.labels == {names[i]: spec.labels[names[i]] for i in (3, 7)}, "whatever else is chosen"
+
+
+def test_labels_by_hand() -> None:
+    def label(suite: str, number: int) -> str:
+        return list(LiberoConfig(suite=suite).env_spec().labels.values())[number]
+
+    assert label("libero_spatial", 0) == "0 between plate and ramekin"
+    assert label("libero_object", 7) == "7 milk"
+    assert label("libero_goal", 4) == "4 put bowl on top of cabinet"
+    assert label("libero_10", 8) == "8 put both moka pots on stove"
+    assert label("libero_90", 53) == "53 LR2 orange juice in basket"
+
+
+def test_an_evaluation_says_suite_number_and_short_name_everywhere(tmp_path: Path) -> None:
+    spec = LiberoConfig(tasks=("3", "7")).env_spec()
+    episodes = tuple(
+        EpisodeRecord(mode="greedy", task=task, split="eval", index=i, sample=0, success=i % 2 == 0, steps=9)
+        for task in spec.tasks
+        for i in range(4)
+    )
+    meta = EvaluationMeta(
+        name="base", env="libero", suite=spec.suite, labels=spec.labels, split="eval", seed=0,
+        temperatures={"greedy": 0.0}, horizon=spec.horizon, cameras=spec.cameras, image_size=spec.image_size,
+        num_envs=1, protocol="", config={}, created="", wall_seconds=1.0,
+    )  # fmt: skip
+    evaluation = Evaluation(meta=meta, episodes=episodes)
+    evaluation.save(tmp_path / "evaluations/base.json")
+    compared = compare(evaluation, evaluation)
+    for table in (evaluation.table(), compared.table()):
+        text = shown(table)
+        assert "libero/libero_spatial" in text and "3 on cookie box" in text and "7 on stove" in text
+        assert "pick_up" not in text and max(map(len, text.splitlines())) <= 80
+    assert "greedy, 3 on cookie box: 50.0 %" in compared.text()
+    rates = json.loads((tmp_path / "evaluations/base.json").read_text())["rates"]
+    assert {rate["task"]: rate["label"] for rate in rates} == {**spec.labels, "all": "all"}
+    page = write_report(tmp_path).read_text()
+    full = next(iter(spec.tasks))
+    assert f"<title>{full}</title>3 on cookie box</text>" in page, "the full name on hover"
+    assert "Success by task, libero/libero_spatial" in page
+    before = evaluation.model_copy(update={"meta": meta.model_copy(update={"labels": {}, "suite": ""})})
+    assert before.labels == dict(zip(spec.tasks, ("cookie box", "stove"), strict=True)), "of older files"
+    old = before.meta.model_copy(update={"env_config": {"suite": "libero_goal"}})
+    assert old.env_title == "libero/libero_goal"
+
+
+def shown(table: object) -> str:
+    with open(os.devnull, "w") as nowhere:
+        console = Console(width=80, record=True, file=nowhere)
+        console.print(table)
+        return console.export_text()
+
+
+def test_list_tasks_shows_the_numbers() -> None:
+    lines = CliRunner().invoke(app, ["list", "tasks", "libero", "suite=libero_goal"]).output.splitlines()
+    assert lines[7].split(maxsplit=1)[0] == "7" and lines[7].endswith("  turn_on_the_stove")
 
 
 def test_instructions_are_the_names_without_scene_and_underscores() -> None:

@@ -1,0 +1,47 @@
+"""Short names that tell a set's tasks apart, for tables and plots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+LONGEST = 32  # characters; filling words go from names beyond it
+_ALWAYS_DROPPED = ("and place it", "and put it", "pick up", "the")
+_FILLING = ("put", "both", "of", "and", "it")
+
+
+def short_names(tasks: Sequence[str]) -> list[str]:
+    """A short name for each task: without what all begin and end with, and without words that only fill.
+
+    Words are parted by underscores or spaces. Names are as distinct as the tasks: one that would be another's stays
+    long. Where every task's name is short as it is, it is the name.
+    """
+    if all(len(task) <= LONGEST for task in tasks):
+        return list(tasks)
+    words = [task.replace("_", " ").split() for task in tasks]
+    if len(tasks) > 1:
+        start, end = _num_shared(words), _num_shared([w[::-1] for w in words])
+        words = [w[start : max(len(w) - end, start + 1)] for w in words]
+    names = [_without(" ".join(w), _ALWAYS_DROPPED) for w in words]
+    shorter = [_until_short(name) for name in names]
+    return [short if shorter.count(short) == 1 else name for short, name in zip(shorter, names, strict=True)]
+
+
+def _num_shared(words: Sequence[Sequence[str]]) -> int:
+    """How many words all begin with; one is left to each."""
+    shared = 0
+    while shared < min(map(len, words)) - 1 and len({w[shared] for w in words}) == 1:
+        shared += 1
+    return shared
+
+
+def _without(name: str, phrases: Sequence[str]) -> str:
+    for phrase in phrases:
+        name = f" {name} ".replace(f" {phrase} ", " ").strip() or name
+    return name
+
+
+def _until_short(name: str) -> str:
+    for word in _FILLING:
+        if len(name) > LONGEST:
+            name = _without(name, [word])
+    return name
