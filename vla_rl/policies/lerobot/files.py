@@ -303,26 +303,28 @@ def _read_processors(folder: Path, core_config: Any, config: LeRobotOptions) -> 
             "`python -m lerobot.processor.migrate_policy_normalization`."
         )
     try:
-        steps = {step.get("registry_name"): step.get("config", {}) for step in json.loads(file.read_text())["steps"]}
+        configs = {step.get("registry_name"): step.get("config", {}) for step in json.loads(file.read_text())["steps"]}
     except (json.JSONDecodeError, KeyError, AttributeError) as error:
         raise ValueError(f"{file}: not a LeRobot processor: {error}. Copy the checkpoint again.") from error
     overrides: dict[str, Any] = {}
-    if "device_processor" in steps:
+    if "device_processor" in configs:
         overrides["device_processor"] = {"device": core_config.device}
-    published = steps.get("tokenizer_processor", {}).get("tokenizer_name")
+    published = configs.get("tokenizer_processor", {}).get("tokenizer_name")
     tokenizer = config.tokenizer or config.vlm or _own(folder, TOKENIZER_FOLDER) or published
-    if "tokenizer_processor" in steps:
+    if "tokenizer_processor" in configs:
         overrides["tokenizer_processor"] = {"tokenizer_name": tokenizer}
     try:
         processors = make_pre_post_processors(
             core_config, pretrained_path=str(folder), preprocessor_overrides=overrides
         )
     except (OSError, ValueError) as error:
+        why = str(error.__cause__ or error).rstrip(".")
         raise ValueError(
-            f"{file}: LeRobot cannot read it: {str(error.__cause__ or error).rstrip('.')}. If its tokenizer ({tokenizer!r}) is not at hand, give a folder "
+            f"{file}: LeRobot cannot read it: {why}. If its tokenizer ({tokenizer!r}) is not at hand, give a folder "
             "with it: policy.tokenizer=FOLDER."
         ) from error
-    for step in processors[0].steps:
+    steps: list[Any] = list(processors[0].steps)
+    for step in steps:
         if isinstance(step, TokenizerProcessorStep):
             step.tokenizer_name = portable_name(TOKENIZER_FOLDER, config.tokenizer, config.vlm, published)
     return processors
