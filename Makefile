@@ -14,7 +14,7 @@ BIN := $(VENV)/bin
 GL := MUJOCO_GL="$${MUJOCO_GL:-$$(cat $(VENV)/.mujoco_gl)}"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo test test-slow lint format doctor constraints clean
+.PHONY: help setup setup-dev demo test test-slow lint format docs doctor constraints clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -42,6 +42,9 @@ test-slow: setup-dev ## the slow tests (LIBERO's need its assets)
 format: setup-dev ## let ruff format and fix the code
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
+
+docs: setup-dev ## build the documentation site into site/; a link that leads nowhere fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
 
 doctor: setup ## what this machine has and lacks
 	$(GL) $(BIN)/vla-rl doctor $(ARGS)

@@ -148,7 +148,7 @@ install_package() {
         "${pip[@]}" --upgrade pip ||
             fail "pip could not be renewed (its message is above). Is there a network, or a package mirror in pip's settings?"
     else
-        extras="[dev,libero,robot,ros,flow,low_memory]"
+        extras="[dev,docs,libero,robot,ros,flow,low_memory]"
         if ! { command -v c++ && command -v make; } >/dev/null 2>&1; then
             apt_install "LIBERO's egl_probe is compiled on this machine, which needs a C++ compiler and make" \
                 $DEV_PACKAGES

@@ -165,7 +165,7 @@ def test_it_installs_once_with_the_constraints(machine: Machine) -> None:
     installs = [line for line in machine.asked() if " install " in line]
     assert len(installs) == 3 and all("-c constraints.txt" in line for line in installs)
     assert installs[0].endswith("--upgrade pip")
-    assert installs[1].endswith("-e .") and installs[2].endswith("-e .[dev,libero,robot,ros,flow,low_memory]")
+    assert installs[1].endswith("-e .") and installs[2].endswith("-e .[dev,docs,libero,robot,ros,flow,low_memory]")
     assert (machine.folder / "venv" / ".mujoco_gl").read_text() == "egl\n"
     assert done.stderr.rstrip().endswith(f"source {machine.folder}/venv/bin/activate")
 

@@ -273,7 +273,8 @@ class Policy(Protocol):
         """Set the training data's statistics of actions and states; called before cloning where there are none.
 
         Args:
-            action, state: "mean", "std", "min", "max", "q01", "q99" and "mask", each (A,) or (S,).
+            action: "mean", "std", "min", "max", "q01", "q99" and "mask", each (A,).
+            state: the same, each (S,).
             name: of the dataset.
         """
 
