@@ -6,8 +6,13 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import gc
 import importlib
 import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import mujoco
@@ -15,7 +20,19 @@ import mujoco
 from sim.gl_devices import RenderError, backend, note_opened
 
 BACKENDS = ("egl", "osmesa", "glfw")
-_shared: tuple[int, Any] | None = None  # (process id, context): a forked copy cannot use it
+
+
+@dataclass
+class _Shared:
+    """The one context: a forked copy of the process cannot use it. `address` is None unless it is EGL's."""
+
+    process: int
+    context: Any
+    address: int | None
+    is_beside_others: bool = False
+
+
+_shared: _Shared | None = None
 
 
 def open_context(width: int, height: int) -> Any:
@@ -36,24 +53,87 @@ def open_context(width: int, height: int) -> Any:
     return context
 
 
-def make_current() -> None:
-    """Make this process's one shared GL context current in this thread; opens it the first time.
+@contextlib.contextmanager
+def current() -> Iterator[None]:
+    """Within, this process's one shared GL context is current in this thread; it is opened the first time.
+
+    Another library's renderer in the same process (robosuite's own, say) expects that its context stays current, so
+    with EGL that one is made current again afterwards. Meanwhile no garbage is collected: a renderer that is freed
+    deletes what has its numbers in whatever context is current.
 
     Raises:
         RenderError: no context can be opened, or this process was forked from one that had rendered.
     """
     global _shared  # noqa: PLW0603  one per process is the point
-    if _shared is None:
-        context = open_context(64, 64)
-        _shared = (os.getpid(), context)
-        atexit.register(context.free)  # left to the interpreter's end, freeing complains of modules already gone
-    elif _shared[0] != os.getpid():
+    if _shared is not None and _shared.process != os.getpid():
         raise RenderError(
             "cannot render: this process was forked from one that had already rendered, and GL does not survive "
             "a fork. Start worker processes with multiprocessing's 'spawn' method."
         )
-    else:
-        _shared[1].make_current()
+    before = _current_egl()
+    if _shared is None:
+        context = open_context(64, 64)
+        _shared = _Shared(os.getpid(), context, _address(_current_egl()))
+        atexit.register(_close)  # left to the interpreter's end, freeing complains of modules already gone
+    elif _shared.address is None or _address(before) != _shared.address:
+        _shared.context.make_current()
+    is_other = _address(before) != _shared.address
+    _shared.is_beside_others |= is_other and bool(before)
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_other and _shared.is_beside_others:
+            _put_back(before)
+        if collects:
+            gc.enable()
+
+
+def at_exit(free: Callable[[], None]) -> None:
+    """Have what was uploaded freed before the context goes, at the interpreter's end."""
+
+    def run() -> None:
+        try:
+            with current():
+                free()
+        except _gl_errors():  # another library has closed the display already, and all in it
+            free()
+
+    atexit.register(run)
+
+
+def _close() -> None:
+    assert _shared is not None, "registered when it was opened"
+    try:
+        _shared.context.free()
+    except _gl_errors():  # as above; else it is freed again when it is deleted
+        vars(_shared.context)["_context"] = None
+
+
+def _gl_errors() -> tuple[type[Exception], ...]:
+    errors = sys.modules.get("OpenGL.error")
+    return () if errors is None else (errors.GLError,)
+
+
+def _current_egl() -> tuple[Any, Any, Any, Any] | None:
+    """EGL's display, two surfaces and context that are current in this thread, if any."""
+    egl = sys.modules.get("OpenGL.EGL")  # whoever has a context here has loaded it
+    if backend() != "egl" or egl is None or not (context := egl.eglGetCurrentContext()):
+        return None
+    surfaces = (egl.eglGetCurrentSurface(which) for which in (egl.EGL_DRAW, egl.EGL_READ))
+    return egl.eglGetCurrentDisplay(), *surfaces, context
+
+
+def _address(current: tuple[Any, Any, Any, Any] | None) -> int | None:
+    return None if current is None else current[3].address
+
+
+def _put_back(before: tuple[Any, Any, Any, Any] | None) -> None:
+    """Make what was current before current again; if that was nothing, nothing."""
+    egl = sys.modules["OpenGL.EGL"]
+    nothing = (egl.eglGetCurrentDisplay(), egl.EGL_NO_SURFACE, egl.EGL_NO_SURFACE, egl.EGL_NO_CONTEXT)
+    egl.eglMakeCurrent(*(before or nothing))
 
 
 def advice(error: BaseException) -> str:

@@ -23,6 +23,7 @@ import cv2
 import mujoco
 import numpy as np
 
+from sim import gl
 from sim.libero.config import LiberoConfig
 from sim.libero.render import Renderer
 from sim.libero.suites import CAMERAS
@@ -34,10 +35,11 @@ STEPS = 10  # control steps between two states that are drawn
 
 def draw_whole(renderer: Renderer, data: mujoco.MjData, camera: int, size: int) -> np.ndarray:
     """The picture by one call of MuJoCo's for the whole scene, as robosuite takes it, turned as ours."""
-    uploaded, viewport = renderer.updated(data, camera, size)
     image = np.empty((size, size, 3), np.uint8)
-    mujoco.mjr_render(viewport, renderer.scene, uploaded.context)
-    mujoco.mjr_readPixels(image, None, viewport, uploaded.context)
+    with gl.current():
+        uploaded, viewport = renderer.updated(data, camera, size)
+        mujoco.mjr_render(viewport, renderer.scene, uploaded.context)
+        mujoco.mjr_readPixels(image, None, viewport, uploaded.context)
     return np.ascontiguousarray(image[::-1, ::-1])
 
 

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 from collections import OrderedDict
 
@@ -27,9 +26,8 @@ _perturb = mujoco.MjvPerturb()
 
 def _upload(name: str, model: mujoco.MjModel, runs: Runs, size: int, light: bool, max_contexts: int) -> UploadedScene:
     """The uploaded meshes and textures of a task, in the process's GL context; the oldest make room."""
-    gl.make_current()
     if not _uploaded:
-        atexit.register(_uploaded.clear)  # before the GL context goes
+        gl.at_exit(_uploaded.clear)
     key = (name, size, light)
     if key not in _uploaded:
         while len(_uploaded) >= max_contexts:
@@ -68,18 +66,20 @@ class Renderer:
         Raises:
             RenderError: no GL context can be opened.
         """
-        uploaded, viewport = self.updated(data, camera, size)
-        image = np.empty((size, size, 3), np.uint8)
-        for number, drawing in enumerate(self.culling.drawings(self.scene, data, camera, size, not self.light)):
-            if number > 0:
-                self.updated(data, camera, size)
-            uploaded.draw(drawing, self.scene, viewport, image)
+        with gl.current():
+            uploaded, viewport = self.updated(data, camera, size)
+            image = np.empty((size, size, 3), np.uint8)
+            for number, drawing in enumerate(self.culling.drawings(self.scene, data, camera, size, not self.light)):
+                if number > 0:
+                    self.updated(data, camera, size)
+                uploaded.draw(drawing, self.scene, viewport, image)
         return np.ascontiguousarray(image[::-1, ::-1])
 
     def structure(self, data: mujoco.MjData, camera: int, size: int) -> np.ndarray:
         """What `render` shows, uint8 (size, size, 3), rotated likewise; see `vla_rl.data.segmentation.pack`."""
-        uploaded, viewport = self.updated(data, camera, size)
-        image = draw_structure(self.model, self.scene, viewport, uploaded.context, self._things)
+        with gl.current():
+            uploaded, viewport = self.updated(data, camera, size)
+            image = draw_structure(self.model, self.scene, viewport, uploaded.context, self._things)
         return np.ascontiguousarray(image[::-1, ::-1])
 
     @functools.cached_property
@@ -87,8 +87,9 @@ class Renderer:
         return things(self.model)
 
     def updated(self, data: mujoco.MjData, camera: int, size: int) -> tuple[UploadedScene, mujoco.MjrRect]:
-        """The scene as the camera sees it, ready to be drawn."""
-        uploaded = _upload(self.key, self.model, self.culling.runs, size, self.light, self.max_contexts)
+        """The scene as the camera sees it, ready to be drawn within `gl.current()`."""
+        with gl.current():
+            uploaded = _upload(self.key, self.model, self.culling.runs, size, self.light, self.max_contexts)
         self._view.fixedcamid = camera
         mujoco.mjv_updateScene(self.model, data, _option, _perturb, self._view, mujoco.mjtCatBit.mjCAT_ALL, self.scene)
         return uploaded, mujoco.MjrRect(0, 0, size, size)

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import atexit
-
 import mujoco
 import numpy as np
 
@@ -55,9 +53,15 @@ def render(
     Raises:
         sim.gl.RenderError: no GL context can be opened.
     """
-    gl.make_current()
+    with gl.current():
+        picture = _draw(model, data, camera, size, things)
+    return np.ascontiguousarray(picture[::-1])
+
+
+def _draw(model: mujoco.MjModel, data: mujoco.MjData, camera: int, size: int, things: np.ndarray | None) -> np.ndarray:
+    """`render`, bottom row first, in the current GL context."""
     if not _drawings:
-        atexit.register(_drawings.clear)  # before the GL context goes
+        gl.at_exit(_drawings.clear)
     if size not in _drawings:
         _drawings[size] = _Drawing(model, size)
     drawing = _drawings[size]
@@ -66,9 +70,8 @@ def render(
     mujoco.mjv_updateScene(model, data, _option, _perturb, drawing.view, everything, drawing.scene)
     mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, drawing.context)  # another size's may be bound
     if things is not None:
-        packed = draw_structure(model, drawing.scene, drawing.viewport, drawing.context, things)
-        return np.ascontiguousarray(packed[::-1])
+        return draw_structure(model, drawing.scene, drawing.viewport, drawing.context, things)
     mujoco.mjr_render(drawing.viewport, drawing.scene, drawing.context)
     image = np.empty((size, size, 3), np.uint8)
     mujoco.mjr_readPixels(image, None, drawing.viewport, drawing.context)
-    return np.ascontiguousarray(image[::-1])
+    return image
