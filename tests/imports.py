@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PACKAGES = ("vla_rl", "sim", "world_model", "real_robot")
-TOP_ROOMS = ("vla_rl.workflows", "vla_rl.cli")
+TOP_ROOMS = ("vla_rl.workflows", "vla_rl.cli", "vla_rl.__main__")
 # The one place that names other packages in strings: what a recipe's `kind` stands for.
 RESOLUTION = "vla_rl.config"
 
@@ -84,7 +84,7 @@ def _is_function(node: ast.AST) -> bool:
 
 
 def floor(module: str) -> int:
-    """0: the core of vla_rl; 1: simulators, world model, robot side; 2: workflows; 3: the command line."""
+    """0: the core of vla_rl; 1: simulators, world model, robot side; 2: workflows; 3: the command line; 4: start."""
     for number, room in enumerate(TOP_ROOMS, start=2):
         if module == room or module.startswith(f"{room}."):
             return number

@@ -23,7 +23,7 @@ PAGES = (
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted(ROOT.glob("*/pretrained/README.md")),
 )
-PROGRAM = re.compile(r"(?:vla-rl|python -m vla_rl\.cli|-m vla_rl\.cli) (?=\S)(.*)")
+PROGRAM = re.compile(r"(?:vla-rl|-m vla_rl(?:\.cli)?) (?=\S)(.*)")
 ASIDE = re.compile(r"\s+#.*|\s{2,}.*")  # a comment, or the description in a table of commands
 
 
@@ -57,7 +57,7 @@ def commands_of(words: list[str]) -> list[tuple[Any, list[str]]]:
         LookupError: no such command.
     """
     command = program()
-    words = [word for word in words if word != "--debug"]
+    words = [word for word in words if word not in ("--debug", "--version")]
     while hasattr(command, "commands") and words and words != ["COMMAND"]:
         names = words.pop(0).split("|")
         while words[:1] == ["|"]:

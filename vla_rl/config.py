@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib
+import importlib.util
 import logging
 import re
 import types as python_types
@@ -141,12 +142,32 @@ def _say_once(text: str) -> None:
 C = typing.TypeVar("C", bound=Config)
 
 
+def check_packages() -> None:
+    """Refuse a user's own `sim.py`, or a folder of such a name, that Python finds in place of the package beside us.
+
+    Raises:
+        ConfigError: one is hidden; the message says by what.
+    """
+    ours = Path(__file__).resolve().parent.parent
+    for name in sorted({target.partition(".")[0] for kinds in KINDS.values() for target in kinds.values()}):
+        spec = importlib.util.find_spec(name)
+        places = [] if spec is None else [*(spec.submodule_search_locations or ()), spec.origin or ""]
+        found = next((path for path in map(Path, places) if path.exists()), None)
+        if found is not None and (ours / name) not in (found.resolve(), *found.resolve().parents):
+            raise ConfigError(
+                f"{found}: Python finds this as {name!r}, in place of vla-rl's own package {ours / name}. "
+                f"Rename or move yours, or take {found.parent} off Python's path (PYTHONPATH, the script's folder, "
+                "and with `python -m` the current one)."
+            )
+
+
 def resolve_kind(section: str, kind: str) -> type[Config]:
     """The config class for a `kind` of a section: a known name or "package.module:Class".
 
     Raises:
         ConfigError: unknown name (with the nearest), or a class that cannot be imported.
     """
+    check_packages()
     known = KINDS[section]
     if not isinstance(kind, str) or (kind not in known and ":" not in kind):
         allowed = f"{', '.join(sorted(known))}, or 'package.module:Class'"
@@ -356,7 +377,7 @@ def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict
 
 
 def find_recipe(name: str | Path) -> Path:
-    """A recipe by path, or by the name of one that ships in `configs/` (with or without .yaml)."""
+    """A recipe by path, or by the name of one that ships with the package (with or without .yaml)."""
     path = Path(name)
     if path.is_file():
         return path
@@ -368,8 +389,10 @@ def find_recipe(name: str | Path) -> Path:
 
 
 def recipes_folder() -> Path:
-    """Where the shipped recipes live."""
-    return Path(__file__).resolve().parent.parent / "configs"
+    """Where the shipped recipes live: inside the installed package, or in `configs/` of a clone."""
+    package = Path(__file__).resolve().parent
+    installed = package / "configs"
+    return installed if installed.is_dir() else package.parent / "configs"
 
 
 def dump_yaml(config: Config) -> str:

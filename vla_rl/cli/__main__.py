@@ -1,4 +1,4 @@
-"""`python -m vla_rl.cli`: the `vla-rl` program, where it is not on the PATH (torchrun -m vla_rl.cli)."""
+"""`python -m vla_rl.cli`: what `python -m vla_rl` runs."""
 
 from vla_rl.cli import main
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from vla_rl import __version__
 from vla_rl.cli import (
     about,
     calibrate,
@@ -28,6 +30,7 @@ from vla_rl.cli import (
     world_model,
 )
 from vla_rl.cli.options import EXIT_INTERRUPTED, EXIT_USER_ERROR
+from vla_rl.config import ConfigError, check_packages
 
 BUILT_IN = (ValueError, RuntimeError, NotImplementedError, ImportError)
 OUR_PACKAGES = ("vla_rl", "sim", "world_model", "real_robot")
@@ -74,10 +77,19 @@ app = typer.Typer(
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"vla-rl {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def _global_options(
     context: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     """Options of every command; `_Group.invoke` reads them."""
     from vla_rl.distributed.process_group import num_launched
@@ -94,5 +106,11 @@ for group in (training, evaluation, loop, about, checkpoints, serve, robot, cali
 
 def main() -> None:
     """Run the program. Recipes may name classes of the current folder, which comes last and so hides no package."""
-    sys.path.append(os.getcwd())
+    try:
+        check_packages()
+    except ConfigError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(EXIT_USER_ERROR)
+    ours = str(Path(__file__).resolve().parents[2])
+    sys.path += [folder for folder in (ours, os.getcwd()) if folder not in sys.path]  # Ours: as a clone, by a finder.
     app()

@@ -1,6 +1,6 @@
 """Several processes that train one policy together, one to each GPU; with one process everything here does nothing.
 
-    torchrun --nproc-per-node 4 -m vla_rl.cli train RECIPE parallel=fsdp
+    torchrun --nproc-per-node 4 -m vla_rl train RECIPE parallel=fsdp
 
 Each process rolls out its share of the groups. Everyone knows of all decisions what is small (which count, whose
 advantage is not 0), so that minibatches, weights and numbers of optimizer steps are those of one process that had the

@@ -19,7 +19,7 @@ def collect(recipe: Recipe, config: CollectConfig, show: Callable[[str], None]) 
 
     if config.imagined and not recipe.env.is_imagined:
         raise ConfigError(
-            "collect.imagined: the recipe's env is no world model; see configs/tabletop_imagination.yaml for one"
+            "collect.imagined: the recipe's env is no world model; see `vla-rl config show tabletop_imagination`"
         )
     env_config = recipe.env if config.imagined else recipe.acting_env
     policy, version = None, "expert"

@@ -137,7 +137,7 @@ def _section(recipe: Recipe) -> FailureConfig:
     from real_robot.failure.config import FailureConfig
 
     if not isinstance(recipe.failure, FailureConfig):
-        raise ConfigError("failure: the recipe has none of kind 'conformal'; see configs/tabletop_failure.yaml for one")
+        raise ConfigError("failure: the recipe has none of kind 'conformal'; see `vla-rl config show tabletop_failure`")
     return recipe.failure
 
 

@@ -40,7 +40,7 @@ def measure_hub(recipe: Recipe, folder: Path, show: Show) -> dict[str, Any]:
         ConfigError: the recipe has no section hub, or lacks what its alarm needs.
     """
     if recipe.hub is None:
-        raise ConfigError("hub: the recipe has no such section; see configs/tabletop_hub.yaml")
+        raise ConfigError("hub: the recipe has no such section; see `vla-rl config show tabletop_hub`")
     limit_threads(recipe)
     config, env = recipe.hub, recipe.acting_env
     policy = build_policy(recipe, env.env_spec())

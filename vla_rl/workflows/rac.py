@@ -46,7 +46,7 @@ def run_rac(recipe: Recipe, folder: Path, show: Show) -> dict[str, Any]:
         DatasetError: one of `sft.datasets` is missing or damaged.
     """
     if recipe.rac is None or recipe.sft is None:
-        raise ConfigError("rac: the recipe needs the sections rac and sft; see configs/tabletop_rac.yaml")
+        raise ConfigError("rac: the recipe needs the sections rac and sft; see `vla-rl config show tabletop_rac`")
     limit_threads(recipe)
     rounds = _Rounds(recipe, recipe.rac, folder, show)  # First: a policy that is missing is said at once.
     if recipe.collect is not None and not Path(recipe.collect.dataset).exists():

@@ -49,7 +49,7 @@ def world_model_section(recipe: Recipe) -> FitConfig:
 
     section = recipe.world_model
     if section is None:
-        raise ConfigError("the recipe has no world_model section; see configs/tabletop_world_model.yaml for one")
+        raise ConfigError("the recipe has no world_model section; see `vla-rl config show tabletop_world_model`")
     if not isinstance(section, FitConfig):
         raise ConfigError(f"the recipe's world_model is a {type(section).__name__}; it must be a {FitConfig.__name__}")
     return section

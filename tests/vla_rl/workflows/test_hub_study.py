@@ -38,7 +38,7 @@ def test_a_row_in_numbers() -> None:
 
 
 def test_what_a_recipe_needs(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="hub: the recipe has no such section; see configs/tabletop_hub"):
+    with pytest.raises(ConfigError, match="hub: the recipe has no such section; see `vla-rl config show tabletop_hub`"):
         measure_hub(load_recipe("tabletop_grpo", []), tmp_path, print)
 
 

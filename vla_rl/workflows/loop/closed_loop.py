@@ -55,7 +55,7 @@ def loop(recipe: Recipe, folder: Path, program: Sequence[str], show: Callable[[s
     if recipe.world_model is None or recipe.real_env is None or recipe.algo is None:
         raise ConfigError(
             "loop: the recipe needs an env of kind world_model, and sections real_env, world_model and algo; "
-            "configs/tabletop_imagination.yaml has them"
+            "`vla-rl config show tabletop_imagination` has them"
         )
     if recipe.train.evaluate != "before_and_after":
         raise ConfigError(

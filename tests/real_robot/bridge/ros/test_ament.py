@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from processes import ROOT, missing_ros
-from setuptools import Distribution
+from processes import missing_ros
 
 from real_robot.bridge.contract import load_contract
 from real_robot.bridge.ros.ament import PACKAGE, copy_package
@@ -79,19 +78,6 @@ def test_its_copy_builds_with_what_ros_looks_for(copied: Path, tmp_path: Path) -
         copy_package(tmp_path)
     with pytest.raises(NotADirectoryError, match="src folder of a ROS 2 workspace"):
         copy_package(tmp_path / "nowhere")
-
-
-def test_the_wheel_of_vla_rl_carries_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    distribution = Distribution({"script_name": "setup.py"})
-    distribution.parse_config_files()
-    build: Any = distribution.get_command_obj("build_py")
-    build.ensure_finalized()
-    carried = {f"{folder}/{name}" for _, folder, _, names in build.data_files for name in names}
-    packed = PACKAGE.relative_to(ROOT)
-    for path in PACKAGE.rglob("*"):
-        if path.is_file() and path.suffix != ".pyc":
-            assert f"{packed.parent}/{path.relative_to(PACKAGE.parent)}" in carried
 
 
 def test_parameters_become_deploys_options(node: Any, tmp_path: Path) -> None:

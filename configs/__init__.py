@@ -1,1 +1,0 @@
-"""YAML recipes."""
