@@ -17,9 +17,7 @@ from typing import Any
 
 import mujoco
 
-from sim.gl_devices import RenderError, backend, note_opened
-
-BACKENDS = ("egl", "osmesa", "glfw")
+from sim.gl_devices import RenderError, backend, check_backend, note_opened
 
 
 @dataclass
@@ -41,8 +39,7 @@ def open_context(width: int, height: int) -> Any:
     Raises:
         RenderError: no context can be opened.
     """
-    if backend() not in BACKENDS:
-        raise RenderError(advice(ValueError(f"not one of {', '.join(BACKENDS)}")))
+    check_backend()
     os.environ.setdefault("LP_NUM_THREADS", "1")  # Mesa in software: the workers fill the cores already
     note_opened()
     try:

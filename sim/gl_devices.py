@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+BACKENDS = ("egl", "osmesa", "glfw")
 DEVICE_VARIABLE = "MUJOCO_EGL_DEVICE_ID"
 _OURS = "VLA_RL_RENDERING"  # names of the variables that were set here; a child process inherits them, and chooses anew
 _MESA_VENDOR = Path("/usr/share/glvnd/egl_vendor.d/50_mesa.json")
@@ -32,6 +33,19 @@ def backend() -> str:
     """
     headless = sys.platform.startswith("linux") and not os.environ.get("DISPLAY")
     return os.environ.get("MUJOCO_GL", "").lower() or ("egl" if headless else "glfw")
+
+
+def check_backend() -> None:
+    """Refuse a MUJOCO_GL that is no back end of ours.
+
+    Raises:
+        RenderError: what it is, what is allowed, what to do.
+    """
+    if backend() not in BACKENDS:
+        raise RenderError(
+            f"MUJOCO_GL: got {os.environ.get('MUJOCO_GL')!r}, allowed: {', '.join(BACKENDS)}. Unset it (EGL is taken "
+            "where there is no display), or export one of these; `vla-rl doctor` tries them."
+        )
 
 
 def note_opened() -> None:

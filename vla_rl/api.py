@@ -41,6 +41,7 @@ def make_env(recipe: Recipe | str | Path, num_envs: int | None = None, record_fr
         ConfigError: the recipe, or what its environment needs, is missing or wrong.
     """
     recipe = _loaded(recipe)
+    recipe.acting_env.check_machine()
     return recipe.acting_env.build(num_envs=num_envs, record_frames=record_frames)
 
 
@@ -61,6 +62,7 @@ def train(recipe: Recipe | str | Path, output: str | Path | None = None, resume:
     from vla_rl.training.train import train as run_training
 
     recipe = _loaded(recipe)
+    recipe.check_machine()
     return run_training(recipe, open_run(recipe, None if output is None else Path(output), resume), resume)
 
 
@@ -84,6 +86,7 @@ def evaluate(policy: Policy | str | Path, recipe: Recipe | str | Path, **options
     from vla_rl.evaluation.evaluate import evaluate as run_evaluation
 
     recipe = _loaded(recipe)
+    recipe.check_machine()
     config = validate(EvalConfig, recipe.eval.model_dump() | {"videos": 0} | options, prefix="eval")
     if isinstance(policy, str | Path):
         folder = resolve_path(policy)

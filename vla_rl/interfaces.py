@@ -178,6 +178,9 @@ class EnvConfig(Config):
         """The same environment without an approximation that training may make; itself where there is none."""
         return self
 
+    def check_machine(self) -> None:
+        """Raise an error for people where it is sure that this machine, as it is set up, cannot run the environment."""
+
     def build(self, num_envs: int | None = None, record_frames: bool = False) -> VecEnv:
         """Start the environment.
 

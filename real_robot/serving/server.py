@@ -277,15 +277,12 @@ def load_for_serving(checkpoint: str, config: ServeConfig) -> tuple[Policy, Poli
         ConfigError: no such checkpoint, or action_names of another length than its actions.
         ValueError: a file of it is missing or damaged.
     """
-    import torch
-
+    from vla_rl.distributed.process_group import resolve_device
     from vla_rl.evaluation.evaluate import policy_hash
     from vla_rl.policies.base import resolve_path
     from vla_rl.policies.load import load_policy
 
-    device = config.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = resolve_device(config.device)
     folder = resolve_path(checkpoint)
     policy = load_policy(checkpoint, device)
     policy.eval()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from sim.base import SimConfig, check_known
+from sim.gl_devices import check_backend
 from sim.libero.library import instruction_of, suite_tasks
 from sim.libero.suites import CAMERAS, CONTROL_HZ, HORIZONS, NUM_OFFICIAL_STATES, VIEWS, nearest_tasks, task_labels
 from vla_rl.config import ConfigError
@@ -66,6 +67,10 @@ class LiberoConfig(SimConfig):
         """
         known = suite_tasks(self.suite)
         return tuple(_resolve_task(task, known, self.suite) for task in self.tasks) or known
+
+    def check_machine(self) -> None:
+        """Refuse a MUJOCO_GL that is no back end."""
+        check_backend()
 
     def env_spec(self) -> EnvSpec:
         """Tasks, horizons, cameras and action bounds; starts no simulator."""

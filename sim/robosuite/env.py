@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import Field, field_validator
 
 from sim.base import SimConfig, check_horizons, check_known
+from sim.gl_devices import check_backend
 from sim.single_env import SingleEnv, SingleObservation
 from vla_rl.data.segmentation import CAMERA_PREFIX
 from vla_rl.types import SPLITS, EnvSpec, EpisodeSpec, Keyframe
@@ -54,6 +55,10 @@ class RobosuiteConfig(SimConfig):
     def _known_horizons(cls, value: dict[str, int]) -> dict[str, int]:
         check_horizons("robosuite task", value, INSTRUCTIONS)
         return value
+
+    def check_machine(self) -> None:
+        """Refuse a MUJOCO_GL that is no back end."""
+        check_backend()
 
     def env_spec(self) -> EnvSpec:
         """Tasks, horizons, cameras and action bounds; does not import robosuite."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from sim.base import SimConfig, check_horizons
+from sim.gl_devices import check_backend
 from sim.tabletop.facts import CONTROL_HZ, HORIZONS, INSTRUCTIONS, VIEW, check_tasks
 from vla_rl.config import Config
 from vla_rl.types import EnvSpec
@@ -123,6 +124,10 @@ class TabletopConfig(SimConfig):
     def _known_horizons(cls, value: dict[str, int]) -> dict[str, int]:
         check_horizons("tabletop task", value, INSTRUCTIONS)
         return value
+
+    def check_machine(self) -> None:
+        """Refuse a MUJOCO_GL that is no back end."""
+        check_backend()
 
     def env_spec(self) -> EnvSpec:
         """Tasks, horizons, cameras and action bounds; starts nothing."""

@@ -143,7 +143,7 @@ def config_show(recipe: RecipeName, overrides: Overrides = None) -> None:
     """Print the resolved recipe as YAML, every default included."""
     from vla_rl.config import dump_yaml
 
-    typer.echo(dump_yaml(load(recipe, overrides)), nl=False)
+    typer.echo(dump_yaml(load(recipe, overrides, runs=False)), nl=False)
 
 
 def config_schema() -> None:

@@ -45,8 +45,11 @@ def merge(
     """Merge LoRA adapters into their base checkpoint, and verify it: same outputs before and after."""
     import torch
 
+    from vla_rl.common.devices import check_device
     from vla_rl.policies.base import resolve_path
     from vla_rl.policies.openvla.merge import merge as run_merge
+
+    check_device(device, "--device")
 
     stored = None if dtype is StorageDtype.base else getattr(torch, dtype.value)
     report = run_merge(adapters, output, None if base is None else resolve_path(base), device, stored)
@@ -63,7 +66,7 @@ def memory(
     """Print the memory that a training run will need on each GPU, by part, before anything is loaded."""
     from vla_rl.training.memory import estimate
 
-    typer.echo(estimate(load(recipe, overrides), processes).text())
+    typer.echo(estimate(load(recipe, overrides, runs=False), processes).text())
 
 
 def register(app: typer.Typer) -> None:

@@ -32,11 +32,18 @@ Output = Annotated[
 Resume = Annotated[bool, typer.Option("--resume", help="Resume the run in --output, else with the recipe's newest.")]
 
 
-def load(recipe: str, overrides: list[str] | None) -> Recipe:
-    """Return the recipe with the command line's overrides (see `load_recipe`)."""
+def load(recipe: str, overrides: list[str] | None, runs: bool = True) -> Recipe:
+    """Return the recipe with the command line's overrides (see `load_recipe`), if this machine can run it.
+
+    Args:
+        runs: false where it is only looked at.
+    """
     from vla_rl.recipe.recipe import load_recipe
 
-    return load_recipe(recipe, overrides or ())
+    loaded = load_recipe(recipe, overrides or ())
+    if runs:
+        loaded.check_machine()
+    return loaded
 
 
 def say(text: str) -> None:

@@ -15,6 +15,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from vla_rl.common.devices import check_device
+
 if TYPE_CHECKING:
     import numpy as np
     import torch
@@ -161,7 +163,12 @@ def entered(group: ProcessGroup) -> Iterator[None]:
 
 
 def resolve_device(device: str) -> str:
-    """Return where to compute: "auto" is "cuda" where torch finds one, else "cpu"; each process has its own GPU."""
+    """Return where to compute: "auto" is "cuda" where torch finds one, else "cpu"; each process has its own GPU.
+
+    Raises:
+        ConfigError: no such device, or it is not here.
+    """
+    check_device(device)
     if device == "auto":
         import torch
 

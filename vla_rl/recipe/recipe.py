@@ -36,7 +36,7 @@ class Recipe(Config):
     name: str = Field(description="Names the run's folder.")
     description: str = Field(default="", description="What the recipe is for, in a sentence.")
     seed: int = Field(default=0, description="Of everything random.")
-    device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N.")
+    device: str = Field(default="auto", description="auto, cpu, cuda, cuda:N or mps.")
     parallel: Literal["ddp", "fsdp"] = Field(
         default="ddp",
         description="Several processes: ddp: each holds the whole policy; fsdp: weights, gradients and optimizer state "
@@ -88,6 +88,17 @@ class Recipe(Config):
     def torch_device(self) -> str:
         """The recipe's device, with auto resolved (see `resolve_device`)."""
         return resolve_device(self.device)
+
+    def check_machine(self) -> None:
+        """Check that this machine has the recipe's device, and what its environments need, before any work.
+
+        Raises:
+            ConfigError: the device is none, or not here. RenderError: images cannot be rendered as is asked for.
+        """
+        resolve_device(self.device)
+        for env in (self.env, self.real_env):
+            if env is not None:
+                env.check_machine()
 
     def check_same_robot(self) -> None:
         """Check that the policy meets in `real_env` what it has met in `env`.

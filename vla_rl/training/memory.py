@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from vla_rl.common.devices import parse_device
 from vla_rl.config import ConfigError
 from vla_rl.distributed.fsdp import units
 from vla_rl.policies.base import CONFIG_FILE, OWN_FILE, resolve_path
@@ -234,9 +235,7 @@ def without_values(policy: nn.Module) -> Iterator[None]:
 
 def _device_type(device: str) -> str:
     """The type that is counted for: a GPU's, here or not, unless the recipe says otherwise."""
-    if device == "auto":
-        return "cuda"
-    return device.partition(":")[0]
+    return "cuda" if device == "auto" else parse_device(device).type
 
 
 def skeleton(config: OpenVLAOptions, spec: EnvSpec, device: str) -> OpenVLAPolicy:

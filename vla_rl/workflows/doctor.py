@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vla_rl.common import devices
 from vla_rl.common.checks import Check
 from vla_rl.config import ConfigError, apply_overrides, find_recipe, read_yaml
 
@@ -118,21 +119,22 @@ def check_device(wanted: str = "auto") -> Check:
     """The device that `device: auto` takes, its memory, and whether it computes in bfloat16.
 
     Args:
-        wanted: the recipe's `device`; "cuda" or "cuda:N" makes a GPU needed.
+        wanted: the recipe's `device`, which must be here.
     """
-    needed = wanted.startswith("cuda")
     try:
         import torch
     except (ImportError, OSError):
-        return Check("device", "missing", "needs torch", "see torch above", needed)
+        return Check("device", "missing", "needs torch", "see torch above", needed=wanted.startswith("cuda"))
+    try:
+        devices.check_device(wanted)
+    except ConfigError as error:
+        fix = "set device=auto or device=cpu, or check the GPU with nvidia-smi and that torch is a CUDA build"
+        return Check("device", "missing", str(error).partition(". Set")[0], fix, needed=True)
     if torch.cuda.is_available():
         memory = torch.cuda.get_device_properties(0).total_memory / 2**30
         bf16 = "bf16" if torch.cuda.is_bf16_supported() else "no bf16: use fp16 or fp32"
         names = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
         return Check("device", "ok", f"CUDA: {names}, {memory:.0f} GiB, {bf16}")
-    if needed:
-        fix = "set device=auto or device=cpu, or check the GPU with nvidia-smi and that torch is a CUDA build"
-        return Check("device", "missing", f"the recipe wants {wanted}; torch sees no GPU", fix, needed=True)
     threads = f"{os.cpu_count()} cores, {torch.get_num_threads()} torch threads"
     if shutil.which("nvidia-smi"):
         fix = "torch does not see the GPU: compare `nvidia-smi`'s CUDA version with torch's above, and renew the older"

@@ -99,6 +99,9 @@ def test_no_help_text_is_eaten_as_markup() -> None:
         (["compare", "nosuch"], "nosuch: no such file or folder"),
         (["compare", "a", "--recipe", "{recipe}"], "give both folders, A and B"),
         (["sft", "{recipe}", "--output", "{tmp}/run"], "sft: the recipe has no sft section"),
+        (["train", "{recipe}", "device=foo"], "device: got 'foo', allowed: auto"),
+        (["memory", "tabletop_grpo", "device=foo"], "device: got 'foo', allowed: auto"),
+        (["merge", "a", "-o", "b", "--device", "foo"], "--device: got 'foo', allowed: auto"),
     ],
 )
 def test_a_mistake_gets_one_message_and_exit_code_2(
@@ -129,6 +132,22 @@ def test_classes_named_in_a_recipe_may_lie_where_the_program_is_run(tmp_path: Pa
 
 def test_an_unknown_command_exits_with_2() -> None:
     assert run("trian").exit_code == 2
+
+
+@pytest.mark.parametrize("command", ["train", "eval", "sft", "collect", "loop"])
+def test_what_this_machine_lacks_is_said_before_any_work(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "run"
+    result = run(command, "tabletop_grpo", "device=cuda:99", "--output", str(output))
+    assert result.exit_code == 2 and result.stderr.startswith("error: device: got 'cuda:99', but ")
+    assert "Set device=auto or device=cpu" in result.stderr and result.stderr.count("\n") == 1
+    monkeypatch.setenv("MUJOCO_GL", "foo")
+    result = run(command, "tabletop_grpo", "--output", str(output))
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1
+    assert result.stderr.startswith("error: MUJOCO_GL: got 'foo', allowed: egl, osmesa, glfw. Unset it")
+    assert not output.exists()
+    assert run("config", "show", "tabletop_grpo", "device=cuda").exit_code == 0  # Nothing is run.
 
 
 def test_a_bug_is_not_hidden(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
