@@ -26,7 +26,7 @@ from real_robot.guard.config import GuardConfig
 from real_robot.kinematics.config import ModelConfig
 from real_robot.kinematics.limits import apply_limits, prepare_limits
 from real_robot.operator.teleop import TeleopConfig
-from real_robot.operator.topics import OperatorTopics
+from real_robot.operator.topics import EpisodeServices, OperatorTopics
 from vla_rl.config import Config, ConfigError, apply_overrides, component, read_yaml, validate
 
 TOPIC = r"^~?/?[A-Za-z][A-Za-z0-9_/]*$"
@@ -312,6 +312,9 @@ class RobotContract(Config):
         default=(), description="Services that are called, in this order, before anything is sent; each must succeed."
     )
     operator: OperatorTopics = OperatorTopics()
+    episode: EpisodeServices = Field(
+        default=EpisodeServices(), description="Services that are called where a person's episode begins."
+    )
     other_publishers: tuple[str, ...] = Field(
         default=(),
         description="Nodes that may publish on the action topics too, such as a multiplexer's other inputs; `*`: any. "

@@ -4,6 +4,12 @@ It takes twists and gripper commands and publishes its camera, the end effector'
 simulator's control rate, as a velocity-controlled arm does: a twist is followed until the next one, for at
 most `command_timeout`, then the arm stands. It knows nothing of the bridge: it speaks rospy directly.
 
+It starts with a scene laid out, in which the arm can be driven and nothing is counted. An episode begins when somebody
+asks: a person (the service /episode/begin: the scene that waits, else the next one of the split) or a script (the topic
+/episode/start: a scene of its choice). The terminal says what happens.
+
+Services (std_srvs/Trigger; answered when the first pictures of the scene are out):
+    /episode/begin, /scene/reset (the next scene is laid out, and waits)
 Topics (all stamped with the wall clock):
     in   /twist_command TwistStamped, /gripper/command JointState (joint "gripper": below 0 opens, above closes),
          /episode/start String (JSON: id, task, split, index)
@@ -21,8 +27,10 @@ Topics (all stamped with the wall clock):
 from __future__ import annotations
 
 import json
+import queue
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -34,12 +42,14 @@ from real_robot.bridge.codec import to_quaternion
 from real_robot.bridge.images import encode_image
 from real_robot.bridge.ros.install import RosInstallError, enable
 from real_robot.bridge.ros.master import Master, master_pid
-from vla_rl.config import Config, build_component
+from vla_rl.config import Config, ConfigError, build_component
 from vla_rl.types import EpisodeSpec, Split
 
 FRAME = "table"
 FINGERS = ("finger_left", "finger_right")
+BEGIN, RESET = "/episode/begin", "/scene/reset"  # services
 _POLL = 0.02  # seconds between looks at the world while the simulator waits for a command
+_ANSWER_SECONDS = 9.0  # that a caller of a service waits for the simulator
 
 
 class SimRobotConfig(Config):
@@ -62,15 +72,23 @@ class SimRobotConfig(Config):
         description="Say on /expert/command what the simulator's scripted expert would do next, for a scripted person. "
         "It is asked at each control step, whoever drives.",
     )
-    task: str = Field(default="push_to_zone", description="Task of the episode that runs until another is started.")
-    split: Split = Field(default="train", description="Split that the first episode's initial state is taken from.")
-    index: int = Field(default=0, ge=0, description="Index of the first episode's initial state.")
+    task: str = Field(default="push_to_zone", description="Task of the episodes that a person begins.")
+    split: Split = Field(default="train", description="Split that their scenes are taken from, one after the other.")
+    index: int = Field(default=0, ge=0, description="Index of the first scene.")
+    patience: float = Field(
+        default=300,
+        gt=0,
+        description="Seconds at speed 1 that a person's episode has at least; the task's own horizon is short.",
+    )
     trace: Path | None = Field(default=None, description="Write each control step's commands here, a JSON line each.")
 
 
 @dataclass
 class EpisodeState:
-    """What /episode/state says. `stamp`: header time of the newest observation, ns since the epoch."""
+    """What /episode/state says. `stamp`: header time of the newest observation, ns since the epoch.
+
+    `id` is 0 while a scene waits for its start; it is `done` then, as after an episode's end.
+    """
 
     id: int = 0
     task: str = ""
@@ -92,28 +110,40 @@ class _Command:
 
 
 class SimRobot:
-    """The node. `run` returns when the process is told to stop."""
+    """The node. `run` returns when the process is told to stop.
 
-    def __init__(self, config: SimRobotConfig) -> None:
+    Args:
+        say: told what happens, a line each.
+
+    Raises:
+        ConfigError: the environment has no such task.
+    """
+
+    def __init__(self, config: SimRobotConfig, say: Callable[[str], None] = lambda text: None) -> None:
         enable()
         import rospy
         from geometry_msgs.msg import PoseStamped, TwistStamped
         from sensor_msgs.msg import CompressedImage, JointState
         from std_msgs.msg import Float64MultiArray, String
+        from std_srvs.srv import Trigger
 
-        self.config = config
+        self.config, self._say = config, say
         env_config: Any = build_component("env", config.env)
         self._env = env_config.start()
         self._spec = self._env.spec
+        if config.task not in self._spec.tasks:
+            raise ConfigError(f"sim-robot.task: got {config.task!r}, allowed: {', '.join(self._spec.tasks)}")
         self._period = 1 / (self._spec.control_hz * config.speed)
         self._scales = np.array([config.linear_scale] * 3 + [config.angular_scale] * 3)
         self._state = EpisodeState()
+        self._index, self._num_begun = config.index, 0
         self._succeeded_at = 0  # the step, where the episode has succeeded
         self._lock = threading.Lock()
         self._news = threading.Event()
         self._twist: _Command | None = None
         self._gripper: _Command | None = None
-        self._wanted: dict[str, Any] | None = None
+        # For the simulator's thread: what to do, and who hears that there is no such scene.
+        self._asked: queue.SimpleQueue[tuple[Callable[[], None], Callable[[str], None]]] = queue.SimpleQueue()
         self._trace = config.trace.open("a", buffering=1) if config.trace else None
         rospy.init_node("sim_robot", disable_signals=True)
         self._rospy = rospy
@@ -131,7 +161,9 @@ class SimRobot:
         rospy.Subscriber("/twist_command", TwistStamped, self._on_twist, queue_size=1, tcp_nodelay=True)
         rospy.Subscriber("/gripper/command", JointState, self._on_gripper, queue_size=1, tcp_nodelay=True)
         rospy.Subscriber("/episode/start", String, self._on_start, queue_size=1)
-        self._wanted = {"id": 1, "spec": EpisodeSpec(config.task, config.split, config.index)}
+        rospy.Service(BEGIN, Trigger, lambda _: self._answer(self._begin))
+        rospy.Service(RESET, Trigger, lambda _: self._answer(self._reset_scene))
+        self._lay_out(config.index)
 
     # --- callbacks: rospy's threads -----------------------------------------------------------------
 
@@ -150,12 +182,25 @@ class SimRobot:
     def _on_start(self, message: Any) -> None:
         try:
             wanted = json.loads(message.data)
-            wanted = {**wanted, "id": int(wanted["id"]), "spec": EpisodeSpec(**_spec_fields(wanted))}
+            number, spec = int(wanted["id"]), EpisodeSpec(str(wanted["task"]), wanted["split"], int(wanted["index"]))
         except (ValueError, KeyError, TypeError) as error:
             self._rospy.logwarn("/episode/start: not readable: %s", error)
             return
-        with self._lock:
-            self._wanted = wanted
+        self._ask(lambda: self._start(number, spec), lambda error: self._rospy.logwarn("/episode/start: %s", error))
+
+    def _answer(self, act: Callable[[], str]) -> Any:
+        """A service's answer, once the simulator's thread has done what was asked."""
+        from std_srvs.srv import TriggerResponse
+
+        done: queue.SimpleQueue[tuple[bool, str]] = queue.SimpleQueue()
+        self._ask(lambda: done.put((True, act())), lambda error: done.put((False, error)))
+        try:
+            return TriggerResponse(*done.get(timeout=_ANSWER_SECONDS))
+        except queue.Empty:
+            return TriggerResponse(False, f"the simulator is busy: nothing within {_ANSWER_SECONDS:g} s")
+
+    def _ask(self, act: Callable[[], None], refuse: Callable[[str], None]) -> None:
+        self._asked.put((act, refuse))
         self._news.set()
 
     # --- the simulator: this thread -----------------------------------------------------------------
@@ -164,10 +209,12 @@ class SimRobot:
         """Step and publish until rospy shuts down or `stop` is called."""
         next_tick = time.monotonic()
         while not self._rospy.is_shutdown():
-            with self._lock:
-                wanted, self._wanted = self._wanted, None
-            if wanted is not None and wanted["id"] != self._state.id:
-                self._start(wanted)
+            while not self._asked.empty():
+                act, refuse = self._asked.get()
+                try:
+                    act()
+                except ValueError as error:  # the environment has no such scene
+                    refuse(str(error))
             if self.config.lockstep:
                 command = self._await_command()
                 if command is not None and not self._state.done:
@@ -175,29 +222,66 @@ class SimRobot:
                 continue
             next_tick = max(next_tick + self._period, time.monotonic() - self._period)
             time.sleep(max(0.0, next_tick - time.monotonic()))
-            if self._state.id:
-                self._step(*self._newest_commands())
+            self._step(*self._newest_commands())
 
     def stop(self) -> None:
         self._rospy.signal_shutdown("stopped")
 
-    def _start(self, wanted: dict[str, Any]) -> None:
-        spec: EpisodeSpec = wanted["spec"]
-        try:
-            observation = self._env.reset(spec)
-        except ValueError as error:
-            self._rospy.logwarn("/episode/start: %s", error)
+    def _begin(self) -> str:
+        """A person's episode, in the scene that waits; where none does, in the next one."""
+        index = self._index + bool(self._state.id)
+        self._start(time.time_ns() // 1000 % 10**12, self._scene(index), self.config.patience)
+        self._index = index
+        return f"{_name(self._state)}: {self._state.instruction}"
+
+    def _reset_scene(self) -> str:
+        self._lay_out(self._index + 1)
+        return _name(self._state)
+
+    def _scene(self, index: int) -> EpisodeSpec:
+        return EpisodeSpec(self.config.task, self.config.split, index)
+
+    def _lay_out(self, index: int) -> None:
+        """A scene that waits for its start."""
+        self._place(0, self._scene(index))
+        self._index = index
+        self._say(
+            f"scene laid out: {_name(self._state)}. Waiting for a start: Start in the console of `vla-rl deploy`, or "
+            f"the service {BEGIN}"
+        )
+
+    def _start(self, number: int, spec: EpisodeSpec, patience: float = 0.0) -> None:
+        """The episode of that number; nothing where it has been started, since scripts ask again until they hear."""
+        if number == self._state.id:
             return
+        self._place(number, spec, patience)
+        self._num_begun += 1
+        seconds = self._state.horizon / self._spec.control_hz
+        self._say(
+            f"episode {self._num_begun} runs: {_name(self._state)}, at most {self._state.horizon} steps "
+            f"({seconds:.1f} s at speed 1): {self._state.instruction}"
+        )
+
+    def _place(self, number: int, spec: EpisodeSpec, patience: float = 0.0) -> None:
+        """Lay the scene out and publish what it looks like.
+
+        Raises:
+            ValueError: the environment has no such scene.
+        """
+        observation = self._env.reset(spec)
+        if self._state.id and not self._state.done:
+            self._say(f"episode {self._num_begun}: left after {self._state.step} steps for another scene")
+        self._env.horizon = max(self._env.horizon, round(patience * self._spec.control_hz))
         with self._lock:
             self._twist = self._gripper = None
         self._state = EpisodeState(
-            id=wanted["id"],
+            id=number,
             task=spec.task,
             split=spec.split,
             index=spec.index,
             instruction=observation.instruction,
             horizon=self._env.horizon,
-            done=False,
+            done=not number,
         )
         self._publish(observation)
 
@@ -227,17 +311,25 @@ class SimRobot:
             action[6] = gripper.values[0]
         if self._trace is not None:
             self._write_trace(twist, gripper)
-        if not state.done and np.isfinite(action).all():
+        if np.isfinite(action).all():
             solved = bool(self._env.apply(np.clip(action, self._spec.action_low, self._spec.action_high)))
-            state.step += 1
-            self._env.num_steps += 1  # Physics that diverged has set it to the horizon.
-            if solved and not state.success:
-                state.success, self._succeeded_at = True, state.step
-            is_over = state.success and state.step - self._succeeded_at >= self._env.steps_after_success
-            state.done = is_over or self._env.num_steps >= state.horizon
-            if state.done:
-                self._outcome.publish("success" if state.success else "failure")
+            if not state.done:
+                self._count(state, solved)
         self._publish(self._env.observe())
+
+    def _count(self, state: EpisodeState, solved: bool) -> None:
+        """A step of an episode that runs; says how it ends. Afterwards the arm still moves, and nothing is counted."""
+        state.step += 1
+        self._env.num_steps += 1  # Physics that diverged has set it to the horizon.
+        if solved and not state.success:
+            state.success, self._succeeded_at = True, state.step
+        is_over = state.success and state.step - self._succeeded_at >= self._env.steps_after_success
+        state.done = is_over or self._env.num_steps >= state.horizon
+        if state.done:
+            how = "solved" if state.success else "out of time"
+            steps = self._succeeded_at if state.success else state.step
+            self._say(f"episode {self._num_begun}: {how} after {steps} steps ({steps / self._spec.control_hz:.1f} s)")
+            self._outcome.publish("success" if state.success else "failure")
 
     def _write_trace(self, twist: _Command | None, gripper: _Command | None) -> None:
         assert self._trace is not None
@@ -284,14 +376,18 @@ class SimRobot:
         publisher.publish(Float64MultiArray(data=[*action.tolist(), float(self._env.expert_remaining())]))
 
 
-def _spec_fields(wanted: dict[str, Any]) -> dict[str, Any]:
-    return {"task": str(wanted["task"]), "split": str(wanted["split"]), "index": int(wanted["index"])}
+def _name(state: EpisodeState) -> str:
+    """A scene's name for people."""
+    return f"{state.task}, {state.split} {state.index}"
 
 
 def run_sim_robot(config: SimRobotConfig, master: str) -> None:
     """Run the node until SIGINT or SIGTERM; with `master` "new", also a ROS master."""
     import os
     import signal
+
+    def say(text: str) -> None:
+        print(f"sim_robot: {text}", flush=True)
 
     own = Master(11311) if master == "new" else None
     os.environ["ROS_MASTER_URI"] = own.uri if own else master
@@ -301,8 +397,8 @@ def run_sim_robot(config: SimRobotConfig, master: str) -> None:
             raise RosInstallError(
                 f"no ROS master answers at {master}; start one with `vla-rl ros master`, or --master new"
             )
-        robot = SimRobot(config)
-        print(f"sim_robot: on the ROS master {os.environ['ROS_MASTER_URI']}; Ctrl-C ends it", flush=True)
+        say(f"on the ROS master {os.environ['ROS_MASTER_URI']}; Ctrl-C ends it")
+        robot = SimRobot(config, say)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: robot.stop())
         robot.run()

@@ -37,8 +37,9 @@ from real_robot.operator.episode_results import EpisodeResult, check_complete, r
 from real_robot.operator.intervention import Intervention, Kind, Transition
 from real_robot.operator.leader import LeaderFollowing
 from real_robot.operator.leader_drive import LeaderDrive
-from real_robot.operator.operators import KEYS, KeyOperator, Operators, OutcomeTopic, TopicOperator
+from real_robot.operator.operators import KEYS, SCENE_KEY, Ending, KeyOperator, Operators, OutcomeTopic, TopicOperator
 from real_robot.operator.recorder import EpisodeLabels, Recorder, Recording
+from real_robot.operator.scene import SceneFirst, scene_first
 from real_robot.operator.sim_episodes import RunFacts, SimEpisodes
 from real_robot.operator.teleop import Teleoperation
 from real_robot.serving.client import PolicyClient, PolicyClientError, ServerUnavailable
@@ -166,23 +167,45 @@ def _watchers(
             episodes.void(text, ends=False)
 
     if options.console is not None:
+        tell = _teller(say, console_state)
         console, intervention = _console(contract, console_state, say, options.console.link_timeout, stack)
-        _serve(ConsoleServer(options.console, console, supervisor), say, stack)
         if options.start:
             intervention.begin("deploy --start")
         hold = partial(intervention.alarm, who="policy server")
-        if contract.operator.outcome:
-            OutcomeTopic(contract.operator.outcome, robot.transport, intervention, console_state.notice)
         observers: list[Callable[[Tick], None]] = [intervention]
         if options.results is not None:
             book = EpisodeBook(options.results, intervention, contract.rate)
             stack.callback(book.close)
             observers.append(book)
-        return _Watchers(intervention, [console, intervention], observers, intervention, hold, hear)
+        person, rest = Operators([console, intervention]), partial(intervention.alarm, who="scene")
+        operator = _around(options, contract, robot, person, intervention, rest, tell)
+        console.scene = operator if isinstance(operator, SceneFirst) else None
+        _serve(ConsoleServer(options.console, console, supervisor), say, stack)
+        return _Watchers(intervention, [operator], observers, intervention, hold, hear)
     if episodes is not None:
         return _Watchers(episodes, [episodes], [episodes], episodes, partial(episodes.void, ends=True), hear)
-    keys = _keys(options, say)
-    return _Watchers(keys, [keys], [], None, keys.alarm, hear)
+    keys = KeyOperator(active=options.start, say=say)
+    operator = _around(options, contract, robot, keys, keys, keys.alarm, say)
+    keys.on_scene = operator.reset if isinstance(operator, SceneFirst) else None
+    say(f"{KEYS}; {SCENE_KEY}" if keys.on_scene else KEYS)
+    return _Watchers(keys, [operator], [], None, keys.alarm, hear)
+
+
+def _around(
+    options: DeployOptions,
+    contract: RobotContract,
+    robot: TopicRobot,
+    person: Operator,
+    episode: Ending,
+    hold: Callable[[str], object],
+    tell: Say,
+) -> Operator:
+    """The person's operator, with what the contract has around episodes: a sensor that ends them, scene services."""
+    if topic := contract.operator.outcome:
+        OutcomeTopic(topic, robot.transport, episode, tell)
+    if options.dry_run:
+        return person
+    return scene_first(person, contract.episode, robot, hold, tell) or person
 
 
 class _Events:
@@ -202,6 +225,16 @@ class _Events:
         self._told = event.text
         self._say(f"safety: {event.text}")
         self._console_state.notice(event.text)
+
+
+def _teller(say: Say, console_state: ConsoleState) -> Say:
+    """What tells a line in the terminal and on the console."""
+
+    def tell(text: str) -> None:
+        say(text)
+        console_state.notice(text)
+
+    return tell
 
 
 def _connect(options: DeployOptions, contract: RobotContract, stack: ExitStack, say: Say) -> PolicyClient:
@@ -257,11 +290,7 @@ def _watch(
     if detector is None:
         return None
 
-    def tell(text: str) -> None:
-        say(text)
-        console_state.notice(text)
-
-    identity = detector.identity
+    tell, identity = _teller(say, console_state), detector.identity
     thread = stack.enter_context(DetectorThread(detector))
     say(f"failure detector: {detector.kind}, fitted on {identity.policy_name} {identity.policy_hash[:12]}")
     return FailureWatch(
@@ -330,12 +359,7 @@ def _console(
     teleoperation = Teleoperation(contract.teleop, contract.safety)
     device, leader = None, None
     if contract.teleop.device is not None:
-
-        def tell(text: str) -> None:
-            say(text)
-            console_state.notice(text)
-
-        config, safety = contract.teleop.device, contract.safety
+        tell, config, safety = _teller(say, console_state), contract.teleop.device, contract.safety
         opened = open_device(config, contract, teleoperation.moves)
         stack.callback(opened.close)
         if isinstance(opened, LeaderArm):
@@ -378,11 +402,6 @@ def _recorder(
     recorder = Recorder(recording, labels, lambda: gate.policy.version, options.round, failure_score=scores)
     stack.callback(recorder.close)
     return recorder
-
-
-def _keys(options: DeployOptions, say: Say) -> KeyOperator:
-    say(KEYS)
-    return KeyOperator(active=options.start, say=say)
 
 
 def _episodes(

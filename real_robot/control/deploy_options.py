@@ -54,8 +54,6 @@ def check_options(options: DeployOptions, contract: RobotContract) -> None:
         )
     if options.results is not None and options.console is None and not options.episodes:
         raise ConfigError("--results: of episodes, a person's or the simulator's; give --console PORT, or --episodes N")
-    if contract.operator.outcome and options.console is None:
-        raise ConfigError("operator.outcome: ends a console's episode; give --console PORT")
     if options.console is not None and options.episodes:
         raise ConfigError("--console and --episodes: one says a person runs the episodes, the other a script; give one")
     if options.teleop and options.console is None:

@@ -9,16 +9,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 from real_robot.bridge.messages import Bool, Message, String
 from real_robot.bridge.transports.base import QosConfig, Transport
 from real_robot.control.robot_loop import Operator, OperatorCommand
-from real_robot.operator.intervention import Intervention, InterventionError
+from real_robot.operator.intervention import InterventionError
 from real_robot.operator.topics import OperatorTopics
 from real_robot.types import Deadman, RobotObservation
 
 KEYS = "Enter starts and holds, space stops (emergency), r resets after a stop, q ends"
+SCENE_KEY = "n lays the scene out anew"
 
 
 class Operators:
@@ -93,6 +94,18 @@ class TopicOperator:
         return OperatorCommand(active=was_heard or not limit, stop=stop, reset=reset, deadman=self._deadman)
 
 
+class Ending(Protocol):
+    """Whose episode a sensor may end: `Intervention`, or `KeyOperator`."""
+
+    def success(self, who: str) -> None:
+        """The task is solved."""
+        ...
+
+    def failure(self, who: str) -> None:
+        """The task has failed."""
+        ...
+
+
 class OutcomeTopic:
     """A sensor's word, on `operator.outcome`, that an episode is over and how it went.
 
@@ -100,7 +113,7 @@ class OutcomeTopic:
         tell: called with what a person should know: a word that means nothing, or that comes while no episode runs.
     """
 
-    def __init__(self, topic: str, transport: Transport, episode: Intervention, tell: Callable[[str], None]) -> None:
+    def __init__(self, topic: str, transport: Transport, episode: Ending, tell: Callable[[str], None]) -> None:
         self._topic, self._episode, self._tell = topic, episode, tell
         transport.subscribe(topic, String, QosConfig(depth=10), self._on_outcome)
 
@@ -120,15 +133,17 @@ class OutcomeTopic:
 class KeyOperator:
     """Keys in the terminal (see `KEYS`); from a pipe, the same letters, with a newline for Enter.
 
-    The robot starts inactive. The end of a pipe changes nothing.
+    The robot starts inactive. The end of a pipe changes nothing. `on_scene`: what n does, with who asks for it.
     """
+
+    on_scene: Callable[[str], None] | None = None
 
     def __init__(
         self, stream: TextIO | None = None, active: bool = False, say: Callable[[str], None] = lambda text: None
     ) -> None:
         self._stream, self._say = stream or sys.stdin, say
         self._pending: list[str] = []
-        self._active = active
+        self._active = self._begins = active
         threading.Thread(target=self._read, daemon=True).start()
 
     def alarm(self, reason: str) -> bool:
@@ -142,13 +157,34 @@ class KeyOperator:
         """There is nothing that this would end."""
         return False
 
+    def success(self, who: str) -> None:
+        """A sensor's word; nothing where the robot is not active."""
+        self._end("success", who)
+
+    def failure(self, who: str) -> None:
+        """As `success`."""
+        self._end("failure", who)
+
+    def _end(self, outcome: str, who: str) -> None:
+        was_active, self._active = self._active, False
+        if was_active:
+            self._say(f"{outcome} ({who}). The robot holds; Enter begins the next episode")
+
+    def _new_scene(self) -> None:
+        try:
+            if self.on_scene is not None:
+                self.on_scene("keyboard")
+        except InterventionError as error:
+            self._say(str(error))
+
     def _read(self) -> None:
         with _single_keys(self._stream):
             while character := self._stream.read(1):
                 self._pending.append(character)
 
     def poll(self, observation: RobotObservation | None) -> OperatorCommand:
-        operator_command = OperatorCommand(active=self._active)
+        operator_command = OperatorCommand(active=self._active, begin=self._active and self._begins)
+        self._begins = False
         while self._pending:
             key = self._pending.pop(0)
             if key == " ":
@@ -157,6 +193,8 @@ class KeyOperator:
                 operator_command = replace(operator_command, reset="keyboard")
             elif key == "q":
                 operator_command = replace(operator_command, finished=True)
+            elif key == "n" and not self._active:
+                self._new_scene()
             elif key in "\r\n":
                 self._active = not self._active
                 operator_command = replace(operator_command, begin=self._active)

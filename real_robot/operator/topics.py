@@ -1,4 +1,4 @@
-"""The topics with which people, buttons and sensors command a robot's control loop."""
+"""The topics with which people, buttons and sensors command a robot's control loop, and services around episodes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class OperatorTopics(Config):
     )
     outcome: str = Field(
         default="",
-        description="std_msgs/String: success or failure, from a sensor that sees the task solved; ends the episode, "
-        "with --console. Empty: a person says it.",
+        description="std_msgs/String: success or failure, from a sensor that sees the task solved; ends a person's "
+        "episode. Empty: the person says it.",
     )
     stop_timeout: float = Field(
         default=0.0,
@@ -34,3 +34,17 @@ class OperatorTopics(Config):
         if self.stop_timeout and not self.stop:
             raise ConfigError(f"operator.stop_timeout: {self.stop_timeout:g}, but there is no operator.stop; name it")
         return self
+
+
+class EpisodeServices(Config):
+    """Services (std_srvs/Trigger) around a person's episodes, of the robot or of whoever lays its scene out."""
+
+    begin: str = Field(
+        default="",
+        description="Called when a person starts an episode, which begins once it has answered: a simulator lays its "
+        "scene out, an arm drives home. Empty: none.",
+    )
+    reset: str = Field(
+        default="", description="Lays the scene out anew, between episodes: the console's New scene. Empty: none."
+    )
+    timeout: float = Field(default=10.0, gt=0, le=600, description="Seconds that either has.")

@@ -235,7 +235,13 @@ class PolicyClient:
         except InvalidStatus as error:
             status, body = error.response.status_code, error.response.body or b""
             text = body.decode("utf-8", "replace").strip()
-            if status in (401, 403):
+            if status == 401:
+                mine = "the token given is not the server's" if self._token else "the server wants a token"
+                raise NotAuthorised(
+                    f"{self.address} refused the connection ({status}): {mine}. Give --token-file a copy of the file "
+                    "that `vla-rl serve --token-file` was started with"
+                ) from error
+            if status == 403:
                 raise NotAuthorised(f"{self.address} refused the connection ({status}): {text}") from error
             raise ServerUnavailable(f"{self.address} refused the connection ({status}): {text}") from error
         except ssl.SSLCertVerificationError as error:

@@ -48,6 +48,7 @@ def serve(
         "host": host,
         "port": port,
         "token": read_token(token_file) if token_file else None,
+        "token_file": token_file.name if token_file else "",
         "allow_host": tuple(allow_host or ()),
         "certificate": certificate,
         "key": key,

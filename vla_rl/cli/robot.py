@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 # Of a robot's contract, not of a recipe.
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, for example rate=10")]
+SimOverrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, for example task=pick_place speed=0.5"),
+]
 
 ConsolePort = Annotated[
     int | None, typer.Option(metavar="PORT", help="Serve the operator console here, in place of terminal keys.")
@@ -165,8 +169,8 @@ def _console(values: dict[str, Any], token_file: Path | None) -> ConsoleConfig |
     from real_robot.operator.console.config import ConsoleConfig
     from real_robot.serving.protocol import read_token
 
-    token = read_token(token_file) if token_file else None
-    return validate(ConsoleConfig, {**values, "token": token}, prefix="console")
+    token = {"token": read_token(token_file), "token_file": token_file.name} if token_file else {}
+    return validate(ConsoleConfig, values | token, prefix="console")
 
 
 def robot_guard(
@@ -181,7 +185,7 @@ def robot_guard(
 
 
 def sim_robot(
-    overrides: Overrides = None,
+    overrides: SimOverrides = None,
     master: Annotated[
         str, typer.Option(help="ROS master: an address, or 'new' to start one on port 11311.")
     ] = "http://127.0.0.1:11311",

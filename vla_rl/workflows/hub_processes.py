@@ -200,7 +200,7 @@ def _deploy(recipe: Recipe, name: str, master: str, folder: Path) -> list[str]:
         f"observation.max_age={slack:g}",
         f"safety.observation_timeout={slack:g}",
         f"safety.command_timeout={slack:g}",
-        "operator.outcome=/episode/outcome",
+        "episode={begin: '', reset: ''}",  # The person lays each scene out from afar: see `SimEyes.lay_out`.
         f"teleop.speed={processes.hands:g}",
         f"teleop.timeout={slack:g}",
     ]

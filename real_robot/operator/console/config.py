@@ -18,6 +18,9 @@ class ConsoleConfig(Config):
     )
     port: int = Field(default=8080, ge=0, le=65535, description="Port; 0 takes a free one.")
     token: str | None = Field(default=None, repr=False, description="What a person must give to take control.")
+    token_file: str = Field(
+        default="", description="Name of the token's file, which a person who gives a wrong token is told."
+    )
     origins: tuple[str, ...] = Field(
         default=(), description="Pages of other consoles that may show this robot too, such as http://bench2:8080."
     )

@@ -15,7 +15,7 @@ import numpy as np
 from real_robot.control.robot_loop import OperatorCommand
 from real_robot.operator.console.console_state import ConsoleState
 from real_robot.operator.console.messages import Drive
-from real_robot.operator.intervention import Intervention
+from real_robot.operator.intervention import Intervention, InterventionError
 from real_robot.operator.leader import LeaderFollowing
 from real_robot.operator.teleop import Axes, Teleoperation
 from real_robot.types import RobotObservation
@@ -32,6 +32,22 @@ class Device(Protocol):
         ...
 
 
+class Scene(Protocol):
+    """Who lays the scene out between episodes."""
+
+    @property
+    def can_reset(self) -> bool:
+        """It can be asked for now."""
+        ...
+
+    def reset(self, who: str) -> None:
+        """
+        Raises:
+            InterventionError: not possible now; the message says why.
+        """
+        ...
+
+
 class ConsoleOperator:
     """An operator of the loop. List it before the `Intervention` that it commands, which is another.
 
@@ -41,7 +57,12 @@ class ConsoleOperator:
     Args:
         link_timeout: seconds.
         device, leader: a person's device at the robot's computer; heeded only while a console is in control.
+
+    Attributes:
+        scene: who lays the scene out, for the button New scene; None where nobody does.
     """
+
+    scene: Scene | None = None
 
     def __init__(
         self,
@@ -72,6 +93,7 @@ class ConsoleOperator:
             "success": intervention.success,
             "failure": intervention.failure,
             "demonstrate": intervention.demonstrate,
+            "new_scene": self._new_scene,
         }
 
     # --- told by the console's thread ---------------------------------------------------------
@@ -87,7 +109,16 @@ class ConsoleOperator:
         """The buttons that are possible now."""
         events = self.intervention.allowed()
         names = {"begin": "start", "pause": "hold"}
-        return [name for event in events if (name := names.get(event, event)) in self._actions]
+        buttons = [name for event in events if (name := names.get(event, event)) in self._actions]
+        is_between = "start" in buttons
+        return [*buttons, "new_scene"] if is_between and self.scene is not None and self.scene.can_reset else buttons
+
+    def _new_scene(self, who: str) -> None:
+        if self.scene is None:
+            raise InterventionError("new scene: the robot's contract names no episode.reset; lay it out by hand")
+        if "begin" not in self.intervention.allowed():
+            raise InterventionError(f"new scene: not possible while {self.intervention.state}; end the episode first")
+        self.scene.reset(who)
 
     def drive(self, drive: Drive) -> None:
         """The person's hands, just now."""

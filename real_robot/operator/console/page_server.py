@@ -67,12 +67,17 @@ class PageServer(ABC):
 
     Attributes:
         refusals: errors of what a browser asks, besides `ConsoleError`, whose text it is told.
+        token_place: where a person finds the token; `{file}` is its file.
 
     Raises:
         ConfigError: listening beyond loopback without a token, or a certificate that cannot be used.
     """
 
     refusals: tuple[type[Exception], ...] = ()
+    token_place = (
+        "this console's is the text in {file}, which `vla-rl deploy` on the robot's computer was given with "
+        "--console-token-file"
+    )
 
     def __init__(self, config: ConsoleConfig, shown: Shown, script: str = "console.js") -> None:
         if config.token is None and not is_loopback(config.host):
@@ -268,7 +273,8 @@ class PageServer(ABC):
         token = self.config.token
         if token is not None and not hmac.compare_digest(message.token.encode(), token.encode()):
             session.num_wrong += bool(message.token)
-            return "wrong token" if message.token else "a token is needed to take control"
+            told = "wrong token" if message.token else "a token is needed to take control"
+            return f"{told}: {self.token_place.format(file=self.config.token_file or 'the file')}"
         holder = self._show.controller
         is_held = holder not in (None, session) and self.silence <= self.config.link_timeout
         if is_held and not (message.force and token is not None):

@@ -50,6 +50,7 @@ class Show:
             **self._console_state.facts(),
             "token_needed": self.config.token is not None,
             "moves": list(operator.teleoperation.moves),
+            "has_scene": operator.scene is not None,
             "drive_rate": min(30.0, max(10.0, self._console_state.contract.rate)),
             "drive_timeout": operator.teleoperation.config.timeout,
         }

@@ -165,6 +165,7 @@ class HubServer(PageServer):
     """
 
     refusals = (HelpError,)
+    token_place = "this hub's is the text in {file}, which `vla-rl hub serve` was given with --token-file"
 
     def __init__(self, config: ConsoleConfig, hub: Hub) -> None:
         self._hub, self._pages = hub, HubShow(config, hub)

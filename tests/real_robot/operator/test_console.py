@@ -8,16 +8,15 @@ import random
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
-from console_robot import ConsoleBench, console_bench
+from console_robot import console_bench
+from page_socket import Browser, open_socket
 from processes import until
 from websockets.exceptions import ConnectionClosed, InvalidStatus
-from websockets.sync.client import ClientConnection, connect
 
 from real_robot.bridge.contract import load_contract
 from real_robot.operator.console.config import ConsoleConfig
@@ -28,59 +27,6 @@ from real_robot.operator.teleop import Axes, TeleopConfig, Teleoperation
 from vla_rl.config import ConfigError
 
 TOKEN = "a-token-of-sixteen-signs"
-
-
-def open_socket(bench: ConsoleBench, **options: Any) -> ClientConnection:
-    return connect(f"ws://127.0.0.1:{bench.port}/socket", open_timeout=60, **options).__enter__()
-
-
-class Browser:
-    """What the page does, without a page."""
-
-    def __init__(self, bench: ConsoleBench, **options: Any) -> None:
-        self.socket = open_socket(bench, **options)
-        self.statuses = self.pictures = 0
-
-    def say(self, kind: str, **fields: Any) -> None:
-        self.socket.send(json.dumps({"type": kind, **fields}))
-
-    def hear(self) -> dict[str, Any]:
-        """The next message that is no picture."""
-        while isinstance(data := self.socket.recv(timeout=60), bytes):
-            self.pictures += 1
-        message = json.loads(data)
-        self.statuses += message["type"] == "status"
-        self.say("seen", statuses=self.statuses, pictures=self.pictures)
-        return message
-
-    def until(self, condition: Callable[[dict[str, Any]], Any], keep_alive: bool = True) -> dict[str, Any]:
-        """The first status for which it is true."""
-        end = time.monotonic() + 60
-        while time.monotonic() < end:
-            status = self.hear()
-            if keep_alive:
-                self.say("alive", sent=time.monotonic())
-            if status["type"] == "status" and condition(status):
-                return status
-        raise AssertionError(f"not in 60 s; the last: {status}")
-
-    def take_control(self, name: str = "anna", token: str = "", force: bool = False) -> dict[str, Any]:
-        self.say("take_control", name=name, token=token, force=force)
-        return self.until(lambda s: s["in_control"] or s["refused"])
-
-    def press(self, button: str) -> None:
-        self.say("press", button=button)
-
-    def drive(self, **axes: float) -> None:
-        self.say("drive", axes=axes, gripper=None, held=True, sent=time.monotonic())
-
-    def take_over(self) -> None:
-        """In control, and driving."""
-        assert self.take_control()["in_control"]
-        self.press("start")
-        self.until(lambda s: s["mode"] == "running")
-        self.press("take_over")
-        self.until(lambda s: s["phase"] == "recovery")
 
 
 def test_the_robot_holds_within_the_time_out_when_the_console_falls_silent_during_take_over() -> None:
@@ -160,6 +106,10 @@ def test_a_token_is_needed_and_takes_control_from_another() -> None:
         first, second = Browser(bench), Browser(bench)
         assert first.hear()["token_needed"]
         assert "token is needed" in first.take_control("anna")["refused"][0]
+        assert first.take_control("anna", "a guess")["refused"] == [
+            "wrong token: this console's is the text in the file, which `vla-rl deploy` on the robot's computer was "
+            "given with --console-token-file"
+        ]
         first.say("stop")
         first.until(lambda s: s["mode"] == "stopped")  # an emergency stop needs no token
         assert first.take_control("anna", TOKEN)["in_control"]

@@ -101,14 +101,18 @@ def test_closing_the_page_while_a_key_is_held_holds_the_robot(chromium: Any) -> 
 
 def test_a_wrong_token_is_told_and_several_robots_stand_in_one_page(chromium: Any) -> None:
     token = "a-token-of-sixteen-signs"
-    with console_bench(token=token) as bench, console_bench("name=left_arm") as other:
+    with console_bench(token=token, token_file="console-token") as bench, console_bench("name=left_arm") as other:
         person = Person(chromium, bench.url)
         person.page.click(".control")
         person.page.fill("#ask-name", "Eve")
         person.page.fill("#ask-token", "a guess")
         person.page.click("#ask-ok")
         person.page.wait_for_selector(".log li.refused:text('wrong token')")
-        person.take_control("Anna", token)
+        person.page.wait_for_selector("#ask[open] .error:text('the text in console-token, which')")
+        person.page.fill("#ask-name", "Anna")
+        person.page.fill("#ask-token", token)
+        person.page.click("#ask-ok")
+        person.page.wait_for_selector(".holder:text-matches('You have control')")
         person.page.click("#add")
         person.page.fill("#ask-url", other.url)
         person.page.click("#ask-ok")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,9 +14,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from real_robot.bridge.sim_robot import SimRobotConfig
 from real_robot.serving.client import PolicyClient
 from real_robot.types import RobotObservation
 from vla_rl.cli.app import app
+from vla_rl.config import apply_overrides, validate
 from vla_rl.evaluation.evaluate import policy_hash
 from vla_rl.policies.base import resolve_path
 from vla_rl.policies.load import load_policy
@@ -89,6 +92,13 @@ def test_what_cannot_be_served_is_told(arguments: list[str], message: str) -> No
 def test_what_deploy_cannot_use_of_it_is_told(arguments: list[str], message: str) -> None:
     result = CliRunner().invoke(app, ["deploy", "sim_robot", "--instruction", "go", *arguments])
     assert result.exit_code == 2 and message in " ".join(result.output.split())
+
+
+def test_the_examples_of_sim_robots_help_are_options_of_it() -> None:
+    result = CliRunner().invoke(app, ["sim-robot", "--help"], env={"COLUMNS": "400"})
+    examples = re.findall(r"\b[a-z_.]+=\S+", result.output.split("for example", 1)[1].splitlines()[0])
+    assert len(examples) > 1
+    validate(SimRobotConfig, apply_overrides({}, examples), prefix="sim-robot")
 
 
 @pytest.mark.slow

@@ -241,8 +241,9 @@ def test_health_tells_of_a_policy_that_hangs() -> None:
 def test_without_the_token_nobody_gets_in() -> None:
     token = "0123456789abcdef"
     with toy_server("--token", token) as server:
-        for wrong in (None, "0123456789abcdeF", "x"):
-            with pytest.raises(NotAuthorised, match="401"):
+        given, where = "the token given is not the server's", "Give --token-file a copy of the file that `vla-rl serve"
+        for wrong, what in ((None, "the server wants a token"), ("0123456789abcdeF", given), ("x", given)):
+            with pytest.raises(NotAuthorised, match=rf"\(401\): {what}\. {where}"):
                 client(server, token=wrong).connect()
         with client(server, token=token) as ours:
             ours.infer(observation())

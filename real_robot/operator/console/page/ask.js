@@ -2,12 +2,12 @@
 
 const $ = (id) => document.getElementById(id);
 
-/** Asks name, and token, address or force where wanted. Gives null when canceled. */
-export function ask({ title, text, ok, token = false, force = false, url = false }) {
+/** Asks name, and token, address or force where wanted; `error` is shown beneath. Gives null when canceled. */
+export function ask({ title, text, ok, token = false, force = false, url = false, error = "" }) {
   const dialog = $("ask");
   dialog.querySelector("h3").textContent = title;
   dialog.querySelector("p").textContent = text;
-  dialog.querySelector(".error").textContent = "";
+  dialog.querySelector(".error").textContent = error;
   $("ask-ok").textContent = ok;
   $("ask-name").parentElement.hidden = url;
   $("ask-token-line").hidden = !token;
@@ -17,7 +17,7 @@ export function ask({ title, text, ok, token = false, force = false, url = false
   $("ask-name").value = localStorage.getItem("console-name") || "";
   $("ask-token").value = "";
   dialog.show(); // Not modal: the emergency stop stays within reach.
-  (url ? $("ask-url") : $("ask-name")).focus();
+  (url ? $("ask-url") : error ? $("ask-token") : $("ask-name")).focus();
   return new Promise((resolve) => {
     const finish = (answer) => {
       dialog.onclose = dialog.onkeydown = $("ask-ok").onclick = $("ask-cancel").onclick = null;

@@ -156,7 +156,8 @@ class HubPage {
 
   // --- asking ---
 
-  async control() {
+  /** `error`: why the last try was refused. */
+  async control(error = "") {
     if (this.inControl) {
       this.wanted = null;
       this.send({ type: "release_control" });
@@ -165,7 +166,7 @@ class HubPage {
     const { person, token_needed: token } = this.overview || {};
     const answer = await ask({
       title: "Take control", text: person ? `${person} has control now.` : "One person at a time stands by the robots.",
-      ok: "Take control", token, force: Boolean(person) && token,
+      ok: "Take control", token, force: Boolean(person) && token, error,
     });
     if (!answer) return;
     this.wanted = { type: "take_control", name: answer.name, token: answer.token, force: false };
@@ -212,6 +213,7 @@ class HubPage {
   refuse(text) {
     if (/token|has control/.test(text)) this.wanted = null;
     this.say(text);
+    if (text.startsWith("wrong token")) this.control(text);
   }
 
   say(text) {

@@ -7,11 +7,13 @@ import { Hands } from "./hands.js";
 const BUTTONS = [
   ["start", "Start", "Enter"], ["hold", "Hold", "H"], ["resume", "Resume", "Enter"], ["take_over", "Take over", "T"],
   ["rewind", "Rewind", "B"], ["recovery_done", "Recovery done", "1"], ["correction_done", "Correction done", "2"],
-  ["success", "Success", "Y"], ["failure", "Failure", "N"], ["demonstrate", "Demonstrate", "G"], ["reset", "Reset", "R"],
+  ["success", "Success", "Y"], ["failure", "Failure", "N"], ["demonstrate", "Demonstrate", "G"], ["new_scene", "New scene", "X"],
+  ["reset", "Reset", "R"],
 ];
 const KEYS = {
   KeyH: ["hold"], KeyT: ["take_over"], KeyB: ["rewind"], Digit1: ["recovery_done"], Digit2: ["correction_done"],
   KeyG: ["demonstrate"], KeyY: ["success"], KeyN: ["failure"], Enter: ["start", "resume"], KeyR: ["reset"],
+  KeyX: ["new_scene"],
 };
 const NEXT = { // the button that usually comes next
   idle: "start", autonomous: "take_over", paused: "take_over", rewinding: "take_over", recovery: "recovery_done",
@@ -156,7 +158,8 @@ export class Tile {
     if (answer) this.send({ type: "reset", name: answer.name });
   }
 
-  async control() {
+  /** `error`: why the last try was refused. */
+  async control(error = "") {
     if (this.status && this.status.in_control) {
       this.wanted = null;
       this.send({ type: "release_control" });
@@ -169,6 +172,7 @@ export class Tile {
       ok: "Take control",
       token: this.hello && this.hello.token_needed,
       force: Boolean(holder) && this.hello.token_needed,
+      error,
     });
     if (!answer) return;
     this.send({ type: "take_control", name: answer.name, token: answer.token, force: answer.force });
@@ -229,6 +233,7 @@ export class Tile {
       button.classList.toggle("primary", !button.disabled && name === first);
     }
     this.buttons.get("reset").hidden = lost || status.mode !== "stopped";
+    this.buttons.get("new_scene").hidden = !(this.hello && this.hello.has_scene);
     this.buttons.get("resume").hidden = lost || !status.can.includes("resume");
     this.buttons.get("hold").hidden = !this.buttons.get("resume").hidden;
     this.part(".drive").hidden = !this.drives();
@@ -297,6 +302,7 @@ export class Tile {
   refuse(text) {
     if (/token|has control/.test(text)) this.wanted = null;
     this.log(text, "refused");
+    if (text.startsWith("wrong token")) this.control(text);
   }
 
   log(text, className = "", time = Date.now() / 1000) {
