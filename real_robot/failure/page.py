@@ -14,10 +14,13 @@ from vla_rl.report.page import page_template
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-    from real_robot.failure.measure import Curves, FailureReport, Figure
+    from real_robot.failure.measure import Curves, FailureReport
+    from real_robot.failure.measure import Figure as Measured
 
-SUCCESS, FAILURE, LEVEL = "#0072B2", "#D55E00", "#111111"  # Okabe & Ito's: told apart by color-blind readers too.
+SUCCESS, FAILURE, LEVEL = "#0072B2", "#D55E00", "#111111"  # Okabe & Ito's: told apart by color-blind readers too,
+DASHES = {SUCCESS: "-", FAILURE: "-."}  # and in print by their dashes.
 _SHOWN = 40  # Curves of each outcome drawn singly in a panel.
 
 # Column's title -> figure. "h": at the common horizon; otherwise by each episode's own end.
@@ -34,7 +37,7 @@ COLUMNS = (
 )
 
 
-def text(figure: Figure | None) -> str:
+def text(figure: Measured | None) -> str:
     """ "0.93 [0.91, 0.95]", or a dash where there is none."""
     return "-" if figure is None else f"{figure.value:.3f} [{figure.low:.3f}, {figure.high:.3f}]"
 
@@ -55,7 +58,14 @@ def write_page(report: FailureReport, path: Path) -> Path:
 
 
 def _picture(report: FailureReport) -> bytes:
-    """A PNG: one row a detector, one column a task."""
+    """A PNG of the chart."""
+    buffer = io.BytesIO()
+    draw_scores(report).savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
+def draw_scores(report: FailureReport) -> Figure:
+    """The chart: one row a detector, one column a task."""
     from matplotlib import figure as mpl
     from matplotlib.ticker import MaxNLocator
 
@@ -70,11 +80,13 @@ def _picture(report: FailureReport) -> bytes:
         row[0].set_ylabel(kind, fontsize=9)
     for panel, task in zip(axes[0], tasks, strict=True):
         panel.set_title(task, fontsize=9)
-    handles = [axes[0, 0].plot([], [], color=color)[0] for color in (SUCCESS, FAILURE)]
-    figure.legend(handles, ["success", "failure"], loc="outside upper right", ncols=2, fontsize=8, frameon=False)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return buffer.getvalue()
+    figure.supxlabel("chunk of the episode", fontsize=9)
+    figure.supylabel("score (modulations)", fontsize=9)
+    handles = [axes[0, 0].plot([], [], color=color, linestyle=DASHES[color])[0] for color in (SUCCESS, FAILURE)]
+    handles.append(axes[0, 0].plot([], [], color=LEVEL, linestyle="--", linewidth=0.9)[0])
+    names = ["success", "failure", "alarm above"]
+    figure.legend(handles, names, loc="outside upper right", ncols=3, fontsize=8, frameon=False)
+    return figure
 
 
 def _draw(panel: Axes, curves: Curves, report: FailureReport, task: str) -> None:
@@ -92,5 +104,5 @@ def _draw(panel: Axes, curves: Curves, report: FailureReport, task: str) -> None
         low, middle, high = np.nanquantile(table, [0.1, 0.5, 0.9], axis=0)
         at = np.arange(len(middle))
         panel.fill_between(at, low, high, color=color, alpha=0.15, linewidth=0)
-        panel.plot(at, middle, color=color, linewidth=1.6)
+        panel.plot(at, middle, color=color, linestyle=DASHES[color], linewidth=1.6)
     panel.axhline(curves.q, color=LEVEL, linestyle="--", linewidth=0.9)

@@ -52,7 +52,8 @@ class Person:
         self.errors: list[str] = []
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.goto(url)
-        self.page.wait_for_function("document.querySelector('.name').textContent !== 'connecting'")
+        # Not wait_for_function: on a busy machine it evaluates text in the page, which the page's policy forbids.
+        self.page.wait_for_selector(".name:not(:text-is('connecting'))")
 
     def take_control(self, name: str = "Anna", token: str = "") -> None:
         self.page.click(".control")

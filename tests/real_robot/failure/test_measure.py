@@ -20,6 +20,7 @@ from real_robot.failure.measure import (
     roc_auc,
     weighted_mean,
 )
+from real_robot.failure.page import draw_scores
 
 
 def test_roc_auc_by_hand_with_ties_and_weights() -> None:
@@ -92,6 +93,12 @@ def test_report_is_written_with_its_picture(tmp_path: Path) -> None:
     assert "http" not in text
     assert "<td>rnd</td>" in text and f"<td>{figure['value']:.3f} [" in text and "<main>" in text
     assert {"rnd", "clock"} <= set(report.table().columns[0]._cells)
+
+    chart = draw_scores(report)
+    assert chart.get_supxlabel() == "chunk of the episode" and chart.get_supylabel() == "score (modulations)"
+    (legend,) = chart.legends
+    assert [t.get_text() for t in legend.get_texts()] == ["success", "failure", "alarm above"]
+    assert len({str(line.get_linestyle()) for line in legend.get_lines()}) == 3, "told apart without their colors"
 
 
 @pytest.mark.parametrize("keep", ["success", "failure"])

@@ -1,62 +1,62 @@
 // Draws what changes: the failure score over time, and numbers against their limits.
 
-const SECONDS = 60;
+const SECONDS = 60, GAP = 2; // shown; without a score for so long, the line is broken
+const EDGE = { left: 46, right: 10, top: 16, bottom: 34 }; // pixels around the axes: names and numbers
 
-/** The failure score of the last minute against its threshold. `points`: [time in seconds, score, threshold]; `detector`: its name. */
-export function drawScore(canvas, points, now, detector) {
-  const ratio = window.devicePixelRatio || 1;
-  const width = canvas.clientWidth, height = canvas.clientHeight;
-  if (!width) return;
-  if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
-    canvas.width = Math.round(width * ratio);
-    canvas.height = Math.round(height * ratio);
-  }
-  const ink = canvas.getContext("2d");
-  ink.setTransform(ratio, 0, 0, ratio, 0, 0);
-  ink.clearRect(0, 0, width, height);
-  ink.font = "12px system-ui, sans-serif";
-  ink.textBaseline = "middle";
+/**
+ * The failure score of the last minute against its threshold, with both axes named. Who sees no colors tells the score
+ * (a line with a dot at its end) from the threshold (dashed) by shape, and reads each one's name and value beside it.
+ * `points`: [time in seconds, score, threshold].
+ */
+export function drawScore(svg, points, now) {
+  const width = svg.clientWidth, height = svg.clientHeight;
   const shown = points.filter((p) => now - p[0] <= SECONDS);
-  const bottom = height - 16, right = width - 44;
-  ink.fillStyle = "#66737f";
-  ink.textAlign = "center";
-  for (const ago of [60, 45, 30, 15, 0]) {
-    ink.textAlign = ago === 60 ? "left" : ago === 0 ? "right" : "center";
-    ink.fillText(ago ? `${ago} s ago` : "now", right * (1 - ago / SECONDS), height - 7);
+  svg.replaceChildren();
+  if (!width) return;
+  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  const { left, top } = EDGE, right = width - EDGE.right, bottom = height - EDGE.bottom;
+  const ticks = niceTicks(shown.flatMap((p) => [p[1], p[2]]));
+  const low = ticks[0], high = ticks[ticks.length - 1];
+  const x = (time) => right - (right - left) * (now - time) / SECONDS;
+  const y = (value) => bottom - (bottom - top) * (value - low) / (high - low);
+  const put = (tag, attributes, text) => {
+    const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+    if (text !== undefined) made.textContent = text;
+    svg.append(made);
+  };
+  for (const value of ticks) {
+    put("path", { class: "grid", d: `M${left} ${y(value)}H${right}` });
+    put("text", { class: "tick", x: left - 6, y: y(value), "text-anchor": "end", dy: "0.35em" }, String(value));
   }
+  for (const ago of [60, 45, 30, 15, 0]) {
+    put("path", { class: "grid", d: `M${x(now - ago)} ${bottom}v4` });
+    put("text", { class: "tick", x: x(now - ago), y: bottom + 15, "text-anchor": ago ? "middle" : "end" }, ago ? String(ago) : "now");
+  }
+  put("path", { class: "axis", d: `M${left} ${top}V${bottom}H${right}` });
+  put("text", { class: "axis-name", x: (left + right) / 2, y: height - 4, "text-anchor": "middle" }, "seconds ago");
+  put("text", { class: "axis-name", transform: `translate(11 ${(top + bottom) / 2}) rotate(-90)`, "text-anchor": "middle" }, "score");
   if (!shown.length) {
-    ink.textAlign = "center";
-    ink.fillText(detector ? `${detector}: no score in the last minute` : "no failure detector is running", right / 2, bottom / 2);
+    put("text", { class: "axis-name", x: (left + right) / 2, y: (top + bottom) / 2, "text-anchor": "middle" }, "no score in the last minute");
     return;
   }
-  const values = shown.flatMap((p) => [p[1], p[2]]);
-  const low = Math.min(0, ...values), high = Math.max(...values) * 1.1 || 1;
-  const x = (time) => right * (1 - (now - time) / SECONDS);
-  const y = (value) => 4 + (bottom - 8) * (1 - (value - low) / (high - low || 1));
-  const line = (index, color, dashes, thickness) => {
-    ink.beginPath();
-    ink.setLineDash(dashes);
-    ink.strokeStyle = color;
-    ink.lineWidth = thickness;
-    shown.forEach((p, i) => {
-      const gap = i && p[0] - shown[i - 1][0] > 2;
-      if (i && !gap) ink.lineTo(x(p[0]), y(p[index]));
-      else ink.moveTo(x(p[0]), y(p[index]));
-    });
-    ink.stroke();
-    ink.setLineDash([]);
-  };
-  const last = shown[shown.length - 1];
-  const alarm = last[1] > last[2];
-  line(2, "#ef5350", [5, 4], 1.5);
-  line(1, alarm ? "#ef5350" : "#5aa9ff", [], 2);
-  ink.textAlign = "left";
-  ink.fillStyle = "#ef5350";
-  ink.fillText(short(last[2]), right + 6, y(last[2]));
-  if (Math.abs(y(last[1]) - y(last[2])) > 12) {
-    ink.fillStyle = alarm ? "#ef5350" : "#5aa9ff";
-    ink.fillText(short(last[1]), right + 6, y(last[1]));
-  }
+  const line = (index) => shown.map((p, i) => `${i && p[0] - shown[i - 1][0] <= GAP ? "L" : "M"}${x(p[0]).toFixed(1)} ${y(p[index]).toFixed(1)}`).join("");
+  const [time, score, limit] = shown[shown.length - 1];
+  const alarm = score > limit ? " alarm" : "";
+  put("path", { class: "threshold", d: line(2) });
+  put("path", { class: `score${alarm}`, d: line(1) });
+  put("circle", { class: `score${alarm}`, cx: x(time), cy: y(score), r: 4 });
+  put("text", { class: "threshold", x: left + 6, y: y(limit) - 5 }, `alarm above ${short(limit)}`);
+  put("text", { class: `score${alarm}`, x: right, y: 11, "text-anchor": "end" }, `${alarm ? "alarm: " : ""}score \u25CF ${short(score)}`);
+}
+
+/** Three to six round numbers from at most the smallest value (and 0) to at least the largest. */
+function niceTicks(values) {
+  const low = Math.min(0, ...values), high = Math.max(low + 1e-6, ...(values.length ? values.map((v) => 1.1 * v) : [1]));
+  const rough = (high - low) / 4, power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((n) => n * power).find((n) => n >= rough);
+  const first = Math.floor(low / step + 1e-9), last = Math.ceil(high / step - 1e-9);
+  return Array.from({ length: last - first + 1 }, (_, i) => Number(((first + i) * step).toPrecision(6)));
 }
 
 /** At most four signs of a number. */

@@ -31,6 +31,10 @@ class HubTile extends Tile {
     this.address.hub.visit(this.name);
   }
 
+  refuse(text) { // of the hub's line to the robot: no person here can mend it
+    this.log(text, "refused");
+  }
+
   paint() {
     super.paint();
     const { hub } = this.address, control = this.part(".control"), here = hub.helping === this.name;

@@ -1,7 +1,7 @@
 // One robot as a page shows it: what is seen of it, what a person asks of it. Its own process has the last word on both.
 
 import { ask } from "./ask.js";
-import { buildBars, drawScore, element, setBars, short } from "./draw.js";
+import { buildBars, drawScore, element, setBars } from "./draw.js";
 import { Hands } from "./hands.js";
 
 const BUTTONS = [
@@ -52,6 +52,8 @@ export class Tile {
     this.root.addEventListener("pointerdown", () => page.select(this), true);
     const speed = this.part(".speed input");
     speed.addEventListener("input", () => { this.part(".speed output").textContent = `${speed.value} %`; });
+    // The cameras stick below the head, whose height its words decide.
+    new ResizeObserver(([{ target }]) => this.root.style.setProperty("--head", `${target.offsetHeight}px`)).observe(this.part(".head"));
     this.connect();
     this.alive = setInterval(() => this.sayAlive(), ALIVE_EVERY);
   }
@@ -258,9 +260,8 @@ export class Tile {
     const source = this.part(".source");
     source.textContent = `${status.source || "none"}${status.limited && status.limited.length ? ", limited: " + status.limited.join(", ") : ""}`;
     source.className = `source ${status.source}`;
-    drawScore(this.part(".chart"), this.scores, performance.now() / 1000, this.hello && this.hello.detector);
-    const last = this.scores[this.scores.length - 1];
-    this.part(".score-now").textContent = last ? `${short(last[1])} of ${short(last[2])}${last[1] > last[2] ? ": alarm" : ""}` : "";
+    this.part(".scores").hidden = !this.scores.length && !(this.hello && this.hello.detector);
+    drawScore(this.part(".chart"), this.scores, performance.now() / 1000);
     const rate = this.hello ? this.hello.rate : 0;
     const rows = [
       ["Loop", `${fixed(status.loop_hz)} of ${rate} Hz`, status.loop_hz < 0.7 * rate && status.phase !== "idle" && status.phase !== "ended"],
