@@ -13,6 +13,7 @@ from dataclasses import replace
 from real_robot.bridge.robot import TopicRobot
 from real_robot.bridge.ros.action_types import SERVICES, ServiceDone, TriggerRequest
 from real_robot.bridge.ros.actions import Answer, GraphTransport, ServiceClient, graph_of
+from real_robot.bridge.transports.base import TransportError
 from real_robot.control.robot_loop import Operator, OperatorCommand
 from real_robot.operator.intervention import InterventionError
 from real_robot.operator.topics import EpisodeServices
@@ -156,7 +157,12 @@ def scene_first(
     """
     if not _names(services):
         return None
-    graph = graph_of(robot.transport, f"episode: {_names(services)[0]}")
+    try:
+        graph = graph_of(robot.transport, f"episode: {_names(services)[0]}")
+    except TransportError as error:
+        raise TransportError(
+            f"{error}. Set episode={{begin: '', reset: ''}} where a person lays the scene out"
+        ) from error
     return SceneFirst(operator, services, graph, robot.flush, hold, tell)
 
 

@@ -38,7 +38,12 @@ def detector(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_with_keys_an_alarm_makes_the_robot_hold_and_is_in_the_log(
     detector: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = ("transport.kind=memory_transport:MemoryConfig", f"transport.graph={tmp_path.name}")
+    own = (
+        "transport.kind=memory_transport:MemoryConfig",
+        f"transport.graph={tmp_path.name}",
+        "episode.begin=''",
+        "episode.reset=''",
+    )
     transport = MemoryConfig(kind="memory", graph=tmp_path.name).open()
     point, policy, said = PointRobot(transport), Walker(), list[str]()
     reading, writing = os.pipe()
