@@ -174,7 +174,7 @@ def test_a_person_is_asked_rewinds_and_labels_over_ros(graph: RosGraph, tabletop
 
         def await_status(phases: set[str], scores: list[list[float]]) -> dict[str, Any]:
             nonlocal statuses
-            deadline = time.monotonic() + 240
+            deadline, status = time.monotonic() + 240, None
             while time.monotonic() < deadline:
                 if isinstance(data := page.recv(timeout=60), bytes):
                     continue
