@@ -355,7 +355,11 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_override(text: str) -> dict[str, Any]:
-    """Read `"algo.lr=1e-5"` as `{"algo": {"lr": 1e-05}}`; a ConfigError says that key or value cannot be read."""
+    """Read `"algo.lr=1e-5"` as `{"algo": {"lr": 1e-05}}`, and `"algo=ppo"` as `{"algo": {"kind": "ppo"}}`.
+
+    Raises:
+        ConfigError: key or value cannot be read.
+    """
     key, equals, raw = text.partition("=")
     if not equals or not all(key.split(".")):
         raise ConfigError(f"override {text!r}: expected key=value, for example algo.lr=1e-5")
@@ -363,6 +367,8 @@ def parse_override(text: str) -> dict[str, Any]:
         value: Any = yaml.load(raw, _Loader) if raw else None
     except yaml.YAMLError as error:
         raise ConfigError(f"override {text!r}: the value is not valid YAML: {error}") from None
+    if key in KINDS and isinstance(value, str):
+        value = {"kind": value}
     for part in reversed(key.split(".")):
         value = {part: value}
     return value

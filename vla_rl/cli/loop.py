@@ -1,4 +1,4 @@
-"""Commands of many runs: the closed loop, its demonstration, and the ablation with negative controls."""
+"""Commands of many runs: the closed loop, its demonstration, the ablation with negative controls, and the sweep."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ def register(app: typer.Typer) -> None:
     app.command()(ablate)
     app.command()(demo)
     app.command()(loop)
+    app.command()(sweep)
 
 
 def ablate(
@@ -64,3 +65,32 @@ def loop(recipe: RecipeName, overrides: Overrides = None, output: Output = None,
     with resumable("loop", recipe, overrides, folder):
         last = run_loop(loaded, folder, program=PROGRAM, show=say)
     typer.echo(f"policy: {RunFolder(last.run).policy}\nreport: {RunFolder(folder).report}")
+
+
+def sweep(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    over: Annotated[
+        list[str] | None, typer.Option(help="An option and its values: algo.lr=1e-4,3e-4; repeat it.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs side by side.")] = 2,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder of all runs, by default runs/NAME-sweep; goes on.")
+    ] = None,
+) -> None:
+    """Train with every combination of some options' values, and put the runs' success into one table."""
+    from rich.console import Console
+
+    from vla_rl.config import ConfigError
+    from vla_rl.workflows.sweep import RESULT_FILE
+    from vla_rl.workflows.sweep import sweep as run_sweep
+
+    if not over:
+        raise ConfigError("--over: none given; name an option and its values, for example --over algo.lr=1e-4,3e-4")
+    folder = output or Path("runs") / f"{load(recipe, overrides).name}-sweep"
+    try:
+        result = run_sweep(recipe, overrides or [], over, folder, jobs=jobs, program=PROGRAM)
+    except KeyboardInterrupt:
+        raise stopped(f"Finished runs are kept in {folder}; the same command resumes there.") from None
+    Console().print(result.table())
+    typer.echo(f"written: {folder / RESULT_FILE}")

@@ -1,0 +1,230 @@
+"""Ask a vla-rl policy server for actions: numpy, msgpack and websockets, Python 3.8 or newer.
+
+    with PolicyClient("gpu-box:8000", token=token, ca="cert.pem") as client:
+        actions = client.act({"wrist": image}, state, "pick up the cup")  # float32 (H, A)
+
+The wire format is that of real_robot/serving/protocol.py, which is openpi's: msgpack, arrays as maps of bytes. Only
+numbers travel; a message is bounded. This file imports nothing else of vla-rl.
+"""
+
+import inspect
+import math
+import re
+import socket
+import ssl
+import threading
+from contextlib import suppress
+from typing import Any, Dict, Optional
+
+import msgpack
+import numpy as np
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
+from websockets.sync.client import connect
+
+__all__ = ["InferenceTimeout", "NotAuthorised", "PolicyClient", "PolicyClientError", "ServerError", "ServerUnavailable"]
+__version__ = "0.1.0"
+
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+MAX_ITEMS = 1024
+DEFAULT_PORT = 8000
+_DTYPE = re.compile(r"^(?:[<>=|]?(?:[iu][1248]|f[248])|[|]?b1|\?)$")
+
+
+class PolicyClientError(RuntimeError):
+    """Base of what a client can meet: catch it to hold the robot."""
+
+
+class ServerUnavailable(PolicyClientError):
+    """No server there, the connection was lost, or it is not ready yet. The next request tries again."""
+
+
+class NotAuthorised(PolicyClientError):
+    """The server wants a token, or another one."""
+
+
+class InferenceTimeout(PolicyClientError):
+    """The server did not answer in time."""
+
+
+class ServerError(PolicyClientError):
+    """The server answered with an error, or with what is no answer; the text says which."""
+
+
+class PolicyClient:
+    """One connection to a policy server. Calls are made one at a time; a second thread waits for its turn.
+
+    Args:
+        address: host, host:port, [IPv6]:port, or one of them after ws:// or wss:// (encrypted).
+        token: bearer token.
+        ca: PEM file of the authorities that are trusted, alone; with it an address without scheme is wss. None: the
+            system's.
+        connect_timeout: seconds for the connection and its handshake.
+        ready_timeout: seconds to wait for the metadata, which come when the policy is loaded and warm.
+        infer_timeout: seconds from a request to its answer.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        token: Optional[str] = None,
+        ca: Optional[str] = None,
+        connect_timeout: float = 2.0,
+        ready_timeout: float = 10.0,
+        infer_timeout: float = 2.0,
+    ) -> None:
+        self.address = _url(address, ca is not None)
+        self.metadata: Dict[str, Any] = {}
+        self._token, self._connect_timeout = token, connect_timeout
+        self._ready_timeout, self._infer_timeout = ready_timeout, infer_timeout
+        self._tls = ssl.create_default_context(cafile=ca) if self.address.startswith("wss:") else None
+        self._lock = threading.Lock()
+        self._connection: Any = None
+
+    def __enter__(self) -> "PolicyClient":
+        with self._lock:
+            self._connected()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def act(self, images: Dict[str, np.ndarray], state: np.ndarray, instruction: str) -> np.ndarray:
+        """Return a chunk of actions, float32 (H, A), in the units that the policy was trained in.
+
+        Args:
+            images: camera -> RGB, uint8 (height, width, 3). state: float32 (S,).
+
+        Raises:
+            PolicyClientError: see its subclasses; hold the robot.
+        """
+        state = np.asarray(state, np.float32)
+        return self.infer({"images": images, "state": state, "instruction": instruction})["actions"]
+
+    def infer(self, request: Dict[str, Any]) -> Dict[str, Any]:
+        """Send one request (keys: docs/serve.md) and wait for its answer, which has `actions`, float32 (H, A).
+
+        Raises:
+            PolicyClientError: see its subclasses.
+            ValueError, TypeError: the request holds something that may not travel.
+        """
+        data = msgpack.packb(request, default=_pack_array)
+        with self._lock:
+            connection = self._connected()
+            # A hung server with full buffers would let a send wait for ever.
+            timer = threading.Timer(self._infer_timeout, _hang_up, [connection])
+            timer.daemon = True
+            timer.start()
+            try:
+                connection.send(data)
+                timer.cancel()
+                reply = self._receive(connection, self._infer_timeout)
+                actions = reply.get("actions")
+                if not isinstance(actions, np.ndarray) or actions.ndim != 2 or not np.isfinite(actions).all():
+                    raise ServerError("an answer without finite actions (H, A)")
+                return reply
+            except BaseException as error:  # an answer may still come, and must not meet the next request
+                self._drop()
+                if isinstance(error, (ConnectionClosed, OSError)):
+                    raise ServerUnavailable(f"lost the policy server at {self.address}: {error}") from error
+                raise
+            finally:
+                timer.cancel()
+
+    def close(self) -> None:
+        """Close the connection; the client may be used again."""
+        with self._lock:
+            self._drop()
+
+    def _connected(self) -> Any:
+        if self._connection is not None:
+            return self._connection
+        options: Dict[str, Any] = {"ssl": self._tls, "open_timeout": self._connect_timeout, "close_timeout": 0.2}
+        options.update(max_size=MAX_MESSAGE_BYTES, compression=None)
+        if self._token is not None:
+            options["additional_headers"] = {"Authorization": f"Bearer {self._token}"}
+        if "proxy" in inspect.signature(connect).parameters:  # websockets 15 and newer would ask the environment
+            options["proxy"] = None
+        try:
+            connection = connect(self.address, **options)
+        except InvalidStatus as error:
+            status = error.response.status_code
+            text = (getattr(error.response, "body", None) or b"").decode("utf-8", "replace").strip()
+            kind = NotAuthorised if status in (401, 403) else ServerUnavailable
+            raise kind(f"{self.address} refused the connection ({status}): {text}") from error
+        except (OSError, TimeoutError, InvalidHandshake, EOFError) as error:
+            raise ServerUnavailable(
+                f"no policy server at {self.address}: {error or type(error).__name__}. Is `vla-rl serve` running there?"
+            ) from error
+        try:
+            self.metadata = self._receive(connection, self._ready_timeout)
+        except (ConnectionClosed, PolicyClientError) as error:
+            connection.close()
+            raise ServerUnavailable(f"{self.address}: the policy was not ready: {error}") from error
+        self._connection = connection
+        return connection
+
+    def _receive(self, connection: Any, timeout: float) -> Dict[str, Any]:
+        try:
+            data = connection.recv(timeout=timeout)
+        except TimeoutError:
+            raise InferenceTimeout(f"{self.address} did not answer in {timeout:g} s") from None
+        if isinstance(data, str):
+            raise ServerError(f"the policy server says: {data[:4096]}")
+        try:
+            message = msgpack.unpackb(
+                data, object_hook=_on_map, max_array_len=MAX_ITEMS, max_map_len=MAX_ITEMS, max_ext_len=0
+            )
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+            raise ServerError(f"unreadable answer: {error}") from error
+        if not isinstance(message, dict):
+            raise ServerError(f"unreadable answer: a {type(message).__name__} in place of a map")
+        return message
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+def _url(address: str, encrypted: bool) -> str:
+    scheme, separator, rest = address.rpartition("://")
+    scheme = scheme if separator else "wss" if encrypted else "ws"
+    if scheme not in ("ws", "wss") or not rest or (encrypted and scheme == "ws"):
+        raise ValueError(f"address {address!r}: expected host, host:port, ws://... or wss://... (wss with a ca)")
+    host = rest.rstrip("/")
+    if not re.search(r":\d+$", host if not host.endswith("]") else ""):
+        host = f"{host}:{DEFAULT_PORT}"
+    return f"{scheme}://{host}"
+
+
+def _hang_up(connection: Any) -> None:
+    with suppress(OSError):  # it is closed already
+        socket.socket.shutdown(connection.socket, socket.SHUT_RDWR)
+
+
+def _pack_array(value: Any) -> Any:
+    if isinstance(value, (np.ndarray, np.generic)) and not _DTYPE.match(value.dtype.str):
+        raise TypeError(f"an array of {value.dtype}: allowed are booleans, integers and floats")
+    if isinstance(value, np.ndarray):
+        return {b"__ndarray__": True, b"data": value.tobytes(), b"dtype": value.dtype.str, b"shape": value.shape}
+    if isinstance(value, np.generic):
+        return {b"__npgeneric__": True, b"data": value.item(), b"dtype": value.dtype.str}
+    raise TypeError(f"{type(value).__name__} is neither a number, a string, a list, a map nor a numeric array")
+
+
+def _on_map(value: Dict[Any, Any]) -> Any:
+    if b"__ndarray__" in value:
+        dtype, shape, data = (value.get(key) for key in (b"dtype", b"shape", b"data"))
+        if not isinstance(dtype, str) or not _DTYPE.match(dtype) or not isinstance(data, bytes):
+            raise ValueError("an array of something else than numbers")
+        if not isinstance(shape, list) or len(shape) > 5 or not all(type(n) is int and n >= 0 for n in shape):
+            raise ValueError(f"an array of shape {shape!r}")
+        if len(data) != math.prod(shape) * np.dtype(dtype).itemsize:
+            raise ValueError(f"an array of shape {shape} with {len(data)} bytes")
+        return np.frombuffer(data, dtype).reshape(shape)
+    if b"__npgeneric__" in value:
+        dtype = value.get(b"dtype")
+        if not isinstance(dtype, str) or not _DTYPE.match(dtype):
+            raise ValueError("a number of another kind")
+        return np.dtype(dtype).type(value.get(b"data"))
+    return value

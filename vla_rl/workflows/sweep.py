@@ -1,0 +1,170 @@
+"""Every combination of some options' values, each as a run of its own, in one table.
+
+    vla-rl sweep tabletop_grpo --over algo.lr=1e-4,3e-4 --over seed=0,1,2
+
+Runs are evaluated on the `validation` split: the best of many, chosen on the states of the claim, would flatter it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import rich
+from pydantic import Field
+
+from vla_rl.common.atomic import write_text_atomic
+from vla_rl.config import Config, ConfigError
+from vla_rl.evaluation.compare import compare
+from vla_rl.evaluation.results import Evaluation
+from vla_rl.evaluation.statistics import Interval
+from vla_rl.recipe.recipe import Recipe, load_recipe
+from vla_rl.workflows.jobs import Job, job, run_jobs
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+RESULT_FILE = "sweep.json"
+SPLIT = "eval.split=validation"
+
+
+class SweepRow(Config):
+    """One run.
+
+    Attributes:
+        values: the combination, as overrides. run: its folder, inside the sweep's.
+        rates: mode -> success rate, of all tasks. gains: mode -> [difference to the policy that RL began with, low,
+            high], paired by initial state, in fractions.
+    """
+
+    values: tuple[str, ...]
+    run: str
+    rates: dict[str, float]
+    gains: dict[str, tuple[float, float, float]]
+
+
+class Sweep(Config):
+    """The outcome of `sweep`.
+
+    Attributes:
+        num_episodes: of one run's evaluation, each mode.
+    """
+
+    recipe: str
+    num_episodes: int
+    rows: tuple[SweepRow, ...] = Field(description="In the order of the options' values.")
+
+    def table(self) -> Table:
+        """For the console, best sampled success first."""
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table
+
+        modes = list(self.rows[0].rates)
+        best = modes[-1]
+        table = Table(
+            title=f"{self.recipe}: {len(self.rows)} runs, n = {self.num_episodes} each, validation split",
+            caption="The best of several is flattered by the choice: confirm it on the eval split, with further seeds.",
+            box=SIMPLE_HEAD,
+        )
+        table.add_column("values", overflow="fold")
+        for mode in modes:
+            table.add_column(f"{mode} %", justify="right", no_wrap=True)
+            table.add_column("gain, 95 % interval", justify="right", no_wrap=True)
+        for row in sorted(self.rows, key=lambda row: -row.rates[best]):
+            cells = []
+            for mode in modes:
+                points = [100 * value for value in row.gains[mode]]
+                cells += [f"{100 * row.rates[mode]:.1f}", f"{points[0]:+.1f} [{points[1]:+.1f}, {points[2]:+.1f}]"]
+            table.add_row(" ".join(row.values), *cells)
+        return table
+
+
+def combinations(over: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return every combination of `["algo.lr=1e-4,3e-4", "seed=0,1"]` as overrides; commas within brackets do not part.
+
+    Raises:
+        ConfigError: one has no key, or a value is empty.
+    """
+    axes = []
+    for text in over:
+        key, equals, raw = text.partition("=")
+        values = [value.strip() for value in re.split(r",(?![^\[{]*[\]}])", raw)]
+        if not key or not equals or not all(values):
+            raise ConfigError(f"--over: got {text!r}; give a key and its values, for example algo.lr=1e-4,3e-4")
+        if len(set(values)) < len(values):
+            raise ConfigError(f"--over: {text!r} names a value twice")
+        axes.append([f"{key}={value}" for value in values])
+    return list(itertools.product(*axes))
+
+
+def sweep(
+    recipe_name: str,
+    overrides: Sequence[str],
+    over: Sequence[str],
+    folder: Path,
+    *,
+    program: Sequence[str],
+    jobs: int = 2,
+    show: Callable[[str], None] = rich.print,
+) -> Sweep:
+    """Run `vla-rl train` for every combination, side by side, and evaluate each against the policy that it began with.
+
+    Runs that are already finished in `folder` are not repeated; unfinished ones resume.
+
+    Args:
+        recipe_name, overrides: as on the command line; handed to each run.
+        over: options with their values (see `combinations`).
+        program: how `vla-rl` is started. jobs: runs side by side, each with its share of the cores.
+
+    Raises:
+        ConfigError: an option or value is wrong (before anything runs), or `folder` holds runs of another recipe.
+        RuntimeError: a run failed; its log is named.
+    """
+    chosen = combinations(over)
+    recipes = [load_recipe(recipe_name, [*overrides, *values, SPLIT]) for values in chosen]
+    folder.mkdir(parents=True, exist_ok=True)
+    bases: dict[str, Job] = {}
+    for values, recipe in zip(chosen, recipes, strict=True):
+        key = _what_is_evaluated(recipe)
+        if key not in bases:
+            own = [*overrides, *values, SPLIT, "num_threads=0"]
+            bases[key] = job("eval", recipe_name, own, folder / f"base-{len(bases)}")
+    runs = []
+    for values in chosen:
+        own = [*overrides, *values, SPLIT, "train.evaluate=after", "num_threads=0"]
+        runs.append(job("train", recipe_name, own, folder / _name(values)))
+    show(f"{len(runs)} runs, {jobs} side by side; each writes its output to a .log in {folder}")
+    run_jobs([*bases.values(), *runs], jobs, program, show)
+    rows, num_episodes = [], 0
+    for values, recipe, run in zip(chosen, recipes, runs, strict=True):
+        before, after = Evaluation.load(bases[_what_is_evaluated(recipe)].result), Evaluation.load(run.result)
+        rows.append(_row(values, run.folder.name, before, after))
+        num_episodes = after.rate(after.modes[-1]).num_episodes
+    result = Sweep(recipe=recipes[0].name, num_episodes=num_episodes, rows=tuple(rows))
+    write_text_atomic(folder / RESULT_FILE, result.model_dump_json(indent=1) + "\n")
+    return result
+
+
+def _what_is_evaluated(recipe: Recipe) -> str:
+    """The policy that RL begins with, and how it is evaluated: runs in which these are the same share one base."""
+    parts = {"policy": recipe.policy, "env": recipe.acting_env, "eval": recipe.eval}
+    return json.dumps({name: part.model_dump(mode="json") for name, part in parts.items()}, sort_keys=True)
+
+
+def _name(values: Sequence[str]) -> str:
+    """A folder's name for a combination."""
+    return re.sub(r"[^\w.=,+-]+", "_", ",".join(values))
+
+
+def _row(values: tuple[str, ...], run: str, before: Evaluation, after: Evaluation) -> SweepRow:
+    found = compare(before, after)
+    gains: dict[str, tuple[float, float, float]] = {}
+    for mode in after.modes:
+        result = found.result(mode)
+        interval: Interval = result.bootstrap
+        gains[mode] = (result.difference, interval.low, interval.high)
+    return SweepRow(values=values, run=run, rates={mode: after.rate(mode).rate for mode in after.modes}, gains=gains)
