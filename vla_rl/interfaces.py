@@ -174,6 +174,10 @@ class EnvConfig(Config):
         """Return the facts about the environment, without starting a simulator where that is possible."""
         raise NotImplementedError(f"{type(self).__name__} must implement env_spec() -> EnvSpec")
 
+    def without_expert(self) -> dict[str, str]:
+        """Tasks, by name, for which no scripted expert is offered, and why; those of which it is known beforehand."""
+        return {}
+
     def exact(self) -> EnvConfig:
         """The same environment without an approximation that training may make; itself where there is none."""
         return self

@@ -11,6 +11,7 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 from sim.base import SimConfig, check_known
 from sim.gl_devices import check_backend
 from sim.libero.library import instruction_of, suite_tasks
+from sim.libero.measured import why_not_offered
 from sim.libero.suites import CAMERAS, CONTROL_HZ, HORIZONS, NUM_OFFICIAL_STATES, VIEWS, nearest_tasks, task_labels
 from vla_rl.config import ConfigError
 from vla_rl.types import EnvSpec
@@ -88,6 +89,11 @@ class LiberoConfig(SimConfig):
             suite=self.suite,
             labels={task: label for task, label in task_labels(suite_tasks(self.suite)).items() if task in tasks},
         )
+
+    def without_expert(self) -> dict[str, str]:
+        """See `EnvConfig.without_expert`: by what was measured."""
+        reasons = {task: why_not_offered(self.suite, task) for task in self.task_names()}
+        return {task: reason for task, reason in reasons.items() if reason}
 
     def exact(self) -> LiberoConfig:
         """The same with exact pictures."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sim.libero.library import import_library
+from sim.libero.measured import why_not_offered
 from sim.libero.suites import CAMERAS, NUM_OFFICIAL_STATES, nearest_tasks
 from sim.single_env import SingleEnv, SingleObservation
 from vla_rl.data.segmentation import CAMERA_PREFIX
@@ -45,6 +46,11 @@ class LiberoEnv(SingleEnv):
             ValueError: unknown task or split, an index that is negative or not among the official
                 states, or another task's keyframe.
         """
+        self.begin(spec)
+        return self.observe()
+
+    def begin(self, spec: EpisodeSpec) -> None:
+        """`reset`, without drawing anything."""
         self._check(spec)
         loaded = self._load(spec.task)
         self._instruction = spec.instruction or self.spec.tasks[spec.task]
@@ -58,7 +64,6 @@ class LiberoEnv(SingleEnv):
         else:
             self._start(loaded, spec)
         loaded.begin_episode()
-        return self.observe()
 
     def _check(self, spec: EpisodeSpec) -> None:
         if spec.task not in self.spec.tasks:
@@ -123,11 +128,13 @@ class LiberoEnv(SingleEnv):
         return SingleObservation(images, loaded.scene.proprioception(shown), self._instruction)
 
     def expert_action(self) -> np.ndarray:
-        """The scripted expert's next action, float32 (7,). Only for tasks that put one object on or in something.
+        """The scripted expert's next action, float32 (7,). Only for tasks that it was measured to solve.
 
         Raises:
-            NotImplementedError: the task has another kind of goal.
+            NotImplementedError: it is not offered for the task; says why.
         """
+        if reason := why_not_offered(self.config.suite, self.loaded.task):
+            raise NotImplementedError(reason)
         return self.loaded.expert.action()
 
     def save_state(self) -> Keyframe:

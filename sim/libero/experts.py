@@ -9,6 +9,7 @@ closed), so the expert goes on from any state, also after noise, a lost grasp or
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import mujoco
@@ -44,6 +45,13 @@ class Grasp:
     yaw: float
 
 
+def placed_object(goal: Sequence[Sequence[str]], movable: Collection[str]) -> tuple[str, str] | None:
+    """The object and what it goes on or in, of a BDDL goal that is one such placement; None for any other."""
+    if len(goal) != 1 or goal[0][0] not in ("on", "in") or goal[0][1] not in movable:
+        return None
+    return goal[0][1], goal[0][2]
+
+
 class PickAndPlace:
     """The expert of one scene. `begin` at the start of each episode, then `action`.
 
@@ -54,9 +62,9 @@ class PickAndPlace:
     def __init__(self, scene: Scene) -> None:
         self.scene, self.env = scene, scene.env
         goal = self.env.parsed_problem["goal_state"]
-        if len(goal) != 1 or goal[0][0] not in ("on", "in") or goal[0][1] not in self.env.objects_dict:
+        if (placed := placed_object(goal, self.env.objects_dict)) is None:
             raise NotImplementedError(f"there is no scripted expert for the goal {goal}")
-        _, self.object_name, self.target_name = goal[0]
+        self.object_name, self.target_name = placed
         model = scene.model
         things = {**self.env.objects_dict, **self.env.fixtures_dict}
         self.shapes = {name: Shape(model, thing.contact_geoms) for name, thing in things.items() if thing.contact_geoms}

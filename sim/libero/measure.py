@@ -1,8 +1,14 @@
-"""Measures the scripted experts: `python -m sim.libero.measure --suite libero_spatial --states 10`."""
+"""Measures the scripted experts, without rendering.
+
+python -m sim.libero.measure --suite libero_spatial --states 10
+python -m sim.libero.measure --update          # the table that decides where an expert is offered
+python -m sim.libero.measure --markdown        # that table, as docs/libero.md shows it
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +17,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sim.libero.config import LiberoConfig
+from sim.libero.measured import OFFERED_FROM, TABLE, is_offered, measured_experts
+from sim.libero.suites import HORIZONS
+from vla_rl.common.atomic import write_text_atomic
 from vla_rl.config import validate
 from vla_rl.types import EpisodeSpec, Split
 
 if TYPE_CHECKING:
     from sim.libero.env import LiberoEnv
+
+TABLE_STATES = 5  # train states of each task
 
 
 @dataclass(frozen=True)
@@ -45,27 +56,89 @@ def measure_experts(
     Args:
         noise: standard deviation of Gaussian noise added to the six motion components.
     """
-    values = {"suite": suite, "tasks": tuple(tasks), "assets_path": assets_path, "image_size": 8}
-    env = validate(LiberoConfig, values, prefix="env").make()
+    env = _make(suite, tasks, assets_path)
     results = []
     for task in env.spec.tasks:
-        rng = np.random.default_rng(0)
-        steps: list[int] = []
-        failed: list[int] = []
-        for index in range(num_states):
-            taken = _run_expert(env, EpisodeSpec(task, split, index), noise, rng)
-            if taken is None:
-                failed.append(index)
-            else:
-                steps.append(taken)
-        result = ExpertResult(task, num_states, tuple(failed), tuple(steps))
+        result = _measure_task(env, task, num_states, split, noise)
         results.append(result)
-        print(
-            _line(task, result.num_success, num_states, steps) + (f"  failed: {failed}" if failed else ""), flush=True
-        )
+        failed = f"  failed: {list(result.failed)}" if result.failed else ""
+        print(_line(task, result.num_success, num_states, result.steps) + failed, flush=True)
     all_steps = [count for result in results for count in result.steps]
     print(_line(f"{suite}, {split}, noise {noise:g}", len(all_steps), num_states * len(results), all_steps), flush=True)
     return results
+
+
+def update_table(
+    suites: Sequence[str],
+    num_states: int,
+    tasks: Sequence[str] = (),
+    assets_path: Path | None = None,
+    table: Path = TABLE,
+) -> None:
+    """Measure the tasks that the table lacks, on `train` states; it is written after each, so that this can be stopped.
+
+    Tasks whose goal the expert does not know are not in the table.
+    """
+    from sim.libero.library import bddl_path, import_library
+
+    import_library(assets_path)
+    found = json.loads(table.read_text()) if table.is_file() else {}
+    for suite in suites:
+        env = _make(suite, tasks, assets_path)
+        for task in env.spec.tasks:
+            if task in found.setdefault(suite, {}) or not _is_known_goal(bddl_path(suite, task)):
+                continue
+            result = _measure_task(env, task, num_states, "train", 0.0)
+            found[suite][task] = [result.num_success, num_states]
+            print(_line(task, result.num_success, num_states, result.steps), flush=True)
+            write_text_atomic(table, _as_text(found))
+        env.close()
+
+
+def _as_text(found: dict[str, dict[str, list[int]]]) -> str:
+    """JSON with a line a task."""
+    suites = []
+    for suite, tasks in found.items():
+        lines = ",\n".join(f"  {json.dumps(task)}: {json.dumps(counts)}" for task, counts in tasks.items())
+        suites.append(f" {json.dumps(suite)}: {{\n{lines}\n }}")
+    return "{\n" + ",\n".join(suites) + "\n}\n"
+
+
+def _is_known_goal(bddl: Path) -> bool:
+    from libero.libero.envs.bddl_utils import robosuite_parse_problem
+
+    from sim.libero.experts import placed_object
+
+    problem = robosuite_parse_problem(str(bddl))
+    movable = {name for names in problem["objects"].values() for name in names}
+    return placed_object(problem["goal_state"], movable) is not None
+
+
+def markdown() -> str:
+    """The table for docs/libero.md: by suite, where the expert is offered, and the tasks that it fails."""
+    from sim.libero.library import suite_tasks
+
+    lines = ["| suite | offered, of all tasks | solved there | measured, and not offered (task: solved) |"]
+    lines.append("|---|---|---|---|")
+    for suite, tasks in measured_experts().items():
+        numbers = {task: number for number, task in enumerate(suite_tasks(suite))}
+        good = [counts for task, counts in tasks.items() if is_offered(suite, task)]
+        bad = [f"{numbers[task]}: {solved}" for task, (solved, _) in tasks.items() if not is_offered(suite, task)]
+        solved, of = (sum(counts[i] for counts in good) for i in range(2))
+        lines.append(f"| {suite} | {len(good)} of {len(numbers)} | {solved} of {of} | {', '.join(bad) or 'none'} |")
+    return "\n".join(lines)
+
+
+def _make(suite: str, tasks: Sequence[str], assets_path: Path | None) -> LiberoEnv:
+    values = {"suite": suite, "tasks": tuple(tasks), "assets_path": assets_path, "max_scenes": 1}
+    return validate(LiberoConfig, values, prefix="env").make()
+
+
+def _measure_task(env: LiberoEnv, task: str, num_states: int, split: Split, noise: float) -> ExpertResult:
+    rng = np.random.default_rng(0)
+    taken = [_run_expert(env, EpisodeSpec(task, split, index), noise, rng) for index in range(num_states)]
+    failed = tuple(index for index, steps in enumerate(taken) if steps is None)
+    return ExpertResult(task, num_states, failed, tuple(steps for steps in taken if steps is not None))
 
 
 def _line(name: str, num_success: int, total: int, steps: Sequence[int]) -> str:
@@ -74,10 +147,10 @@ def _line(name: str, num_success: int, total: int, steps: Sequence[int]) -> str:
 
 
 def _run_expert(env: LiberoEnv, spec: EpisodeSpec, noise: float, rng: np.random.Generator) -> int | None:
-    """Steps until success, None at the horizon. Renders nothing after the reset."""
-    env.reset(spec)
+    """Steps until success, None at the horizon. Renders nothing."""
+    env.begin(spec)
     for step in range(env.horizon):
-        action = env.expert_action()
+        action = env.loaded.expert.action()
         action[:6] += noise * rng.standard_normal(6)
         if env.apply(np.clip(action, -1, 1)):
             return step + 1
@@ -85,15 +158,29 @@ def _run_expert(env: LiberoEnv, spec: EpisodeSpec, noise: float, rng: np.random.
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--suite", default="libero_spatial")
-    parser.add_argument("--states", type=int, default=10, help="initial states a task")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--suite", choices=tuple(HORIZONS), help="libero_spatial; with --update, all if not given")
+    parser.add_argument("--states", type=int, help=f"initial states a task: 10; with --update {TABLE_STATES}, of train")
     parser.add_argument("--tasks", nargs="*", default=[], help="names or numbers; all if none")
     parser.add_argument("--split", default="eval", choices=("train", "validation", "eval"))
     parser.add_argument("--noise", type=float, default=0.0, help="standard deviation of action noise")
     parser.add_argument("--assets", type=Path, default=None, help="LIBERO's assets; else $LIBERO_ASSETS")
+    parser.add_argument(
+        "--update",
+        action="store_true",
+        help=f"measure the tasks that {TABLE.name} lacks; can be stopped and goes on",
+    )
+    parser.add_argument("--markdown", action="store_true", help=f"print it; offered from {OFFERED_FROM:.0%} on")
     args = parser.parse_args()
-    measure_experts(args.suite, args.states, args.tasks, args.split, args.noise, args.assets)
+    if args.update:
+        update_table(
+            [args.suite] if args.suite else list(HORIZONS), args.states or TABLE_STATES, args.tasks, args.assets
+        )
+    elif args.markdown:
+        print(markdown())
+    else:
+        suite = args.suite or "libero_spatial"
+        measure_experts(suite, args.states or 10, args.tasks, args.split, args.noise, args.assets)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
 from vla_rl.config import Config, ConfigError
 from vla_rl.types import Split
+
+
+def _kept_by_default(values: dict[str, Any]) -> Literal["all", "successes"]:
+    return "successes" if values.get("source") == "expert" else "all"
 
 
 class CollectConfig(Config):
@@ -36,7 +40,11 @@ class CollectConfig(Config):
         "tell whether imagination orders the episodes of a state as reality does, which is what GRPO learns from.",
     )
     start_index: NonNegativeInt = Field(default=0, description="First initial state of the split.")
-    keep: Literal["all", "successes"] = Field(default="all", description="Keep every episode, or those that succeed.")
+    keep: Literal["all", "successes"] = Field(
+        default_factory=_kept_by_default,
+        description="Keep every episode, or those that succeed; if not given, the expert's successes, and all of a "
+        "policy's. A world model learns from failures too: all.",
+    )
     max_attempts: PositiveInt = Field(
         default=5, description="With keep=successes: give a task up after this many times episodes_per_task attempts."
     )

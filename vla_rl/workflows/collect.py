@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def collect(recipe: Recipe, config: CollectConfig, show: Callable[[str], None]) -> dict[str, Any]:
     """Write the dataset that `config` describes: demonstrations of the expert, or the recipe's policy at work."""
-    from vla_rl.workflows.record_dataset import collect_dataset, finished_dataset
+    from vla_rl.workflows.record_dataset import collect_dataset, finished_dataset, left_out
 
     if config.imagined and not recipe.env.is_imagined:
         raise ConfigError(
@@ -28,6 +28,9 @@ def collect(recipe: Recipe, config: CollectConfig, show: Callable[[str], None]) 
         if (finished := finished_dataset(env_config, config, version, recipe.seed)) is not None:
             return finished
         policy = build_policy(recipe, env_config.env_spec())  # type: ignore[attr-defined]
+
+    for reason in left_out(env_config, config).values():
+        show(f"left out: {reason}")
 
     def on_progress(summary: dict[str, Any]) -> None:
         attempts = summary["attempts"]

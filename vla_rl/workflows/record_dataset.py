@@ -26,7 +26,7 @@ from vla_rl.data.dataset import OBSERVED_EVERY
 from vla_rl.data.lerobot_assembly import assemble
 from vla_rl.data.lerobot_io import RecordedEpisode, dataset_features, read_shards, write_shard
 from vla_rl.data.segmentation import CAMERA_PREFIX
-from vla_rl.interfaces import ImaginedEnv, Policy, VecEnv
+from vla_rl.interfaces import EnvConfig, ImaginedEnv, Policy, VecEnv
 from vla_rl.recipe.collect_config import CollectConfig
 from vla_rl.rollout.episode_recording import EpisodeRecording
 from vla_rl.rollout.recording_plan import MAX_ATTEMPTS, RecordingPlan
@@ -72,13 +72,13 @@ def collect_dataset(
     version = policy_version if policy is not None else "expert"
     if (finished := finished_dataset(env_config, config, version, seed)) is not None:
         return finished
-    seen, target = _seen(env_config, config), Path(config.dataset)
+    lacking, seen, target = left_out(env_config, config), _seen(env_config, config), Path(config.dataset)
     settings = _settings(env_config, config, version, seed)
     staging = target.parent / f".{target.name}.collecting"
     _open_staging(staging, settings, env_config, config)
     env: VecEnv = seen.build(record_frames=policy is not None and config.every_frame)
     try:
-        tasks = list(config.tasks or env.spec.tasks)
+        tasks = [task for task in config.tasks or env.spec.tasks if task not in lacking]
         if unknown := sorted(set(tasks) - set(env.spec.tasks)):
             raise ConfigError(f"collect.tasks: unknown {unknown}; allowed: {', '.join(env.spec.tasks)}")
         collector = _Collector(
@@ -93,6 +93,7 @@ def collect_dataset(
         )
         collector.run()
         spec = env.spec
+        collector.check_kept()
         seldom = policy.chunk_size if policy is not None and not config.every_frame else 1
         settings |= {OBSERVED_EVERY: max(env.observed_every if isinstance(env, ImaginedEnv) else 1, seldom)}
     finally:
@@ -108,6 +109,21 @@ def collect_dataset(
     )
     shutil.rmtree(staging)
     return {**summary, **totals}
+
+
+def left_out(env_config: Any, config: CollectConfig) -> dict[str, str]:
+    """Tasks that are not collected because no expert is offered for them, each with the reason.
+
+    Raises:
+        ConfigError: none would be left.
+    """
+    if config.source != "expert" or not isinstance(env_config, EnvConfig):
+        return {}
+    lacking = env_config.without_expert()
+    lacking = {task: reason for task, reason in lacking.items() if not config.tasks or task in config.tasks}
+    if lacking and not set(config.tasks or env_config.env_spec().tasks) - set(lacking):
+        raise ConfigError(f"collect.source: got 'expert'; {'; '.join(lacking.values())}")
+    return lacking
 
 
 def _seen(env_config: Any, config: CollectConfig) -> Any:
@@ -264,6 +280,16 @@ class _Collector:
             ).run()
         self._write_shard()
         self._report(last=True)
+
+    def check_kept(self) -> None:
+        """Refuse to write a dataset without an episode, and leave nothing."""
+        if not any(self.plan.kept.values()):
+            shutil.rmtree(self.staging)
+            raise ConfigError(
+                f"collect: none of {sum(self.summary()['attempts'].values())} episodes of {', '.join(self.plan.tasks)} "
+                "succeeded, so there is nothing to keep, and no dataset is written. collect.keep=all keeps failures; "
+                "collect.tasks chooses other tasks."
+            )
 
     def summary(self) -> dict[str, Any]:
         """What was collected so far, restored shards included."""

@@ -14,7 +14,8 @@ from libero_setup import ASSETS, needs_assets, needs_library
 from rich.console import Console
 from typer.testing import CliRunner
 
-from sim.libero import LiberoConfig, library
+from sim.libero import LiberoConfig, library, measure
+from sim.libero.measured import measured_experts
 from vla_rl.cli.app import app
 from vla_rl.config import ConfigError, build_component
 from vla_rl.evaluation.compare import compare
@@ -119,6 +120,25 @@ def shown(table: object) -> str:
         console = Console(width=80, record=True, file=nowhere)
         console.print(table)
         return console.export_text()
+
+
+def test_an_expert_is_offered_where_it_was_measured_to_solve_enough() -> None:
+    measured = measured_experts()
+    assert set(measured) == set(OFFICIAL_HORIZONS)
+    for suite, tasks in measured.items():
+        assert set(tasks) <= set(library.suite_tasks(suite)) and all(0 <= s <= n >= 5 for s, n in tasks.values())
+        lacking = LiberoConfig(suite=suite).without_expert()
+        offered = [task for task in library.suite_tasks(suite) if task not in lacking]
+        assert all(tasks[task][0] >= 0.6 * tasks[task][1] for task in offered)
+    lacking = LiberoConfig(suite="libero_goal").without_expert()
+    drawer, stove = "open_the_top_drawer_and_put_the_bowl_inside", "turn_on_the_stove"
+    assert "solves 0 of 5 episodes" in lacking[drawer] and "no scripted expert" in lacking[stove]
+    assert not LiberoConfig(suite="libero_object").without_expert()
+
+
+def test_the_docs_table_is_the_measured_one() -> None:
+    docs = Path(__file__).resolve().parents[3] / "docs/libero.md"
+    assert measure.markdown() in docs.read_text()
 
 
 def test_list_tasks_shows_the_numbers() -> None:

@@ -1,5 +1,6 @@
 """LIBERO with its simulator: equal to the stock environment, splits apart, exact keyframes, experts, all tasks."""
 
+import json
 from collections.abc import Iterator
 
 import numpy as np
@@ -8,6 +9,7 @@ from libero_setup import ASSETS, needs_assets
 
 from sim.libero import LiberoConfig
 from sim.libero.library import bddl_path, init_states_path, load_init_states, suite_tasks
+from sim.libero.measure import update_table
 from sim.libero.suites import VIEWS
 from sim.single_env import SingleObservation
 from vla_rl.types import EpisodeSpec, Keyframe
@@ -308,12 +310,31 @@ def test_the_expert_solves_a_task_despite_noise(suite: str, numbers: str) -> Non
     env.close()
 
 
-def test_other_goals_have_no_expert() -> None:
-    env = make("libero_goal", "turn_on_the_stove", image_size=8)
-    env.reset(EpisodeSpec("turn_on_the_stove", "eval", 0))
-    with pytest.raises(NotImplementedError, match="no scripted expert"):
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        ("turn_on_the_stove", "there is no scripted expert for libero_goal's turn_on_the_stove"),
+        ("push_the_plate_to_the_front_of_the_stove", "solves 0 of 5 episodes of libero_goal's push_the_plate"),
+    ],
+)
+def test_where_the_expert_is_not_offered_it_says_why(task: str, said: str) -> None:
+    env = make("libero_goal", task, image_size=8)
+    env.begin(EpisodeSpec(task, "eval", 0))
+    with pytest.raises(NotImplementedError, match=said):
         env.expert_action()
     env.close()
+
+
+def test_the_table_of_measured_experts_grows_by_what_it_lacks(tmp_path) -> None:
+    table = tmp_path / "table.json"
+    update_table(["libero_object"], 1, ("7",), ASSETS, table)
+    (milk,) = json.loads(table.read_text())["libero_object"]
+    assert milk == suite_tasks("libero_object")[7]
+    table.write_text(json.dumps({"libero_object": {milk: [3, 4]}}))
+    update_table(["libero_object"], 1, ("7",), ASSETS, table)
+    update_table(["libero_goal"], 1, ("7", "8"), ASSETS, table)
+    found = json.loads(table.read_text())
+    assert found == {"libero_object": {milk: [3, 4]}, "libero_goal": {"put_the_bowl_on_the_plate": [1, 1]}}
 
 
 # ---------------------------------------------------------------- all tasks

@@ -28,7 +28,7 @@ def shared(tmp_path_factory) -> Path:
     """Ten episodes, some failed, of two tasks."""
     path = tmp_path_factory.mktemp("data") / "demos"
     env = DummyConfig(num_envs=3, image_size=32, cameras=("agentview", "wrist"), horizon=6)
-    collect_dataset(env, CollectConfig(dataset=str(path), episodes_per_task=5, noise=0.5), seed=3)
+    collect_dataset(env, CollectConfig(dataset=str(path), episodes_per_task=5, noise=0.5, keep="all"), seed=3)
     return path
 
 

@@ -40,7 +40,13 @@ def collected(kind: str, folder: Path) -> tuple[Config, EpisodeDataset]:
     section, episodes, noise = SIMULATORS[kind]
     env: Any = build_component("env", section)
     config = CollectConfig(
-        dataset=str(folder), episodes_per_task=episodes, noise=noise, noise_hold=4, keyframes=True, shard_episodes=2
+        dataset=str(folder),
+        episodes_per_task=episodes,
+        noise=noise,
+        noise_hold=4,
+        keyframes=True,
+        shard_episodes=2,
+        keep="all",
     )
     collect_dataset(env, config)
     spec = env.env_spec()

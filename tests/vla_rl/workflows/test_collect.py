@@ -26,7 +26,7 @@ from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.rollout.recording_plan import RecordingPlan
 from vla_rl.types import EpisodeSpec
 from vla_rl.workflows import record_dataset as collect_module
-from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
+from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset, left_out
 from world_model.data.episodes import EpisodeFrames
 
 ENV = DummyConfig(num_envs=3, image_size=32, cameras=("agentview", "wrist"))
@@ -141,6 +141,41 @@ def test_keep_successes_goes_on_to_the_next_initial_states(tmp_path):
     assert result["episodes"] == 8 and all(e["success"] for e in episodes)
     assert sum(result["attempts"].values()) > 8
     assert len({(e["env_task"], e["env_index"]) for e in episodes}) == 8
+
+
+def test_successes_are_kept_of_an_expert_and_everything_of_a_policy():
+    assert CollectConfig().keep == "successes" and CollectConfig(source="policy").keep == "all"
+    assert (
+        CollectConfig(keep="all").keep == "all" and CollectConfig(source="policy", keep="successes").keep == "successes"
+    )
+
+
+def test_no_success_is_an_error_and_leaves_nothing(tmp_path):
+    hopeless = ENV.model_copy(update={"horizon": 1})
+    config = CollectConfig(dataset=str(tmp_path / "d"), episodes_per_task=2, max_attempts=2)
+    with pytest.raises(ConfigError, match=r"none of 8 episodes of reach_red, reach_blue .*no dataset"):
+        collect_dataset(hopeless, config)
+    assert not list(tmp_path.iterdir())
+    all_kept = config.model_copy(update={"keep": "all"})
+    assert collect_dataset(hopeless, all_kept)["episodes"] == 4
+
+
+class HalfAnExpert(DummyConfig):
+    """Offers an expert for one of its two tasks."""
+
+    def without_expert(self) -> dict[str, str]:
+        return {"reach_blue": "the expert solves 1 of 5 episodes of reach_blue"}
+
+
+def test_tasks_without_an_expert_are_left_out_and_named(tmp_path):
+    env = HalfAnExpert.model_validate(ENV.model_dump())
+    config = CollectConfig(dataset=str(tmp_path / "d"), episodes_per_task=3)
+    assert list(left_out(env, config)) == ["reach_blue"]
+    assert collect_dataset(env, config)["success_rate"] == {"reach_red": 1.0}
+    only = CollectConfig(dataset=str(tmp_path / "none"), tasks=("reach_blue",))
+    with pytest.raises(ConfigError, match=r"collect\.source: got 'expert'; the expert solves 1 of 5"):
+        collect_dataset(env, only)
+    assert not (tmp_path / "none").exists() and not left_out(env, CollectConfig(source="policy"))
 
 
 def chunked_policy():
@@ -309,7 +344,7 @@ def test_options_that_are_refused(tmp_path):
 def test_lost_episodes_are_tried_again_then_given_up(tmp_path):
     """An environment whose worker dies in episode 1 of each task; the others are unharmed."""
     env = ENV.model_copy(update={"fault": "die", "fault_step": 1, "fault_index": 1, "num_workers": 1, "num_envs": 1})
-    config = CollectConfig(dataset=str(tmp_path / "d"), tasks=("reach_red",), episodes_per_task=3)
+    config = CollectConfig(dataset=str(tmp_path / "d"), tasks=("reach_red",), episodes_per_task=3, keep="all")
     with pytest.warns(UserWarning, match=r"reach_red train 1: broke 3 times; given up"):
         result = collect_dataset(env, config)
     assert result["episodes"] == 2
@@ -338,7 +373,7 @@ def test_disk_full_is_said_and_finished_shards_stay(tmp_path, monkeypatch):
 KILLED = """
 import sys
 from sim.dummy import DummyConfig
-from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
+from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset, left_out
 config = CollectConfig(dataset=sys.argv[1], episodes_per_task=150, shard_episodes=4, noise=0.2)
 collect_dataset(DummyConfig(num_envs=3, image_size=32), config)
 """

@@ -35,7 +35,7 @@ CONFIG = WorldModelConfig.model_validate(SMALL.model_dump() | {"frame_steps": 8}
 @pytest.fixture(scope="module")
 def episodes(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("keyframes") / "episodes"
-    options = {"noise": 0.6, "noise_hold": 4, "keyframes": True, "episodes_per_task": 8}
+    options = {"noise": 0.6, "noise_hold": 4, "keyframes": True, "episodes_per_task": 8, "keep": "all"}
     collect_dataset(TABLETOP, CollectConfig.model_validate({"dataset": str(folder), **options}))
     return folder
 

@@ -33,7 +33,7 @@ STAGE, NONE = {"steps": 2, "batch_size": 4, "warmup_steps": 1}, {"steps": 0}
 @pytest.fixture(scope="module")
 def episodes(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("cross_fit") / "episodes"
-    collect_dataset(ENV, CollectConfig(dataset=str(folder), episodes_per_task=24, noise=1.5, noise_hold=4))
+    collect_dataset(ENV, CollectConfig(dataset=str(folder), episodes_per_task=24, noise=1.5, noise_hold=4, keep="all"))
     return folder
 
 

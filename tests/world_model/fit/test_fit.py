@@ -37,7 +37,9 @@ STAGE = {"steps": 3, "batch_size": 4, "warmup_steps": 1}
 
 
 def collect(folder: Path, **options: Any) -> Path:
-    collect_dataset(ENV, CollectConfig.model_validate({"dataset": str(folder), "episodes_per_task": 24, **options}))
+    collect_dataset(
+        ENV, CollectConfig.model_validate({"dataset": str(folder), "episodes_per_task": 24, "keep": "all", **options})
+    )
     return folder
 
 

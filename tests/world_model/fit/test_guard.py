@@ -25,7 +25,9 @@ GENTLE, RUINOUS = ({"steps": 2, "batch_size": 4, "warmup_steps": 1, "lr": lr} fo
 def episodes(tmp_path_factory) -> Path:
     """Of an expert that fails now and then."""
     folder = tmp_path_factory.mktemp("guard") / "episodes"
-    config = CollectConfig(dataset=str(folder), episodes_per_task=30, start_index=9000, noise=0.5, noise_hold=6)
+    config = CollectConfig(
+        dataset=str(folder), episodes_per_task=30, start_index=9000, noise=0.5, noise_hold=6, keep="all"
+    )
     collect_dataset(ENV, config)
     return folder
 

@@ -36,7 +36,7 @@ MEAN, STD = np.zeros(ENV.env_spec().state_dim), np.ones(ENV.env_spec().state_dim
 @pytest.fixture(scope="module")
 def frames(tmp_path_factory) -> EpisodeFrames:
     folder = tmp_path_factory.mktemp("value") / "episodes"
-    options = {"dataset": str(folder), "episodes_per_task": 24, "noise": 1.5, "noise_hold": 4}
+    options = {"dataset": str(folder), "episodes_per_task": 24, "noise": 1.5, "noise_hold": 4, "keep": "all"}
     collect_dataset(ENV, CollectConfig.model_validate(options))
     spec = ENV.env_spec()
     return EpisodeFrames.of(open_episodes(DatasetConfig(path=str(folder)), spec), 2, spec.action_low, spec.action_high)

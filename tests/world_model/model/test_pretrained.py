@@ -26,7 +26,10 @@ def episodes(tmp_path_factory) -> list[LoggedEpisode]:
     folder = tmp_path_factory.mktemp("pretrained") / "episodes"
     env = TabletopConfig(num_envs=5, steps_after_success=8)
     collect_dataset(
-        env, CollectConfig(dataset=str(folder), episodes_per_task=4, split="validation", start_index=9000, noise=0.3)
+        env,
+        CollectConfig(
+            dataset=str(folder), episodes_per_task=4, split="validation", start_index=9000, noise=0.3, keep="all"
+        ),
     )
     spec = env.env_spec()
     dataset = open_episodes(DatasetConfig(path=str(folder)), spec)
