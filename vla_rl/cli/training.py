@@ -1,4 +1,4 @@
-"""Commands that train a policy, and record what it learns from: `train`, `sft` and `collect`."""
+"""Commands that train a policy, and make what it learns from: `train`, `sft`, `collect`, `import-libero`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ def register(app: typer.Typer) -> None:
     app.command()(train)
     app.command()(sft)
     app.command()(collect)
+    app.command(name="import-libero")(import_libero)
 
 
 def joined(recipe: Recipe) -> AbstractContextManager[ProcessGroup]:
@@ -87,3 +88,17 @@ def collect(
     typer.echo(f"dataset: {summary['dataset']}  ({summary['episodes']} episodes, {summary['frames']} frames)")
     for task, rate in summary["success_rate"].items():
         typer.echo(f"  {task}: {100 * rate:.0f} % success")
+
+
+def import_libero(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="LIBERO's demonstrations, TASK_demo.hdf5.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The dataset's folder; must not exist.")],
+    keep_pauses: Annotated[
+        bool, typer.Option("--keep-pauses", help="Keep steps in which nothing is commanded.")
+    ] = False,
+) -> None:
+    """LIBERO's published demonstrations into a LeRobotDataset, each action beside what was seen before it."""
+    from vla_rl.data.libero_hdf5 import import_libero as run_import
+
+    done = run_import(files, output, keep_pauses, say)
+    typer.echo(f"dataset: {output}  ({done['episodes']} episodes, {done['frames']} frames)")
