@@ -110,10 +110,10 @@ class TestInABrowser:
             person.take_control()
             person.click("start")
             person.await_mode("running")
-            person.click("take_over")
-            person.await_phase("recovery")
             page = person.page
-            page.locator(".pads button").last.scroll_into_view_if_needed()
+            page.locator(".stats").scroll_into_view_if_needed()
+            person.click("take_over")
+            page.wait_for_selector(".drive:visible")
             for selector in (".cameras img", ".head .estop", ".pads .pad:last-of-type button:last-of-type"):
                 assert page.evaluate(IN_SIGHT, selector), f"{selector} with the pads"
             for button in ("recovery_done", "failure"):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -109,3 +112,34 @@ def test_no_tick_waits_for_the_disk_and_a_full_one_is_told(tmp_path: Path, monke
     (tmp_path / "results.json").mkdir()  # What cannot be replaced by a file.
     with pytest.raises(OSError, match=r"results\.json"):
         bench.book.close()
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from test_episode_book import Bench
+
+bench = Bench(Path(sys.argv[1]))
+for number in range(1, 100_000):
+    bench.begin()
+    bench.ticks("policy", 0.1)
+    bench.episode.success("anna")
+    bench.ticks("hold", 0.1)  # Here it ends, and a thread writes it.
+    if number % 10 == 0:
+        bench.book.flush()
+        print(number, flush=True)
+"""
+
+
+def test_a_process_that_is_killed_leaves_each_episode_that_was_written(tmp_path: Path) -> None:
+    here = Path(__file__).parent
+    path = os.pathsep.join(map(str, (here, here.parents[2])))
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "results.json")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}) as child:
+        assert child.stdout is not None
+        written = 0
+        while written < 50:
+            written = int(child.stdout.readline())
+        child.kill()  # in the middle of the next ones
+    entries = json.loads((tmp_path / "results.json").read_text())
+    assert len(entries) >= written and all(entry["outcome"] == "success" for entry in entries)

@@ -52,8 +52,10 @@ export class Tile {
     this.root.addEventListener("pointerdown", () => page.select(this), true);
     const speed = this.part(".speed input");
     speed.addEventListener("input", () => { this.part(".speed output").textContent = `${speed.value} %`; });
-    // The cameras stick below the head, whose height its words decide.
-    new ResizeObserver(([{ target }]) => this.root.style.setProperty("--head", `${target.offsetHeight}px`)).observe(this.part(".head"));
+    const sizes = new ResizeObserver(() => { // of what sticks to the top: the cameras below the head
+      for (const name of ["head", "cameras"]) this.root.style.setProperty(`--${name}`, `${this.part(`.${name}`).offsetHeight}px`);
+    });
+    for (const name of [".head", ".cameras"]) sizes.observe(this.part(name));
     this.connect();
     this.alive = setInterval(() => this.sayAlive(), ALIVE_EVERY);
   }
@@ -238,9 +240,16 @@ export class Tile {
     this.buttons.get("new_scene").hidden = !(this.hello && this.hello.has_scene);
     this.buttons.get("resume").hidden = lost || !status.can.includes("resume");
     this.buttons.get("hold").hidden = !this.buttons.get("resume").hidden;
-    this.part(".drive").hidden = !this.drives();
+    this.showPads(!this.part(".drive").hidden);
     this.part(".cameras").querySelectorAll("figure").forEach((f) => f.classList.toggle("stale", lost || isOld(status)));
     if (!lost) this.paintNumbers(status);
+  }
+
+  /** While the person drives; in one column they come into sight below the cameras, wherever the page was scrolled to. */
+  showPads(wereThere) {
+    const pads = this.part(".drive");
+    pads.hidden = !this.drives();
+    if (!pads.hidden && !wereThere && getComputedStyle(this.part(".cameras")).position === "sticky") pads.scrollIntoView();
   }
 
   paintGuide(lost) {
