@@ -22,6 +22,8 @@ from pathlib import Path
 import numpy as np
 import yaml
 
+from vla_rl.common.atomic import write_text_atomic
+
 ASSETS_VARIABLE = "LIBERO_ASSETS"
 CONFIG_VARIABLE = "LIBERO_CONFIG_PATH"
 INSTALL = "pip install 'vla-rl[libero]'"
@@ -211,6 +213,4 @@ def point_to_config() -> None:
         "datasets": str(root.parent / "datasets"),
         "assets": str(root / "assets"),
     }
-    with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".yaml", delete=False) as file:
-        yaml.safe_dump(paths, file)
-    os.replace(file.name, folder / "config.yaml")
+    write_text_atomic(folder / "config.yaml", yaml.safe_dump(paths))

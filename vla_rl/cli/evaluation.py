@@ -24,9 +24,8 @@ def evaluate(
     name: Annotated[str, typer.Option(help="What is evaluated, for tables and file names.")] = "policy",
 ) -> None:
     """Evaluate a policy: success per task with its interval, JSON, a picture and videos."""
-    from rich.console import Console
-
     from vla_rl.common.run_folder import RunFolder, open_run
+    from vla_rl.common.tables import print_table
     from vla_rl.config import ConfigError
     from vla_rl.workflows.evaluate_policy import evaluate as run_evaluation
 
@@ -39,7 +38,7 @@ def evaluate(
         run = RunFolder(Path(world.broadcast_from_main(lambda: str(open_run(loaded, output, resume=again)))))
         evaluation = run_evaluation(loaded, run.path, name)
     if world.is_main:
-        Console().print(evaluation.table())
+        print_table(evaluation.table())
         typer.echo(f"written: {run.evaluation(name)}\nreport: {run.report}")
 
 
@@ -61,8 +60,7 @@ def compare(
     if recipe is not None:
         _compare_by_running(recipe, a, b, overrides or [])
         return
-    from rich.console import Console
-
+    from vla_rl.common.tables import print_table
     from vla_rl.config import ConfigError
     from vla_rl.evaluation.compare import compare as compare_evaluations
     from vla_rl.evaluation.results import Evaluation
@@ -72,7 +70,7 @@ def compare(
         raise ConfigError(f"compare: {overrides[0]!r}: overrides need --recipe; without it nothing is run")
     first = Evaluation.load(find_evaluation(Path(a), "final" if b else "base"))
     comparison = compare_evaluations(first, Evaluation.load(find_evaluation(Path(b or a), "final")))
-    Console().print(comparison.table())
+    print_table(comparison.table())
     for warning in comparison.warnings:
         say(f"warning: {warning}")
     if output:

@@ -48,10 +48,9 @@ def evaluate(
     episodes_of: EpisodesOf = None,
 ) -> None:
     """Measure detectors on held-out episodes: table, failure.json, failure.html."""
-    from rich.console import Console
-
+    from vla_rl.common.tables import print_table
     from vla_rl.workflows.failure_detection import evaluate_failure
 
     report, page = evaluate_failure(load(recipe, overrides), folder, say, episodes_of)
-    Console().print(report.table())
+    print_table(report.table())
     typer.echo(f"written: {page.with_suffix('.json')}\npage: {page}")

@@ -28,9 +28,8 @@ def ablate(
     ] = None,
 ) -> None:
     """Is the gain due to RL? The recipe and its negative controls, several seeds each, in one table."""
-    from rich.console import Console
-
     from vla_rl.common.run_folder import RunFolder
+    from vla_rl.common.tables import print_table
     from vla_rl.workflows.ablate import ablate as run_ablation
 
     loaded = load(recipe, overrides)
@@ -40,7 +39,7 @@ def ablate(
         result = run_ablation(recipe, loaded, overrides or [], folder, seeds=own, jobs=jobs, program=PROGRAM)
     except KeyboardInterrupt:
         raise stopped(f"Finished runs are kept in {folder}; the same command resumes there.") from None
-    Console().print(result.table())
+    print_table(result.table())
     typer.echo(f"written: {RunFolder(folder).ablation}")
 
 

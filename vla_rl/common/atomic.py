@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all, and a clear word when the disk is full. Imports no torch."""
+"""Files and folders that appear whole or not at all, with the permissions that the umask gives. Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import socket
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,6 +39,7 @@ def atomic_folder(path: Path, what: str, replace: bool = False, exclusive: bool 
             shutil.rmtree(leftover, ignore_errors=True)
         partial.mkdir()
         yield partial
+        _follow_umask(partial)
         for file in sorted(partial.rglob("*")):
             _fsync(file)
         _fsync(partial)
@@ -57,6 +59,14 @@ def atomic_folder(path: Path, what: str, replace: bool = False, exclusive: bool 
         raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _follow_umask(folder: Path) -> None:
+    """Open the files in a folder made just now to whom it is open: safetensors writes them for their owner alone."""
+    open_to = stat.S_IMODE(folder.stat().st_mode) & 0o666
+    for file in folder.rglob("*"):
+        if file.is_file() and not file.is_symlink():
+            file.chmod(stat.S_IMODE(file.stat().st_mode) | open_to)
 
 
 def restore_replaced(path: Path) -> None:

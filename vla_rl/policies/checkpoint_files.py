@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from vla_rl.common.atomic import atomic_folder
 from vla_rl.distributed import parts
 from vla_rl.distributed.tensor_files import write_tensors
 from vla_rl.policies.base import CONFIG_FILE
@@ -23,25 +21,13 @@ WEIGHTS_FILE = "model.safetensors"
 
 
 def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    """Fill a new folder beside `folder` with `write`, then put it in `folder`'s place.
+    """Fill a new folder with `write`, then put it in `folder`'s place, whole or not at all (see `atomic_folder`).
 
-    Killed at any moment, `folder` is the old one, the new one, or (for an instant, while one
-    replaces the other) missing with the old one beside it as `.NAME.old`.
+    Raises:
+        DiskFullError: the disk is full.
     """
-    folder = Path(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        write(temporary)
-        temporary.chmod(0o755)
-        old = folder.with_name(f".{folder.name}.old")
-        shutil.rmtree(old, ignore_errors=True)
-        if folder.exists():
-            os.replace(folder, old)
-        os.replace(temporary, folder)
-        shutil.rmtree(old, ignore_errors=True)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with atomic_folder(Path(folder), what="policy", replace=True) as partial:
+        write(partial)
 
 
 def write_weights(folder: Path, network: nn.Module, config: Mapping[str, Any], dtype: torch.dtype | None) -> None:

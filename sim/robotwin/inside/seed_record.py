@@ -8,7 +8,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -46,9 +45,9 @@ class SeedRecord:
             fcntl.lockf(lock, fcntl.LOCK_EX)
             self._read()
             entries = {str(key): self.seeds[key] for key in sorted(self.seeds)}
-            with tempfile.NamedTemporaryFile("w", dir=self.file.parent, delete=False, encoding="utf-8") as out:
-                json.dump({"about": self.about, "seeds": entries}, out, indent=1)
-            os.replace(out.name, self.file)
+            partial = self.file.with_suffix(".partial")  # Ours alone, by the lock.
+            partial.write_text(json.dumps({"about": self.about, "seeds": entries}, indent=1), encoding="utf-8")
+            os.replace(partial, self.file)
 
     def find(self, split: str, index: int, first_eval: int, check: Callable[[int], bool]) -> int:
         """The feasible seed of an initial state. Seeds not yet in the record are checked.
