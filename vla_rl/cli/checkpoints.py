@@ -21,14 +21,19 @@ class StorageDtype(StrEnum):
 
 def inspect(
     path: Annotated[
-        str, typer.Argument(metavar="PATH", help="A folder, pretrained:NAME, or the hub's ORGANIZATION/NAME.")
+        str,
+        typer.Argument(metavar="PATH", help="A folder, pretrained:NAME, or the hub's ORGANIZATION/NAME[@REVISION]."),
     ],
 ) -> None:
-    """Say what a checkpoint is, what RL can be done with it, and the recipe line to start from it."""
-    from vla_rl.policies.base import resolve_path
+    """Say what a checkpoint is, what RL can be done with it, and the recipe line to start from it.
+
+    Of a checkpoint on the hub, the weights are not downloaded, and the line names its commit.
+    """
+    from vla_rl.policies.base import describing_folder
     from vla_rl.policies.inspect import describe
 
-    typer.echo(describe(resolve_path(path)).text(path))
+    with describing_folder(path) as (folder, name):
+        typer.echo(describe(folder).text(name))
 
 
 def merge(

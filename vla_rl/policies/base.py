@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from vla_rl.common.pretrained import pretrained_entry
 from vla_rl.config import Config, ConfigError
+from vla_rl.policies import hub
 from vla_rl.types import EnvSpec
 
 if TYPE_CHECKING:
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
 
 CONFIG_FILE = "config.json"
 OWN_FILE = "vla_rl.json"  # Our options beside a checkpoint in another project's layout.
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 class PolicyConfig(Config):
@@ -31,7 +32,7 @@ class PolicyConfig(Config):
     path: str | None = Field(
         default=None,
         description="Start from this checkpoint: a folder, 'pretrained:NAME' for one that ships with the package, or "
-        "the hub's ORGANIZATION/NAME. `vla-rl inspect PATH` tells what it is.",
+        "the hub's ORGANIZATION/NAME[@REVISION] (a branch, tag or commit). `vla-rl inspect PATH` tells what it is.",
     )
 
     @model_serializer(mode="wrap")
@@ -76,7 +77,7 @@ def pretrained_folder() -> Path:
 
 
 def resolve_path(path: str | Path) -> Path:
-    """A checkpoint folder from a path, 'pretrained:NAME', or a hub's 'ORGANIZATION/NAME', which is downloaded.
+    """A checkpoint folder from a path, 'pretrained:NAME', or the hub's 'ORGANIZATION/NAME[@REVISION]', downloaded.
 
     Raises:
         ConfigError: no such pretrained policy (lists those there are), no such folder, or the hub cannot be reached.
@@ -88,26 +89,29 @@ def resolve_path(path: str | Path) -> Path:
     folder = Path(text).expanduser()
     if folder.is_dir():
         return folder
-    if _HUB_ID.fullmatch(text):
-        return _download(text)
+    if name := hub.parse_name(text):
+        return hub.download(name)
     raise ConfigError(
         f"policy path {text!r}: no such folder. Give a folder written by a run or downloaded, 'pretrained:NAME', or "
-        "ORGANIZATION/NAME of a model on the Hugging Face hub."
+        "ORGANIZATION/NAME[@REVISION] of a model on the Hugging Face hub."
     )
 
 
-def _download(repo_id: str) -> Path:
-    """The hub's snapshot of a model, downloaded unless it is in the cache already."""
-    import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+@contextmanager
+def describing_folder(path: str | Path) -> Iterator[tuple[Path, str]]:
+    """A folder that says what a checkpoint is, for the block, and its name; of one on the hub, without its weights.
 
-    try:
-        return Path(huggingface_hub.snapshot_download(repo_id, ignore_patterns=["*.bin", "*.msgpack", "*.h5"]))
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        raise ConfigError(
-            f"policy path {repo_id!r}: no such folder, and the hub did not give a model of this name: {error}. Check "
-            "the name and the connection, or download it elsewhere and give its folder."
-        ) from error
+    The name of one on the hub says its commit, so that it stays the same checkpoint.
+
+    Raises:
+        ConfigError: as `resolve_path`.
+    """
+    name = None if Path(path).expanduser().is_dir() else hub.parse_name(str(path))
+    if name is None or hub.is_offline():
+        yield resolve_path(path), str(path)
+        return
+    with hub.described(name) as (folder, exact):
+        yield folder, str(exact)
 
 
 def read_json(file: Path) -> dict[str, Any]:

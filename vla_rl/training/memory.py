@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from vla_rl.common.devices import parse_device
 from vla_rl.config import ConfigError
 from vla_rl.distributed.fsdp import units
-from vla_rl.policies.base import CONFIG_FILE, OWN_FILE, resolve_path
+from vla_rl.policies.base import CONFIG_FILE, OWN_FILE, describing_folder
 from vla_rl.policies.openvla.files.folders import published_config
 from vla_rl.policies.openvla.options import OpenVLAOptions
 from vla_rl.training.config import OptimizerName
@@ -242,23 +242,12 @@ def skeleton(config: OpenVLAOptions, spec: EnvSpec, device: str) -> OpenVLAPolic
     """The policy that a config builds for a device, on the meta device; see `without_values`."""
     from vla_rl.common.precision import wants_bf16
     from vla_rl.policies import lora
-    from vla_rl.policies.openvla.files import layout as openvla_layout
-    from vla_rl.policies.openvla.files.folders import published_architecture
     from vla_rl.policies.openvla.network.network import OpenVLANetwork
     from vla_rl.policies.openvla.policy import OpenVLAPolicy
     from vla_rl.policies.openvla.tokenizer import WordTokenizer
 
     bf16 = wants_bf16(config.precision, device)
-    folder = None if config.path is None else resolve_path(config.path)
-    published = None
-    if folder is not None and openvla_layout.is_published(folder) and not (folder / OWN_FILE).is_file():
-        published = openvla_layout.read_published(folder)
-        config = published_config(published, {n: getattr(config, n) for n in config.model_fields_set})
-        architecture = published_architecture(published, config)[0]
-    elif folder is not None:
-        config, architecture = _saved_here(folder, config)
-    else:
-        architecture = config.architecture(spec.action_dim, spec.state_dim)
+    config, architecture, is_published = _sizes(config, spec)
     kernel = ("eager" if device == "cpu" else "sdpa") if config.attention == "auto" else config.attention
     fixed = {"precision": "bf16" if bf16 else "fp32", "attention": kernel}
     with torch.device("meta"):
@@ -266,7 +255,7 @@ def skeleton(config: OpenVLAOptions, spec: EnvSpec, device: str) -> OpenVLAPolic
         network.add_heads(config.value_head, config.keyframe_loss_weight > 0, config.laplace)
     tokenizer = WordTokenizer.for_instructions([], architecture.llm.vocab_size - architecture.action_bins)
     policy = OpenVLAPolicy(config.model_copy(update=fixed), architecture, tokenizer, None, network)
-    if published is not None and bf16 and config.weights != "fp32":
+    if is_published and bf16 and config.weights != "fp32":
         trained = policy.trained_names()
         for name, parameter in network.named_parameters():
             if config.weights == "bf16" or name not in trained:
@@ -274,6 +263,24 @@ def skeleton(config: OpenVLAOptions, spec: EnvSpec, device: str) -> OpenVLAPolic
     if config.lora is not None:
         lora.add_adapters(network, config.lora)
     return policy.finish("meta")
+
+
+def _sizes(config: OpenVLAOptions, spec: EnvSpec) -> tuple[OpenVLAOptions, Any, bool]:
+    """The options and the architecture that a config comes to, and whether its checkpoint is in the published layout.
+
+    Of a checkpoint on the hub, the small files and the headers of the weights are read.
+    """
+    from vla_rl.policies.openvla.files import layout as openvla_layout
+    from vla_rl.policies.openvla.files.folders import published_architecture
+
+    if config.path is None:
+        return config, config.architecture(spec.action_dim, spec.state_dim), False
+    with describing_folder(config.path) as (folder, _):
+        if not openvla_layout.is_published(folder) or (folder / OWN_FILE).is_file():
+            return *_saved_here(folder, config), False
+        published = openvla_layout.read_published(folder)
+        config = published_config(published, {n: getattr(config, n) for n in config.model_fields_set})
+        return config, published_architecture(published, config)[0], True
 
 
 def _saved_here(folder: Any, config: OpenVLAOptions) -> tuple[OpenVLAOptions, Any]:

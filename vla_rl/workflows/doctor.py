@@ -299,13 +299,14 @@ def recipe_checks(recipe: Mapping[str, Any]) -> list[Check]:
 def check_policy(path: str) -> Check:
     """`policy.path`: a folder, a policy that ships, or a name on the hub, which is not asked."""
     from vla_rl.policies.base import pretrained_folder
+    from vla_rl.policies.hub import parse_name
 
     shipped = path.startswith("pretrained:")
     folder = pretrained_folder() / path.removeprefix("pretrained:") if shipped else Path(path).expanduser()
     if folder.is_dir():
         return Check("policy.path", "ok", path, needed=True)
-    parts = path.split("/")
-    if not shipped and len(parts) == 2 and all(parts) and parts[0] not in ("runs", "checkpoints"):
+    name = None if shipped else parse_name(path)
+    if name is not None and name.repo.partition("/")[0] not in ("runs", "checkpoints"):
         return Check("policy.path", "warning", f"no folder {path}", "as a name on the hub it is downloaded at its use")
     fix = "give a checkpoint's folder: policy.path=FOLDER; a recipe that starts from runs/NAME needs NAME's run first"
     return Check("policy.path", "missing", f"no folder {path}", fix, needed=True)

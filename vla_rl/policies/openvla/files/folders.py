@@ -168,7 +168,7 @@ def published_architecture(published: PublishedFolder, config: OpenVLAOptions) -
     stats = None
     try:
         action_dim = 7 if known is None else len(known["action"]["q01"])
-        state_dim = _state_dim(published) if config.use_state else None
+        state_dim = _state_dim(published, known) if config.use_state else None
         if config.norm_key != NORM_FROM_DATA:
             assert known is not None, "choose_statistics found them"
             stats = NormStats.of(name, _in_range(known, config.norm_range), action_dim, state_dim)
@@ -187,8 +187,10 @@ def published_architecture(published: PublishedFolder, config: OpenVLAOptions) -
     return architecture, stats
 
 
-def _state_dim(published: PublishedFolder) -> int:
+def _state_dim(published: PublishedFolder, known: Mapping[str, Any] | None) -> int:
     file = published.components["proprio_projector"]
+    if not file.stat().st_size and known is not None:  # Only its name is known (`vla_rl.policies.hub.described`).
+        return len(known["proprio"]["q01"])
     tensors = openvla_weights.read_component("proprio_projector", file)
     if "proprio_projector.fc1.weight" not in tensors:
         raise ValueError(f"{file.name} has no fc1.weight; found {sorted(tensors)}")

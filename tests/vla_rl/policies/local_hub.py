@@ -1,0 +1,132 @@
+"""A small server on loopback that speaks what of the Hub's API is needed to look at models and to download them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote
+
+
+class LocalHub:
+    """Models by repository and revision.
+
+    Attributes:
+        url: for HF_ENDPOINT.
+        sent: (path of a file in its model, bytes sent of it), in order.
+    """
+
+    def __init__(self) -> None:
+        self.models: dict[str, dict[str, tuple[str, Path]]] = {}
+        self.sent: list[tuple[str, int]] = []
+        self.url = ""
+
+    def add(self, repo: str, folder: Path, *revisions: str) -> str:
+        """Serve a folder under these names; returns its commit."""
+        commit = hashlib.sha1(str(folder).encode()).hexdigest()
+        for revision in (*revisions, commit):
+            self.models.setdefault(repo, {})[revision] = (commit, folder)
+        return commit
+
+
+def _oid(file: Path) -> str:
+    return hashlib.sha1(file.read_bytes()).hexdigest()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    hub: LocalHub
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self._answer(with_body=False)
+
+    def do_GET(self) -> None:
+        self._answer(with_body=True)
+
+    def _answer(self, with_body: bool) -> None:
+        path = unquote(self.path.partition("?")[0])
+        if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?", path):
+            self._model(match[1], match[2] or "main")
+        elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/([^/]+)", path):
+            self._tree(match[1], match[2])
+        elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+            self._file(match[1], match[2], match[3], with_body)
+        else:
+            self._send(404, b"", {})
+
+    def _model(self, repo: str, revision: str) -> None:
+        if (found := self._find(repo, revision)) is not None:
+            commit, folder = found
+            files = [p for p in sorted(folder.rglob("*")) if p.is_file()]
+            siblings = [{"rfilename": p.relative_to(folder).as_posix(), "size": p.stat().st_size} for p in files]
+            body = {"id": repo, "modelId": repo, "sha": commit, "siblings": siblings, "private": False, "tags": []}
+            self._send(200, json.dumps(body).encode(), {"Content-Type": "application/json"})
+
+    def _tree(self, repo: str, revision: str) -> None:
+        if (found := self._find(repo, revision)) is not None:
+            files = [p for p in sorted(found[1].rglob("*")) if p.is_file()]
+            rows = [
+                {"type": "file", "path": p.relative_to(found[1]).as_posix(), "size": p.stat().st_size, "oid": _oid(p)}
+                for p in files
+            ]
+            self._send(200, json.dumps(rows).encode(), {"Content-Type": "application/json"})
+
+    def _file(self, repo: str, revision: str, name: str, with_body: bool) -> None:
+        if (found := self._find(repo, revision)) is None:
+            return
+        commit, folder = found
+        file = folder / name
+        headers = {"X-Repo-Commit": commit}
+        if not file.is_file():
+            self._send(404, b"", {**headers, "X-Error-Code": "EntryNotFound"})
+            return
+        data = file.read_bytes()
+        headers |= {"ETag": f'"{_oid(file)}"', "Accept-Ranges": "bytes"}
+        status = 200
+        if asked := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
+            first, last = int(asked[1]), min(int(asked[2] or len(data) - 1), len(data) - 1)
+            headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
+            data, status = data[first : last + 1], 206
+        if with_body:
+            self.hub.sent.append((name, len(data)))
+        self._send(status, data, headers, with_body)
+
+    def _find(self, repo: str, revision: str) -> tuple[str, Path] | None:
+        known = self.hub.models.get(repo)
+        if known is None or revision not in known:
+            code = "RepoNotFound" if known is None else "RevisionNotFound"
+            self._send(404, b"", {"X-Error-Code": code})
+            return None
+        return known[revision]
+
+    def _send(self, status: int, body: bytes, headers: dict[str, str], with_body: bool = True) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if with_body and self.command == "GET":
+            self.wfile.write(body)
+
+
+@contextmanager
+def local_hub() -> Iterator[LocalHub]:
+    """Serve, for the block."""
+    hub = LocalHub()
+    handler = type("Handler", (_Handler,), {"hub": hub})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        hub.url = f"http://127.0.0.1:{server.server_address[1]}"
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield hub
+        finally:
+            server.shutdown()
+            thread.join()
