@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from vla_rl.config import validate
 from vla_rl.policies.base import resolve_path
 from vla_rl.policies.load import load_policy
+from vla_rl.recipe.checks import check
 from vla_rl.recipe.recipe import Recipe, load_recipe
 
 if TYPE_CHECKING:
@@ -63,7 +64,9 @@ def train(recipe: Recipe | str | Path, output: str | Path | None = None, resume:
 
     recipe = _loaded(recipe)
     recipe.check_machine()
-    return run_training(recipe, open_run(recipe, None if output is None else Path(output), resume), resume)
+    check(recipe, "train")
+    folder = open_run(recipe, None if output is None else Path(output), resume, free=("train.iterations",))
+    return run_training(recipe, folder, resume)
 
 
 def evaluate(policy: Policy | str | Path, recipe: Recipe | str | Path, **options: Any) -> Evaluation:

@@ -170,8 +170,7 @@ def resolve_kind(section: str, kind: str) -> type[Config]:
     check_packages()
     known = KINDS[section]
     if not isinstance(kind, str) or (kind not in known and ":" not in kind):
-        allowed = f"{', '.join(sorted(known))}, or 'package.module:Class'"
-        raise ConfigError(f"{section}.kind: got {kind!r}, allowed: {allowed}.{_nearest(str(kind), known)}")
+        raise _unknown_kind(section, kind)
     target = known.get(kind, kind)
     try:
         config_class = _import(target)
@@ -182,6 +181,12 @@ def resolve_kind(section: str, kind: str) -> type[Config]:
         needed = f"it must be a class that extends {base.__module__}.{base.__name__}"
         raise ConfigError(f"{section}.kind: {target!r} is no {section} section; {needed}")
     return config_class
+
+
+def _unknown_kind(section: str, kind: Any) -> ConfigError:
+    known = KINDS[section]
+    allowed = f"{', '.join(sorted(known))}, or 'package.module:Class'"
+    return ConfigError(f"{section}.kind: got {kind!r}, allowed: {allowed}.{_nearest(str(kind), known)}")
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
@@ -390,8 +395,12 @@ def find_recipe(name: str | Path) -> Path:
     shipped = recipes_folder() / (path.name if path.suffix else f"{path.name}.yaml")
     if shipped.is_file() and path.parent == Path("."):
         return shipped
+    raise _no_recipe(path)
+
+
+def _no_recipe(path: Path) -> ConfigError:
     hint = _nearest(path.stem, (p.stem for p in recipes_folder().glob("*.yaml")))
-    raise ConfigError(f"recipe not found: {name}.{hint} `vla-rl list recipes` shows those that ship with the package.")
+    return ConfigError(f"recipe not found: {path}.{hint} `vla-rl list recipes` shows those that ship with the package.")
 
 
 def recipes_folder() -> Path:

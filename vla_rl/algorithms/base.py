@@ -7,13 +7,13 @@ learning rate is for a 7B policy trained whole. A recipe for a small policy sets
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, ClassVar, Literal, TypedDict, Unpack
 
 import numpy as np
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from vla_rl.algorithms.batch import episode_batch, has_spread, shuffle_advantages
-from vla_rl.training.config import OptimizerConfig
+from vla_rl.training.config import Beta, OptimizerConfig
 
 if TYPE_CHECKING:
     import torch
@@ -47,12 +47,18 @@ class LearnerOptions(TypedDict, total=False):
 
 
 class AlgoConfig(OptimizerConfig):
-    """What every algorithm shares: options of optimizer, batching, surrogate and regularizers; the learner's hooks."""
+    """What every algorithm shares: options of optimizer, batching, surrogate and regularizers; the learner's hooks.
+
+    Attributes:
+        compares_episodes: an advantage comes from the other episodes of a group, which so needs two at least.
+    """
+
+    compares_episodes: ClassVar[bool] = False
 
     kind: str
     # Optimizer.
     lr: PositiveFloat = Field(default=5e-6, description="Learning rate of the policy.")
-    betas: tuple[float, float] = Field(default=(0.9, 0.999), description="AdamW's running-average factors.")
+    betas: tuple[Beta, Beta] = Field(default=(0.9, 0.999), description="AdamW's running-average factors.")
     weight_decay: NonNegativeFloat = Field(default=0.0, description="Decoupled weight decay.")
     grad_clip: PositiveFloat | None = Field(
         default=1.0, description="Largest gradient norm, of policy and critic each; null: no clipping."
@@ -183,6 +189,8 @@ NOTHING_TO_COMPARE = (
 class GroupConfig(AlgoConfig):
     """Options of algorithms that compare episodes of one group; a subclass gives `trajectory_advantages`."""
 
+    compares_episodes: ClassVar[bool] = True
+
     filter_groups: bool = Field(
         default=True,
         description="Leave groups whose episodes all got the same reward out of the batch and of its normalization; "
@@ -215,7 +223,14 @@ class GroupConfig(AlgoConfig):
         if self.filter_groups:
             included = included & has_spread(rewards, groups)
         if shuffle is not None:  # Being in the batch travels with the advantage: the outcome decides neither.
-            pooled, _ = world.all_gather_rows(np.stack([advantage, included], axis=1))
-            dealt = shuffle_advantages(pooled, shuffle)[own]
-            advantage, included = dealt[:, 0], dealt[:, 1].astype(bool)
+            advantage, included = _shuffled(advantage, included, shuffle, own, world)
         return episode_batch(self, episodes, advantage, included, evaluate, world)
+
+
+def _shuffled(
+    advantage: np.ndarray, included: np.ndarray, shuffle: np.random.Generator, own: slice, world: ProcessGroup
+) -> tuple[np.ndarray, np.ndarray]:
+    """Deal all processes' advantages anew; return what falls to the episodes `own`."""
+    pooled, _ = world.all_gather_rows(np.stack([advantage, included], axis=1))
+    dealt = shuffle_advantages(pooled, shuffle)[own]
+    return dealt[:, 0], dealt[:, 1].astype(bool)

@@ -260,14 +260,11 @@ def surrogate_with_candidates(
         return surrogate_loss(config, batch, rows, weight, out)
     log_prob = out.log_prob.float()
     loss, _ = policy_loss(
+        config,
         log_prob[added],
         tensor(batch.old_log_prob[rows[added]], log_prob),
         tensor(batch.advantage[rows[added]], log_prob),
         tensor(weight[added], log_prob),
-        ratio_level=config.ratio_level,
-        clip_low=config.clip_low,
-        clip_high=config.clip_high,
-        dual_clip=config.dual_clip,
     )
     metrics: Metrics = {"loss/candidates": loss}
     own = np.flatnonzero(~batch.is_added[rows])

@@ -73,8 +73,7 @@ class Learner:
             raise ValueError(f"RL cannot train this policy: {reason}")
         self.config, self.policy, self.seed, self.temperature, self.control = config, policy, seed, temperature, control
         self.stopwatch, self.world = stopwatch or Stopwatch(), world or ALONE
-        self.iteration = self.num_good_steps = 0
-        self._num_critic_steps = 0  # Of the good ones, those in which only the critic learned.
+        self.iteration = self.num_good_steps = self._num_critic_steps = 0  # The last: good, and of the critic alone.
         self._bad_steps = BadSteps(config.max_bad_steps)
         self._parameters = {n: p for n, p in policy.named_parameters() if p.requires_grad}
         self._critic_parameters = [p for n, p in self._parameters.items() if is_critic(n)]
@@ -196,8 +195,7 @@ class Learner:
                 losses.append(loss.detach())
                 found.append({name: value.detach() for name, value in metrics.items()})
         if self.world.is_sharded:
-            largest = math.ceil(len(used) / self.world.size)
-            self._keep_step(batch, math.ceil(largest / config.micro_batch_size) - len(losses))
+            self._keep_step(batch, len(used), len(losses))
         if config.bc_coef > 0 and extra_loss is not None:
             losses.append(self._anchor(extra_loss, found))
         return self._apply(losses, found)
@@ -214,8 +212,10 @@ class Learner:
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
 
-    def _keep_step(self, batch: Batch, times: int) -> None:
+    def _keep_step(self, batch: Batch, num_used: int, num_passes: int) -> None:
         """Make passes that add nothing, where others have more: all processes gather weights together."""
+        largest = math.ceil(num_used / self.world.size)
+        times = math.ceil(largest / self.config.micro_batch_size) - num_passes
         episode = batch.episodes[0]
         obs = gather_observations([episode], np.zeros(1, np.int64), np.zeros(1, np.int64))
         for _ in range(times):

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from vla_rl.algorithms.base import AlgoConfig, RatioLevel
+    from vla_rl.algorithms.base import AlgoConfig
     from vla_rl.algorithms.batch import Batch
     from vla_rl.interfaces import PolicyOutput
 
@@ -44,6 +44,10 @@ def minibatch_weights(
         weight /= np.maximum(valid.sum(1, keepdims=True), 1)
     if config.loss_reduction == "token_mean":
         return [_divided(weight[rows], weight[rows].sum()) for rows in parts]
+    return _by_trajectory(weight, trajectory, parts)
+
+
+def _by_trajectory(weight: np.ndarray, trajectory: np.ndarray, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
     _, number = np.unique(trajectory, return_inverse=True)
     totals = np.bincount(number, weights=weight.sum(1))
     weight /= np.where(totals > 0, totals, 1.0)[number][:, None]
@@ -61,23 +65,19 @@ def surrogate_loss(
     """Return the clipped surrogate with the config's entropy and KL terms, and metrics; see `AlgoConfig.loss`."""
     log_prob = out.log_prob.float()
     weights = tensor(weight, log_prob)
-    loss, metrics = policy_loss(
-        log_prob,
-        tensor(batch.old_log_prob[rows], log_prob),
-        tensor(batch.advantage[rows], log_prob),
-        weights,
-        ratio_level=config.ratio_level,
-        clip_low=config.clip_low,
-        clip_high=config.clip_high,
-        dual_clip=config.dual_clip,
-    )
+    old, advantage = tensor(batch.old_log_prob[rows], log_prob), tensor(batch.advantage[rows], log_prob)
+    loss, metrics = policy_loss(config, log_prob, old, advantage, weights)
     metrics |= {"loss/policy": loss, "entropy": entropy_mean(out.entropy.float(), weights)}
     loss = loss - config.entropy_coef * metrics["entropy"]
     if config.kl_coef > 0:
-        assert batch.reference_log_prob is not None, "prepare() fills it when kl_coef > 0"
-        metrics["kl_reference"] = kl_loss(log_prob, tensor(batch.reference_log_prob[rows], log_prob), weights)
+        metrics["kl_reference"] = _kl_to_reference(batch, rows, log_prob, weights)
         loss = loss + config.kl_coef * metrics["kl_reference"]
     return loss, metrics
+
+
+def _kl_to_reference(batch: Batch, rows: np.ndarray, log_prob: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    assert batch.reference_log_prob is not None, "prepare() fills it when kl_coef > 0"
+    return kl_loss(log_prob, tensor(batch.reference_log_prob[rows], log_prob), weights)
 
 
 def tensor(values: np.ndarray, like: torch.Tensor) -> torch.Tensor:
@@ -120,34 +120,30 @@ def clipped_surrogate(
 
 
 def policy_loss(
+    config: AlgoConfig,
     log_prob: torch.Tensor,
-    old_log_prob: torch.Tensor,
+    old: torch.Tensor,
     advantage: torch.Tensor,
     weight: torch.Tensor,
-    *,
-    ratio_level: RatioLevel = "token",
-    clip_low: float = 0.2,
-    clip_high: float = 0.28,
-    dual_clip: float | None = None,
 ) -> tuple[torch.Tensor, Metrics]:
     """Return the weighted clipped surrogate, a scalar, with one ratio per token, action or chunk; and `ratio_metrics`.
 
     Args:
-        log_prob, old_log_prob: (B, H, A).
+        config: its ratio_level and clips. log_prob, old: (B, H, A).
         advantage: (B, H), constant over a chunk's actions when `ratio_level="chunk"`.
         weight: (B, H) from `minibatch_weights` with the same level; zero leaves an action out.
-
     """
-    difference = torch.where((weight > 0)[..., None], log_prob - old_log_prob, 0.0)
-    if ratio_level == "token":
+    difference = torch.where((weight > 0)[..., None], log_prob - old, 0.0)
+    if config.ratio_level == "token":
         log_ratio, unit_weight = difference, (weight / log_prob.shape[-1])[..., None].expand_as(difference)
         unit_advantage = advantage[..., None].expand_as(difference)
-    elif ratio_level == "action":
+    elif config.ratio_level == "action":
         log_ratio, unit_weight, unit_advantage = difference.sum(-1), weight, advantage
     else:
         log_ratio, unit_weight = difference.sum((-1, -2)), weight.sum(-1)
         unit_advantage = (advantage * weight).sum(-1) / unit_weight.clamp_min(torch.finfo(weight.dtype).tiny)
-    per_unit, is_clipped = clipped_surrogate(log_ratio, unit_advantage, clip_low, clip_high, dual_clip)
+    clips = config.clip_low, config.clip_high, config.dual_clip
+    per_unit, is_clipped = clipped_surrogate(log_ratio, unit_advantage, *clips)
     return (unit_weight * per_unit).sum(), ratio_metrics(log_ratio, unit_weight, is_clipped)
 
 

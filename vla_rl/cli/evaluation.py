@@ -1,4 +1,4 @@
-"""Commands that say how good a policy is: `eval` and `compare`."""
+"""Commands that say how good a policy is: `eval`, `compare` and `report`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ def register(app: typer.Typer) -> None:
     """Add this file's commands to the program."""
     app.command(name="eval")(evaluate)
     app.command()(compare)
+    app.command()(report)
 
 
 def evaluate(
@@ -29,7 +30,7 @@ def evaluate(
     from vla_rl.config import ConfigError
     from vla_rl.workflows.evaluate_policy import evaluate as run_evaluation
 
-    loaded = load(recipe, overrides)
+    loaded = load(recipe, overrides, "eval")
     # A folder that holds the same recipe takes another evaluation, or one that was cut off.
     again = output is not None and RunFolder(output).exists
     if output is not None and RunFolder(output).evaluation(name).exists():
@@ -75,6 +76,25 @@ def compare(
         say(f"warning: {warning}")
     if output:
         comparison.save(output)
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A run's folder; the run may still be going on.")],
+    title: Annotated[str | None, typer.Option(help="Of the page; by default the recipe's name.")] = None,
+) -> None:
+    """Write a run's report.html anew: during the run, after it, or of one that was stopped."""
+    from vla_rl.common.run_folder import RunFolder
+    from vla_rl.common.run_status import read_status
+    from vla_rl.config import ConfigError
+    from vla_rl.report.report import write_report
+
+    run = RunFolder(folder)
+    if not run.exists:
+        raise ConfigError(f"{folder}: holds no run (no config.yaml); name a run's folder, which the run said as `run:`")
+    status = read_status(run)
+    if status is not None and status.text():
+        typer.echo(status.text())
+    typer.echo(f"report: {write_report(folder, title)}")
 
 
 def _compare_by_running(recipe: str, a: str, b: str | None, overrides: list[str]) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vla_rl.cli.options import Output, Overrides, RecipeName, Resume, load, say
+from vla_rl.cli.options import Output, Overrides, OwnRecipe, RecipeName, Resume, load, load_run, say
 
 EpisodesOf = Annotated[
     Path | None, typer.Option("--episodes-of", help="Use the episodes embedded in this run's folder again.")
@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
 
 
 def fit(
-    recipe: RecipeName,
+    recipe: OwnRecipe = None,
     overrides: Overrides = None,
     output: Output = None,
     resume: Resume = False,
@@ -35,7 +35,7 @@ def fit(
     from vla_rl.common.run_folder import open_run
     from vla_rl.workflows.failure_detection import fit_failure
 
-    loaded = load(recipe, overrides)
+    loaded = load_run(recipe, overrides, output, resume)
     folder = open_run(loaded, output, resume)
     for path in fit_failure(loaded, folder, say, episodes_of):
         typer.echo(f"detector: {path}")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vla_rl.cli.options import PROGRAM, Output, Overrides, RecipeName, Resume, load, say
+from vla_rl.cli.options import PROGRAM, Output, Overrides, OwnRecipe, Resume, load_run, say
 
 
 def register(app: typer.Typer) -> None:
@@ -69,7 +69,7 @@ def report(log: Annotated[Path, typer.Argument(metavar="LOG", help="What `hub se
 
 
 def measure(
-    recipe: RecipeName,
+    recipe: OwnRecipe = None,
     overrides: Overrides = None,
     output: Output = None,
     resume: Resume = False,
@@ -82,7 +82,7 @@ def measure(
     from vla_rl.workflows import hub_processes
     from vla_rl.workflows.hub_study import RESULTS, TABLE, measure_hub
 
-    loaded = load(recipe, overrides)
+    loaded = load_run(recipe, overrides, output, resume)
     folder = open_run(loaded, output, resume)
     if processes:
         hub_processes.measure_processes(loaded, folder, say, PROGRAM)

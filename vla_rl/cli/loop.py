@@ -7,7 +7,19 @@ from typing import Annotated
 
 import typer
 
-from vla_rl.cli.options import PROGRAM, Output, Overrides, RecipeName, Resume, load, resumable, say, stopped
+from vla_rl.cli.options import (
+    PROGRAM,
+    Output,
+    Overrides,
+    OwnRecipe,
+    RecipeName,
+    Resume,
+    load,
+    load_run,
+    resumable,
+    say,
+    stopped,
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -32,7 +44,7 @@ def ablate(
     from vla_rl.common.tables import print_table
     from vla_rl.workflows.ablate import ablate as run_ablation
 
-    loaded = load(recipe, overrides)
+    loaded = load(recipe, overrides, "train")
     folder = output or Path("runs") / f"{loaded.name}-ablation"
     own = range(loaded.seed, loaded.seed + seeds)
     try:
@@ -54,14 +66,14 @@ def demo(
     typer.echo(f"report: {run_demo(overrides or [], output, from_scratch, program=PROGRAM)}")
 
 
-def loop(recipe: RecipeName, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
+def loop(recipe: OwnRecipe = None, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
     """Real episodes, a world model fitted on them, its trust, RL in imagination, and the truth."""
     from vla_rl.common.run_folder import RunFolder, open_run
     from vla_rl.workflows.loop.closed_loop import loop as run_loop
 
-    loaded = load(recipe, overrides)
+    loaded = load_run(recipe, overrides, output, resume, "loop")
     folder = open_run(loaded, output, resume)
-    with resumable("loop", recipe, overrides, folder):
+    with resumable("loop", folder):
         last = run_loop(loaded, folder, program=PROGRAM, show=say)
     typer.echo(f"policy: {RunFolder(last.run).policy}\nreport: {RunFolder(folder).report}")
 

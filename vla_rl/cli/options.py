@@ -22,6 +22,10 @@ PROGRAM = (sys.executable, "-m", str(__package__))
 RecipeName = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a shipped recipe (`vla-rl list recipes`).")
 ]
+OwnRecipe = Annotated[
+    str | None,
+    typer.Argument(metavar="[RECIPE]", help="A YAML file or a shipped recipe; none to --resume what is in --output."),
+]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, for example algo.lr=1e-5")
 ]
@@ -32,18 +36,41 @@ Output = Annotated[
 Resume = Annotated[bool, typer.Option("--resume", help="Resume the run in --output, else with the recipe's newest.")]
 
 
-def load(recipe: str, overrides: list[str] | None, runs: bool = True) -> Recipe:
-    """Return the recipe with the command line's overrides (see `load_recipe`), if this machine can run it.
+def load(recipe: str, overrides: list[str] | None, command: str = "", runs: bool = True) -> Recipe:
+    """Return the recipe with the command line's overrides, checked for a command and for this machine.
 
     Args:
-        runs: false where it is only looked at.
+        runs: false where it is only looked at, which any machine can.
     """
+    from vla_rl.recipe.checks import check
     from vla_rl.recipe.recipe import load_recipe
 
     loaded = load_recipe(recipe, overrides or ())
     if runs:
         loaded.check_machine()
+    check(loaded, command)
     return loaded
+
+
+def load_run(
+    recipe: str | None, overrides: list[str] | None, output: Path | None, resume: bool, command: str = ""
+) -> Recipe:
+    """Return the recipe of a run, with overrides: the one that is named, or of a run to resume its own."""
+    if recipe is None or ("=" in recipe and not Path(recipe).is_file()):
+        return load(_of_run(output, resume), [*([recipe] if recipe else []), *(overrides or ())], command)
+    return load(recipe, overrides, command)
+
+
+def _of_run(folder: Path | None, resume: bool) -> str:
+    """The file of a run's own recipe; a ConfigError says that there is no run to resume."""
+    from vla_rl.common.run_folder import RunFolder
+    from vla_rl.config import ConfigError
+
+    if not resume or folder is None:
+        raise ConfigError("name a RECIPE (`vla-rl list recipes`), or resume a run: --resume --output FOLDER")
+    if not RunFolder(folder).exists:
+        raise ConfigError(f"--resume: {folder} holds no earlier run (no config.yaml); see --output")
+    return str(RunFolder(folder).config)
 
 
 def say(text: str) -> None:
@@ -52,12 +79,12 @@ def say(text: str) -> None:
 
 
 @contextmanager
-def resumable(command: str, recipe: str, overrides: list[str] | None, folder: Path) -> Iterator[None]:
+def resumable(command: str, folder: Path) -> Iterator[None]:
     """On Ctrl-C, say that the run is saved and how to resume it."""
     try:
         yield
     except KeyboardInterrupt:
-        again = shlex.join(["vla-rl", command, recipe, *(overrides or ()), "--output", str(folder), "--resume"])
+        again = f"vla-rl {command} --resume --output {shlex.quote(str(folder))}"
         raise stopped(f"The run is saved in {folder}; to resume it:\n  {again}") from None
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vla_rl.cli.options import Output, Overrides, RecipeName, Resume, load
+from vla_rl.cli.options import Output, Overrides, OwnRecipe, Resume, load_run
 
 
 def register(app: typer.Typer) -> None:
@@ -16,12 +16,12 @@ def register(app: typer.Typer) -> None:
     app.command(name="finish-recording")(finish_recording)
 
 
-def rac(recipe: RecipeName, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
+def rac(recipe: OwnRecipe = None, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
     """Rounds in a simulator: a policy with a scripted person beside it, then training on what was corrected."""
     from vla_rl.common.run_folder import open_run
     from vla_rl.workflows.rac import RESULTS, TABLE, run_rac
 
-    loaded = load(recipe, overrides)
+    loaded = load_run(recipe, overrides, output, resume)
     folder = open_run(loaded, output, resume)
     run_rac(loaded, folder, typer.echo)
     typer.echo((folder / TABLE).read_text())

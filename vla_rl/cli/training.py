@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vla_rl.cli.options import Output, Overrides, RecipeName, Resume, load, resumable, say, stopped
+from vla_rl.cli.options import Output, Overrides, OwnRecipe, RecipeName, Resume, load, load_run, resumable, say, stopped
 
 if TYPE_CHECKING:
     from vla_rl.distributed.process_group import ProcessGroup
@@ -38,29 +38,31 @@ def joined(recipe: Recipe) -> AbstractContextManager[ProcessGroup]:
     return launched_group(recipe)
 
 
-def train(recipe: RecipeName, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
+def train(recipe: OwnRecipe = None, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
     """Post-train a policy by reinforcement learning."""
     from vla_rl.common.run_folder import RunFolder, open_run
     from vla_rl.training.train import train as run_training
 
-    loaded = load(recipe, overrides)
+    loaded = load_run(recipe, overrides, output, resume, "train")
     with joined(loaded) as world:
-        folder = Path(world.broadcast_from_main(lambda: str(open_run(loaded, output, resume))))
-        with resumable("train", recipe, overrides, folder):
+        folder = Path(
+            world.broadcast_from_main(lambda: str(open_run(loaded, output, resume, free=("train.iterations",))))
+        )
+        with resumable("train", folder):
             policy = run_training(loaded, folder, resume)
         if world.is_main:
             typer.echo(f"policy: {policy}\nreport: {RunFolder(folder).report}")
 
 
-def sft(recipe: RecipeName, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
+def sft(recipe: OwnRecipe = None, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
     """Train a policy by behavior cloning on demonstrations."""
     from vla_rl.common.run_folder import open_run
     from vla_rl.workflows.clone import clone
 
-    loaded = load(recipe, overrides)
+    loaded, longer = load_run(recipe, overrides, output, resume, "sft"), ("sft.steps",)
     with joined(loaded) as world:
-        folder = Path(world.broadcast_from_main(lambda: str(open_run(loaded, output, resume))))
-        with resumable("sft", recipe, overrides, folder):
+        folder = Path(world.broadcast_from_main(lambda: str(open_run(loaded, output, resume, free=longer))))
+        with resumable("sft", folder):
             summary = clone(loaded, folder)
     if not world.is_main:
         return
@@ -79,7 +81,7 @@ def collect(
     from vla_rl.recipe.collect_config import CollectConfig
     from vla_rl.workflows.collect import collect as run_collect
 
-    loaded = load(recipe, [*(overrides or ()), *([f"collect.dataset={output}"] if output else [])])
+    loaded = load(recipe, [*(overrides or ()), *([f"collect.dataset={output}"] if output else [])], "collect")
     config = loaded.collect or CollectConfig.model_validate({})
     try:
         summary = run_collect(loaded, config, say)

@@ -7,7 +7,19 @@ from typing import Annotated
 
 import typer
 
-from vla_rl.cli.options import PROGRAM, Output, Overrides, RecipeName, Resume, Setting, load, resumable, say
+from vla_rl.cli.options import (
+    PROGRAM,
+    Output,
+    Overrides,
+    OwnRecipe,
+    RecipeName,
+    Resume,
+    Setting,
+    load,
+    load_run,
+    resumable,
+    say,
+)
 
 WorldModelFolder = Annotated[str, typer.Argument(metavar="WORLD_MODEL", help="A world model's folder.")]
 
@@ -26,14 +38,14 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="world-model")
 
 
-def fit(recipe: RecipeName, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
+def fit(recipe: OwnRecipe = None, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
     """Fit a world model: autoencoder, dynamics, success head and classifier, and their threshold."""
     from vla_rl.common.run_folder import open_run
     from vla_rl.workflows.imagination.fit_world_model import fit_world_model
 
-    loaded = load(recipe, overrides)
+    loaded = load_run(recipe, overrides, output, resume)
     folder = open_run(loaded, output, resume, free=FREE_IN_A_FIT)
-    with resumable("world-model fit", recipe, overrides, folder):
+    with resumable("world-model fit", folder):
         typer.echo(f"world model: {fit_world_model(loaded, folder)}")
 
 

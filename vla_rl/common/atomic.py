@@ -133,12 +133,13 @@ def _leftovers(path: Path) -> list[Path]:
     found = []
     for leftover in path.parent.glob(f"{start}*"):
         pid = leftover.name[len(start) :].partition("-")[0]
-        if pid.isdigit() and (int(pid) == os.getpid() or not _is_running(int(pid))):
+        if pid.isdigit() and (int(pid) == os.getpid() or not is_running(int(pid))):
             found.append(leftover)
     return found
 
 
-def _is_running(pid: int) -> bool:
+def is_running(pid: int) -> bool:
+    """Whether a process of this number runs on this machine."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

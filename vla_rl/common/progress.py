@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from statistics import fmean
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
@@ -64,17 +65,15 @@ def episode_progress(
     if not show:
         yield lambda episode: None
         return
-    played, successes, started = 0, 0, time.monotonic()
+    outcomes, started = list[bool](), time.monotonic()
     with _bar(transient, "success") as bar:
         task = bar.add_task(text, total=total, rate="", success="")
 
         def on_episode(episode: Episode) -> None:
-            nonlocal played, successes
-            played += not episode.lost
-            successes += episode.success
+            outcomes.extend([episode.success] * (not episode.lost))
             bar.advance(task)
             rate = f"{bar.tasks[task].completed / max(time.monotonic() - started, 1e-9):.1f}/s"
-            bar.update(task, rate=rate, success=f"{100 * successes / played:.0f} % success" if played else "")
+            bar.update(task, rate=rate, success=f"{100 * fmean(outcomes):.0f} % success" if outcomes else "")
 
         yield on_episode
 

@@ -11,20 +11,17 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from vla_rl.common.atomic import write_text_atomic
-from vla_rl.config import Config, ConfigError, dump_yaml, read_yaml, validate
+from vla_rl.common.resume import check_changes, differences, record_changes
+from vla_rl.config import Config, ConfigError, dump_yaml
 
 PACKAGES = ("vla-rl", "torch", "transformers", "timm", "peft", "accelerate", "lerobot", "mujoco", "robosuite",
             "hf-libero", "numpy")  # fmt: skip
-
-_ABSENT = "(nothing)"
-_FREE = ("num_threads",)  # May differ in a resumed run: the machine's, not the run's.
 
 
 @dataclass(frozen=True)
@@ -52,9 +49,12 @@ class RunFolder:
     config = _Inside("config.yaml")
     command = _Inside("command.txt")
     versions = _Inside("versions.json")
-    # What it writes on the way: one JSON object per logged step, the folder of what it resumes from, the policies
-    # that the gate found better, the one that the gate sent back, the one before an update that diverged, and the
-    # best by validation so far.
+    # What was changed when it was resumed.
+    changes = _Inside("changes.json")
+    # What it writes on the way: where it is, one JSON object per logged step, the folder of what it resumes from, the
+    # policies that the gate found better, the one that the gate sent back, the one before an update that diverged, and
+    # the best by validation so far.
+    status = _Inside("status.json")
     metrics = _Inside("metrics.jsonl")
     checkpoints = _Inside("checkpoints")
     confirmed = _Inside("confirmed")
@@ -92,8 +92,8 @@ def open_run(
 
     Args:
         folder: where; by default `root/<name>-<date>-<time>`, with `resume` the newest of these.
-        resume: resume the run in `folder`, which must hold the same resolved recipe, except for num_threads.
-        free: further fields, dotted, that may differ then: those that only matter to what is still to be done.
+        resume: resume the run in `folder`, which must hold the same resolved recipe but for what `resume.FREE` names.
+        free: patterns of further fields, dotted, that may differ then: those that only matter to what is to be done.
 
     Raises:
         ConfigError: a folder in use without `resume`, nothing to resume, or another recipe in it.
@@ -109,22 +109,25 @@ def open_run(
 
 def _check_unused(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not _has_not_begun(folder):
-        found = "is not empty" if folder.is_dir() else "is a file"
-        again = ", or add --resume to resume it" if RunFolder(folder).exists else ""
-        raise ConfigError(f"{folder} {found}. Choose another --output{again}.")
+        raise _in_use(folder)
+
+
+def _in_use(folder: Path) -> ConfigError:
+    found = "is not empty" if folder.is_dir() else "is a file"
+    again = ", or add --resume to resume it" if RunFolder(folder).exists else ""
+    return ConfigError(f"{folder} {found}. Choose another --output{again}.")
 
 
 def _reopen(recipe: Config, folder: Path, free: Sequence[str]) -> Path:
-    if not RunFolder(folder).exists:
+    run = RunFolder(folder)
+    if not run.exists:
         raise ConfigError(f"--resume: {folder} holds no earlier run (no config.yaml); see --output")
-    if _difference_to(folder, recipe):
-        difference = _difference_to(folder, recipe, free)
-        if difference and not _has_not_begun(folder):
-            raise ConfigError(
-                f"{folder} was made by another recipe: {difference}. "
-                "Resume with the recipe and overrides it was started with, or choose another --output."
-            )
-        _describe(folder, recipe)
+    if changed := differences(run, recipe):
+        if _has_not_begun(folder):
+            _describe(folder, recipe)
+        else:
+            check_changes(run, recipe, changed, free)
+            record_changes(run, recipe, changed)
     return folder
 
 
@@ -145,6 +148,7 @@ def _has_not_begun(folder: Path) -> bool:
         run.config,
         run.command,
         run.versions,
+        run.status,
     }
 
 
@@ -202,30 +206,3 @@ def _git(*arguments: str) -> str | None:
         return subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-def _difference_to(folder: Path, recipe: Config, free: Sequence[str] = ()) -> str:
-    """How a run's recipe differs from `recipe`, but for the fields that are `free`; empty where they are the same."""
-    # Validated, so that options which are newer than the run are there with their defaults.
-    file = RunFolder(folder).config
-    saved = validate(type(recipe), read_yaml(file), prefix=str(file))
-    return _difference(saved.model_dump(mode="json"), recipe.model_dump(mode="json"), free)
-
-
-def _difference(found: Mapping[str, Any], asked: Mapping[str, Any], free: Sequence[str]) -> str:
-    """The first few fields in which two recipes differ, with both values; empty where they are the same."""
-    there, here = _flat(found), _flat(asked)
-    ignored = {*_FREE, *free}
-    names = [n for n in there | here if n not in ignored and there.get(n, _ABSENT) != here.get(n, _ABSENT)]
-    parts = [
-        f"there {name}: {there.get(name, _ABSENT)!r}, here {name}: {here.get(name, _ABSENT)!r}" for name in names[:3]
-    ]
-    return "; ".join(parts) + (f"; and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested sections as one mapping with dotted names."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat

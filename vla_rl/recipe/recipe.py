@@ -20,6 +20,7 @@ from vla_rl.evaluation.evaluate import EvalConfig
 from vla_rl.evaluation.gate import GateConfig
 from vla_rl.interfaces import EnvConfig, FailureDetectionConfig, WorldModelFitConfig
 from vla_rl.policies.base import PolicyConfig
+from vla_rl.recipe.checks import check
 from vla_rl.recipe.collect_config import CollectConfig
 from vla_rl.recipe.hub_config import HubConfig
 from vla_rl.recipe.loop_config import LoopConfig
@@ -84,11 +85,6 @@ class Recipe(Config):
         env = self.real_env or self.env
         return env if self.eval.approximate else env.exact()
 
-    @property
-    def torch_device(self) -> str:
-        """The recipe's device, with auto resolved (see `resolve_device`)."""
-        return resolve_device(self.device)
-
     def check_machine(self) -> None:
         """Check that this machine has the recipe's device, and what its environments need, before any work.
 
@@ -128,16 +124,7 @@ class Recipe(Config):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Recipe:
-        if self.real_env is not None and (self.real_env.is_imagined or not self.env.is_imagined):
-            needed = "is for a recipe whose env is a world model, and is itself a simulator or robot"
-            raise ConfigError(f"real_env: {needed}; got env {self.env.kind!r}, real_env {self.real_env.kind!r}")
-        if self.gate.every and not self.env.is_imagined:
-            raise ConfigError("gate.every: env is no world model, so every gain is real already; leave gate.every at 0")
-        if self.gate.every and self.train.keep == "best":
-            raise ConfigError("train.keep: got 'best', but the gate says which policy is kept; set it to last")
-        if self.algo is not None and 0 < (decay := self.algo.decay_iterations) < self.train.iterations:
-            end = f"the last of train.iterations ({self.train.iterations}) would learn nothing; make it as large, or 0"
-            raise ConfigError(f"algo.decay_iterations: got {decay}: {end}")
+        check(self)
         return self
 
 

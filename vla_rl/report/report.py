@@ -21,7 +21,9 @@ import yaml
 from markupsafe import Markup
 
 from vla_rl.common.atomic import write_text_atomic
+from vla_rl.common.resume import change_texts
 from vla_rl.common.run_folder import RunFolder
+from vla_rl.common.run_status import read_status
 from vla_rl.evaluation.compare import Comparison, PairedResult, compare, format_p
 from vla_rl.evaluation.results import Evaluation, EvaluationError, SuccessRate
 from vla_rl.report.charts import BLUE, GRAY, GREEN, ORANGE, PURPLE, Bar, Line, bar_chart, line_chart, stacked_bar
@@ -134,7 +136,7 @@ def _read_evaluations(
 
 
 def _page(run: Run, title: str | None) -> dict[str, Any]:
-    recipe = _recipe(run)
+    recipe, status = _recipe(run), read_status(RunFolder(run.folder))
     clips, left_out = _clips(run)
     missing = run.missing + ([left_out] if left_out else [])
     evaluation = run.after
@@ -147,6 +149,8 @@ def _page(run: Run, title: str | None) -> dict[str, Any]:
     ]
     shown = [e for e in (run.before, evaluation) if e is not None]
     return {
+        "status": status.text() if status else "",
+        "is_live": status is not None and status.is_running,
         "title": title or recipe.get("name") or run.folder.resolve().name,
         "env_title": evaluation.meta.env_title if evaluation else "",
         "kicker": " · ".join(part for part in kicker if part),
@@ -168,6 +172,7 @@ def _page(run: Run, title: str | None) -> dict[str, Any]:
         "timing": _timing(run.metrics),
         "clips": clips,
         "commands": _commands(run),
+        "changes": change_texts(RunFolder(run.folder)),
         "config": run.config,
         "versions": list(run.versions.items()),
         "missing": missing,

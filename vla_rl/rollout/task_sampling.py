@@ -122,10 +122,14 @@ class TaskSampler:
         self._num_of_task[task] += 1
         self._num_drawn += 1
         if self.config.train_states is not None:
-            lap, place = divmod(number, self.config.train_states)
-            seed = [self.seed, _STATES, self.tasks.index(task), lap]
-            number = int(np.random.default_rng(seed).permutation(self.config.train_states)[place])
+            number = self._revisited(task, number, self.config.train_states)
         return EpisodeSpec(task, "train", self.config.first_state + number)
+
+    def _revisited(self, task: str, number: int, num_states: int) -> int:
+        """Return which of the task's states comes next: all of them in a new random order, again and again."""
+        lap, place = divmod(number, num_states)
+        generator = np.random.default_rng([self.seed, _STATES, self.tasks.index(task), lap])
+        return int(generator.permutation(num_states)[place])
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint needs, JSON-able."""
@@ -168,9 +172,7 @@ class VadeSampler(TaskSampler):
         super().__init__(config, tasks, seed, keyframes)
         states: list[int | None] = [None]
         if config.level == "state":
-            if config.train_states is None:
-                needed = "states must come back to be judged: set train_states to a number, or level to task"
-                raise ConfigError(f"sampling.level: got 'state' with train_states null; {needed}")
+            assert config.train_states is not None, "sampling.level=state needs train_states"
             states = [config.first_state + i for i in range(config.train_states)]
         self._arms: list[Arm] = [(task, state) for task in self.tasks for state in states]
         self._number = {arm: i for i, arm in enumerate(self._arms)}

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from vla_rl.common.progress import step_progress
+from vla_rl.common.resume import is_free
 from vla_rl.data.dataset import BCDataset
 from vla_rl.data.statistics import compute_statistics
 from vla_rl.distributed.process_group import current
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
     from vla_rl.types import EnvSpec
 
 _VALIDATION_BATCHES = 4
-# What a resumed run may change.
-_FREE = {"log_every", "save_every", "keep_checkpoints", "num_threads", "max_bad_steps", "cache_folder"}
 
 
 def run_training(
@@ -140,7 +139,9 @@ def _restore(cloning: BCTrainer, folder: Path) -> None:
     tensors, state = load_checkpoint(path)
     now = {**cloning.config.model_dump(mode="json"), "seed": cloning.seed}
     then = {**state["config"], "seed": state["seed"]}
-    changed = [f"{n}: there {then.get(n)!r}, now {now[n]!r}" for n in now if n not in _FREE and now[n] != then.get(n)]
+    lengths = ("sft.steps",) if cloning.config.final_lr_fraction == 1 else ()
+    fixed = [n for n in now if not is_free(f"sft.{n}", lengths)]
+    changed = [f"{n}: there {then.get(n)!r}, now {now[n]!r}" for n in fixed if now[n] != then.get(n)]
     if changed:
         raise CheckpointError(
             f"{path} was made with other options (sft.{'; sft.'.join(changed)}). Use those, or another run folder."

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from vla_rl.config import Config
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
 OptimizerName = Literal["adamw", "adamw_8bit", "muon"]
 
 
@@ -20,7 +21,7 @@ class OptimizerConfig(Config):
         "(scaled to AdamW's step size), AdamW for embeddings, heads, vectors and convolutions.",
     )
     lr: PositiveFloat = Field(default=3e-4, description="Peak learning rate.")
-    betas: tuple[float, float] = Field(default=(0.9, 0.95), description="AdamW's running-average factors.")
+    betas: tuple[Beta, Beta] = Field(default=(0.9, 0.95), description="AdamW's running-average factors.")
     weight_decay: NonNegativeFloat = Field(default=0.01, description="Decoupled weight decay.")
     warmup_steps: NonNegativeInt = Field(
         default=0, description="Optimizer steps over which the learning rate rises from 0; Adam's first are big."

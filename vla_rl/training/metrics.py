@@ -41,8 +41,8 @@ class LogConfig(Config):
             "validation/sampled",
             "validation/greedy",
             "loss/*",
-            "*/kl",
-            "*/clip_fraction",
+            "update/*kl*",
+            "update/clip_fraction",
             "time/total",
             "time/episodes_per_second",
         ),
@@ -59,6 +59,7 @@ class MetricLogger:
         resume_step: forget what was logged after this step, as a resumed run logs it again, and a
             last line that a kill cut off. None for a new run.
         run_config: the resolved recipe, shown by Weights & Biases.
+        num_iterations: of the run, where a step is an iteration of RL: the console then says so.
     """
 
     def __init__(
@@ -68,11 +69,12 @@ class MetricLogger:
         *,
         resume_step: int | None = None,
         run_config: Mapping[str, Any] | None = None,
+        num_iterations: int | None = None,
     ) -> None:
         self.folder = Path(folder)
         self.config = config
         self._run_config = dict(run_config or {})
-        self._resume_step = resume_step
+        self._resume_step, self._num_iterations = resume_step, num_iterations
         self._file: TextIO | None = None
         self._tensorboard: Any = None
         self._wandb: Any = None
@@ -178,8 +180,12 @@ class MetricLogger:
     def _print_step(self, step: int, numbers: dict[str, float]) -> None:
         shown = dict.fromkeys(k for pattern in self.config.console_keys for k in fnmatch.filter(numbers, pattern))
         if shown:
+            from rich.console import Console
+
+            of = self._num_iterations
+            name = f"step {step:>5}" if of is None else f"iteration {step:>{len(str(of))}} of {of}"
             cells = (f"[dim]{key}[/] {numbers[key]:<9.4g}" for key in shown)
-            self.print(f"[bold]step {step:>5}[/]  " + " ".join(cells))
+            Console().print(f"[bold]{name}[/]  " + " ".join(cells), soft_wrap=True)
 
 
 class SilentLogger(MetricLogger):

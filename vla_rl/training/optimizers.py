@@ -46,10 +46,7 @@ def build_optimizers(
     groups: list[dict] = [{"params": rest, "lr": config.lr}] if rest else []
     if critic_lr is not None:
         groups.append({"params": critic, "lr": critic_lr, "weight_decay": 0.0})
-    optimizers: list[torch.optim.Optimizer] = []
-    if hidden:
-        decay = config.weight_decay
-        optimizers.append(torch.optim.Muon(hidden, lr=config.lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
+    optimizers: list[torch.optim.Optimizer] = [_muon(config, hidden)] if hidden else []
     if groups:
         adamw = partial(torch.optim.AdamW, fused=all(p.is_cuda for g in groups for p in g["params"]) or None)
         kind: Any = _eight_bit_adamw() if config.optimizer == "adamw_8bit" else adamw
@@ -57,6 +54,10 @@ def build_optimizers(
     for optimizer in optimizers:
         optimizer.register_step_post_hook(_tell_of_step)
     return optimizers
+
+
+def _muon(config: OptimizerConfig, hidden: list[torch.Tensor]) -> torch.optim.Muon:
+    return torch.optim.Muon(hidden, lr=config.lr, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw")
 
 
 def _tell_of_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:

@@ -7,6 +7,7 @@ import math
 import signal
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -18,13 +19,13 @@ from vla_rl.algorithms.batch import rollout_metrics
 from vla_rl.common.atomic import restore_replaced, write_text_atomic
 from vla_rl.common.progress import Stopwatch, episode_progress
 from vla_rl.common.run_folder import RunFolder
-from vla_rl.config import ConfigError
-from vla_rl.distributed.process_group import current
+from vla_rl.distributed.process_group import current, resolve_device
 from vla_rl.evaluation.evaluate import build_env, evaluate
 from vla_rl.evaluation.gate import Gate
 from vla_rl.interfaces import ImaginedEnv, Learner, StatefulEnv, VecEnv
 from vla_rl.policies.base import resolve_path
 from vla_rl.policies.load import load_policy
+from vla_rl.recipe.checks import check
 from vla_rl.rollout.runner import collect, derived_seed
 from vla_rl.rollout.task_sampling import groups_to_resample
 from vla_rl.training.checkpoint import (
@@ -38,6 +39,7 @@ from vla_rl.training.checkpoint import (
 )
 from vla_rl.training.demonstrations import ContinueBC, Demonstrations
 from vla_rl.training.metrics import MetricLogger, SilentLogger
+from vla_rl.training.steps import AFTER, BEFORE, REPORT, RL, RunSteps
 from vla_rl.training.trainer import TrainingDivergedError
 from vla_rl.types import Episode, EpisodeSpec
 
@@ -59,24 +61,23 @@ class TrainingRun:
     """
 
     def __init__(self, recipe: Recipe, folder: Path, resume: bool):
-        if recipe.algo is None:
-            raise ConfigError("algo: this recipe has none, and `train` needs one; see docs/algorithms.md")
+        check(recipe, "train")
+        assert recipe.algo is not None, "just checked"
         if recipe.num_threads:
             import torch
 
             torch.set_num_threads(recipe.num_threads)
         self.recipe, self.config, self.algo, self.folder = recipe, recipe.train, recipe.algo, RunFolder(folder)
         self.iteration, self._saved_at, self._imagined = 0, -1, math.nan  # The last: success in the last rollouts.
-        self.world, self.stopwatch = current(), Stopwatch()
+        self.world, self.stopwatch, device = current(), Stopwatch(), resolve_device(recipe.device)
         self._best: tuple[float, int] | None = None  # validation success, iteration
         self._interrupted = self._is_looping = False
         self._handlers: dict[int, Any] = {}
-        if self.config.evaluate != "never" or self.config.validate_every or recipe.gate.every:
-            recipe.check_same_robot()
+        self.steps = RunSteps(self.folder, self.config, recipe.log.console, self.world.is_main)
         self.env = recipe.env.build()
         self._real_env: VecEnv | None = None
         try:
-            self.policy = self.world.load(lambda: recipe.policy.build(self.env.spec, recipe.torch_device, recipe.seed))
+            self.policy = self.world.load(lambda: recipe.policy.build(self.env.spec, device, recipe.seed))
             self.sampler = recipe.sampling.build(list(self.env.spec.tasks), recipe.seed, recipe.env.is_imagined)
             needs_demonstrations = self.algo.bc_coef > 0 or self.config.control == "continue_bc"
             self.demonstrations = self._open_demonstrations() if needs_demonstrations else None
@@ -108,7 +109,10 @@ class TrainingRun:
         if not self.world.is_main:
             return SilentLogger()
         run_config = self.recipe.model_dump(mode="json")
-        return MetricLogger(self.folder.path, self.recipe.log, run_config=run_config, resume_step=self._resumed_at)
+        total = self.config.iterations
+        return MetricLogger(
+            self.folder.path, self.recipe.log, run_config=run_config, resume_step=self._resumed_at, num_iterations=total
+        )
 
     def _open_gate(self) -> Gate:
         """Open the gate, and say what its checks can tell."""
@@ -204,6 +208,7 @@ class TrainingRun:
         logged["time/episodes_per_second"] = len(episodes) / (times["simulation"] + times["inference"])
         logged["time/overhead_fraction"] = (times["other"] + times.get("optimizer", 0.0)) / times["total"]
         self.logger.log(self.iteration, logged)
+        self.steps.update(self.iteration)
 
     def is_due(self, every: int) -> bool:
         """Whether something done every so many iterations (0: never) is due; the last counts."""
@@ -269,9 +274,11 @@ class TrainingRun:
         Args:
             policy_path: where the policy is saved; by default where the run's policy came from.
         """
+        self.steps.begin(BEFORE if name == "base" else AFTER, self.iteration)
         with self.world.unsharded(self.policy):
             self._evaluate(name, policy_path)
             self.world.wait()
+        self.steps.update(self.iteration)
         self.stopwatch.report()
 
     def _evaluate(self, name: str, policy_path: Path | None) -> None:
@@ -367,21 +374,15 @@ class TrainingRun:
         return f"That policy is saved: start a new run with policy.path={folder} and these changes."
 
     def report(self) -> None:
-        """Write report.html."""
-        from vla_rl.report.report import write_report
-
-        if self.world.is_main:
-            write_report(self.folder.path)
+        """Write report.html: the run is finished."""
+        self.steps.begin(REPORT, self.iteration)
+        self.steps.end(self.iteration, "finished")
 
     # --- demonstrations ---------------------------------------------------------------------
 
     def _open_demonstrations(self) -> Demonstrations:
         """Open the recipe's demonstrations, for the algorithm's anchor or the control."""
-        if self.recipe.sft is None:
-            raise ConfigError(
-                "sft: this recipe has none, but algo.bc_coef > 0 or train.control=continue_bc learns from "
-                "demonstrations: name them in sft.datasets"
-            )
+        assert self.recipe.sft is not None, "checked before"
         return Demonstrations(self.policy, self.recipe.sft, self.env.spec, self.recipe.seed, self.world)
 
     # --- as a context -----------------------------------------------------------------------
@@ -391,6 +392,7 @@ class TrainingRun:
         if any(self.world.gather(self._interrupted)):
             self.save()
             raise KeyboardInterrupt
+        self.steps.begin(RL, self.iteration)
         return self.iteration < self.config.iterations and not (self.gate and self.gate.is_closed)
 
     def _on_interrupt(self, signum: int, frame: Any) -> None:
@@ -412,6 +414,9 @@ class TrainingRun:
     ) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
+        if error is not None:
+            with suppress(OSError):  # What it ended with matters more.
+                self.steps.end(self.iteration, "stopped")
         try:
             self.logger.close()
         finally:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt
 
-from vla_rl.config import Config, ConfigError
+from vla_rl.config import Config
 
 if TYPE_CHECKING:
     from vla_rl.recipe.recipe import Recipe
@@ -44,12 +44,6 @@ class TrainConfig(Config):
     evaluate: Literal["before_and_after", "after", "never"] = Field(
         default="before_and_after", description="When to run the `eval` section's evaluation."
     )
-
-    @model_validator(mode="after")
-    def _best_needs_validation(self) -> TrainConfig:
-        if self.keep == "best" and not self.validate_every:
-            raise ConfigError("train.keep: got 'best' with validate_every 0; set validate_every above 0, or keep=last")
-        return self
 
 
 def train(recipe: Recipe, folder: Path, resume: bool = False, on_iteration: Callable[[], None] | None = None) -> Path:

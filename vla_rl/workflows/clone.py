@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.common.run_folder import RunFolder
-from vla_rl.config import ConfigError
+from vla_rl.recipe.checks import check
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.workflows.recipe_parts import build_policy, env_spec
 
@@ -16,14 +16,15 @@ def clone(recipe: Recipe, folder: Path) -> dict[str, Any]:
 
     Raises:
         ConfigError: the recipe has no sft section.
+        DatasetError: a dataset is not there.
     """
     from vla_rl.distributed.process_group import current
     from vla_rl.training.checkpoint import checkpoint_step, latest_checkpoint
     from vla_rl.training.metrics import MetricLogger, SilentLogger
     from vla_rl.training.sft import train_bc
 
-    if recipe.sft is None:
-        raise ConfigError("sft: the recipe has no sft section. Give at least sft.datasets=FOLDER (`vla-rl collect`).")
+    check(recipe, "sft")
+    assert recipe.sft is not None, "just checked"
     spec = env_spec(recipe)
     policy = build_policy(recipe, spec)
     run = RunFolder(folder)

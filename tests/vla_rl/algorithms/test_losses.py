@@ -94,10 +94,10 @@ ADVANTAGE = torch.tensor([[1.0, 2.0], [7.0, 7.0]], dtype=torch.float64)
 
 def loss_of(level: str, valid: list[list[bool]], advantage: torch.Tensor) -> tuple[float, dict[str, torch.Tensor]]:
     weight = weights_of(np.array(valid), np.array([0, 1]), level, "token_mean")
+    config = GRPOConfig.model_validate({"ratio_level": level, "clip_low": 0.2, "clip_high": 0.28})
     loss, metrics = losses.policy_loss(
-        RATIOS.log(), torch.zeros_like(RATIOS), advantage, torch.from_numpy(weight), ratio_level=level,  # type: ignore[arg-type]
-        clip_low=0.2, clip_high=0.28,
-    )  # fmt: skip
+        config, RATIOS.log(), torch.zeros_like(RATIOS), advantage, torch.from_numpy(weight)
+    )
     return loss.item(), metrics
 
 
@@ -133,9 +133,9 @@ def test_masked_actions_have_no_gradient():
     valid = np.array([[True, False], [False, False]])
     for level in ("token", "action", "chunk"):
         weight = torch.from_numpy(weights_of(valid, np.array([0, 1]), level, "token_mean"))
-        loss, _ = losses.policy_loss(
-            log_prob, log_prob.detach(), torch.ones(2, 2, dtype=torch.float64), weight, ratio_level=level
-        )
+        config = GRPOConfig.model_validate({"ratio_level": level})
+        ones = torch.ones(2, 2, dtype=torch.float64)
+        loss, _ = losses.policy_loss(config, log_prob, log_prob.detach(), ones, weight)
         (gradient,) = torch.autograd.grad(loss, log_prob)
         assert (gradient[0, 0] != 0).all()
         assert (gradient[0, 1] == 0).all()

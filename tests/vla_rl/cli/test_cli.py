@@ -44,7 +44,9 @@ def run(*arguments: str) -> Result:
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
     path = tmp_path / "tiny.yaml"
-    path.write_text("name: tiny\ndescription: For tests.\nenv: {kind: dummy}\npolicy: {kind: openvla}\n")
+    path.write_text(
+        "name: tiny\ndescription: For tests.\nenv: {kind: dummy}\npolicy: {kind: openvla}\nalgo: {kind: grpo}\n"
+    )
     return path
 
 
@@ -187,7 +189,7 @@ def test_ctrl_c_says_how_to_go_on(recipe: Path, monkeypatch: pytest.MonkeyPatch)
     result = run("train", str(recipe), "seed=3", "--output", str(folder))
     assert result.exit_code == 130
     assert f"The run is saved in {folder}" in result.stderr
-    assert f"vla-rl train {recipe} seed=3 --output '{folder}' --resume" in result.stderr
+    assert f"vla-rl train --resume --output '{folder}'" in result.stderr
 
 
 # ---------------------------------------------------------------- run folders
@@ -211,7 +213,19 @@ def test_train_hands_over_recipe_folder_and_resume(recipe: Path, monkeypatch: py
     other = run("train", str(recipe), "seed=8", "-o", str(folder), "--resume")
     assert other.exit_code == 2 and "seed: 7" in other.stderr and "seed: 8" in other.stderr
     assert run("train", str(recipe), "seed=7", "-o", str(folder), "--resume").exit_code == 0
-    assert calls == [(7, folder, False), (7, folder, True)]
+    bare = run("train", "--resume", "--output", str(folder))
+    assert bare.exit_code == 0, bare.stderr
+    assert run("train", "log.console=false", "--resume", "--output", str(folder)).exit_code == 0
+    assert yaml.safe_load((folder / "config.yaml").read_text())["log"]["console"] is False
+    assert calls == [(7, folder, False), *[(7, folder, True)] * 3]
+
+
+@pytest.mark.parametrize("command", ["train", "sft", "loop", "rac", "failure fit", "hub measure", "world-model fit"])
+def test_a_run_is_resumed_by_its_folder_alone(command: str, tmp_path: Path) -> None:
+    neither = run(*command.split())
+    assert neither.exit_code == 2 and "name a RECIPE" in neither.stderr and "--resume --output FOLDER" in neither.stderr
+    nothing = run(*command.split(), "--resume", "--output", str(tmp_path))
+    assert nothing.exit_code == 2 and f"--resume: {tmp_path} holds no earlier run" in nothing.stderr
 
 
 # ---------------------------------------------------------------- listings, configs, doctor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from vla_rl.common import run_folder as run
-from vla_rl.common.run_folder import git_commit, open_run
+from vla_rl.common.resume import change_texts, read_changes
+from vla_rl.common.run_folder import RunFolder, git_commit, open_run
 from vla_rl.config import Config, ConfigError, read_yaml, validate
 
 
@@ -78,14 +80,12 @@ def test_resuming_needs_a_run_of_the_same_recipe(tmp_path):
     assert open_run(Asked(), folder, resume=True) == folder
     assert open_run(Asked(num_threads=2), folder, resume=True) == folder, "a machine with other cores"
     (folder / "checkpoints" / "weights.safetensors").touch()
-    with pytest.raises(ConfigError, match=r"another recipe: there algo\.lr: 1e-05, here algo\.lr: 0\.01\. Resume with"):
+    with pytest.raises(ConfigError, match=r"another recipe: there algo\.lr: 1e-05, here algo\.lr: 0\.01\. Only what"):
         open_run(Asked(algo=Section(lr=0.01)), folder, resume=True)
-    difference = (
-        r"there seed: 0, here seed: 1; there log: None, here log: '\(nothing\)'; .*here log\.lr: 1e-05; and 1 more"
-    )
+    difference = r"there seed: 0, here seed: 1; there log: None, here log: '\(nothing\)'\. Only"
     with pytest.raises(ConfigError, match=difference):
         open_run(Asked(seed=1, log=Section()), folder, resume=True)
-    with pytest.raises(ConfigError, match=r"there seed: 0, here seed: 1\. Resume"):
+    with pytest.raises(ConfigError, match=r"there seed: 0, here seed: 1\. Only"):
         open_run(Asked(seed=1, algo=Section(lr=0.01)), folder, resume=True, free=("algo.lr",))
     assert open_run(Asked(algo=Section(lr=0.01)), folder, resume=True, free=("algo.lr",)) == folder
     assert read_yaml(folder / "config.yaml")["algo"]["lr"] == 0.01, "what it goes on with"
@@ -95,6 +95,104 @@ def test_resuming_needs_a_run_of_the_same_recipe(tmp_path):
     (folder / "config.yaml").write_text("name: [tiny")
     with pytest.raises(ConfigError, match=r"config\.yaml: not valid YAML"):
         open_run(Asked(), folder, resume=True)
+
+
+class Env(Config):
+    num_workers: int = 2
+    image_size: int = 64
+
+
+class Log(Config):
+    wandb: str = "disabled"
+
+
+class Train(Config):
+    iterations: int = 4
+    save_every: int = 5
+
+
+class Gate(Config):
+    every: int = 0
+
+
+class Algo(Config):
+    lr: float = 1e-5
+    micro_batch_size: int = 32
+
+
+class Whole(Config):
+    name: str = "tiny"
+    device: str = "auto"
+    env: Env = Env()
+    log: Log = Log()
+    train: Train = Train()
+    gate: Gate = Gate()
+    algo: Algo = Algo()
+
+
+def begun(folder: Path, recipe: Config, step: int = 3) -> Path:
+    """A run's folder with a checkpoint of that step."""
+    open_run(recipe, folder, resume=False)
+    checkpoint = folder / "checkpoints" / f"step_{step:08d}"
+    checkpoint.mkdir()
+    (checkpoint / "state.json").write_text("{}")
+    return folder
+
+
+def test_what_cannot_change_the_result_so_far_may_change_and_is_recorded(tmp_path, monkeypatch):
+    folder = begun(tmp_path / "run", Whole())
+    command = (folder / "command.txt").read_text()
+    changed = Whole(
+        device="cpu",
+        env=Env(num_workers=0),
+        log=Log(wandb="offline"),
+        train=Train(iterations=6, save_every=1),
+        algo=Algo(micro_batch_size=8),
+    )
+    monkeypatch.setattr(sys, "argv", ["vla-rl", "train", "--resume"])
+    assert open_run(changed, folder, resume=True, free=("train.iterations",)) == folder
+    (change,) = read_changes(RunFolder(folder))
+    assert change["after"] == 3 and change["command"] == "vla-rl train --resume"
+    assert change["changed"] == {
+        "device": {"from": "auto", "to": "cpu"},
+        "env.num_workers": {"from": 2, "to": 0},
+        "log.wandb": {"from": "disabled", "to": "offline"},
+        "train.iterations": {"from": 4, "to": 6},
+        "train.save_every": {"from": 5, "to": 1},
+        "algo.micro_batch_size": {"from": 32, "to": 8},
+    }
+    assert validate(Whole, read_yaml(folder / "config.yaml")) == changed, "what it goes on with"
+    assert (folder / "command.txt").read_text() == command, "how it was started"
+    open_run(changed, folder, resume=True)
+    assert len(read_changes(RunFolder(folder))) == 1, "nothing has changed"
+    open_run(changed.model_copy(update={"device": "cuda"}), folder, resume=True)
+    assert [change["changed"].keys() for change in read_changes(RunFolder(folder))][1] == {"device"}
+    assert re.search(r", after step 3: device from cpu to cuda$", change_texts(RunFolder(folder))[1])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        (Whole(env=Env(image_size=32)), r"there env\.image_size: 64, here env\.image_size: 32\. Only what leaves"),
+        (Whole(algo=Algo(lr=1e-4)), r"`--resume --output \S+/run` alone reads the run's own recipe"),
+        (Whole(train=Train(iterations=2)), r"train\.iterations: there 4, here 2; 3 are done: give at least as many"),
+    ],
+)
+def test_what_could_change_the_result_so_far_is_refused(tmp_path, recipe, message):
+    folder = begun(tmp_path / "run", Whole())
+    before = (folder / "config.yaml").read_text()
+    with pytest.raises(ConfigError, match=message):
+        open_run(recipe, folder, resume=True, free=("train.iterations",))
+    assert (folder / "config.yaml").read_text() == before and not read_changes(RunFolder(folder))
+
+
+def test_a_length_that_the_past_depends_on_is_refused(tmp_path):
+    folder = begun(tmp_path / "run", Whole(gate=Gate(every=2)))
+    longer = Whole(gate=Gate(every=2), train=Train(iterations=6))
+    with pytest.raises(ConfigError, match=r"here 6; gate\.every is 2, .* start a new run from policy\.path=\S+/policy"):
+        open_run(longer, folder, resume=True, free=("train.iterations",))
+    with pytest.raises(ConfigError, match=r"made by another recipe: there train\.iterations: 4, here .*: 6"):
+        open_run(longer, folder, resume=True)
 
 
 @pytest.mark.parametrize("resume", [False, True])

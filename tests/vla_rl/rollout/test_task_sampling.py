@@ -8,7 +8,6 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from vla_rl.config import ConfigError
 from vla_rl.rollout.task_sampling import SamplingConfig, TaskSampler, groups_to_resample
 from vla_rl.types import ActionChunk, Episode, EpisodeSpec, Observation
 
@@ -130,11 +129,6 @@ def test_load_state_of_other_tasks_is_refused():
     saved = SamplingConfig().build(["a", "b"]).state()
     with pytest.raises(ValueError, match=r"checkpoint is of tasks \['a', 'b'\].*this run has \['a'\]"):
         SamplingConfig().build(["a"]).load_state(saved)
-
-
-def test_state_level_needs_finitely_many_states():
-    with pytest.raises(ConfigError, match=r"sampling\.level: got 'state' with train_states null"):
-        SamplingConfig(kind="vade", level="state").build(["push"])
 
 
 def test_tasks_are_checked():

@@ -130,6 +130,19 @@ def test_resuming_with_other_options_is_refused(demos, tmp_path):
     assert result["steps"] == 6
 
 
+def test_more_steps_at_a_constant_rate_equal_as_many_at_once_and_those_of_a_cosine_are_refused(demos, tmp_path):
+    results = {}
+    for name, steps in (("short", (2,)), ("grown", (2, 6)), ("whole", (6,))):
+        for num in steps:
+            config = options(demos, final_lr_fraction=1.0, steps=num)
+            train_bc(make_policy(), config, tmp_path / name, Log(), seed=5, progress=False)
+        results[name] = (tmp_path / name / "policy/model.safetensors").read_bytes()
+    assert results["grown"] == results["whole"] != results["short"]
+    train_bc(make_policy(), options(demos, steps=2), tmp_path / "cosine", Log(), progress=False)
+    with pytest.raises(CheckpointError, match=r"made with other options \(sft.steps: there 2, now 6\)"):
+        train_bc(make_policy(), options(demos, steps=6), tmp_path / "cosine", Log(), progress=False)
+
+
 def test_checkpoints_hold_no_frozen_weights_and_only_the_last_are_kept(demos, tmp_path):
     policy = make_policy(trainable="frozen_vision")
     before = weights(policy)

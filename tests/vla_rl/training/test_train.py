@@ -25,7 +25,8 @@ from tiny_run import make_recipe, metrics, save_policy
 from vla_rl.algorithms import losses
 from vla_rl.algorithms.learner import Learner
 from vla_rl.common.atomic import DiskFullError
-from vla_rl.common.run_folder import open_run
+from vla_rl.common.resume import read_changes
+from vla_rl.common.run_folder import RunFolder, open_run
 from vla_rl.config import ConfigError, dump_yaml, read_yaml
 from vla_rl.evaluation.evaluate import policy_hash
 from vla_rl.evaluation.results import Evaluation
@@ -84,7 +85,7 @@ def is_policy_of(folder: Path, checkpoint: Path) -> bool:
 
 def test_the_folder_holds_all_that_came_of_the_run(whole, policy):
     assert {p.name for p in whole.iterdir()} == {
-        *("config.yaml", "command.txt", "versions.json", "metrics.jsonl", "report.html"),
+        *("config.yaml", "command.txt", "versions.json", "metrics.jsonl", "report.html", "status.json"),
         *("checkpoints", "evaluations", "videos", "policy", "best"),
     }
     assert read_yaml(whole / "config.yaml")["policy"]["path"] == str(policy)
@@ -168,6 +169,29 @@ def test_a_finished_run_resumes_to_its_end_and_another_recipe_does_not(whole, po
     assert metrics(folder) == metrics(whole) and weights(folder / "policy") == weights(whole / "policy")
 
 
+def test_a_finished_run_that_is_given_more_iterations_equals_one_that_had_them_at_once(policy, tmp_path):
+    options = ("sampling.kind=vade", "algo.optimizer=muon", "algo.kl_coef=0.01")
+    short = run_in(tmp_path / "short", make_recipe(policy, *options, "train.iterations=2"))
+    longer = ("train.iterations=4", "train.save_every=2", "log.tensorboard=true", "device=cpu")
+    grown = make_recipe(policy, *options, *longer)
+    train(grown, open_run(grown, short, resume=True, free=("train.iterations",)), resume=True)
+    whole = run_in(tmp_path / "whole", make_recipe(policy, *options, "train.iterations=4"))
+    assert metrics(short) == metrics(whole) and weights(short / "policy") == weights(whole / "policy")
+    (change,) = read_changes(RunFolder(short))
+    assert change["after"] == 2 and change["changed"]["train.iterations"] == {"from": 2, "to": 4}
+    assert "after step 2: " in (short / "report.html").read_text()
+
+
+def test_a_schedule_belongs_to_the_recipe_and_is_not_stretched(policy, tmp_path):
+    options = ("algo.decay_iterations=2", "train.iterations=2")
+    folder = run_in(tmp_path / "run", make_recipe(policy, *options))
+    with pytest.raises(ConfigError, match=r"algo\.decay_iterations: got 2: .*a resumed run keeps its schedule"):
+        make_recipe(policy, *options, "train.iterations=4")
+    stretched = make_recipe(policy, "algo.decay_iterations=4", "train.iterations=4")
+    with pytest.raises(ConfigError, match=r"there algo\.decay_iterations: 2, here algo\.decay_iterations: 4"):
+        open_run(stretched, folder, resume=True, free=("train.iterations",))
+
+
 def test_the_best_by_validation_is_kept(policy, tmp_path, monkeypatch):
     rates = iter([math.nan, 0.5, 0.8, 0.8, 0.2])
     monkeypatch.setattr(training, "evaluate", lambda *a, **k: _fake_evaluation(next(rates)))
@@ -206,7 +230,7 @@ def test_a_policy_that_never_succeeds_is_refused_unless_allowed(policy, tmp_path
     assert row["train/success"] == 0 and row["update/num_steps"] == 0
     assert weights(folder / "policy") == weights(policy)
     shown = capsys.readouterr().out.splitlines()
-    assert len(shown) < 40 and any("step     1" in line for line in shown), "output into a file must stay short"
+    assert len(shown) < 40 and any("iteration 1 of 1" in line for line in shown), "output into a file must stay short"
 
 
 def test_resampling_respects_its_budget(policy, tmp_path):

@@ -15,9 +15,10 @@ from typing import Any
 
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.common.run_folder import RunFolder
-from vla_rl.config import ConfigError
+from vla_rl.common.run_status import write_status
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.interfaces import TrustError
+from vla_rl.recipe.checks import check
 from vla_rl.recipe.collect_config import CollectConfig
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.report.report import write_report
@@ -52,18 +53,11 @@ def loop(recipe: Recipe, folder: Path, program: Sequence[str], show: Callable[[s
         TrustError: the first world model cannot be trusted enough, and `env.trust.ignore` is not set.
     """
     config = recipe.loop
-    if recipe.world_model is None or recipe.real_env is None or recipe.algo is None:
-        raise ConfigError(
-            "loop: the recipe needs an env of kind world_model, and sections real_env, world_model and algo; "
-            "`vla-rl config show tabletop_imagination` has them"
-        )
-    if recipe.train.evaluate != "before_and_after":
-        raise ConfigError(
-            f"train.evaluate: got {recipe.train.evaluate!r}; the loop says what it gained: set it to before_and_after"
-        )
+    check(recipe, "loop")
     check_plan(recipe, show)
     policy, world_model = str(recipe.policy.path), str(recipe.env.path)  # type: ignore[attr-defined]
     explorer, rounds = policy, [Round(folder / f"round_{n}") for n in range(1, config.rounds + 1)]
+    show = telling(RunFolder(folder), rounds, show)
     for number, done in enumerate(rounds):
         before = rounds[number - 1] if number else None
         title = f"round {number + 1} of {config.rounds}: " if config.rounds > 1 else ""
@@ -105,6 +99,17 @@ def loop(recipe: Recipe, folder: Path, program: Sequence[str], show: Callable[[s
         policy, explorer = str(RunFolder(done.run).policy), str(done.explorer)
     conclude(recipe, RunFolder(folder), rounds, program, show)
     return [done for done in rounds if done.finished][-1]
+
+
+def telling(run: RunFolder, rounds: Sequence[Round], show: Callable[[str], None]) -> Callable[[str], None]:
+    """`show`, which also writes what begins to the loop's status.json."""
+
+    def tell(text: str) -> None:
+        number = min(1 + sum(done.finished for done in rounds), len(rounds))
+        write_status(run, text, number, len(rounds), 0, 0, "running")
+        show(text)
+
+    return tell
 
 
 def check_plan(recipe: Recipe, show: Callable[[str], None]) -> None:
@@ -164,6 +169,7 @@ def conclude(
     write_text_atomic(run.gate, json.dumps(power | {"checks": checks}, indent=1) + "\n")
     shutil.copyfile(RunFolder(finished[-1].run).admission, run.admission)
     write_text_atomic(run.metrics, _metrics(recipe, finished))
+    write_status(run, "report", len(rounds), len(rounds), 0, 0, "finished")
     if len(after) > 1:
         summarize_controls(recipe, run.path, base, after)
     else:

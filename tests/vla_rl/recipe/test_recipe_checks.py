@@ -1,0 +1,111 @@
+"""What a recipe is refused for: before any environment or policy is built, and before the run's folder is made."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from tiny_run import RECIPE, make_recipe, save_policy
+from typer.testing import CliRunner
+
+from sim.dummy import DummyConfig
+from vla_rl.cli import app as cli
+from vla_rl.config import ConfigError
+from vla_rl.policies.openvla.config import OpenVLAConfig
+from vla_rl.recipe.checks import RULES, check
+
+MEASURED = "train.evaluate=before_and_after"
+IMAGINED = ("env.kind=world_model", "env.path=pretrained:tabletop", "env.first_frames.kind=tabletop")
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory) -> Path:
+    return save_policy(tmp_path_factory.mktemp("checks") / "base")
+
+
+@pytest.fixture
+def nothing_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(*_: object, **__: object) -> None:
+        raise AssertionError("built before the recipe was checked")
+
+    for config in (DummyConfig, OpenVLAConfig):
+        monkeypatch.setattr(config, "build", build)
+
+
+REFUSED = [
+    ("train", ["train.group_size=1"], r"train\.group_size: got 1, but grpo compares episodes .* at least 2, or"),
+    ("train", ["algo.kind=rloo", "train.group_size=1"], r"train\.group_size: got 1, but rloo"),
+    ("train", ["algo=null"], r"algo: this recipe has none"),
+    ("train", ["algo.bc_coef=0.1"], r"sft: this recipe has none, .*name them in sft\.datasets"),
+    ("train", ["train.control=continue_bc"], r"sft: this recipe has none"),
+    ("train", ["algo.bc_coef=0.1", "sft.datasets=/no/demos"], r"sft\.datasets: /no/demos is not there\. Collect it"),
+    ("train", ["sampling.keyframe_share=0.5"], r"sampling\.keyframes: is null, but sampling\.keyframe_share is 0\.5"),
+    ("train", ["sampling.keyframe_share=1", "sampling.keyframes=/no/k.json"], r"sampling\.keyframes: no file /no/k"),
+    ("train", ["sampling.kind=vade", "sampling.level=state", "sampling.train_states=null"], r"sampling\.level: got 's"),
+    ("train", ["train.keep=best"], r"train\.keep: got 'best' with validate_every 0"),
+    ("train", ["algo.decay_iterations=2"], r"algo\.decay_iterations: got 2: the last of train\.iterations \(4\)"),
+    ("train", ["algo.betas=[0.9, 2]"], r"algo\.betas\.1: got 2\. Input should be less than 1"),
+    ("train", ["policy.path=/no/policy"], r"policy path '/no/policy': no such folder"),
+    ("train", ["train.evaluate=after", "eval.tasks=[nosuch]"], r"eval\.tasks: unknown task 'nosuch'"),
+    (
+        "train",
+        ["train.evaluate=after", "eval.temperatures=[1, 1]"],
+        r"eval\.temperatures: got \[1\.0, 1\.0\]; give",
+    ),
+    ("train", ["train.evaluate=after", "eval.tasks=[reach_red, reach_red]"], r"eval\.tasks: got .*name each once"),
+    ("train", [MEASURED, *IMAGINED], r"real_env: the recipe has none, and its env is a world model"),
+    ("train", ["env.horizon=0"], r"env\.horizon: got 0\. Input should be greater than 0"),
+    ("train", ["train.groups=0"], r"train\.groups: got 0\. Input should be greater than 0"),
+    ("sft", [], r"sft: the recipe has no sft section"),
+    ("sft", ["sft.datasets=[/no/a, /no/b]"], r"/no/a is not there\. .*\nsft\.datasets: /no/b is not there"),
+    ("eval", ["policy.path=/no/policy"], r"policy path '/no/policy': no such folder"),
+    ("eval", ["eval.tasks=[nosuch]"], r"eval\.tasks: unknown task 'nosuch'"),
+    ("collect", ["collect.source=policy", "policy.path=/no/policy"], r"policy path '/no/policy': no such folder"),
+    ("ablate", ["train.group_size=1"], r"train\.group_size: got 1"),
+    (
+        "loop",
+        ["train.group_size=1"],
+        r"\.group_size: got 1.*\nloop: the recipe needs .*\ntrain\.evaluate: got",
+    ),
+    ("loop", ["loop.controls=[continue_bc]"], r"sft: this recipe has none"),
+]
+
+
+@pytest.mark.parametrize(("command", "overrides", "message"), REFUSED)
+def test_it_is_refused_before_anything_is_built_or_written(
+    command: str, overrides: list[str], message: str, policy: Path, tmp_path: Path, nothing_is_built: None
+) -> None:
+    file = tmp_path / "tiny.yaml"
+    file.write_text(yaml.safe_dump({**RECIPE, "policy": {"kind": "openvla", "path": str(policy)}}))
+    result = CliRunner().invoke(cli.app, [command, str(file), *overrides, "--output", str(tmp_path / "out")])
+    assert result.exit_code == 2, result.exception
+    assert result.stderr.startswith("error: ")
+    assert re.search(message, result.stderr), result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_states_beyond_a_benchmarks_are_refused_also_of_an_evaluation_at_the_end(policy: Path) -> None:
+    pytest.importorskip("libero")
+    options = ["env.kind=libero", "env.suite=libero_spatial", "train.evaluate=after", "eval.episodes_per_task=51"]
+    recipe = make_recipe(policy, *options, "sampling.first_state=0", "sampling.train_states=null")
+    with pytest.raises(ValueError, match=r"has 50 official initial states, asked for 0 to 50"):
+        check(recipe, "train")
+    check(recipe.model_copy(update={"train": recipe.train.model_copy(update={"evaluate": "never"})}), "train")
+
+
+def test_what_may_run_passes(policy: Path) -> None:
+    recipe = make_recipe(policy, MEASURED)
+    for command in {name for rule in RULES for name in rule.commands} - {"loop", "sft"}:
+        check(recipe, command)
+    for options in (["algo.kind=ppo", "train.group_size=1"], ["algo.kind=mc_grpo", "train.group_size=1"]):
+        check(make_recipe(policy, *options), "train")
+
+
+def test_a_loop_mines_its_own_keyframes() -> None:
+    from vla_rl.recipe.recipe import load_recipe
+
+    check(load_recipe("tabletop_closed_loop"), "loop")
+    with pytest.raises(ConfigError, match=r"sampling\.keyframes: is null"):
+        check(load_recipe("tabletop_imagination", ["sampling.keyframe_share=0.3"]), "train")

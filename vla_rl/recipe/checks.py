@@ -1,0 +1,174 @@
+"""What a recipe is refused for before any work: one rule each, read from the recipe, from files' names and from facts.
+
+No rule builds an environment or a policy. A rule for no command holds wherever a recipe is read. What one section
+alone can tell (a number out of range) is in that section's class; a new rule of several belongs here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from vla_rl.config import ConfigError
+from vla_rl.data.dataset_check import check_datasets
+from vla_rl.evaluation.evaluate import episode_specs
+from vla_rl.policies.base import resolve_path
+
+if TYPE_CHECKING:
+    from vla_rl.evaluation.evaluate import EvalConfig
+    from vla_rl.recipe.recipe import Recipe
+    from vla_rl.types import EpisodeSpec
+
+
+class Rule(NamedTuple):
+    """Something that a recipe must not be.
+
+    Attributes:
+        commands: that it is checked for; none: all, when the recipe is read.
+        is_broken: whether the recipe is refused; may raise an error of its own instead, which says why.
+        message: names the field, its value and what to do.
+    """
+
+    commands: tuple[str, ...]
+    is_broken: Callable[[Recipe], object]
+    message: Callable[[Recipe], str] = lambda recipe: ""
+
+
+_NO_DEMONSTRATIONS = (
+    "sft: this recipe has none, but algo.bc_coef > 0 and the control continue_bc learn from demonstrations: name them "
+    "in sft.datasets"
+)
+_RL = ("train", "loop")  # `ablate` runs `train`.
+
+RULES = (
+    # Sections that contradict one another.
+    Rule(
+        (),
+        lambda r: r.real_env is not None and (r.real_env.is_imagined or not r.env.is_imagined),
+        lambda r: (
+            "real_env: is for a recipe whose env is a world model, and is itself a simulator or robot; got env "
+            f"{r.env.kind!r}, real_env {r.real_env.kind!r}"  # type: ignore[union-attr]
+        ),
+    ),
+    Rule(
+        (),
+        lambda r: r.gate.every and not r.env.is_imagined,
+        lambda r: "gate.every: env is no world model, so every gain is real already; leave gate.every at 0",
+    ),
+    Rule(
+        (),
+        lambda r: r.gate.every and r.train.keep == "best",
+        lambda r: "train.keep: got 'best', but the gate says which policy is kept; set it to last",
+    ),
+    Rule(
+        (),
+        lambda r: r.algo is not None and 0 < r.algo.decay_iterations < r.train.iterations,
+        lambda r: (
+            f"algo.decay_iterations: got {r.algo.decay_iterations}: the last of train.iterations "  # type: ignore[union-attr]
+            f"({r.train.iterations}) would learn nothing; make it as large, or 0 (a resumed run keeps its schedule)"
+        ),
+    ),
+    Rule(
+        (),
+        lambda r: r.train.keep == "best" and not r.train.validate_every,
+        lambda r: "train.keep: got 'best' with validate_every 0; set validate_every above 0, or keep=last",
+    ),
+    Rule(
+        (),
+        lambda r: (r.sampling.kind, r.sampling.level, r.sampling.train_states) == ("vade", "state", None),
+        lambda r: (
+            "sampling.level: got 'state' with train_states null; states must come back to be judged: set train_states "
+            "to a number, or level to task"
+        ),
+    ),
+    Rule(
+        (),
+        lambda r: len(set(r.eval.tasks)) < len(r.eval.tasks),
+        lambda r: f"eval.tasks: got {list(r.eval.tasks)}; name each once",
+    ),
+    # What RL needs.
+    Rule(
+        _RL,
+        lambda r: r.algo is None,
+        lambda r: "algo: this recipe has none, and RL needs one; see docs/algorithms.md",
+    ),
+    Rule(
+        _RL,
+        lambda r: r.algo and r.algo.compares_episodes and r.algo.rollouts_per_group(r.train.group_size) < 2,
+        lambda r: (
+            f"train.group_size: got {r.train.group_size}, but {r.algo.kind} compares episodes from the same "  # type: ignore[union-attr]
+            "initial state; set it to at least 2, or use algo.kind=ppo or reinforce_pp"
+        ),
+    ),
+    Rule(_RL, lambda r: r.sft is None and _learns_from_demonstrations(r), lambda r: _NO_DEMONSTRATIONS),
+    Rule(_RL, lambda r: r.sft and _learns_from_demonstrations(r) and check_datasets(d.path for d in r.sft.datasets)),
+    Rule(
+        ("train",),
+        lambda r: r.sampling.keyframe_share and r.sampling.keyframes is None,
+        lambda r: (
+            f"sampling.keyframes: is null, but sampling.keyframe_share is {r.sampling.keyframe_share:g}; name the file "
+            "that `vla-rl world-model keyframes` wrote, or set sampling.keyframe_share=0"
+        ),
+    ),
+    Rule(
+        ("train",),
+        lambda r: r.sampling.keyframe_share and r.sampling.keyframes and not r.sampling.keyframes.is_file(),
+        lambda r: f"sampling.keyframes: no file {r.sampling.keyframes}; `vla-rl world-model keyframes` writes one",
+    ),
+    Rule(
+        _RL,
+        lambda r: (r.train.evaluate, r.train.validate_every, r.gate.every) != ("never", 0, 0) and r.check_same_robot(),
+    ),
+    Rule(_RL, lambda r: r.train.evaluate != "never" and not _states(r, r.eval)),
+    Rule(_RL, lambda r: r.train.validate_every and not _states(r, r.validation)),
+    # What a loop needs besides.
+    Rule(
+        ("loop",),
+        lambda r: r.world_model is None or r.real_env is None,
+        lambda r: (
+            "loop: the recipe needs an env of kind world_model, and sections real_env, world_model and algo; "
+            "`vla-rl config show tabletop_imagination` has them"
+        ),
+    ),
+    Rule(
+        ("loop",),
+        lambda r: r.train.evaluate != "before_and_after",
+        lambda r: f"train.evaluate: got {r.train.evaluate!r}; the loop says what it gained: set it to before_and_after",
+    ),
+    Rule(("loop",), lambda r: r.sft is None and "continue_bc" in r.loop.controls, lambda r: _NO_DEMONSTRATIONS),
+    # What the other commands need.
+    Rule(
+        ("sft",),
+        lambda r: r.sft is None,
+        lambda r: "sft: the recipe has no sft section. Give at least sft.datasets=FOLDER (`vla-rl collect`).",
+    ),
+    Rule(("sft",), lambda r: r.sft and check_datasets(d.path for d in r.sft.datasets)),
+    Rule(("eval",), lambda r: not _states(r, r.eval)),
+    Rule(("collect",), lambda r: _acts(r) and r.policy.path and not resolve_path(r.policy.path)),
+    Rule((*_RL, "sft", "eval"), lambda r: r.policy.path and not resolve_path(r.policy.path)),
+)
+
+
+def check(recipe: Recipe, command: str = "") -> None:
+    """Refuse what would fail later, perhaps after hours; `command`: about to run; empty: what holds for all.
+
+    Raises:
+        ConfigError: every rule that is broken, a line each; or another ValueError, where something is not there.
+    """
+    wanted = [rule for rule in RULES if (command in rule.commands if command else not rule.commands)]
+    if broken := [rule for rule in wanted if rule.is_broken(recipe)]:
+        raise ConfigError("\n".join(rule.message(recipe) for rule in broken))
+
+
+def _learns_from_demonstrations(recipe: Recipe) -> bool:
+    return recipe.train.control == "continue_bc" or (recipe.algo is not None and recipe.algo.bc_coef > 0)
+
+
+def _acts(recipe: Recipe) -> bool:
+    return recipe.collect is not None and recipe.collect.source == "policy"
+
+
+def _states(recipe: Recipe, evaluation: EvalConfig) -> list[EpisodeSpec]:
+    """The initial states of an evaluation; an error of its own where they are not there, or a mode comes twice."""
+    evaluation.modes()
+    return episode_specs(recipe.acting_env.env_spec(), evaluation)
