@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -118,18 +119,28 @@ def doctor(
     ] = None,
     overrides: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    dataset: Annotated[
+        list[Path] | None, typer.Option(help="Look at this dataset instead; several are compared with the first.")
+    ] = None,
     seconds: Annotated[float, typer.Option(min=1.0, max=600.0, help="How long a robot is listened to.")] = 5.0,
     connect: Annotated[
         bool, typer.Option("--connect", help="Connect to a robot of LeRobot's too, which turns its motors on.")
     ] = False,
 ) -> None:
-    """Report what this machine has and lacks, or what is wrong with a robot's topics, and what to do about it.
+    """Report what this machine has and lacks, or what is wrong with a robot's topics or a dataset, and what to do.
 
     Of a robot (a contract, or the name of a shipped one) it listens and looks around; it never sends a command.
     """
     from real_robot.bridge.contract import is_contract, load_contract
     from vla_rl.common.checks import report
 
+    if dataset:
+        from vla_rl.config import ConfigError
+        from vla_rl.data.health import check_datasets
+
+        if name is not None:
+            raise ConfigError(f"doctor: got {name} and --dataset; look at one after the other")
+        raise typer.Exit(report(check_datasets(dataset), as_json))
     if name is not None and is_contract(name):
         from real_robot.doctor.robot_check import check_robot
 

@@ -195,8 +195,8 @@ def open_dataset(config: DatasetConfig, needs: DataNeeds, cache_folder: Path | N
     episode_task = arrays["task"][starts]
     keep = _choose_episodes(config, source, episode_task)
     step = np.arange(len(wanted)) - np.repeat(starts, source.lengths)
-    observed_every = _observed_every(source.root)
-    is_seen = step % observed_every == 0
+    every = observed_every(source.root)
+    is_seen = step % every == 0
     rows = np.flatnonzero(wanted & is_seen & np.repeat(keep, source.lengths))
     if len(rows) == 0:
         raise DatasetError(
@@ -229,11 +229,16 @@ def open_dataset(config: DatasetConfig, needs: DataNeeds, cache_folder: Path | N
         final_state=decoded.final_state,
         initial_states=source.initial_states(),
         weight=config.weight,
-        observed_every=observed_every,
+        observed_every=every,
     )
 
 
-def _observed_every(root: Path) -> int:
+def observed_every(root: Path) -> int:
+    """Return the control steps from one image of a dataset to the next.
+
+    Raises:
+        DatasetError: its notes are damaged.
+    """
     notes = root / "collect.json"
     if not notes.is_file():
         return 1
