@@ -33,6 +33,9 @@ class LogConfig(Config):
         default="disabled", description="Weights & Biases; offline writes files for `wandb sync`."
     )
     project: str = Field(default="vla-rl", description="Weights & Biases project.")
+    entity: str | None = Field(default=None, description="Its user or team; null: the one that is logged in.")
+    group: str | None = Field(default=None, description="Runs that belong together there, such as seeds of one recipe.")
+    tags: tuple[str, ...] = Field(default=(), description="Words to find the run by there.")
     tensorboard: bool = Field(default=True, description="Write TensorBoard files into the run's folder.")
     console: bool = Field(default=True, description="Print a line per step.")
     console_keys: tuple[str, ...] = Field(
@@ -164,7 +167,7 @@ class MetricLogger:
             self.folder.mkdir(parents=True, exist_ok=True)
             id_file.write_text(uuid.uuid4().hex[:12])
         run = wandb.init(
-            project=self.config.project,
+            **self.config.model_dump(include={"project", "entity", "group", "tags"}),
             name=self.folder.name,
             id=id_file.read_text().strip(),
             dir=str(self.folder),

@@ -86,7 +86,15 @@ def test_wandb_offline_writes_a_run_to_sync(tmp_path, monkeypatch):
 
     for name in ("WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
         monkeypatch.setenv(name, str(tmp_path / "home"))
-    config = LogConfig(wandb="offline", tensorboard=False, console=False)
+    config = LogConfig(
+        wandb="offline",
+        project="lab",
+        entity="team",
+        group="seeds",
+        tags=("first", "lora"),
+        tensorboard=False,
+        console=False,
+    )
     with MetricLogger(tmp_path, config, run_config={"seed": 7}) as logger:
         logger.log(0, {"train/success": 0.25})
         logger.log(1, {"train/success": 0.5})
@@ -94,7 +102,8 @@ def test_wandb_offline_writes_a_run_to_sync(tmp_path, monkeypatch):
     (run,) = (tmp_path / "wandb").glob("offline-run-*")
     (file,) = run.glob("*.wandb")
     content = file.read_bytes()
-    assert b"train/success" in content and b"seed" in content
+    for word in (b"train/success", b"seed", b"lab", b"team", b"seeds", b"first", b"lora"):
+        assert word in content
     assert (tmp_path / "wandb_id.txt").read_text() in run.name
 
 
