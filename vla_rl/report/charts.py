@@ -1,4 +1,4 @@
-"""Small charts as inline SVG for the report: lines, bars with intervals, one stacked bar. No libraries."""
+"""Small charts for the report: lines and bars with intervals as inline SVG, one stacked bar. No libraries."""
 
 from __future__ import annotations
 
@@ -43,9 +43,10 @@ class Bar:
     color: str
 
 
-def line_chart(title: str, lines: Sequence[Line], percent: bool = False, width: int = 500, height: int = 230) -> str:
+def line_chart(title: str, lines: Sequence[Line], percent: bool = False, width: int = 400, height: int = 220) -> str:
     """Curves over iterations, with a legend above. `percent`: y is a fraction, shown as 0 to 100 %."""
-    left, right, top, bottom = 52, 14, 44, 30
+    left, right, bottom = 52, 14, 30
+    legend, top = _legend(lines, left, width)
     finite = [(x, y) for line in lines for x, y in line.points if math.isfinite(y)]
     if not finite:
         return ""
@@ -68,7 +69,7 @@ def line_chart(title: str, lines: Sequence[Line], percent: bool = False, width: 
         parts.append(_text(left - 7, y + 4, label, "tick", "end"))
     ticks = sorted({round(t) for t in nice_ticks(x_low, x_high, 6) if x_low <= t <= x_high})
     parts += [_text(x_at(t), height - bottom + 16, str(t), "tick", "middle") for t in ticks]
-    legend_x = left
+    parts += legend
     for line in lines:
         for piece in _pieces(line.points):
             path = " ".join(f"{x_at(x):.1f},{y_at(y):.1f}" for x, y in piece)
@@ -77,72 +78,72 @@ def line_chart(title: str, lines: Sequence[Line], percent: bool = False, width: 
                 parts += [
                     f'<circle cx="{x_at(x):.1f}" cy="{y_at(y):.1f}" r="3.2" fill="{line.color}"/>' for x, y in piece
                 ]
-        if len(lines) > 1:
-            parts.append(f'<rect x="{legend_x}" y="24" width="14" height="4" rx="2" fill="{line.color}"/>')
-            parts.append(_text(legend_x + 19, 30, line.name, "legend"))
-            legend_x += 34 + 6.6 * len(line.name)
     return _svg(width, height, f"{title} by iteration", parts)
 
 
+def _legend(lines: Sequence[Line], left: float, width: float) -> tuple[list[str], float]:
+    """The lines' names under the title, in as many rows as they need, and where the curves begin; none for one line."""
+    parts, x, y = [], left, 30.0
+    for line in lines if len(lines) > 1 else ():
+        advance = 34 + 6.6 * len(line.name)
+        if x > left and x + advance - 12 > width:
+            x, y = left, y + 18
+        parts.append(f'<rect x="{x:.1f}" y="{y - 6:.1f}" width="14" height="4" rx="2" fill="{line.color}"/>')
+        parts.append(_text(x + 19, y, line.name, "legend"))
+        x += advance
+    return parts, y + 14
+
+
 def bar_chart(
-    title: str, rows: Sequence[tuple[str, Sequence[Bar]]], labels: Mapping[str, str] | None = None, width: int = 500
+    title: str, rows: Sequence[tuple[str, Sequence[Bar]]], labels: Mapping[str, str] | None = None, width: int = 400
 ) -> str:
     """Horizontal bars with intervals: rows of (name, bars), the bars of a row in the same order throughout.
+
+    Names stand above their bars, so that these have room where the page is as narrow as a phone.
 
     Args:
         labels: name -> what is written in its place; the name is shown on hover.
     """
-    written = {name: shorten((labels or {}).get(name, name), 34) for name, _ in rows}
-    label_width = max(146, 16 + 6.6 * max(map(len, written.values()), default=0))
-    right, top, thickness, gap = 92, 30, 18, 14
-    scale = width - label_width - right
+    left, right, top, thickness, gap, label_height = 12, 92, 30, 18, 10, 18
+    written = {name: shorten((labels or {}).get(name, name), 56) for name, _ in rows}
+    scale = width - left - right
     parts, y = [_text(0, 14, title, "title")], float(top)
     body = []
     for label, bars in rows:
-        row_height = len(bars) * thickness
         strong = "label strong" if label == "all tasks" else "label"
-        body.append(_text(label_width - 10, y + row_height / 2 + 4, written[label], strong, "end", full=label))
+        body.append(_text(left, y + label_height - 5, written[label], strong, full=label))
+        y += label_height
         for bar in bars:
             middle = y + thickness / 2
-            low, high = (label_width + scale * end for end in bar.interval)
+            low, high = (left + scale * end for end in bar.interval)
+            whisker = f"M{low:.1f} {middle:.1f}H{high:.1f}M{low:.1f} {middle - 4:.1f}v8M{high:.1f} {middle - 4:.1f}v8"
             body.append(
-                f'<rect x="{label_width}" y="{y + 1:.1f}" width="{max(scale * bar.rate, 0.5):.1f}" '
+                f'<rect x="{left}" y="{y + 1:.1f}" width="{max(scale * bar.rate, 0.5):.1f}" '
                 f'height="{thickness - 2}" rx="2" fill="{bar.color}"/>'
-                f'<path class="whisker" d="M{low:.1f} {middle:.1f}H{high:.1f}M{low:.1f} {middle - 4:.1f}v8'
-                f'M{high:.1f} {middle - 4:.1f}v8"/>'
+                f'<path class="halo" d="{whisker}"/><path class="whisker" d="{whisker}"/>'
             )
             body.append(_text(high + 7, middle + 4, f"{100 * bar.rate:.0f} %  {bar.note}", "value"))
             y += thickness
         y += gap
     bottom = y - gap + 6
     for tick in (0, 0.25, 0.5, 0.75, 1.0):
-        x = label_width + scale * tick
+        x = left + scale * tick
         parts.append(f'<line class="grid" x1="{x:.1f}" y1="{top - 6}" x2="{x:.1f}" y2="{bottom:.1f}"/>')
         parts.append(_text(x, bottom + 15, f"{100 * tick:.0f} %", "tick", "middle"))
     return _svg(width, bottom + 22, title, parts + body)
 
 
-def stacked_bar(title: str, shares: Mapping[str, float], width: int = 1040) -> str:
-    """One bar cut into shares (name -> amount), with a legend in per cent below."""
+def stacked_bar(title: str, shares: Mapping[str, float]) -> str:
+    """One bar cut into shares (name -> amount), with the names and per cent below; HTML, which wraps on a phone."""
     total = sum(shares.values())
-    parts, x = [_text(0, 14, title, "title")], 0.0
-    legend_x, legend_y = 0.0, 76.0
+    pieces, names = [], []
     for i, (name, amount) in enumerate(shares.items()):
-        color = STAGE_COLORS[i % len(STAGE_COLORS)]
-        span = amount / total * width
-        label = f"{name} {100 * amount / total:.0f} %"
-        parts.append(
-            f'<rect x="{x:.1f}" y="26" width="{span:.1f}" height="30" fill="{color}">'
-            f"<title>{escape(label)}</title></rect>"
-        )
-        x += span
-        advance = 36 + 7 * len(label)
-        if legend_x + advance > width:
-            legend_x, legend_y = 0.0, legend_y + 20
-        parts.append(f'<rect x="{legend_x}" y="{legend_y - 9}" width="11" height="11" rx="2" fill="{color}"/>')
-        parts.append(_text(legend_x + 16, legend_y + 1, label, "legend"))
-        legend_x += advance
-    return _svg(width, legend_y + 12, title, parts)
+        color, share = STAGE_COLORS[i % len(STAGE_COLORS)], 100 * amount / total
+        label = escape(f"{name} {share:.0f} %")
+        pieces.append(f'<div style="width: {share:.1f}%; background: {color}" title="{label}"></div>')
+        names.append(f'<span><span class="swatch" style="background: {color}"></span>{label}</span>')
+    bar = f'<div class="stack" role="img" aria-label="{escape(title)}">{"".join(pieces)}</div>'
+    return f'{bar}<div class="shares">{"".join(names)}</div>'
 
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:

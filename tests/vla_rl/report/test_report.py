@@ -185,10 +185,10 @@ def test_charts_draw_what_they_are_given():
     assert svg.count("<polyline") == 2, "a NaN leaves a gap"
     assert line_chart("KL", [Line("a", [(0, float("nan"))], "#000")]) == ""
     svg = bar_chart("Success", [("push & pull", [Bar(0.5, Interval(0.25, 0.75), "n = 8", "#123456")])])
-    width = (500 - 146 - 92) * 0.5
+    width = (400 - 12 - 92) * 0.5
     assert f'width="{width:.1f}"' in svg and "push &amp; pull" in svg and "50 %  n = 8" in svg
-    svg = stacked_bar("Time", {"a": 3.0, "b": 1.0}, width=100)
-    assert 'width="75.0"' in svg and "a 75 %" in svg and "b 25 %" in svg
+    svg = stacked_bar("Time", {"a": 3.0, "b": 1.0})
+    assert "width: 75.0%" in svg and "a 75 %" in svg and "b 25 %" in svg
 
 
 @pytest.mark.parametrize(
