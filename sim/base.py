@@ -9,11 +9,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
+from sim.perturb import PerturbConfig
 from vla_rl.config import ConfigError
 from vla_rl.data.segmentation import CAMERA_PREFIX
 from vla_rl.interfaces import EnvConfig, VecEnv
@@ -112,7 +113,14 @@ class SimConfig(EnvConfig):
         description="Show what each pixel is part of, and its depth, as further cameras; collect.structure sets it.",
     )
 
+    perturb: PerturbConfig | None = Field(
+        default=None,
+        description="Make every episode differ from the usual one along an axis, {axis: camera, level: 2} (tabletop, "
+        "libero; docs/robustness.md); null: not.",
+    )
+
     known_cameras: ClassVar[tuple[str, ...]] = ()  # Those that the simulator has; empty allows any.
+    perturb_axes: ClassVar[tuple[str, ...]] = ()  # See `sim.perturb`.
 
     @model_validator(mode="before")
     @classmethod
@@ -142,6 +150,22 @@ class SimConfig(EnvConfig):
         if self.structure and not self.shows_structure:
             raise ConfigError(f"env.structure: {type(self).__name__} draws no segmentation; leave it off")
         return self
+
+    @model_validator(mode="after")
+    def _check_perturb(self) -> SimConfig:
+        if self.perturb is not None and self.perturb.axis not in self.perturb_axes:
+            axes = ", ".join(self.perturb_axes) or "none"
+            raise ConfigError(f"env.perturb.axis: got {self.perturb.axis!r}; {type(self).__name__} has: {axes}")
+        return self
+
+    def perturbed(self, axis: str, level: int) -> Self:
+        """See `EnvConfig.perturbed`."""
+        return type(self).model_validate(self.model_dump() | {"perturb": {"axis": axis, "level": level}})
+
+    @property
+    def perturbation_name(self) -> str:
+        """ "camera-2"; empty without one."""
+        return f"{self.perturb.axis}-{self.perturb.level}" if self.perturb else ""
 
     @model_validator(mode="after")
     def _check_halves(self) -> SimConfig:

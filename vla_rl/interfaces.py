@@ -162,6 +162,7 @@ class EnvConfig(Config):
     Attributes:
         is_imagined: episodes are a world model's, so that their outcomes are no evidence.
         shows_structure: its option `structure` shows what each pixel is part of (see `vla_rl.data.segmentation`).
+        perturb_axes: what `perturbed` can change.
     """
 
     is_imagined: ClassVar[bool] = False
@@ -173,6 +174,12 @@ class EnvConfig(Config):
     def env_spec(self) -> EnvSpec:
         """Return the facts about the environment, without starting a simulator where that is possible."""
         raise NotImplementedError(f"{type(self).__name__} must implement env_spec() -> EnvSpec")
+
+    perturb_axes: ClassVar[tuple[str, ...]] = ()
+
+    def perturbed(self, axis: str, level: int) -> EnvConfig:
+        """The same environment with every episode perturbed along one of `perturb_axes`, at level 1, 2 or 3."""
+        raise NotImplementedError(f"{type(self).__name__} has no perturbations")
 
     def without_expert(self) -> dict[str, str]:
         """Tasks, by name, for which no scripted expert is offered, and why; those of which it is known beforehand."""

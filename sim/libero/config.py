@@ -25,6 +25,7 @@ class LiberoConfig(SimConfig):
 
     known_cameras: ClassVar[tuple[str, ...]] = tuple(CAMERAS)
     shows_structure: ClassVar[bool] = True
+    perturb_axes: ClassVar[tuple[str, ...]] = ("camera", "light", "texture", "robot", "noise", "wording")
     kind: Literal["libero"] = "libero"
     suite: str = Field(default="libero_spatial", description=f"One of {', '.join(HORIZONS)}.")
     assets_path: Path | None = Field(
@@ -80,13 +81,14 @@ class LiberoConfig(SimConfig):
         spec = self._arm_spec(
             "libero", {task: instruction_of(task) for task in tasks}, dict.fromkeys(tasks, horizon), CONTROL_HZ
         )
-        known = "agentview" in self.cameras and self.suite in VIEWS
+        moves = self.perturb is not None and self.perturb.axis == "camera"
+        known = "agentview" in self.cameras and self.suite in VIEWS and not moves
         return replace(
             spec,
             num_eval_states=dict.fromkeys(tasks, NUM_OFFICIAL_STATES),
             approximation="light rendering, not LIBERO's pictures" if self.rendering == "light" else "",
             projections={"agentview": VIEWS[self.suite].projection()} if known else {},
-            suite=self.suite,
+            suite=f"{self.suite}+{self.perturbation_name}" if self.perturb else self.suite,
             labels={task: label for task, label in task_labels(suite_tasks(self.suite)).items() if task in tasks},
         )
 

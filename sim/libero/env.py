@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import zlib
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sim.libero.library import import_library
 from sim.libero.measured import why_not_offered
-from sim.libero.suites import CAMERAS, NUM_OFFICIAL_STATES, nearest_tasks
+from sim.libero.suites import CAMERAS, NUM_OFFICIAL_STATES, nearest_tasks, paraphrases
+from sim.perturb import Perturbation, Surfaces
 from sim.single_env import SingleEnv, SingleObservation
 from vla_rl.data.segmentation import CAMERA_PREFIX
 from vla_rl.types import SPLITS, EpisodeSpec, Keyframe
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from sim.libero.config import LiberoConfig
     from sim.libero.scenes import TaskScene
 
+JOINTS_OFF = (0.0, 0.04, 0.1, 0.2)  # radians, by level of `sim.perturb`, that each joint of the arm starts off
 NUM_WAIT_STEPS = 10  # control steps with WAIT_ACTION after each reset, while objects settle
 WAIT_ACTION = np.array([0, 0, 0, 0, 0, 0, -1], np.float32)
 
@@ -53,14 +56,16 @@ class LiberoEnv(SingleEnv):
         """`reset`, without drawing anything."""
         self._check(spec)
         loaded = self._load(spec.task)
-        self._instruction = spec.instruction or self.spec.tasks[spec.task]
+        self._perturbation = Perturbation(self.config.perturb, spec)
+        own = self.spec.tasks[spec.task]
+        self._instruction = spec.instruction or self._perturbation.worded(own, paraphrases(own))
         self.horizon = self.spec.horizon[spec.task]
         self.num_steps = 0
         if spec.keyframe is not None:
             loaded.scene.restore(spec.keyframe.arrays)
             self.num_steps = spec.keyframe.step
-        elif (spec.split, spec.index) in loaded.starts:
-            loaded.scene.restore(loaded.starts[spec.split, spec.index])
+        elif (start := self._start_name(spec)) in loaded.starts:
+            loaded.scene.restore(loaded.starts[start])
         else:
             self._start(loaded, spec)
         loaded.begin_episode()
@@ -94,10 +99,20 @@ class LiberoEnv(SingleEnv):
             state = loaded.scene.official_state(spec.index)
         else:
             state = loaded.scene.sampled_state(self.seed_of(spec))
+        if level := self._perturbation.level("robot"):
+            arm, rng = loaded.scene.arm_qpos, self._perturbation.rng()
+            flat = state.flat.copy()
+            flat[1 + arm] += JOINTS_OFF[level] * rng.uniform(0.6, 1, len(arm)) * rng.choice([-1, 1], len(arm))
+            state = replace(state, flat=flat)
         loaded.scene.start(state)
         for _ in range(NUM_WAIT_STEPS):
             loaded.scene.step(WAIT_ACTION)
-        loaded.remember(spec.split, spec.index, loaded.scene.save())
+        loaded.remember(*self._start_name(spec), loaded.scene.save())
+
+    def _start_name(self, spec: EpisodeSpec) -> tuple[str, int]:
+        """What a settled start is remembered by, in a scene that environments share."""
+        moved = self.config.perturbation_name if self._perturbation.level("robot") else ""
+        return f"{spec.split} {moved}", spec.index
 
     def seed_of(self, spec: EpisodeSpec) -> int:
         """What seeds the placement of a `train` or `validation` state: suite, task, split and index."""
@@ -115,17 +130,20 @@ class LiberoEnv(SingleEnv):
 
     def observe(self) -> SingleObservation:
         """Render the configured cameras and read the state."""
-        loaded = self.loaded
-        shown = loaded.scene.shown()
-        images = {
-            name: loaded.renderer.render(shown, loaded.scene.model.camera(CAMERAS[name]).id, self.config.image_size)
-            for name in self.config.cameras
-        }
-        if self.config.structure:
-            for name in self.config.cameras:
-                camera = loaded.scene.model.camera(CAMERAS[name]).id
-                images[CAMERA_PREFIX + name] = loaded.renderer.structure(shown, camera, self.config.image_size)
-        return SingleObservation(images, loaded.scene.proprioception(shown), self._instruction)
+        loaded, model = self.loaded, self.loaded.scene.model
+        standing, middle = [model.camera(CAMERAS["agentview"]).id], loaded.scene.middle
+        with self._perturbation.look(model, standing, middle, Surfaces(loaded.renderer.surfaces)):
+            shown = loaded.scene.shown()
+            images = {
+                name: loaded.renderer.render(shown, model.camera(CAMERAS[name]).id, self.config.image_size)
+                for name in self.config.cameras
+            }
+            if self.config.structure:
+                for name in self.config.cameras:
+                    camera = model.camera(CAMERAS[name]).id
+                    images[CAMERA_PREFIX + name] = loaded.renderer.structure(shown, camera, self.config.image_size)
+        obs = SingleObservation(images, loaded.scene.proprioception(shown), self._instruction)
+        return self._perturbation.seen(obs, self.num_steps)
 
     def expert_action(self) -> np.ndarray:
         """The scripted expert's next action, float32 (7,). Only for tasks that it was measured to solve.

@@ -14,6 +14,7 @@ from sim import gl
 from sim.libero.culling import Culling, Runs
 from sim.libero.drawing import UploadedScene
 from sim.segmentation import draw_structure, things
+from vla_rl.data.segmentation import BACKGROUND, TABLE
 
 MAX_GEOMS = 1000  # as robosuite
 
@@ -81,6 +82,12 @@ class Renderer:
             uploaded, viewport = self.updated(data, camera, size)
             image = draw_structure(self.model, self.scene, viewport, uploaded.context, self._things)
         return np.ascontiguousarray(image[::-1, ::-1])
+
+    @functools.cached_property
+    def surfaces(self) -> list[int]:
+        """The geoms that are seen of tables, floors and walls."""
+        is_shown = self.model.geom_group != 0
+        return np.flatnonzero(np.isin(self._things, (TABLE, BACKGROUND)) & is_shown).tolist()
 
     @functools.cached_property
     def _things(self) -> np.ndarray:

@@ -26,6 +26,7 @@ NUM_SUBSTEPS = 25  # of 2 ms, in a control step of 50 ms
 SAMPLED_SUBSTEP = 23
 PHYSICS = int(mujoco.mjtState.mjSTATE_INTEGRATION)
 ARM_NOISE = 0.02  # rad, standard deviation of the arm's joints in the official states, as robosuite's default.
+MIDDLE = np.array([0.6, 0.0, 0.0])  # meters, from the robot's base to about the middle of where it works
 NEAR = 1e-4  # meters and radians; a sampled placement as near as this to an official one is drawn again
 
 
@@ -84,6 +85,8 @@ class Scene:
         self._to_default_pose()
         self.control = ArmControl(self.env)
         robot = self.env.robots[0]
+        self.arm_qpos = np.array(robot._ref_joint_pos_indexes)
+        self.middle = self.data.body("robot0_base").xpos + MIDDLE
         self.finger_qpos = np.array(robot._ref_gripper_joint_pos_indexes)
         self._hand_body = self.model.body(robot.robot_model.eef_name).id
         self._fixtures: list[tuple[np.ndarray, np.ndarray]] = []

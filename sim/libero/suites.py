@@ -48,6 +48,23 @@ def _short_scene(found: re.Match[str]) -> str:
     return "".join(word[0] for word in found[1].split("_")) + found[2] + "_"
 
 
+# What `paraphrases` says otherwise, longer phrases first.
+_OTHER_WORDS = (
+    ("pick up", "grab"), ("turn on", "switch on"), ("turn off", "switch off"), ("frying pan", "skillet"),
+    ("moka pots", "coffee pots"), ("moka pot", "coffee pot"), ("place", "set"), ("put", "set"), ("open", "pull open"),
+    ("close", "shut"), ("push", "slide"), ("stack", "pile"), ("cabinet", "cupboard"), ("mug", "cup"),
+    ("caddy", "desk organizer"), ("stove", "cooker"), ("cookie box", "box of cookies"),
+)  # fmt: skip
+
+
+def paraphrases(instruction: str) -> tuple[str, str, str]:
+    """The same in other words: a polite frame; other words; both in a longer sentence."""
+    said = instruction
+    for word, other in _OTHER_WORDS:
+        said = re.sub(rf"\b{word}\b", other, said)
+    return f"please {instruction}", said, f"your next job, whenever you are ready, is to {said}, thank you"
+
+
 def nearest_tasks(task: str, known: Iterable[str]) -> list[str]:
     """The three names that share most words with `task`, then most letters."""
     words = set(task.lower().replace("_", " ").split())

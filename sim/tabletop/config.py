@@ -99,6 +99,7 @@ class TabletopConfig(SimConfig):
 
     known_cameras: ClassVar[tuple[str, ...]] = ("agentview", "wrist")
     shows_structure: ClassVar[bool] = True
+    perturb_axes: ClassVar[tuple[str, ...]] = ("camera", "light", "texture", "layout", "robot", "noise", "wording")
     kind: Literal["tabletop"] = "tabletop"
     image_size: int = Field(default=64, ge=32, le=256, description="Height and width of the rendered images, pixels.")
     horizons: dict[str, int] = Field(default={}, description="Control steps before truncation, for tasks that differ.")
@@ -138,7 +139,10 @@ class TabletopConfig(SimConfig):
             {task: self.horizons.get(task, HORIZONS[task]) for task in tasks},
             CONTROL_HZ,
         )
-        return replace(spec, projections={"agentview": VIEW.projection()} if "agentview" in self.cameras else {})
+        known = "agentview" in self.cameras and not (self.perturb and self.perturb.axis == "camera")
+        return replace(
+            spec, projections={"agentview": VIEW.projection()} if known else {}, suite=self.perturbation_name
+        )
 
     def make(self, record_frames: bool = False) -> TabletopEnv:
         """One environment; loads MuJoCo. The first image rendered opens the process's GL context."""

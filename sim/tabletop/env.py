@@ -12,13 +12,24 @@ from typing import TYPE_CHECKING
 import mujoco
 import numpy as np
 
+from sim.perturb import Perturbation, Surfaces
 from sim.single_env import SingleEnv, SingleObservation
 from sim.tabletop import scene as sc
 from sim.tabletop.appearance import Look, draw_look
 from sim.tabletop.expert import Expert
 from sim.tabletop.facts import check_tasks
 from sim.tabletop.render import render
-from sim.tabletop.tasks import Knock, View, draw_knock, draw_layout, episode_rng, is_solved_now, knocked_velocity
+from sim.tabletop.tasks import (
+    Knock,
+    Layout,
+    View,
+    draw_knock,
+    draw_layout,
+    episode_rng,
+    is_solved_now,
+    knocked_velocity,
+    spread_out,
+)
 from vla_rl.data.segmentation import CAMERA_PREFIX
 from vla_rl.types import SPLITS, EpisodeSpec, Keyframe
 
@@ -30,6 +41,12 @@ ROTATION_SCALE = 0.5  # radians of turn for an action of 1
 TURN_LIMIT = np.array([1.5, 0.5, 0.5])  # commanded yaw, pitch and roll away from pointing down, radians
 LEASH = 0.04  # how far the commanded position may run ahead of the gripper, meters
 STEP_SECONDS = sc.TIMESTEP * sc.SUBSTEPS
+# By level of `sim.perturb`, from 0: how much wider objects start, meters; how many times as far they are turned; and
+# how far off the gripper starts, meters and radians.
+MARGINS = (0.0, 0.012, 0.022, 0.032)
+TURNED = (1.0, 2.0, 3.5, 5.0)
+GRIPPER_OFF = (0.0, 0.015, 0.04, 0.08)
+GRIPPER_TURNED = (0.0, 0.07, 0.2, 0.45)
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 _BAD = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC)
 
@@ -83,21 +100,32 @@ class TabletopEnv(SingleEnv):
             self._data[spec.task] = mujoco.MjData(self._scene.model)
         self._now = data = self._data[spec.task]
         self._view = View(self._scene, data)
+        self._perturbation = Perturbation(self.config.perturb, spec)
         layout = draw_layout(spec, self.config)
-        mujoco.mj_resetData(self._scene.model, data)
-        data.qpos[:3] = data.act[:3] = layout.gripper
+        if level := self._perturbation.level("layout"):
+            layout = spread_out(layout, spec.task, MARGINS[level], TURNED[level])
+        self._begin_elsewhere(layout)
         data.qpos[6:8] = data.ctrl[12:14] = sc.OPEN_WIDTH
         for name, (x, y, yaw) in layout.places.items():
             self._put(name, x, y, yaw)
-        self._target_rotation = np.zeros(3)
         self._expert = Expert(spec.task, self.config.expert, episode_rng(spec, "habit"))
         self._steps_since_expert = 1  # As if it had been asked one step ago.
-        self._instruction = spec.instruction or layout.instruction(spec.task)
+        self._instruction = spec.instruction or layout.instruction(spec.task, self._perturbation)
         rng = episode_rng(spec, "appearance")
         self._look = draw_look(spec.task, layout.colors, self.config.appearance, rng)
         self._knock = draw_knock(spec, self.config.knock)
         self.num_steps = self._held = 0
         self.horizon = self.spec.horizon[spec.task]
+
+    def _begin_elsewhere(self, layout: Layout) -> None:
+        """Reset, with the gripper where the layout has it, and off from there on the axis `robot`."""
+        mujoco.mj_resetData(self._scene.model, self._now)
+        level, rng = self._perturbation.level("robot"), self._perturbation.rng()
+        off = GRIPPER_OFF[level] * rng.uniform(0.6, 1, 3) * rng.choice([-1, 1], 3)
+        yaw = GRIPPER_TURNED[level] * rng.uniform(0.6, 1) * rng.choice([-1, 1])
+        self._now.qpos[:3] = self._now.act[:3] = np.clip(layout.gripper + off, sc.REACH_LOW, sc.REACH_HIGH)
+        self._now.qpos[3] = self._now.act[3] = yaw
+        self._target_rotation = np.array([yaw, 0.0, 0.0])
 
     def _put(self, name: str, x: float, y: float, yaw: float) -> None:
         if name in self._scene.mocap:
@@ -142,15 +170,17 @@ class TabletopEnv(SingleEnv):
         data, model = self._now, self._scene.model
         mujoco.mj_kinematics(model, data)
         self._look.write(model)
-        mujoco.mj_camlight(model, data)
-        images = {
-            name: render(model, data, model.camera(name).id, self.config.image_size) for name in self.config.cameras
-        }
-        if self.config.structure:
-            for name in self.config.cameras:
-                camera, ids = model.camera(name).id, self._scene.things
-                images[CAMERA_PREFIX + name] = render(model, data, camera, self.config.image_size, ids)
-        return SingleObservation(images, self._state(), self._instruction)
+        surfaces = Surfaces([model.geom("table").id], [model.material(f"table_{i}").id for i in (1, 2, 3)])
+        with self._perturbation.look(model, [model.camera("agentview").id], np.zeros(3), surfaces):
+            mujoco.mj_camlight(model, data)
+            images = {
+                name: render(model, data, model.camera(name).id, self.config.image_size) for name in self.config.cameras
+            }
+            if self.config.structure:
+                for name in self.config.cameras:
+                    camera, ids = model.camera(name).id, self._scene.things
+                    images[CAMERA_PREFIX + name] = render(model, data, camera, self.config.image_size, ids)
+        return self._perturbation.seen(SingleObservation(images, self._state(), self._instruction), self.num_steps)
 
     def _state(self) -> np.ndarray:
         qpos = self._now.qpos

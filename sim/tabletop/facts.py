@@ -12,6 +12,34 @@ INSTRUCTIONS: dict[str, str] = {
     "stack": "stack the red block on the blue block",
     "bowl_push": "put the red block into the bowl and push the bowl to the zone",
 }
+# task -> the same in other words: a polite frame, other words, another sentence.
+PARAPHRASES: dict[str, tuple[str, str, str]] = {
+    "push_to_zone": (
+        "please push the red block to the green zone",
+        "shove the red cube onto the green circle",
+        "the green circle is where the red cube belongs, slide it there",
+    ),
+    "pick_place": (
+        "please put the red block on the plate",
+        "set the red cube down on the white dish",
+        "the white dish is empty, the red cube should end up on it",
+    ),
+    "pick_colour": (
+        "please put the {colour} block on the plate",
+        "set the {colour} cube down on the white dish",
+        "the white dish is empty, the {colour} cube should end up on it",
+    ),
+    "stack": (
+        "please stack the red block on the blue block",
+        "set the red cube on top of the blue cube",
+        "build a tower with the blue cube below and the red cube above",
+    ),
+    "bowl_push": (
+        "please put the red block into the bowl and push the bowl to the zone",
+        "drop the red cube in the orange dish and shove the dish onto the green circle",
+        "the orange dish should carry the red cube to the green circle, load it and slide it there",
+    ),
+}
 # task -> control steps before truncation; multiples of 8, about twice what the expert needs on average.
 HORIZONS: dict[str, int] = {"push_to_zone": 32, "pick_place": 32, "pick_colour": 32, "stack": 32, "bowl_push": 56}
 CONTROL_HZ = 20.0

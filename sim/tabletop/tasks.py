@@ -18,17 +18,18 @@ in a row. Distances are horizontal, between centers, in meters.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import mujoco
 import numpy as np
 
 from sim.tabletop import scene as sc
-from sim.tabletop.facts import INSTRUCTIONS
+from sim.tabletop.facts import INSTRUCTIONS, PARAPHRASES
 from vla_rl.types import SPLITS, EpisodeSpec
 
 if TYPE_CHECKING:
+    from sim.perturb import Perturbation
     from sim.tabletop.config import KnockConfig, SuccessConfig, TabletopConfig
 
 REST_HEIGHT_ERROR = 0.008  # a block lying flat is this close to its height, meters
@@ -80,8 +81,10 @@ class Layout:
     gripper: tuple[float, float, float]
     colors: dict[str, str]
 
-    def instruction(self, task: str) -> str:
-        return INSTRUCTIONS[task].format(colour=self.colors["block"])
+    def instruction(self, task: str, perturbation: Perturbation | None = None) -> str:
+        """What the robot is told; in other words, if the perturbation is of these."""
+        said = perturbation.worded(INSTRUCTIONS[task], PARAPHRASES[task]) if perturbation else INSTRUCTIONS[task]
+        return said.format(colour=self.colors["block"])
 
 
 # task -> body -> (x low, x high, y low, y high) where its center may start.
@@ -133,6 +136,23 @@ def draw_layout(spec: EpisodeSpec, config: TabletopConfig) -> Layout:
     gripper = (rng.uniform(-0.18, -0.15), rng.uniform(-0.04, 0.04), rng.uniform(0.12, 0.15))
     x, y, z = (_near(center, value, spread) for center, value in zip(_TYPICAL_GRIPPER, gripper, strict=True))
     return Layout(places, (x, y, z), _draw_colors(spec.task, rng))
+
+
+def spread_out(layout: Layout, task: str, margin: float, turn: float) -> Layout:
+    """The layout as drawn from regions wider by `margin` (meters) on each side, with turns `turn` times as large.
+
+    Where that brought two things too near one another, they move less.
+    """
+    places = {}
+    for name, (x, y, yaw) in layout.places.items():
+        x0, x1, y0, y1 = _REGIONS[task][name]
+        off = [margin * (2 * at - low - high) / (high - low) for at, low, high in ((x, x0, x1), (y, y0, y1))]
+        places[name] = (x + off[0], y + off[1], yaw * turn)
+    names = [name for name in places if name != "zone"]
+    gap = _BOWL_GAP if task == "bowl_push" else _GAP
+    if any(math.dist(places[a][:2], places[b][:2]) < gap for i, a in enumerate(names) for b in names[:i]):
+        return spread_out(layout, task, margin / 2, turn) if margin > 0.001 else layout
+    return replace(layout, places=places)
 
 
 def _near(center: float, value: float, spread: float) -> float:

@@ -23,23 +23,35 @@ def evaluate(
     overrides: Overrides = None,
     output: Output = None,
     name: Annotated[str, typer.Option(help="What is evaluated, for tables and file names.")] = "policy",
+    perturb: Annotated[
+        str | None, typer.Option(metavar="AXES", help="Also perturbed: all, or some, as in camera,light,wording.")
+    ] = None,
+    levels: Annotated[str, typer.Option(help="Of the perturbations: 1 slight, 2 clear, 3 hard.")] = "1,2,3",
 ) -> None:
     """Evaluate a policy: success per task with its interval, JSON, a picture and videos."""
     from vla_rl.common.run_folder import RunFolder, open_run
     from vla_rl.common.tables import print_table
     from vla_rl.config import ConfigError
     from vla_rl.workflows.evaluate_policy import evaluate as run_evaluation
+    from vla_rl.workflows.perturbed import chosen, evaluate_perturbed
 
-    loaded = load(recipe, overrides, "eval")
+    loaded, robustness = load(recipe, overrides, "eval"), None
+    perturbations = chosen(loaded, perturb, levels) if perturb else []
     # A folder that holds the same recipe takes another evaluation, or one that was cut off.
     again = output is not None and RunFolder(output).exists
     if output is not None and RunFolder(output).evaluation(name).exists():
         raise ConfigError(f"{output} already holds an evaluation {name!r}; choose another --name or --output")
     with joined(loaded) as world:
         run = RunFolder(Path(world.broadcast_from_main(lambda: str(open_run(loaded, output, resume=again)))))
-        evaluation = run_evaluation(loaded, run.path, name)
+        if perturbations:
+            evaluation, robustness = evaluate_perturbed(loaded, run.path, name, perturbations, say)
+        else:
+            evaluation = run_evaluation(loaded, run.path, name)
     if world.is_main:
         print_table(evaluation.table())
+        if robustness is not None:
+            print_table(robustness.table())
+            typer.echo(f"written: {run.robustness} and .png")
         typer.echo(f"written: {run.evaluation(name)}\nreport: {run.report}")
 
 

@@ -71,6 +71,8 @@ class RunFolder:
     rounds = _Inside("rounds.json")
     ablation = _Inside("ablation.json")
     evaluations = _Inside("evaluations")
+    perturbed = _Inside("perturbed")
+    robustness = _Inside("robustness.json")
     # What to look at: a few filmed episodes, and the page.
     videos = _Inside("videos")
     report = _Inside("report.html")

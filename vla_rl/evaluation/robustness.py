@@ -1,0 +1,173 @@
+"""How much success a policy loses when one thing differs from training: axes by levels, paired with the clean episodes.
+
+robustness = Robustness.load("runs/x/robustness.json")
+print(robustness.text())
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pydantic import ValidationError
+
+from vla_rl.common.atomic import write_text_atomic
+from vla_rl.config import Config
+from vla_rl.evaluation.compare import compare, format_p
+from vla_rl.evaluation.results import MODE_COLORS, Evaluation, EvaluationError, read_json_document
+from vla_rl.evaluation.statistics import Interval
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+SCHEMA_VERSION = 1
+
+
+class PerturbedRate(Config):
+    """Success along one axis at one level, or of the clean episodes (level 0).
+
+    Attributes:
+        rate: with `interval`, 95 %, of `num_episodes`.
+        difference: to the clean episodes of the same initial states; with `bootstrap`, its 95 % interval, and
+            `p_value`, exact, by initial state.
+    """
+
+    mode: str
+    axis: str
+    level: int
+    num_episodes: int
+    rate: float
+    interval: Interval
+    difference: float = 0.0
+    bootstrap: Interval = Interval(0.0, 0.0)
+    p_value: float = 1.0
+
+
+class Robustness(Config):
+    """Every axis and level of one policy."""
+
+    schema_version: int = SCHEMA_VERSION
+    name: str
+    env: str
+    split: str
+    rates: tuple[PerturbedRate, ...]
+
+    @staticmethod
+    def of(clean: Evaluation, perturbed: Mapping[tuple[str, int], Evaluation]) -> Robustness:
+        """Pair each perturbed evaluation, by (axis, level), with the clean one."""
+        rates = []
+        for mode in clean.modes:
+            whole = clean.rate(mode)
+            rates.append(
+                PerturbedRate(
+                    mode=mode,
+                    axis="clean",
+                    level=0,
+                    num_episodes=whole.num_episodes,
+                    rate=whole.rate,
+                    interval=whole.interval,
+                )
+            )
+            for (axis, level), evaluation in perturbed.items():
+                result = compare(clean, evaluation).result(mode)
+                rates.append(
+                    PerturbedRate(
+                        mode=mode,
+                        axis=axis,
+                        level=level,
+                        num_episodes=result.num_pairs,
+                        rate=result.rate_b,
+                        interval=result.interval_b,
+                        difference=result.difference,
+                        bootstrap=result.bootstrap,
+                        p_value=result.p_value_by_state,
+                    )
+                )
+        meta = clean.meta
+        return Robustness(name=meta.name, env=meta.env_title, split=meta.split, rates=tuple(rates))
+
+    @property
+    def modes(self) -> list[str]:
+        """Modes, in the order evaluated."""
+        return list(dict.fromkeys(r.mode for r in self.rates))
+
+    def table(self) -> Table:
+        """A table for the console, 80 columns wide."""
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table
+
+        title = f"{self.name} on {self.env}, {self.split} split: what one change costs, 95 % intervals"
+        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+        for name in ("axis", "level", "%", "interval", "less clean, points", "p", "n"):
+            table.add_column(name, justify="left" if name == "axis" else "right", no_wrap=True)
+        for place, rate in enumerate(self.rates):
+            last = place + 1 == len(self.rates) or self.rates[place + 1].axis != rate.axis
+            table.add_row(*_cells(rate), style="bold" if rate.level == 0 else None, end_section=last)
+        return table
+
+    def markdown(self) -> str:
+        """The table for a page."""
+        lines = ["| axis | level | success, % | 95 % interval | less clean, points | p | n |"]
+        lines.append("|---|---|---|---|---|---|---|")
+        return "\n".join([*lines, *(f"| {' | '.join(_cells(rate))} |" for rate in self.rates)])
+
+    def plot(self, path: Path) -> None:
+        """A picture (PNG, SVG, ... by suffix): success by axis and level with 95 % intervals, a part for each mode."""
+        from matplotlib.figure import Figure
+
+        axes_names = list(dict.fromkeys(r.axis for r in self.rates if r.level))
+        figure = Figure(figsize=(1.6 + 1.25 * len(axes_names), 0.9 + 2.6 * len(self.modes)), layout="constrained")
+        parts = figure.subplots(len(self.modes), 1, squeeze=False)[:, 0]
+        for part, mode in zip(parts, self.modes, strict=True):
+            clean, *rates = [r for r in self.rates if r.mode == mode]
+            part.axhspan(*(100 * end for end in clean.interval), color="#e3e8ed")
+            part.axhline(100 * clean.rate, color="#5b6875", linewidth=1.2, label="clean")
+            levels = sorted({r.level for r in rates})
+            width = 0.8 / max(len(levels), 1)
+            for column, level in enumerate(levels):
+                chosen = [r for r in rates if r.level == level]
+                x = np.array([axes_names.index(r.axis) for r in chosen]) + (column - (len(levels) - 1) / 2) * width
+                percent = np.array([100 * r.rate for r in chosen])
+                ends = 100 * np.array([r.interval for r in chosen]).T
+                part.bar(x, percent, 0.9 * width, color=MODE_COLORS[column], label=f"level {level}")
+                reach = np.clip([percent - ends[0], ends[1] - percent], 0, None)
+                part.errorbar(x, percent, yerr=reach, fmt="none", ecolor="#222222", capsize=2, linewidth=1)
+            part.set_xticks(range(len(axes_names)), axes_names)
+            part.set_ylim(0, 100)
+            part.set_ylabel(f"{mode} success, %")
+            part.spines[["top", "right"]].set_visible(False)
+        figure.suptitle(f"{self.name}: {self.env}, {self.split} split; 95 % intervals", x=0.01, ha="left", fontsize=11)
+        handles, labels = parts[0].get_legend_handles_labels()
+        figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=len(labels), fontsize=9)
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=130)
+
+    def save(self, path: Path) -> None:
+        """Write JSON, atomically."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        write_text_atomic(Path(path), json.dumps(self.model_dump(mode="json"), indent=1) + "\n")
+
+    @staticmethod
+    def load(path: str | Path) -> Robustness:
+        """Read what `save` wrote.
+
+        Raises:
+            EvaluationError: missing, truncated, of another schema, or with invalid fields.
+        """
+        try:
+            return Robustness.model_validate(read_json_document(Path(path), "robustness", SCHEMA_VERSION))
+        except ValidationError as error:
+            raise EvaluationError(f"{path}: not usable: {error.errors()[0]['msg']}") from None
+
+
+def _cells(rate: PerturbedRate) -> list[str]:
+    low, high = (f"{100 * end:.1f}" for end in rate.interval)
+    axis = rate.axis if rate.level else f"{rate.mode}, {rate.axis}"
+    cells = [axis, str(rate.level or ""), f"{100 * rate.rate:.1f}", f"{low} - {high}"]
+    if not rate.level:
+        return [*cells, "", "", str(rate.num_episodes)]
+    ends = ", ".join(f"{100 * end:+.1f}" for end in rate.bootstrap)
+    return [*cells, f"{100 * rate.difference:+.1f} [{ends}]", format_p(rate.p_value), str(rate.num_episodes)]

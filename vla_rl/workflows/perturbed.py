@@ -1,0 +1,92 @@
+"""`vla-rl eval R --perturb all`: what one change to the environment costs a policy, axis by axis, level by level."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from vla_rl.common.progress import episode_progress
+from vla_rl.common.run_folder import RunFolder
+from vla_rl.config import ConfigError
+from vla_rl.distributed.process_group import current
+from vla_rl.evaluation.evaluate import EvalConfig
+from vla_rl.evaluation.evaluate import evaluate as run_evaluation
+from vla_rl.evaluation.results import Evaluation
+from vla_rl.evaluation.robustness import Robustness
+from vla_rl.interfaces import EnvConfig
+from vla_rl.recipe.recipe import Recipe
+from vla_rl.workflows.evaluate_policy import evaluate
+from vla_rl.workflows.recipe_parts import build_policy, policy_path
+
+LEVELS = (1, 2, 3)
+
+
+def chosen(recipe: Recipe, axes: str, levels: str) -> list[tuple[str, int]]:
+    """The axes and levels that a command names, each axis at each level; "all" is every axis of the environment.
+
+    Raises:
+        ConfigError: one that the environment does not have.
+    """
+    env: EnvConfig = recipe.acting_env
+    known = env.perturb_axes
+    wanted = list(known) if axes == "all" else axes.split(",")
+    if not known:
+        raise ConfigError(f"--perturb: {env.kind} has no perturbations; tabletop and libero have")
+    if unknown := [axis for axis in wanted if axis not in known]:
+        raise ConfigError(f"--perturb: got {unknown[0]!r}; {env.kind} has: {', '.join(known)}, or all")
+    numbers = levels.split(",")
+    if unknown := [number for number in numbers if number not in map(str, LEVELS)]:
+        raise ConfigError(f"--levels: got {unknown[0]!r}; levels are 1, 2 and 3, as in --levels 1,3")
+    return [(axis, int(number)) for axis in dict.fromkeys(wanted) for number in sorted(set(numbers))]
+
+
+def evaluate_perturbed(
+    recipe: Recipe, folder: Path, name: str, perturbations: Sequence[tuple[str, int]], show: Callable[[str], None]
+) -> tuple[Evaluation, Robustness]:
+    """Evaluate the recipe's policy perturbed, then clean from the same initial states.
+
+    Writes perturbed/AXIS-LEVEL.json, robustness.json and .png beside what `evaluate` writes. What a cut-off call has
+    finished is not run again.
+    """
+    run, world = RunFolder(folder), current()
+    found: dict[tuple[str, int], Evaluation] = {}
+    policy = build_policy(recipe, recipe.acting_env.env_spec())
+    config = recipe.eval.model_copy(update={"videos": 0})
+    for number, (axis, level) in enumerate(perturbations, 1):
+        path = run.perturbed / f"{axis}-{level}.json"
+        if (done := _finished(path, config)) is not None:
+            found[axis, level] = done
+            continue
+        env = recipe.acting_env.perturbed(axis, level)
+        if world.is_main:
+            show(f"{number} of {len(perturbations)}: {axis}, level {level}")
+        total = len(world.deal(range(config.num_episodes(env.env_spec()))))
+        with episode_progress(total, show=world.is_main) as on_episode:
+            evaluation = run_evaluation(
+                policy,
+                env,
+                config,
+                name=f"{axis}-{level}",
+                policy_path=policy_path(recipe),
+                on_episode=on_episode,
+                world=world,
+            )
+        found[axis, level] = evaluation
+        if world.is_main:
+            evaluation.save(path)
+    clean = evaluate(recipe, folder, name)
+    robustness = Robustness.of(clean, found)
+    if world.is_main:
+        robustness.save(run.robustness)
+        robustness.plot(run.robustness.with_suffix(".png"))
+    return clean, robustness
+
+
+def _finished(path: Path, config: EvalConfig) -> Evaluation | None:
+    """What an earlier call wrote, if it is of the same episodes."""
+    if not path.is_file():
+        return None
+    evaluation = Evaluation.load(path)
+    if evaluation.meta.config != config.model_dump(mode="json"):
+        raise ConfigError(f"{path}: of other eval options; choose another --output, or delete it")
+    return evaluation
