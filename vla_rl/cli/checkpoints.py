@@ -1,4 +1,4 @@
-"""Commands about checkpoints: `inspect`, `merge` and `memory`. Heavy imports wait until one runs."""
+"""Commands about checkpoints: `inspect`, `merge`, `memory` and `push`. Heavy imports wait until one runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from vla_rl.cli.options import Overrides, RecipeName, load
+from vla_rl.cli.options import Overrides, RecipeName, load, say
 
 
 class StorageDtype(StrEnum):
@@ -74,8 +74,22 @@ def memory(
     typer.echo(estimate(load(recipe, overrides, runs=False), processes).text())
 
 
+def push(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A run's folder, or a LeRobotDataset's.")],
+    name: Annotated[str, typer.Argument(metavar="ORGANIZATION/NAME", help="On the Hub; made where it is not there.")],
+    public: Annotated[bool, typer.Option("--public", help="Everybody may see what is made; else you alone.")] = False,
+    license_name: Annotated[str | None, typer.Option("--license", help="For the card, such as mit.")] = None,
+    card: Annotated[bool, typer.Option("--card", help="Upload nothing; print the card.")] = False,
+) -> None:
+    """Upload a run's policy or a dataset to the Hugging Face Hub, with a card made from the run's own figures."""
+    from vla_rl.workflows.push import push as run_push
+
+    typer.echo(run_push(folder, name, private=not public, license_name=license_name, card_only=card, show=say))
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command()(inspect)
     app.command()(merge)
     app.command()(memory)
+    app.command()(push)

@@ -21,7 +21,7 @@ from vla_rl.data.source import LeRobotSource
 THUMBNAIL = 16  # pixels
 MAX_LAG = 0.5  # seconds that an action may be away from its motion, either way, to be found
 LATE = 0.15  # seconds from an action to its motion that are too many
-CUT_OFF = 0.5  # share of frames at a limit
+CUT_OFF = 0.7  # share of frames at a limit
 TOLD = 0.3  # correlation below which the lag cannot be told
 NEIGHBORS = 5
 

@@ -1,0 +1,125 @@
+"""Policies and datasets onto the Hub, by a server here that speaks its API, through huggingface_hub's own client."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from tiny_run import make_recipe, save_policy
+from upload_hub import TOKEN, UploadHub, upload_hub
+
+from sim.dummy import DummyConfig
+from vla_rl.cli.options import PROGRAM
+from vla_rl.common.run_folder import RunFolder, open_run
+from vla_rl.config import ConfigError
+from vla_rl.evaluation.compare import compare
+from vla_rl.evaluation.results import Evaluation
+from vla_rl.recipe.collect_config import CollectConfig
+from vla_rl.training.train import train
+from vla_rl.workflows.push import push
+from vla_rl.workflows.record_dataset import collect_dataset
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("push")
+    options = ("train.iterations=1", "train.evaluate=before_and_after", "eval.temperatures=[1.0]")
+    recipe = make_recipe(save_policy(folder / "policy"), *options)
+    train(recipe, open_run(recipe, folder / "run", resume=False), resume=False)
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("push") / "dataset"
+    config = CollectConfig(source="expert", dataset=str(folder), episodes_per_task=8)
+    collect_dataset(DummyConfig(num_envs=4), config)
+    return folder
+
+
+def pushed(hub: UploadHub, *arguments: str, token: str = TOKEN) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    environment |= {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_IMPLICIT_TOKEN": ""}
+    environment |= {"HF_TOKEN": token} if token else {"HF_TOKEN_PATH": os.devnull}
+    command = [*PROGRAM, "push", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+def front(card: str) -> dict:
+    return yaml.safe_load(card.split("---\n")[1])
+
+
+def test_a_policys_card_has_its_figures_and_its_recipe(run: Path) -> None:
+    card = push(run, "lab/tiny", license_name="mit", card_only=True)
+    assert front(card)["license"] == "mit" and {"grpo", "dummy", "vla-rl"} <= set(front(card)["tags"])
+    evaluations = [Evaluation.load(RunFolder(run).evaluation(name)) for name in ("base", "final")]
+    result = compare(*evaluations).result("sampled")
+    low, high = result.bootstrap
+    rates = f"| {100 * result.rate_a:.1f} % | {100 * result.rate_b:.1f} % |"
+    wanted = f"{rates} {100 * result.difference:+.1f} [{100 * low:+.1f}"
+    assert wanted in card and f"{100 * high:+.1f}] | {result.num_pairs} |" in card
+    recipe = yaml.safe_load(card.split("```yaml\n")[1].split("```")[0])
+    assert recipe["algo"]["kind"] == "grpo" and recipe["train"]["iterations"] == 1
+    assert "policy.path=lab/tiny" in card
+
+
+def test_a_policy_is_uploaded_whole_with_its_run(run: Path) -> None:
+    with upload_hub() as hub:
+        done = pushed(hub, str(run), "lab/tiny")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip().startswith(f"{hub.url}/lab/tiny/commit/")
+        assert hub.repos == {("model", "lab/tiny"): True}
+        files = hub.files["model", "lab/tiny"]
+    policy = RunFolder(run).policy
+    for file in policy.rglob("*"):
+        if file.is_file():
+            assert files[file.relative_to(policy).as_posix()] == file.read_bytes()
+    assert files["run/config.yaml"] == (run / "config.yaml").read_bytes()
+    assert files["run/evaluations/final.json"] == RunFolder(run).evaluation("final").read_bytes()
+    assert files["README.md"].decode() == push(run, "lab/tiny", card_only=True)
+    assert not [name for name in files if "checkpoints" in name or name.endswith(".mp4")]
+
+
+def test_a_dataset_is_uploaded_with_what_is_in_it(dataset: Path) -> None:
+    with upload_hub() as hub:
+        done = pushed(hub, str(dataset), "lab/reaching", "--public")
+        assert done.returncode == 0, done.stderr
+        assert hub.repos == {("dataset", "lab/reaching"): False}
+        files = hub.files["dataset", "lab/reaching"]
+    for file in dataset.rglob("*"):
+        if file.is_file():
+            assert files[file.relative_to(dataset).as_posix()] == file.read_bytes()
+    card = files["README.md"].decode()
+    assert "LeRobot" in front(card)["tags"]
+    tasks = len(DummyConfig().env_spec().tasks)
+    assert f"| episodes | {8 * tasks} |" in card and f"| successes | {8 * tasks} of {8 * tasks} |" in card
+    assert "| numbers | ok | no episode with NaN" in card
+
+
+@pytest.mark.parametrize(
+    ("refuses", "token", "said"),
+    [
+        ("create", TOKEN, "don't have the rights"),
+        ("commit", TOKEN, "storage limit reached"),
+        ("", "", "logged in|rights|401|token"),
+    ],
+)
+def test_what_the_hub_refuses_is_said_and_nothing_is_there(run: Path, refuses: str, token: str, said: str) -> None:
+    import re
+
+    with upload_hub() as hub:
+        hub.refuses = refuses
+        done = pushed(hub, str(run), "lab/tiny", token=token)
+        assert done.returncode == 2, done.stdout + done.stderr
+        assert re.search(said, done.stderr) and "Traceback" not in done.stderr
+        assert not hub.files
+
+
+def test_what_is_nothing_to_push_is_refused(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="neither a run with a policy"):
+        push(tmp_path, "lab/tiny")
+    with pytest.raises(ConfigError, match="'tiny' is no name on the Hub"):
+        push(run, "tiny")
