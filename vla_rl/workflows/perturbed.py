@@ -9,7 +9,7 @@ from vla_rl.common.progress import episode_progress
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import ConfigError
 from vla_rl.distributed.process_group import current
-from vla_rl.evaluation.evaluate import EvalConfig
+from vla_rl.evaluation.evaluate import EvalConfig, policy_hash
 from vla_rl.evaluation.evaluate import evaluate as run_evaluation
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.robustness import Robustness
@@ -54,7 +54,7 @@ def evaluate_perturbed(
     config = recipe.eval.model_copy(update={"videos": 0})
     for number, (axis, level) in enumerate(perturbations, 1):
         path = run.perturbed / f"{axis}-{level}.json"
-        if (done := _finished(path, config)) is not None:
+        if (done := _finished(path, config, policy_path(recipe))) is not None:
             found[axis, level] = done
             continue
         env = recipe.acting_env.perturbed(axis, level)
@@ -82,11 +82,13 @@ def evaluate_perturbed(
     return clean, robustness
 
 
-def _finished(path: Path, config: EvalConfig) -> Evaluation | None:
-    """What an earlier call wrote, if it is of the same episodes."""
+def _finished(path: Path, config: EvalConfig, policy: Path | None) -> Evaluation | None:
+    """What an earlier call wrote, if it is of the same episodes and weights."""
     if not path.is_file():
         return None
     evaluation = Evaluation.load(path)
     if evaluation.meta.config != config.model_dump(mode="json"):
         raise ConfigError(f"{path}: of other eval options; choose another --output, or delete it")
+    if policy is not None and evaluation.meta.policy_hash != policy_hash(policy):
+        raise ConfigError(f"{path}: of other weights than {policy} has now; choose another --output, or delete it")
     return evaluation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,10 @@ def test_what_a_stopped_run_has_finished_is_not_run_again(tmp_path: Path) -> Non
     (tmp_path / "run/evaluations/policy.json").unlink()
     assert command(tmp_path / "run", "--perturb", "noise", "--levels", "1").exit_code == 0
     assert file.stat().st_mtime_ns == before
+    (tmp_path / "run/evaluations/policy.json").unlink()
+    file.write_text(re.sub('"policy_hash": "[0-9a-f]+"', '"policy_hash": "other"', file.read_text()))
+    refused = command(tmp_path / "run", "--perturb", "noise", "--levels", "1")
+    assert refused.exit_code != 0 and "of other weights" in f"{refused.output}{refused.exception}"
 
 
 @pytest.mark.parametrize(
