@@ -44,3 +44,30 @@ def test_link_to_nowhere_fails(tmp_path: Path) -> None:
     built = build(tmp_path, tmp_path / "site")
     assert built.returncode != 0
     assert "nowhere.md" in built.stderr
+
+
+def test_the_table_of_what_was_run_is_up_to_date_and_its_evidence_is_there() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "support_table.py"), "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_missing_evidence_is_named() -> None:
+    sys.path.insert(0, str(ROOT / "scripts"))
+    try:
+        from support_table import problems
+    finally:
+        sys.path.remove(str(ROOT / "scripts"))
+    row = {"simulator": "a", "policy": "b", "algorithm": "c", "level": "gain", "weights": "ours"}
+    rows = [{**row, "evidence": evidence} for evidence in ("tests/none.py", "results.md#nothing", "results.md")]
+    assert problems([*rows, {**row, "evidence": "results.md", "level": "great"}, row]) == [
+        "row 1: no file tests/none.py",
+        "row 2: results.md has no heading #nothing",
+        "row 4: level 'great', weights 'ours'",
+        "row 5: has or lacks ['evidence']; fields are "
+        "['algorithm', 'evidence', 'level', 'note', 'policy', 'simulator', 'weights']",
+    ]
