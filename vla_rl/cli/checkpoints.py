@@ -22,7 +22,10 @@ class StorageDtype(StrEnum):
 def inspect(
     path: Annotated[
         str,
-        typer.Argument(metavar="PATH", help="A folder, pretrained:NAME, or the hub's ORGANIZATION/NAME[@REVISION]."),
+        typer.Argument(
+            metavar="PATH",
+            help="A folder, pretrained:NAME, or the hub's ORGANIZATION/NAME or ORGANIZATION/NAME@REVISION.",
+        ),
     ],
 ) -> None:
     """Say what a checkpoint is, what RL can be done with it, and the recipe line to start from it.

@@ -42,8 +42,6 @@ def report(checks: list[Check], as_json: bool, write: Callable[[str], None] = pr
     from rich.markup import escape
     from rich.table import Column, Table
 
-    from vla_rl.common.tables import print_table
-
     marks = {
         "ok": "[green]ok[/]",
         "warning": "[yellow]warning[/]",
@@ -54,8 +52,8 @@ def report(checks: list[Check], as_json: bool, write: Callable[[str], None] = pr
     for check in checks:
         mark = "[bold red]MISSING[/]" if check.status == "missing" and check.is_fault else marks[check.status]
         table.add_row(mark, escape(check.name), escape(check.found), escape(check.fix))
-    print_table(table)
     console = Console()
+    console.print(table)
     for title, status in (("Missing and needed", "missing"), ("Wrong", "wrong")):
         if names := [c.name for c in faults if c.status == status]:
             console.print(f"[bold red]{title}: {escape(', '.join(names))}[/]")

@@ -11,6 +11,7 @@ import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from vla_rl.policies.openvla.files.folders import published_config
 from vla_rl.policies.openvla.options import OpenVLAOptions
 from vla_rl.training.config import OptimizerName
 from vla_rl.training.optimizers import optimizer_bytes, optimizer_step_bytes
+from vla_rl.training.published_sizes import OPENVLA_7B, advice
 from vla_rl.types import ActionChunk, EnvSpec, Observation
 
 if TYPE_CHECKING:
@@ -158,7 +160,8 @@ def estimate(recipe: Recipe, processes: int = 1) -> MemoryEstimate:
     config: Any = recipe.policy
     if not isinstance(config, OpenVLAOptions):
         raise ConfigError(
-            f"policy.kind: {config.kind!r} cannot be counted; `vla-rl memory` knows OpenVLA's family alone (openvla)"
+            f"policy.kind: {config.kind!r} cannot be counted by part; `vla-rl memory` knows OpenVLA's family alone "
+            f"(openvla). By the number of parameters: {advice()}"
         )
     algo: Any = recipe.algo
     section: Any = algo if algo is not None else recipe.sft
@@ -268,19 +271,32 @@ def skeleton(config: OpenVLAOptions, spec: EnvSpec, device: str) -> OpenVLAPolic
 def _sizes(config: OpenVLAOptions, spec: EnvSpec) -> tuple[OpenVLAOptions, Any, bool]:
     """The options and the architecture that a config comes to, and whether its checkpoint is in the published layout.
 
-    Of a checkpoint on the hub, the small files and the headers of the weights are read.
+    Of a checkpoint on the hub, the small files and the headers of the weights are read; of OpenVLA's own nothing.
     """
     from vla_rl.policies.openvla.files import layout as openvla_layout
     from vla_rl.policies.openvla.files.folders import published_architecture
 
     if config.path is None:
         return config, config.architecture(spec.action_dim, spec.state_dim), False
+    if config.path.startswith(OPENVLA_7B) and not Path(config.path).is_dir():
+        published = _openvla_7b(config)
+        config = published_config(published, {n: getattr(config, n) for n in config.model_fields_set})
+        return config, published_architecture(published, config)[0], True
     with describing_folder(config.path) as (folder, _):
         if not openvla_layout.is_published(folder) or (folder / OWN_FILE).is_file():
             return *_saved_here(folder, config), False
         published = openvla_layout.read_published(folder)
         config = published_config(published, {n: getattr(config, n) for n in config.model_fields_set})
         return config, published_architecture(published, config)[0], True
+
+
+def _openvla_7b(config: OpenVLAOptions) -> Any:
+    """The published OpenVLA of 7 billion parameters as its small files describe it, which are not read."""
+    from vla_rl.policies.openvla.files.fake_checkpoint import FULL
+    from vla_rl.policies.openvla.files.layout import PublishedFolder
+
+    statistics = {config.norm_key or "any": {"action": {"q01": [-1.0] * 7, "q99": [1.0] * 7}}}
+    return PublishedFolder(Path(str(config.path)), FULL, {}, {}, statistics)
 
 
 def _saved_here(folder: Any, config: OpenVLAOptions) -> tuple[OpenVLAOptions, Any]:

@@ -21,6 +21,7 @@ from typing import Any
 from vla_rl.common import devices
 from vla_rl.common.checks import Check
 from vla_rl.config import ConfigError, apply_overrides, find_recipe, read_yaml
+from vla_rl.training.published_sizes import advice
 
 MIN_DISK_GB = 5.0
 MIN_RAM_GB = 6.0
@@ -134,14 +135,14 @@ def check_device(wanted: str = "auto") -> Check:
         memory = torch.cuda.get_device_properties(0).total_memory / 2**30
         bf16 = "bf16" if torch.cuda.is_bf16_supported() else "no bf16: use fp16 or fp32"
         names = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
-        return Check("device", "ok", f"CUDA: {names}, {memory:.0f} GiB, {bf16}")
+        return Check("device", "ok", f"CUDA: {names}, {memory:.0f} GiB, {bf16}", advice(memory * 2**30))
     threads = f"{os.cpu_count()} cores, {torch.get_num_threads()} torch threads"
     if shutil.which("nvidia-smi"):
         fix = "torch does not see the GPU: compare `nvidia-smi`'s CUDA version with torch's above, and renew the older"
         return Check("device", "warning", f"CPU ({threads}), though nvidia-smi is here", fix)
     if torch.backends.mps.is_available():
         return Check("device", "ok", f"MPS (set `device: mps`); `auto` takes the CPU ({threads})")
-    fix = "enough for the tiny policy and the demo; the 7b preset needs a GPU with 80 GB, or LoRA and 24 GB"
+    fix = f"enough for the tiny policy and the demo; {advice()} (docs/gpu.md)"
     return Check("device", "ok", f"CPU: {threads}", fix)
 
 
