@@ -64,7 +64,9 @@ def list_things(
     what: Annotated[Listing, typer.Argument(help="What to list.")],
     options: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[ENV [KEY=VALUE]...]", help="For tasks: the environment, and its options."),
+        typer.Argument(
+            metavar="[ENV | RECIPE [KEY=VALUE]...]", help="For tasks: the environment and its options, or a recipe."
+        ),
     ] = None,
 ) -> None:
     """List recipes, or the kinds of environment, policy and algorithm, or an environment's tasks.
@@ -104,10 +106,18 @@ def _kinds(section: str) -> list[tuple[str, str]]:
 
 
 def _tasks(options: list[str]) -> list[tuple[str, str]]:
-    from vla_rl.config import apply_overrides, build_component
+    from vla_rl.config import KINDS, ConfigError, apply_overrides, build_component, find_recipe
 
-    kind, *overrides = options
-    env: Any = build_component("env", apply_overrides({"kind": kind}, overrides))
+    name, *overrides = options
+    try:
+        is_recipe = name not in KINDS["env"] and bool(find_recipe(name))
+    except ConfigError:
+        is_recipe = False
+    if is_recipe:
+        recipe = load(name, overrides, runs=False)
+        env: Any = recipe.real_env or recipe.env
+    else:
+        env = build_component("env", apply_overrides({"kind": name}, overrides))
     spec = env.env_spec()
     return [(spec.labels[task], task) for task in spec.tasks] if spec.labels else list(spec.tasks.items())
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from vla_rl.cli.options import Overrides, RecipeName, load, say
+from vla_rl.cli.options import Overrides, RecipeName, check_writable, load, say
 
 
 class StorageDtype(StrEnum):
@@ -51,6 +51,7 @@ def merge(
     ),
 ) -> None:
     """Merge LoRA adapters into their base checkpoint, and verify it: same outputs before and after."""
+    check_writable(output)
     import torch
 
     from vla_rl.common.devices import check_device

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vla_rl.cli.options import Output, Overrides, RecipeName, load, say
+from vla_rl.cli.options import Output, Overrides, RecipeName, check_writable, load, say
 from vla_rl.cli.training import joined
 
 
@@ -70,6 +70,7 @@ def compare(
 
     With --recipe, KEY=VALUE may also set compare.alpha, compare.max_pairs, compare.min_gain and so on.
     """
+    check_writable(output)
     if recipe is not None:
         _compare_by_running(recipe, a, b, overrides or [])
         return

@@ -29,7 +29,6 @@ OwnRecipe = Annotated[
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, for example algo.lr=1e-5")
 ]
-Setting = Annotated[list[str] | None, typer.Option("--set", help="key=value on the recipe.")]
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", help="The run's folder; by default runs/NAME-DATE-TIME.")
 ]
@@ -92,3 +91,22 @@ def stopped(advice: str) -> typer.Exit:
     """Say what is kept of a command that Ctrl-C stopped, and return the exit to raise."""
     say(f"\nStopped. {advice}")
     return typer.Exit(EXIT_INTERRUPTED)
+
+
+def check_writable(output: Path | None) -> None:
+    """Refuse, before any work, a file or folder to write where none can be written.
+
+    Raises:
+        ConfigError: in the nearest folder above it that is there, nothing can be made; or that is a file.
+    """
+    import tempfile
+
+    from vla_rl.config import ConfigError
+
+    if output is not None:
+        above = next(path for path in output.absolute().parents if path.exists())
+        try:
+            with tempfile.TemporaryFile(dir=above):
+                pass
+        except OSError as error:
+            raise ConfigError(f"--output {output}: {above}: {error.strerror}; choose another --output") from None

@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vla_rl.cli.options import Output, Overrides, OwnRecipe, RecipeName, Resume, load, load_run, resumable, say, stopped
+from vla_rl.cli.options import (
+    Output,
+    Overrides,
+    OwnRecipe,
+    RecipeName,
+    Resume,
+    check_writable,
+    load,
+    load_run,
+    resumable,
+    say,
+    stopped,
+)
 
 if TYPE_CHECKING:
     from vla_rl.distributed.process_group import ProcessGroup
@@ -81,6 +93,7 @@ def collect(
     from vla_rl.recipe.collect_config import CollectConfig
     from vla_rl.workflows.collect import collect as run_collect
 
+    check_writable(output)
     loaded = load(recipe, [*(overrides or ()), *([f"collect.dataset={output}"] if output else [])], "collect")
     config = loaded.collect or CollectConfig.model_validate({})
     try:

@@ -14,7 +14,7 @@ from vla_rl.cli.options import (
     OwnRecipe,
     RecipeName,
     Resume,
-    Setting,
+    check_writable,
     load,
     load_run,
     resumable,
@@ -69,13 +69,14 @@ def evaluate(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder of the report; if not given, the world model's.")
     ] = None,
-    override: Setting = None,
+    overrides: Overrides = None,
 ) -> None:
     """Measure how far a world model can be trusted: trust.json and trust.html."""
     from vla_rl.workflows.imagination.measure_trust import measure_world_model
 
     styles = {name: Path(path) for name, _, path in (text.partition("=") for text in style or ())}
-    loaded, data = load(recipe, override), (held_out, policy or (), train or ())
+    check_writable(output)
+    loaded, data = load(recipe, overrides), (held_out, policy or (), train or ())
     page = measure_world_model(loaded, Path(world_model), *data, styles, output)
     typer.echo(f"written: {page.with_suffix('.json')}\npage: {page}")
 
@@ -85,13 +86,14 @@ def keyframes(
     world_model: WorldModelFolder,
     dataset: Annotated[list[Path], typer.Option("--dataset", help="Real episodes of the policy that RL starts from.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The JSON file to write.")],
-    override: Setting = None,
+    overrides: Overrides = None,
 ) -> None:
     """Mine real episodes for the moments that decide them, from which imagined episodes can start."""
     from vla_rl.data.keyframes import KeyframeSet
     from vla_rl.workflows.imagination.mine_keyframes import mine_keyframes
 
-    file = mine_keyframes(load(recipe, override), Path(world_model), dataset, output)
+    check_writable(output)
+    file = mine_keyframes(load(recipe, overrides), Path(world_model), dataset, output)
     mined = KeyframeSet.load(file)
     kinds = ", ".join(f"{count} {kind}" for kind, count in mined.counts().items())
     typer.echo(f"written: {file}  ({len(mined.keyframes)} keyframes: {kinds})")
@@ -103,12 +105,13 @@ def rank(
     world_model: WorldModelFolder,
     policy: Annotated[list[str], typer.Option("--policy", help="A policy's folder; six or more make it worth it.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The JSON file to write.")] = Path("ranking.json"),
-    override: Setting = None,
+    overrides: Overrides = None,
 ) -> None:
     """Rank policies by their success in imagination, and say how far the simulator agrees."""
     from vla_rl.workflows.imagination.policy_ranking import rank_policies
 
-    found = rank_policies(load(recipe, override), Path(world_model), policy, output, say)
+    check_writable(output)
+    found = rank_policies(load(recipe, overrides), Path(world_model), policy, output, say)
     typer.echo(f"{found.text()}\nwritten: {output}")
 
 
@@ -118,13 +121,14 @@ def study(
     task: Annotated[list[str], typer.Option("--task", help="Studied by itself; two or more.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of all runs; goes on.")] = Path("runs/study"),
     jobs: Annotated[int, typer.Option(min=1, help="RL runs side by side.")] = 2,
-    override: Setting = None,
+    overrides: Overrides = None,
 ) -> None:
     """Which trust figure predicts what RL gains? RL in many world models, evaluated in the simulator."""
     from vla_rl.workflows.imagination.trust_study import TABLE
     from vla_rl.workflows.imagination.trust_study import study as run_study
 
-    found = run_study(recipe, override or (), world_model, task, output, jobs=jobs, program=PROGRAM, show=typer.echo)
+    check_writable(output)
+    found = run_study(recipe, overrides or (), world_model, task, output, jobs=jobs, program=PROGRAM, show=typer.echo)
     typer.echo(f"{found.markdown()}\nwritten: {output / TABLE}")
 
 
@@ -134,10 +138,11 @@ def styles(
     output: Annotated[Path, typer.Option("--output", "-o", help="The PNG to write.")] = Path("styles.png"),
     episodes: Annotated[int, typer.Option("--episodes", min=1, max=32, help="How many to show.")] = 4,
     columns: Annotated[int, typer.Option("--styles", min=1, max=32, help="Styles of each.")] = 6,
-    override: Setting = None,
+    overrides: Overrides = None,
 ) -> None:
     """Show recorded episodes in other styles, as `world_model.style` has them fitted on."""
     from vla_rl.workflows.imagination.show_styles import show_styles
 
-    shown = show_styles(load(recipe, override), dataset, output, episodes, columns)
+    check_writable(output)
+    shown = show_styles(load(recipe, overrides), dataset, output, episodes, columns)
     typer.echo("\n".join([*shown, f"written: {output}  (each row: as recorded, segments, styles)"]))

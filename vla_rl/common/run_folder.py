@@ -136,8 +136,11 @@ def _reopen(recipe: Config, folder: Path, free: Sequence[str]) -> Path:
 def _describe(folder: Path, recipe: Config) -> None:
     """Write what identifies a run."""
     run = RunFolder(folder)
-    for inner in (run.checkpoints, run.evaluations, run.videos):
-        inner.mkdir(parents=True, exist_ok=True)
+    try:
+        for inner in (run.checkpoints, run.evaluations, run.videos):
+            inner.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--output {folder}: cannot be written ({error.strerror}); choose another --output") from None
     run.command.write_text(shlex.join(["vla-rl", *sys.argv[1:]]) + "\n")
     run.versions.write_text(json.dumps(versions(), indent=1))
     write_text_atomic(run.config, dump_yaml(recipe))

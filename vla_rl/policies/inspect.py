@@ -10,6 +10,7 @@ from pathlib import Path
 from vla_rl.config import KINDS, resolve_kind
 from vla_rl.policies.base import CONFIG_FILE, PolicyConfig
 from vla_rl.policies.checkpoint_info import CheckpointInfo
+from vla_rl.policies.openvla.files.layout import tensor_shapes
 
 
 def describe(folder: Path) -> CheckpointInfo:
@@ -23,6 +24,8 @@ def describe(folder: Path) -> CheckpointInfo:
         config_class = resolve_kind("policy", kind)
         assert issubclass(config_class, PolicyConfig), f"{config_class} must derive from PolicyConfig"
         if (info := config_class.describe(folder)) is not None:
+            for file in sorted(folder.glob("*.safetensors")):
+                tensor_shapes(file)  # An error where it is truncated.
             return info
     if not (folder / CONFIG_FILE).is_file():
         raise ValueError(f"{folder / CONFIG_FILE}: not found. A policy folder holds {CONFIG_FILE}, weights and more.")

@@ -136,14 +136,26 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
-    """The newest whole checkpoint in `folder`, or None; broken ones are skipped with a warning."""
+    """The newest whole checkpoint in `folder`, or None without any; broken ones are skipped with a warning.
+
+    Raises:
+        CheckpointError: there are checkpoints, but none is whole: starting over in silence would throw the run away.
+    """
+    broken = []
     for path in reversed(list_checkpoints(folder)):
         try:
             check_whole(path)
         except CheckpointError as error:
-            warnings.warn(f"skipping a broken checkpoint: {error}", stacklevel=2)
+            broken.append(str(error))
             continue
+        for text in broken:
+            warnings.warn(f"skipping a broken checkpoint: {text}", stacklevel=2)
         return path
+    if broken:
+        raise CheckpointError(
+            f"{folder}: no checkpoint in it is whole, so there is nothing to resume from. {' '.join(broken)} Restore "
+            "one from a copy; or, to start over, delete the folder or choose another --output."
+        )
     return None
 
 

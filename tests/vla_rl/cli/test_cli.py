@@ -220,6 +220,26 @@ def test_train_hands_over_recipe_folder_and_resume(recipe: Path, monkeypatch: py
     assert calls == [(7, folder, False), *[(7, folder, True)] * 3]
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "{recipe}"],
+        ["eval", "{recipe}"],
+        ["collect", "{recipe}"],
+        ["world-model", "rank", "{recipe}", "/no/world", "seed=1", "--policy", "a"],
+        ["world-model", "keyframes", "{recipe}", "/no/world", "seed=1", "--dataset", "a"],
+        ["world-model", "eval", "{recipe}", "/no/world", "seed=1", "--held-out", "a"],
+        ["compare", "a", "b"],
+    ],
+    ids=lambda arguments: " ".join(arguments[:2]),
+)
+def test_an_output_that_cannot_be_written_is_said_before_any_work(arguments: list[str], recipe: Path) -> None:
+    output = "/proc/nothing/can/be/made/here"
+    result = run(*(a.format(recipe=recipe) for a in arguments), "--output", output)
+    assert result.exit_code == 2 and result.stderr.startswith(f"error: --output {output}: "), result.stderr
+    assert "choose another --output" in result.stderr and len(result.stderr.splitlines()) == 1
+
+
 @pytest.mark.parametrize("command", ["train", "sft", "loop", "rac", "failure fit", "hub measure", "world-model fit"])
 def test_a_run_is_resumed_by_its_folder_alone(command: str, tmp_path: Path) -> None:
     neither = run(*command.split())
@@ -252,6 +272,28 @@ def test_list_tasks_gives_instructions() -> None:
     assert result.exit_code == 0
     for task, instruction in TabletopConfig().env_spec().tasks.items():
         assert f"{task} " in result.output and instruction in result.output
+
+
+def test_list_tasks_of_a_recipe_gives_its_own(recipe: Path) -> None:
+    result = run("list", "tasks", str(recipe), "env.tasks=[reach_red]")
+    assert result.exit_code == 0 and result.output == "reach_red  move to the red square\n"
+    shipped_one = run("list", "tasks", "tabletop_grpo")
+    assert shipped_one.exit_code == 0 and shipped_one.output == run("list", "tasks").output
+
+
+@pytest.mark.parametrize("size", [100, 4])
+def test_inspect_of_a_truncated_file_is_an_error(size: int, tmp_path: Path) -> None:
+    import shutil
+
+    from vla_rl.policies.base import resolve_path
+
+    folder = tmp_path / "policy"
+    shutil.copytree(resolve_path("pretrained:tabletop_base"), folder)
+    assert run("inspect", str(folder)).exit_code == 0
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:size])
+    result = run("inspect", str(folder))
+    assert result.exit_code == 2 and f"{weights}: truncated or not a safetensors file" in result.stderr
 
 
 def test_config_show_prints_what_loads_again(recipe: Path, tmp_path: Path) -> None:

@@ -119,6 +119,13 @@ def test_latest_skips_truncated_and_corrupt_ones_with_a_warning(tmp_path):
         ck.load_checkpoint(truncated)
 
 
+def test_a_damaged_only_checkpoint_is_an_error_and_not_a_fresh_start(tmp_path):
+    weights = make_checkpoint(tmp_path, 7) / ck.TENSORS_FILE
+    weights.write_bytes(weights.read_bytes()[:-10])
+    with pytest.raises(ck.CheckpointError, match=r"no checkpoint in it is whole, .*truncated .*to start over"):
+        ck.latest_checkpoint(tmp_path)
+
+
 def test_missing_checkpoints(tmp_path):
     assert ck.latest_checkpoint(tmp_path / "nowhere") is None
     with pytest.raises(ck.CheckpointError, match="not found"):
