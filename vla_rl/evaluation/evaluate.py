@@ -4,14 +4,16 @@
     evaluation.save("evaluations/final.json")
 
 The same EvalConfig gives the same initial states for every policy, so that two evaluations can be
-paired (`vla_rl.evaluation.compare`). Several processes share the episodes: where actions are greedy, the result is that
-of one; sampled, each process draws its own random numbers, and the result depends on how many they are.
+paired (`vla_rl.evaluation.compare`). Each episode draws from a seed of its own, made of the config's, the
+task, the state and the sample: the result depends neither on `num_envs`, nor on which other episodes there
+are, nor on how many processes share them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
@@ -129,7 +131,7 @@ def film(
 ) -> list[Path]:
     """Repeat a few successes and failures of each task, in the last mode, and write them as MP4: this process's share.
 
-    A sampled episode need not end as it did before; the file name says how the filmed one ended:
+    Sampled as they were, but in other batches, whose rounding may change one; the file name says how it ended:
     `<name>__<task>__<mode>__<split>-<index>__<success|failure>.mp4`.
     """
     from vla_rl.report.video import write_episode_video
@@ -141,8 +143,8 @@ def film(
         for success in (True, False):
             chosen += [e for e in records if e.success == success][: config.videos]
     specs = [EpisodeSpec(e.task, e.split, e.index) for e in world.deal(chosen)]
-    seed = derived_seed(config.seed, *world.stream) if world.stream else config.seed
-    episodes = collect(policy, env, specs, temperature=temperature, seed=seed)
+    seeds = [_episode_seed(config, len(config.modes()) - 1, spec, 0) for spec in specs]
+    episodes = collect(policy, env, specs, temperature=temperature, seed=seeds)
     paths = []
     for episode in episodes:
         if not episode.lost:
@@ -226,13 +228,13 @@ def _evaluate(
         if isinstance(env, ImaginedEnv):  # All count as begun in each process, and draw what they would in one.
             env.deal([spec for spec, _ in every], slice(world.rank, None, world.size))
         made: list[EpisodeRecord] = []
-        for b, batch in enumerate(_batches(wanted, _batch_size(env, policy))):
+        for batch in _batches(wanted, _batch_size(env, policy)):
             episodes, retried = run_episodes(
                 policy,
                 env,
                 [spec for spec, _ in batch],
                 temperature=temperature,
-                seed=derived_seed(config.seed, m, b, *world.stream),
+                seed=[_episode_seed(config, m, spec, sample) for spec, sample in batch],
                 max_retries=config.max_retries,
                 stopwatch=stopwatch,
                 on_episode=on_episode,
@@ -279,13 +281,18 @@ def _record(mode: str, spec: EpisodeSpec, sample: int, episode: Episode) -> Epis
     )
 
 
+def _episode_seed(config: EvalConfig, mode: int, spec: EpisodeSpec, sample: int) -> int:
+    """Of an episode's sampling: by what it is, so that neither its place nor the others change it."""
+    return derived_seed(config.seed, mode, zlib.crc32(f"{spec.task}/{spec.split}".encode()), spec.index, sample)
+
+
 def run_episodes(
     policy: Policy,
     env: VecEnv,
     specs: Sequence[EpisodeSpec],
     *,
     temperature: float,
-    seed: int,
+    seed: int | Sequence[int],
     max_retries: int,
     stopwatch: Stopwatch | None = None,
     on_episode: Callable[[Episode], None] = lambda _: None,
@@ -309,7 +316,9 @@ def run_episodes(
             env,
             [specs[row] for row in lost],
             temperature=temperature,
-            seed=derived_seed(seed, attempt),
+            seed=derived_seed(seed, attempt)
+            if isinstance(seed, int)
+            else [derived_seed(seed[row], attempt) for row in lost],
             stopwatch=stopwatch,
             on_episode=on_episode,
         )

@@ -189,27 +189,26 @@ def collect(
     specs: Sequence[EpisodeSpec],
     *,
     temperature: float = 1.0,
-    seed: int = 0,
+    seed: int | Sequence[int] = 0,
     groups: Sequence[int] | None = None,
     stopwatch: Stopwatch | None = None,
     on_episode: Callable[[Episode], None] = lambda _: None,
 ) -> list[Episode]:
     """Run one episode for each spec and return them in this order; those with `lost=True` broke, without an outcome.
 
-    With the same policy, seed, specs and `env.num_envs` the result is the same.
+    With the same policy, seed, specs and `env.num_envs` the result is the same. With a seed for each spec, an episode
+    is the same whatever others run and however many at a time, but for the rounding of batches.
 
     Args:
         temperature: 0 is greedy.
-        seed: of the policy's sampling.
+        seed: of the policy's sampling: one, from which all episodes draw in turn, or one for each spec.
         groups: group number of each spec (GRPO); by default each episode is its own.
         stopwatch: counts "simulation" and "inference".
         on_episode: called with each episode as it ends, for progress.
     """
-    import torch
-
     steps: defaultdict[int, list[_Step]] = defaultdict(list)
     episodes: dict[int, Episode] = {}
-    act = partial(draw_chunk, policy, generator=torch.Generator().manual_seed(seed), temperature=temperature)
+    act = _actor(policy, seed, temperature)
 
     def on_step(running: RunningEpisode, row: int, chunk: ActionChunk, result: StepResult) -> None:
         number = running.number
@@ -220,6 +219,25 @@ def collect(
 
     getattr(env, "runner", EpisodeRunner)(env, specs, act, on_step, policy, stopwatch=stopwatch or Stopwatch()).run()
     return [episodes[number] for number in range(len(specs))]
+
+
+def _actor(
+    policy: Policy, seed: int | Sequence[int], temperature: float
+) -> Callable[[Sequence[RunningEpisode]], ActionChunk]:
+    import torch
+
+    from vla_rl.common.row_noise import RowGenerator
+
+    if isinstance(seed, int):
+        return partial(draw_chunk, policy, generator=torch.Generator().manual_seed(seed), temperature=temperature)
+    noise, own = RowGenerator(), [torch.Generator().manual_seed(one) for one in seed]
+    noise.manual_seed(derived_seed(*seed))
+
+    def act(episodes: Sequence[RunningEpisode]) -> ActionChunk:
+        noise.rows = [own[episode.number] for episode in episodes]
+        return draw_chunk(policy, episodes, noise, temperature)
+
+    return act
 
 
 def _assemble(spec: EpisodeSpec, steps: Sequence[_Step], group: int) -> Episode:

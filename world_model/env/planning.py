@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from vla_rl.common.row_noise import RowGenerator
 from vla_rl.interfaces import Policy
 from vla_rl.types import ActionChunk, Observation
 from world_model.model.memory import Memory
@@ -67,7 +68,8 @@ class Planner:
         self._see(obs)
         count, size = self.config.candidates, obs.batch_size
         rows = np.repeat(np.arange(size), count)
-        chunk = self.policy.act(obs.select(rows), generator, self.config.temperature)
+        several = generator.select(rows.tolist()) if isinstance(generator, RowGenerator) else generator
+        chunk = self.policy.act(obs.select(rows), several, self.config.temperature)
         if temperature == 0:
             chunk = _with_first(chunk, self.policy.act(obs, generator, 0.0), count)
         if self.config.choose == "random":

@@ -17,10 +17,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from vla_rl.common.row_noise import by_row
 from vla_rl.policies.lerobot.options import FlowSampling
 
 # (x (B, C, D), t (B,)) -> velocity (B, C, D), and the learned noise (B, C, D) or None.
@@ -95,7 +97,8 @@ def sample(
     noisy_step = None  # Of each row, with one-step likelihoods.
     if temperature > 0 and not sampling.joint:
         where = "cpu" if generator is None else generator.device
-        noisy_step = torch.randint(num_steps, (rows,), generator=generator, device=where).to(noise.device)
+        draw = partial(_draw_step, num_steps, where)
+        noisy_step = by_row(draw, (rows,), generator).to(noise.device)
     x, points, total = noise, [noise], torch.zeros_like(noise)
     if temperature > 0 and sampling.joint:
         total = log_density(noise, torch.zeros_like(noise), torch.ones_like(noise))
@@ -152,7 +155,17 @@ def path_log_prob(
 def normal(shape: torch.Size | tuple[int, ...], generator: torch.Generator | None, device: torch.device) -> Tensor:
     """N(0, I) noise, float32, drawn where the generator lives."""
     where = "cpu" if generator is None else generator.device
-    return torch.randn(shape, generator=generator, device=where, dtype=torch.float32).to(device)
+
+    def draw(shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        return torch.randn(shape, generator=generator, device=where, dtype=torch.float32)
+
+    return by_row(draw, shape, generator).to(device)
+
+
+def _draw_step(
+    num_steps: int, where: torch.device | str, shape: tuple[int, ...], generator: torch.Generator | None
+) -> Tensor:
+    return torch.randint(num_steps, shape, generator=generator, device=where)
 
 
 def _pack(points: Tensor, levels: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vla_rl.common.row_noise import by_row
 from vla_rl.policies.openvla.network.network import OpenVLANetwork, Prefix
 
 
@@ -17,10 +18,14 @@ def check_temperature(temperature: float, lowest: float) -> None:
         raise ValueError(f"temperature: got {temperature}, must be at least {lowest:g}")
 
 
-def uniforms(shape: Sequence[int], generator: torch.Generator | None, device: torch.device) -> Tensor:
-    """Numbers in [0, 1), float64, drawn where the generator lives and brought to the device."""
+def uniforms(shape: Sequence[int], generator: torch.Generator | None, device: torch.device, dim: int = 0) -> Tensor:
+    """Numbers in [0, 1), float64, drawn where the generator lives and brought to the device; `dim` counts the rows."""
     where = device if generator is None else generator.device
-    return torch.rand(tuple(shape), generator=generator, device=where, dtype=torch.float64).to(device)
+
+    def draw(shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        return torch.rand(shape, generator=generator, device=where, dtype=torch.float64)
+
+    return by_row(draw, shape, generator, dim).to(device)
 
 
 def draw(
@@ -56,7 +61,9 @@ def decode(
     valid = prefix.valid
     # All tokens' numbers at once: the same as one by one, and one copy to the device.
     uniform = (
-        uniforms((num_tokens, len(hidden), 1), generator, hidden.device) if temperature > 0 else [None] * num_tokens
+        uniforms((num_tokens, len(hidden), 1), generator, hidden.device, dim=1)
+        if temperature > 0
+        else [None] * num_tokens
     )
     tokens, logits, hiddens = [], [], []
     for i in range(num_tokens):

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vla_rl.common.row_noise import by_row
 from vla_rl.policies.normalization import QuantileStats
 from vla_rl.policies.openvla.options import LaplaceOptions
 
@@ -122,7 +123,11 @@ def laplace_entropy(log_scale: Tensor) -> Tensor:
 def laplace_draw(location: Tensor, log_scale: Tensor, generator: torch.Generator | None) -> Tensor:
     """One draw per component, by inverse CDF; float32, never infinite."""
     device = location.device if generator is None else generator.device
-    uniform = torch.rand(location.shape, generator=generator, device=device, dtype=torch.float64).to(location.device)
+
+    def draw(shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        return torch.rand(shape, generator=generator, device=device, dtype=torch.float64)
+
+    uniform = by_row(draw, location.shape, generator).to(location.device)
     centered = (uniform - 0.5).clamp(-0.5 + 1e-9, 0.5 - 1e-9)
     noise = -centered.sign() * torch.log1p(-2.0 * centered.abs())
     return location + (log_scale.double().exp() * noise).float()
