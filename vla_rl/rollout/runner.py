@@ -221,17 +221,22 @@ def collect(
     return [episodes[number] for number in range(len(specs))]
 
 
-def _actor(
-    policy: Policy, seed: int | Sequence[int], temperature: float
-) -> Callable[[Sequence[RunningEpisode]], ActionChunk]:
+def _actor(policy: Policy, seed: int | Sequence[int], temperature: float) -> Callable[..., ActionChunk]:
+    import torch
+
+    if not isinstance(seed, int):
+        return _own_noise(policy, seed, temperature)
+    return partial(draw_chunk, policy, generator=torch.Generator().manual_seed(seed), temperature=temperature)
+
+
+def _own_noise(policy: Policy, seeds: Sequence[int], temperature: float) -> Callable[..., ActionChunk]:
+    """What draws each episode's chunk by a generator of its own; `seeds`: of each spec."""
     import torch
 
     from vla_rl.common.row_noise import RowGenerator
 
-    if isinstance(seed, int):
-        return partial(draw_chunk, policy, generator=torch.Generator().manual_seed(seed), temperature=temperature)
-    noise, own = RowGenerator(), [torch.Generator().manual_seed(one) for one in seed]
-    noise.manual_seed(derived_seed(*seed))
+    noise, own = RowGenerator(), [torch.Generator().manual_seed(one) for one in seeds]
+    noise.manual_seed(derived_seed(*seeds))
 
     def act(episodes: Sequence[RunningEpisode]) -> ActionChunk:
         noise.rows = [own[episode.number] for episode in episodes]
