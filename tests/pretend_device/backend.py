@@ -14,7 +14,9 @@ from torch.utils import backend_registration
 
 from pretend_device import counts, rules
 from pretend_device.rules import NAME, names_device, on_device, op_name
+from vla_rl.common import row_noise  # Before `pretend` replaces torch.Generator, of which it makes a class.
 
+assert issubclass(row_noise.RowGenerator, torch.Generator)
 _aten, _HostGenerator = torch.ops.aten, torch.Generator
 _NO_NUMPY = (
     f"can't convert {NAME}:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."

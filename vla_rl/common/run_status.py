@@ -57,6 +57,7 @@ def write_status(run: RunFolder, step: str, number: int, of: int, done: int, tot
     """Write a run's status.json; see `RunStatus`."""
     now, process, host = datetime.now().isoformat(timespec="seconds"), os.getpid(), socket.gethostname()
     values = step, number, of, done, total, state, now, process, host
+    run.path.mkdir(parents=True, exist_ok=True)
     write_text_atomic(run.status, json.dumps(dict(zip(RunStatus.model_fields, values, strict=True)), indent=1) + "\n")
 
 

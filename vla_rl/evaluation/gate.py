@@ -81,7 +81,7 @@ class GateCheck(Config):
         iteration: finished when it was made. mark: the iteration of the policy compared with (0: the base policy).
         comparison: a is the mark's policy, b the one checked; real episodes, sampled, this check's alone.
         pooled: all pairs since the mark, which decide; None of a check written before evidence was pooled.
-        imagined: success of the checked policy in imagination, this iteration's rollouts.
+        imagined: of the checked policy, in this iteration's rollouts: its success, or the mean probability paid for it.
         verdict: "better" or "worse" than the mark; "undecided": the pairs do not tell.
         rolled_back: the run went back to the mark. (Earlier versions did so of what the last check left undecided.)
         is_last: no later check can decide.

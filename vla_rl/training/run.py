@@ -186,8 +186,7 @@ class TrainingRun:
         episodes = self.world.gather_outcomes(episodes)
         played = [e for e in episodes if not e.lost]
         # Success from keyframes is not to be compared with the real one, which is from initial states.
-        from_start = [e.success for e in played if e.spec.keyframe is None]
-        self._imagined = float(np.mean(from_start or [e.success for e in played]))
+        from_start = [e for e in played if e.spec.keyframe is None]
         logged: dict[str, Any] = {
             "train/success": float(np.mean([e.success for e in played])),
             "train/episodes": len(played),
@@ -199,8 +198,10 @@ class TrainingRun:
             if outcomes:
                 logged[f"train/success/{task}"] = float(np.mean(outcomes))
         if 0 < len(from_start) < len(played):
-            logged["train/success_from_start"] = self._imagined
+            logged["train/success_from_start"] = float(np.mean([e.success for e in from_start]))
             logged["train/success_from_keyframes"] = float(np.mean([e.success for e in played if e.spec.keyframe]))
+        if self.recipe.env.is_imagined:  # What they were paid: 1 for a success, or its probability.
+            self._imagined = logged["train/imagined"] = float(np.mean([e.total_reward for e in from_start or played]))
         for name in played[0].info:
             logged[f"env/{name}"] = float(np.mean([e.info[name].mean() for e in played]))
         times = self.stopwatch.report()

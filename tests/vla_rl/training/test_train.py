@@ -340,7 +340,7 @@ def test_a_second_ctrl_c_stops_at_once(policy, tmp_path, monkeypatch):
 
 
 def test_a_recipe_without_an_algorithm_is_refused(policy, tmp_path):
-    with pytest.raises(ConfigError, match="algo: this recipe has none, and `train` needs one"):
+    with pytest.raises(ConfigError, match="algo: this recipe has none, and RL needs one"):
         TrainingRun(make_recipe(policy, "algo=null"), tmp_path, resume=False)
 
 

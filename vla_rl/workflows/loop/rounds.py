@@ -22,6 +22,7 @@ from vla_rl.training.metrics import read_metrics
 from vla_rl.types import EnvSpec
 from world_model.trust.report import TRUST_FILE, TrustReport
 
+_IMAGINED = ("train/imagined", "train/success_from_start", "train/success")  # The first that a run logged.
 TRUST_FIGURES = ("agreement", "auc", "calibration_error", "informedness", "false_success", "skill", "trust_horizon")
 
 
@@ -199,7 +200,8 @@ class RoundRow(Config):
         num_keyframes: by kind. explorer: success of the rollouts' policy, by task.
         before, after: trust figures ([value, low, high]) at the policy's states, before and after the refit; empty
             where not measured.
-        imagined: success in the last iteration's rollouts, from initial states. gate: what each check found.
+        imagined: mean pay of the last iteration's episodes from initial states: success, or its probability.
+        gate: what each check found.
         verdict: of the gate's last check, "better", "worse" or "undecided"; None without one.
         real: mode -> [success, low, high] on the evaluation's states, after the round.
         refused: why trust did not let the round's RL start; empty where it did.
@@ -259,7 +261,7 @@ def rounds_table(recipe: Recipe, rounds: Sequence[Round], online: int | None = N
                 explorer=_json(done.rollouts / "collect.json").get("success_rate", {}),
                 before=_trust(done.trust_before),
                 after=_trust(trusted) if trusted else {},
-                imagined=last.get("train/success_from_start", last.get("train/success")),
+                imagined=next((last[name] for name in _IMAGINED if name in last), None),
                 gate=tuple(check.text() for check in checks),
                 verdict=checks[-1].verdict if checks else None,
                 real={mode: _rate(final, mode) for mode in final.modes},
