@@ -35,6 +35,7 @@ class Wander(torch.nn.Module):
 def collect(folder: Path, policy: Wander | None = None) -> Path:
     source = "policy" if policy else "expert"
     values = {"dataset": str(folder), "episodes_per_task": 3, "structure": True, "source": source, "shard_episodes": 2}
+    values["keep"] = "all"
     collect_dataset(ENV, CollectConfig.model_validate(values), policy=policy)  # type: ignore[arg-type]
     return folder
 

@@ -94,7 +94,7 @@ class Base:
 @pytest.fixture(scope="module")
 def demonstrations(tmp_path_factory) -> str:
     folder = str(tmp_path_factory.mktemp("demonstrations") / "push")
-    collect = CollectConfig(dataset=folder, episodes_per_task=200, start_index=1000, noise=0.05)
+    collect = CollectConfig(dataset=folder, episodes_per_task=200, start_index=1000, noise=0.05, keep="all")
     collect_dataset(TabletopConfig.model_validate(ENV), collect)
     return folder
 
