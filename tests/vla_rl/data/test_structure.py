@@ -88,7 +88,7 @@ def test_what_is_recorded_belongs_to_each_image(recorded):
 
 
 def test_without_being_asked_for_nothing_is_recorded(tmp_path):
-    values = {"dataset": str(tmp_path / "plain"), "episodes_per_task": 1}
+    values = {"dataset": str(tmp_path / "plain"), "episodes_per_task": 1, "keep": "all"}
     collect_dataset(ENV, CollectConfig.model_validate(values))
     assert not (tmp_path / "plain" / "structure").exists()
     with pytest.raises(DatasetError, match=r"episode_000000.npz: missing; .* guided by segmentation. Collect with"):
