@@ -2,8 +2,8 @@
 #
 #   docker build -t vla-rl .                                                  # CPU
 #   docker build -t vla-rl:cuda --build-arg BASE=nvidia/cuda:12.8.1-base-ubuntu24.04 .   # GPU: --gpus all
-#   docker run --rm -v "$PWD/runs:/work/runs" vla-rl demo
-#   docker run --rm --gpus all -v "$PWD/runs:/work/runs" vla-rl:cuda bench gpu
+#   docker run --rm -v "$PWD/runs:/data/runs" vla-rl demo
+#   docker run --rm --gpus all -v "$PWD/runs:/data/runs" vla-rl:cuda bench gpu
 #
 # PyTorch's wheels carry CUDA's libraries; the CUDA base brings what the driver and EGL need. The weights of a hub are kept where
 # HF_HOME is: mount a volume there. LEVEL=dev adds LIBERO and the test tools.
@@ -22,6 +22,6 @@ RUN apt-get update && apt-get install -y --no-install-recommends \
 COPY . /opt/vla-rl
 RUN VENV=/opt/venv PYTHON=python3.12 /opt/vla-rl/scripts/setup.sh ${LEVEL}
 ENV PATH=/opt/venv/bin:$PATH MUJOCO_GL=egl
-WORKDIR /work
+WORKDIR /data
 ENTRYPOINT ["vla-rl"]
 CMD ["doctor"]
