@@ -87,6 +87,8 @@ class ActionChunk:
         log_prob: float32 (B, H, A), log-probability of each drawn component at the
             temperature it was drawn with; None for a greedy or scripted chunk.
         value: float32 (B,), the critic's estimate at the observation; None without a critic.
+        version: int64 (B,), updates (RL iterations) that the policy which drew each chunk had seen; None: as many as
+            the one that learns from it.
     """
 
     actions: np.ndarray
@@ -94,17 +96,19 @@ class ActionChunk:
     path: np.ndarray | None = None
     log_prob: np.ndarray | None = None
     value: np.ndarray | None = None
+    version: np.ndarray | None = None
 
     def select(self, indices: Sequence[int] | np.ndarray) -> ActionChunk:
         """The chunks of the environments at `indices`, in that order."""
         rows = np.asarray(indices, dtype=np.int64)
-        parts = (self.tokens, self.path, self.log_prob, self.value)
+        parts = (self.tokens, self.path, self.log_prob, self.value, self.version)
         return ActionChunk(self.actions[rows], *(None if part is None else part[rows] for part in parts))
 
     @staticmethod
     def concatenate(parts: Sequence[ActionChunk]) -> ActionChunk:
         """Return one chunk batch from several that carry the same fields, in order."""
-        names = [name for name in ("tokens", "path", "log_prob", "value") if getattr(parts[0], name) is not None]
+        optional = ("tokens", "path", "log_prob", "value", "version")
+        names = [name for name in optional if getattr(parts[0], name) is not None]
         joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
         return ActionChunk(np.concatenate([part.actions for part in parts]), **joined)
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 Control = Literal["none", "shuffled_rewards"]
 RatioLevel = Literal["token", "action", "chunk"]
 LossReduction = Literal["token_mean", "trajectory_mean"]
+Proximal = Literal["recompute", "interpolate"]
 
 
 class LearnerOptions(TypedDict, total=False):
@@ -51,9 +52,11 @@ class AlgoConfig(OptimizerConfig):
 
     Attributes:
         compares_episodes: an advantage comes from the other episodes of a group, which so needs two at least.
+        takes_stale_chunks: it can learn from chunks that an earlier policy drew.
     """
 
     compares_episodes: ClassVar[bool] = False
+    takes_stale_chunks: ClassVar[bool] = True
 
     kind: str
     # Optimizer.
@@ -97,6 +100,16 @@ class AlgoConfig(OptimizerConfig):
     recompute_old_log_prob: bool = Field(
         default=True,
         description="Take the old log-probabilities from the trainer's own forward pass, not from the rollout.",
+    )
+    proximal: Proximal = Field(
+        default="recompute",
+        description="Of chunks that an earlier policy drew: whether the policy that the ratio is taken to, as it was "
+        "before the update, is computed, or interpolated between the chunk's own and the one that learns.",
+    )
+    behavior_cap: float = Field(
+        default=2.0,
+        ge=1,
+        description="Largest importance weight, proximal over behavior policy, of chunks that an earlier policy drew.",
     )
     skip_zero_advantage: bool = Field(
         default=True,

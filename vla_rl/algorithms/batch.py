@@ -35,12 +35,15 @@ class Batch:
         chunks: the N chunks drawn.
         valid: bool (N, H), actions that count.
         advantage: float32 (N, H), zero where not valid.
-        old_log_prob: float32 (N, H, A), of the policy that drew the chunks.
+        old_log_prob: float32 (N, H, A), of the policy before the update, to which ratios are taken; with
+            `algo.proximal: interpolate` of the policy that drew the chunk, where that is an earlier one.
         reference_log_prob: float32 (N, H, A), of the frozen reference; None without a KL term.
         old_value, returns: float32 (N,), the critic's estimate and target; None without a critic.
         metrics: what is worth logging about the rollout.
         obs: the N observations, where decisions came from other processes without their episodes (see `dealing.py`);
             None: the episodes have them.
+        behavior_log_prob: float32 (N, H, A), of the policies that drew the chunks, and lag: int64 (N,), how many
+            updates ago that was; None where all were drawn by the policy before the update.
     """
 
     episodes: list[Episode]
@@ -55,6 +58,8 @@ class Batch:
     returns: np.ndarray | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     obs: Observation | None = None
+    behavior_log_prob: np.ndarray | None = None
+    lag: np.ndarray | None = None
 
     @property
     def size(self) -> int:

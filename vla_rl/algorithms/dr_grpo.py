@@ -14,7 +14,7 @@ and c and d come from earlier batches. c = d = 0 is GRPO. Not "Dr. GRPO", which 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal, Unpack
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Unpack
 
 from pydantic import Field, SerializeAsAny
 
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 class DRGRPOConfig(GRPOConfig):
     """Doubly robust GRPO, for real episodes: a model's action values as a control variate, which adds no bias."""
+
+    takes_stale_chunks: ClassVar[bool] = False
 
     kind: Literal["dr_grpo"] = "dr_grpo"
     normalize_std: bool = Field(default=False, description="Divide by the group's standard deviation, as in grpo.")

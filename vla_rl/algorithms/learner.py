@@ -11,6 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ import torch
 from vla_rl.algorithms.batch import Batch, Pool, gather_observations, usable_episodes
 from vla_rl.algorithms.dealing import deal
 from vla_rl.algorithms.losses import minibatch_weights
+from vla_rl.algorithms.stale import at_hand, decouple, has_stale
 from vla_rl.common.progress import Stopwatch
 from vla_rl.common.scalars import read_scalars
 from vla_rl.distributed.fsdp import like, swap_weights
@@ -95,15 +97,21 @@ class Learner:
     def prepare(self, episodes: Sequence[Episode]) -> Batch:
         """Compute advantages, masks and old log-probabilities of a rollout made with the policy as it is now.
 
-        Lost episodes are left out. With several processes each gives its own, in whole groups.
+        Chunks whose `version` is below `iteration` were drawn by an earlier one (see `stale.py`). Lost episodes are
+        left out. With several processes each gives its own, in whole groups.
 
         Raises:
-            ValueError: nothing usable, no groups to compare, or no log-probabilities.
+            ValueError: nothing usable, no groups to compare, no log-probabilities, or chunks of a later version.
         """
         usable = usable_episodes(episodes)
         shuffle = self._generator(_CONTROL) if self.control == "shuffled_rewards" else None
+        is_stale = has_stale(usable, self.iteration, self.config, self.world)
         with self.world.unsharded(self.policy):
-            batch = self.config.make_batch(usable, self._evaluate, shuffle, self.world)
+            evaluate = at_hand(self._evaluate, self.iteration, self.config) if is_stale else self._evaluate
+            batch = self.config.make_batch(usable, evaluate, shuffle, self.world)
+            if is_stale:
+                decouple(batch, self.iteration, self.config, self._evaluate, self.world)
+        batch.chunks = replace(batch.chunks, version=None)  # What it meant is in the batch.
         if self._reference is not None:
             with self._swapped_with_reference(), self.world.unsharded(self.policy):
                 batch.reference_log_prob, _ = self._evaluate(batch.episodes, batch.episode, batch.chunk, batch.chunks)
@@ -406,6 +414,8 @@ def _named(sums: dict[str, float]) -> dict[str, float]:
                 sums[name] /= total
         if "ratio_squared" in sums:
             sums["ratio_std"] = math.sqrt(max(sums.pop("ratio_squared") - sums["ratio"] ** 2, 0.0))
+        if "importance_squared" in sums:  # Kish's: of how many equal weights' worth all are, as a share of all.
+            sums["effective_sample_share"] = sums["importance"] ** 2 / sums.pop("importance_squared")
     return {name if "/" in name else f"update/{name}": value for name, value in sums.items()}
 
 

@@ -66,7 +66,12 @@ def surrogate_loss(
     log_prob = out.log_prob.float()
     weights = tensor(weight, log_prob)
     old, advantage = tensor(batch.old_log_prob[rows], log_prob), tensor(batch.advantage[rows], log_prob)
-    loss, metrics = policy_loss(config, log_prob, old, advantage, weights)
+    behavior = None
+    if batch.behavior_log_prob is not None and batch.lag is not None:
+        behavior = tensor(batch.behavior_log_prob[rows], log_prob)
+        if config.proximal == "interpolate":
+            old = interpolated_proximal(old, log_prob, tensor(batch.lag[rows], log_prob))
+    loss, metrics = policy_loss(config, log_prob, old, advantage, weights, behavior)
     metrics |= {"loss/policy": loss, "entropy": entropy_mean(out.entropy.float(), weights)}
     loss = loss - config.entropy_coef * metrics["entropy"]
     if config.kl_coef > 0:
@@ -125,26 +130,69 @@ def policy_loss(
     old: torch.Tensor,
     advantage: torch.Tensor,
     weight: torch.Tensor,
+    behavior: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, Metrics]:
     """Return the weighted clipped surrogate, a scalar, with one ratio per token, action or chunk; and `ratio_metrics`.
 
+    With `behavior` it is the decoupled objective (Hilton et al. 2021, arXiv 2110.00641; AReaL, arXiv 2505.24298): the
+    ratio is clipped around the proximal policy `old`, and each unit counts by the importance weight
+    min(old / behavior, `behavior_cap`), through which no gradient goes.
+
     Args:
-        config: its ratio_level and clips. log_prob, old: (B, H, A).
+        config: its ratio_level, clips and cap. log_prob, old: (B, H, A).
         advantage: (B, H), constant over a chunk's actions when `ratio_level="chunk"`.
         weight: (B, H) from `minibatch_weights` with the same level; zero leaves an action out.
+        behavior: (B, H, A), of the policies that drew the chunks; None: `old` is theirs.
     """
-    difference = torch.where((weight > 0)[..., None], log_prob - old, 0.0)
+    counts = (weight > 0)[..., None]
+    log_ratio = _of_units(torch.where(counts, log_prob - old, 0.0), config)
     if config.ratio_level == "token":
-        log_ratio, unit_weight = difference, (weight / log_prob.shape[-1])[..., None].expand_as(difference)
-        unit_advantage = advantage[..., None].expand_as(difference)
+        unit_weight = (weight / log_prob.shape[-1])[..., None].expand_as(log_ratio)
+        unit_advantage = advantage[..., None].expand_as(log_ratio)
     elif config.ratio_level == "action":
-        log_ratio, unit_weight, unit_advantage = difference.sum(-1), weight, advantage
+        unit_weight, unit_advantage = weight, advantage
     else:
-        log_ratio, unit_weight = difference.sum((-1, -2)), weight.sum(-1)
+        unit_weight = weight.sum(-1)
         unit_advantage = (advantage * weight).sum(-1) / unit_weight.clamp_min(torch.finfo(weight.dtype).tiny)
     clips = config.clip_low, config.clip_high, config.dual_clip
     per_unit, is_clipped = clipped_surrogate(log_ratio, unit_advantage, *clips)
-    return (unit_weight * per_unit).sum(), ratio_metrics(log_ratio, unit_weight, is_clipped)
+    metrics = ratio_metrics(log_ratio, unit_weight, is_clipped)
+    if behavior is not None:
+        importance = bounded(_of_units(torch.where(counts, old - behavior, 0.0), config)).exp()
+        per_unit = per_unit * importance.clamp_max(config.behavior_cap)
+        metrics |= importance_metrics(importance, unit_weight, config.behavior_cap)
+    return (unit_weight * per_unit).sum(), metrics
+
+
+def _of_units(difference: torch.Tensor, config: AlgoConfig) -> torch.Tensor:
+    """Sum differences of log-probabilities (B, H, A) over what one ratio covers."""
+    if config.ratio_level == "token":
+        return difference
+    return difference.sum(-1) if config.ratio_level == "action" else difference.sum((-1, -2))
+
+
+def interpolated_proximal(old: torch.Tensor, log_prob: torch.Tensor, lag: torch.Tensor) -> torch.Tensor:
+    """Estimate the log-probability before the update, without gradient, between the behavior's and the current one.
+
+    The behavior policy is version v - lag, the one that learns becomes v + 1, and v lies between them:
+    old + lag / (lag + 1) (log_prob - old), as AReaL approximates it. With lag 0 it is `old`, to the bit.
+
+    Args:
+        old: (B, H, A), the behavior's. log_prob: (B, H, A). lag: (B,).
+    """
+    share = (lag / (lag + 1))[:, None, None]
+    return torch.where(share > 0, old + share * (log_prob.detach() - old), old)
+
+
+@torch.no_grad()
+def importance_metrics(importance: torch.Tensor, weight: torch.Tensor, cap: float) -> Metrics:
+    """Return sums over the importance weights before they are truncated, and the largest; see `ratio_metrics`."""
+    return {
+        "importance": (weight * importance).sum(),
+        "importance_squared": (weight * importance**2).sum(),
+        "importance_truncated": (weight * (importance > cap)).sum(),
+        "importance_max": torch.where(weight > 0, importance, 0.0).amax(),
+    }
 
 
 @torch.no_grad()

@@ -74,8 +74,21 @@ def make_batch(rank: int, lengths: Sequence[int], critic: bool) -> MarkedBatch:
     values = rng.normal(size=n).astype(np.float32) if critic else None
     advantage, mark = rng.normal(size=(n, 2)).astype(np.float32), rng.normal(size=n)
     zeros, valid = np.zeros((n, 2, 7), np.float32), rng.random((n, 2)) < 0.8
+    older = {"behavior_log_prob": rng.normal(size=(n, 2, 7)).astype(np.float32), "lag": rng.integers(0, 3, n)}
     return MarkedBatch(
-        episodes, number, chunk, chunks, valid, advantage, zeros, None, values, values, {"a": 1.0}, None, mark
+        episodes,
+        number,
+        chunk,
+        chunks,
+        valid,
+        advantage,
+        zeros,
+        None,
+        values,
+        values,
+        **older,
+        metrics={"a": 1.0},
+        mark=mark,
     )
 
 
@@ -89,7 +102,18 @@ def rows_of(batch: Batch, rows: np.ndarray) -> list[Any]:
     """All that a loss may read of these decisions, comparable."""
     obs, chunks = batch.observations(rows), batch.chunks.select(rows)
     arrays = [obs.images["front"], obs.state, chunks.actions, chunks.tokens, chunks.log_prob]
-    names = ("episode", "chunk", "valid", "advantage", "old_log_prob", "old_value", "returns", "mark")
+    names = (
+        "episode",
+        "chunk",
+        "valid",
+        "advantage",
+        "old_log_prob",
+        "old_value",
+        "returns",
+        "behavior_log_prob",
+        "lag",
+        "mark",
+    )
     arrays += [None if getattr(batch, name) is None else getattr(batch, name)[rows] for name in names]
     return [obs.instruction, *(None if a is None else (a.dtype.str, a.tolist()) for a in arrays)]
 

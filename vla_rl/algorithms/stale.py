@@ -1,0 +1,111 @@
+"""Chunks that an earlier policy drew: which they are, and what a batch keeps of them for the decoupled objective.
+
+A chunk's lag is the number of updates between the policy that drew it, the behavior policy, and the one before this
+update, the proximal policy. `losses.policy_loss` clips around the second and weighs by second over first (AReaL, arXiv
+2505.24298). Where no chunk lags, nothing here changes a number. Numpy only.
+
+Shape legend: N decisions (chunks), H actions, A dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from vla_rl.algorithms.batch import log_prob_gap, rollout_log_prob
+
+if TYPE_CHECKING:
+    from vla_rl.algorithms.base import AlgoConfig
+    from vla_rl.algorithms.batch import Batch, Evaluate
+    from vla_rl.distributed.process_group import ProcessGroup
+    from vla_rl.types import ActionChunk, Episode
+
+
+def lags(chunks: ActionChunk, version: int) -> np.ndarray:
+    """Return how many updates ago each chunk was drawn, int64 (N,); 0 where the chunks carry no version.
+
+    Args:
+        version: of the policy as it is now.
+
+    Raises:
+        ValueError: a chunk of a later version.
+    """
+    if chunks.version is None:
+        return np.zeros(len(chunks.actions), np.int64)
+    lag = version - np.asarray(chunks.version, np.int64)
+    if len(lag) and lag.min() < 0:
+        raise ValueError(
+            f"episodes hold chunks of version {int(np.max(chunks.version))}, but the learner has made {version} "
+            "updates: they were drawn by a policy of its future. Roll out with the policy of the resumed checkpoint."
+        )
+    return lag
+
+
+def has_stale(episodes: Sequence[Episode], version: int, config: AlgoConfig, world: ProcessGroup) -> bool:
+    """Whether any process's episodes hold a chunk that an earlier policy drew; called by all together.
+
+    Raises:
+        ValueError: they do, and the algorithm cannot learn from it; or a chunk of a later version.
+    """
+    found = any(world.gather(any(bool(lags(e.chunks, version).any()) for e in episodes)))
+    if found and not config.takes_stale_chunks:
+        raise ValueError(
+            f"algo.kind {config.kind!r} learns only from chunks that the policy drew as it is now, and these episodes "
+            "hold older ones. Roll out with a staleness of 0, or use grpo, mc_grpo, rloo, reinforce_pp or ppo."
+        )
+    return found
+
+
+def at_hand(evaluate: Evaluate, version: int, config: AlgoConfig) -> Evaluate:
+    """`evaluate` for `config`: to interpolate, a stale chunk's recorded log-probabilities do, and need no forward pass.
+
+    A critic's values need one all the same.
+    """
+    if config.proximal == "recompute" or config.uses_critic:
+        return evaluate
+
+    def without_stale(
+        episodes: Sequence[Episode], episode: np.ndarray, chunk: np.ndarray, chunks: ActionChunk
+    ) -> tuple[np.ndarray, None]:
+        log_prob = rollout_log_prob(chunks).copy()
+        rows = np.flatnonzero(lags(chunks, version) == 0)
+        log_prob[rows], _ = evaluate(episodes, episode[rows], chunk[rows], chunks.select(rows))
+        return log_prob, None
+
+    return without_stale
+
+
+def decouple(batch: Batch, version: int, config: AlgoConfig, evaluate: Evaluate, world: ProcessGroup) -> None:
+    """Give a batch the behavior policies' log-probabilities, lags, and of stale chunks the right old log-probabilities.
+
+    Those of chunks that do not lag stay as they are, and are their own behavior's. Called by all processes together.
+
+    Raises:
+        ValueError: the rollout recorded no log-probabilities.
+    """
+    batch.lag = lags(batch.chunks, version)
+    is_stale, recorded = batch.lag > 0, rollout_log_prob(batch.chunks)
+    old = batch.old_log_prob.copy()
+    if config.proximal == "interpolate":
+        old[is_stale] = recorded[is_stale]
+    elif not config.recompute_old_log_prob:
+        needed = is_stale & batch.active if config.skips_zero_advantage else is_stale
+        rows = np.flatnonzero(needed)
+        old[rows], _ = evaluate(batch.episodes, batch.episode[rows], batch.chunk[rows], batch.chunks.select(rows))
+    batch.old_log_prob = old
+    batch.behavior_log_prob = np.where(is_stale[:, None, None], recorded, old)
+    if config.recompute_old_log_prob:  # Of stale chunks it would be how far the policy has moved.
+        batch.metrics.pop("rollout/log_prob_gap", None)
+        computed = batch.valid & ~is_stale[:, None]
+        if config.skips_zero_advantage:
+            computed &= batch.active[:, None]
+        batch.metrics |= log_prob_gap(batch.chunks.log_prob, old, computed, world)
+    everyones, _ = world.all_gather_rows(batch.lag)
+    if len(everyones):
+        batch.metrics |= {
+            "stale/share": float((everyones > 0).mean()),
+            "stale/lag_mean": float(everyones.mean()),
+            "stale/lag_max": float(everyones.max()),
+        }
