@@ -78,6 +78,9 @@ KINDS: dict[str, dict[str, str]] = {
     "values": {
         "world_model": "world_model.env.value_config:WorldModelValuesConfig",
     },
+    "rollout": {
+        "local": "vla_rl.rollout.source:LocalRolloutConfig",
+    },
     "plan": {
         "best_of_n": "world_model.env.plan_config:PlanConfig",
     },
@@ -93,12 +96,13 @@ BASES: dict[str, str] = {
     "algo": "vla_rl.algorithms.base:AlgoConfig",
     "values": "vla_rl.algorithms.action_values:ActionValuesConfig",
     "plan": "vla_rl.interfaces:PlanningConfig",
+    "rollout": "vla_rl.rollout.source:RolloutConfig",
     "transport": "real_robot.bridge.transports.base:TransportConfig",
     "dynamics": "world_model.config:DynamicsConfig",
 }
 
 
-DEFAULT_KINDS = {"plan": "best_of_n"}  # Where a section names none.
+DEFAULT_KINDS = {"plan": "best_of_n", "rollout": "local"}  # Where a section names none.
 
 
 class ConfigError(ValueError):

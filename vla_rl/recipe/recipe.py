@@ -25,6 +25,7 @@ from vla_rl.recipe.collect_config import CollectConfig
 from vla_rl.recipe.hub_config import HubConfig
 from vla_rl.recipe.loop_config import LoopConfig
 from vla_rl.recipe.rac_config import RacConfig
+from vla_rl.rollout.source import LocalRolloutConfig, RolloutConfig
 from vla_rl.rollout.task_sampling import SamplingConfig
 from vla_rl.training.metrics import LogConfig
 from vla_rl.training.sft import SFTConfig
@@ -53,6 +54,10 @@ class Recipe(Config):
     policy: Annotated[SerializeAsAny[PolicyConfig], component("policy")]
     algo: Annotated[SerializeAsAny[AlgoConfig] | None, component("algo")] = None
     sampling: SamplingConfig = Field(default_factory=SamplingConfig)
+    rollout: Annotated[SerializeAsAny[RolloutConfig], component("rollout")] = Field(
+        default_factory=LocalRolloutConfig,
+        description="Where the episodes that RL learns from are run (docs/scale.md).",
+    )
     train: TrainConfig = Field(default_factory=TrainConfig)
     gate: GateConfig = Field(default_factory=GateConfig)
     collect: CollectConfig | None = None

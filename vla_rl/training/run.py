@@ -26,7 +26,8 @@ from vla_rl.interfaces import ImaginedEnv, Learner, StatefulEnv, VecEnv
 from vla_rl.policies.base import resolve_path
 from vla_rl.policies.load import load_policy
 from vla_rl.recipe.checks import check
-from vla_rl.rollout.runner import collect, derived_seed
+from vla_rl.rollout.runner import derived_seed
+from vla_rl.rollout.source import GroupOrder
 from vla_rl.rollout.task_sampling import groups_to_resample
 from vla_rl.training.checkpoint import (
     checkpoint_path,
@@ -86,6 +87,7 @@ class TrainingRun:
             self.gate = self._open_gate() if recipe.gate.every else None
             if self.world.is_main and isinstance(self.env, ImaginedEnv) and self.env.admission is not None:
                 write_text_atomic(self.folder.admission, self.env.admission.model_dump_json(indent=1) + "\n")
+            self.source = recipe.rollout.build(recipe, self.env, self.world)
             self._resumed_at = self._restore() if resume else None
         except BaseException:
             self.env.close()
@@ -136,11 +138,14 @@ class TrainingRun:
             ValueError: the policy never succeeded in the first rollout, so there is nothing to learn from.
         """
         self._is_looping, cfg = True, self.config
+        ahead = min(self.source.staleness, cfg.iterations - self.iteration - 1) * cfg.groups
         with self.world.unsharded(self.policy):
-            episodes = self._run_groups(self.sampler.draw(cfg.groups), first_group=0, stream=_ROLLOUT)
+            self.source.publish(self.policy, self.iteration)
+            specs = self.sampler.draw(cfg.groups + ahead - self.source.num_under_way * self.world.size)
+            episodes = self._run_groups(specs, cfg.groups, first_group=0, stream=_ROLLOUT)
             budget, drawn = cfg.resample_budget, cfg.groups
             while budget and (more := groups_to_resample(self.world.gather_outcomes(episodes), cfg.groups, budget)):
-                episodes += self._run_groups(self.sampler.draw(more), first_group=drawn, stream=_RESAMPLE)
+                episodes += self._run_groups(self.sampler.draw(more), more, first_group=drawn, stream=_RESAMPLE)
                 budget, drawn = budget - more, drawn + more
         outcomes = self.world.gather_outcomes(episodes)
         self.sampler.update(outcomes)
@@ -159,26 +164,20 @@ class TrainingRun:
             "(`vla-rl sft`), choose easier tasks (env.tasks), or set train.allow_no_success=true to go on anyway."
         )
 
-    def _run_groups(self, specs: Sequence[EpisodeSpec], first_group: int, stream: int) -> list[Episode]:
+    def _run_groups(self, specs: Sequence[EpisodeSpec], num: int, first_group: int, stream: int) -> list[Episode]:
+        """Begin a group from each spec and return `num` finished ones: this process's share of both."""
         size = self.algo.rollouts_per_group(self.config.group_size)
-        share = self.world.share(len(specs))
+        share, ours = self.world.share(len(specs)), self.world.share(num)
         if isinstance(self.env, ImaginedEnv):
             self.env.deal([spec for spec in specs for _ in range(size)], slice(share.start * size, share.stop * size))
-        specs, first_group = specs[share], first_group + share.start
-        if not specs:
+        if not (wanted := ours.stop - ours.start):
             return []
+        first_group += ours.start
+        seed = derived_seed(self.recipe.seed, self.iteration, stream, first_group)
         text = f"iteration {self.iteration + 1} of {self.config.iterations}"
-        with self._progress(len(specs) * size, text, transient=True) as on_episode:
-            return collect(
-                self.policy,
-                self.env,
-                [spec for spec in specs for _ in range(size)],
-                temperature=self.config.temperature,
-                seed=derived_seed(self.recipe.seed, self.iteration, stream, first_group),
-                groups=[first_group + i for i in range(len(specs)) for _ in range(size)],
-                stopwatch=self.stopwatch,
-                on_episode=on_episode,
-            )
+        with self._progress(wanted * size, text, transient=True) as on_episode:
+            order = GroupOrder(specs[share], size, seed, first_group, wanted)
+            return self.source.collect(order, self.stopwatch, on_episode)
 
     def finish_iteration(self, episodes: Sequence[Episode], metrics: dict[str, float]) -> None:
         """Log the iteration and where its time went."""
@@ -205,7 +204,8 @@ class TrainingRun:
         for name in played[0].info:
             logged[f"env/{name}"] = float(np.mean([e.info[name].mean() for e in played]))
         times = self.stopwatch.report()
-        logged |= rollout_metrics(episodes) | metrics | {f"time/{stage}": seconds for stage, seconds in times.items()}
+        logged |= rollout_metrics(episodes) | metrics | self.source.metrics()
+        logged |= {f"time/{stage}": seconds for stage, seconds in times.items()}
         logged["time/episodes_per_second"] = len(episodes) / (times["simulation"] + times["inference"])
         logged["time/overhead_fraction"] = (times["other"] + times.get("optimizer", 0.0)) / times["total"]
         self.logger.log(self.iteration, logged)
@@ -325,6 +325,7 @@ class TrainingRun:
             "demonstrations_drawn": self.demonstrations.num_drawn if self.demonstrations else 0,
             "gate": self.gate.state() if self.gate else None,
             "env": self._env_state(),
+            "source": self.source.state(),
         }
         folder = self.folder.checkpoints
         save_checkpoint(checkpoint_path(folder, self.iteration), tensors, state)
@@ -349,6 +350,7 @@ class TrainingRun:
         self.iteration = self._saved_at = int(state["iteration"])
         if state["env"] is not None and isinstance(self.env, StatefulEnv):
             self.env.load_state(state["env"])
+        self.source.load_state(state.get("source", {}))
         if self.gate is not None and state["gate"]:
             self.gate.load_state(state["gate"])
         self._best = (state["best"][0], state["best"][1]) if state["best"] else None
@@ -421,6 +423,7 @@ class TrainingRun:
         try:
             self.logger.close()
         finally:
+            self.source.close()
             self.env.close()
             if self._real_env is not None:
                 self._real_env.close()

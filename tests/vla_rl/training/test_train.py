@@ -32,6 +32,7 @@ from vla_rl.evaluation.evaluate import policy_hash
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.policies.load import load_policy
 from vla_rl.recipe.recipe import load_recipe
+from vla_rl.rollout import runner
 from vla_rl.training import run as training
 from vla_rl.training.checkpoint import check_whole, list_checkpoints, load_checkpoint
 from vla_rl.training.run import TrainingRun
@@ -244,8 +245,8 @@ def test_resampling_respects_its_budget(policy, tmp_path):
 
 
 def test_lost_episodes_are_not_failures(policy, tmp_path, monkeypatch):
-    real = training.collect
-    monkeypatch.setattr(training, "collect", lambda *a, **k: [replace(e, lost=True) for e in real(*a, **k)])
+    real = runner.collect
+    monkeypatch.setattr(runner, "collect", lambda *a, **k: [replace(e, lost=True) for e in real(*a, **k)])
     with pytest.raises(ValueError, match="no episode to learn from: all 8 of the rollout were lost"):
         run_in(tmp_path / "run", make_recipe(policy, *ONE))
 
@@ -312,13 +313,13 @@ def test_disk_full_while_saving_leaves_the_earlier_checkpoint_whole(policy, tmp_
 
 
 def test_ctrl_c_finishes_the_iteration_and_saves_it(policy, tmp_path, monkeypatch):
-    real = training.collect
+    real = runner.collect
 
     def interrupted(*args, **kwargs):
         os.kill(os.getpid(), signal.SIGINT)
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(training, "collect", interrupted)
+    monkeypatch.setattr(runner, "collect", interrupted)
     recipe = make_recipe(policy, "train.save_every=4")
     with pytest.raises(KeyboardInterrupt):
         run_in(tmp_path / "run", recipe)
@@ -333,7 +334,7 @@ def test_a_second_ctrl_c_stops_at_once(policy, tmp_path, monkeypatch):
         os.kill(os.getpid(), signal.SIGINT)
         raise AssertionError("not reached")
 
-    monkeypatch.setattr(training, "collect", impatient)
+    monkeypatch.setattr(runner, "collect", impatient)
     with pytest.raises(KeyboardInterrupt):
         run_in(tmp_path / "run", make_recipe(policy))
     assert not list_checkpoints(tmp_path / "run" / "checkpoints")

@@ -1,0 +1,161 @@
+"""Where a run's episodes come from: this process, or actors on many machines, behind one `EpisodeSource`.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+from vla_rl.config import Config
+from vla_rl.types import Episode, EpisodeSpec
+
+if TYPE_CHECKING:
+    from vla_rl.common.progress import Stopwatch
+    from vla_rl.distributed.process_group import ProcessGroup
+    from vla_rl.interfaces import Policy, VecEnv
+    from vla_rl.recipe.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class GroupOrder:
+    """Groups of episodes that a rollout asks for.
+
+    Attributes:
+        specs: initial state of each group to begin.
+        size: episodes of each group.
+        seed: of the policy's sampling.
+        first_group: number of the first group returned; the others follow.
+        num_groups: groups to return: those of `specs`, or for a source that works ahead, those that are ready first.
+    """
+
+    specs: Sequence[EpisodeSpec]
+    size: int
+    seed: int
+    first_group: int
+    num_groups: int
+
+
+class EpisodeSource(Protocol):
+    """What gives a run its episodes, in whole groups.
+
+    Attributes:
+        staleness: how many updates old the oldest chunk of a group may be; the source works so many rollouts ahead.
+        num_under_way: groups begun and not yet returned.
+    """
+
+    staleness: int
+
+    @property
+    def num_under_way(self) -> int: ...
+
+    def publish(self, policy: Policy, version: int) -> None:
+        """Let chunks be drawn by this policy from now on; `version`: updates that it has seen."""
+        ...
+
+    def collect(
+        self, order: GroupOrder, stopwatch: Stopwatch, on_episode: Callable[[Episode], None] = lambda _: None
+    ) -> list[Episode]:
+        """Begin the order's groups; return `num_groups` finished ones, each in a row and whole.
+
+        Args:
+            stopwatch: counts "simulation" and "inference", where they are waited for.
+            on_episode: called with each episode as it is known to have ended, for progress.
+        """
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """Return what is logged of the last rollout besides its episodes, by name."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint needs, JSON-able."""
+        ...
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Undo `state`."""
+        ...
+
+    def close(self) -> None:
+        """Release what the source started; not the environment it was given. May be called twice."""
+        ...
+
+
+class RolloutConfig(Config, ABC):
+    """Base of every rollout section: where a training run's episodes come from.
+
+    Attributes:
+        uses_env: the source steps the run's own environment, in this process.
+    """
+
+    uses_env: ClassVar[bool] = True
+
+    kind: str
+
+    @abstractmethod
+    def build(self, recipe: Recipe, env: VecEnv, world: ProcessGroup) -> EpisodeSource:
+        """Start the source of this process.
+
+        Args:
+            env: the run's environment.
+            world: the processes that train together, each with a source of its own.
+        """
+
+
+class LocalRolloutConfig(RolloutConfig):
+    """Episodes run in the training process, one rollout at a time."""
+
+    kind: Literal["local"] = "local"
+
+    def build(self, recipe: Recipe, env: VecEnv, world: ProcessGroup) -> LocalSource:
+        return LocalSource(env, recipe.train.temperature)
+
+
+class LocalSource:
+    """Runs the episodes here, all of them by the policy as it is."""
+
+    staleness = 0
+    num_under_way = 0
+
+    def __init__(self, env: VecEnv, temperature: float) -> None:
+        self.env, self.temperature = env, temperature
+        self._policy: Policy | None = None
+
+    def publish(self, policy: Policy, version: int) -> None:
+        """See `EpisodeSource.publish`."""
+        self._policy = policy
+
+    def collect(
+        self, order: GroupOrder, stopwatch: Stopwatch, on_episode: Callable[[Episode], None] = lambda _: None
+    ) -> list[Episode]:
+        """See `EpisodeSource.collect`."""
+        from vla_rl.rollout.runner import collect
+
+        assert self._policy is not None, "publish comes first"
+        return collect(
+            self._policy,
+            self.env,
+            [spec for spec in order.specs for _ in range(order.size)],
+            temperature=self.temperature,
+            seed=order.seed,
+            groups=[order.first_group + i for i in range(len(order.specs)) for _ in range(order.size)],
+            stopwatch=stopwatch,
+            on_episode=on_episode,
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """None: the run's own say it all."""
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        """Nothing: no group is under way between rollouts."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Nothing to undo."""
+
+    def close(self) -> None:
+        """Nothing was started."""
