@@ -81,11 +81,13 @@ class ActionChunk:
     Attributes:
         actions: float32 (B, H, A), in the environment's own units.
         tokens: int64 (B, H, A), the drawn bin of each action dimension (0 .. bins-1), for
-            policies with discrete actions; None otherwise.
+            policies with discrete actions; (B, N), -1 behind their end, where a chunk is a
+            sequence of tokens that all its actions depend on (pi0-FAST); None otherwise.
         path: float32 (B, ...), what a continuous policy drew: the denoising path of a flow policy, or the
             normalized actions of a density over actions; None otherwise.
         log_prob: float32 (B, H, A), log-probability of each drawn component at the
-            temperature it was drawn with; None for a greedy or scripted chunk.
+            temperature it was drawn with; None for a greedy or scripted chunk. Of a chunk that
+            is one sequence of tokens: the chunk's, in the first component, and 0 elsewhere.
         value: float32 (B,), the critic's estimate at the observation; None without a critic.
         version: int64 (B,), updates (RL iterations) that the policy which drew each chunk had seen; None: as many as
             the one that learns from it.

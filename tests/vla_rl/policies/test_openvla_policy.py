@@ -7,8 +7,8 @@ import torch
 from vla_rl.config import ConfigError, validate
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics
 from vla_rl.policies.openvla.config import OpenVLAConfig
-from vla_rl.policies.openvla.decoding import draw
 from vla_rl.policies.openvla.policy import OpenVLAPolicy
+from vla_rl.policies.token_draws import draw
 from vla_rl.types import ActionChunk
 
 SPEC = fake_env_spec()

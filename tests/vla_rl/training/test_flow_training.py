@@ -1,4 +1,4 @@
-"""SmolVLA and pi0 in the ordinary RL run: they learn, and a resumed run equals an uninterrupted one."""
+"""SmolVLA, pi0 and pi0-FAST in the ordinary RL run: they learn, and a resumed run equals an uninterrupted one."""
 
 from pathlib import Path
 
@@ -43,6 +43,8 @@ def recipe_of(folder: Path, algo: dict, *overrides: str) -> Recipe:
         ("smolvla", PPO, {"value_head": True}),
         ("pi0", GRPO, {"sampling": {"joint": True}}),
         ("pi0", PPO, {"value_head": True, "sampling": {"method": "flow_noise"}}),
+        ("pi0_fast", GRPO | {"ratio_level": "chunk"}, {}),
+        ("pi0_fast", PPO | {"ratio_level": "chunk"}, {"value_head": True}),
     ],
 )
 def test_a_run_trains_and_resumes(policy_type, algo, options, tmp_path):

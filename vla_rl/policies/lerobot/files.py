@@ -2,7 +2,8 @@
 
 A folder holds what LeRobot writes (config.json, model.safetensors, the two processors) and beside it
 what only this package reads: vla_rl.json with our options, vla_rl.safetensors with heads and adapters, and
-`vlm/` and `tokenizer/`, so that a checkpoint needs no hub. LeRobot finds those by what `portable_name` says.
+`vlm/`, `tokenizer/` and `action_tokenizer/`, so that a checkpoint needs no hub. LeRobot finds those by what
+`portable_name` says.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import tempfile
-from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,20 @@ from torch import Tensor, nn
 from vla_rl.common.precision import set_float32_products
 from vla_rl.config import ConfigError
 from vla_rl.policies.checkpoint_files import WEIGHTS_FILE
+from vla_rl.policies.lerobot import fast_tokens
 from vla_rl.policies.lerobot import lora as lerobot_lora
-from vla_rl.policies.lerobot.options import EXTRAS_FILE, FLOW_TYPES, IMAGE_PREFIX, LeRobotOptions, saved_config
+from vla_rl.policies.lerobot.options import (
+    EXTRAS_FILE,
+    FLOW_TYPES,
+    IMAGE_PREFIX,
+    RL_TYPES,
+    LeRobotOptions,
+    saved_config,
+)
 from vla_rl.policies.lerobot.policy import ACTION, STATE, LeRobotPolicy
-from vla_rl.policies.lerobot.tiny import tiny_options, tiny_pi, tiny_tokenizer, write_tiny_vlm
+from vla_rl.policies.lerobot.tiny import tiny_options, tiny_pi, tiny_tokenizer, write_tiny_tokenizers, write_tiny_vlm
 from vla_rl.policies.lerobot.writing import (
+    ACTION_TOKENIZER_FOLDER,
     EXTRA_WEIGHTS_FILE,
     HEADS,
     TOKENIZER_FOLDER,
@@ -55,15 +65,20 @@ def create(config: LeRobotOptions, env_spec: EnvSpec, device: str | torch.device
         vlm = config.vlm
         if config.preset == "tiny":
             options |= tiny_options(config.type, config.image_size, env_spec.state_dim, env_spec.action_dim)
-            tokenizer = tiny_tokenizer(env_spec.tasks.values())
+            is_fast = config.type == "pi0_fast"
+            tokenizer = tiny_tokenizer(env_spec.tasks.values(), fast_tokens.VOCABULARY if is_fast else 0)
             if config.type == "smolvla":
                 write_tiny_vlm(Path(folder), tokenizer, config.image_size)
                 vlm = folder
+            if is_fast:
+                options |= write_tiny_tokenizers(Path(folder), tokenizer, config.chunk_size, env_spec.action_dim)
         core_config = _core_config(config.type, options | config.options, config.cameras, env_spec)
         core_config.device = str(device)
         if vlm is not None:
             core_config.vlm_model_name = vlm
-        with torch.random.fork_rng(devices=[]), _tiny(config, tokenizer):
+        if config.type == "pi0_fast":
+            _name_tokenizers(core_config, config)
+        with torch.random.fork_rng(devices=[]), _as_it_is_built(config, tokenizer):
             torch.manual_seed(seed)
             core = _build(core_config)
             processors = _make_processors(core_config)
@@ -91,13 +106,20 @@ def load(
         core_config.vlm_model_name = config.vlm or _own(folder, VLM_FOLDER) or published
     if getattr(core_config, "load_vlm_weights", False):
         core_config.load_vlm_weights = False  # They are in the checkpoint.
-    with torch.random.fork_rng(devices=[]), _tiny(config):
+    words = getattr(core_config, "text_tokenizer_name", None), getattr(core_config, "action_tokenizer_name", None)
+    if config.type == "pi0_fast":
+        _name_tokenizers(core_config, config, folder)
+    with torch.random.fork_rng(devices=[]), _as_it_is_built(config):
         torch.manual_seed(seed)
         core = _build(core_config)
         read_core_weights(folder, core)
         processors = _read_processors(folder, core_config, config)
         if published is not None:
             core_config.vlm_model_name = portable_name(VLM_FOLDER, config.vlm, published)
+        if config.type == "pi0_fast":
+            core_config.text_tokenizer_name = portable_name(TOKENIZER_FOLDER, config.tokenizer, words[0])
+            own = config.action_tokenizer
+            core_config.action_tokenizer_name = portable_name(ACTION_TOKENIZER_FOLDER, own, words[1])
         policy = _wrap(config, core, *processors)
     return _finish(policy, device, seed, folder, saved)
 
@@ -149,9 +171,25 @@ def _read_core_config(folder: Path, config: LeRobotOptions, device: str | torch.
     return core_config
 
 
-def _tiny(config: LeRobotOptions, tokenizer: Any = None) -> Any:
-    is_tiny_pi = config.preset == "tiny" and config.type in ("pi0", "pi05")
-    return tiny_pi(str(config.type), tokenizer) if is_tiny_pi else nullcontext()
+@contextmanager
+def _as_it_is_built(config: LeRobotOptions, tokenizer: Any = None) -> Iterator[None]:
+    """Where LeRobot's classes are built as the config wants them: tiny, and without running a tokenizer's code."""
+    is_tiny_pi = config.preset == "tiny" and config.type in ("pi0", "pi05", "pi0_fast")
+    with (
+        tiny_pi(str(config.type), tokenizer, config.image_size) if is_tiny_pi else nullcontext(),
+        fast_tokens.read_as_data() if config.type == "pi0_fast" else nullcontext(),
+    ):
+        yield
+
+
+def _name_tokenizers(core_config: Any, config: LeRobotOptions, folder: Path | None = None) -> None:
+    """Where pi0-FAST finds its two tokenizers: those of the recipe, the checkpoint's own, or those it names."""
+    for name, chosen, own in (
+        ("text_tokenizer_name", config.tokenizer, TOKENIZER_FOLDER),
+        ("action_tokenizer_name", config.action_tokenizer, ACTION_TOKENIZER_FOLDER),
+    ):
+        found = chosen or (None if folder is None else _own(folder, own)) or getattr(core_config, name)
+        setattr(core_config, name, found)
 
 
 def _build(core_config: Any) -> Any:
@@ -168,6 +206,14 @@ def _build(core_config: Any) -> Any:
         raise ValueError(
             f"LeRobot's {core_config.type!r} needs a package that is missing: {error}. Install vla-rl[flow]."
         ) from error
+    except RuntimeError as error:
+        if core_config.type != "pi0_fast" or error.__cause__ is None:
+            raise
+        raise ValueError(
+            f"LeRobot's 'pi0_fast' cannot be built: {error.__cause__}. Give folders with its tokenizers: "
+            f"policy.tokenizer=FOLDER (now {core_config.text_tokenizer_name!r}), policy.action_tokenizer=FOLDER "
+            f"(now {core_config.action_tokenizer_name!r})."
+        ) from error
     except OSError as error:
         name = getattr(core_config, "vlm_model_name", None)
         hint = f" Give a folder with its config and tokenizer: policy.vlm=FOLDER (now {name!r})." if name else ""
@@ -179,9 +225,13 @@ def _wrap(config: LeRobotOptions, core: Any, preprocessor: Any, postprocessor: A
         from vla_rl.policies.lerobot.flow import LeRobotFlowPolicy
 
         return LeRobotFlowPolicy(config, core, preprocessor, postprocessor)
+    if core.config.type == "pi0_fast":
+        from vla_rl.policies.lerobot.fast import LeRobotFastPolicy
+
+        return LeRobotFastPolicy(config, core, preprocessor, postprocessor)
     wanted = [name for name in ("value_head", "lora", "gradient_checkpointing") if getattr(config, name)]
     if wanted:
-        raise ConfigError(f"policy.{wanted[0]}: only for {', '.join(FLOW_TYPES)}, which can be trained here")
+        raise ConfigError(f"policy.{wanted[0]}: only for {', '.join(RL_TYPES)}, which can be trained here")
     return LeRobotPolicy(config, core, preprocessor, postprocessor)
 
 
@@ -313,6 +363,12 @@ def _read_processors(folder: Path, core_config: Any, config: LeRobotOptions) -> 
     tokenizer = config.tokenizer or config.vlm or _own(folder, TOKENIZER_FOLDER) or published
     if "tokenizer_processor" in configs:
         overrides["tokenizer_processor"] = {"tokenizer_name": tokenizer}
+    if "action_tokenizer_processor" in configs:  # LeRobot saves neither the text's tokenizer nor the skipped tokens.
+        overrides["action_tokenizer_processor"] = {
+            "action_tokenizer_name": core_config.action_tokenizer_name,
+            "paligemma_tokenizer_name": tokenizer,
+            "fast_skip_tokens": core_config.fast_skip_tokens,
+        }
     try:
         processors = make_pre_post_processors(
             core_config, pretrained_path=str(folder), preprocessor_overrides=overrides

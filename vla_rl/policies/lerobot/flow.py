@@ -14,13 +14,14 @@ from vla_rl.config import ConfigError
 from vla_rl.interfaces import PolicyOutput
 from vla_rl.policies import lora
 from vla_rl.policies.lerobot import flow_sampling, real_time_chunking
+from vla_rl.policies.lerobot.learning import LearningPolicy
 from vla_rl.policies.lerobot.networks import NETWORKS, FlowNetwork, Prefix
 from vla_rl.policies.lerobot.options import LeRobotOptions
-from vla_rl.policies.lerobot.policy import ACTION, STATE, LeRobotPolicy
+from vla_rl.policies.lerobot.policy import ACTION
 from vla_rl.types import ActionChunk, ActionPrefix, Observation
 
 
-class LeRobotFlowPolicy(LeRobotPolicy):
+class LeRobotFlowPolicy(LearningPolicy):
     """A flow policy of LeRobot's that acts by the ODE (temperature 0) or with a likelihood, and learns by RL.
 
     At temperature 0 the start noise comes from the generator, as in LeRobot's own evaluations, or is always the
@@ -33,27 +34,13 @@ class LeRobotFlowPolicy(LeRobotPolicy):
 
     def __init__(self, config: LeRobotOptions, core: Any, preprocessor: Any, postprocessor: Any) -> None:
         super().__init__(config, core, preprocessor, postprocessor)
-        self._refuse_what_changes_actions()
         self.network: FlowNetwork = NETWORKS[core.config.type](core)
         self.num_steps = config.sampling.num_steps or self.network.num_steps
-        self.demonstration_size: int = core.config.chunk_size  # Actions that cloning learns at once.
-        size = self.network.feature_size + (self.state_dim or 0)
-        self.value_head = ValueHead(size) if config.value_head else None
+        self._add_critic(self.network.feature_size)
         learns_noise = config.sampling.method == "flow_noise"
         bounds = config.sampling.noise_bounds
         width = core.config.max_action_dim
         self.noise_head = NoiseHead(self.network.hidden_size, width, bounds) if learns_noise else None
-
-    def _refuse_what_changes_actions(self) -> None:
-        config = self.core.config
-        for name in ("adapt_to_pi_aloha", "use_relative_actions"):
-            if getattr(config, name, False):
-                raise ConfigError(f"LeRobot option {name}=true: not supported here; use a checkpoint without it")
-
-    def _num_actions(self) -> int:
-        if self.config.num_actions is None:
-            return self.core.config.n_action_steps
-        return self._at_most(self.core.config.chunk_size)
 
     # --- Policy -------------------------------------------------------------------------------
 
@@ -75,7 +62,7 @@ class LeRobotFlowPolicy(LeRobotPolicy):
             prefix = self.network.prefix(batch)
         velocity = self._velocity(prefix)
         drawn = flow_sampling.sample(velocity, noise, self.num_steps, self.config.sampling, temperature, generator)
-        value = self._value(prefix, batch)
+        value = self._value(prefix.features, batch)
         return ActionChunk(
             actions=self._to_environment(self._executed(drawn.x)),
             path=None if drawn.path is None else drawn.path.cpu().numpy(),
@@ -128,7 +115,7 @@ class LeRobotFlowPolicy(LeRobotPolicy):
         with self._autocast():
             prefix = self.network.prefix(batch)
         log_prob, entropy = flow_sampling.path_log_prob(self._velocity(prefix), path, self.config.sampling, temperature)
-        return PolicyOutput(self._executed(log_prob), self._executed(entropy), self._value(prefix, batch))
+        return PolicyOutput(self._executed(log_prob), self._executed(entropy), self._value(prefix.features, batch))
 
     def bc_loss(
         self, obs: Observation, actions: np.ndarray, valid: np.ndarray | None = None, keyframe: np.ndarray | None = None
@@ -140,13 +127,7 @@ class LeRobotFlowPolicy(LeRobotPolicy):
         Args:
             valid: bool (B, C or fewer), False where a chunk runs past its episode's end.
         """
-        size = self.core.config.chunk_size
-        given = actions.shape[1]
-        if given > size:
-            raise ValueError(f"actions: got {given} a chunk, this policy denoises {size} at once")
-        counted = np.zeros((len(actions), size), bool)
-        counted[:, :given] = True if valid is None else valid
-        padded = np.concatenate([actions, np.repeat(actions[:, -1:], size - given, 1)], 1)
+        padded, counted = self._padded(actions, valid)
         batch = self._batch(obs, padded)
         lora.forget_merged(self)
         target = self.core.prepare_action(batch)
@@ -166,7 +147,7 @@ class LeRobotFlowPolicy(LeRobotPolicy):
         batch = self._batch(obs)
         with self._autocast():
             prefix = self.network.prefix(batch)
-        return self._features(prefix, batch)
+        return self._with_state(prefix.features, batch)
 
     # --- parts --------------------------------------------------------------------------------
 
@@ -188,15 +169,6 @@ class LeRobotFlowPolicy(LeRobotPolicy):
 
         return recomputed
 
-    def _features(self, prefix: Prefix, batch: dict[str, Any]) -> Tensor:
-        return torch.cat([prefix.features, batch[STATE].float()], 1) if self.uses_state else prefix.features
-
-    def _value(self, prefix: Prefix, batch: dict[str, Any]) -> Tensor | None:
-        if self.value_head is None:
-            return None
-        features = self._features(prefix, batch)
-        return self.value_head(features.detach() if self.config.value_detach else features)
-
     def _random_levels(self, rows: int, source: torch.Generator | None) -> Tensor:
         """Noise levels float32 (rows,) with the distribution that LeRobot trains with: Beta(1.5, 1) from 0.001 to 1.
 
@@ -209,10 +181,6 @@ class LeRobotFlowPolicy(LeRobotPolicy):
         scale = getattr(config, "time_sampling_scale", 0.999)
         offset = getattr(config, "time_sampling_offset", 0.001)
         return torch.rand(rows, generator=source) ** (1 / alpha) * scale + offset
-
-    def _executed(self, x: Tensor) -> Tensor:
-        """(B, C, D) -> (B, H, A): the steps that are executed, without padded dimensions."""
-        return x[:, : self.chunk_size, : self.action_dim]
 
     def _check_path(self, path: np.ndarray | None) -> np.ndarray:
         if path is None:
@@ -227,26 +195,6 @@ class LeRobotFlowPolicy(LeRobotPolicy):
                 "it was drawn with other policy.sampling options"
             )
         return path
-
-    def _autocast(self) -> torch.autocast:
-        asked, kind = self.config.precision, self.device.type
-        bf16 = kind == "cuda" if asked == "auto" else asked == "bf16"
-        return torch.autocast(kind, dtype=torch.bfloat16, enabled=bf16)
-
-
-class ValueHead(nn.Module):
-    """V of what is seen, float32 (B,): a small network on features (B, F), normalized. Starts at 0."""
-
-    def __init__(self, size: int, hidden: int = 256) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(size)
-        self.inner = nn.Linear(size, hidden)
-        self.out = nn.Linear(hidden, 1)
-        nn.init.zeros_(self.out.weight)
-        nn.init.zeros_(self.out.bias)
-
-    def forward(self, features: Tensor) -> Tensor:
-        return self.out(nn.functional.gelu(self.inner(self.norm(features)))).squeeze(-1)
 
 
 class NoiseHead(nn.Module):

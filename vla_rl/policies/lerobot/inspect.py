@@ -6,7 +6,10 @@ from pathlib import Path
 
 from vla_rl.policies.base import CONFIG_FILE, read_json
 from vla_rl.policies.checkpoint_info import CheckpointInfo
-from vla_rl.policies.lerobot.options import FLOW_TYPES, image_names, no_rl_reason
+from vla_rl.policies.lerobot.options import FLOW_TYPES, RL_TYPES, image_names, no_rl_reason
+
+_DECODERS = {"pi0_fast": "autoregressive action tokens (FAST)"}
+_HOW = {"pi0_fast": "one likelihood a chunk, set algo.ratio_level: chunk"}
 
 
 def describe(folder: Path) -> CheckpointInfo | None:
@@ -22,8 +25,9 @@ def describe(folder: Path) -> CheckpointInfo | None:
         return None
     inputs, outputs = values.get("input_features") or {}, values.get("output_features") or {}
     is_flow = kind in FLOW_TYPES
+    decoder = "flow matching" if is_flow else _DECODERS.get(kind, kind)
     facts = {
-        "decoder": "flow matching" if is_flow else kind,
+        "decoder": decoder,
         "chunk size": values.get("chunk_size") or values.get("horizon") or values.get("action_chunk_size"),
         "actions executed": values.get("n_action_steps") or values.get("action_chunk_size"),
         "denoising steps": (values.get("num_steps") or values.get("num_inference_steps")) if is_flow else None,
@@ -36,6 +40,6 @@ def describe(folder: Path) -> CheckpointInfo | None:
         family=f"LeRobot {kind}",
         kind="lerobot",
         facts={name: str(value) for name, value in facts.items() if value is not None},
-        rl=("GRPO", "MC-GRPO", "RLOO", "PPO") if is_flow else (),
-        rl_reason=no_rl_reason(kind) or "by Flow-SDE or Flow-Noise; PPO needs value_head: true",
+        rl=("GRPO", "MC-GRPO", "RLOO", "PPO") if kind in RL_TYPES else (),
+        rl_reason=no_rl_reason(kind) or f"{_HOW.get(kind, 'by Flow-SDE or Flow-Noise')}; PPO needs value_head: true",
     )

@@ -9,6 +9,7 @@ import inspect
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import DynamicCache
 
@@ -116,7 +117,7 @@ class SmolVLANetwork(FlowNetwork):
             inputs_embeds=[embeddings, None],
             use_cache=True,
         )
-        return Prefix(valid, _layers(cache), _mean(outputs[0], valid), state)
+        return Prefix(valid, _layers(cache), mean_of_valid(outputs[0], valid), state)
 
     def _step(self, prefix: Prefix, cache: DynamicCache, x: Tensor, level: Tensor) -> Tensor:
         return self.model.denoise_step(prefix.valid, cache, x, level)
@@ -133,7 +134,7 @@ class Pi0Network(FlowNetwork):
 
     def __init__(self, core: Any) -> None:
         super().__init__(core)
-        _let_pi_run()
+        let_pi_run()
         self.towers = self.model.paligemma_with_expert
         for part in (self.towers.paligemma.model.language_model, self.towers.gemma_expert.model):
             part.config._attn_implementation = "eager"  # As LeRobot sets it before each call.
@@ -160,7 +161,7 @@ class Pi0Network(FlowNetwork):
             inputs_embeds=[embeddings, None],
             use_cache=True,
         )
-        return Prefix(valid, _layers(cache), _mean(output, valid), self._state(batch))
+        return Prefix(valid, _layers(cache), mean_of_valid(output, valid), self._state(batch))
 
     def _step(self, prefix: Prefix, cache: DynamicCache, x: Tensor, level: Tensor) -> Tensor:
         return self.model.denoise_step(prefix.state, prefix.valid, cache, x, level)
@@ -191,17 +192,24 @@ def _attention_2d(valid: Tensor, attention: Tensor) -> Tensor:
     return make_att_2d_masks(valid, attention)
 
 
+def attention_of_valid(attention: Tensor, dtype: torch.dtype) -> Tensor:
+    """What may attend to what, bool (B, Q, K), as the mask (B, 1, Q, K) that transformers adds to the scores."""
+    from lerobot.policies.common.vla_utils import prepare_attention_masks_4d
+
+    return prepare_attention_masks_4d(attention, dtype=dtype)
+
+
 def _layers(cache: Any) -> list[tuple[Tensor, Tensor]]:
     return [(layer.keys, layer.values) for layer in cache.layers]
 
 
-def _mean(hidden: Tensor, valid: Tensor) -> Tensor:
+def mean_of_valid(hidden: Tensor, valid: Tensor) -> Tensor:
     """Mean of (B, P, F) over the valid positions (B, P), float32."""
     weight = valid[..., None].float()
     return (hidden.float() * weight).sum(1) / weight.sum(1).clamp_min(1.0)
 
 
-def _let_pi_run() -> None:
+def let_pi_run() -> None:
     """LeRobot 0.6 passes `cache_position` to a mask function that has had no such parameter since transformers 5.6.
 
     Where the installed one lacks it, LeRobot's name for the function is pointed at one that leaves it out; for the

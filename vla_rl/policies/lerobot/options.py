@@ -1,6 +1,7 @@
-"""Options of policies from LeRobot: SmolVLA, pi0 and pi0.5 for everything, any other to evaluate. Imports no torch.
+"""Options of policies from LeRobot: those of `RL_TYPES` for everything, any other to evaluate. Imports no torch.
 
-The policies around LeRobot's classes are in `policy.py` (any of them) and `flow.py`; a recipe names `config.py`.
+The policies around LeRobot's classes are in `policy.py` (any of them), `flow.py` and `fast.py`; a recipe names
+`config.py`.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ from vla_rl.config import Config, ConfigError
 from vla_rl.policies.base import PolicyConfig, read_policy_config
 
 FLOW_TYPES = ("smolvla", "pi0", "pi05")
-TINY_TYPES = FLOW_TYPES
+RL_TYPES = (*FLOW_TYPES, "pi0_fast")
+TINY_TYPES = RL_TYPES
 EXTRAS_FILE = "vla_rl.json"
 IMAGE_PREFIX = "observation.images."
 
 # What a config may set again when it starts from a checkpoint; the rest is the checkpoint's.
 RUN_FIELDS = (
     "num_actions", "camera_map", "sampling", "value_head", "value_detach", "precision", "gradient_checkpointing",
-    "lora", "merge_lora", "trainable", "options", "vlm", "tokenizer",
+    "lora", "merge_lora", "trainable", "options", "vlm", "tokenizer", "action_tokenizer",
 )  # fmt: skip
 
 # Why a LeRobot policy cannot be trained by RL here; for any other the general reason.
@@ -42,13 +44,12 @@ NO_LIKELIHOOD = {
     "vqbet": "VQ-BeT adds a regressed offset to its sampled code, so the action itself has no likelihood",
     "tdmpc": "TD-MPC plans with a learned model; its planner gives no likelihood",
     "groot": "its flow head is not adapted here",
-    "pi0_fast": "its autoregressive action tokens are not adapted here",
 }
 
 
 def no_rl_reason(policy_type: str) -> str | None:
     """Why RL cannot train LeRobot policies of this type, or None where it can."""
-    if policy_type in FLOW_TYPES:
+    if policy_type in RL_TYPES:
         return None
     return NO_LIKELIHOOD.get(policy_type, f"LeRobot's {policy_type!r} has no likelihood that is implemented here")
 
@@ -111,8 +112,8 @@ class FlowLora(Config):
 class LeRobotOptions(PolicyConfig):
     """Options of a policy of LeRobot's, through its own classes and processors.
 
-    SmolVLA (arXiv 2506.01844), pi0 (arXiv 2410.24164) and pi0.5 (arXiv 2504.16054) can act, clone and learn by RL;
-    any other type of LeRobot can be evaluated and deployed.
+    SmolVLA (arXiv 2506.01844), pi0 (arXiv 2410.24164), pi0.5 (arXiv 2504.16054) and pi0-FAST (arXiv 2501.09747) can
+    act, clone and learn by RL; any other type of LeRobot can be evaluated and deployed.
     """
 
     kind: Literal["lerobot"] = "lerobot"
@@ -120,7 +121,8 @@ class LeRobotOptions(PolicyConfig):
         default=None, description="LeRobot's name of the policy for fresh weights: smolvla, pi0, pi05, act, ..."
     )
     preset: Literal["tiny"] | None = Field(
-        default=None, description="tiny: sizes for a CPU, made offline (smolvla, pi0, pi05). Empty: LeRobot's own."
+        default=None,
+        description=f"tiny: sizes for a CPU, made offline ({', '.join(TINY_TYPES)}). Empty: LeRobot's own.",
     )
     image_size: PositiveInt = Field(default=64, description="Side of the tiny preset's input image, pixels.")
     chunk_size: PositiveInt = Field(default=8, description="Actions that fresh weights denoise at once.")
@@ -166,7 +168,12 @@ class LeRobotOptions(PolicyConfig):
     vlm: str | None = Field(
         default=None, description="SmolVLA: folder or hub id of the vision-language model's config and tokenizer."
     )
-    tokenizer: str | None = Field(default=None, description="pi0, pi0.5: folder or hub id of the tokenizer.")
+    tokenizer: str | None = Field(
+        default=None, description="pi0, pi0.5, pi0-FAST: folder or hub id of the text's tokenizer."
+    )
+    action_tokenizer: str | None = Field(
+        default=None, description="pi0-FAST: folder or hub id of FAST's tokenizer of actions; its code is not run."
+    )
 
     @field_validator("cameras")
     @classmethod

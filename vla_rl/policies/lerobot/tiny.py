@@ -18,18 +18,23 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from torch import nn
 
+from vla_rl.policies.lerobot import fast_tokens
+
 VOCABULARY = 512
 _PAD, _UNKNOWN, _IMAGE = "<pad>", "<unk>", "<image>"
 _SPECIAL = (_PAD, _UNKNOWN, "<s>", "</s>", "<fake_token_around_image>", "<global-img>", _IMAGE)
-# pi0.5 writes the state into its prompt as numbers of 0 to 255.
+# pi0.5 and pi0-FAST write the state into their prompt as numbers of 0 to 255.
 _PROMPT_WORDS = ("task", "state", "action", ":", ",", ";", "-", ".", *map(str, range(256)))
 _TEXT = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 4, "head_dim": 16}
 _VISION = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 3, "num_attention_heads": 4}
 _PATCH = {"smolvla": 8, "pi": 16}  # Both give a 64 x 64 image 16 tokens: SmolVLA merges 2 x 2 patches.
 
 
-def tiny_tokenizer(instructions: Iterable[str]) -> Any:
+def tiny_tokenizer(instructions: Iterable[str], num_action_tokens: int = 0) -> Any:
     """A transformers tokenizer that knows the words of these instructions; any other is one unknown word.
+
+    Args:
+        num_action_tokens: words at its end that pi0-FAST writes actions with, after "|", which ends them.
 
     Raises:
         ValueError: more words than the tiny models have rows for.
@@ -42,6 +47,8 @@ def tiny_tokenizer(instructions: Iterable[str]) -> Any:
     if len(vocabulary) > VOCABULARY:
         most = VOCABULARY - len(_SPECIAL) - len(_PROMPT_WORDS)
         raise ValueError(f"the instructions have {len(words)} different words; the tiny preset has room for {most}")
+    if num_action_tokens:
+        vocabulary += ["|", *(f"<action{number}>" for number in range(num_action_tokens))]
     level = models.WordLevel({word: number for number, word in enumerate(vocabulary)}, unk_token=_UNKNOWN)
     tokenizer = Tokenizer(level)
     tokenizer.normalizer = normalizers.Lowercase()  # pyright: ignore[reportAttributeAccessIssue]
@@ -76,6 +83,14 @@ def write_tiny_vlm(folder: Path, tokenizer: Any, image_size: int) -> None:
     SmolVLMProcessor(SmolVLMImageProcessor(), tokenizer, SmolVLMVideoProcessor()).save_pretrained(folder)
 
 
+def write_tiny_tokenizers(folder: Path, tokenizer: Any, chunk_size: int, action_dim: int) -> dict[str, str]:
+    """Write pi0-FAST's two tokenizers; returns the config fields that name them."""
+    names = {"text_tokenizer_name": str(folder / "text"), "action_tokenizer_name": str(folder / "action")}
+    tokenizer.save_pretrained(names["text_tokenizer_name"])
+    fast_tokens.write(fast_tokens.tiny_fast_tokenizer(chunk_size, action_dim), Path(names["action_tokenizer_name"]))
+    return names
+
+
 def tiny_options(policy_type: str, image_size: int, state_dim: int, action_dim: int) -> dict[str, Any]:
     """LeRobot config fields of the tiny preset: no padded dimensions, few steps, everything trained.
 
@@ -85,12 +100,21 @@ def tiny_options(policy_type: str, image_size: int, state_dim: int, action_dim: 
     patch = _PATCH["smolvla"] * 2 if policy_type == "smolvla" else _PATCH["pi"]
     if image_size % patch:
         raise ValueError(f"policy.image_size: got {image_size}, must be a multiple of {patch} in the tiny preset")
-    common = {
-        "max_state_dim": state_dim,
-        "max_action_dim": action_dim,
-        "freeze_vision_encoder": False,
-        "train_expert_only": False,
-    }
+    common: dict[str, Any] = {"max_state_dim": state_dim, "max_action_dim": action_dim}
+    if policy_type == "pi0_fast":
+        from lerobot.configs import NormalizationMode
+
+        quantiles = {"VISUAL": "IDENTITY", "STATE": "QUANTILES", "ACTION": "QUANTILES"}
+        return common | {
+            "image_resolution": (image_size, image_size),
+            "tokenizer_max_length": 64,
+            "max_action_tokens": 64,
+            "max_decoding_steps": 64,
+            "fast_skip_tokens": 0,
+            "validate_action_token_prefix": False,  # It wants a capital A, and the tiny tokenizer knows none.
+            "normalization_mapping": {name: NormalizationMode(mode) for name, mode in quantiles.items()},
+        }
+    common |= {"freeze_vision_encoder": False, "train_expert_only": False}
     if policy_type == "smolvla":
         return common | {
             "resize_imgs_with_padding": (image_size, image_size),
@@ -106,8 +130,8 @@ def tiny_options(policy_type: str, image_size: int, state_dim: int, action_dim: 
 
 
 @contextmanager
-def tiny_pi(policy_type: str, tokenizer: Any = None) -> Iterator[None]:
-    """Inside the block LeRobot's pi0 or pi0.5 is built at tiny sizes, with `tokenizer` in its preprocessor.
+def tiny_pi(policy_type: str, tokenizer: Any = None, image_size: int = 64) -> Iterator[None]:
+    """Inside the block LeRobot's pi0, pi0.5 or pi0-FAST is built at tiny sizes; `tokenizer` is of the former two.
 
     Changes names in LeRobot's modules for as long, so no other thread may build one meanwhile.
     """
@@ -121,12 +145,17 @@ def tiny_pi(policy_type: str, tokenizer: Any = None) -> Iterator[None]:
         num_kv_heads=1,
         head_dim=_TEXT["head_dim"],
     )
-    with (
-        _exchanged(modeling, "get_gemma_config", lambda variant: gemma),
-        _exchanged(modeling, "PaliGemmaWithExpertModel", _tiny_paligemma(modeling)),
-        _exchanged(processing, "TokenizerProcessorStep", _step_with(processing.TokenizerProcessorStep, tokenizer)),
-    ):
-        yield
+    with _exchanged(modeling, "get_gemma_config", lambda variant: gemma):
+        if policy_type == "pi0_fast":  # Its tokenizers are read from folders.
+            with _exchanged(modeling, "PI0FastPaliGemma", _tiny_fast_paligemma(modeling, image_size)):
+                yield
+            return
+        step = _step_with(processing.TokenizerProcessorStep, tokenizer)
+        with (
+            _exchanged(modeling, "PaliGemmaWithExpertModel", _tiny_paligemma(modeling)),
+            _exchanged(processing, "TokenizerProcessorStep", step),
+        ):
+            yield
 
 
 @contextmanager
@@ -146,25 +175,57 @@ def _step_with(step_class: Any, tokenizer: Any) -> Any:
     return make
 
 
+def _gemma(sizes: Any, adaptive: bool, vocabulary: int = VOCABULARY) -> dict[str, Any]:
+    """Gemma's config from LeRobot's sizes; `adaptive`: its norms depend on the noise level."""
+    return {
+        "hidden_size": sizes.width,
+        "intermediate_size": sizes.mlp_dim,
+        "num_hidden_layers": sizes.depth,
+        "num_attention_heads": sizes.num_heads,
+        "num_key_value_heads": sizes.num_kv_heads,
+        "head_dim": sizes.head_dim,
+        "vocab_size": vocabulary,
+        "pad_token_id": 0,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "use_adarms": adaptive,
+        "adarms_cond_dim": sizes.width if adaptive else None,
+    }
+
+
+def _paligemma(text: dict[str, Any], image_size: int) -> Any:
+    """PaliGemma with a small vision tower."""
+    from lerobot.policies.pi_gemma import PaliGemmaForConditionalGenerationWithPiGemma
+    from transformers import PaliGemmaConfig
+
+    width = text["hidden_size"]
+    vision = {**_VISION, "image_size": image_size, "patch_size": _PATCH["pi"], "vision_use_head": False}
+    config = PaliGemmaConfig(
+        text_config={**text, "model_type": "gemma"},
+        vision_config={**vision, "model_type": "siglip_vision_model", "projection_dim": width},
+        projection_dim=width,
+        image_token_index=_SPECIAL.index(_IMAGE),
+    )
+    return PaliGemmaForConditionalGenerationWithPiGemma(config=config)
+
+
+def _tiny_fast_paligemma(modeling: ModuleType, image_size: int) -> type[nn.Module]:
+    """LeRobot's PI0FastPaliGemma with a small vision tower and vocabulary."""
+
+    class TinyFastPaliGemma(modeling.PI0FastPaliGemma):
+        def __init__(self, vlm_config: Any, use_adarms: list[bool], precision: str) -> None:
+            nn.Module.__init__(self)
+            rows = VOCABULARY + fast_tokens.VOCABULARY + 1
+            self.paligemma = _paligemma(_gemma(vlm_config, use_adarms[0], rows), image_size)
+            _start_small(self)
+            self.to_bfloat16_for_selected_params(precision)
+
+    return TinyFastPaliGemma
+
+
 def _tiny_paligemma(modeling: ModuleType) -> type[nn.Module]:
     """LeRobot's PaliGemmaWithExpertModel with a small vision tower and vocabulary."""
-    from lerobot.policies.pi_gemma import PaliGemmaForConditionalGenerationWithPiGemma, PiGemmaForCausalLM
-    from transformers import GemmaConfig, PaliGemmaConfig
-
-    def gemma(sizes: Any, adaptive: bool) -> dict[str, Any]:
-        return {
-            "hidden_size": sizes.width,
-            "intermediate_size": sizes.mlp_dim,
-            "num_hidden_layers": sizes.depth,
-            "num_attention_heads": sizes.num_heads,
-            "num_key_value_heads": sizes.num_kv_heads,
-            "head_dim": sizes.head_dim,
-            "vocab_size": VOCABULARY,
-            "pad_token_id": 0,
-            "hidden_activation": "gelu_pytorch_tanh",
-            "use_adarms": adaptive,
-            "adarms_cond_dim": sizes.width if adaptive else None,
-        }
+    from lerobot.policies.pi_gemma import PiGemmaForCausalLM
+    from transformers import GemmaConfig
 
     class TinyPaliGemmaWithExpert(modeling.PaliGemmaWithExpertModel):
         def __init__(
@@ -179,15 +240,8 @@ def _tiny_paligemma(modeling: ModuleType) -> type[nn.Module]:
         ) -> None:
             nn.Module.__init__(self)
             self.freeze_vision_encoder, self.train_expert_only = freeze_vision_encoder, train_expert_only
-            vision = {**_VISION, "image_size": image_size, "patch_size": _PATCH["pi"], "vision_use_head": False}
-            paligemma = PaliGemmaConfig(
-                text_config={**gemma(vlm_config, use_adarms[0]), "model_type": "gemma"},
-                vision_config={**vision, "model_type": "siglip_vision_model", "projection_dim": vlm_config.width},
-                projection_dim=vlm_config.width,
-                image_token_index=_SPECIAL.index(_IMAGE),
-            )
-            self.paligemma = PaliGemmaForConditionalGenerationWithPiGemma(config=paligemma)
-            self.gemma_expert = PiGemmaForCausalLM(config=GemmaConfig(**gemma(action_expert_config, use_adarms[1])))
+            self.paligemma = _paligemma(_gemma(vlm_config, use_adarms[0]), image_size)
+            self.gemma_expert = PiGemmaForCausalLM(config=GemmaConfig(**_gemma(action_expert_config, use_adarms[1])))
             self.gemma_expert.model.embed_tokens = None  # pyright: ignore[reportAttributeAccessIssue]
             _start_small(self)
             self.to_bfloat16_for_selected_params(precision)

@@ -12,6 +12,7 @@ import safetensors.torch
 from torch import Tensor, nn
 
 from vla_rl.policies.checkpoint_files import WEIGHTS_FILE, write_folder
+from vla_rl.policies.lerobot import fast_tokens
 from vla_rl.policies.lerobot import lora as lerobot_lora
 from vla_rl.policies.lerobot.options import EXTRAS_FILE
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from vla_rl.policies.lerobot.policy import LeRobotPolicy
 
 
-VLM_FOLDER, TOKENIZER_FOLDER = "vlm", "tokenizer"
+VLM_FOLDER, TOKENIZER_FOLDER, ACTION_TOKENIZER_FOLDER = "vlm", "tokenizer", "action_tokenizer"
 EXTRA_WEIGHTS_FILE = "vla_rl.safetensors"
 HEADS = ("value_head.", "noise_head.")
 
@@ -39,11 +40,19 @@ def save(policy: LeRobotPolicy, folder: Path) -> None:
             towers.config.save_pretrained(path / VLM_FOLDER)
             towers.processor.save_pretrained(path / VLM_FOLDER)
             core_config.vlm_model_name = portable_name(VLM_FOLDER, core_config.vlm_model_name)
+        if hasattr(policy.core, "action_tokenizer"):
+            core_config.text_tokenizer_name = portable_name(TOKENIZER_FOLDER, core_config.text_tokenizer_name)
+            core_config.action_tokenizer_name = portable_name(
+                ACTION_TOKENIZER_FOLDER, core_config.action_tokenizer_name
+            )
+            fast_tokens.write(policy.core.action_tokenizer, path / ACTION_TOKENIZER_FOLDER)
         core_config._save_pretrained(path)
         weights = {name: t.detach().cpu() for name, t in lerobot_lora.plain_state(policy.core).items()}
         safetensors.torch.save_file(_without_aliases(weights), path / WEIGHTS_FILE, metadata={"format": "pt"})
         _write_processors(policy, path)
-        config = policy.config.model_copy(update={"path": None, "options": {}, "vlm": None, "tokenizer": None})
+        config = policy.config.model_copy(
+            update={"path": None, "options": {}, "vlm": None, "tokenizer": None, "action_tokenizer": None}
+        )
         extras = {"format": 1, "kind": "lerobot", "config": config.model_dump(mode="json")}
         (path / EXTRAS_FILE).write_text(json.dumps(extras, indent=2))
         safetensors.torch.save_file(extra_weights(policy), path / EXTRA_WEIGHTS_FILE)
@@ -79,9 +88,11 @@ def _without_aliases(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _write_processors(policy: LeRobotPolicy, path: Path) -> None:
     """Both pipelines and their tokenizer."""
-    from lerobot.processor import TokenizerProcessorStep
+    from lerobot.processor import ActionTokenizerProcessorStep, TokenizerProcessorStep
 
     for step in policy.preprocessor.steps:
+        if isinstance(step, ActionTokenizerProcessorStep):
+            step.action_tokenizer_name = portable_name(ACTION_TOKENIZER_FOLDER, step.action_tokenizer_name)
         if isinstance(step, TokenizerProcessorStep):
             step.input_tokenizer.save_pretrained(path / TOKENIZER_FOLDER)
             step.tokenizer, step.tokenizer_name = None, portable_name(TOKENIZER_FOLDER, step.tokenizer_name)

@@ -1,52 +1,13 @@
-"""How action tokens are drawn: from logits that are there, or one token after the other."""
+"""How action tokens are drawn one after the other."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vla_rl.common.row_noise import by_row
 from vla_rl.policies.openvla.network.network import OpenVLANetwork, Prefix
-
-
-def check_temperature(temperature: float, lowest: float) -> None:
-    """Raise ValueError where the temperature is below the lowest that is allowed, or not a number."""
-    if not temperature >= lowest:
-        raise ValueError(f"temperature: got {temperature}, must be at least {lowest:g}")
-
-
-def uniforms(shape: Sequence[int], generator: torch.Generator | None, device: torch.device, dim: int = 0) -> Tensor:
-    """Numbers in [0, 1), float64, drawn where the generator lives and brought to the device; `dim` counts the rows."""
-    where = device if generator is None else generator.device
-
-    def draw(shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        return torch.rand(shape, generator=generator, device=where, dtype=torch.float64)
-
-    return by_row(draw, shape, generator, dim).to(device)
-
-
-def draw(
-    logits: Tensor, temperature: float, generator: torch.Generator | None, uniform: Tensor | None = None
-) -> Tensor:
-    """Draw tokens int64 (...) from logits float32 (..., bins): greedy at temperature 0, else by inverse CDF.
-
-    `uniform`: float64 (...), in place of numbers from the generator.
-    """
-    if temperature == 0:
-        return logits.argmax(-1)
-    cumulative = (logits.double() / temperature).softmax(-1).cumsum(-1)
-    if uniform is None:
-        uniform = uniforms(logits.shape[:-1], generator, logits.device)
-    threshold = uniform[..., None] * cumulative[..., -1:]
-    return torch.searchsorted(cumulative, threshold, right=True).squeeze(-1).clamp_max_(logits.shape[-1] - 1)
-
-
-def token_log_prob(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Return the log-probability float32 (...) of tokens under logits (..., bins)."""
-    return torch.log_softmax(logits, -1).gather(-1, tokens[..., None]).squeeze(-1)
+from vla_rl.policies.token_draws import draw, uniforms
 
 
 def decode(

@@ -19,7 +19,7 @@ from vla_rl.interfaces import Policy, PolicyOutput
 from vla_rl.policies import lora
 from vla_rl.policies.normalization import NormStats, QuantileStats
 from vla_rl.policies.openvla.action_tokens import ActionTokenizer
-from vla_rl.policies.openvla.decoding import check_temperature, decode, draw, token_log_prob
+from vla_rl.policies.openvla.decoding import decode
 from vla_rl.policies.openvla.files import folders as openvla_folders
 from vla_rl.policies.openvla.files.folders import NEW_HEADS, TRAINED_WHOLE
 from vla_rl.policies.openvla.files.layout import PublishedFolder
@@ -34,6 +34,7 @@ from vla_rl.policies.openvla.network.action_heads import (
 from vla_rl.policies.openvla.network.network import OpenVLANetwork, Prefix
 from vla_rl.policies.openvla.options import L1_WITHOUT_SCALE, Architecture, OpenVLAOptions
 from vla_rl.policies.openvla.tokenizer import WordTokenizer
+from vla_rl.policies.token_draws import check_temperature, draw, token_log_prob
 from vla_rl.types import ActionChunk, EnvSpec, Observation
 
 

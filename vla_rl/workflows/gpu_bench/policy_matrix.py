@@ -42,6 +42,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "pi05-noise": {
         "kind": "lerobot", "type": "pi05", "preset": "tiny", "value_head": True, "sampling": {"method": "flow_noise"},
     },
+    "pi0-fast": {"kind": "lerobot", "type": "pi0_fast", "preset": "tiny", "chunk_size": 2, "value_head": True},
     "openvla-lora": {"kind": "openvla", "precision": "fp32", "lora": {"rank": 2}, "trainable": "lora"},
 }  # fmt: skip
 # More, for devices: what costs or breaks there and not on a CPU.
@@ -103,7 +104,7 @@ def given_chunk(policy: Policy) -> ActionChunk:
     shape = (BATCH, policy.chunk_size, policy.action_dim)
     actions = rng.uniform(-0.9, 0.9, shape).astype(np.float32)
     drawn = policy.act(fake_observation(SPEC, BATCH), torch.Generator().manual_seed(0), 1.0)
-    tokens = None if drawn.tokens is None else rng.integers(0, 200, drawn.tokens.shape)
+    tokens = None if drawn.tokens is None else rng.integers(0, 150, drawn.tokens.shape)
     return ActionChunk(actions, tokens=tokens, path=drawn.path)
 
 
