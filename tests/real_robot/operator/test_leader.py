@@ -118,7 +118,9 @@ class Whole:
         self.lines: list[str] = []
         self.following = LeaderFollowing(leader, contract.safety, 0.03, 0.2, self.lines.append)
         teleoperation = Teleoperation(contract.teleop, contract.safety)
-        self.console = ConsoleOperator(self.intervention, teleoperation, self.console_state, 60.0, leader=self.following)
+        self.console = ConsoleOperator(
+            self.intervention, teleoperation, self.console_state, 60.0, leader=self.following
+        )
         self.ends = Ends()
         self.supervisor = Supervisor(contract.safety)
         self.loop = ControlLoop(
@@ -171,7 +173,7 @@ def test_a_take_over_with_a_leader_arm_does_not_jump(tmp_path: Path) -> None:
         goal = arm.position["shoulder.pos"] + 20
 
         def led() -> bool:
-            """Lead the arm to the goal; where a busy machine was silent for long, align the leader anew, as one does."""
+            """Lead the arm to the goal; after a busy machine's silence align the leader anew, as one does."""
             driving = bench.following.drives and bench.supervisor.state.mode == "running"
             leader.position = dict(arm.position) | ({"shoulder.pos": goal} if driving else {})
             return abs(arm.position["shoulder.pos"] - goal) < 0.1
