@@ -87,6 +87,29 @@ def current() -> Iterator[None]:
             gc.enable()
 
 
+class ForeignContext:
+    """The EGL context of another library's renderer, which expects that the one it has opened stays current.
+
+    With several of these in one process each would draw in the last one's, and show wrong pictures.
+    """
+
+    def __init__(self) -> None:
+        self._own: Any = None
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Within, the context that was opened within before is current."""
+        if self._own is not None:
+            sys.modules["OpenGL.EGL"].eglMakeCurrent(*self._own)
+        before = _address(_current_egl())
+        try:
+            yield
+        finally:
+            after = _current_egl()
+            if _address(after) != before:
+                self._own = after
+
+
 def at_exit(free: Callable[[], None]) -> None:
     """Have what was uploaded freed before the context goes, at the interpreter's end."""
 

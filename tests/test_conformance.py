@@ -30,27 +30,51 @@ for option in ("python_path", "first_imports"):  # see tests/sim/robotwin
     ROBOTWIN[option] = (
         [os.environ[f"ROBOTWIN_{option.upper()}"]] if os.environ.get(f"ROBOTWIN_{option.upper()}") else []
     )
+METAWORLD = {"kind": "metaworld", "image_size": 48, "tasks": ["push", "drawer-open"], "horizon": 20}
+REMOTE_METAWORLD = {
+    "kind": "remote",
+    "env": "sim.metaworld:MetaWorldConfig",
+    "kwargs": METAWORLD,
+    "python": os.environ.get("METAWORLD_PYTHON", ""),
+    "python_path": [str(HERE.parent)],
+}
+REACHER = {
+    "kind": "gymnasium",
+    "id": "Reacher-v5",
+    "instruction": "touch the red ball",
+    "success": "info.reward_dist >= -0.02",
+    "horizon": 20,
+}
 ENVIRONMENTS: dict[str, dict[str, Any]] = {
     "dummy": {"kind": "dummy", "cameras": ["agentview", "wrist"]},
     "dummy-workers": {"kind": "dummy", "num_workers": 1},
     "tabletop": TABLETOP,
     "tabletop-workers": {**TABLETOP, "num_workers": 2},
+    "gymnasium": REACHER,
+    "gymnasium-workers": {**REACHER, "num_workers": 2},
     "remote": GYM_STYLE,
     "remote-hosts": {**GYM_STYLE, "num_hosts": 2},
     "remote-tabletop": REMOTE,
     "maniskill": {**MANISKILL, "tasks": ["PickCube", "PushCube"]},
     "maniskill-stack": {**MANISKILL, "tasks": ["StackCube"]},
+    "metaworld": METAWORLD,
+    "remote-metaworld": REMOTE_METAWORLD,
     "robotwin": ROBOTWIN,
     "robosuite": ROBOSUITE,
     "robosuite-workers": {**ROBOSUITE, "num_workers": 1},
     "libero": LIBERO,
     "libero-workers": {**LIBERO, "num_workers": 1},
 }
-SLOW = ("robotwin", "tabletop-workers", "remote-tabletop", "maniskill", "robosuite", "libero")
+SLOW = ("robotwin", "tabletop-workers", "gymnasium-workers", "remote-tabletop", "remote-metaworld", "metaworld")
+SLOW += ("maniskill", "robosuite", "libero")
 
 
-def missing(kind: str) -> str:
+def missing(kind: str, of: str) -> str:
     """Why the simulator cannot run here; empty if it can."""
+    if kind == "metaworld" and importlib.util.find_spec("metaworld") is None:
+        return "metaworld is not installed"
+    if of == "remote-metaworld" and not os.environ.get("METAWORLD_PYTHON"):
+        return "there is no Python with metaworld: set METAWORLD_PYTHON"
     if kind == "robosuite" and importlib.util.find_spec("robosuite") is None:
         return "robosuite is not installed"
     if kind == "robotwin" and not (os.environ.get("ROBOTWIN_ROOT") and os.environ.get("ROBOTWIN_PYTHON")):
@@ -73,7 +97,7 @@ def missing(kind: str) -> str:
 )
 def test_vec_env_keeps_the_contract(name: str) -> None:
     values = ENVIRONMENTS[name]
-    if reason := missing(values["kind"]):
+    if reason := missing(values["kind"], name):
         pytest.skip(reason)
     config = build_component("env", values)
     check_vec_env(config.build)
