@@ -23,6 +23,7 @@ from vla_rl.cli import (
     failure,
     hub,
     loop,
+    plan,
     rac,
     robot,
     serve,
@@ -100,7 +101,21 @@ def _global_options(
         check_command(context.invoked_subcommand)
 
 
-for group in (training, evaluation, loop, about, checkpoints, serve, robot, calibrate, rac, world_model, failure, hub):
+for group in (
+    training,
+    evaluation,
+    loop,
+    about,
+    plan,
+    checkpoints,
+    serve,
+    robot,
+    calibrate,
+    rac,
+    world_model,
+    failure,
+    hub,
+):
     group.register(app)
 
 

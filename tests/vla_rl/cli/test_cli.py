@@ -30,6 +30,7 @@ COMMANDS = (
     "config show",
     "config schema",
     "loop",
+    "plan",
     "world-model keyframes",
     "world-model rank",
     "world-model styles",

@@ -1,0 +1,324 @@
+"""`vla-rl plan`: the simulation against times worked out by hand, and costs from where they come from."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from vla_rl.cli import app as cli
+from vla_rl.config import ConfigError
+from vla_rl.workflows.gpu_bench.record import PartRecord, Results, Row
+from vla_rl.workflows.plan.costs import Costs, Curve, from_bench, from_run
+from vla_rl.workflows.plan.plan import MODES, Machines, make_plan, placed
+from vla_rl.workflows.plan.simulate import Dice, Mode, Placement, Work, learning_seconds, play, roll_out
+
+COSTS = Costs(
+    act=Curve(((1.0, 0.1), (100.0, 0.1))),
+    forward=Curve(((1.0, 0.01), (10.0, 0.1))),
+    update=Curve(((1.0, 0.03), (10.0, 0.3))),
+    optimizer=0.5,
+    other=0.25,
+    step=(0.2,),
+    reset=(0.5,),
+    chunks=(3,),
+    active=1.0,
+    trained_bytes=0.0,
+    sources=dict.fromkeys(("act", "step"), "measured here"),
+)
+WORK = Work(groups=2, group_size=2, minibatch_size=1000, micro_batch_size=10)
+
+
+def rollout(episodes: int, envs: int, workers: int, mode: Mode = "synchronous", costs: Costs = COSTS) -> float:
+    return roll_out(costs, episodes, Placement(mode, 1, envs, workers), Dice(costs, 0)).seconds
+
+
+# --- rollouts by hand --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("episodes", "envs", "workers", "seconds"),
+    [
+        (4, 4, 4, 0.5 + 3 * (0.1 + 0.2)),
+        (4, 4, 2, 1.0 + 3 * (0.1 + 0.4)),  # Each process has two environments, one after the other.
+        (4, 4, 0, 2.0 + 3 * (0.1 + 0.8)),  # The policy's own process has all four.
+        (4, 2, 2, 2 * (0.5 + 3 * (0.1 + 0.2))),  # Two rounds.
+        (1, 4, 4, 0.5 + 3 * (0.1 + 0.2)),
+        (3, 4, 2, 1.0 + 3 * (0.1 + 0.4)),
+        (0, 4, 4, 0.0),
+    ],
+)
+def test_a_rollout_in_lockstep(episodes, envs, workers, seconds):
+    assert rollout(episodes, envs, workers) == pytest.approx(seconds)
+
+
+def test_a_rollout_in_halves():
+    """Acting takes as long as stepping: after the resets, in turn, both are at work all the time.
+
+    Lower half: reset to 0.5, acts to 0.7, steps to 0.9. Upper: reset from 0.7 to 1.2, acts to 1.4, steps to 1.6. Lower:
+    acts to 1.6, steps to 1.8; upper to 1.8, 2.0; lower to 2.0, 2.2; upper to 2.2, 2.4.
+    """
+    costs = replace(COSTS, act=Curve(((1.0, 0.2),)))
+    assert rollout(2, 2, 2, "halves", costs) == pytest.approx(2.4)
+
+
+def test_halves_hide_the_shorter_of_acting_and_stepping_in_long_rollouts():
+    costs = replace(COSTS, act=Curve(((1.0, 0.2), (8.0, 0.2))), reset=(0.0,), chunks=(100,))
+    assert rollout(8, 8, 8, "halves", costs) == pytest.approx(100 * 0.4, rel=0.02)
+    assert rollout(8, 8, 8, "synchronous", costs) == pytest.approx(100 * 0.4, rel=0.02)
+    quick = replace(costs, act=Curve(((1.0, 0.1), (4.0, 0.1), (8.0, 0.2))))  # Half a batch takes half as long.
+    assert rollout(8, 8, 8, "halves", quick) == pytest.approx(100 * 0.3, rel=0.02)
+
+
+def test_steps_that_vary_cost_what_the_slowest_takes():
+    costs = replace(COSTS, step=(0.1, 0.3), reset=(0.0,), chunks=(2000,))
+    mean = rollout(4, 4, 4, costs=costs) / 2000 - 0.1
+    assert mean == pytest.approx(0.3 - 0.2 * 0.5**4, abs=0.005)
+
+
+# --- learning by hand --------------------------------------------------------------------------
+
+
+def test_learning():
+    """25 and 15 decisions: old log-probabilities of 25 take 0.25; minibatches of 20 are dealt, 10 each, 0.3 and 0.5."""
+    work = replace(WORK, minibatch_size=20, epochs=2)
+    seconds, computed = learning_seconds(COSTS, work, [25, 15], 2, exchange=0.1)
+    assert seconds == pytest.approx(0.25 + 2 * 2 * (0.3 + 0.5 + 0.1))
+    assert computed == pytest.approx(0.2 + 2 * 2 * 0.8)
+    assert learning_seconds(COSTS, replace(work, recomputes=False), [25, 15], 2, 0.1)[0] == pytest.approx(3.6)
+    assert learning_seconds(replace(COSTS, active=0.5), work, [40], 1, 0.0)[0] == pytest.approx(0.2 + 2 * (0.6 + 0.5))
+
+
+def test_groups_are_dealt_whole_and_all_wait_for_who_has_more():
+    """Three groups of two on two GPUs: one has four episodes, in two rounds of its two environments."""
+    work = replace(WORK, groups=3)
+    outcome = play(COSTS, work, Placement("synchronous", 2, 2, 2))
+    assert outcome.rollout == pytest.approx(2 * 1.4)
+    learning = 0.12 + 0.27 + 0.5  # 12 decisions of who has more; then 9 each.
+    assert outcome.learning == pytest.approx(learning)
+    assert outcome.seconds == pytest.approx(2.8 + learning + 0.25)
+    assert outcome.episodes_per_second == pytest.approx(6 / outcome.seconds)
+    acting = (6 * 0.1 + 3 * 0.1) / 2
+    assert outcome.gpu_busy == pytest.approx((acting + (0.18 / 2 + 0.27 + 0.5)) / outcome.seconds)
+
+
+# --- asynchronous by hand ----------------------------------------------------------------------
+
+ONE_GROUP = replace(WORK, groups=1)
+
+
+def apart(staleness: int, costs: Costs = COSTS, work: Work = ONE_GROUP, envs: int = 2) -> float:
+    return play(costs, work, Placement("asynchronous", 2, envs, envs, 1, staleness)).seconds
+
+
+def test_without_staleness_rollout_and_learning_take_turns():
+    """Two environments: the first is acted for from 0.5 to 0.6, the second to 0.7; three such turns of 0.3: 1.5 s."""
+    learning = 0.06 + 0.18 + 0.5 + 0.25
+    assert apart(0) == pytest.approx(1.5 + learning)
+
+
+def test_with_staleness_the_longer_of_the_two_decides():
+    assert apart(2) == pytest.approx(0.5 + 3 * (0.1 + 0.2), rel=0.02)  # Each environment's own pace.
+    slow_learner = replace(COSTS, optimizer=3.0)
+    assert apart(2, slow_learner) == pytest.approx(0.06 + 0.18 + 3.0 + 0.25)
+    outcome = play(slow_learner, ONE_GROUP, Placement("asynchronous", 2, 2, 2, 1, 2))
+    assert outcome.waits_for == "learning"
+
+
+def test_environments_that_vary_do_not_wait_for_each_other():
+    varied = replace(
+        COSTS, step=(0.05,) * 9 + (1.5,), act=Curve(((1.0, 0.001),)), chunks=(10,), optimizer=0.0, other=0.0
+    )
+    work = replace(WORK, groups=4, group_size=4)
+    lockstep = play(varied, work, Placement("synchronous", 1, 8, 8)).seconds
+    assert apart(1, varied, work, envs=8) < 0.6 * lockstep
+
+
+def test_nothing_is_busier_than_always_and_nothing_is_lost():
+    rng = np.random.default_rng(0)
+    for _ in range(12):
+        mode = MODES[int(rng.integers(3))]
+        costs = replace(
+            COSTS,
+            step=tuple(rng.lognormal(-2, 1, 20)),
+            reset=tuple(rng.lognormal(-1, 1, 5)),
+            chunks=tuple(int(n) for n in rng.integers(1, 9, 9)),
+        )
+        envs, workers = int(rng.integers(2, 9)), int(rng.integers(1, 5))
+        work = Work(int(rng.integers(1, 9)), int(rng.integers(1, 5)), 16, 4, int(rng.integers(1, 3)))
+        placement = Placement(mode, 3, envs, workers, 1, int(rng.integers(0, 3)))
+        outcome = play(costs, work, placement, seed=1)
+        assert 0 < outcome.gpu_busy <= 1 + 1e-9 and 0 < outcome.env_busy <= 1 + 1e-9
+        assert outcome.episodes_per_second * outcome.seconds == pytest.approx(work.episodes)
+        assert outcome == play(costs, work, placement, seed=1)
+
+
+# --- the plan ----------------------------------------------------------------------------------
+
+
+def test_modes_that_need_more_than_there_is_are_left_out():
+    assert placed("asynchronous", COSTS, WORK, Machines(1, 8, 8)) is None
+    assert placed("halves", COSTS, WORK, Machines(8, 8, 0)) is None
+    assert placed("halves", COSTS, WORK, Machines(8, 1, 8)) is None
+
+
+def test_gpus_are_shared_out_so_that_neither_side_waits_much():
+    """A rollout takes 7 times as long as learning on as many GPUs."""
+    costs = replace(COSTS, optimizer=0.0, other=0.0, step=(0.05,), reset=(0.0,), chunks=(20,))
+    work = replace(WORK, groups=64, minibatch_size=64, micro_batch_size=8)
+    placement = placed("asynchronous", costs, work, Machines(16, 4, 4))
+    assert placement is not None
+    best = play(costs, work, placement).episodes_per_second
+    others = [play(costs, work, replace(placement, rollout_gpus=n)).episodes_per_second for n in (2, 6, 10, 14)]
+    assert best > 0.9 * max(others) and best > 1.2 * min(others)
+
+
+def test_a_plan_has_all_placements_and_is_written_whole(tmp_path):
+    plan = make_plan(COSTS, replace(WORK, groups=8), Machines(4, 4, 4), memory="none")
+    assert {o.placement.mode for o in plan.outcomes} == set(MODES)
+    assert plan.best.episodes_per_second == max(o.episodes_per_second for o in plan.outcomes)
+    assert {number for number, _ in plan.by_gpus} == {1, 2, 4} and {n for n, _ in plan.by_envs} == {2, 4, 8, 16}
+    slow, same = (max(o.episodes_per_second for n, o in plan.by_policy if n == factor) for factor in (4.0, 1.0))
+    assert slow < same
+    plan.save(tmp_path / "plan.json")
+    assert json.loads((tmp_path / "plan.json").read_text())["machines"]["gpus"] == 4
+
+
+# --- where costs come from ---------------------------------------------------------------------
+
+
+def test_a_curve():
+    curve = Curve(((4.0, 1.0), (8.0, 2.0)))
+    assert [curve.of(n) for n in (0, 1, 4, 6, 8, 12)] == [0.0, 1.0, 1.0, 1.5, 2.0, 3.0]
+    assert Curve(((4.0, 1.0),)).of(8) == 2.0 and Curve(((4.0, 1.0), (8.0, 0.5))).of(16) == 0.5
+    assert curve.times(2.0).of(6) == 3.0
+
+
+def test_costs_are_written_and_read(tmp_path):
+    COSTS.save(tmp_path / "costs.json")
+    assert Costs.load(tmp_path / "costs.json") == COSTS
+    (tmp_path / "costs.json").write_text('{"format": 1}')
+    with pytest.raises(ConfigError, match="not costs that `vla-rl plan` wrote"):
+        Costs.load(tmp_path / "costs.json")
+    with pytest.raises(ConfigError, match="no sample of 'step'"):
+        replace(COSTS, step=())
+    with pytest.raises(ConfigError, match="negative"):
+        replace(COSTS, optimizer=float("nan"))
+
+
+RUN = {
+    "time/simulation": 4.0, "time/inference": 2.0, "time/forward_backward": 8.0, "time/optimizer": 1.0,
+    "time/other": 0.5, "rollout/length": 12.0, "rollout/num_episodes": 16.0, "advantage/decisions": 48.0,
+    "advantage/active": 0.5, "update/num_steps": 2.0,
+}  # fmt: skip
+
+
+def write_run(folder: Path, rows: list[dict[str, float]]) -> Path:
+    (folder / "policy").mkdir(parents=True)
+    (folder / "policy" / "config.json").write_text('{"kind": "x", "architecture": {"chunk_size": 4}}')
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "config.yaml").write_text(
+        "env: {kind: dummy, num_envs: 8, num_workers: 2}\n"
+        "policy: {kind: openvla}\n"
+        "algo: {kind: grpo, epochs: 1, recompute_old_log_prob: true, micro_batch_size: 8}\n"
+    )
+    return folder
+
+
+def test_costs_of_a_run(tmp_path):
+    """48 decisions in 6 batches of 8; each of 2 processes stepped 24 chunks in 4 s; 24 decisions were learned from."""
+    values, source = from_run(write_run(tmp_path / "run", [RUN | {"time/simulation": 99.0}, RUN]))
+    assert values["act"].of(8) == pytest.approx(2.0 / 6)
+    assert values["step"] == pytest.approx((4.0 * 2 / 48,)) and values["chunks"] == (3,)
+    assert values["update"].of(8) == pytest.approx(8 * 8.0 / 24 / (4 / 3))
+    assert values["forward"].of(8) == pytest.approx(values["update"].of(8) / 3)
+    assert (values["optimizer"], values["other"], values["active"]) == (0.5, 0.5, 0.5)
+    assert source.startswith("measured in 1 iterations of")
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="not the folder of a run"):
+        from_run(tmp_path)
+    write_run(tmp_path / "run", [{"step": 1.0}])
+    with pytest.raises(ConfigError, match="no iteration of `vla-rl train`"):
+        from_run(tmp_path / "run")
+
+
+def test_costs_of_a_gpu_benchmark(tmp_path):
+    act = [Row("parallel, LoRA, eager, B=16", 160.0, "ms"), Row("parallel, LoRA, eager, B=1", 22.0, "ms"),
+           Row("parallel, merged, eager, B=16", 1.0, "ms")]  # fmt: skip
+    update = [Row("forward and backward, micro-batch of 8", 240.0, "ms"), Row("other", 1.0, "ms")]
+    parts = {"act": PartRecord(rows=act), "update": PartRecord(rows=update)}
+    results = Results(tmp_path, "full", {"device": "H200"}, parts)
+    results.save()
+    values, source = from_bench(tmp_path)
+    assert values["act"].points == ((1.0, 0.022), (16.0, 0.16))
+    assert values["update"].of(8) == pytest.approx(0.24) and values["forward"].of(8) == pytest.approx(0.06)
+    assert "H200" in source
+    with pytest.raises(ConfigError, match="neither acting nor updating"):
+        Results(tmp_path / "none", "full", {}, {}).save()
+        from_bench(tmp_path / "none")
+
+
+# --- the command -------------------------------------------------------------------------------
+
+RECIPE = """
+name: tiny
+env: {kind: dummy, num_envs: 4, tasks: [reach_red], horizon: 8}
+policy: {kind: "my_policy:BinsConfig"}
+algo: {kind: grpo, micro_batch_size: 4}
+train: {groups: 4, group_size: 2}
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path, monkeypatch) -> Path:
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[3] / "docs" / "examples"))
+    (tmp_path / "tiny.yaml").write_text(RECIPE)
+    return tmp_path / "tiny.yaml"
+
+
+def command(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.app, ["plan", *arguments])
+
+
+def test_the_command_measures_here_and_plans_again_from_what_it_wrote(recipe, tmp_path):
+    out = tmp_path / "out"
+    done = command(str(recipe), "--gpus", "2", "--workers", "2", "--seconds", "1", "--output", str(out))
+    assert done.exit_code == 0, done.output
+    assert "Measuring the stages here" in done.output and "best: " in done.output
+    assert "cannot be counted by part" in done.output  # Its memory.
+    costs = Costs.load(out / "costs.json")
+    assert costs.is_measured and len(costs.chunks) >= 6 and max(costs.chunks) <= 2
+    assert min(costs.step) > 0 and costs.act.of(4) > 0 and costs.update.of(4) > 0 and costs.trained_bytes > 0
+    assert "svg" in (out / "plan.html").read_text()
+    again = command(str(recipe), "--gpus", "2", "--workers", "2", "--costs", str(out), "--json")
+    assert again.exit_code == 0 and json.loads(again.stdout) == json.loads((out / "plan.json").read_text())
+
+
+def test_where_only_acting_is_known_the_environment_is_measured_with_random_actions(recipe, tmp_path):
+    row = Row("parallel, LoRA, eager, B=16", 160.0, "ms")
+    update = Row("forward and backward, micro-batch of 8", 240.0, "ms")
+    Results(tmp_path / "b", "full", {}, {"act": PartRecord(rows=[row]), "update": PartRecord(rows=[update])}).save()
+    done = command(str(recipe), "--gpus", "2", "--costs", str(tmp_path / "b"), "--seconds", "1", "--json")
+    assert done.exit_code == 0, done.output
+    costs = json.loads(done.stdout[done.stdout.index("{") :])["costs"]
+    assert costs["chunks"] and "random actions in chunks of 8" in costs["sources"]["step"]
+    assert costs["sources"]["optimizer"].startswith("computed") and "bench gpu" in costs["sources"]["act"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--costs", "{tmp}"], "neither a folder of `vla-rl train`"),
+        (["--roofline"], "computes OpenVLA of 7 billion parameters alone"),
+        (["algo=null"], "algo: the recipe trains nothing by RL"),
+    ],
+)
+def test_mistakes(recipe, tmp_path, arguments, message):
+    done = command(str(recipe), *(a.replace("{tmp}", str(tmp_path)) for a in arguments))
+    assert done.exit_code == 2 and message in done.output

@@ -1,0 +1,73 @@
+"""The command `plan`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vla_rl.cli.options import Overrides, RecipeName, check_writable, load, say
+
+
+def register(app: typer.Typer) -> None:
+    """Add this file's command to the program."""
+    app.command()(plan)
+
+
+def plan(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    gpus: Annotated[int, typer.Option(min=1, max=1024, help="GPUs in all.")] = 8,
+    envs: Annotated[
+        int | None, typer.Option(min=1, max=4096, help="Environments per GPU that rolls out; by default env.num_envs.")
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=1024, help="Processes (cores) that step them, per GPU; by default env.num_workers, or 16."
+        ),
+    ] = None,
+    staleness: Annotated[
+        int, typer.Option(min=0, max=64, help="Updates that asynchronous rollouts may be ahead of.")
+    ] = 1,
+    bandwidth: Annotated[float, typer.Option(min=0.01, help="GB/s between GPUs.")] = 25.0,
+    costs: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Where stages' costs are: a run's folder, one of `vla-rl bench gpu`, or a costs.json. Of several that "
+            "know a stage the last counts; what none knows is measured here."
+        ),
+    ] = None,
+    roofline: Annotated[
+        bool, typer.Option("--roofline", help="Compute acting and learning of OpenVLA's 7 billion parameters (H200).")
+    ] = False,
+    seconds: Annotated[float, typer.Option(min=1.0, max=3600.0, help="About how long to measure here.")] = 30.0,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="A folder for costs.json, plan.json and plan.html.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Simulate a recipe's run on more GPUs from what its stages cost: synchronous, in halves, asynchronous.
+
+    Every figure of the plan is simulated; every cost says where it was measured, or that it is computed.
+    """
+    from vla_rl.workflows.plan.command import run
+    from vla_rl.workflows.plan.plan import Machines
+
+    check_writable(output)
+    loaded = load(recipe, overrides, runs=False)
+    own = getattr(loaded.env, "num_workers", 0)
+    machines = Machines(
+        gpus, envs or loaded.env.num_envs, (own or 16) if workers is None else workers, staleness, bandwidth
+    )
+    run(
+        loaded,
+        machines,
+        costs or (),
+        roofline=roofline,
+        seconds=seconds,
+        output=output,
+        as_json=as_json,
+        say=say,
+    )

@@ -1,0 +1,135 @@
+"""What `vla-rl plan` does: costs from where they are, placements played through, a table, JSON and a page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from vla_rl.common.run_folder import RunFolder
+from vla_rl.config import ConfigError
+from vla_rl.recipe.recipe import Recipe
+from vla_rl.workflows.plan.costs import Costs, Curve, from_bench, from_run
+from vla_rl.workflows.plan.plan import Machines, Plan, make_plan, memory_text, show, work_of, write_page
+
+COSTS_FILE, PLAN_FILE, PAGE_FILE = "costs.json", "plan.json", "plan.html"
+OF_POLICY, OF_ENV = ("act", "forward", "update"), ("step", "reset", "chunks")
+DEFAULTS: dict[str, Any] = {"optimizer": 0.0, "other": 0.0, "active": 1.0, "trained_bytes": 0.0}
+
+
+def run(
+    recipe: Recipe,
+    machines: Machines,
+    sources: Sequence[Path],
+    *,
+    roofline: bool,
+    seconds: float,
+    output: Path | None,
+    as_json: bool,
+    say: Callable[[str], None],
+) -> Plan:
+    """Plan a recipe's run on these machines.
+
+    Args:
+        sources: runs' folders, GPU benchmarks' folders, files or folders of costs; of a stage the last one counts.
+        roofline: compute what a policy of 7 billion parameters costs on an H200, where no source says it.
+        seconds: about how long what no source says is measured here.
+        output: a folder for costs.json, plan.json and plan.html; None: nothing is written.
+    """
+    costs = gather(recipe, sources, roofline=roofline, seconds=seconds, say=say)
+    plan = make_plan(costs, work_of(recipe), machines, memory_text(recipe, machines.gpus))
+    if output is not None:
+        output.mkdir(parents=True, exist_ok=True)
+        costs.save(output / COSTS_FILE)
+        plan.save(output / PLAN_FILE)
+        write_page(plan, recipe.name, output / PAGE_FILE)
+    if as_json:
+        print(json.dumps(asdict(plan), indent=1))
+    else:
+        show(plan)
+    return plan
+
+
+def gather(
+    recipe: Recipe, sources: Sequence[Path], *, roofline: bool, seconds: float, say: Callable[[str], None]
+) -> Costs:
+    """Return every stage's cost: from the sources, else computed or measured here.
+
+    Raises:
+        ConfigError: a source is nothing of the kind; or what is missing cannot be measured here.
+    """
+    if recipe.algo is None:
+        raise ConfigError("algo: the recipe trains nothing by RL; `vla-rl plan` needs an algo section")
+    values: dict[str, Any] = {}
+    known: dict[str, str] = {}
+
+    def take(found: tuple[dict[str, Any], str], replace: bool = True) -> None:
+        for name, value in found[0].items():
+            if replace or name not in values:
+                values[name], known[name] = value, found[1]
+
+    for source in sources:
+        if source.is_file() or (source / COSTS_FILE).is_file():
+            _take_saved(source, values, known)
+        else:
+            take(_of_source(recipe, source))
+    if roofline:
+        take(_computed(recipe), replace=False)
+    if not all(name in values for name in OF_POLICY):
+        from vla_rl.workflows.plan.measure import measure
+
+        say(f"Measuring the stages here, about {seconds:.0f} s ...")
+        take(measure(recipe, seconds), replace=False)
+    elif not all(name in values for name in OF_ENV):
+        from vla_rl.workflows.plan.measure import measure_env
+
+        say(f"Measuring the environment here, about {seconds:.0f} s ...")
+        take(measure_env(recipe, _chunk_size(recipe), seconds), replace=False)
+    take((DEFAULTS, "computed: nothing is known of it"), replace=False)
+    return Costs(**values, sources={f.name: known[f.name] for f in fields(Costs) if f.name != "sources"})
+
+
+def _take_saved(source: Path, values: dict[str, Any], known: dict[str, str]) -> None:
+    costs = Costs.load(source if source.is_file() else source / COSTS_FILE)
+    values |= {f.name: getattr(costs, f.name) for f in fields(Costs) if f.name != "sources"}
+    known |= costs.sources
+
+
+def _of_source(recipe: Recipe, source: Path) -> tuple[dict[str, Any], str]:
+    if RunFolder(source).metrics.is_file():
+        return from_run(source)
+    if (source / "results.json").is_file():
+        return from_bench(source, _decoder(recipe))
+    raise ConfigError(
+        f"--costs {source}: neither a folder of `vla-rl train` (metrics.jsonl) or `vla-rl bench gpu` (results.json) "
+        f"nor a file that `vla-rl plan --output` wrote ({COSTS_FILE})"
+    )
+
+
+def _decoder(recipe: Recipe) -> str:
+    return "autoregressive" if getattr(recipe.policy, "decoder", "parallel") == "autoregressive" else "parallel"
+
+
+def _chunk_size(recipe: Recipe) -> int:
+    """Actions of a chunk, of a policy that is not read."""
+    policy: Any = recipe.policy
+    return getattr(policy, "num_actions", None) or getattr(policy, "chunk_size", None) or 8
+
+
+def _computed(recipe: Recipe) -> tuple[dict[str, Any], str]:
+    """What acting and learning cost at best on an H200 with OpenVLA's 7 billion parameters and LoRA."""
+    from vla_rl.workflows.gpu_bench.large_policy import AUTOREGRESSIVE, PARALLEL
+    from vla_rl.workflows.gpu_bench.roofline import H200, of_act, of_update
+
+    if recipe.policy.kind != "openvla":
+        raise ConfigError(
+            f"--roofline: computes OpenVLA of 7 billion parameters alone, and policy.kind is {recipe.policy.kind!r}; "
+            "leave it out, and the stages are measured here"
+        )
+    decoder = PARALLEL if _decoder(recipe) == "parallel" else AUTOREGRESSIVE
+    act = Curve(tuple((float(n), of_act(True, decoder, n).eager_seconds) for n in (1, 16, 64)))
+    update = Curve(tuple((float(n), of_update(True, n).eager_seconds) for n in (8, 32)))
+    values = {"act": act, "update": update, "forward": update.times(0.25)}
+    return values, f"computed: OpenVLA 7B with LoRA on an {H200.name}, by roofline; kernels reach 50 to 90 % of it"
