@@ -8,14 +8,14 @@ import torch
 from test_lerobot_flow import SPEC, make, old_crop  # noqa: F401  (a fixture)
 
 from vla_rl.policies.fake_input import fake_observation
-from vla_rl.policies.lerobot.options import FLOW_TYPES
+from vla_rl.policies.lerobot.options import CONTINUING_TYPES
 from vla_rl.policies.load import load_policy
 from vla_rl.types import ActionPrefix
 
 STEPS = 10
 
 
-@pytest.fixture(scope="module", params=FLOW_TYPES)
+@pytest.fixture(scope="module", params=CONTINUING_TYPES)
 def policy(request):
     """10 denoising steps, as published checkpoints have: the guidance is made for that many."""
     return make(request.param, sampling={"num_steps": STEPS}, chunk_size=16)

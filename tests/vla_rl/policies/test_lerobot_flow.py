@@ -1,4 +1,4 @@
-"""SmolVLA, pi0 and pi0.5 behind our policy: the same as LeRobot's own, and saved so that LeRobot loads them."""
+"""SmolVLA, pi0, pi0.5 and X-VLA behind our policy: the same as LeRobot's own, and saved so that LeRobot loads them."""
 
 import json
 import shutil
@@ -65,14 +65,22 @@ def old_crop(monkeypatch):
 def built_as(policy):
     """Where LeRobot itself builds a tiny pi0 or pi0.5."""
     kind = policy.core.config.type
-    return nullcontext() if kind == "smolvla" else tiny_pi(kind)
+    return tiny_pi(kind) if kind in ("pi0", "pi05") else nullcontext()
+
+
+def sampled(core, batch, rows):
+    """LeRobot's own sampler from the noise that our generator of seed 3 gives."""
+    if core.config.type == "xvla":  # It takes no noise, but draws its own from the global stream.
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            return core.predict_action_chunk(batch)
+    return core.predict_action_chunk(batch, noise=torch.randn((rows, 8, 7), generator=torch.Generator().manual_seed(3)))
 
 
 def test_temperature_0_is_lerobots_sampler(policy, old_crop):
     obs = fake_observation(SPEC, 3)
     ours = policy.act(obs, torch.Generator().manual_seed(3), 0.0).actions
-    noise = torch.randn((3, 8, 7), generator=torch.Generator().manual_seed(3))
-    theirs = policy.postprocessor(policy.core.predict_action_chunk(policy._batch(obs), noise=noise))
+    theirs = policy.postprocessor(sampled(policy.core, policy._batch(obs), 3))
     np.testing.assert_allclose(ours, theirs.numpy(), atol=1e-5)
     assert np.abs(ours - policy.act(obs, torch.Generator().manual_seed(4), 0.0).actions).max() > 1e-2
 
@@ -103,30 +111,32 @@ def test_a_batch_equals_one_by_one(policy, temperature):
         np.testing.assert_allclose(alone.value.detach()[0], together.value.detach()[i], atol=1e-4)
 
 
-def test_the_cloning_loss_is_lerobots(policy):
+def test_the_cloning_loss_is_lerobots(policy, monkeypatch):
     obs = fake_observation(SPEC, 3)
     actions = np.random.default_rng(0).uniform(-1, 1, (3, 8, 7)).astype(np.float32)
     network, seen = policy.network, {}
-    original = network.losses
+    original = network.loss
 
-    def losses(batch, target, noise, level):
+    def loss(batch, target, noise, level, *rest):
         seen.update(batch=dict(batch), noise=noise, level=level)
-        return original(batch, target, noise, level)
+        return original(batch, target, noise, level, *rest)
 
-    network.losses = losses
+    network.loss = loss
     try:
         ours, _ = policy.bc_loss(obs, actions)
     finally:
-        del network.losses
+        del network.loss
     core = policy.core.model
     core.sample_noise = lambda shape, device: seen["noise"]
     core.sample_time = lambda rows, device: seen["level"]
+    monkeypatch.setattr(torch, "rand", lambda *size, **options: seen["level"][:1])  # X-VLA's first of evenly spread.
+    monkeypatch.setattr(torch, "randn_like", lambda like: seen["noise"])
     try:
         theirs, _ = policy.core.forward(seen["batch"])
     finally:
         del core.sample_noise, core.sample_time
     assert float(ours.detach()) == pytest.approx(float(theirs.detach()), rel=1e-5)
-    assert seen["level"].min() >= 0.001 and seen["level"].max() <= 1
+    assert seen["level"].min() >= 0.0 and seen["level"].max() <= 1
 
 
 def test_invalid_actions_and_those_not_given_have_no_say_in_the_loss(policy):
@@ -161,8 +171,7 @@ def test_lerobot_loads_what_we_save_wherever_it_is_moved(policy, tmp_path, old_c
     obs = fake_observation(SPEC, 2)
     batch = {"task": obs.instruction, "observation.state": torch.from_numpy(obs.state)}
     batch["observation.images.agentview"] = torch.from_numpy(obs.images["agentview"]).permute(0, 3, 1, 2) / 255
-    noise = torch.randn((2, 8, 7), generator=torch.Generator().manual_seed(3))
-    actions = after(theirs.predict_action_chunk(before(batch), noise=noise))
+    actions = after(sampled(theirs, before(batch), 2))
     expected = policy.act(obs, torch.Generator().manual_seed(3), 0.0).actions
     np.testing.assert_allclose(expected, actions, atol=1e-5)
     monkeypatch.chdir(tmp_path)
@@ -187,7 +196,7 @@ def test_saved_as_lerobot_saves_itself(policy, tmp_path):
 
 def test_a_checkpoint_without_our_files_loads(policy, tmp_path):
     """As it comes from LeRobot: no options of ours, no heads. The tiny sizes of pi0 are ours alone."""
-    if policy.core.config.type != "smolvla":
+    if policy.core.config.type in ("pi0", "pi05"):
         pytest.skip("a pi0 of LeRobot's own sizes does not fit a test")
     policy.save(tmp_path / "policy")
     for name in ("vla_rl.json", "vla_rl.safetensors"):

@@ -43,6 +43,7 @@ def recipe_of(folder: Path, algo: dict, *overrides: str) -> Recipe:
         ("smolvla", PPO, {"value_head": True}),
         ("pi0", GRPO, {"sampling": {"joint": True}}),
         ("pi0", PPO, {"value_head": True, "sampling": {"method": "flow_noise"}}),
+        ("xvla", PPO, {"value_head": True}),
         ("pi0_fast", GRPO | {"ratio_level": "chunk"}, {}),
         ("pi0_fast", PPO | {"ratio_level": "chunk"}, {"value_head": True}),
     ],

@@ -27,6 +27,7 @@ from vla_rl.policies.checkpoint_files import WEIGHTS_FILE
 from vla_rl.policies.lerobot import fast_tokens
 from vla_rl.policies.lerobot import lora as lerobot_lora
 from vla_rl.policies.lerobot.options import (
+    CONTINUING_TYPES,
     EXTRAS_FILE,
     FLOW_TYPES,
     IMAGE_PREFIX,
@@ -35,7 +36,14 @@ from vla_rl.policies.lerobot.options import (
     saved_config,
 )
 from vla_rl.policies.lerobot.policy import ACTION, STATE, LeRobotPolicy
-from vla_rl.policies.lerobot.tiny import tiny_options, tiny_pi, tiny_tokenizer, write_tiny_tokenizers, write_tiny_vlm
+from vla_rl.policies.lerobot.tiny import (
+    tiny_options,
+    tiny_pi,
+    tiny_tokenizer,
+    tiny_xvla,
+    write_tiny_tokenizers,
+    write_tiny_vlm,
+)
 from vla_rl.policies.lerobot.writing import (
     ACTION_TOKENIZER_FOLDER,
     EXTRA_WEIGHTS_FILE,
@@ -70,6 +78,8 @@ def create(config: LeRobotOptions, env_spec: EnvSpec, device: str | torch.device
             if config.type == "smolvla":
                 write_tiny_vlm(Path(folder), tokenizer, config.image_size)
                 vlm = folder
+            if config.type == "xvla":
+                options |= tiny_xvla(Path(folder), tokenizer)
             if is_fast:
                 options |= write_tiny_tokenizers(Path(folder), tokenizer, config.chunk_size, env_spec.action_dim)
         core_config = _core_config(config.type, options | config.options, config.cameras, env_spec)
@@ -222,9 +232,10 @@ def _build(core_config: Any) -> Any:
 
 def _wrap(config: LeRobotOptions, core: Any, preprocessor: Any, postprocessor: Any) -> LeRobotPolicy:
     if core.config.type in FLOW_TYPES:
-        from vla_rl.policies.lerobot.flow import LeRobotFlowPolicy
+        from vla_rl.policies.lerobot.flow import ContinuingFlowPolicy, LeRobotFlowPolicy
 
-        return LeRobotFlowPolicy(config, core, preprocessor, postprocessor)
+        kind = ContinuingFlowPolicy if core.config.type in CONTINUING_TYPES else LeRobotFlowPolicy
+        return kind(config, core, preprocessor, postprocessor)
     if core.config.type == "pi0_fast":
         from vla_rl.policies.lerobot.fast import LeRobotFastPolicy
 
@@ -274,6 +285,11 @@ def read_core_weights(folder: Path, core: nn.Module) -> None:
     file = folder / WEIGHTS_FILE
     found = _read_tensors(file)
     expected = core.state_dict()
+    if core.config.type == "xvla":  # type: ignore[union-attr]
+        from lerobot.policies.xvla import modeling_xvla as xvla
+
+        if xvla._is_vendored_florence_state_dict(found):  # As published: Florence-2's own layout.
+            found = xvla._remap_vendored_florence_state_dict(found)
     if not found.keys() <= expected.keys() and hasattr(core, "_fix_pytorch_state_dict_keys"):
         fixed = core._fix_pytorch_state_dict_keys(found, core.config)  # type: ignore[operator]
         found = {name if name.startswith("model.") else f"model.{name}": value for name, value in fixed.items()}

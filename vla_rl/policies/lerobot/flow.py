@@ -1,4 +1,4 @@
-"""SmolVLA, pi0 and pi0.5 as policies that RL can train: paths with a likelihood, a critic, behavior cloning."""
+"""SmolVLA, pi0, pi0.5 and X-VLA as policies that RL can train: paths with a likelihood, a critic, behavior cloning."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vla_rl.config import ConfigError
 from vla_rl.interfaces import PolicyOutput
 from vla_rl.policies import lora
 from vla_rl.policies.lerobot import flow_sampling, real_time_chunking
@@ -30,8 +29,6 @@ class LeRobotFlowPolicy(LearningPolicy):
     out, as in pi_RL.
     """
 
-    resizes_images = False
-
     def __init__(self, config: LeRobotOptions, core: Any, preprocessor: Any, postprocessor: Any) -> None:
         super().__init__(config, core, preprocessor, postprocessor)
         self.network: FlowNetwork = NETWORKS[core.config.type](core)
@@ -39,8 +36,10 @@ class LeRobotFlowPolicy(LearningPolicy):
         self._add_critic(self.network.feature_size)
         learns_noise = config.sampling.method == "flow_noise"
         bounds = config.sampling.noise_bounds
-        width = core.config.max_action_dim
-        self.noise_head = NoiseHead(self.network.hidden_size, width, bounds) if learns_noise else None
+        sizes = self.network.hidden_size, self.network.width
+        self.noise_head = NoiseHead(*sizes, bounds) if learns_noise else None
+        # X-VLA resizes only where its config says so; the others always.
+        self.resizes_images = getattr(core.config, "resize_imgs_with_padding", ()) is None
 
     # --- Policy -------------------------------------------------------------------------------
 
@@ -55,20 +54,106 @@ class LeRobotFlowPolicy(LearningPolicy):
         if temperature < 0:
             raise ValueError(f"temperature: got {temperature}, must be at least 0")
         batch = self._batch(obs)
-        shape = (obs.batch_size, self.core.config.chunk_size, self.core.config.max_action_dim)
+        shape = (obs.batch_size, self.core.config.chunk_size, self.network.width)
         source = torch.Generator().manual_seed(0) if generator is None and temperature == 0 else generator
         noise = flow_sampling.normal(shape, source, self.device)
         with self._autocast():
             prefix = self.network.prefix(batch)
-        velocity = self._velocity(prefix)
-        drawn = flow_sampling.sample(velocity, noise, self.num_steps, self.config.sampling, temperature, generator)
+        velocity, sampling = self._velocity(prefix), self.config.sampling
+        keeps = self.network.keeps_noise
+        drawn = flow_sampling.sample(velocity, noise, self.num_steps, sampling, temperature, generator, keeps)
         value = self._value(prefix.features, batch)
         return ActionChunk(
-            actions=self._to_environment(self._executed(drawn.x)),
+            actions=self._to_environment(self._executed(self.network.to_actions(drawn.x))),
             path=None if drawn.path is None else drawn.path.cpu().numpy(),
             log_prob=None if drawn.log_prob is None else self._executed(drawn.log_prob).cpu().numpy(),
             value=None if value is None else value.cpu().numpy(),
         )
+
+    def evaluate(self, obs: Observation, chunk: ActionChunk, temperature: float = 1.0) -> PolicyOutput:
+        """Log-probability, entropy and value of given chunks, with gradient. See `Policy.evaluate`.
+
+        Raises:
+            ValueError: the chunk has no path, or one of another sampler; temperature <= 0.
+        """
+        if not temperature > 0:
+            raise ValueError(f"temperature: got {temperature}, must be above 0")
+        path = torch.from_numpy(self._check_path(chunk.path)).to(self.device)
+        lora.forget_merged(self)
+        batch = self._batch(obs)
+        with self._autocast():
+            prefix = self.network.prefix(batch)
+        velocity, keeps = self._velocity(prefix), self.network.keeps_noise
+        log_prob, entropy = flow_sampling.path_log_prob(velocity, path, self.config.sampling, temperature, keeps)
+        return PolicyOutput(self._executed(log_prob), self._executed(entropy), self._value(prefix.features, batch))
+
+    def bc_loss(
+        self, obs: Observation, actions: np.ndarray, valid: np.ndarray | None = None, keyframe: np.ndarray | None = None
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """LeRobot's flow-matching loss on actions float32 (B, C, A); fewer than C leave the rest out of the loss.
+
+        In evaluation mode noise and times depend on the actions alone, so that validation losses can be compared.
+
+        Args:
+            valid: bool (B, C or fewer), False where a chunk runs past its episode's end.
+        """
+        padded, counted = self._padded(actions, valid)
+        batch = self._batch(obs, padded)
+        lora.forget_merged(self)
+        target = self.network.target(batch)
+        source = None if self.training else torch.Generator().manual_seed(zlib.crc32(actions.tobytes()))
+        noise = flow_sampling.normal(target.shape, source, target.device)
+        level = self.network.random_levels(len(target), source).to(target.device)
+        weight = torch.from_numpy(counted).to(target.device)
+        with self._autocast():
+            loss = self.network.loss(batch, target, noise, level, weight, self.action_dim)
+        return loss, {"flow_loss": loss.detach()}
+
+    @torch.no_grad()
+    def embed(self, obs: Observation) -> Tensor:
+        """Mean vision-language features and the normalized state, (B, D). See `Policy.embed`."""
+        batch = self._batch(obs)
+        with self._autocast():
+            prefix = self.network.prefix(batch)
+        return self._with_state(prefix.features, batch)
+
+    # --- parts --------------------------------------------------------------------------------
+
+    def _velocity(self, prefix: Prefix) -> flow_sampling.Velocity:
+        """Velocity and Flow-Noise's standard deviation, float32, given what was seen."""
+
+        def velocity(x: Tensor, level: Tensor) -> tuple[Tensor, Tensor | None]:
+            with self._autocast():
+                speed, hidden = self.network.velocity(prefix, x, level)
+            return speed, None if self.noise_head is None else self.noise_head(hidden.float())
+
+        if not self.config.gradient_checkpointing:
+            return velocity
+
+        def recomputed(x: Tensor, level: Tensor) -> tuple[Tensor, Tensor | None]:
+            if not torch.is_grad_enabled():
+                return velocity(x, level)
+            return checkpoint(velocity, x, level, use_reentrant=False)  # pyright: ignore[reportReturnType]
+
+        return recomputed
+
+    def _check_path(self, path: np.ndarray | None) -> np.ndarray:
+        if path is None:
+            raise ValueError("chunk.path: None; this policy can only evaluate chunks that carry a denoising path")
+        config = self.core.config
+        tail = (config.chunk_size, self.network.width + 1)
+        points, one_step = path.shape[1] if path.ndim == 4 else 0, 3 if self.network.keeps_noise else 2
+        if path.shape[2:] != tail or points < 2 or (points != one_step and not self.config.sampling.joint):
+            wanted = "points" if self.config.sampling.joint else one_step
+            raise ValueError(
+                f"chunk.path has shape {path.shape}, this policy's is (B, {wanted}, {', '.join(map(str, tail))}); "
+                "it was drawn with other policy.sampling options"
+            )
+        return path
+
+
+class ContinuingFlowPolicy(LeRobotFlowPolicy):
+    """A flow policy that LeRobot's real-time chunking can guide: SmolVLA, pi0 and pi0.5."""
 
     @torch.no_grad()
     def act_with_prefix(
@@ -100,101 +185,6 @@ class LeRobotFlowPolicy(LearningPolicy):
         velocity = real_time_chunking.guided(self._velocity(seen), leftover, prefix.num_frozen, config)
         drawn = flow_sampling.sample(velocity, noise, self.num_steps, self.config.sampling, 0.0)
         return ActionChunk(actions=self._to_environment(self._executed(drawn.x)))
-
-    def evaluate(self, obs: Observation, chunk: ActionChunk, temperature: float = 1.0) -> PolicyOutput:
-        """Log-probability, entropy and value of given chunks, with gradient. See `Policy.evaluate`.
-
-        Raises:
-            ValueError: the chunk has no path, or one of another sampler; temperature <= 0.
-        """
-        if not temperature > 0:
-            raise ValueError(f"temperature: got {temperature}, must be above 0")
-        path = torch.from_numpy(self._check_path(chunk.path)).to(self.device)
-        lora.forget_merged(self)
-        batch = self._batch(obs)
-        with self._autocast():
-            prefix = self.network.prefix(batch)
-        log_prob, entropy = flow_sampling.path_log_prob(self._velocity(prefix), path, self.config.sampling, temperature)
-        return PolicyOutput(self._executed(log_prob), self._executed(entropy), self._value(prefix.features, batch))
-
-    def bc_loss(
-        self, obs: Observation, actions: np.ndarray, valid: np.ndarray | None = None, keyframe: np.ndarray | None = None
-    ) -> tuple[Tensor, dict[str, Any]]:
-        """LeRobot's flow-matching loss on actions float32 (B, C, A); fewer than C leave the rest out of the loss.
-
-        In evaluation mode noise and times depend on the actions alone, so that validation losses can be compared.
-
-        Args:
-            valid: bool (B, C or fewer), False where a chunk runs past its episode's end.
-        """
-        padded, counted = self._padded(actions, valid)
-        batch = self._batch(obs, padded)
-        lora.forget_merged(self)
-        target = self.core.prepare_action(batch)
-        source = None if self.training else torch.Generator().manual_seed(zlib.crc32(actions.tobytes()))
-        noise = flow_sampling.normal(target.shape, source, target.device)
-        level = self._random_levels(len(target), source).to(target.device)
-        with self._autocast():
-            losses = self.network.losses(batch, target, noise, level)
-        losses = losses.float()[..., : self.action_dim].mean(-1)
-        weight = torch.from_numpy(counted).to(losses)
-        loss = (losses * weight).sum() / weight.sum().clamp_min(1.0)
-        return loss, {"flow_loss": loss.detach()}
-
-    @torch.no_grad()
-    def embed(self, obs: Observation) -> Tensor:
-        """Mean vision-language features and the normalized state, (B, D). See `Policy.embed`."""
-        batch = self._batch(obs)
-        with self._autocast():
-            prefix = self.network.prefix(batch)
-        return self._with_state(prefix.features, batch)
-
-    # --- parts --------------------------------------------------------------------------------
-
-    def _velocity(self, prefix: Prefix) -> flow_sampling.Velocity:
-        """Velocity and Flow-Noise's standard deviation, float32, given what was seen."""
-
-        def velocity(x: Tensor, level: Tensor) -> tuple[Tensor, Tensor | None]:
-            with self._autocast():
-                speed, hidden = self.network.velocity(prefix, x, level)
-            return speed, None if self.noise_head is None else self.noise_head(hidden.float())
-
-        if not self.config.gradient_checkpointing:
-            return velocity
-
-        def recomputed(x: Tensor, level: Tensor) -> tuple[Tensor, Tensor | None]:
-            if not torch.is_grad_enabled():
-                return velocity(x, level)
-            return checkpoint(velocity, x, level, use_reentrant=False)  # pyright: ignore[reportReturnType]
-
-        return recomputed
-
-    def _random_levels(self, rows: int, source: torch.Generator | None) -> Tensor:
-        """Noise levels float32 (rows,) with the distribution that LeRobot trains with: Beta(1.5, 1) from 0.001 to 1.
-
-        Drawn through the inverse of its distribution function, u^(1/a) for Beta(a, 1), so that a generator serves.
-        """
-        config = self.core.config
-        alpha = getattr(config, "time_sampling_beta_alpha", 1.5)
-        if getattr(config, "time_sampling_beta_beta", 1.0) != 1.0:
-            raise ConfigError("LeRobot option time_sampling_beta_beta: only 1.0 is supported here")
-        scale = getattr(config, "time_sampling_scale", 0.999)
-        offset = getattr(config, "time_sampling_offset", 0.001)
-        return torch.rand(rows, generator=source) ** (1 / alpha) * scale + offset
-
-    def _check_path(self, path: np.ndarray | None) -> np.ndarray:
-        if path is None:
-            raise ValueError("chunk.path: None; this policy can only evaluate chunks that carry a denoising path")
-        config = self.core.config
-        tail = (config.chunk_size, config.max_action_dim + 1)
-        points = path.shape[1] if path.ndim == 4 else None
-        if points is None or path.shape[2:] != tail or points < 2 or (points != 2 and not self.config.sampling.joint):
-            wanted = "points" if self.config.sampling.joint else 2
-            raise ValueError(
-                f"chunk.path has shape {path.shape}, this policy's is (B, {wanted}, {', '.join(map(str, tail))}); "
-                "it was drawn with other policy.sampling options"
-            )
-        return path
 
 
 class NoiseHead(nn.Module):

@@ -10,6 +10,10 @@ padding, K denoising steps, P points of a stored path.
 A path is stored as float32 (B, P, C, D + 1): P points x, each with its noise level t in the last
 column (the same for all C). The log-probability is of each point given the one before it. With
 `joint` that is the whole path, P = K + 1; else P = 2, the one step that was drawn at random.
+
+X-VLA's own sampler is no ODE solver: it predicts the clean actions and mixes them anew with the noise that it started
+from, x' = t' x1 + (1 - t') x0 (`keeps_noise`). So each step depends on that noise, and a path of one step holds it as
+its first point, P = 3.
 """
 
 from __future__ import annotations
@@ -48,6 +52,7 @@ def gaussian_step(
     level: Tensor,
     next_level: Tensor,
     temperature: float = 1.0,
+    kept: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation, (B, C, D), of one noisy denoising step from `level` to `next_level`, (B,).
 
@@ -58,18 +63,27 @@ def gaussian_step(
 
     whose marginals are the ODE's as d -> 0. At t = 1, 1 - t is replaced by d, as pi_RL does. Flow-Noise and
     ReinFlow (arXiv 2505.22094): the ODE's mean x - d v, and a learned std. Both: std at least `std_floor`.
+    With `kept`, the noise that a policy keeps, x1 is that noise.
     """
     t, after = level[:, None, None], next_level[:, None, None]
     step = t - after
     if sampling.method == "flow_noise":
         assert learned_std is not None, "Flow-Noise has a noise head"
-        mean, std = x - step * velocity, temperature * learned_std
+        mean, std = plain_step(x, velocity, level, next_level, kept), temperature * learned_std
     else:
-        start, end = x - t * velocity, x + (1 - t) * velocity
+        start, end = x - t * velocity, x + (1 - t) * velocity if kept is None else kept
         sigma = sampling.noise_level * temperature * (t / torch.maximum(1 - t, step)).sqrt()
         mean = (1 - after) * start + (after - sigma**2 * step / (2 * t)) * end
         std = (sigma * step.sqrt()).expand_as(x)
     return mean, std.clamp_min(sampling.std_floor)
+
+
+def plain_step(x: Tensor, velocity: Tensor, level: Tensor, next_level: Tensor, kept: Tensor | None = None) -> Tensor:
+    """One step without noise, (B, C, D): Euler's along the ODE, or with the noise that is kept, X-VLA's."""
+    t, after = level[:, None, None], next_level[:, None, None]
+    if kept is None:
+        return x + (after - t) * velocity
+    return (1 - after) * (x - t * velocity) + after * kept
 
 
 def log_density(x: Tensor, mean: Tensor, std: Tensor, clamp: tuple[float, float] | None = None) -> Tensor:
@@ -85,13 +99,16 @@ def sample(
     sampling: FlowSampling,
     temperature: float,
     generator: torch.Generator | None = None,
+    keeps_noise: bool = False,
 ) -> Drawn:
     """Denoise `noise` (B, C, D), which is N(0, I), in `num_steps` steps.
 
     Args:
         temperature: 0 integrates the ODE by Euler steps, as LeRobot does; else the injected noise is scaled by it.
         generator: of the injected noise; its device may differ from the noise's.
+        keeps_noise: whether each step mixes the prediction with `noise` anew, as X-VLA does.
     """
+    kept = noise if keeps_noise else None
     levels = torch.linspace(1.0, 0.0, num_steps + 1, dtype=torch.float32, device=noise.device)
     rows = len(noise)
     noisy_step = None  # Of each row, with one-step likelihoods.
@@ -106,11 +123,11 @@ def sample(
     for k in range(num_steps):
         level, next_level = levels[k].expand(rows), levels[k + 1].expand(rows)
         speed, learned_std = velocity(x, level)
-        ode = x + (levels[k + 1] - levels[k]) * speed
+        ode = plain_step(x, speed, level, next_level, kept)
         if temperature == 0:
             x = ode
             continue
-        mean, std = gaussian_step(sampling, x, speed, learned_std, level, next_level, temperature)
+        mean, std = gaussian_step(sampling, x, speed, learned_std, level, next_level, temperature, kept)
         drawn = mean + std * normal(x.shape, generator, x.device)
         log_prob = log_density(drawn, mean, std, sampling.log_prob_clamp)
         if noisy_step is None:
@@ -126,12 +143,15 @@ def sample(
         return Drawn(x)
     if noisy_step is None:
         return Drawn(x, _pack(torch.stack(points, 1), levels.expand(rows, -1)), total)
-    pair = torch.stack([levels[noisy_step], levels[noisy_step + 1]], 1)
-    return Drawn(x, _pack(torch.stack([before, after], 1), pair), total)
+    pair = [levels[noisy_step], levels[noisy_step + 1]]
+    points = [before, after]
+    if keeps_noise:
+        points, pair = [noise, *points], [torch.ones_like(pair[0]), *pair]
+    return Drawn(x, _pack(torch.stack(points, 1), torch.stack(pair, 1)), total)
 
 
 def path_log_prob(
-    velocity: Velocity, path: Tensor, sampling: FlowSampling, temperature: float
+    velocity: Velocity, path: Tensor, sampling: FlowSampling, temperature: float, keeps_noise: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of stored paths (B, P, C, D + 1), and the entropy of their steps, (B, C, D) each, with gradient.
 
@@ -143,10 +163,12 @@ def path_log_prob(
     if sampling.joint:
         total = log_density(first, torch.zeros_like(first), torch.ones_like(first))
         entropy = entropy + 0.5 * (_LOG_2PI + 1)
-    for k in range(points.shape[1] - 1):
+    kept = first if keeps_noise else None
+    for k in range(1 if keeps_noise and not sampling.joint else 0, points.shape[1] - 1):
         x = points[:, k]
         speed, learned_std = velocity(x, levels[:, k])
-        mean, std = gaussian_step(sampling, x, speed, learned_std, levels[:, k], levels[:, k + 1], temperature)
+        step = levels[:, k], levels[:, k + 1]
+        mean, std = gaussian_step(sampling, x, speed, learned_std, *step, temperature, kept)
         total = total + log_density(points[:, k + 1], mean, std, sampling.log_prob_clamp)
         entropy = entropy + std.log() + 0.5 * (_LOG_2PI + 1)
     return total, entropy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from vla_rl.policies.base import CONFIG_FILE, read_json
 from vla_rl.policies.checkpoint_info import CheckpointInfo
@@ -30,7 +31,7 @@ def describe(folder: Path) -> CheckpointInfo | None:
         "decoder": decoder,
         "chunk size": values.get("chunk_size") or values.get("horizon") or values.get("action_chunk_size"),
         "actions executed": values.get("n_action_steps") or values.get("action_chunk_size"),
-        "denoising steps": (values.get("num_steps") or values.get("num_inference_steps")) if is_flow else None,
+        "denoising steps": _steps(values) if is_flow else None,
         "cameras": ", ".join(image_names(values)),
         "state": inputs.get("observation.state", {}).get("shape", [None])[0],
         "action": outputs.get("action", {}).get("shape", [None])[0],
@@ -43,3 +44,8 @@ def describe(folder: Path) -> CheckpointInfo | None:
         rl=("GRPO", "MC-GRPO", "RLOO", "PPO") if kind in RL_TYPES else (),
         rl_reason=no_rl_reason(kind) or f"{_HOW.get(kind, 'by Flow-SDE or Flow-Noise')}; PPO needs value_head: true",
     )
+
+
+def _steps(values: dict[str, Any]) -> Any:
+    names = ("num_steps", "num_inference_steps", "num_denoising_steps")
+    return next((values[name] for name in names if values.get(name)), None)

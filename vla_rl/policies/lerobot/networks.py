@@ -1,4 +1,4 @@
-"""SmolVLA, pi0 and pi0.5 as one thing: encode what is seen once, then give velocities of noisy actions.
+"""SmolVLA, pi0, pi0.5 and X-VLA as one thing: encode what is seen once, then give velocities of noisy actions.
 
 Each method calls LeRobot's own; the difference between the families ends here.
 """
@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from vla_rl.config import ConfigError
+
 STATE = "observation.state"
 TOKENS = "observation.language.tokens"
 TOKEN_MASK = "observation.language.attention_mask"
@@ -24,13 +26,13 @@ class Prefix:
 
     Attributes:
         valid: bool (B, P), which positions are not padding.
-        cache: keys and values of each layer, (B, heads, P, head_dim).
+        cache: keys and values of each layer, (B, heads, P, head_dim); of X-VLA its transformer's other inputs.
         features: float32 (B, F), the mean of the last layer's valid positions.
         state: float32 (B, S), normalized and padded; None where the family reads it as text (pi0.5).
     """
 
     valid: Tensor
-    cache: list[tuple[Tensor, Tensor]]
+    cache: Any
     features: Tensor
     state: Tensor | None
 
@@ -50,17 +52,25 @@ class FlowNetwork:
 
     Attributes:
         expert, language: prefixes of the names of the action expert's and the language model's modules.
+        keeps_noise: whether its own sampler mixes each prediction with the first noise anew (see `flow_sampling`).
         hidden_size: of the action expert. feature_size: F of `Prefix.features`.
+        width: D, action dimensions that it denoises.
     """
 
     expert: str
     language: str
+    keeps_noise = False
 
     def __init__(self, core: Any) -> None:
         self.core, self.model, self.config = core, core.model, core.config
+        self.width: int = self.config.max_action_dim
+        self._hidden: Tensor | None = None
+        self._set_up()
+
+    def _set_up(self) -> None:
+        """Set `hidden_size` and `num_steps`, and keep what the last layer reads."""
         self.hidden_size: int = self.model.action_out_proj.in_features
         self.num_steps: int = getattr(self.config, "num_steps", None) or self.config.num_inference_steps
-        self._hidden: Tensor | None = None
         self.model.action_out_proj.register_forward_pre_hook(self._keep_hidden)
 
     def _keep_hidden(self, module: Any, inputs: tuple[Tensor, ...]) -> None:
@@ -85,13 +95,43 @@ class FlowNetwork:
         """
         raise NotImplementedError
 
+    def loss(
+        self, batch: dict[str, Any], actions: Tensor, noise: Tensor, level: Tensor, counted: Tensor, action_dim: int
+    ) -> Tensor:
+        """The mean of `losses` over the actions that count, bool (B, C), and the first `action_dim` dimensions."""
+        losses = self.losses(batch, actions, noise, level).float()[..., :action_dim].mean(-1)
+        weight = counted.to(losses)
+        return (losses * weight).sum() / weight.sum().clamp_min(1.0)
+
+    def target(self, batch: dict[str, Any]) -> Tensor:
+        """The batch's normalized actions, padded, (B, C, D)."""
+        return self.core.prepare_action(batch)
+
+    def to_actions(self, x: Tensor) -> Tensor:
+        """Denoised x (B, C, D) as normalized actions, which may have fewer dimensions."""
+        return x
+
+    def random_levels(self, rows: int, source: torch.Generator | None) -> Tensor:
+        """Noise levels float32 (rows,) with the distribution that LeRobot trains with: Beta(1.5, 1) from 0.001 to 1.
+
+        Drawn through the inverse of its distribution function, u^(1/a) for Beta(a, 1), so that a generator serves.
+        """
+        alpha = getattr(self.config, "time_sampling_beta_alpha", 1.5)
+        if getattr(self.config, "time_sampling_beta_beta", 1.0) != 1.0:
+            raise ConfigError("LeRobot option time_sampling_beta_beta: only 1.0 is supported here")
+        scale = getattr(self.config, "time_sampling_scale", 0.999)
+        offset = getattr(self.config, "time_sampling_offset", 0.001)
+        return torch.rand(rows, generator=source) ** (1 / alpha) * scale + offset
+
     def velocity(self, prefix: Prefix, x: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
         """Velocity (B, C, D) of actions x at noise level (B,), and the action expert's hidden states (B, C, hidden)."""
         cache = _Scratch(tuple((keys, values, None) for keys, values in prefix.cache))
-        velocity = self._step(prefix, cache, x, level)
-        assert self._hidden is not None, "LeRobot's last layer is action_out_proj"
+        return self._step(prefix, cache, x, level).float(), self._last_hidden()
+
+    def _last_hidden(self) -> Tensor:
+        assert self._hidden is not None, "LeRobot's last layer is the one that is watched"
         hidden, self._hidden = self._hidden, None
-        return velocity.float(), hidden
+        return hidden
 
 
 class SmolVLANetwork(FlowNetwork):
@@ -183,7 +223,69 @@ class Pi05Network(Pi0Network):
         return self.model.forward(*self._inputs(batch), actions, noise, level)
 
 
-NETWORKS: dict[str, type[FlowNetwork]] = {"smolvla": SmolVLANetwork, "pi0": Pi0Network, "pi05": Pi05Network}
+class XVLANetwork(FlowNetwork):
+    """X-VLA (Zheng et al. 2025, arXiv 2510.10274): a soft prompt of each domain, and clean actions predicted."""
+
+    expert, language = "model.transformer.", "model.vlm.language_model."
+    keeps_noise = True
+
+    def _set_up(self) -> None:
+        self.width = self.model.dim_action
+        self.hidden_size, self.num_steps = self.config.hidden_size, self.config.num_denoising_steps
+        self.model.transformer.action_decoder.register_forward_pre_hook(self._keep_hidden)
+
+    @property
+    def feature_size(self) -> int:
+        return self.model.vlm.config.vision_config.projection_dim
+
+    def prefix(self, batch: dict[str, Any]) -> Prefix:
+        inputs = self.core._build_model_inputs(batch)
+        dtype = self.model._get_target_dtype()
+        seen = self.model.forward_vlm(inputs["input_ids"], inputs["image_input"].to(dtype), inputs["image_mask"])
+        encoded = seen["vlm_features"]
+        state = inputs["proprio"].to(dtype)
+        valid = torch.ones(encoded.shape[:2], dtype=torch.bool, device=encoded.device)
+        cache = {**seen, "domain_id": inputs["domain_id"]}
+        return Prefix(valid, cache, mean_of_valid(encoded, valid), state)
+
+    def velocity(self, prefix: Prefix, x: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
+        clean = self._predict(prefix, x, level)
+        return (x - clean) / level[:, None, None], self._last_hidden()
+
+    def _predict(self, prefix: Prefix, x: Tensor, level: Tensor) -> Tensor:
+        assert prefix.state is not None, "X-VLA's prefix holds the state, empty where it reads none"
+        state, noisy = self.model.action_space.preprocess(prefix.state, x.to(prefix.state.dtype))
+        inputs = {"action_with_noise": noisy, "proprio": state, "t": level.to(noisy.dtype)}
+        return self.model.transformer(**inputs, **prefix.cache).float()
+
+    def loss(
+        self, batch: dict[str, Any], actions: Tensor, noise: Tensor, level: Tensor, counted: Tensor, action_dim: int
+    ) -> Tensor:
+        """LeRobot's loss of the action space, over the actions that count."""
+        t = level[:, None, None]
+        clean = self._predict(self.prefix(batch), noise * t + actions * (1 - t), level)
+        if not bool(counted.any()):
+            return clean.sum() * 0.0
+        parts = self.model.action_space.compute_loss(clean[counted][None], actions[counted][None])
+        return torch.stack(list(parts.values())).sum()
+
+    def target(self, batch: dict[str, Any]) -> Tensor:
+        return self.core._prepare_action_targets(batch)
+
+    def to_actions(self, x: Tensor) -> Tensor:
+        return self.model.action_space.postprocess(x.clone())
+
+    def random_levels(self, rows: int, source: torch.Generator | None) -> Tensor:
+        """Evenly spread over the batch, from a random start, as LeRobot draws them."""
+        return (torch.rand(1, generator=source) + torch.arange(rows) / rows) % (1 - 1e-5)
+
+
+NETWORKS: dict[str, type[FlowNetwork]] = {
+    "smolvla": SmolVLANetwork,
+    "pi0": Pi0Network,
+    "pi05": Pi05Network,
+    "xvla": XVLANetwork,
+}
 
 
 def _attention_2d(valid: Tensor, attention: Tensor) -> Tensor:

@@ -23,7 +23,8 @@ from pydantic import (
 from vla_rl.config import Config, ConfigError
 from vla_rl.policies.base import PolicyConfig, read_policy_config
 
-FLOW_TYPES = ("smolvla", "pi0", "pi05")
+CONTINUING_TYPES = ("smolvla", "pi0", "pi05")  # Flow policies that real-time chunking can guide.
+FLOW_TYPES = (*CONTINUING_TYPES, "xvla")
 RL_TYPES = (*FLOW_TYPES, "pi0_fast")
 TINY_TYPES = RL_TYPES
 EXTRAS_FILE = "vla_rl.json"
@@ -112,8 +113,8 @@ class FlowLora(Config):
 class LeRobotOptions(PolicyConfig):
     """Options of a policy of LeRobot's, through its own classes and processors.
 
-    SmolVLA (arXiv 2506.01844), pi0 (arXiv 2410.24164), pi0.5 (arXiv 2504.16054) and pi0-FAST (arXiv 2501.09747) can
-    act, clone and learn by RL; any other type of LeRobot can be evaluated and deployed.
+    SmolVLA (arXiv 2506.01844), pi0 (arXiv 2410.24164), pi0.5 (arXiv 2504.16054), X-VLA (arXiv 2510.10274) and
+    pi0-FAST (arXiv 2501.09747) can act, clone and learn by RL; any other type of LeRobot can be evaluated and deployed.
     """
 
     kind: Literal["lerobot"] = "lerobot"
@@ -169,7 +170,7 @@ class LeRobotOptions(PolicyConfig):
         default=None, description="SmolVLA: folder or hub id of the vision-language model's config and tokenizer."
     )
     tokenizer: str | None = Field(
-        default=None, description="pi0, pi0.5, pi0-FAST: folder or hub id of the text's tokenizer."
+        default=None, description="pi0, pi0.5, pi0-FAST, X-VLA: folder or hub id of the text's tokenizer."
     )
     action_tokenizer: str | None = Field(
         default=None, description="pi0-FAST: folder or hub id of FAST's tokenizer of actions; its code is not run."

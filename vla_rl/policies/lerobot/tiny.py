@@ -91,6 +91,27 @@ def write_tiny_tokenizers(folder: Path, tokenizer: Any, chunk_size: int, action_
     return names
 
 
+def tiny_xvla(folder: Path, tokenizer: Any) -> dict[str, Any]:
+    """X-VLA's vision-language model as config fields, and its tokenizer, written to the folder."""
+    tokenizer.save_pretrained(folder)
+    ends = {"pad_token_id": 0, "bos_token_id": _SPECIAL.index("<s>"), "eos_token_id": _SPECIAL.index("</s>")}
+    width, wide = _TEXT["hidden_size"], _TEXT["intermediate_size"]
+    text = {"model_type": "bart", "vocab_size": VOCABULARY, "d_model": width, "max_position_embeddings": 256, **ends}
+    for side in ("encoder", "decoder"):
+        text |= {f"{side}_layers": 2, f"{side}_attention_heads": 4, f"{side}_ffn_dim": wide}
+    vision = {
+        "embed_dim": [32, 32, 64, width],
+        "depths": [1, 1, 1, 1],
+        "num_heads": [2, 2, 4, 4],
+        "num_groups": [2, 2, 4, 4],
+        "patch_stride": [4, 2, 2, 1],  # 2 x 2 tokens of 32 x 32 pixels.
+        "window_size": 4,
+        "projection_dim": width,
+    }
+    florence = {"text_config": text, "vision_config": vision, **ends, "image_token_id": _SPECIAL.index(_IMAGE)}
+    return {"florence_config": florence, "tokenizer_name": str(folder)}
+
+
 def tiny_options(policy_type: str, image_size: int, state_dim: int, action_dim: int) -> dict[str, Any]:
     """LeRobot config fields of the tiny preset: no padded dimensions, few steps, everything trained.
 
@@ -113,6 +134,18 @@ def tiny_options(policy_type: str, image_size: int, state_dim: int, action_dim: 
             "fast_skip_tokens": 0,
             "validate_action_token_prefix": False,  # It wants a capital A, and the tiny tokenizer knows none.
             "normalization_mapping": {name: NormalizationMode(mode) for name, mode in quantiles.items()},
+        }
+    if policy_type == "xvla":
+        from lerobot.configs import NormalizationMode
+
+        scaled = {"VISUAL": "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"}
+        return common | {
+            "resize_imgs_with_padding": (image_size, image_size),
+            "action_mode": "auto",
+            "num_denoising_steps": 5,
+            "normalization_mapping": {name: NormalizationMode(mode) for name, mode in scaled.items()},
+            **{"tokenizer_max_length": 32, "hidden_size": 64, "depth": 4, "num_heads": 4},
+            **{"num_domains": 2, "len_soft_prompts": 4, "dim_time": 32, "max_len_seq": 128},
         }
     common |= {"freeze_vision_encoder": False, "train_expert_only": False}
     if policy_type == "smolvla":

@@ -46,6 +46,8 @@ def save(policy: LeRobotPolicy, folder: Path) -> None:
                 ACTION_TOKENIZER_FOLDER, core_config.action_tokenizer_name
             )
             fast_tokens.write(policy.core.action_tokenizer, path / ACTION_TOKENIZER_FOLDER)
+        if hasattr(core_config, "tokenizer_name"):
+            core_config.tokenizer_name = portable_name(TOKENIZER_FOLDER, core_config.tokenizer_name)
         core_config._save_pretrained(path)
         weights = {name: t.detach().cpu() for name, t in lerobot_lora.plain_state(policy.core).items()}
         safetensors.torch.save_file(_without_aliases(weights), path / WEIGHTS_FILE, metadata={"format": "pt"})

@@ -42,6 +42,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "pi05-noise": {
         "kind": "lerobot", "type": "pi05", "preset": "tiny", "value_head": True, "sampling": {"method": "flow_noise"},
     },
+    "xvla-sde": {"kind": "lerobot", "type": "xvla", "preset": "tiny", "value_head": True},
     "pi0-fast": {"kind": "lerobot", "type": "pi0_fast", "preset": "tiny", "chunk_size": 2, "value_head": True},
     "openvla-lora": {"kind": "openvla", "precision": "fp32", "lora": {"rank": 2}, "trainable": "lora"},
 }  # fmt: skip
