@@ -82,6 +82,7 @@ KINDS: dict[str, dict[str, str]] = {
     },
     "rollout": {
         "local": "vla_rl.rollout.source:LocalRolloutConfig",
+        "ray": "vla_rl.distributed.actors.config:RayRolloutConfig",
     },
     "plan": {
         "best_of_n": "world_model.env.plan_config:PlanConfig",

@@ -1,4 +1,4 @@
-"""Commands that say how good a policy is: `eval`, `compare` and `report`."""
+"""Commands that say how good a policy is: `eval`, `compare`, `report` and `status`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ def register(app: typer.Typer) -> None:
     app.command(name="eval")(evaluate)
     app.command()(compare)
     app.command()(report)
+    app.command()(status)
 
 
 def evaluate(
@@ -108,6 +109,21 @@ def report(
     if status is not None and status.text():
         typer.echo(status.text())
     typer.echo(f"report: {write_report(folder, title)}")
+
+
+def status(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A run's folder; the run may still be going on.")],
+) -> None:
+    """Say where a run is, what it is busy with, and what its rollouts lost and redid."""
+    from vla_rl.common.run_folder import RunFolder
+    from vla_rl.config import ConfigError
+    from vla_rl.report.status import status_lines
+
+    run = RunFolder(folder)
+    if not run.exists:
+        raise ConfigError(f"{folder}: holds no run (no config.yaml); name a run's folder, which the run said as `run:`")
+    for line in status_lines(run):
+        typer.echo(line)
 
 
 def _compare_by_running(recipe: str, a: str, b: str | None, overrides: list[str]) -> None:

@@ -214,7 +214,7 @@ def collect(
         number = running.number
         steps[number].append((running.obs, chunk.select([row]), result))
         if result.done[0]:
-            episodes[number] = _assemble(running.spec, steps.pop(number), groups[number] if groups else number)
+            episodes[number] = assemble(running.spec, steps.pop(number), groups[number] if groups else number)
             on_episode(episodes[number])
 
     getattr(env, "runner", EpisodeRunner)(env, specs, act, on_step, policy, stopwatch=stopwatch or Stopwatch()).run()
@@ -245,7 +245,8 @@ def _own_noise(policy: Policy, seeds: Sequence[int], temperature: float) -> Call
     return act
 
 
-def _assemble(spec: EpisodeSpec, steps: Sequence[_Step], group: int) -> Episode:
+def assemble(spec: EpisodeSpec, steps: Sequence[_Step], group: int) -> Episode:
+    """Put an episode together from what was seen, done, and came of it at each decision, one row each."""
     obs, chunks, results = zip(*steps, strict=True)
     last = results[-1]
     lost = bool(last.lost[0])
@@ -257,7 +258,7 @@ def _assemble(spec: EpisodeSpec, steps: Sequence[_Step], group: int) -> Episode:
         final_obs=Observation.concatenate([last.obs]),  # A copy, since a row keeps the memory of all.
         group=group,
         lost=lost,
-        info={k: np.array([r.info[k][0] for r in results]) for k in results[0].info if k not in ("frames", "states")},
+        info={k: np.array([r.info[k][0] for r in results]) for k in last.info if k not in ("frames", "states")},
         **{name: np.concatenate([getattr(r, name) for r in results]) for name in _STEP_ARRAYS},
         **(_recorded_frames(results) if "frames" in last.info and not lost else {}),
     )

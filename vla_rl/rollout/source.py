@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast
 
 from vla_rl.config import Config
 from vla_rl.types import Episode, EpisodeSpec
@@ -16,7 +16,7 @@ from vla_rl.types import Episode, EpisodeSpec
 if TYPE_CHECKING:
     from vla_rl.common.progress import Stopwatch
     from vla_rl.distributed.process_group import ProcessGroup
-    from vla_rl.interfaces import Policy, VecEnv
+    from vla_rl.interfaces import EnvConfig, Policy, VecEnv
     from vla_rl.recipe.recipe import Recipe
 
 
@@ -84,6 +84,24 @@ class EpisodeSource(Protocol):
         ...
 
 
+class LaterEnv:
+    """An environment that starts when it is first used, which may be never; its spec is known before."""
+
+    def __init__(self, config: EnvConfig) -> None:
+        self.spec, self.num_envs, self._config = config.env_spec(), config.num_envs, config
+        self._env: VecEnv | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if self._env is None:
+            self._env = self._config.build()
+        return getattr(self._env, name)
+
+    def close(self) -> None:
+        """End it, where it has started."""
+        if self._env is not None:
+            self._env.close()
+
+
 class RolloutConfig(Config, ABC):
     """Base of every rollout section: where a training run's episodes come from.
 
@@ -94,6 +112,10 @@ class RolloutConfig(Config, ABC):
     uses_env: ClassVar[bool] = True
 
     kind: str
+
+    def build_env(self, env: EnvConfig) -> VecEnv:
+        """Start the run's own environment; where only checks and evaluations may need it, not before they do."""
+        return env.build() if self.uses_env else cast("VecEnv", LaterEnv(env))
 
     @abstractmethod
     def build(self, recipe: Recipe, env: VecEnv, world: ProcessGroup) -> EpisodeSource:

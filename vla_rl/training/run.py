@@ -75,7 +75,7 @@ class TrainingRun:
         self._interrupted = self._is_looping = False
         self._handlers: dict[int, Any] = {}
         self.steps = RunSteps(self.folder, self.config, recipe.log.console, self.world.is_main)
-        self.env = recipe.env.build()
+        self.env = recipe.rollout.build_env(recipe.env)
         self._real_env: VecEnv | None = None
         try:
             self.policy = self.world.load(lambda: recipe.policy.build(self.env.spec, device, recipe.seed))

@@ -1,0 +1,102 @@
+"""What rollouts by Ray cost, and what working ahead gains, on this machine with simulated environments.
+
+python scripts/ray_bench.py throughput   # staleness 2 against 0, environments that sleep 10 to 100 ms with a heavy tail
+python scripts/ray_bench.py overhead     # 1,000 cheap environments: the trainer's time and memory per episode
+
+The policy is docs/examples/my_policy.py; the update is real, then pauses (--update-s) as long as a GPU might take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path += [str(ROOT), str(ROOT / "docs" / "examples")]
+
+from vla_rl.config import validate  # noqa: E402
+from vla_rl.recipe.recipe import Recipe  # noqa: E402
+from vla_rl.training.run import TrainingRun  # noqa: E402
+
+
+def recipe(num_envs: int, groups: int, size: int, iterations: int, rollout: dict[str, Any], **env: Any) -> Recipe:
+    """A GRPO run in the dummy environment."""
+    values = {
+        "name": "ray_bench",
+        "num_threads": 1,
+        "env": {"kind": "dummy", "num_envs": num_envs, "horizon": 16, **env},
+        "policy": {"kind": "my_policy:BinsConfig"},
+        "algo": {"kind": "grpo", "minibatch_size": 256},
+        "train": {"iterations": iterations, "groups": groups, "group_size": size, "allow_no_success": True},
+        "rollout": {"kind": "ray", "object_store_mb": 100, **rollout},
+        "log": {"tensorboard": False, "console": False},
+    }
+    return validate(Recipe, values)
+
+
+def iterate(run: TrainingRun, update_s: float, learn: bool) -> int:
+    """One iteration; returns its episodes."""
+    episodes = run.roll_out()
+    if learn:
+        with contextlib.suppress(ValueError):  # All groups without contrast.
+            run.learner.update(run.learner.prepare(episodes))
+    time.sleep(update_s)
+    run.iteration += 1
+    return len(episodes)
+
+
+def throughput(options: argparse.Namespace) -> None:
+    """Episodes per second with staleness 0 and 2, the first iteration, in which processes start, left out."""
+    rates = {}
+    for staleness in (0, 2):
+        rollout = {"hosts": options.envs, "staleness": staleness}
+        plan = recipe(options.envs, 2, 8, options.iterations + 1, rollout, sleep_ms=(10, 100))
+        with tempfile.TemporaryDirectory() as folder, TrainingRun(plan, Path(folder), resume=False) as run:
+            iterate(run, options.update_s, learn=True)
+            started = time.monotonic()
+            num = sum(iterate(run, options.update_s, learn=True) for _ in range(options.iterations))
+            rates[staleness] = num / (time.monotonic() - started)
+            print(json.dumps({"staleness": staleness, "episodes_per_s": rates[staleness], **run.source.metrics()}))
+    print(f"staleness 2 / staleness 0: {rates[2] / rates[0]:.2f}")
+
+
+def overhead(options: argparse.Namespace) -> None:
+    """The trainer process's CPU time and resident memory over many episodes."""
+    per_iteration = 1000
+    plan = recipe(options.envs, 125, 8, options.episodes // per_iteration, {"hosts": 2, "staleness": 1, "batch": 500})
+    with tempfile.TemporaryDirectory() as folder, TrainingRun(plan, Path(folder), resume=False) as run:
+        for number in range(plan.train.iterations):
+            cpu, started = time.process_time(), time.monotonic()
+            num = iterate(run, 0.0, learn=False)
+            statm = Path("/proc/self/statm")
+            now = int(statm.read_text().split()[1]) * resource.getpagesize() if statm.exists() else 0
+            cost = {"cpu_ms": 1e3 * (time.process_time() - cpu) / num, "per_s": num / (time.monotonic() - started)}
+            print(json.dumps({"episodes": (number + 1) * num, **cost, "memory_mib": now / 2**20}), flush=True)
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    first = commands.add_parser("throughput")
+    first.add_argument("--envs", type=int, default=8, help="environments, each in a host of its own")
+    first.add_argument("--iterations", type=int, default=6)
+    first.add_argument("--update-s", type=float, default=1.0, help="seconds that stand for a GPU's update")
+    first.set_defaults(run=throughput)
+    second = commands.add_parser("overhead")
+    second.add_argument("--envs", type=int, default=1000)
+    second.add_argument("--episodes", type=int, default=100_000)
+    second.set_defaults(run=overhead)
+    options = parser.parse_args()
+    options.run(options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,240 @@
+"""Ray's actors as an `EpisodeSource` that works ahead: episodes go on while the policy is updated."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vla_rl.common.progress import Stopwatch
+from vla_rl.distributed.actors.cluster import pack
+from vla_rl.distributed.actors.config import RayRolloutConfig
+from vla_rl.distributed.actors.ledger import MAX_ATTEMPTS, Ledger, Ticket
+from vla_rl.distributed.actors.source import LOOK_SECONDS, disconnect, say, start_worker
+from vla_rl.distributed.actors.vec_env import Troubles
+from vla_rl.rollout.runner import derived_seed
+from vla_rl.rollout.source import GroupOrder
+from vla_rl.types import Episode
+
+if TYPE_CHECKING:
+    from vla_rl.interfaces import Policy
+    from vla_rl.recipe.recipe import Recipe
+
+MOST_AT_ONCE = 100_000  # episodes handed to one worker, which runs as many as its hosts hold
+
+
+@dataclass
+class _Worker:
+    """A worker, and what is known of it.
+
+    Attributes:
+        number: since the run's start: no other gets it.
+        num_held: episodes handed to it.
+        status: the last answer. look: the question for it, under way since `asked`, in seconds.
+    """
+
+    number: int
+    actor: Any
+    num_held: int = 0
+    status: dict[str, Any] | None = None
+    look: Any = None
+    asked: float = 0.0
+
+
+class AheadSource:
+    """Hands every episode that is ordered to the workers at once, and takes the groups that are whole first.
+
+    A group whose oldest chunk is more than `staleness` updates old is begun again: none is left out for being slow.
+    """
+
+    def __init__(self, recipe: Recipe, config: RayRolloutConfig, started: bool, rank: int) -> None:
+        self.staleness, self._recipe, self._config, self._started = config.staleness, recipe, config, started
+        self._rank, self._ledger, self._troubles = rank, Ledger[Any](), Troubles()
+        self._flying: dict[Any, tuple[Ticket, _Worker, Any]] = {}  # What tells of an episode's end -> whose, and where.
+        self._workers: list[_Worker] = []
+        self._num_workers, self._num_workers_lost, self._version = 0, 0, -1
+        self._weights: Any = None
+        self._last: dict[str, float] = {}
+
+    @property
+    def num_under_way(self) -> int:
+        """See `EpisodeSource`."""
+        return self._ledger.num_under_way
+
+    def publish(self, policy: Policy, version: int) -> None:
+        """See `EpisodeSource.publish`."""
+        import ray
+
+        from vla_rl.training.checkpoint import trained_weights
+
+        self._weights, self._version = ray.put(pack(trained_weights(policy))), version
+        for worker in self._workers:
+            worker.actor.load.remote(self._weights, version)
+        while len(self._workers) < self._config.workers:
+            self._start()
+
+    def _start(self) -> None:
+        from vla_rl.distributed.actors.ahead_worker import AheadWorker
+
+        actor = start_worker(AheadWorker, self._recipe, self._config, max_concurrency=MOST_AT_ONCE)
+        actor.load.remote(self._weights, self._version)
+        self._workers.append(_Worker(self._num_workers, actor, asked=time.monotonic()))
+        self._num_workers += 1
+
+    def collect(
+        self, order: GroupOrder, stopwatch: Stopwatch, on_episode: Callable[[Episode], None] = lambda _: None
+    ) -> list[Episode]:
+        """See `EpisodeSource.collect`."""
+        started, ledger = time.monotonic(), self._ledger
+        redone, dropped, workers_lost = ledger.num_redone, ledger.num_dropped, self._num_workers_lost
+        for number, spec in enumerate(order.specs):
+            ledger.add(spec, [derived_seed(order.seed, number, member) for member in range(order.size)])
+        self._hand_out()
+        groups: list[list[Episode]] = []
+        with stopwatch.measure("simulation"):
+            while len(groups) < order.num_groups:
+                groups += self._whole_groups(order.num_groups - len(groups), on_episode)
+                if len(groups) < order.num_groups:
+                    self._hear()
+        stopwatch.seconds["inference"] += 0.0
+        for number, episodes in enumerate(groups):
+            for episode in episodes:
+                episode.group = order.first_group + number
+        lags = self._version - np.array([e.chunks.version.min() for group in groups for e in group])  # type: ignore[union-attr]
+        self._look()
+        troubles = self._troubles.taken()
+        say(troubles)
+        status = [worker.status or {} for worker in self._workers]
+        self._last = {
+            "rollout/lag": float(lags.mean()),
+            "rollout/lag_max": float(lags.max()),
+            "rollout/groups_dropped": float(ledger.num_dropped - dropped),
+            "rollout/groups_under_way": float(ledger.num_under_way),
+            "rollout/redone": float(ledger.num_redone - redone),
+            "rollout/moved": float(troubles.num_moved),
+            "rollout/hosts_lost": float(troubles.num_hosts),
+            "rollout/workers_lost": float(self._num_workers_lost - workers_lost),
+            "rollout/stood_s": troubles.seconds,
+            "rollout/seconds": time.monotonic() - started,
+        }
+        for name in ("hosts", "running", "waiting", "asking"):
+            self._last[f"rollout/{name}"] = float(sum(found.get(name, 0) for found in status))
+        return [episode for episodes in groups for episode in episodes]
+
+    def _hand_out(self) -> None:
+        """Give every waiting episode to the worker that has the fewest."""
+        for ticket in self._ledger.waiting():
+            worker = min(self._workers, key=lambda each: each.num_held)
+            ended, episode = worker.actor.play.options(num_returns=2).remote(ticket)
+            self._ledger.hand_out(ticket, str(worker.number))
+            self._flying[ended] = ticket, worker, episode
+            worker.num_held += 1
+
+    def _whole_groups(self, most: int, on_episode: Callable[[Episode], None]) -> list[list[Episode]]:
+        """Fetch the groups that are whole and young enough; what cannot be fetched is begun again."""
+        import ray
+
+        dropped, groups = self._ledger.num_dropped, list[list[Episode]]()
+        for number, refs in self._ledger.ready(self._version - self.staleness):
+            if len(groups) == most:
+                break
+            episodes = []
+            for member, ref in enumerate(refs):
+                try:
+                    episodes.append(ray.get(ref))
+                except ray.exceptions.RayError as error:
+                    self._ledger.reopen(number, member, f"it was lost with its node ({type(error).__name__})")
+            if len(episodes) == len(refs):
+                self._ledger.take(number)
+                groups.append(episodes)
+                for episode in episodes:
+                    on_episode(episode)
+        if self._ledger.num_dropped > dropped or len(groups) < most:
+            self._hand_out()
+        return groups
+
+    def _hear(self) -> None:
+        """Wait for ends of episodes, and note them; look after the workers while there are none."""
+        import ray
+
+        if not ray.wait(list(self._flying), num_returns=1, timeout=LOOK_SECONDS, fetch_local=False)[0]:
+            self._look()
+            return
+        ready, _ = ray.wait(list(self._flying), num_returns=len(self._flying), timeout=0, fetch_local=False)
+        for ended in ready:
+            if ended not in self._flying:  # Its worker was found to be gone just now.
+                continue
+            ticket, worker, episode = self._flying.pop(ended)
+            try:
+                outcome = ray.get(ended)
+            except ray.exceptions.RayTaskError as error:
+                raise error.cause from None
+            except ray.exceptions.RayError as error:
+                self._replace(worker, f"is gone ({type(error).__name__})")
+                continue
+            worker.num_held -= 1
+            if outcome["lost"] and ticket.attempt < MAX_ATTEMPTS:
+                self._ledger.give_back(ticket, "its simulator broke")
+            else:
+                self._ledger.store(ticket, episode, outcome["oldest"])
+
+    def _look(self) -> None:
+        """Ask the workers how they are; replace those that have not answered for too long."""
+        import ray
+
+        longest, now = self._config.timeout_s + self._config.start_timeout_s, time.monotonic()
+        for worker in list(self._workers):
+            if worker.look is not None and ray.wait([worker.look], timeout=0)[0]:
+                try:
+                    status = ray.get(worker.look)
+                except ray.exceptions.RayError as error:
+                    self._replace(worker, f"is gone ({type(error).__name__})")
+                    continue
+                self._troubles.add(status.pop("troubles"))
+                worker.status, worker.look = status, None
+            if worker.look is None:
+                worker.look, worker.asked = worker.actor.status.remote(), now
+            elif now - worker.asked > longest:
+                self._troubles.seconds += now - worker.asked
+                self._replace(worker, f"said nothing for {longest:g} s")
+
+    def _replace(self, worker: _Worker, why: str) -> None:
+        """Start another worker, and let what this one held be begun again."""
+        import ray
+
+        if worker not in self._workers:
+            return
+        self._workers.remove(worker)
+        ray.kill(worker.actor)
+        self._num_workers_lost += 1
+        self._troubles.lines.append(f"worker {worker.number} {why}")
+        self._flying = {ended: held for ended, held in self._flying.items() if held[1] is not worker}
+        self._ledger.give_back_all(str(worker.number), f"its worker {why}")
+        self._start()
+        self._hand_out()
+
+    def metrics(self) -> dict[str, float]:
+        """See `EpisodeSource.metrics`."""
+        return self._last
+
+    def state(self) -> dict[str, Any]:
+        """See `EpisodeSource.state`."""
+        return self._ledger.state()
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """See `EpisodeSource.load_state`."""
+        if state:
+            self._ledger.load_state(state)
+
+    def close(self) -> None:
+        """See `EpisodeSource.close`."""
+        import ray
+
+        if ray.is_initialized():
+            for worker in self._workers:
+                ray.kill(worker.actor)
+        self._workers, self._flying = [], {}
+        disconnect(self._started)

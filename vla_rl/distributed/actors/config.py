@@ -1,0 +1,86 @@
+"""Options of rollouts by Ray's actors. Imports no Ray."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from vla_rl.config import ConfigError
+from vla_rl.rollout.source import EpisodeSource, RolloutConfig
+
+if TYPE_CHECKING:
+    from vla_rl.distributed.process_group import ProcessGroup
+    from vla_rl.interfaces import VecEnv
+    from vla_rl.recipe.recipe import Recipe
+
+
+class RayRolloutConfig(RolloutConfig):
+    """Episodes run by Ray's actors: environments in hosts, the policy in workers, on this machine or a cluster."""
+
+    uses_env: ClassVar[bool] = False
+
+    kind: Literal["ray"] = "ray"
+    address: str | None = Field(
+        default=None, description="The cluster: auto, or HOST:PORT; null: a Ray of its own on this machine."
+    )
+    hosts: PositiveInt = Field(
+        default=2, description="Processes that hold a worker's environments, env.num_envs of them in even parts."
+    )
+    workers: PositiveInt = Field(
+        default=1, description="Processes that hold the policy and act; each has hosts, and env.num_envs, of its own."
+    )
+    staleness: NonNegativeInt = Field(
+        default=0,
+        description="A group counts only if its oldest chunk was drawn at most so many updates ago. 0: rollout and "
+        "update by turns, with the numbers of kind local; above 0: episodes go on while the policy is updated.",
+    )
+    batch: PositiveInt = Field(default=64, description="staleness above 0: most observations that a worker acts on.")
+    max_wait_ms: NonNegativeFloat = Field(
+        default=5.0, description="staleness above 0: milliseconds that an observation waits for others at most."
+    )
+    timeout_s: PositiveFloat = Field(
+        default=120.0, description="Seconds after which a silent host, or a worker that gets nothing done, is replaced."
+    )
+    start_timeout_s: PositiveFloat = Field(
+        default=300.0, description="Seconds that starting a host or worker may take; others take over after that."
+    )
+    host_cpus: NonNegativeFloat = Field(default=1.0, description="CPUs that Ray reserves for a host.")
+    host_gpus: NonNegativeFloat = Field(default=0.0, description="GPUs, or a part of one, for a host (rendering).")
+    worker_cpus: NonNegativeFloat = Field(default=1.0, description="CPUs that Ray reserves for a worker.")
+    worker_gpus: NonNegativeFloat = Field(default=0.0, description="GPUs, or a part of one, for a worker.")
+    object_store_mb: NonNegativeInt = Field(
+        default=0, description="address null: memory for episodes under way, MiB; 0 leaves it to Ray."
+    )
+
+    def build(self, recipe: Recipe, env: VecEnv, world: ProcessGroup) -> EpisodeSource:
+        self.check(recipe, world)
+        from vla_rl.distributed.actors.source import open_source
+
+        return open_source(recipe, self, world.rank)
+
+    def check(self, recipe: Recipe, world: ProcessGroup) -> None:
+        """Refuse what cannot work before anything starts.
+
+        Raises:
+            ConfigError: an imagined environment, or several training processes that would not share a cluster.
+        """
+        if recipe.env.is_imagined:
+            raise ConfigError(
+                "rollout.kind: got 'ray' with a world model as env, whose episodes are imagined where the policy is; "
+                "use rollout.kind=local"
+            )
+        if world.size > 1 and self.address is None:
+            raise ConfigError(
+                f"rollout.address: is null with {world.size} training processes, which must share one Ray; start it "
+                "(`ray start --head`) and give address=auto"
+            )
+        if self.staleness and recipe.train.groups % world.size:
+            raise ConfigError(
+                f"train.groups: got {recipe.train.groups}; with rollout.staleness above 0 it must be a multiple of the "
+                f"{world.size} training processes"
+            )
+        if recipe.env.num_envs < self.hosts:
+            raise ConfigError(
+                f"rollout.hosts: got {self.hosts} for env.num_envs={recipe.env.num_envs}; each host holds at least one"
+            )

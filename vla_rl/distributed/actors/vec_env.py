@@ -1,0 +1,288 @@
+"""A `VecEnv` whose environments are held by hosts on any machine; a host may die, hang or join at any time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from vla_rl.distributed.actors.cluster import Setting
+from vla_rl.distributed.actors.config import RayRolloutConfig
+from vla_rl.distributed.actors.host import Course, EnvHost, is_same, join_results, lost_result
+from vla_rl.interfaces import EnvConfig
+from vla_rl.rollout.env_checks import checked_ids
+from vla_rl.types import EpisodeSpec, Keyframe, Observation, StepResult
+
+MAX_MOVES = 3  # of an episode to other hosts; then it counts as lost
+CALLER_ERRORS = (ValueError, NotImplementedError)
+
+
+@dataclass
+class Troubles:
+    """What broke and was mended.
+
+    Attributes:
+        lines: what happened, for people. num_hosts: hosts that were replaced. num_moved: episodes brought to another.
+        seconds: for how long something stood.
+    """
+
+    lines: list[str] = field(default_factory=list)
+    num_hosts: int = 0
+    num_moved: int = 0
+    seconds: float = 0.0
+
+    def taken(self) -> Troubles:
+        """What is noted here, which is then forgotten."""
+        found = Troubles(self.lines, self.num_hosts, self.num_moved, self.seconds)
+        self.__init__()
+        return found
+
+    def add(self, other: Troubles) -> None:
+        """Note another's troubles too."""
+        self.lines = self.lines + other.lines
+        self.num_hosts += other.num_hosts
+        self.num_moved += other.num_moved
+        self.seconds += other.seconds
+
+
+def start_host(env: Mapping[str, Any], config: RayRolloutConfig, setting: Setting, record_frames: bool = False) -> Any:
+    """Ask Ray for a host, on whichever node has room; it lives as long as the process that asks."""
+    import ray
+
+    options = {"num_cpus": config.host_cpus, "num_gpus": config.host_gpus, "scheduling_strategy": "SPREAD"}
+    return ray.remote(EnvHost).options(**options).remote(env, setting, record_frames)
+
+
+class RayVecEnv:
+    """Environments in blocks, each at a host. The same numbers as the environments in one process.
+
+    A host that dies or says nothing for `timeout_s` is replaced: each of its episodes is begun again elsewhere and
+    brought to where it was by the same actions, so nobody notices but by the time. An episode that does not come back
+    to what was seen, as in a simulator that is not deterministic, is lost.
+
+    Attributes:
+        troubles: what broke since it was last asked.
+    """
+
+    def __init__(
+        self, env: EnvConfig, config: RayRolloutConfig, setting: Setting, num_envs: int = 0, record_frames: bool = False
+    ) -> None:
+        self.spec, self.num_envs, self.troubles = env.env_spec(), num_envs or env.num_envs, Troubles()
+        self._config, self._num_failures = config, 0  # The last: of hosts, with no completed step in between.
+        self._courses: dict[int, Course] = {}  # Of the episodes that run.
+        values, num_hosts = env.model_dump(mode="json"), min(config.hosts, self.num_envs)
+        self._new_host: Callable[[], Any] = lambda: start_host(values, config, setting, record_frames)
+        parts = np.array_split(np.arange(self.num_envs), num_hosts)
+        self._blocks = [[int(env_id) for env_id in part] for part in parts]
+        self._at: list[Any] = [None] * num_hosts  # The host of each block.
+        self._hosts: list[Any] = []  # Those that have started.
+        self._joining: list[tuple[Any, Any]] = []  # Hosts asked for, and what says that they have started.
+        self._ask_for_hosts(num_hosts)
+        self._welcome(num_hosts)
+        self._settle(list(range(num_hosts)))
+
+    def reset(self, specs: Sequence[EpisodeSpec], env_ids: Sequence[int] | None = None) -> Observation:
+        """See `VecEnv.reset`."""
+        ids = checked_ids(env_ids, self.num_envs)
+        if not self._courses:
+            self._spread()
+        for env_id, spec in zip(ids, specs, strict=True):
+            self._courses[env_id] = Course(spec)
+        while missing := [env_id for env_id in ids if self._courses[env_id].seen is None]:
+            self._turn(missing, None)
+        return Observation.concatenate([self._seen(env_id) for env_id in ids])
+
+    def step(self, actions: np.ndarray, env_ids: Sequence[int] | None = None) -> StepResult:
+        """See `VecEnv.step`."""
+        ids = checked_ids(env_ids, self.num_envs)
+        rows = dict(zip(ids, np.asarray(actions, np.float32), strict=True))
+        results: dict[int, StepResult] = {}
+        while missing := [env_id for env_id in ids if env_id not in results]:
+            if lost := [env_id for env_id in missing if self._courses[env_id].is_lost]:
+                info = next((result.info for result in results.values()), {})
+                results |= {i: lost_result(self._seen(i), rows[i].shape[0], info) for i in lost}
+                for env_id in lost:
+                    del self._courses[env_id]
+            else:
+                results |= self._turn(missing, rows)
+        return join_results([results[env_id] for env_id in ids])
+
+    def save_state(self, env_ids: Sequence[int] | None = None) -> list[Keyframe]:
+        """Not offered: for recording, which runs in one process."""
+        raise NotImplementedError("environments in Ray's hosts do not hand out their states; use rollout.kind=local")
+
+    def expert_action(self, env_ids: Sequence[int] | None = None) -> np.ndarray:
+        """Not offered, as `save_state`."""
+        raise NotImplementedError("environments in Ray's hosts offer no expert; use rollout.kind=local")
+
+    def close(self) -> None:
+        """End the hosts. May be called twice."""
+        import ray
+
+        for host in [*self._hosts, *(host for host, _ in self._joining)]:
+            ray.kill(host)
+        self._hosts, self._joining = [], []
+
+    def _seen(self, env_id: int) -> Observation:
+        seen = self._courses[env_id].seen
+        assert seen is not None, "the episode has begun"
+        return seen
+
+    def _turn(self, ids: Sequence[int], actions: Mapping[int, np.ndarray] | None) -> dict[int, StepResult]:
+        """Begin (without actions) or step these; what is due to a host that broke is left out, and the host replaced.
+
+        Raises:
+            ValueError, NotImplementedError: the caller's fault, as the environment says.
+        """
+        started, results, refs = time.monotonic(), dict[int, StepResult](), {}
+        parts = {n: part for n, block in enumerate(self._blocks) if (part := [i for i in ids if i in block])}
+        for number, part in parts.items():
+            rows = [i - self._blocks[number][0] for i in part]
+            if actions is None:
+                starts = [(row, self._courses[i].spec, ()) for row, i in zip(rows, part, strict=True)]
+                refs[number] = self._at[number].turn.remote(number, starts, (), None)
+            else:
+                refs[number] = self._at[number].turn.remote(number, (), rows, np.stack([actions[i] for i in part]))
+        answers, broken = self._answers(refs, self._config.timeout_s)
+        for number, (seen, result) in answers.items():
+            for row, env_id in enumerate(parts[number]):
+                course = self._courses[env_id]
+                if actions is None:
+                    course.seen = seen.row(row)
+                    continue
+                results[env_id] = own = result.row(row)
+                course.chunks.append(actions[env_id])
+                course.seen, self._num_failures = own.obs, 0
+                if own.done[0]:
+                    del self._courses[env_id]
+        if broken:
+            self._settle(self._drop_hosts(broken))
+            self.troubles.seconds += time.monotonic() - started
+        return results
+
+    def _answers(self, refs: Mapping[int, Any], seconds: float) -> tuple[dict[int, Any], dict[int, str]]:
+        """Wait for what blocks' hosts were asked: their answers, and why there is none of the others, by block."""
+        import ray
+
+        ready = set(ray.wait(list(refs.values()), num_returns=len(refs), timeout=seconds)[0]) if refs else set()
+        answers, broken = dict[int, Any](), dict[int, str]()
+        for number, ref in refs.items():
+            if ref not in ready:
+                broken[number] = f"said nothing for {seconds:g} s"
+                continue
+            try:
+                answers[number] = ray.get(ref)
+            except ray.exceptions.RayTaskError as error:
+                if isinstance(error.cause, CALLER_ERRORS):
+                    raise error.cause from None
+                broken[number] = f"failed: {error.cause}"
+            except ray.exceptions.RayError as error:
+                broken[number] = f"is gone ({type(error).__name__})"
+        return answers, broken
+
+    def _drop_hosts(self, broken: Mapping[int, str]) -> list[int]:
+        """Set the hosts of these blocks aside and ask for others; returns all blocks that have no host now.
+
+        Raises:
+            RuntimeError: hosts broke again and again, with no completed step in between.
+        """
+        import ray
+
+        homeless: list[int] = []
+        for number, why in broken.items():
+            if (host := self._at[number]) is None:
+                continue
+            held = [n for n, at in enumerate(self._at) if at is host]
+            self._num_failures += 1
+            self.troubles.num_hosts += 1
+            self.troubles.lines.append(f"host of environments {self._blocks[number]} {why}")
+            if self._num_failures > MAX_MOVES * self._config.hosts:
+                raise RuntimeError(
+                    f"{self.troubles.lines[-1]}; {self._num_failures} hosts broke without a step between"
+                )
+            ray.kill(host)
+            self._hosts = [other for other in self._hosts if other is not host]
+            for n in held:
+                self._at[n] = None
+            homeless += held
+        self._ask_for_hosts(self._config.hosts - len(self._hosts) - len(self._joining))
+        return homeless
+
+    def _ask_for_hosts(self, num_hosts: int) -> None:
+        for _ in range(num_hosts):
+            host = self._new_host()
+            self._joining.append((host, host.where.remote()))
+
+    def _welcome(self, num_hosts: int) -> None:
+        """Take in the hosts that have started; with `num_hosts` above 0 wait for so many, or for the time's end.
+
+        Raises:
+            RuntimeError: there is no host at all.
+        """
+        import ray
+
+        deadline = time.monotonic() + self._config.start_timeout_s
+        while True:
+            wanted = num_hosts - len(self._hosts)
+            seconds = max(0.0, deadline - time.monotonic()) if wanted > 0 else 0.0
+            refs = [ref for _, ref in self._joining]
+            ready, _ = ray.wait(refs, num_returns=min(max(wanted, 1), len(refs)), timeout=seconds) if refs else ([], [])
+            for host, ref in [(host, ref) for host, ref in self._joining if ref in set(ready)]:
+                self._joining.remove((host, ref))
+                try:
+                    ray.get(ref)
+                    self._hosts.append(host)
+                except ray.exceptions.RayTaskError:
+                    raise  # It cannot be made anywhere.
+                except ray.exceptions.RayError:
+                    self._ask_for_hosts(1)
+            if len(self._hosts) >= num_hosts or time.monotonic() >= deadline:
+                break
+        if not self._hosts:
+            raise RuntimeError(
+                f"rollout.hosts: none started within {self._config.start_timeout_s:g} s; the cluster has "
+                f"{ray.cluster_resources()}, free {ray.available_resources()}, and each host asks for "
+                f"host_cpus={self._config.host_cpus:g}, host_gpus={self._config.host_gpus:g}"
+            )
+
+    def _settle(self, homeless: list[int]) -> None:
+        """Give these blocks a host each, and bring their episodes to where they were."""
+        while homeless:
+            self._welcome(1 if not self._hosts else 0)
+            for number in homeless:
+                self._at[number] = min(self._hosts, key=lambda host: sum(at is host for at in self._at))
+            running = {n: [i for i in self._blocks[n] if i in self._courses] for n in homeless}
+            opened = {n: self._at[n].open.remote(n, len(self._blocks[n])) for n in homeless}
+            _, broken = self._answers(opened, self._config.start_timeout_s)
+            refs = {}
+            for number in (n for n in homeless if n not in broken and running[n]):
+                first, courses = self._blocks[number][0], [(i, self._courses[i]) for i in running[number]]
+                starts = [(i - first, course.spec, course.chunks) for i, course in courses]
+                refs[number] = self._at[number].turn.remote(number, starts, (), None)
+            answers, also_broken = self._answers(refs, self._config.start_timeout_s)
+            for number, (seen, _) in answers.items():
+                for row, env_id in enumerate(running[number]):
+                    self._resume(self._courses[env_id], seen.row(row))
+            homeless = self._drop_hosts(broken | also_broken)
+
+    def _resume(self, course: Course, shown: Observation) -> None:
+        """Note where a course was brought by its actions; it is lost where that is somewhere else."""
+        self.troubles.num_moved += 1
+        course.num_moves += 1
+        course.is_lost = course.num_moves > MAX_MOVES or (course.seen is not None and not is_same(course.seen, shown))
+        course.seen = course.seen or shown
+
+    def _spread(self) -> None:
+        """Nothing runs: give hosts that have joined a part of the blocks of those that took over."""
+        self._welcome(0)
+        for host in self._hosts:
+            if not any(at is host for at in self._at):
+                crowd = max(self._hosts, key=lambda other: sum(at is other for at in self._at))
+                held = [n for n, at in enumerate(self._at) if at is crowd]
+                if len(held) > 1:
+                    crowd.close.remote(held[-1])
+                    self._at[held[-1]] = None
+                    self._settle([held[-1]])

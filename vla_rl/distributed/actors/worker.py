@@ -1,0 +1,115 @@
+"""Actors that hold the policy and run episodes at their hosts: in step with one another, or each on its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from vla_rl.common.progress import Stopwatch
+from vla_rl.config import validate
+from vla_rl.distributed.actors.cluster import Packed, Setting, unpack, where_here
+from vla_rl.distributed.actors.config import RayRolloutConfig
+from vla_rl.distributed.actors.vec_env import RayVecEnv
+from vla_rl.distributed.process_group import resolve_device
+from vla_rl.interfaces import Policy
+from vla_rl.types import Episode, EpisodeSpec
+
+
+class PolicyCopy:
+    """The run's policy, made from its recipe, with the weights that the trainer published last.
+
+    Attributes:
+        version: updates that the weights have seen.
+    """
+
+    def __init__(self, recipe: Mapping[str, Any], setting: Setting) -> None:
+        import torch
+
+        from vla_rl.recipe.recipe import Recipe
+
+        setting.enter()
+        torch.set_num_threads(setting.num_threads)  # Of this thread, with which the policy acts.
+        self.recipe = validate(Recipe, dict(recipe))
+        self.version = -1
+        spec, device = self.recipe.env.env_spec(), resolve_device(self.recipe.device)
+        self.policy: Policy = self.recipe.policy.build(spec, device, self.recipe.seed)
+
+    @property
+    def config(self) -> RayRolloutConfig:
+        """The recipe's section."""
+        assert isinstance(self.recipe.rollout, RayRolloutConfig), "only Ray's source makes workers"
+        return self.recipe.rollout
+
+    def load(self, weights: Packed, version: int) -> None:
+        """Take over the trainable weights of this version."""
+        from vla_rl.training.checkpoint import load_weights
+
+        if version != self.version:
+            load_weights(self.policy, unpack(weights), f"the weights of update {version}")
+            self.version = version
+
+
+def stamped(episode: Episode, versions: Sequence[int]) -> Episode:
+    """The episode with the version that drew each chunk."""
+    return replace(episode, chunks=replace(episode.chunks, version=np.array(versions, np.int64)))
+
+
+class LockstepWorker:
+    """Runs whole rollouts as one process does: all environments step together, and nothing is learned meanwhile."""
+
+    def __init__(self, recipe: Mapping[str, Any], setting: Setting) -> None:
+        self._recipe, self._setting = recipe, setting
+        self._copy: PolicyCopy | None = None
+        self._stopwatch = Stopwatch()
+        self._lock = threading.Lock()
+        self._num_done = 0
+
+    def where(self) -> tuple[str, int]:
+        """See `where_here`."""
+        return where_here()
+
+    def done(self) -> tuple[int, int]:
+        """Return numbers that grow while something gets done: stages of work, and episodes."""
+        return Stopwatch.num_measured, self._num_done
+
+    def run(
+        self, weights: Packed, version: int, specs: Sequence[EpisodeSpec], size: int, seed: int
+    ) -> tuple[dict[str, Any], *tuple[list[Episode], ...]]:
+        """Run groups of `size` episodes, the specs `size` times each in a row; returns what happened, and each group.
+
+        Args:
+            seed: of the sampling, from which all draw in turn.
+        """
+        from vla_rl.rollout.runner import collect
+
+        with self._lock:
+            if self._copy is None:
+                self._copy = PolicyCopy(self._recipe, self._setting)
+                self._env = RayVecEnv(self._copy.recipe.env, self._copy.config, self._setting)
+            self._copy.load(weights, version)
+            started = time.monotonic()
+            self._stopwatch.restart()
+            episodes = collect(
+                self._copy.policy,
+                self._env,
+                specs,
+                temperature=self._copy.recipe.train.temperature,
+                seed=seed,
+                stopwatch=self._stopwatch,
+                on_episode=self._count,
+            )
+            report = {
+                "seconds": dict(self._stopwatch.seconds),
+                "wall": time.monotonic() - started,
+                "troubles": self._env.troubles.taken(),
+            }
+        stamps = [stamped(episode, [version] * episode.num_chunks) for episode in episodes]
+        return report, *(stamps[start : start + size] for start in range(0, len(stamps), size))
+
+    def _count(self, episode: Episode) -> None:
+        self._num_done += 1

@@ -1,0 +1,54 @@
+"""Where a run is and what it is busy with, in a few lines, from what its folder says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from vla_rl.common.run_folder import RunFolder
+from vla_rl.common.run_status import read_status
+from vla_rl.training.metrics import read_metrics
+
+STAGES = ("simulation", "inference", "forward_backward", "optimizer", "other")
+
+
+def status_lines(run: RunFolder) -> list[str]:
+    """Say the step that a run is at, how its last iteration went, and what its rollouts lost and redid in all."""
+    status, lines = read_status(run), [f"run: {run.path}"]
+    if status is not None:
+        lines.append(status.text() or f"This run is finished. As of {status.updated.replace('T', ' ')}.")
+    rows = [row for row in read_metrics(run.metrics) if "train/episodes" in row] if run.metrics.is_file() else []
+    if not rows:
+        return [*lines, "No iteration has ended yet."]
+    last = rows[-1]
+    lines.append(
+        f"iteration {len(rows)}: {last['train/episodes']:.0f} episodes, {100 * last['train/success']:.0f} % solved, "
+        f"{last['train/episodes'] / last['time/total']:.2f} episodes/s with the update"
+    )
+    lines.append("time: " + ", ".join(_share(last, stage) for stage in STAGES if f"time/{stage}" in last))
+    return lines + _rollout_lines(rows)
+
+
+def _share(row: Mapping[str, float], stage: str) -> str:
+    return f"{stage.replace('_', ' ')} {100 * row[f'time/{stage}'] / row['time/total']:.0f} %"
+
+
+def _rollout_lines(rows: Sequence[Mapping[str, float]]) -> list[str]:
+    """What a source of many processes logged; nothing of a run whose episodes run in its own process."""
+    last = {name.removeprefix("rollout/"): value for name, value in rows[-1].items() if name.startswith("rollout/")}
+    if "stood_s" not in last:
+        return []
+    lines = []
+    if "lag" in last:
+        busy = f"{last['running']:.0f} episodes running, {last['waiting']:.0f} waiting for an environment"
+        ahead = f"{last['groups_under_way']:.0f} groups under way, {last['lag']:.2f} updates old on average"
+        lines.append(
+            f"rollouts: {last['hosts']:.0f} hosts, {busy}, {last['asking']:.0f} for the policy; {ahead}, at most "
+            f"{last['lag_max']:.0f}"
+        )
+    names = ("hosts_lost", "workers_lost", "moved", "redone", "groups_dropped", "stood_s")
+    hosts, workers, moved, redone, dropped, stood = (sum(r.get(f"rollout/{n}", 0.0) for r in rows) for n in names)
+    lines.append(
+        f"lost in all: {hosts:.0f} hosts, {workers:.0f} workers; {moved:.0f} episodes went on elsewhere, {redone:.0f} "
+        f"were begun again, {dropped:.0f} groups were too old; stood for {stood:.0f} s"
+    )
+    return lines
