@@ -11,7 +11,6 @@ import numpy as np
 
 from vla_rl.common.progress import Stopwatch
 from vla_rl.distributed.actors.cluster import pack
-from vla_rl.distributed.actors.config import RayRolloutConfig
 from vla_rl.distributed.actors.ledger import MAX_ATTEMPTS, Ledger, Ticket
 from vla_rl.distributed.actors.source import LOOK_SECONDS, disconnect, say, start_worker
 from vla_rl.distributed.actors.vec_env import Troubles
@@ -20,6 +19,7 @@ from vla_rl.rollout.source import GroupOrder
 from vla_rl.types import Episode
 
 if TYPE_CHECKING:
+    from vla_rl.distributed.actors.config import RayRolloutConfig
     from vla_rl.interfaces import Policy
     from vla_rl.recipe.recipe import Recipe
 
@@ -34,6 +34,7 @@ class _Worker:
         number: since the run's start: no other gets it.
         num_held: episodes handed to it.
         status: the last answer. look: the question for it, under way since `asked`, in seconds.
+        since: when the one was found to be gone that it replaces.
     """
 
     number: int
@@ -42,6 +43,7 @@ class _Worker:
     status: dict[str, Any] | None = None
     look: Any = None
     asked: float = 0.0
+    since: float | None = None
 
 
 class AheadSource:
@@ -50,9 +52,9 @@ class AheadSource:
     A group whose oldest chunk is more than `staleness` updates old is begun again: none is left out for being slow.
     """
 
-    def __init__(self, recipe: Recipe, config: RayRolloutConfig, started: bool, rank: int) -> None:
+    def __init__(self, recipe: Recipe, config: RayRolloutConfig, started: bool) -> None:
         self.staleness, self._recipe, self._config, self._started = config.staleness, recipe, config, started
-        self._rank, self._ledger, self._troubles = rank, Ledger[Any](), Troubles()
+        self._ledger, self._troubles = Ledger[Any](), Troubles()
         self._flying: dict[Any, tuple[Ticket, _Worker, Any]] = {}  # What tells of an episode's end -> whose, and where.
         self._workers: list[_Worker] = []
         self._num_workers, self._num_workers_lost, self._version = 0, 0, -1
@@ -76,12 +78,12 @@ class AheadSource:
         while len(self._workers) < self._config.workers:
             self._start()
 
-    def _start(self) -> None:
+    def _start(self, since: float | None = None) -> None:
         from vla_rl.distributed.actors.ahead_worker import AheadWorker
 
         actor = start_worker(AheadWorker, self._recipe, self._config, max_concurrency=MOST_AT_ONCE)
         actor.load.remote(self._weights, self._version)
-        self._workers.append(_Worker(self._num_workers, actor, asked=time.monotonic()))
+        self._workers.append(_Worker(self._num_workers, actor, asked=time.monotonic(), since=since))
         self._num_workers += 1
 
     def collect(
@@ -194,6 +196,8 @@ class AheadSource:
                     self._replace(worker, f"is gone ({type(error).__name__})")
                     continue
                 self._troubles.add(status.pop("troubles"))
+                if worker.since is not None:
+                    self._troubles.seconds, worker.since = self._troubles.seconds + now - worker.since, None
                 worker.status, worker.look = status, None
             if worker.look is None:
                 worker.look, worker.asked = worker.actor.status.remote(), now
@@ -213,7 +217,7 @@ class AheadSource:
         self._troubles.lines.append(f"worker {worker.number} {why}")
         self._flying = {ended: held for ended, held in self._flying.items() if held[1] is not worker}
         self._ledger.give_back_all(str(worker.number), f"its worker {why}")
-        self._start()
+        self._start(since=time.monotonic())
         self._hand_out()
 
     def metrics(self) -> dict[str, float]:

@@ -55,9 +55,16 @@ class RayRolloutConfig(RolloutConfig):
 
     def build(self, recipe: Recipe, env: VecEnv, world: ProcessGroup) -> EpisodeSource:
         self.check(recipe, world)
-        from vla_rl.distributed.actors.source import open_source
+        from vla_rl.distributed.actors.ahead import AheadSource
+        from vla_rl.distributed.actors.cluster import connect
+        from vla_rl.distributed.actors.source import LockstepSource, disconnect
 
-        return open_source(recipe, self, world.rank)
+        started = connect(self)
+        try:
+            return (AheadSource if self.staleness else LockstepSource)(recipe, self, started)
+        except BaseException:
+            disconnect(started)
+            raise
 
     def check(self, recipe: Recipe, world: ProcessGroup) -> None:
         """Refuse what cannot work before anything starts.

@@ -9,36 +9,22 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vla_rl.common.progress import Stopwatch
-from vla_rl.distributed.actors.cluster import Setting, connect, pack
-from vla_rl.distributed.actors.config import RayRolloutConfig
+from vla_rl.distributed.actors.cluster import Setting, pack
 from vla_rl.distributed.actors.ledger import MAX_ATTEMPTS, Ledger, Ticket
 from vla_rl.distributed.actors.vec_env import Troubles
 from vla_rl.policies.base import resolve_path
 from vla_rl.rollout.runner import derived_seed
-from vla_rl.rollout.source import EpisodeSource, GroupOrder
+from vla_rl.rollout.source import GroupOrder
 from vla_rl.types import Episode
 
 if TYPE_CHECKING:
+    from vla_rl.distributed.actors.config import RayRolloutConfig
     from vla_rl.interfaces import Policy
     from vla_rl.recipe.recipe import Recipe
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5  # between looks at whether a silent worker gets something done
-
-
-def open_source(recipe: Recipe, config: RayRolloutConfig, rank: int) -> EpisodeSource:
-    """Reach or start Ray and the workers; `rank`: of this training process."""
-    started = connect(config)
-    try:
-        if config.staleness:
-            from vla_rl.distributed.actors.ahead import AheadSource
-
-            return AheadSource(recipe, config, started, rank)
-        return LockstepSource(recipe, config, started)
-    except BaseException:
-        disconnect(started)
-        raise
 
 
 def disconnect(started: bool) -> None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vla_rl.distributed.actors.cluster import Setting
-from vla_rl.distributed.actors.config import RayRolloutConfig
 from vla_rl.distributed.actors.host import Course, EnvHost, is_same, join_results, lost_result
 from vla_rl.interfaces import EnvConfig
 from vla_rl.rollout.env_checks import checked_ids
 from vla_rl.types import EpisodeSpec, Keyframe, Observation, StepResult
+
+if TYPE_CHECKING:
+    from vla_rl.distributed.actors.config import RayRolloutConfig
 
 MAX_MOVES = 3  # of an episode to other hosts; then it counts as lost
 CALLER_ERRORS = (ValueError, NotImplementedError)

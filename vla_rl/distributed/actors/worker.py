@@ -6,18 +6,20 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from vla_rl.common.progress import Stopwatch
 from vla_rl.config import validate
 from vla_rl.distributed.actors.cluster import Packed, Setting, unpack, where_here
-from vla_rl.distributed.actors.config import RayRolloutConfig
 from vla_rl.distributed.actors.vec_env import RayVecEnv
 from vla_rl.distributed.process_group import resolve_device
 from vla_rl.interfaces import Policy
 from vla_rl.types import Episode, EpisodeSpec
+
+if TYPE_CHECKING:
+    from vla_rl.distributed.actors.config import RayRolloutConfig
 
 
 class PolicyCopy:
@@ -42,8 +44,7 @@ class PolicyCopy:
     @property
     def config(self) -> RayRolloutConfig:
         """The recipe's section."""
-        assert isinstance(self.recipe.rollout, RayRolloutConfig), "only Ray's source makes workers"
-        return self.recipe.rollout
+        return cast("RayRolloutConfig", self.recipe.rollout)  # Only Ray's sources make workers.
 
     def load(self, weights: Packed, version: int) -> None:
         """Take over the trainable weights of this version."""
