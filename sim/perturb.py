@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import Field
 
 from sim.single_env import SingleObservation
-from vla_rl.config import Config
+from vla_rl.config import Config, validate
 from vla_rl.data.segmentation import CAMERA_PREFIX
 from vla_rl.types import EpisodeSpec
 
@@ -49,6 +49,18 @@ class PerturbConfig(Config):
     )
     level: Literal[1, 2, 3] = Field(default=2, description="1 is slight, 2 clear, 3 hard.")
 
+    @staticmethod
+    def named(name: str) -> PerturbConfig | None:
+        """The perturbation that `EpisodeSpec.perturbation` names; None for "clean".
+
+        Raises:
+            ConfigError: no such axis or level.
+        """
+        if name == "clean":
+            return None
+        axis, _, level = name.rpartition("-")
+        return validate(PerturbConfig, {"axis": axis, "level": int(level) if level.isdecimal() else level}, name)
+
 
 @dataclass(frozen=True)
 class Surfaces:
@@ -59,10 +71,16 @@ class Surfaces:
 
 
 class Perturbation:
-    """The perturbation of one episode; without a config, none."""
+    """The perturbation of one episode: what its spec names, else the environment's; without either, none.
+
+    Attributes:
+        name: "camera-2"; empty: none.
+    """
 
     def __init__(self, config: PerturbConfig | None, spec: EpisodeSpec) -> None:
+        config = PerturbConfig.named(spec.perturbation) if spec.perturbation else config
         self._config = config
+        self.name = f"{config.axis}-{config.level}" if config else ""
         named = f"{config.axis if config else ''}/{spec.task}/{spec.split}/{spec.index}"
         self._seed = zlib.crc32(named.encode())
 

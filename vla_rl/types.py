@@ -146,6 +146,8 @@ class EpisodeSpec:
         index: number of the initial state in its split, from 0.
         instruction: overrides the task's own instruction when not None.
         keyframe: start from this stored state in place of (split, index).
+        perturbation: what differs from the usual episode, "camera-2" (axis and level) or "clean"; None: as the
+            environment's section says.
     """
 
     task: str
@@ -153,6 +155,7 @@ class EpisodeSpec:
     index: int = 0
     instruction: str | None = None
     keyframe: Keyframe | None = field(default=None, compare=False)
+    perturbation: str | None = None
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ class LiberoEnv(SingleEnv):
 
     def _start_name(self, spec: EpisodeSpec) -> tuple[str, int]:
         """What a settled start is remembered by, in a scene that environments share."""
-        moved = self.config.perturbation_name if self._perturbation.level("robot") else ""
+        moved = self._perturbation.name if self._perturbation.level("robot") else ""
         return f"{spec.split} {moved}", spec.index
 
     def seed_of(self, spec: EpisodeSpec) -> int:

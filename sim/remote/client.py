@@ -271,6 +271,7 @@ def _plain(argument: Any) -> Any:
         "index": int(argument.index),
         "instruction": argument.instruction,
         "keyframe": keyframe,
+        "perturbation": argument.perturbation,
     }
 
 

@@ -20,8 +20,9 @@ def gather(world: ProcessGroup, episodes: Sequence[Episode]) -> list[Episode]:
 
 def _outline(episode: Episode) -> dict[str, Any]:
     spec = episode.spec
+    names = ("task", "split", "index", "instruction", "perturbation")
     return {
-        "spec": {"task": spec.task, "split": spec.split, "index": spec.index, "instruction": spec.instruction},
+        "spec": {name: getattr(spec, name) for name in names},
         "keyframe": None if spec.keyframe is None else {"env": spec.keyframe.env, "step": spec.keyframe.step},
         "arrays": {n: getattr(episode, n).tolist() for n in ("reward", "terminated", "truncated", "num_steps")},
         "success": bool(episode.success),

@@ -83,6 +83,14 @@ RULES = (
     ),
     Rule(
         (),
+        lambda r: bool(_unknown_axes(r)),
+        lambda r: (
+            f"sampling.perturb.axes: got {_unknown_axes(r)[0]!r}; {r.env.kind} has: "
+            f"{', '.join((*r.env.perturb_axes, 'clean')) if r.env.perturb_axes else 'no perturbations'}"
+        ),
+    ),
+    Rule(
+        (),
         lambda r: len(set(r.eval.tasks)) < len(r.eval.tasks),
         lambda r: f"eval.tasks: got {list(r.eval.tasks)}; name each once",
     ),
@@ -162,6 +170,12 @@ def check(recipe: Recipe, command: str = "") -> None:
 
 def _learns_from_demonstrations(recipe: Recipe) -> bool:
     return recipe.train.control == "continue_bc" or (recipe.algo is not None and recipe.algo.bc_coef > 0)
+
+
+def _unknown_axes(recipe: Recipe) -> list[str]:
+    """Axes along which training episodes cannot be perturbed."""
+    perturb = recipe.sampling.perturb
+    return [axis for axis in perturb.axes if axis not in (*recipe.env.perturb_axes, "clean")] if perturb else []
 
 
 def _acts(recipe: Recipe) -> bool:

@@ -1,31 +1,66 @@
-"""Which task and initial state to roll out next: uniform, or by estimated difficulty (VADE). Imports no torch."""
+"""Which task, initial state and perturbation to roll out next: uniform, by estimated difficulty (VADE), or the worst.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 
 from vla_rl.config import Config, ConfigError
 from vla_rl.data.keyframes import KeyframeSet
 from vla_rl.types import Episode, EpisodeSpec
 
-# Streams of the random generator: order of tasks, order of states, Thompson draws, order of keyframes.
-_TASKS, _STATES, _THOMPSON, _KEYFRAMES = 1, 2, 3, 4
+# Streams of the random generator: order of tasks, of states, Thompson draws, order of keyframes, of perturbations,
+# draws of Group DRO.
+_TASKS, _STATES, _THOMPSON, _KEYFRAMES, _PERTURBATIONS, _WORST = 1, 2, 3, 4, 5, 6
+CLEAN = "clean"
 
 Arm = tuple[str, int | None]
+
+
+class PerturbedTrainingConfig(Config):
+    """Train episodes that differ from the usual ones; each group shares its perturbation."""
+
+    axes: tuple[str, ...] = Field(
+        min_length=1, description=f"Axes of docs/robustness.md, one for each group; {CLEAN}: a usual episode."
+    )
+    levels: tuple[Literal[1, 2, 3], ...] = Field(
+        default=(1, 2, 3), min_length=1, description="Levels, one for each group, all equally often."
+    )
+
+    @field_validator("axes", "levels")
+    @classmethod
+    def _each_once(cls, value: tuple[Any, ...]) -> tuple[Any, ...]:
+        if len(set(value)) < len(value):
+            raise ValueError("each once")
+        return value
 
 
 class SamplingConfig(Config):
     """How initial states of the train split are chosen."""
 
-    kind: Literal["uniform", "vade"] = Field(
+    kind: Literal["uniform", "vade", "group_dro"] = Field(
         default="uniform",
-        description="uniform: every task equally often; vade: most often those solved half of the time.",
+        description="uniform: every task equally often; vade: most often those solved half of the time; group_dro: "
+        "most often those tasks, and axes of perturb, that fail most (Group DRO).",
+    )
+    perturb: PerturbedTrainingConfig | None = Field(
+        default=None, description="Perturb train episodes, {axes: [camera, light], levels: [1, 2]}; null: not."
+    )
+    dro_step: float = Field(default=0.5, gt=0, description="group_dro: step size of the weights' exponential update.")
+    dro_floor: float = Field(
+        default=0.2,
+        gt=0,
+        le=1,
+        description="group_dro: share of the groups that is dealt evenly, so that all are seen.",
     )
     level: Literal["task", "state"] = Field(
         default="task", description="vade: estimate difficulty per task, or per initial state (needs train_states)."
@@ -58,8 +93,8 @@ class SamplingConfig(Config):
             ConfigError: keyframes are asked for and none are given.
             KeyframeError: the keyframes are missing or damaged, or not of these tasks.
         """
-        sampler = VadeSampler if self.kind == "vade" else TaskSampler
-        return sampler(self, tasks, seed, self._mined(tasks, imagined) if self.keyframe_share else ())
+        samplers = {"vade": VadeSampler, "group_dro": GroupDroSampler, "uniform": TaskSampler}
+        return samplers[self.kind](self, tasks, seed, self._mined(tasks, imagined) if self.keyframe_share else ())
 
     def _mined(self, tasks: Sequence[str], imagined: bool) -> list[EpisodeSpec]:
         """Return the episodes that begin at keyframes."""
@@ -89,7 +124,8 @@ class TaskSampler:
         if not tasks or len(set(tasks)) != len(tasks):
             raise ValueError(f"tasks: got {list(tasks)}, need at least one, each once")
         self.config, self.tasks, self.seed, self.keyframes = config, list(tasks), seed, list(keyframes)
-        self._num_groups = self._num_keyframes = self._num_drawn = 0
+        self._num_groups = self._num_keyframes = self._num_drawn = self._num_perturbed = 0
+        self._success: dict[str, float] = {}  # of the last rollout, by axis
         self._num_of_task = dict.fromkeys(self.tasks, 0)
 
     def draw(self, num_groups: int) -> list[EpisodeSpec]:
@@ -97,10 +133,37 @@ class TaskSampler:
         before, after = (int(self.config.keyframe_share * n) for n in (self._num_groups, self._num_groups + num_groups))
         self._num_groups += num_groups
         at_keyframes = after - before if self.keyframes else 0
-        return self._draw_states(num_groups - at_keyframes) + [self._next_keyframe() for _ in range(at_keyframes)]
+        states = [self._perturbed(spec) for spec in self._draw_states(num_groups - at_keyframes)]
+        return states + [self._next_keyframe() for _ in range(at_keyframes)]
 
     def update(self, episodes: Sequence[Episode]) -> None:
         """Learn from the outcomes of episodes drawn here."""
+        by_axis = defaultdict(list)
+        for episode in episodes:
+            if episode.spec.perturbation is not None and not episode.lost:
+                by_axis[_axis(episode.spec)].append(episode.success)
+        self._success = {axis: float(np.mean(outcomes)) for axis, outcomes in sorted(by_axis.items())}
+
+    def metrics(self) -> dict[str, float]:
+        """Return what a run logs of the last rollout: success along each axis of `perturb`."""
+        return {f"train/success/{axis}": rate for axis, rate in self._success.items()}
+
+    def _perturbed(self, spec: EpisodeSpec) -> EpisodeSpec:
+        """Return the spec with the next perturbation: all axes in a new random order each time all have come."""
+        perturb = self.config.perturb
+        if perturb is None or spec.perturbation is not None:
+            return spec
+        lap, place = divmod(self._num_perturbed, len(perturb.axes))
+        order = np.random.default_rng([self.seed, _PERTURBATIONS, lap]).permutation(len(perturb.axes))
+        return self._along(spec, perturb.axes[order[place]])
+
+    def _along(self, spec: EpisodeSpec, axis: str) -> EpisodeSpec:
+        """Return the spec perturbed along this axis, at a level drawn."""
+        assert self.config.perturb is not None, "axes are those of sampling.perturb"
+        generator = np.random.default_rng([self.seed, _PERTURBATIONS, 0, self._num_perturbed])
+        level = generator.choice(self.config.perturb.levels)
+        self._num_perturbed += 1
+        return replace(spec, perturbation=CLEAN if axis == CLEAN else f"{axis}-{level}")
 
     def _next_keyframe(self) -> EpisodeSpec:
         lap, place = divmod(self._num_keyframes, len(self.keyframes))
@@ -139,6 +202,7 @@ class TaskSampler:
             "num_groups": self._num_groups,
             "num_keyframes": self._num_keyframes,
             "num_of_task": dict(self._num_of_task),
+            "num_perturbed": self._num_perturbed,
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -155,6 +219,11 @@ class TaskSampler:
         self._num_drawn = int(state["num_drawn"])
         self._num_groups, self._num_keyframes = int(state.get("num_groups", 0)), int(state.get("num_keyframes", 0))
         self._num_of_task = {task: int(n) for task, n in state["num_of_task"].items()}
+        self._num_perturbed = int(state.get("num_perturbed", 0))
+
+
+def _axis(spec: EpisodeSpec) -> str:
+    return (spec.perturbation or "").rpartition("-")[0] or CLEAN
 
 
 class VadeSampler(TaskSampler):
@@ -182,6 +251,7 @@ class VadeSampler(TaskSampler):
 
     def update(self, episodes: Sequence[Episode]) -> None:
         """Learn from the outcomes of episodes drawn here. Lost ones, and those from keyframes, count for nothing."""
+        super().update(episodes)
         new = np.zeros((2, len(self._arms)))
         for episode in episodes:
             spec = episode.spec
@@ -224,6 +294,73 @@ class VadeSampler(TaskSampler):
         super().load_state(state)
         self._successes = np.array(state["successes"], np.float64)
         self._failures = np.array(state["failures"], np.float64)
+
+
+class GroupDroSampler(TaskSampler):
+    """Draws those cells, tasks by axes of `perturb`, most often that fail most.
+
+    Group DRO (Sagawa et al. 2020, arXiv 1911.08731, algorithm 1) with the weights as probabilities of being drawn:
+    after each rollout the weight of each cell is multiplied by exp(dro_step * loss), and all are normalized. The loss
+    is one minus the cell's success rate, of the last rollout that had the cell; before the first, 1. Unlike in the
+    paper, a cell that was not drawn is updated too, by what is last known of it, and `dro_floor` of the draws are even.
+    """
+
+    def __init__(
+        self, config: SamplingConfig, tasks: Sequence[str], seed: int = 0, keyframes: Sequence[EpisodeSpec] = ()
+    ):
+        super().__init__(config, tasks, seed, keyframes)
+        axes = config.perturb.axes if config.perturb else (CLEAN,)
+        self._cells = [(task, axis) for task in self.tasks for axis in axes]
+        self._weights = np.full(len(self._cells), 1 / len(self._cells))
+        self._losses = np.ones(len(self._cells))
+
+    @property
+    def probabilities(self) -> np.ndarray:
+        """Of each cell to be drawn, float64 (cells,): tasks in order, within each the axes."""
+        floor = self.config.dro_floor
+        return (1 - floor) * self._weights + floor / len(self._cells)
+
+    def update(self, episodes: Sequence[Episode]) -> None:
+        """Learn from the outcomes of episodes drawn here. Lost ones, and those from keyframes, count for nothing."""
+        super().update(episodes)
+        outcomes = defaultdict(list)
+        for episode in episodes:
+            if not episode.lost and episode.spec.keyframe is None:
+                outcomes[episode.spec.task, _axis(episode.spec)].append(episode.success)
+        for number, cell in enumerate(self._cells):
+            if outcomes[cell]:
+                self._losses[number] = 1 - np.mean(outcomes[cell])
+        weights = self._weights * np.exp(self.config.dro_step * self._losses)
+        self._weights = weights / weights.sum()
+
+    def metrics(self) -> dict[str, float]:
+        """Return what a run logs: also each cell's probability of being drawn next."""
+        names = [task if self.config.perturb is None else f"{task}/{axis}" for task, axis in self._cells]
+        drawn = zip(names, self.probabilities.tolist(), strict=True)
+        return super().metrics() | {f"sampling/{name}": share for name, share in drawn}
+
+    def _draw_states(self, num_groups: int) -> list[EpisodeSpec]:
+        generator = np.random.default_rng([self.seed, _WORST, self._num_drawn])
+        specs = []
+        for number in generator.choice(len(self._cells), num_groups, p=self.probabilities):
+            task, axis = self._cells[number]
+            spec = self._spec_of_task(task)
+            specs.append(spec if self.config.perturb is None else self._along(spec, axis))
+        return specs
+
+    def state(self) -> dict[str, Any]:
+        return super().state() | {"weights": self._weights.tolist(), "losses": self._losses.tolist()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        found = len(state.get("weights", ()))
+        if found != len(self._cells):
+            raise ValueError(
+                f"sampling: the checkpoint has {found} weights, this run has {len(self._cells)}; resume with the same "
+                "sampling.kind and sampling.perturb."
+            )
+        super().load_state(state)
+        self._weights = np.array(state["weights"], np.float64)
+        self._losses = np.array(state["losses"], np.float64)
 
 
 def groups_to_resample(episodes: Sequence[Episode], target: int, budget: int) -> int:

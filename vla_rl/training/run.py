@@ -204,7 +204,7 @@ class TrainingRun:
         for name in played[0].info:
             logged[f"env/{name}"] = float(np.mean([e.info[name].mean() for e in played]))
         times = self.stopwatch.report()
-        logged |= rollout_metrics(episodes) | metrics | self.source.metrics()
+        logged |= rollout_metrics(episodes) | metrics | self.source.metrics() | self.sampler.metrics()
         logged |= {f"time/{stage}": seconds for stage, seconds in times.items()}
         logged["time/episodes_per_second"] = len(episodes) / (times["simulation"] + times["inference"])
         logged["time/overhead_fraction"] = (times["other"] + times.get("optimizer", 0.0)) / times["total"]
