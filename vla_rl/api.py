@@ -60,11 +60,13 @@ def train(recipe: Recipe | str | Path, output: str | Path | None = None, resume:
         TrainingDivergedError: the loss, the gradients or the weights became NaN or infinite.
     """
     from vla_rl.common.run_folder import open_run
+    from vla_rl.recipe.pinned import pinned_demonstrations
     from vla_rl.training.train import train as run_training
 
     recipe = _loaded(recipe)
     recipe.check_machine()
     check(recipe, "train")
+    recipe = pinned_demonstrations(recipe, print)
     folder = open_run(recipe, None if output is None else Path(output), resume, free=("train.iterations",))
     return run_training(recipe, folder, resume)
 

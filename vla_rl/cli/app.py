@@ -22,6 +22,7 @@ from vla_rl.cli import (
     evaluation,
     failure,
     hub,
+    importing,
     loop,
     plan,
     rac,
@@ -101,21 +102,11 @@ def _global_options(
         check_command(context.invoked_subcommand)
 
 
-for group in (
-    training,
-    evaluation,
-    loop,
-    about,
-    plan,
-    checkpoints,
-    serve,
-    robot,
-    calibrate,
-    rac,
-    world_model,
-    failure,
-    hub,
-):
+GROUPS = (
+    *(training, evaluation, loop, about, plan, checkpoints, importing),
+    *(serve, robot, calibrate, rac, world_model, failure, hub),
+)
+for group in GROUPS:
     group.register(app)
 
 

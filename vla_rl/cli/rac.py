@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vla_rl.cli.options import Output, Overrides, OwnRecipe, Resume, load_run
+from vla_rl.cli.options import Output, Overrides, OwnRecipe, Resume, load_run, say
 
 
 def register(app: typer.Typer) -> None:
@@ -19,9 +19,10 @@ def register(app: typer.Typer) -> None:
 def rac(recipe: OwnRecipe = None, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
     """Rounds in a simulator: a policy with a scripted person beside it, then training on what was corrected."""
     from vla_rl.common.run_folder import open_run
+    from vla_rl.recipe.pinned import pinned
     from vla_rl.workflows.rac import RESULTS, TABLE, run_rac
 
-    loaded = load_run(recipe, overrides, output, resume)
+    loaded = pinned(load_run(recipe, overrides, output, resume), say, "sft.datasets")
     folder = open_run(loaded, output, resume)
     run_rac(loaded, folder, typer.echo)
     typer.echo((folder / TABLE).read_text())

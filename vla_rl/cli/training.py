@@ -1,4 +1,4 @@
-"""Commands that train a policy, and make what it learns from: `train`, `sft`, `collect`, `import-libero`."""
+"""Commands that train a policy, and make what it learns from: `train`, `sft`, `collect`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ def register(app: typer.Typer) -> None:
     app.command()(train)
     app.command()(sft)
     app.command()(collect)
-    app.command(name="import-libero")(import_libero)
 
 
 def joined(recipe: Recipe) -> AbstractContextManager[ProcessGroup]:
@@ -53,9 +52,10 @@ def joined(recipe: Recipe) -> AbstractContextManager[ProcessGroup]:
 def train(recipe: OwnRecipe = None, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
     """Post-train a policy by reinforcement learning."""
     from vla_rl.common.run_folder import RunFolder, open_run
+    from vla_rl.recipe.pinned import pinned_demonstrations
     from vla_rl.training.train import train as run_training
 
-    loaded = load_run(recipe, overrides, output, resume, "train")
+    loaded = pinned_demonstrations(load_run(recipe, overrides, output, resume, "train"), say)
     with joined(loaded) as world:
         folder = Path(
             world.broadcast_from_main(lambda: str(open_run(loaded, output, resume, free=("train.iterations",))))
@@ -69,9 +69,11 @@ def train(recipe: OwnRecipe = None, overrides: Overrides = None, output: Output 
 def sft(recipe: OwnRecipe = None, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
     """Train a policy by behavior cloning on demonstrations."""
     from vla_rl.common.run_folder import open_run
+    from vla_rl.recipe.pinned import pinned
     from vla_rl.workflows.clone import clone
 
     loaded, longer = load_run(recipe, overrides, output, resume, "sft"), ("sft.steps",)
+    loaded = pinned(loaded, say, "sft.datasets")
     with joined(loaded) as world:
         folder = Path(world.broadcast_from_main(lambda: str(open_run(loaded, output, resume, free=longer))))
         with resumable("sft", folder):
@@ -103,17 +105,3 @@ def collect(
     typer.echo(f"dataset: {summary['dataset']}  ({summary['episodes']} episodes, {summary['frames']} frames)")
     for task, rate in summary["success_rate"].items():
         typer.echo(f"  {task}: {100 * rate:.0f} % success")
-
-
-def import_libero(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="LIBERO's demonstrations, TASK_demo.hdf5.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The dataset's folder; must not exist.")],
-    keep_pauses: Annotated[
-        bool, typer.Option("--keep-pauses", help="Keep steps in which nothing is commanded.")
-    ] = False,
-) -> None:
-    """LIBERO's published demonstrations into a LeRobotDataset, each action beside what was seen before it."""
-    from vla_rl.data.libero_hdf5 import import_libero as run_import
-
-    done = run_import(files, output, keep_pauses, say)
-    typer.echo(f"dataset: {output}  ({done['episodes']} episodes, {done['frames']} frames)")

@@ -56,11 +56,11 @@ class DecodedDataset:
 
 
 def cache_path(source: LeRobotSource, cameras: Sequence[str], size: int | None, folder: Path | None) -> Path:
-    """Where the cache of a dataset lives: in `folder`, or in `.cache` inside the dataset."""
+    """Where the cache of a dataset lives: in `folder`, or by default in `source.cache_home`."""
     key = hashlib.blake2b(
         json.dumps([FORMAT, source.fingerprint(), sorted(cameras), size]).encode(), digest_size=12
     ).hexdigest()
-    return (folder or source.root / ".cache") / key
+    return (folder or source.cache_home) / key
 
 
 def open_cache(

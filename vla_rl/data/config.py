@@ -17,11 +17,14 @@ class DatasetError(ValueError):
 
 
 class DatasetConfig(Config):
-    """One LeRobotDataset v3 on disk, and which part of it to learn from."""
+    """One LeRobotDataset v3, and which part of it to learn from."""
 
     shorthand: ClassVar[str] = "path"
 
-    path: str = Field(description="The dataset's folder (it holds meta/info.json).")
+    path: str = Field(
+        description="The dataset's folder (it holds meta/info.json); where there is none, the hub's "
+        "ORGANIZATION/NAME[@REVISION] (a branch, tag or commit)."
+    )
     weight: PositiveFloat = Field(default=1.0, description="Share of each batch, relative to the other datasets'.")
     only_successes: bool = Field(default=False, description="Leave out episodes that failed.")
     control_sources: tuple[ControlSource, ...] = Field(

@@ -98,6 +98,7 @@ class EpisodeDataset:
         final_state: float32 (E, S), likewise; None where the dataset does not record them.
         initial_states: E names, "task/split/index" where recorded. Episodes with the same name began alike.
         observed_every: control steps from one image and state to the next; in between they are repeated.
+        name: the dataset's own, without the folders above it.
         cache: folder of the decoded arrays; its name stands for the content, the cameras and the image size.
     """
 
@@ -124,6 +125,7 @@ class EpisodeDataset:
     initial_states: list[str]
     weight: float = 1.0
     observed_every: int = 1
+    name: str = ""
 
     @property
     def episodes(self) -> np.ndarray:
@@ -181,7 +183,7 @@ def open_dataset(config: DatasetConfig, needs: DataNeeds, cache_folder: Path | N
         DatasetError: missing or damaged, other cameras, sizes or fps, NaN, or too few episodes.
         DiskFullError: no room for the cache.
     """
-    source = LeRobotSource(Path(config.path))
+    source = LeRobotSource(config.path)
     names = camera_names(source, config, needs.cameras)
     _check_sizes(source, needs)
     decoded = open_cache(source, tuple(names.values()), needs.image_size, cache_folder)
@@ -230,6 +232,7 @@ def open_dataset(config: DatasetConfig, needs: DataNeeds, cache_folder: Path | N
         initial_states=source.initial_states(),
         weight=config.weight,
         observed_every=every,
+        name=source.name,
     )
 
 

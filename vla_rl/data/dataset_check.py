@@ -10,12 +10,14 @@ from vla_rl.data.config import DatasetError
 
 
 def check_datasets(paths: Iterable[str]) -> None:
-    """Look for each dataset before hours are spent on what comes before its use.
+    """Look for each dataset before hours are spent on what comes before its use; the Hub is asked for what it has.
 
     Raises:
         DatasetError: a dataset is not there; the message names the command that makes it.
     """
-    if absent := [path for path in paths if not is_dataset(path)]:
+    from vla_rl.data.hub import on_hub
+
+    if absent := [path for path in paths if not is_dataset(path) and on_hub(path) is None]:
         raise DatasetError("\n".join(f"sft.datasets: {path} is not there. {how_to_get(path)}" for path in absent))
 
 

@@ -189,7 +189,7 @@ def embed_dataset(
     Raises:
         DatasetError: missing or damaged, other cameras, no outcomes, episodes of another policy, or none left.
     """
-    source = LeRobotSource(Path(config.path))
+    source = LeRobotSource(config.path)
     if source.success is None:
         raise DatasetError(f"{config.path}: does not record which episodes succeeded; failure detection needs that")
     names = camera_names(source, config, policy.cameras)
@@ -218,7 +218,7 @@ def embed_dataset(
         num_steps=source.lengths[numbers],
         success=source.success[numbers],
         instructions=tuple(texts),
-        tasks=tuple(states[n].split("/")[0] if states[n].count("/") == 2 else source.root.name for n in numbers),
+        tasks=tuple(states[n].split("/")[0] if states[n].count("/") == 2 else source.name for n in numbers),
         initial_states=tuple(states[n] for n in numbers),
         every=every,
         policy_hash=policy_hash,

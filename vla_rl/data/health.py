@@ -35,7 +35,7 @@ class Recorded:
         starts, lengths: int64 (E,). instruction: E texts.
         first, last: float32 (E, P), each episode's first and last frame, all cameras, small, in [0, 1].
         brightness: float32 (N, cameras, 3), mean color in [0, 1]. still: bool (N, cameras): as the picture before.
-        observed_every: control steps from one picture to the next.
+        observed_every: control steps from one picture to the next. name: the dataset's own.
     """
 
     path: Path
@@ -52,6 +52,7 @@ class Recorded:
     brightness: np.ndarray
     still: np.ndarray
     observed_every: int
+    name: str = ""
 
     def episodes(self) -> list[slice]:
         """The frames of each episode."""
@@ -70,7 +71,7 @@ def check_datasets(paths: Sequence[Path]) -> list[Check]:
     for one in sets:
         for check in check_recorded(one):
             checks.append(
-                Check(f"{one.path.name}: {check.name}" if several else check.name, check.status, check.found, check.fix)
+                Check(f"{one.name}: {check.name}" if several else check.name, check.status, check.found, check.fix)
             )
     return checks + [check for other in sets[1:] for check in check_drift(sets[0], other)]
 
@@ -133,7 +134,8 @@ def read(path: Path) -> Recorded:
     state = values[STATE].reshape(num_frames, -1) if source.state_dim else np.zeros((num_frames, 0))
     tasks = values["task_index"].astype(int)[starts]
     return Recorded(
-        path=Path(path),
+        path=source.root,
+        name=source.name,
         fps=source.fps,
         cameras=tuple(source.cameras),
         state=state.astype(np.float32),
@@ -378,7 +380,7 @@ def check_drift(first: Recorded, other: Recorded) -> list[Check]:
         if np.abs(a - b).max() > 0.15:
             faults.append(f"{camera}: mean color {_percent(b)} %, not {_percent(a)} %")
     remedy = "Other units, another frame, another camera place? Convert one, or train on one of them." if faults else ""
-    title = f"{other.path.name} against {first.path.name}"
+    title = f"{other.name} against {first.name}"
     return [Check(title, "warning" if faults else "ok", "; ".join(faults) or "alike in numbers and colors", remedy)]
 
 

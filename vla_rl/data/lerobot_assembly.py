@@ -101,6 +101,8 @@ class _DataWriter:
         self._write(table)
         stats = {k: {s: np.asarray(v) for s, v in entry.items()} for k, entry in json.loads(row["stats"]).items()}
         extra = {k: v for k, v in row.items() if k.startswith(FINAL_IMAGE_PREFIX)}
+        if row.get(FINAL_STATE) is not None:
+            extra[FINAL_STATE] = np.asarray(row[FINAL_STATE], np.float32)
         meta.save_episode(
             episode_index,
             length,
@@ -116,7 +118,6 @@ class _DataWriter:
                 "env_split": row["split"],
                 "env_index": row["index"],
                 **{name: row.get(name, 0) for name in COUNTS},
-                FINAL_STATE: np.asarray(row[FINAL_STATE], np.float32),
                 **extra,
             },
         )

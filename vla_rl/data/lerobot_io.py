@@ -57,7 +57,7 @@ class RecordedEpisode:
     Attributes:
         task, split, index: the `EpisodeSpec` it started from.
         instruction: LeRobot's "task".
-        png: camera -> T PNG-encoded frames.
+        png: camera -> T PNG-encoded frames (or JPEG, where the source had it so).
         state: float32 (T, S).
         actions: float32 (T, A), what a policy should learn: on a robot what was sent, in a simulator the expert's
             action before noise.
@@ -74,8 +74,8 @@ class RecordedEpisode:
         requested_actions: float32 (T, A), what was asked before the supervisor's limits; None where nothing limits.
         time: float64 (T,), seconds since the first step by the robot's clock, which runs on where nothing was
             recorded; None where nobody measured. Both are stored where the features hold `robot_features`.
-        final_png, final_state: the observation after the last action. Stored with the episode's
-            metadata, since a LeRobot frame always has an action.
+        final_png, final_state: the observation after the last action; empty and None where it was not recorded.
+            Stored with the episode's metadata, since a LeRobot frame always has an action.
         simulator_states: the simulator's states along the episode, for keyframes; empty where none were saved.
         structure: camera -> packed structure of T + 1 images (`vla_rl.data.segmentation`); empty where not recorded.
     """
@@ -93,7 +93,7 @@ class RecordedEpisode:
     control_source: list[str]
     policy_version: str | list[str]
     final_png: dict[str, bytes]
-    final_state: np.ndarray
+    final_state: np.ndarray | None
     simulator_states: Sequence[Keyframe] = ()
     structure: Mapping[str, np.ndarray] = field(default_factory=dict)
     interventions: int = 0
@@ -291,7 +291,7 @@ def _frame_table(episode: RecordedEpisode, features: Mapping[str, Any]) -> pa.Ta
         (EXECUTED_ACTION, episode.executed_actions),
         (REQUESTED_ACTION, episode.requested_actions),
     ):
-        if array is None:
+        if array is None or name not in features:
             continue
         flat = pa.array(np.ascontiguousarray(array, np.float32).reshape(-1))
         # LeRobot stores vectors of length 1 as scalars.
@@ -319,7 +319,7 @@ def _episode_row(episode: RecordedEpisode, features: Mapping[str, Any]) -> dict[
         "success": episode.success,
         **{name: getattr(episode, name) for name in COUNTS},
         "stats": json.dumps(_episode_stats(episode, features)),
-        FINAL_STATE: episode.final_state.astype(np.float32).tolist(),
+        **({} if episode.final_state is None else {FINAL_STATE: episode.final_state.astype(np.float32).tolist()}),
         **{FINAL_IMAGE_PREFIX + camera: data for camera, data in episode.final_png.items()},
     }
 

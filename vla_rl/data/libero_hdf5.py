@@ -11,9 +11,7 @@ OpenVLA does.
 from __future__ import annotations
 
 import json
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +19,8 @@ import numpy as np
 
 from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetError
-from vla_rl.data.lerobot_assembly import assemble
-from vla_rl.data.lerobot_io import RecordedEpisode, dataset_features, encode_png, write_shard
+from vla_rl.data.importing import demonstration, write_episodes
+from vla_rl.data.lerobot_io import RecordedEpisode, encode_png
 
 CAMERAS = {"agentview": "agentview_rgb", "wrist": "eye_in_hand_rgb"}
 STATE = {"ee_states": 6, "gripper_states": 2}  # in this order: position, axis-angle; the fingers
@@ -50,36 +48,21 @@ def import_libero(
     """
     if not files:
         raise ConfigError("import-libero: name at least one HDF5 file")
-    if dataset.exists():
-        raise DatasetError(f"{dataset} exists already; choose another folder")
-    with tempfile.TemporaryDirectory(prefix="vla-rl-hdf5-") as staging:
-        features: dict[str, dict[str, Any]] = {}
-        size, number = None, 0
+
+    def episodes() -> Iterator[tuple[str, RecordedEpisode]]:
         for file in files:
             demos, pauses = 0, 0
-            for demo in read_demos(file, keep_pauses):
-                size = size or demo.image_size
-                if demo.image_size != size:
-                    raise DatasetError(f"{file}: pictures of {demo.image_size}, before {size}; import them apart")
-                features = features or dataset_features(tuple(CAMERAS), size, sum(STATE.values()), ACTION_DIM)
-                write_shard(Path(staging) / f"shard_{number:05d}", [demo.episode], [], features)
-                number, demos, pauses = number + 1, demos + 1, pauses + demo.num_pauses
+            for episode, num_pauses in read_demos(file, keep_pauses):
+                yield str(file), episode
+                demos, pauses = demos + 1, pauses + num_pauses
             report(f"{file.name}: {demos} demonstrations" + (f", {pauses} steps left out" if pauses else ""))
-        notes = {"source": "LIBERO's HDF5", "files": [file.name for file in files], "keep_pauses": keep_pauses}
-        return assemble(Path(staging), dataset, fps=CONTROL_HZ, features=features, robot="libero", notes=notes)
+
+    notes = {"source": "LIBERO's HDF5", "files": [file.name for file in files], "keep_pauses": keep_pauses}
+    return write_episodes(episodes(), dataset, fps=CONTROL_HZ, robot="libero", notes=notes)
 
 
-@dataclass(frozen=True)
-class Demo:
-    """A demonstration; `image_size` is (height, width), `num_pauses` counts the steps left out."""
-
-    episode: RecordedEpisode
-    image_size: tuple[int, int]
-    num_pauses: int
-
-
-def read_demos(file: Path, keep_pauses: bool = False) -> list[Demo]:
-    """Read the demonstrations of one file, in their numbers' order.
+def read_demos(file: Path, keep_pauses: bool = False) -> list[tuple[RecordedEpisode, int]]:
+    """Read the demonstrations of one file, in their numbers' order, each with how many of its steps were left out.
 
     Raises:
         DatasetError: not LIBERO's layout, or damaged. ConfigError: h5py is not installed.
@@ -123,7 +106,7 @@ def _read(
     instruction: str,
     turned: Callable[[np.ndarray], np.ndarray],
     keep_pauses: bool,
-) -> Demo:
+) -> tuple[RecordedEpisode, int]:
     actions = np.asarray(group["actions"], np.float32)
     length = len(actions)
     if actions.ndim != 2 or actions.shape[1] != ACTION_DIM or length < 2:
@@ -145,27 +128,18 @@ def _read(
     if not kept:
         raise DatasetError(f"{file}: demo_{index} commands nothing at any step")
     success = bool(np.asarray(group["rewards"]).max() > 0) if "rewards" in group else True
-    chosen = actions[kept]
-    reward = np.zeros(len(kept), np.float32)
-    reward[-1] = success
-    episode = RecordedEpisode(
+    episode = demonstration(
+        instruction,
+        index,
+        {camera: [encode_png(seen[step - 1]) for step in kept] for camera, seen in images.items()},
+        state[[step - 1 for step in kept]],
+        actions[kept],
         task=file.name.removesuffix(".hdf5").removesuffix("_demo"),
-        split="train",
-        index=index,
-        instruction=instruction,
-        png={camera: [encode_png(seen[step - 1]) for step in kept] for camera, seen in images.items()},
-        state=state[[step - 1 for step in kept]],
-        actions=chosen,
-        executed_actions=chosen,
-        reward=reward,
         success=success,
-        control_source=["expert"] * len(kept),
-        policy_version="demonstration",
         final_png={camera: encode_png(seen[-1]) for camera, seen in images.items()},
         final_state=state[-1],
     )
-    height, width = next(iter(images.values())).shape[1:3]
-    return Demo(episode, (height, width), length - 1 - len(kept))
+    return episode, length - 1 - len(kept)
 
 
 def _commands_nothing(actions: np.ndarray, step: int) -> bool:

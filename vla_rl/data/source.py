@@ -18,6 +18,7 @@ import numpy as np
 
 from vla_rl.data.config import DatasetError
 from vla_rl.data.fingerprint import add_file
+from vla_rl.data.hub import check_version, on_hub
 from vla_rl.data.lerobot_io import ACTION, FINAL_IMAGE_PREFIX, FINAL_STATE, IMAGE_PREFIX, STATE, decode_image
 
 if TYPE_CHECKING:
@@ -28,9 +29,13 @@ _BATCH_ROWS = 512
 
 
 class LeRobotSource:
-    """One dataset folder: its facts, and streams of its columns.
+    """One dataset: its facts, and streams of its columns. Of one on the Hub, what is asked for is downloaded.
+
+    Args:
+        path: its folder, or ORGANIZATION/NAME[@REVISION] on the Hub where there is no such folder.
 
     Attributes:
+        root: the folder. name: the dataset's own.
         cameras: camera name -> its feature's name.
         fps: control steps per second.
         state_dim, action_dim: S (0 without a state) and A.
@@ -42,8 +47,10 @@ class LeRobotSource:
         DatasetError: missing, another format version, damaged.
     """
 
-    def __init__(self, root: Path) -> None:
-        self.root = Path(root)
+    def __init__(self, path: str | Path) -> None:
+        self._remote = on_hub(path)
+        self.root = Path(path) if self._remote is None else self._remote.fetch("meta/**", "collect.json")
+        self.name = self.root.resolve().name if self._remote is None else self._remote.name.repo.rpartition("/")[2]
         self.info = self._read_info()
         features = self.info["features"]
         self.cameras = {
@@ -75,6 +82,15 @@ class LeRobotSource:
             raise DatasetError(f"{self.root}: has {len(self.lengths)} episodes, or an empty one; nothing to learn")
 
     @property
+    def cache_home(self) -> Path:
+        """Where decoded arrays are kept by default: inside the dataset; the Hub's cache is not ours, so beside it."""
+        if self._remote is None:
+            return self.root / ".cache"
+        from huggingface_hub import constants
+
+        return Path(constants.HF_HOME) / "vla-rl"
+
+    @property
     def num_frames(self) -> int:
         return int(self.lengths.sum())
 
@@ -82,7 +98,9 @@ class LeRobotSource:
         return self.info["features"][self.cameras[camera]]["dtype"] == "video"
 
     def fingerprint(self) -> str:
-        """A hash of the dataset's info and of each file's name, size, beginning and end."""
+        """A hash of the dataset's info and of each file's name, size, beginning and end; of its commit on the Hub."""
+        if self._remote is not None:
+            return hashlib.blake2b(str(self._remote.name).encode(), digest_size=16).hexdigest()
         digest = hashlib.blake2b((self.root / "meta" / "info.json").read_bytes(), digest_size=16)
         files = [p for folder in ("data", "meta", "videos", "images") for p in (self.root / folder).rglob("*")]
         for file in sorted(p for p in files if p.is_file()):
@@ -97,6 +115,7 @@ class LeRobotSource:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
+        self._fetch("data/**")
         for file in self._parquet_files(self.root / "data"):
             try:
                 reader = pq.ParquetFile(str(file))
@@ -111,6 +130,7 @@ class LeRobotSource:
 
     def _stored_images(self, camera: str, size: int | None) -> Iterator[np.ndarray]:
         column = self.cameras[camera]
+        self._fetch("data/**", f"images/{column}/**")
 
         def decode(item: dict[str, Any]) -> np.ndarray:
             data = item["bytes"] if item["bytes"] is not None else (self.root / item["path"]).read_bytes()
@@ -150,7 +170,7 @@ class LeRobotSource:
         """The name of each episode's initial state: task/split/index, or the dataset and the episode's number."""
         names = ("env_task", "env_split", "env_index")
         if not set(names) <= set(self.episodes.column_names):
-            return [f"{self.root.name}/{number}" for number in range(len(self.lengths))]
+            return [f"{self.name}/{number}" for number in range(len(self.lengths))]
         columns = [self.episodes.column(name).to_pylist() for name in names]
         return [f"{task}/{split}/{index}" for task, split, index in zip(*columns, strict=True)]
 
@@ -182,6 +202,7 @@ class LeRobotSource:
         from lerobot.datasets.video_utils import decode_video_frames
 
         key = self.cameras[camera]
+        self._fetch(f"videos/{key}/**")
         timestamps = np.concatenate([_numbers(t, "timestamp") for t in self.batches(["timestamp"])])
         ends = np.cumsum(self.lengths)
         columns = {
@@ -204,6 +225,10 @@ class LeRobotSource:
                     raise self._damaged(path, error) from error
                 yield np.stack([resize(frame, size) for frame in frames.permute(0, 2, 3, 1).contiguous().numpy()])
 
+    def _fetch(self, *patterns: str) -> None:
+        if self._remote is not None:
+            self._remote.fetch(*patterns)
+
     # --- metadata ---
 
     def _read_info(self) -> dict[str, Any]:
@@ -218,11 +243,7 @@ class LeRobotSource:
             version, _ = info["codebase_version"], (info["features"], info["fps"])
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise self._damaged(file, error) from error
-        if not str(version).startswith("v3."):
-            raise DatasetError(
-                f"{self.root}: is LeRobotDataset {version}; v3.0 is needed. Convert it with "
-                "`python -m lerobot.scripts.convert_dataset_v21_to_v30`."
-            )
+        check_version(version, self.root)
         return info
 
     def _read_instructions(self) -> list[str]:

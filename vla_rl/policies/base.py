@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
+from vla_rl.common.hub import is_offline, parse_name
 from vla_rl.common.pretrained import pretrained_entry
 from vla_rl.config import Config, ConfigError
 from vla_rl.policies import hub
@@ -89,7 +90,7 @@ def resolve_path(path: str | Path) -> Path:
     folder = Path(text).expanduser()
     if folder.is_dir():
         return folder
-    if name := hub.parse_name(text):
+    if name := parse_name(text):
         return hub.download(name)
     raise ConfigError(
         f"policy path {text!r}: no such folder. Give a folder written by a run or downloaded, 'pretrained:NAME', or "
@@ -106,8 +107,8 @@ def describing_folder(path: str | Path) -> Iterator[tuple[Path, str]]:
     Raises:
         ConfigError: as `resolve_path`.
     """
-    name = None if Path(path).expanduser().is_dir() else hub.parse_name(str(path))
-    if name is None or hub.is_offline():
+    name = None if Path(path).expanduser().is_dir() else parse_name(str(path))
+    if name is None or is_offline():
         yield resolve_path(path), str(path)
         return
     with hub.described(name) as (folder, exact):

@@ -3,45 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vla_rl.config import ConfigError
+from vla_rl.common.hub import HubName, explained
 
-_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([A-Za-z0-9][\w./-]*))?")
 _UNREAD = ["*.bin", "*.msgpack", "*.h5"]  # Copies of the weights in formats that are not read.
 _MOST_BYTES = 20 * 1024**2  # Of a file that describes: larger ones are vocabularies or weights.
 _DESCRIBING = (".json", ".py")
 _VOCABULARIES = ("tokenizer.json", "vocab.json")
-
-
-@dataclass(frozen=True)
-class HubName:
-    """A model on the Hub. `revision`: a branch, a tag or a commit; None: the newest of its main branch."""
-
-    repo: str
-    revision: str | None = None
-
-    def __str__(self) -> str:
-        return self.repo if self.revision is None else f"{self.repo}@{self.revision}"
-
-
-def parse_name(text: str) -> HubName | None:
-    """The model that a text names; None where it has not the form of a name on the Hub."""
-    match = _NAME.fullmatch(text)
-    return HubName(match[1], match[2]) if match else None
-
-
-def is_offline() -> bool:
-    """Whether the user has said that the Hub is not to be asked (HF_HUB_OFFLINE): the cache is all there is."""
-    from huggingface_hub import constants
-
-    return constants.HF_HUB_OFFLINE
 
 
 def download(name: HubName) -> Path:
@@ -52,7 +25,7 @@ def download(name: HubName) -> Path:
     """
     import huggingface_hub
 
-    with _explained(name):
+    with explained(name, "policy path", "model"):
         return Path(huggingface_hub.snapshot_download(name.repo, revision=name.revision, ignore_patterns=_UNREAD))
 
 
@@ -72,7 +45,7 @@ def described(name: HubName) -> Iterator[tuple[Path, HubName]]:
     api = HfApi()
     with tempfile.TemporaryDirectory(prefix=name.repo.replace("/", "--")) as temporary:
         folder = Path(temporary)
-        with _explained(name):
+        with explained(name, "policy path", "model"):
             info = api.model_info(name.repo, revision=name.revision, files_metadata=True)
             assert info.sha is not None, "the Hub gives a model's commit"
             for file in info.siblings or ():
@@ -104,23 +77,3 @@ def _write_stand_in(file: Path, metadata: Any) -> None:
     with file.open("wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
         stream.truncate(8 + len(text) + max((entry["data_offsets"][1] for entry in header.values()), default=0))
-
-
-@contextmanager
-def _explained(name: HubName) -> Iterator[None]:
-    """Errors of the Hub's library as one for people."""
-    from httpx import HTTPError
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RevisionNotFoundError
-
-    try:
-        yield
-    except RevisionNotFoundError as error:
-        raise ConfigError(
-            f"policy path '{name}': the hub has {name.repo}, and no revision {name.revision!r} of it. Give a branch, a "
-            "tag or a commit."
-        ) from error
-    except (LocalEntryNotFoundError, HfHubHTTPError, HTTPError, OSError) as error:
-        raise ConfigError(
-            f"policy path '{name}': no such folder, and the hub did not give a model of this name: {error}. Check "
-            "the name and the connection, or download it elsewhere and give its folder."
-        ) from error

@@ -108,8 +108,8 @@ RULES = (
             "initial state; set it to at least 2, or use algo.kind=ppo or reinforce_pp"
         ),
     ),
-    Rule(_RL, lambda r: r.sft is None and _learns_from_demonstrations(r), lambda r: _NO_DEMONSTRATIONS),
-    Rule(_RL, lambda r: r.sft and _learns_from_demonstrations(r) and check_datasets(d.path for d in r.sft.datasets)),
+    Rule(_RL, lambda r: r.sft is None and learns_from_demonstrations(r), lambda r: _NO_DEMONSTRATIONS),
+    Rule(_RL, lambda r: r.sft and learns_from_demonstrations(r) and check_datasets(d.path for d in r.sft.datasets)),
     Rule(
         ("train",),
         lambda r: r.sampling.keyframe_share and r.sampling.keyframes is None,
@@ -168,7 +168,8 @@ def check(recipe: Recipe, command: str = "") -> None:
         raise ConfigError("\n".join(rule.message(recipe) for rule in broken))
 
 
-def _learns_from_demonstrations(recipe: Recipe) -> bool:
+def learns_from_demonstrations(recipe: Recipe) -> bool:
+    """Whether `train` needs the recipe's `sft.datasets`."""
     return recipe.train.control == "continue_bc" or (recipe.algo is not None and recipe.algo.bc_coef > 0)
 
 

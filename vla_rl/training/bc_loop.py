@@ -63,7 +63,7 @@ def run_training(
         statistics = compute_statistics(data.parts)
         if config.action_scale == "environment":
             statistics["action"]["mask"] = [False] * policy.action_dim
-        policy.set_norm_stats(statistics["action"], statistics.get("proprio"), name=data.parts[0].path.resolve().name)
+        policy.set_norm_stats(statistics["action"], statistics.get("proprio"), name=data.parts[0].name)
     world.distribute(policy)
     cloning = BCTrainer(policy, config, seed, world=world)
     checkpoints = folder / "checkpoints"

@@ -9,13 +9,13 @@ from typing import Any
 
 import yaml
 
+from vla_rl.common.hub import parse_name
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import read_yaml
 from vla_rl.data.health import check_datasets
 from vla_rl.data.source import LeRobotSource
 from vla_rl.evaluation.compare import Comparison, PairedResult, format_p
 from vla_rl.evaluation.results import SuccessRate
-from vla_rl.policies.hub import parse_name
 from vla_rl.report.report import Run, read_run
 from vla_rl.workflows.ablate import Ablation
 

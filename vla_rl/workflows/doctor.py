@@ -299,15 +299,15 @@ def recipe_checks(recipe: Mapping[str, Any]) -> list[Check]:
 
 def check_policy(path: str) -> Check:
     """`policy.path`: a folder, a policy that ships, or a name on the hub, which is not asked."""
+    from vla_rl.common.hub import parse_name
     from vla_rl.policies.base import pretrained_folder
-    from vla_rl.policies.hub import parse_name
 
     shipped = path.startswith("pretrained:")
     folder = pretrained_folder() / path.removeprefix("pretrained:") if shipped else Path(path).expanduser()
     if folder.is_dir():
         return Check("policy.path", "ok", path, needed=True)
     name = None if shipped else parse_name(path)
-    if name is not None and name.repo.partition("/")[0] not in ("runs", "checkpoints"):
+    if name is not None and not name.may_be_local:
         return Check("policy.path", "warning", f"no folder {path}", "as a name on the hub it is downloaded at its use")
     fix = "give a checkpoint's folder: policy.path=FOLDER; a recipe that starts from runs/NAME needs NAME's run first"
     return Check("policy.path", "missing", f"no folder {path}", fix, needed=True)
@@ -315,10 +315,14 @@ def check_policy(path: str) -> Check:
 
 def check_dataset(path: str, needed: bool) -> Check:
     """One of `sft.datasets`; not needed where RL learns without it, or where the recipe itself collects it."""
+    from vla_rl.common.hub import parse_name
     from vla_rl.data.dataset_check import how_to_get, is_dataset
 
     if is_dataset(path):
         return Check("dataset", "ok", path, needed=needed)
+    name = parse_name(path)
+    if name is not None and not name.may_be_local:
+        return Check("dataset", "warning", f"no folder {path}", "as a name on the hub it is downloaded at its use")
     return Check("dataset", "missing", f"no dataset {path}", how_to_get(path), needed)
 
 

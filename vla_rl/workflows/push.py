@@ -7,10 +7,10 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from vla_rl.common.hub import parse_name
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import ConfigError
 from vla_rl.data.dataset_check import is_dataset
-from vla_rl.policies.hub import parse_name
 from vla_rl.workflows.cards import dataset_card, policy_card
 
 RUN_FILES = (

@@ -53,7 +53,7 @@ def run_rac(recipe: Recipe, folder: Path, show: Show) -> dict[str, Any]:
         show(f"collecting {recipe.collect.dataset}")
         collect(recipe, recipe.collect, show)
     for dataset in recipe.sft.datasets:
-        LeRobotSource(Path(dataset.path))  # A missing one is said before anything is collected with the policy.
+        LeRobotSource(dataset.path)  # A missing one is said before anything is collected with the policy.
     evaluations = {"base": rounds.evaluation("base", _base_policy(recipe), None)}
     rows = [rounds.run(number, evaluations) for number in range(1, recipe.rac.rounds + 1)]
     result = {"rounds": rows, "comparisons": _comparisons(evaluations)}

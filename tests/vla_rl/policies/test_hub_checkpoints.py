@@ -9,23 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from local_hub import local_hub
+from local_hub import PROGRAM, local_hub
 
-from vla_rl.policies.hub import HubName, parse_name
+from vla_rl.common.hub import HubName, parse_name
 from vla_rl.policies.openvla.files.fake_checkpoint import write_checkpoint
 
 REPO = "someone/tiny-oft"
-# Commands in one process that knows the server as the Hub; prints each one's exit code, output and errors as JSON.
-PROGRAM = """
-import json, sys
-from typer.testing import CliRunner
-from vla_rl.cli.app import app
-
-for command in json.loads(sys.argv[1]):
-    result = CliRunner().invoke(app, command)
-    trouble = "" if result.exception is None or isinstance(result.exception, SystemExit) else repr(result.exception)
-    print("RESULT " + json.dumps([result.exit_code, result.stdout, result.stderr + trouble]))
-"""
 
 
 def test_names() -> None:

@@ -1,4 +1,4 @@
-"""A small server on loopback that speaks what of the Hub's API is needed to look at models and to download them."""
+"""A small server on loopback that speaks as much of the Hub's API as it takes to look at models and datasets."""
 
 from __future__ import annotations
 
@@ -12,9 +12,21 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote
 
+# Commands in one process that knows the server as the Hub; prints each one's exit code, output and errors as JSON.
+PROGRAM = """
+import json, sys
+from typer.testing import CliRunner
+from vla_rl.cli.app import app
+
+for command in json.loads(sys.argv[1]):
+    result = CliRunner().invoke(app, command)
+    trouble = "" if result.exception is None or isinstance(result.exception, SystemExit) else repr(result.exception)
+    print("RESULT " + json.dumps([result.exit_code, result.stdout, result.stderr + trouble]))
+"""
+
 
 class LocalHub:
-    """Models by repository and revision.
+    """Models and datasets by repository (those of datasets begin with "datasets/") and revision.
 
     Attributes:
         url: for HF_ENDPOINT.
@@ -53,21 +65,22 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, with_body: bool) -> None:
         path = unquote(self.path.partition("?")[0])
-        if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?", path):
-            self._model(match[1], match[2] or "main")
-        elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/([^/]+)", path):
-            self._tree(match[1], match[2])
-        elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+        if match := re.fullmatch(r"/api/(?:models/|(datasets/))([^/]+/[^/]+)(?:/revision/(.+))?", path):
+            self._repository((match[1] or "") + match[2], match[3] or "main")
+        elif match := re.fullmatch(r"/api/(?:models/|(datasets/))([^/]+/[^/]+)/tree/([^/]+)", path):
+            self._tree((match[1] or "") + match[2], match[3])
+        elif match := re.fullmatch(r"/((?:datasets/)?[^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
             self._file(match[1], match[2], match[3], with_body)
         else:
             self._send(404, b"", {})
 
-    def _model(self, repo: str, revision: str) -> None:
+    def _repository(self, repo: str, revision: str) -> None:
         if (found := self._find(repo, revision)) is not None:
             commit, folder = found
             files = [p for p in sorted(folder.rglob("*")) if p.is_file()]
             siblings = [{"rfilename": p.relative_to(folder).as_posix(), "size": p.stat().st_size} for p in files]
-            body = {"id": repo, "modelId": repo, "sha": commit, "siblings": siblings, "private": False, "tags": []}
+            names = {"id": repo.removeprefix("datasets/"), "modelId": repo}
+            body = {**names, "sha": commit, "siblings": siblings, "private": False, "tags": []}
             self._send(200, json.dumps(body).encode(), {"Content-Type": "application/json"})
 
     def _tree(self, repo: str, revision: str) -> None:

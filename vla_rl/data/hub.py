@@ -1,0 +1,96 @@
+"""LeRobotDatasets on the Hugging Face Hub: which one a path names, its commit, and of its files what is asked for.
+
+Files lie in the Hub's own cache (HF_HOME), where LeRobot and others find them too.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from vla_rl.common.hub import HubName, explained, parse_name
+from vla_rl.data.config import DatasetError
+
+_INFO = "meta/info.json"
+
+
+@dataclass(frozen=True)
+class HubDataset:
+    """A dataset on the Hub. `name`: with its commit."""
+
+    name: HubName
+
+    def fetch(self, *patterns: str) -> Path:
+        """The dataset's folder in the cache, downloading first which of the files of these patterns it lacks.
+
+        Raises:
+            DatasetError: the Hub cannot be reached, and they are not there.
+        """
+        from huggingface_hub import snapshot_download
+
+        with explained(self.name, "dataset", "dataset", DatasetError):
+            return Path(
+                snapshot_download(
+                    self.name.repo, repo_type="dataset", revision=self.name.revision, allow_patterns=[*patterns]
+                )
+            )
+
+
+def on_hub(path: str | Path) -> HubDataset | None:
+    """The dataset on the Hub that a path names, with its commit; None where the path is, or would be, a folder here.
+
+    A folder of that name wins, and `datasets/...`, `runs/...` and `checkpoints/...` always mean folders.
+
+    Raises:
+        DatasetError: no such dataset or revision, it is not LeRobot's v3, or the Hub cannot be reached.
+    """
+    name = parse_name(str(path))
+    if name is None or name.may_be_local or Path(path).expanduser().exists():
+        return None
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
+
+    with explained(name, "dataset", "dataset", DatasetError):
+        try:
+            info = hf_hub_download(name.repo, _INFO, repo_type="dataset", revision=name.revision)
+        except LocalEntryNotFoundError:
+            raise
+        except RemoteEntryNotFoundError as error:
+            raise DatasetError(
+                f"dataset '{name}': the hub has it, but without {_INFO}, so it is no LeRobotDataset. Name one that is, "
+                "or download it and convert it (docs/own_data.md)."
+            ) from error
+    dataset = HubDataset(HubName(name.repo, Path(info).parent.parent.name))
+    try:
+        check_version(json.loads(Path(info).read_text(encoding="utf-8"))["codebase_version"], dataset)
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise DatasetError(f"dataset '{name}': its {_INFO} has no codebase_version; it is no LeRobotDataset") from error
+    return dataset
+
+
+def check_version(version: str, dataset: Path | HubDataset) -> None:
+    """Raise `DatasetError` where a dataset is not LeRobotDataset v3; it names LeRobot's converter."""
+    if str(version).startswith("v3."):
+        return
+    is_remote = isinstance(dataset, HubDataset)
+    name, then = (
+        (dataset.name, f", and name the folder that it writes, {_converted(dataset)}") if is_remote else (dataset, "")
+    )
+    raise DatasetError(
+        f"{name}: is LeRobotDataset {version}; v3.0 is needed. Convert it with LeRobot's own "
+        f"`{converter(dataset)}`{then}."
+    )
+
+
+def _converted(dataset: HubDataset) -> str:
+    return f"datasets/{dataset.name.repo.rpartition('/')[2]}"
+
+
+def converter(dataset: Path | HubDataset) -> str:
+    """The command of LeRobot's that converts a dataset of version 2.1, in its folder or from the Hub."""
+    command = "python -m lerobot.scripts.convert_dataset_v21_to_v30 --push-to-hub=false"
+    if isinstance(dataset, HubDataset):
+        return f"{command} --repo-id={dataset.name.repo} --root={_converted(dataset)}"
+    return f"{command} --repo-id=local/{shlex.quote(dataset.name)} --root={shlex.quote(str(dataset))}"

@@ -1,0 +1,140 @@
+"""What the importers of others' data share: episodes from anywhere, alike in shape, as one LeRobotDataset."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from vla_rl.data.config import DatasetError
+from vla_rl.data.lerobot_assembly import assemble
+from vla_rl.data.lerobot_io import (
+    IMAGE_PREFIX,
+    STATE,
+    RecordedEpisode,
+    dataset_features,
+    decode_image,
+    write_shard,
+)
+
+Gripper = Literal["as_is", "one_opens", "one_closes"]
+
+
+def write_episodes(
+    episodes: Iterable[tuple[str, RecordedEpisode]],
+    dataset: Path,
+    *,
+    fps: int,
+    robot: str,
+    notes: Mapping[str, Any],
+    state_names: Sequence[str] | None = None,
+    action_names: Sequence[str] | None = None,
+) -> dict[str, int]:
+    """Write a LeRobotDataset v3, an episode at a time; it appears whole.
+
+    Args:
+        episodes: each with where it is from, for errors. All have the same cameras, picture sizes, S and A; S may be 0.
+        dataset: folder to make; must not exist.
+        fps: control steps per second. robot: its name. notes: JSON-able provenance.
+        state_names, action_names: of the S and A numbers; None: numbered.
+
+    Returns:
+        {"episodes": ..., "frames": ...}.
+
+    Raises:
+        DatasetError: `dataset` exists, there is no episode, or one does not fit the first.
+    """
+    if dataset.exists():
+        raise DatasetError(f"{dataset} exists already; choose another folder")
+    with tempfile.TemporaryDirectory(prefix="vla-rl-import-") as staging:
+        first: tuple[str, dict[str, Any]] | None = None
+        features: dict[str, dict[str, Any]] = {}
+        for number, (origin, episode) in enumerate(episodes):
+            shape = _shape(origin, episode)
+            if first is None:
+                first, features = (origin, shape), _features(shape, state_names, action_names)
+            for name, found in shape.items():
+                if found != first[1][name]:
+                    raise DatasetError(f"{origin}: {name} {found}, of {first[0]} {first[1][name]}; import them apart")
+            write_shard(Path(staging) / f"shard_{number:06d}", [episode], [], features)
+        if first is None:
+            raise DatasetError("no episode was found; nothing is written")
+        return assemble(Path(staging), dataset, fps=fps, features=features, robot=robot, notes=notes)
+
+
+def demonstration(
+    instruction: str,
+    index: int,
+    png: Mapping[str, list[bytes]],
+    state: np.ndarray,
+    actions: np.ndarray,
+    *,
+    task: str | None = None,
+    success: bool = True,
+    final_png: Mapping[str, bytes] | None = None,
+    final_state: np.ndarray | None = None,
+) -> RecordedEpisode:
+    """An episode that somebody else recorded: its actions are taken as an expert's, all executed as they stand.
+
+    Args:
+        index: among the episodes of its task. task: its name; None: made of the instruction.
+        png: camera -> T encoded pictures. state: float32 (T, S). actions: float32 (T, A).
+        final_png, final_state: what was seen after the last action, where that is known.
+    """
+    reward = np.zeros(len(actions), np.float32)
+    reward[-1] = success
+    return RecordedEpisode(
+        task=task or re.sub(r"\W+", "_", instruction.lower()).strip("_") or "task",
+        split="train",
+        index=index,
+        instruction=instruction,
+        png=dict(png),
+        state=state,
+        actions=actions,
+        executed_actions=actions,
+        reward=reward,
+        success=success,
+        control_source=["expert"] * len(actions),
+        policy_version="demonstration",
+        final_png=dict(final_png or {}),
+        final_state=final_state,
+    )
+
+
+def our_gripper(actions: np.ndarray, convention: Gripper) -> np.ndarray:
+    """Actions, float32 (T, A), whose last number is -1 for open and 1 for closed, as in our simulators.
+
+    Args:
+        convention: as_is: it is so, or no gripper; one_opens: 1 open, 0 closed; one_closes: 0 open, 1 closed.
+    """
+    if convention == "as_is":
+        return actions
+    last = 2 * actions[:, -1:] - 1
+    return np.concatenate([actions[:, :-1], last if convention == "one_closes" else -last], axis=1)
+
+
+def _shape(origin: str, episode: RecordedEpisode) -> dict[str, Any]:
+    """What all episodes of a dataset must have in common."""
+    sizes = {}
+    for camera, frames in episode.png.items():
+        try:
+            sizes[camera] = decode_image(frames[0]).shape[:2]
+        except ValueError as error:
+            raise DatasetError(f"{origin}: the first picture of {camera}: {error}") from error
+    return {"pictures of": sizes, "size of state": episode.state.shape[1], "size of action": episode.actions.shape[1]}
+
+
+def _features(
+    shape: Mapping[str, Any], state: Sequence[str] | None, action: Sequence[str] | None
+) -> dict[str, dict[str, Any]]:
+    sizes = shape["pictures of"]
+    features = dataset_features(
+        tuple(sizes), (1, 1), state or shape["size of state"], action or shape["size of action"]
+    )
+    for camera, size in sizes.items():
+        features[IMAGE_PREFIX + camera]["shape"] = (*size, 3)
+    return {name: feature for name, feature in features.items() if name != STATE or shape["size of state"]}
