@@ -163,6 +163,8 @@ class EnvConfig(Config):
         is_imagined: episodes are a world model's, so that their outcomes are no evidence.
         shows_structure: its option `structure` shows what each pixel is part of (see `vla_rl.data.segmentation`).
         perturb_axes: what `perturbed` can change.
+        suites: of the benchmark, by name -> what papers call it; none where it has no suites.
+        averaged_suites: those that papers average over, where that is not all.
     """
 
     is_imagined: ClassVar[bool] = False
@@ -180,6 +182,13 @@ class EnvConfig(Config):
     def perturbed(self, axis: str, level: int) -> EnvConfig:
         """The same environment with every episode perturbed along one of `perturb_axes`, at level 1, 2 or 3."""
         raise NotImplementedError(f"{type(self).__name__} has no perturbations")
+
+    suites: ClassVar[Mapping[str, str]] = {}
+    averaged_suites: ClassVar[tuple[str, ...]] = ()
+
+    def in_suite(self, suite: str) -> EnvConfig:
+        """The same environment with the tasks of another of its `suites`."""
+        raise NotImplementedError(f"{type(self).__name__} has no suites")
 
     def without_expert(self) -> dict[str, str]:
         """Tasks, by name, for which no scripted expert is offered, and why; those of which it is known beforehand."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -12,7 +13,16 @@ from sim.base import SimConfig, check_known
 from sim.gl_devices import check_backend
 from sim.libero.library import instruction_of, suite_tasks
 from sim.libero.measured import why_not_offered
-from sim.libero.suites import CAMERAS, CONTROL_HZ, HORIZONS, NUM_OFFICIAL_STATES, VIEWS, nearest_tasks, task_labels
+from sim.libero.suites import (
+    CAMERAS,
+    CONTROL_HZ,
+    HORIZONS,
+    NUM_OFFICIAL_STATES,
+    TITLES,
+    VIEWS,
+    nearest_tasks,
+    task_labels,
+)
 from vla_rl.config import ConfigError
 from vla_rl.types import EnvSpec
 
@@ -26,6 +36,8 @@ class LiberoConfig(SimConfig):
     known_cameras: ClassVar[tuple[str, ...]] = tuple(CAMERAS)
     shows_structure: ClassVar[bool] = True
     perturb_axes: ClassVar[tuple[str, ...]] = ("camera", "light", "texture", "robot", "noise", "wording")
+    suites: ClassVar[Mapping[str, str]] = TITLES
+    averaged_suites: ClassVar[tuple[str, ...]] = tuple(suite for suite in TITLES if suite != "libero_90")
     kind: Literal["libero"] = "libero"
     suite: str = Field(default="libero_spatial", description=f"One of {', '.join(HORIZONS)}.")
     assets_path: Path | None = Field(
@@ -59,6 +71,15 @@ class LiberoConfig(SimConfig):
             except ValueError as error:
                 raise ConfigError(f"env.tasks: {error}") from None
         return self
+
+    def in_suite(self, suite: str) -> LiberoConfig:
+        """See `EnvConfig.in_suite`; `tasks` must be numbers, or none for all of the suite."""
+        if named := [task for task in self.tasks if not task.isdecimal()]:
+            raise ConfigError(
+                f"env.tasks: {named[0]!r} is a task of {self.suite} alone; for several suites give numbers, or [] for "
+                "all tasks of each"
+            )
+        return type(self).model_validate({**self.model_dump(), "suite": suite})
 
     def task_names(self) -> tuple[str, ...]:
         """The names of the chosen tasks, numbers resolved.

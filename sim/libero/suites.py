@@ -17,6 +17,14 @@ HORIZONS: dict[str, int] = {
     "libero_10": 520,
     "libero_90": 400,
 }
+# suite -> what papers call it, in their order. libero_90 mostly trains; where it is tested, it stands apart.
+TITLES: dict[str, str] = {
+    "libero_spatial": "Spatial",
+    "libero_object": "Object",
+    "libero_goal": "Goal",
+    "libero_10": "Long",
+    "libero_90": "90",
+}
 # our camera name -> LIBERO's
 CAMERAS: dict[str, str] = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
 # suite -> its agentview, where all its tasks have the same; OpenVLA's images are mirrored.

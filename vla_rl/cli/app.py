@@ -72,7 +72,6 @@ def is_for_people(error: Exception) -> bool:
 app = typer.Typer(
     cls=_Group,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Post-train vision-language-action policies with reinforcement learning, and know whether they got better.",

@@ -28,6 +28,10 @@ def evaluate(
         str | None, typer.Option(metavar="AXES", help="Also perturbed: all, or some, as in camera,light,wording.")
     ] = None,
     levels: Annotated[str, typer.Option(help="Of the perturbations: 1 slight, 2 clear, 3 hard.")] = "1,2,3",
+    suites: Annotated[
+        str | None,
+        typer.Option(metavar="SUITES", help="One table of several: all, or some, as in libero_goal=POLICY,libero_10."),
+    ] = None,
 ) -> None:
     """Evaluate a policy: success per task with its interval, JSON, a picture and videos."""
     from vla_rl.common.run_folder import RunFolder, open_run
@@ -36,6 +40,11 @@ def evaluate(
     from vla_rl.workflows.evaluate_policy import evaluate as run_evaluation
     from vla_rl.workflows.perturbed import chosen, evaluate_perturbed
 
+    if suites is not None:
+        if perturb is not None:
+            raise ConfigError("eval: got --suites and --perturb; run one after the other, each with its own --output")
+        _evaluate_suites(recipe, overrides, output, name, suites)
+        return
     loaded, robustness = load(recipe, overrides, "eval"), None
     perturbations = chosen(loaded, perturb, levels) if perturb else []
     # A folder that holds the same recipe takes another evaluation, or one that was cut off.
@@ -54,6 +63,22 @@ def evaluate(
             print_table(robustness.table())
             typer.echo(f"written: {run.robustness} and .png")
         typer.echo(f"written: {run.evaluation(name)}\nreport: {run.report}")
+
+
+def _evaluate_suites(recipe: str, overrides: list[str] | None, output: Path | None, name: str, suites: str) -> None:
+    from vla_rl.common.run_folder import RunFolder, open_run
+    from vla_rl.common.tables import print_table
+    from vla_rl.workflows.suites import evaluate_suites, suite_recipes
+
+    loaded = load(recipe, overrides)
+    recipes = suite_recipes(loaded, suites)
+    again = output is not None and RunFolder(output).exists
+    with joined(loaded) as world:
+        run = RunFolder(Path(world.broadcast_from_main(lambda: str(open_run(loaded, output, resume=again)))))
+        results = evaluate_suites(recipes, run.path, name, say)
+    if world.is_main:
+        print_table(results.table())
+        typer.echo(f"written: {run.suites}, .md and .tex\nreport: {run.report}")
 
 
 def compare(

@@ -19,12 +19,29 @@ EXIT_INTERRUPTED = 130
 # How a workflow starts commands of this program in processes of their own.
 PROGRAM = (sys.executable, "-m", str(__package__))
 
+
+def _recipe_names(incomplete: str) -> list[str]:
+    """The shipped recipes whose names begin so, for a shell's completion."""
+    from vla_rl.config import recipes_folder
+
+    return sorted(path.stem for path in recipes_folder().glob("*.yaml") if path.stem.startswith(incomplete))
+
+
 RecipeName = Annotated[
-    str, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a shipped recipe (`vla-rl list recipes`).")
+    str,
+    typer.Argument(
+        metavar="RECIPE",
+        help="A YAML file, or the name of a shipped recipe (`vla-rl list recipes`).",
+        autocompletion=_recipe_names,
+    ),
 ]
 OwnRecipe = Annotated[
     str | None,
-    typer.Argument(metavar="[RECIPE]", help="A YAML file or a shipped recipe; none to --resume what is in --output."),
+    typer.Argument(
+        metavar="[RECIPE]",
+        help="A YAML file or a shipped recipe; none to --resume what is in --output.",
+        autocompletion=_recipe_names,
+    ),
 ]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, for example algo.lr=1e-5")

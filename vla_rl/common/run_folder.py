@@ -73,6 +73,7 @@ class RunFolder:
     evaluations = _Inside("evaluations")
     perturbed = _Inside("perturbed")
     robustness = _Inside("robustness.json")
+    suites = _Inside("suites.json")
     # What to look at: a few filmed episodes, and the page.
     videos = _Inside("videos")
     report = _Inside("report.html")

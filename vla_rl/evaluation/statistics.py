@@ -83,6 +83,22 @@ def clustered_wilson_interval(
     return Interval(center - half, center + half)
 
 
+def mean_interval(rates: Sequence[float], intervals: Sequence[Interval]) -> Interval:
+    """Interval of the mean of independent rates, each weighed alike, from each one's own interval.
+
+    Each end is as far from the mean as the rates' own ends are from the rates, added as variances are: sqrt(sum of
+    squares) / K. So it inherits what the rates' intervals do near 0 and 1, where a standard error does not (the method
+    of variance estimates recovery: Zou and Donner 2008, Statistics in Medicine 27:1693-1702).
+
+    Args:
+        rates: K of them. intervals: all of the same confidence, which the result has.
+    """
+    mean = sum(rates) / len(rates)
+    below = math.sqrt(sum((rate - interval.low) ** 2 for rate, interval in zip(rates, intervals, strict=True)))
+    above = math.sqrt(sum((interval.high - rate) ** 2 for rate, interval in zip(rates, intervals, strict=True)))
+    return Interval(mean - below / len(rates), mean + above / len(rates))
+
+
 def clustered_sign_test(cluster_differences: Sequence[int] | np.ndarray) -> float:
     """Exact p-value for paired differences that come in clusters (several samples of one state).
 

@@ -12,7 +12,7 @@ import fnmatch
 import json
 import math
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TextIO
@@ -102,6 +102,17 @@ class MetricLogger:
         if self.config.console:
             self._print_step(step, numbers)
 
+    def log_videos(self, step: int, files: Sequence[Path]) -> None:
+        """Show an evaluation's videos (MP4) on Weights & Biases, where that is on, each as videos/NAME."""
+        if self.config.wandb == "disabled" or not files:
+            return
+        import wandb
+
+        if self._wandb is None:
+            self._wandb = self._start_wandb()
+        shown = {f"videos/{file.stem}": wandb.Video(str(file), format="mp4") for file in files}
+        self._wandb.log({**shown, "step": step})
+
     def print(self, message: Any) -> None:
         """Show a text or a rich table on the console, where that is on."""
         if self.config.console:
@@ -172,7 +183,7 @@ class MetricLogger:
             id=id_file.read_text().strip(),
             dir=str(self.folder),
             mode=self.config.wandb,
-            resume="allow" if self.config.wandb == "online" else None,
+            resume="allow",  # The same id, so that a resumed run goes on where it is shown already.
             config=self._run_config,
             settings=wandb.Settings(silent=True, console="off"),
         )
@@ -198,6 +209,9 @@ class SilentLogger(MetricLogger):
         super().__init__(Path(), LogConfig(tensorboard=False, console=False))
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+    def log_videos(self, step: int, files: Sequence[Path]) -> None:
         """Nothing."""
 
 

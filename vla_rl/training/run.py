@@ -279,6 +279,7 @@ class TrainingRun:
         with self.world.unsharded(self.policy):
             self._evaluate(name, policy_path)
             self.world.wait()
+        self.logger.log_videos(self.iteration, sorted(self.folder.videos.glob(f"{name}__*.mp4")))
         self.steps.update(self.iteration)
         self.stopwatch.report()
 

@@ -54,7 +54,7 @@ def evaluate_perturbed(
     config = recipe.eval.model_copy(update={"videos": 0})
     for number, (axis, level) in enumerate(perturbations, 1):
         path = run.perturbed / f"{axis}-{level}.json"
-        if (done := _finished(path, config, policy_path(recipe))) is not None:
+        if (done := finished(path, config, policy_path(recipe))) is not None:
             found[axis, level] = done
             continue
         env = recipe.acting_env.perturbed(axis, level)
@@ -82,8 +82,12 @@ def evaluate_perturbed(
     return clean, robustness
 
 
-def _finished(path: Path, config: EvalConfig, policy: Path | None) -> Evaluation | None:
-    """What an earlier call wrote, if it is of the same episodes and weights."""
+def finished(path: Path, config: EvalConfig, policy: Path | None) -> Evaluation | None:
+    """What an earlier call wrote, if it is of the same episodes and weights; None where there is nothing.
+
+    Raises:
+        ConfigError: it is of others.
+    """
     if not path.is_file():
         return None
     evaluation = Evaluation.load(path)

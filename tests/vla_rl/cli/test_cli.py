@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -355,3 +356,20 @@ def test_doctor_exits_with_1_when_the_recipe_needs_what_is_missing(
     assert failing.exit_code == 1 and json.loads(failing.output)["ok"] is False
     passing = run("doctor", str(path), "env.kind=tabletop", "--json")
     assert passing.exit_code == 0 and json.loads(passing.output)["ok"] is True
+
+
+def test_completion_is_installed_and_completes_commands_and_recipes(tmp_path: Path) -> None:
+    """By typer, for bash, into a home folder of its own."""
+    disabled = "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"  # Then the shell is the one that the option names.
+    environment = {**os.environ, "HOME": str(tmp_path), "SHELL": "/bin/bash", disabled: "1"}
+    program = [sys.executable, "-c", "import sys; sys.argv[0] = 'vla-rl'; from vla_rl.cli import main; main()"]
+    done = subprocess.run(
+        [*program, "--install-completion", "bash"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert any("_VLA_RL_COMPLETE=complete_bash" in path.read_text() for path in written)
+    for words, expected in (("vla-rl imp", "import-rlds"), ("vla-rl train tabletop_gr", "tabletop_grpo")):
+        asked = {"_VLA_RL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        found = subprocess.run(program, env=environment | asked, capture_output=True, text=True, check=False)
+        assert expected in found.stdout.split(), found.stderr

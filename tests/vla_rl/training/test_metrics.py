@@ -2,7 +2,9 @@
 
 import json
 import math
+import struct
 
+import imageio.v2 as imageio
 import numpy as np
 import pytest
 import torch
@@ -81,11 +83,35 @@ def test_tensorboard_holds_the_scalars_and_a_resume_replaces_them(tmp_path):
     assert scalars == [(0, 0.0), (1, pytest.approx(0.1)), (2, pytest.approx(0.9))]
 
 
-def test_wandb_offline_writes_a_run_to_sync(tmp_path, monkeypatch):
-    import wandb
-
+@pytest.fixture
+def wandb_home(tmp_path, monkeypatch):
+    """Keeps Weights & Biases from writing into the home folder."""
     for name in ("WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
         monkeypatch.setenv(name, str(tmp_path / "home"))
+
+
+def wandb_records(folder):
+    """The records of an offline run's file: LevelDB's log format (blocks of 32 KiB), behind a head of 7 bytes."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    (file,) = folder.glob("*.wandb")
+    data, place, part, records = file.read_bytes(), 7, b"", []
+    while place + 7 <= len(data):
+        if (left := -place % 32768) < 7 and left:
+            place += left
+            continue
+        _, length, kind = struct.unpack("<IHB", data[place : place + 7])
+        part += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # Whole, or the last of several parts.
+            records.append(Record.FromString(part))
+            part = b""
+    return records
+
+
+def test_wandb_offline_writes_a_run_to_sync(tmp_path, wandb_home):
+    import wandb
+
     config = LogConfig(
         wandb="offline",
         project="lab",
@@ -95,7 +121,10 @@ def test_wandb_offline_writes_a_run_to_sync(tmp_path, monkeypatch):
         tensorboard=False,
         console=False,
     )
+    video = tmp_path / "base__push__greedy__eval-0000__success.mp4"
+    imageio.mimwrite(video, np.zeros((3, 32, 32, 3), np.uint8), fps=5)
     with MetricLogger(tmp_path, config, run_config={"seed": 7}) as logger:
+        logger.log_videos(0, [video])
         logger.log(0, {"train/success": 0.25})
         logger.log(1, {"train/success": 0.5})
     wandb.teardown()  # Its service writes in the background; this waits for it.
@@ -105,6 +134,26 @@ def test_wandb_offline_writes_a_run_to_sync(tmp_path, monkeypatch):
     for word in (b"train/success", b"seed", b"lab", b"team", b"seeds", b"first", b"lora"):
         assert word in content
     assert (tmp_path / "wandb_id.txt").read_text() in run.name
+    (copied,) = (run / "files" / "media" / "videos").rglob("*.mp4")
+    assert copied.read_bytes() == video.read_bytes()
+    history = [{i.key or "/".join(i.nested_key): i.value_json for i in r.history.item} for r in wandb_records(run)]
+    (shown,) = [row for row in history if f"videos/{video.stem}/_type" in row]
+    assert json.loads(shown[f"videos/{video.stem}/_type"]) == "video-file" and shown["step"] == "0"
+
+
+def test_a_resumed_run_goes_on_in_the_same_wandb_run(tmp_path, wandb_home):
+    import wandb
+
+    config = LogConfig(wandb="offline", tensorboard=False, console=False)
+    for steps, resume_step in (((0, 1), None), ((2, 3), 1)):
+        with MetricLogger(tmp_path, config, resume_step=resume_step) as logger:
+            for step in steps:
+                logger.log(step, {"train/success": step / 10})
+        wandb.teardown()
+    folders = list((tmp_path / "wandb").glob("offline-run-*"))
+    runs = [next(r.run for r in wandb_records(f) if r.WhichOneof("record_type") == "run") for f in folders]
+    assert len(runs) == 2 and {run.run_id for run in runs} == {(tmp_path / "wandb_id.txt").read_text()}
+    assert all(run.resume for run in runs)  # `wandb sync` appends to what is there of that id.
 
 
 def test_console_prints_the_chosen_metrics(tmp_path, capsys):
