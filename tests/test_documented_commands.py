@@ -57,7 +57,8 @@ def commands_of(words: list[str]) -> list[tuple[Any, list[str]]]:
         LookupError: no such command.
     """
     command = program()
-    words = [word for word in words if word not in ("--debug", "--version")]
+    own = {name for parameter in command.params for name in parameter.opts}  # of the program itself, as --version
+    words = [word for word in words if word not in own]
     while hasattr(command, "commands") and words and words != ["COMMAND"]:
         names = words.pop(0).split("|")
         while words[:1] == ["|"]:

@@ -25,7 +25,6 @@ WorldModelFolder = Annotated[str, typer.Argument(metavar="WORLD_MODEL", help="A 
 
 # Of a fit that is resumed: what only its threshold, chosen last, depends on, and what is collected for it. Datasets
 # that are there already were collected as the recipe says, or are refused.
-DATASETS_OF_A_FIT = ("world_model.datasets", "world_model.success_datasets", "world_model.calibrate_on")
 FREE_IN_A_FIT = ("datasets", *(f"world_model.{name}" for name in ("calibrate_on", "max_false_success", "min_failures")))
 
 
@@ -42,7 +41,7 @@ def register(app: typer.Typer) -> None:
 def fit(recipe: OwnRecipe = None, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
     """Fit a world model: autoencoder, dynamics, success head and classifier, and their threshold."""
     from vla_rl.common.run_folder import open_run
-    from vla_rl.recipe.pinned import pinned
+    from vla_rl.recipe.pinned import DATASETS_OF_A_FIT, pinned
     from vla_rl.workflows.imagination.fit_world_model import fit_world_model
 
     loaded = pinned(load_run(recipe, overrides, output, resume), say, *DATASETS_OF_A_FIT)

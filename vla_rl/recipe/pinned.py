@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from vla_rl.data.config import DatasetConfig
     from vla_rl.recipe.recipe import Recipe
 
+DATASETS_OF_A_FIT = tuple(f"world_model.{name}" for name in ("datasets", "success_datasets", "calibrate_on"))
+
 
 def pinned(recipe: Recipe, show: Callable[[str], None], *fields: str) -> Recipe:
     """Return the recipe with the commit of each dataset that the Hub gives.
