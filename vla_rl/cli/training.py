@@ -1,4 +1,4 @@
-"""Commands that train a policy, and make what it learns from: `train`, `sft`, `collect`."""
+"""Commands that train a policy, and make what it learns from: `train`, `sft`, `offline`, `collect`."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ def register(app: typer.Typer) -> None:
     """Add this file's commands to the program."""
     app.command()(train)
     app.command()(sft)
+    app.command()(offline)
     app.command()(collect)
 
 
@@ -82,6 +83,20 @@ def sft(recipe: OwnRecipe = None, overrides: Overrides = None, output: Output = 
         return
     loss = f", loss {summary['loss']:.4f}" if "loss" in summary else ""
     typer.echo(f"policy: {summary['policy']}  ({summary['steps']} steps{loss})")
+
+
+def offline(
+    recipe: OwnRecipe = None, overrides: Overrides = None, output: Output = None, resume: Resume = False
+) -> None:
+    """Improve a policy from logged episodes alone, without an environment: successes and failures both teach."""
+    from vla_rl.common.run_folder import RunFolder, open_run
+    from vla_rl.workflows.offline import improve_offline
+
+    loaded = load_run(recipe, overrides, output, resume, "offline")
+    folder = open_run(loaded, output, resume)
+    with resumable("offline", folder):
+        summary = improve_offline(loaded, folder, say)
+    typer.echo(f"policy: {summary['policy']}  ({summary['steps']} steps)\nreport: {RunFolder(folder).report}")
 
 
 def collect(

@@ -150,10 +150,34 @@ RULES = (
         lambda r: r.sft is None,
         lambda r: "sft: the recipe has no sft section. Give at least sft.datasets=FOLDER (`vla-rl collect`).",
     ),
+    Rule(
+        ("offline",),
+        lambda r: r.offline is None or r.sft is None,
+        lambda r: (
+            "offline: the recipe needs an offline and an sft section: sft.datasets are the logged episodes; "
+            "`vla-rl config show tabletop_offline` has both"
+        ),
+    ),
+    Rule(
+        ("offline",),
+        lambda r: r.offline and getattr(r.policy, "path", None) is None,
+        lambda r: (
+            "policy.path: learning from logged episodes improves a checkpoint; give its folder or pretrained:NAME"
+        ),
+    ),
+    Rule(
+        ("offline",),
+        lambda r: r.sft and r.sft.validation_fraction,
+        lambda r: (
+            f"sft.validation_fraction: got {r.sft.validation_fraction:g}; `offline` judges decisions by critics that "  # type: ignore[union-attr]
+            "have not seen them, and holds nothing else out: set it to 0"
+        ),
+    ),
     Rule(("sft",), lambda r: r.sft and check_datasets(d.path for d in r.sft.datasets)),
     Rule(("eval",), lambda r: not _states(r, r.eval)),
     Rule(("collect",), lambda r: _acts(r) and r.policy.path and not resolve_path(r.policy.path)),
-    Rule((*_RL, "sft", "eval"), lambda r: r.policy.path and not resolve_path(r.policy.path)),
+    Rule(("offline",), lambda r: r.offline and r.offline.evaluate != "never" and not _states(r, r.eval)),
+    Rule((*_RL, "sft", "offline", "eval"), lambda r: r.policy.path and not resolve_path(r.policy.path)),
 )
 
 

@@ -19,6 +19,7 @@ from vla_rl.distributed.process_group import resolve_device
 from vla_rl.evaluation.evaluate import EvalConfig
 from vla_rl.evaluation.gate import GateConfig
 from vla_rl.interfaces import EnvConfig, FailureDetectionConfig, WorldModelFitConfig
+from vla_rl.offpolicy.config import OfflineConfig
 from vla_rl.policies.base import PolicyConfig
 from vla_rl.recipe.checks import check
 from vla_rl.recipe.collect_config import CollectConfig
@@ -62,12 +63,14 @@ class Recipe(Config):
     gate: GateConfig = Field(default_factory=GateConfig)
     collect: CollectConfig | None = None
     datasets: tuple[CollectConfig, ...] = Field(
-        default=(), description="Datasets that `world-model fit` collects first, where they are not there yet."
+        default=(),
+        description="Datasets that `world-model fit` and `offline` collect first, where they are not there yet.",
     )
     world_model: Annotated[SerializeAsAny[WorldModelFitConfig] | None, component("world_model")] = None
     failure: Annotated[SerializeAsAny[FailureDetectionConfig] | None, component("failure")] = None
     loop: LoopConfig = Field(default_factory=LoopConfig)
     sft: SFTConfig | None = None
+    offline: OfflineConfig | None = None
     rac: RacConfig | None = None
     hub: HubConfig | None = None
     eval: EvalConfig = Field(default_factory=EvalConfig)

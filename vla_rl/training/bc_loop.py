@@ -49,6 +49,7 @@ def run_training(
     *,
     env_spec: EnvSpec | None,
     progress: bool,
+    choose: Callable[[BCDataset], BCDataset] | None = None,
 ) -> dict[str, Any]:
     """See `vla_rl.training.sft.train_bc`."""
     if config.num_threads:
@@ -59,6 +60,8 @@ def run_training(
     held_out = None
     if config.validation_fraction:
         data, held_out = data.hold_out(config.validation_fraction, seed)
+    if choose is not None:
+        data = choose(data)
     if policy.norm_stats is None:
         statistics = compute_statistics(data.parts)
         if config.action_scale == "environment":

@@ -15,6 +15,7 @@ from vla_rl.data.config import AugmentConfig, Datasets
 from vla_rl.training.config import TrainerConfig
 
 if TYPE_CHECKING:
+    from vla_rl.data.dataset import BCDataset
     from vla_rl.interfaces import Policy
     from vla_rl.types import EnvSpec
 
@@ -64,6 +65,7 @@ def train_bc(
     *,
     env_spec: EnvSpec | None = None,
     progress: bool = True,
+    choose: Callable[[BCDataset], BCDataset] | None = None,
 ) -> dict[str, Any]:
     """Train a policy by behavior cloning; continue from the last whole checkpoint in the folder.
 
@@ -75,6 +77,7 @@ def train_bc(
         log: called with (step, metrics) every `config.log_every` steps.
         env_spec: the environment's facts; datasets must have its control rate and state size. None: not checked.
         progress: show a progress bar.
+        choose: which examples of the config's datasets count, and how often; None: all alike.
 
     Returns:
         policy (folder), steps, samples_per_second, num_bad_steps, episodes, frames, and the last logged metrics.
@@ -85,4 +88,6 @@ def train_bc(
     """
     from vla_rl.training.bc_loop import run_training
 
-    return run_training(policy, config, Path(run_folder), log, seed, env_spec=env_spec, progress=progress)
+    return run_training(
+        policy, config, Path(run_folder), log, seed, env_spec=env_spec, progress=progress, choose=choose
+    )

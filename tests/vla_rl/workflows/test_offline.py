@@ -1,0 +1,170 @@
+"""`vla-rl offline`: logged episodes become decisions, these examples, these a policy; it resumes to the bit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from reach_policy import ReachPolicy
+from tiny_run import make_recipe, save_policy
+
+from sim.dummy import DummyConfig
+from vla_rl.common.run_folder import open_run
+from vla_rl.config import ConfigError
+from vla_rl.data.config import DatasetConfig
+from vla_rl.data.dataset import BCDataset, DataNeeds, open_dataset
+from vla_rl.offpolicy.config import OfflineConfig
+from vla_rl.offpolicy.examples import Examples, WeightedDataset
+from vla_rl.offpolicy.transitions import Transitions, logged_transitions
+from vla_rl.policies.load import load_policy
+from vla_rl.recipe.recipe import Recipe
+from vla_rl.training.checkpoint import latest_checkpoint
+from vla_rl.workflows.offline import choose_examples, improve_offline
+from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
+
+ENV = DummyConfig(num_envs=4, image_size=32, horizon=11)
+SMALL = {"steps": 5, "hidden": 16, "batch_size": 16, "folds": 2, "members": 2}
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory) -> Path:
+    """12 episodes a task of a policy that is too slow for half of the states; decisions of 4 steps."""
+    folder = tmp_path_factory.mktemp("offline") / "logged"
+    config = CollectConfig.model_validate(
+        {"source": "policy", "dataset": str(folder), "episodes_per_task": 12, "every_frame": False}
+    )
+    collect_dataset(ENV, config, policy=ReachPolicy(speed=0.45, noise=0.2), policy_version="reach 0123")
+    return folder
+
+
+class Seeing(ReachPolicy):
+    """Embeds the state, and draws one of two chunks."""
+
+    def embed(self, obs) -> torch.Tensor:
+        return torch.from_numpy(obs.state)
+
+
+def opened(folder: Path) -> BCDataset:
+    needs = DataNeeds(cameras=("agentview",), action_dim=7, state_dim=8)
+    return BCDataset([open_dataset(DatasetConfig(path=str(folder)), needs)], 4)
+
+
+def transitions(folder: Path) -> Transitions:
+    return logged_transitions(Seeing(), opened(folder))
+
+
+def test_decisions_of_an_episode_follow_one_another(logged: Path) -> None:
+    data, part = transitions(logged), opened(logged).parts[0]
+    assert len(data) == len(part.rows) and len(data.success) == 24
+    assert 0 < data.success.sum() < 24
+    for number, length in enumerate(part.lengths):
+        own = np.flatnonzero(data.episode == number)
+        assert list(data.elapsed[own]) == list(range(0, length, 4))
+        assert list(data.following[own]) == [*own[1:], -1]
+        assert list(data.num_steps[own]) == [min(4, length - at) for at in range(0, length, 4)]
+        assert list(data.remaining[own] + data.elapsed[own]) == [length] * len(own)
+        value = 0.9 ** data.remaining[own] if data.success[number] else 0 * data.remaining[own]
+        np.testing.assert_allclose(data.returns(0.9)[own], value, rtol=1e-5)
+    np.testing.assert_array_equal(data.embedding, part.state[part.rows])
+    assert len(np.unique(data.task)) == 2
+
+
+def test_examples_are_drawn_as_often_as_their_weights_say(logged: Path) -> None:
+    data = opened(logged)
+    rows = len(data.parts[0].rows)
+    weight = np.where(np.arange(rows) % 3 == 0, 0.0, 1.0 + np.arange(rows) % 2)
+    chunk = np.arange(rows, dtype=np.float32)[:, None, None] * np.ones((1, 4, 7), np.float32)
+    weighted = WeightedDataset(data, Examples(weight, chunk))
+    drawn = np.concatenate([weighted.batch(500, 0, step).actions[:, 0, 0].astype(int) for step in range(20)])
+    counts = np.bincount(drawn, minlength=rows)
+    assert not counts[weight == 0].any()
+    assert counts[weight == 2].mean() / counts[weight == 1].mean() == pytest.approx(2, rel=0.1)
+    batch = weighted.batch(50, 1, 2)
+    np.testing.assert_array_equal(batch.actions, weighted.batch(50, 1, 2).actions)
+    states = data.parts[0].state[data.parts[0].rows]
+    np.testing.assert_array_equal(batch.obs.state, states[batch.actions[:, 0, 0].astype(int)])
+    assert batch.valid.all()
+
+
+def test_each_dataset_keeps_its_share_of_a_batch(logged: Path) -> None:
+    part = opened(logged).parts[0]
+    few = part.keep_episodes(np.arange(len(part.starts)) < 3)
+    data = BCDataset([part, few], 4)
+    sizes = [len(part.rows), len(few.rows)]
+    chunk = np.repeat([0.0, 1.0], sizes).astype(np.float32)[:, None, None] * np.ones((1, 4, 7), np.float32)
+    drawn = WeightedDataset(data, Examples(np.ones(sum(sizes)), chunk)).batch(4000, 0, 0).actions[:, 0, 0]
+    assert drawn.mean() == pytest.approx(0.5, abs=0.04)
+
+
+def test_filtered_cloning_takes_decisions_of_successes_alone(logged: Path) -> None:
+    data = opened(logged)
+    found = transitions(logged)
+    examples, _ = choose_examples(OfflineConfig(method="filtered"), Seeing(), data, 0, lambda _: None)
+    np.testing.assert_array_equal(examples.weight > 0, found.success[found.episode])
+    shuffled = OfflineConfig(method="filtered", control="shuffled_outcomes")
+    other, _ = choose_examples(shuffled, Seeing(), data, 0, lambda _: None)
+    assert (other.weight != examples.weight).any()
+
+
+def test_best_of_n_clones_what_the_critic_thinks_best(logged: Path) -> None:
+    data = opened(logged)
+    config = OfflineConfig.model_validate(
+        {"method": "best_of_n", "candidates": 3, "decisions": 20, "critic": SMALL | {"steps": 50}}
+    )
+    examples, found = choose_examples(config, Seeing(noise=0.5), data, 0, lambda _: None)
+    assert (examples.weight > 0).sum() == 20 and examples.chunk is not None
+    logged_chunks = transitions(logged).chunk
+    changed = (examples.chunk != logged_chunks).any((1, 2))
+    assert changed.any() and not changed[examples.weight == 0].any()
+    assert found["best_of_n/own"] == pytest.approx(changed.sum() / 20)
+    assert found["best_of_n/gain"] > 0
+
+
+def recipe_of(logged: Path, policy: Path, *overrides: str) -> Recipe:
+    sections = {
+        "algo": None,
+        "sft": {"datasets": [str(logged)], "steps": 4, "batch_size": 4, "save_every": 2, "log_every": 1},
+        "offline": {"method": "advantage_weighted", "critic": SMALL, "evaluate": "after"},
+    }
+    base = make_recipe(policy, *overrides).model_dump(mode="json")
+    base["env"]["horizon"] = 11
+    return Recipe.model_validate(base | sections)
+
+
+def test_a_run_improves_reports_and_resumes_to_the_bit(logged: Path, tmp_path: Path) -> None:
+    recipe = recipe_of(logged, save_policy(tmp_path / "policy"))
+    said: list[str] = []
+    whole = open_run(recipe, tmp_path / "whole", False)
+    summary = improve_offline(recipe, whole, said.append)
+    assert summary["steps"] == 4 and (whole / "report.html").is_file()
+    assert any(line.startswith("critic/auc") for line in said)
+    assert (whole / "evaluations" / "final.json").is_file()
+    found = json.loads((whole / "examples" / "found.json").read_text())
+    assert 0 < found["weights/effective_share"] <= 1
+
+    killed = tmp_path / "killed"
+    shutil.copytree(whole, killed)
+    for folder in (killed / "policy", killed / "evaluations", latest_checkpoint(killed / "checkpoints")):
+        shutil.rmtree(folder)
+    assert latest_checkpoint(killed / "checkpoints") is not None, "the one of step 2"
+    improve_offline(recipe, open_run(recipe, killed, True), said.append)
+    first, second = (load_policy(folder / "policy").state_dict() for folder in (whole, killed))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"offline": None}, r"needs an offline and an sft section"),
+        ({"sft": {"datasets": ["nowhere"]}}, r"nowhere"),
+        ({"sft": {"datasets": ["x"], "validation_fraction": 0.1}}, r"sft\.validation_fraction: got 0\.1"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_before_any_work(logged: Path, tmp_path: Path, change: dict, message: str) -> None:
+    recipe = recipe_of(logged, save_policy(tmp_path / "policy")).model_dump(mode="json")
+    with pytest.raises((ConfigError, ValueError), match=message):
+        improve_offline(Recipe.model_validate(recipe | change), tmp_path / "run", lambda _: None)

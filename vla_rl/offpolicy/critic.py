@@ -1,0 +1,217 @@
+"""How good a chunk is (an ensemble Q), and how good a place to be (V), on a frozen policy's embeddings.
+
+Q(s, a) <- rewards in the chunk + discount^n V(s'), a whole chunk being one action (CO-RFT, arXiv 2508.02219); V is
+an expectile of Q at logged chunks, so that no action is asked about which nobody took (IQL, arXiv 2110.06169). All
+values are discounted probabilities of success, in [0, 1]. Every decision is judged by networks that have not seen its
+initial state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.stats import rankdata
+from torch import nn
+
+from vla_rl.offpolicy.config import CriticConfig
+from vla_rl.offpolicy.transitions import Transitions
+from vla_rl.training.trainer import Trainer
+
+
+class _Networks(nn.Module):
+    """Q's ensemble and V: two hidden layers with LayerNorm each. Inputs are normalized by the data's mean and spread.
+
+    Args:
+        place: (D + 1,) mean and spread of embedding and elapsed time. chunk: the same of chunks, (H * A,).
+    """
+
+    place_mean: torch.Tensor
+    place_spread: torch.Tensor
+    chunk_mean: torch.Tensor
+    chunk_spread: torch.Tensor
+
+    def __init__(
+        self, config: CriticConfig, place: tuple[np.ndarray, np.ndarray], chunk: tuple[np.ndarray, np.ndarray]
+    ):
+        super().__init__()
+        for name, (mean, spread) in {"place": place, "chunk": chunk}.items():
+            self.register_buffer(f"{name}_mean", torch.from_numpy(mean))
+            self.register_buffer(f"{name}_spread", torch.from_numpy(spread))
+        self.q = nn.ModuleList(_mlp(len(place[0]) + len(chunk[0]), config.hidden) for _ in range(config.members))
+        self.v = _mlp(len(place[0]), config.hidden)
+        self.slow_v = _mlp(len(place[0]), config.hidden).requires_grad_(False)
+        self.slow_v.load_state_dict(self.v.state_dict())
+
+    def normal_place(self, place: torch.Tensor) -> torch.Tensor:
+        """(B, D + 1), normalized."""
+        return (place - self.place_mean) / self.place_spread
+
+    def normal_chunk(self, chunk: torch.Tensor) -> torch.Tensor:
+        """(B, H * A), normalized."""
+        return (chunk - self.chunk_mean) / self.chunk_spread
+
+    def q_logits(self, place: torch.Tensor, chunk: torch.Tensor) -> torch.Tensor:
+        """Of each network, (members, B), from normalized inputs."""
+        both = torch.cat([place, chunk], -1)
+        return torch.stack([network(both)[:, 0] for network in self.q])
+
+
+def _mlp(inputs: int, hidden: int) -> nn.Sequential:
+    def layer(size: int) -> list[nn.Module]:
+        return [nn.Linear(size, hidden), nn.LayerNorm(hidden), nn.GELU()]
+
+    return nn.Sequential(*layer(inputs), *layer(hidden), nn.Linear(hidden, 1))
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What critics say of N decisions that they were not fitted on.
+
+    Attributes:
+        q: float32 (N,), the logged chunk's value, the ensemble's mean. spread: float32 (N,), its standard deviation.
+        v: float32 (N,), the place's.
+    """
+
+    q: np.ndarray
+    spread: np.ndarray
+    v: np.ndarray
+
+    def figures(self, transitions: Transitions, discount: float) -> dict[str, float]:
+        """How good the critics are on decisions that they have not seen, against their episodes' outcomes.
+
+        AUC of Q and V; Q minus the discounted outcome, on average, and as calibration error over ten parts of equal
+        size; the ensemble's spread; how far Q - V goes with outcome - V, which is what better chunks are chosen by.
+        """
+        outcome, success = transitions.returns(discount), transitions.success[transitions.episode]
+        parts = np.array_split(np.argsort(self.q, kind="stable"), 10)
+        gaps = [abs(self.q[part].mean() - outcome[part].mean()) for part in parts if len(part)]
+        return {
+            "critic/auc": _auc(self.q, success),
+            "critic/auc_of_v": _auc(self.v, success),
+            "critic/over_estimation": float((self.q - outcome).mean()),
+            "critic/calibration_error": float(np.mean(gaps)),
+            "critic/spread": float(self.spread.mean()),
+            "critic/advantage_correlation": float(np.corrcoef(self.q - self.v, outcome - self.v)[0, 1]),
+        }
+
+
+def _auc(score: np.ndarray, success: np.ndarray) -> float:
+    """How often a success is scored above a failure; ties count half."""
+    ranks, wins, losses = rankdata(score), int(success.sum()), int((~success).sum())
+    return float((ranks[success].sum() - wins * (wins + 1) / 2) / (wins * losses))
+
+
+class Critic:
+    """Critics of all folds; each judges the decisions of its own fold, whose initial states it has not seen."""
+
+    def __init__(self, config: CriticConfig, transitions: Transitions, fold: np.ndarray, networks: list[_Networks]):
+        self.config, self.transitions, self.fold, self._networks = config, transitions, fold, networks
+
+    def judge(self) -> Judged:
+        """Judge the logged chunks."""
+        q = self.values(np.arange(len(self.transitions)), self.transitions.chunk[:, None])
+        v = np.zeros(len(self.transitions), np.float32)
+        place = _places(self.transitions)
+        for number, networks in enumerate(self._networks):
+            own = np.flatnonzero(self.fold == number)
+            with torch.no_grad():
+                v[own] = networks.v(networks.normal_place(torch.from_numpy(place[own])))[:, 0].sigmoid().numpy()
+        return Judged(q.mean(0)[:, 0], q.std(0)[:, 0], v)
+
+    def values(self, rows: np.ndarray, chunks: np.ndarray) -> np.ndarray:
+        """Judge chunks that might have followed logged decisions.
+
+        Args:
+            rows: int64 (B,), which decisions. chunks: float32 (B, N, H, A), N chunks for each.
+
+        Returns:
+            float32 (members, B, N).
+        """
+        found = np.zeros((self.config.members, *chunks.shape[:2]), np.float32)
+        place = _places(self.transitions)
+        flat = chunks.reshape(*chunks.shape[:2], -1)
+        for number, networks in enumerate(self._networks):
+            own = np.flatnonzero(self.fold[rows] == number)
+            if not len(own):
+                continue
+            with torch.no_grad():
+                where = torch.from_numpy(place[rows[own]]).repeat_interleave(chunks.shape[1], 0)
+                asked = torch.from_numpy(np.ascontiguousarray(flat[own])).flatten(0, 1)
+                logits = networks.q_logits(networks.normal_place(where), networks.normal_chunk(asked))
+            found[:, own] = logits.sigmoid().reshape(-1, len(own), chunks.shape[1]).numpy()
+        return found
+
+
+def fit_critic(
+    transitions: Transitions, config: CriticConfig, seed: int, show: Callable[[str], None] = lambda _: None
+) -> Critic:
+    """Fit a critic for each fold on all the others, on the CPU.
+
+    Raises:
+        ValueError: fewer initial states than folds.
+    """
+    fold = transitions.folds(config.folds, seed)
+    networks = []
+    for number in range(config.folds):
+        networks.append(_fit_fold(transitions, np.flatnonzero(fold != number), config, seed + number))
+        show(f"critic: fold {number + 1} of {config.folds}")
+    return Critic(config, transitions, fold, networks)
+
+
+def _fit_fold(transitions: Transitions, rows: np.ndarray, config: CriticConfig, seed: int) -> _Networks:
+    place, chunk = _places(transitions), transitions.chunk.reshape(len(transitions), -1)
+    outcome = transitions.returns(config.discount)
+    rng = np.random.default_rng(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        networks = _Networks(config, _mean_and_spread(place[rows]), _mean_and_spread(chunk[rows]))
+
+    def loss(step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        for slow, fast in zip(networks.slow_v.parameters(), networks.v.parameters(), strict=True):
+            slow.data.lerp_(fast.data, 1 - config.target_decay)
+        drawn = rows[rng.integers(len(rows), size=config.batch_size)]
+        return _loss(networks, config, transitions, drawn, (place, chunk, outcome), rng), {}
+
+    Trainer(dict(networks.named_parameters()), config, "offline.critic").run(loss)
+    return networks.eval()
+
+
+def _loss(
+    networks: _Networks,
+    config: CriticConfig,
+    transitions: Transitions,
+    rows: np.ndarray,
+    arrays: tuple[np.ndarray, np.ndarray, np.ndarray],
+    rng: np.random.Generator,
+) -> torch.Tensor:
+    """Cross-entropy of Q to its target, and V's squared distance from Q, more where V lies below (`expectile`)."""
+    place, chunk, outcome = arrays
+    here = networks.normal_place(torch.from_numpy(place[rows]))
+    asked = networks.normal_chunk(torch.from_numpy(chunk[rows]))
+    target = torch.from_numpy(outcome[rows])
+    following = transitions.following[rows]
+    if config.targets == "td" and (goes_on := following >= 0).any():
+        with torch.no_grad():
+            there = networks.normal_place(torch.from_numpy(place[following[goes_on]]))
+            steps = torch.from_numpy(transitions.num_steps[rows[goes_on]]).float()
+            target[torch.from_numpy(goes_on)] = config.discount**steps * networks.slow_v(there)[:, 0].sigmoid()
+    logits = networks.q_logits(here, asked)
+    loss = nn.functional.binary_cross_entropy_with_logits(logits, target.expand_as(logits))
+    subset = rng.choice(config.members, size=min(config.subset, config.members), replace=False)
+    seen = logits.detach()[torch.from_numpy(subset)].sigmoid().min(0).values
+    difference = seen - networks.v(here)[:, 0].sigmoid()
+    weight = torch.where(difference > 0, config.expectile, 1 - config.expectile)
+    return loss + (weight * difference.square()).mean()
+
+
+def _places(transitions: Transitions) -> np.ndarray:
+    """What stands for the place, float32 (N, D + 1): the embedding and how far the episode is."""
+    return np.concatenate([transitions.embedding, transitions.elapsed[:, None].astype(np.float32)], 1)
+
+
+def _mean_and_spread(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    spread = values.std(0)
+    return values.mean(0).astype(np.float32), np.where(spread > 1e-6, spread, 1).astype(np.float32)

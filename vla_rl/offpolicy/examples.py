@@ -1,0 +1,144 @@
+"""What to clone of logged episodes: how often each decision counts, and which chunk stands for it.
+
+Every policy family clones by its own loss; what differs between the methods is which examples it is shown.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.numpy import load_file, save_file
+
+from vla_rl.common.atomic import atomic_folder
+from vla_rl.data.dataset import BCBatch, BCDataset
+from vla_rl.interfaces import Policy
+from vla_rl.offpolicy.config import OfflineConfig
+from vla_rl.offpolicy.critic import Critic, Judged
+from vla_rl.offpolicy.transitions import Transitions
+from vla_rl.rollout.runner import derived_seed, evaluation_mode
+from vla_rl.types import Observation
+
+TENSORS_FILE, FACTS_FILE = "examples.safetensors", "found.json"
+_BATCH = 64  # Observations drawn for together.
+
+
+@dataclass(frozen=True)
+class Examples:
+    """What is cloned of N logged decisions.
+
+    Attributes:
+        weight: float64 (N,), how often each counts, relative to the others; 0: never.
+        chunk: float32 (N, H, A), what is cloned in place of the logged chunk; None: the logged one.
+    """
+
+    weight: np.ndarray
+    chunk: np.ndarray | None = None
+
+    def effective_size(self) -> float:
+        """How many decisions of equal weight carry as much: (sum of weights)^2 / sum of their squares."""
+        return float(self.weight.sum() ** 2 / np.square(self.weight).sum())
+
+    def save(self, folder: Path, found: Mapping[str, float]) -> None:
+        """Write them as safetensors, and what was found of them as JSON; the folder appears whole or not at all."""
+        arrays = {"weight": self.weight} | ({} if self.chunk is None else {"chunk": self.chunk})
+        with atomic_folder(folder, "examples") as partial:
+            save_file(arrays, partial / TENSORS_FILE)
+            (partial / FACTS_FILE).write_text(json.dumps(found, indent=1) + "\n")
+
+    @staticmethod
+    def load(folder: Path) -> tuple[Examples, dict[str, float]]:
+        """What `save` wrote."""
+        return Examples(**load_file(folder / TENSORS_FILE)), json.loads((folder / FACTS_FILE).read_text())
+
+
+class WeightedDataset(BCDataset):
+    """Datasets of which each decision is drawn as often as its weight says, within its dataset's share of a batch."""
+
+    def __init__(self, data: BCDataset, examples: Examples) -> None:
+        super().__init__(data.parts, data.chunk_size)
+        self._chunk = examples.chunk
+        sizes = [len(part.rows) for part in self.parts]
+        self._part = np.repeat(np.arange(len(sizes)), sizes)
+        self._rows = np.concatenate([part.rows for part in self.parts])
+        weight = examples.weight * (self._share / sizes)[self._part]
+        self._until = np.cumsum(weight / weight.sum())
+
+    def batch(self, size: int, seed: int, step: int) -> BCBatch:
+        """`size` examples drawn with replacement, the same for the same (seed, step)."""
+        drawn = np.searchsorted(self._until, np.random.default_rng([seed, step]).random(size), side="right")
+        drawn = np.minimum(drawn, len(self._until) - 1)
+        order = np.argsort(self._part[drawn], kind="stable")
+        chosen = [drawn[order][self._part[drawn[order]] == number] for number in range(len(self.parts))]
+        pairs = [(part, rows) for part, rows in zip(self.parts, chosen, strict=True) if len(rows)]
+        batch = BCBatch.concatenate([part.batch(self._rows[rows], self.chunk_size) for part, rows in pairs])
+        batch = batch.select(np.argsort(order, kind="stable"))
+        if self._chunk is None:
+            return batch
+        return replace(batch, actions=self._chunk[drawn], valid=np.ones(self._chunk[drawn].shape[:2], bool))
+
+
+def advantage_weights(config: OfflineConfig, transitions: Transitions, judged: Judged) -> np.ndarray:
+    """exp(advantage / temperature) of each decision, at most `largest_weight` (AWR, arXiv 1910.00177), float64 (N,)."""
+    value = judged.q if config.advantage == "critic" else transitions.returns(config.critic.discount)
+    advantage = (value - judged.v).astype(np.float64)
+    return np.exp(np.minimum(advantage / config.temperature, np.log(config.largest_weight)))
+
+
+def best_of_n(
+    config: OfflineConfig,
+    policy: Policy,
+    data: BCDataset,
+    transitions: Transitions,
+    critic: Critic,
+    seed: int,
+    show: Callable[[str], None] = lambda _: None,
+) -> tuple[Examples, dict[str, float]]:
+    """At logged observations, the best of the policy's own chunks and the logged one, by the ensemble's smallest Q.
+
+    Returns:
+        The examples, and how much better the chosen chunks are than the logged and the policy's own, by the critic.
+    """
+    rng = np.random.default_rng(derived_seed(seed, 1))
+    rows = np.sort(rng.permutation(len(transitions))[: config.decisions])
+    generator = torch.Generator().manual_seed(derived_seed(seed, 2))
+    chunk = transitions.chunk.copy()
+    gains, own = [], []
+    with evaluation_mode(policy):
+        for first in range(0, len(rows), _BATCH):
+            chosen = rows[first : first + _BATCH]
+            drawn = _draw(policy, _observations(data, chosen), config, generator)
+            candidates = np.concatenate([transitions.chunk[chosen][:, None], drawn], 1)
+            value = critic.values(chosen, candidates).min(0)
+            best = value.argmax(1)
+            chunk[chosen] = candidates[np.arange(len(chosen)), best]
+            gains.append(value.max(1) - value[:, 1:].mean(1))
+            own.append(best > 0)
+            if first // _BATCH % 10 == 0:
+                show(f"best of {config.candidates + 1}: {first + len(chosen)} of {len(rows)} observations")
+    weight = np.zeros(len(transitions))
+    weight[rows] = 1.0
+    found = {"best_of_n/gain": float(np.concatenate(gains).mean()), "best_of_n/own": float(np.concatenate(own).mean())}
+    return Examples(weight, chunk), found
+
+
+def _draw(policy: Policy, obs: Observation, config: OfflineConfig, generator: torch.Generator) -> np.ndarray:
+    """Chunks of the policy, float32 (B, candidates, H, A)."""
+    many = obs.select(np.repeat(np.arange(obs.batch_size), config.candidates))
+    actions = policy.act(many, generator, config.sampling_temperature).actions
+    return actions.reshape(obs.batch_size, config.candidates, *actions.shape[1:])
+
+
+def _observations(data: BCDataset, numbers: np.ndarray) -> Observation:
+    """What was seen at decisions, int64 (B,) ascending, of all datasets' one after another."""
+    starts = np.cumsum([0, *(len(part.rows) for part in data.parts)])
+    parts = []
+    for part, start, end in zip(data.parts, starts, starts[1:], strict=False):
+        inside = numbers[(numbers >= start) & (numbers < end)]
+        if len(inside):
+            parts.append(part.batch(part.rows[inside - start], data.chunk_size).obs)
+    return Observation.concatenate(parts)

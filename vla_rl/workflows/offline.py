@@ -1,0 +1,111 @@
+"""`vla-rl offline`: a policy improved from logged episodes alone, and what that came to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vla_rl.common.run_folder import RunFolder
+from vla_rl.data.dataset_check import check_datasets
+from vla_rl.recipe.checks import check
+from vla_rl.recipe.recipe import Recipe
+from vla_rl.workflows.collect import collect
+from vla_rl.workflows.recipe_parts import build_policy, env_spec, limit_threads
+
+if TYPE_CHECKING:
+    from vla_rl.data.dataset import BCDataset
+    from vla_rl.interfaces import Policy
+    from vla_rl.offpolicy.config import OfflineConfig
+    from vla_rl.offpolicy.examples import Examples
+
+EXAMPLES, BASE, FINAL = "examples", "base", "final"
+
+
+def improve_offline(recipe: Recipe, folder: Path, show: Callable[[str], None]) -> dict[str, Any]:
+    """Improve the recipe's policy from its logged episodes, and evaluate it before and after; resumes where it stopped.
+
+    Raises:
+        ConfigError: the recipe has no offline or sft section, or its policy is no checkpoint.
+        DatasetError: a dataset is not there.
+        ValueError: all logged episodes ended alike, so that there is nothing to learn from.
+    """
+    from vla_rl.report.report import write_report
+    from vla_rl.training.checkpoint import checkpoint_step, latest_checkpoint
+    from vla_rl.training.metrics import MetricLogger
+    from vla_rl.training.sft import train_bc
+
+    check(recipe, "offline")
+    assert recipe.offline is not None and recipe.sft is not None, "just checked"
+    limit_threads(recipe)
+    run, spec = RunFolder(folder), env_spec(recipe)
+    for config in recipe.datasets:
+        if not Path(config.dataset).is_dir():
+            collect(recipe, config, show)
+    check_datasets(d.path for d in recipe.sft.datasets)
+    if recipe.offline.evaluate == "before_and_after":
+        _evaluate(recipe, folder, BASE)
+    policy = build_policy(recipe, spec)
+    section = recipe.offline
+
+    def choose(data: BCDataset) -> BCDataset:
+        from vla_rl.offpolicy.examples import Examples, WeightedDataset
+
+        if not (folder / EXAMPLES).is_dir():
+            examples, found = choose_examples(section, policy, data, recipe.seed, show)
+            examples.save(folder / EXAMPLES, found)
+        examples, found = Examples.load(folder / EXAMPLES)
+        for name, value in found.items():
+            show(f"{name}: {value:.3g}")
+        return WeightedDataset(data, examples)
+
+    checkpoint = latest_checkpoint(run.checkpoints)
+    done = checkpoint_step(checkpoint) if checkpoint else 0 if run.metrics.exists() else None
+    with MetricLogger(folder, recipe.log, resume_step=done, run_config=recipe.model_dump(mode="json")) as logger:
+        summary = train_bc(policy, recipe.sft, folder, logger.log, recipe.seed, env_spec=spec, choose=choose)
+    if section.evaluate != "never":
+        trained = recipe.policy.model_copy(update={"path": str(run.policy)})
+        _evaluate(recipe.model_copy(update={"policy": trained}), folder, FINAL)
+    write_report(folder)
+    return summary
+
+
+def _evaluate(recipe: Recipe, folder: Path, name: str) -> None:
+    from vla_rl.workflows.evaluate_policy import evaluate
+
+    if not RunFolder(folder).evaluation(name).is_file():
+        evaluate(recipe, folder, name)
+
+
+def choose_examples(
+    config: OfflineConfig, policy: Policy, data: BCDataset, seed: int, show: Callable[[str], None]
+) -> tuple[Examples, dict[str, float]]:
+    """What the method clones of the datasets, and figures about it by name."""
+    from vla_rl.offpolicy.critic import fit_critic
+    from vla_rl.offpolicy.examples import Examples, advantage_weights, best_of_n
+    from vla_rl.offpolicy.transitions import logged_transitions
+    from vla_rl.rollout.runner import evaluation_mode
+
+    if config.method == "cloning":
+        rows = sum(len(part.rows) for part in data.parts)
+        return Examples(np.ones(rows)), {}
+    needs_critic = config.method != "filtered"
+    if needs_critic:
+        show(f"embedding {data.num_frames} logged decisions")
+    with evaluation_mode(policy):
+        transitions = logged_transitions(policy if needs_critic else None, data)
+    transitions.check_outcomes_differ()
+    if config.control == "shuffled_outcomes":
+        transitions = transitions.with_shuffled_outcomes(seed)
+    if not needs_critic:
+        return Examples(transitions.success[transitions.episode].astype(np.float64)), {}
+    critic = fit_critic(transitions, config.critic, seed, show)
+    judged = critic.judge()
+    found = judged.figures(transitions, config.critic.discount)
+    if config.method == "best_of_n":
+        examples, gain = best_of_n(config, policy, data, transitions, critic, seed, show)
+        return examples, found | gain
+    examples = Examples(advantage_weights(config, transitions, judged))
+    return examples, found | {"weights/effective_share": examples.effective_size() / len(transitions)}
