@@ -1,5 +1,8 @@
 """Any other LeRobot policy: it acts through its own classes, is saved and loaded, and RL is refused with the reason."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -9,20 +12,13 @@ from vla_rl.config import ConfigError, validate
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics
 from vla_rl.policies.lerobot.config import LeRobotConfig
 from vla_rl.policies.lerobot.inspect import describe
+from vla_rl.policies.lerobot.options import NO_LIKELIHOOD, RL_TYPES, no_rl_reason
 from vla_rl.policies.load import load_policy
 
 SPEC = fake_env_spec(image_size=96)
 RESNET = {"vision_backbone": "resnet18", "pretrained_backbone_weights": None}
 # The smallest of each kind that its code allows.
 SMALL = {
-    "act": {
-        **RESNET, "dim_model": 32, "n_heads": 2, "dim_feedforward": 64, "n_encoder_layers": 1,
-        "n_vae_encoder_layers": 1, "chunk_size": 8, "n_action_steps": 8,
-    },
-    "diffusion": {
-        **RESNET, "down_dims": (32, 64), "diffusion_step_embed_dim": 16, "num_inference_steps": 3, "n_action_steps": 8,
-        "horizon": 16, "n_groups": 4, "spatial_softmax_num_keypoints": 4,
-    },
     "vqbet": {
         **RESNET, "gpt_n_layer": 1, "gpt_n_head": 2, "gpt_hidden_dim": 32, "gpt_input_dim": 32, "gpt_output_dim": 32,
         "vqvae_n_embed": 4, "vqvae_embedding_dim": 16, "crop_shape": (84, 84), "spatial_softmax_num_keypoints": 4,
@@ -80,11 +76,10 @@ def test_save_and_load(policy, tmp_path):
 
 def test_rl_is_refused_with_the_reason(policy):
     word = "RL cannot train this policy"
-    reason = {"act": "deterministic", "diffusion": "DPPO", "vqbet": "offset"}[policy.core.config.type]
-    with pytest.raises(ValueError, match=f"{word}.*{reason}"):
+    with pytest.raises(ValueError, match=f"{word}.*regressed offset.*RL trains smolvla, pi0"):
         GRPOConfig().build(policy)
     obs = fake_observation(SPEC, 1)
-    with pytest.raises(ValueError, match=f"{word}.*{reason}"):
+    with pytest.raises(ValueError, match=f"{word}.*offset"):
         policy.evaluate(obs, policy.act(obs))
     with pytest.raises(ValueError, match="lerobot-train"):
         policy.bc_loss(obs, policy.act(obs).actions)
@@ -99,17 +94,26 @@ def test_describe_says_why_not(policy, tmp_path):
 
 def test_heads_that_cannot_be_trained_are_refused():
     with pytest.raises(ConfigError, match=r"policy\.value_head"):
-        make("act", value_head=True)
+        make("vqbet", value_head=True)
 
 
-def test_fewer_actions_than_it_plans():
-    policy = make("act", num_actions=3)
-    assert policy.act(fake_observation(SPEC, 2)).actions.shape == (2, 3, 7)
-    with pytest.raises(ConfigError, match="at most 8"):
-        make("act", num_actions=9)
+def test_every_policy_that_lerobot_has_is_trained_or_refused_with_a_reason(tmp_path):
+    """From a checkpoint's config.json alone, before anything is built, and in the table of the docs."""
+    import lerobot.policies  # noqa: F401  (registers the configs)
+    from lerobot.configs import PreTrainedConfig
+
+    rows = [line for line in Path("docs/flow_policies.md").read_text().splitlines() if line.startswith("| ")]
+    for kind in PreTrainedConfig.get_known_choices():
+        (tmp_path / "config.json").write_text(json.dumps({"type": kind, "n_action_steps": 8}))
+        info = describe(tmp_path)
+        assert info is not None and info.family == f"LeRobot {kind}"
+        assert bool(info.rl) == (kind in RL_TYPES) == (no_rl_reason(kind) is None)
+        assert kind in (*RL_TYPES, *NO_LIKELIHOOD), f"{kind}: no reason of its own"
+        assert info.rl or all(name in info.rl_reason for name in RL_TYPES), "it says which can be trained"
+        assert any(f"`{kind}`" in row for row in rows), f"{kind}: not in docs/flow_policies.md"
 
 
 def test_images_of_another_size_are_resized():
-    policy = make("act")
+    policy = make("vqbet")
     larger = fake_observation(fake_env_spec(image_size=128), 2)
     assert np.isfinite(policy.act(larger).actions).all()

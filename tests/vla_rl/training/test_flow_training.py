@@ -1,4 +1,4 @@
-"""SmolVLA, pi0 and pi0-FAST in the ordinary RL run: they learn, and a resumed run equals an uninterrupted one."""
+"""LeRobot's policies in the ordinary RL run: they learn, and a resumed run equals an uninterrupted one."""
 
 from pathlib import Path
 
@@ -44,6 +44,8 @@ def recipe_of(folder: Path, algo: dict, *overrides: str) -> Recipe:
         ("pi0", GRPO, {"sampling": {"joint": True}}),
         ("pi0", PPO, {"value_head": True, "sampling": {"method": "flow_noise"}}),
         ("xvla", PPO, {"value_head": True}),
+        ("diffusion", PPO, {"value_head": True}),
+        ("act", PPO, {"value_head": True, "sampling": {"method": "flow_noise"}}),
         ("pi0_fast", GRPO | {"ratio_level": "chunk"}, {}),
         ("pi0_fast", PPO | {"ratio_level": "chunk"}, {"value_head": True}),
     ],

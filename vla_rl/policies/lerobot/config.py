@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class LeRobotConfig(LeRobotOptions):
-    """A policy of LeRobot's: SmolVLA, pi0 and pi0.5 act, clone and learn by RL; any other is evaluated and deployed."""
+    """A policy of LeRobot's: those of `RL_TYPES` act, clone and learn by RL; any other is evaluated and deployed."""
 
     def build(self, env_spec: EnvSpec, device: str | torch.device = "cpu", seed: int = 0) -> LeRobotPolicy:
         """See `PolicyConfig.build`."""

@@ -72,7 +72,8 @@ def create(config: LeRobotOptions, env_spec: EnvSpec, device: str | torch.device
     with tempfile.TemporaryDirectory() as folder:
         vlm = config.vlm
         if config.preset == "tiny":
-            options |= tiny_options(config.type, config.image_size, env_spec.state_dim, env_spec.action_dim)
+            sizes = config.image_size, env_spec.state_dim, env_spec.action_dim, config.chunk_size
+            options |= tiny_options(config.type, *sizes)
             is_fast = config.type == "pi0_fast"
             tokenizer = tiny_tokenizer(env_spec.tasks.values(), fast_tokens.VOCABULARY if is_fast else 0)
             if config.type == "smolvla":
@@ -240,10 +241,24 @@ def _wrap(config: LeRobotOptions, core: Any, preprocessor: Any, postprocessor: A
         from vla_rl.policies.lerobot.fast import LeRobotFastPolicy
 
         return LeRobotFastPolicy(config, core, preprocessor, postprocessor)
+    if core.config.type in ("diffusion", "act"):
+        return _wrap_small(config, core, preprocessor, postprocessor)
     wanted = [name for name in ("value_head", "lora", "gradient_checkpointing") if getattr(config, name)]
     if wanted:
         raise ConfigError(f"policy.{wanted[0]}: only for {', '.join(RL_TYPES)}, which can be trained here")
     return LeRobotPolicy(config, core, preprocessor, postprocessor)
+
+
+def _wrap_small(config: LeRobotOptions, core: Any, preprocessor: Any, postprocessor: Any) -> LeRobotPolicy:
+    """Diffusion Policy or ACT, all of which is trained."""
+    from vla_rl.policies.lerobot.act import LeRobotActPolicy
+    from vla_rl.policies.lerobot.diffusion import LeRobotDiffusionPolicy
+
+    wanted = [name for name in ("lora", "gradient_checkpointing") if getattr(config, name)]
+    if wanted:
+        raise ConfigError(f"policy.{wanted[0]}: not for {core.config.type!r}, whose networks are small")
+    kind = LeRobotActPolicy if core.config.type == "act" else LeRobotDiffusionPolicy
+    return kind(config, core, preprocessor, postprocessor)
 
 
 def _finish(

@@ -21,7 +21,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -32,7 +31,7 @@ from vla_rl.policies.lerobot.options import FlowSampling
 # (x (B, C, D), t (B,)) -> velocity (B, C, D), and the learned noise (B, C, D) or None.
 Velocity = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
 
-_LOG_2PI = math.log(2 * math.pi)
+LOG_2PI = math.log(2 * math.pi)
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ def plain_step(x: Tensor, velocity: Tensor, level: Tensor, next_level: Tensor, k
 
 def log_density(x: Tensor, mean: Tensor, std: Tensor, clamp: tuple[float, float] | None = None) -> Tensor:
     """log N(x; mean, std^2) of each component; `clamp` bounds it, so that no outlier rules a gradient (DPPO)."""
-    value = -0.5 * ((x - mean) / std) ** 2 - std.log() - 0.5 * _LOG_2PI
+    value = -0.5 * ((x - mean) / std) ** 2 - std.log() - 0.5 * LOG_2PI
     return value if clamp is None else value.clamp(*clamp)
 
 
@@ -113,9 +112,7 @@ def sample(
     rows = len(noise)
     noisy_step = None  # Of each row, with one-step likelihoods.
     if temperature > 0 and not sampling.joint:
-        where = "cpu" if generator is None else generator.device
-        draw = partial(_draw_step, num_steps, where)
-        noisy_step = by_row(draw, (rows,), generator).to(noise.device)
+        noisy_step = random_step(num_steps, rows, generator).to(noise.device)
     x, points, total = noise, [noise], torch.zeros_like(noise)
     if temperature > 0 and sampling.joint:
         total = log_density(noise, torch.zeros_like(noise), torch.ones_like(noise))
@@ -162,7 +159,7 @@ def path_log_prob(
     total, entropy = torch.zeros_like(first), torch.zeros_like(first)
     if sampling.joint:
         total = log_density(first, torch.zeros_like(first), torch.ones_like(first))
-        entropy = entropy + 0.5 * (_LOG_2PI + 1)
+        entropy = entropy + 0.5 * (LOG_2PI + 1)
     kept = first if keeps_noise else None
     for k in range(1 if keeps_noise and not sampling.joint else 0, points.shape[1] - 1):
         x = points[:, k]
@@ -170,7 +167,7 @@ def path_log_prob(
         step = levels[:, k], levels[:, k + 1]
         mean, std = gaussian_step(sampling, x, speed, learned_std, *step, temperature, kept)
         total = total + log_density(points[:, k + 1], mean, std, sampling.log_prob_clamp)
-        entropy = entropy + std.log() + 0.5 * (_LOG_2PI + 1)
+        entropy = entropy + std.log() + 0.5 * (LOG_2PI + 1)
     return total, entropy
 
 
@@ -184,10 +181,14 @@ def normal(shape: torch.Size | tuple[int, ...], generator: torch.Generator | Non
     return by_row(draw, shape, generator).to(device)
 
 
-def _draw_step(
-    num_steps: int, where: torch.device | str, shape: tuple[int, ...], generator: torch.Generator | None
-) -> Tensor:
-    return torch.randint(num_steps, shape, generator=generator, device=where)
+def random_step(num_steps: int, rows: int, generator: torch.Generator | None) -> Tensor:
+    """One of the steps for each row, int64 (rows,), drawn where the generator lives."""
+    where = "cpu" if generator is None else generator.device
+
+    def draw(shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        return torch.randint(num_steps, shape, generator=generator, device=where)
+
+    return by_row(draw, (rows,), generator)
 
 
 def _pack(points: Tensor, levels: Tensor) -> Tensor:

@@ -9,8 +9,12 @@ from vla_rl.policies.base import CONFIG_FILE, read_json
 from vla_rl.policies.checkpoint_info import CheckpointInfo
 from vla_rl.policies.lerobot.options import FLOW_TYPES, RL_TYPES, image_names, no_rl_reason
 
-_DECODERS = {"pi0_fast": "autoregressive action tokens (FAST)"}
-_HOW = {"pi0_fast": "one likelihood a chunk, set algo.ratio_level: chunk"}
+_DECODERS = {"pi0_fast": "autoregressive action tokens (FAST)", "diffusion": "denoising diffusion", "act": "regression"}
+_HOW = {
+    "pi0_fast": "one likelihood a chunk, set algo.ratio_level: chunk",
+    "diffusion": "by the likelihood of its denoising steps (DPPO)",
+    "act": "by a Gaussian around its chunk, of the set width policy.sampling.std_floor or a learned one",
+}
 
 
 def describe(folder: Path) -> CheckpointInfo | None:
@@ -31,7 +35,7 @@ def describe(folder: Path) -> CheckpointInfo | None:
         "decoder": decoder,
         "chunk size": values.get("chunk_size") or values.get("horizon") or values.get("action_chunk_size"),
         "actions executed": values.get("n_action_steps") or values.get("action_chunk_size"),
-        "denoising steps": _steps(values) if is_flow else None,
+        "denoising steps": _steps(values) if is_flow or kind == "diffusion" else None,
         "cameras": ", ".join(image_names(values)),
         "state": inputs.get("observation.state", {}).get("shape", [None])[0],
         "action": outputs.get("action", {}).get("shape", [None])[0],

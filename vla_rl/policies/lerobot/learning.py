@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.config import ConfigError
-from vla_rl.policies.lerobot.options import LeRobotOptions
+from vla_rl.policies.lerobot.options import LeRobotOptions, image_name
 from vla_rl.policies.lerobot.policy import STATE, LeRobotPolicy
 
 
@@ -28,16 +28,26 @@ class LearningPolicy(LeRobotPolicy):
         for name in ("adapt_to_pi_aloha", "use_relative_actions"):
             if getattr(core.config, name, False):
                 raise ConfigError(f"LeRobot option {name}=true: not supported here; use a checkpoint without it")
-        self.demonstration_size = core.config.chunk_size
+        self.demonstration_size = self.planned
 
     def _add_critic(self, feature_size: int) -> None:
         """Make `value_head`, where the config asks for it, on features (B, F) and the state."""
         self.value_head = ValueHead(feature_size + (self.state_dim or 0)) if self.config.value_head else None
 
+    @property
+    def planned(self) -> int:
+        """Actions from the present on that the network gives at once."""
+        return self.core.config.chunk_size
+
     def _num_actions(self) -> int:
         if self.config.num_actions is None:
             return self.core.config.n_action_steps
-        return self._at_most(self.core.config.chunk_size)
+        return self._at_most(self.planned)
+
+    def _needs_every_camera(self) -> None:
+        missing = [image_name(key) for key in self.image_keys if key not in self.camera_of]
+        if missing:
+            raise ConfigError(f"policy.camera_map: {missing[0]}: null, but this policy reads every image it has")
 
     def _with_state(self, features: Tensor, batch: dict[str, Any]) -> Tensor:
         """Features (B, F) and the normalized state."""

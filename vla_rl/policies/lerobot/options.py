@@ -25,7 +25,7 @@ from vla_rl.policies.base import PolicyConfig, read_policy_config
 
 CONTINUING_TYPES = ("smolvla", "pi0", "pi05")  # Flow policies that real-time chunking can guide.
 FLOW_TYPES = (*CONTINUING_TYPES, "xvla")
-RL_TYPES = (*FLOW_TYPES, "pi0_fast")
+RL_TYPES = (*FLOW_TYPES, "pi0_fast", "diffusion", "act")
 TINY_TYPES = RL_TYPES
 EXTRAS_FILE = "vla_rl.json"
 IMAGE_PREFIX = "observation.images."
@@ -38,13 +38,20 @@ RUN_FIELDS = (
 
 # Why a LeRobot policy cannot be trained by RL here; for any other the general reason.
 NO_LIKELIHOOD = {
-    "act": "ACT is deterministic: its decoder regresses the actions, so a sampled action has no likelihood",
-    "diffusion": "Diffusion Policy draws actions by a denoising sampler whose likelihood is not implemented here "
-    "(DPPO, arXiv 2409.00588, would be the algorithm)",
-    "multi_task_dit": "its denoising sampler's likelihood is not implemented here",
+    "multi_task_dit": "its sampler's likelihood is not adapted here (diffusion or flow matching, by its objective)",
     "vqbet": "VQ-BeT adds a regressed offset to its sampled code, so the action itself has no likelihood",
     "tdmpc": "TD-MPC plans with a learned model; its planner gives no likelihood",
-    "groot": "its flow head is not adapted here",
+    "groot": "this LeRobot knows GR00T N1.7 alone (N1.5 was removed after 0.5.1) and builds it only from NVIDIA's base "
+    "model on the hub, so its flow head is not adapted",
+    "gaussian_actor": "it is the actor of LeRobot's own online RL, which trains it",
+    **dict.fromkeys(
+        ("eo1", "evo1", "wall_x", "molmoact2", "vla_jepa"),
+        "its action head is not adapted: LeRobot builds it from a model on the hub, out of the tests' reach",
+    ),
+    **dict.fromkeys(
+        ("fastwam", "lingbot_va"),
+        "it denoises video and actions together, from a video model on the hub; no likelihood is adapted here",
+    ),
 }
 
 
@@ -52,7 +59,8 @@ def no_rl_reason(policy_type: str) -> str | None:
     """Why RL cannot train LeRobot policies of this type, or None where it can."""
     if policy_type in RL_TYPES:
         return None
-    return NO_LIKELIHOOD.get(policy_type, f"LeRobot's {policy_type!r} has no likelihood that is implemented here")
+    reason = NO_LIKELIHOOD.get(policy_type, f"LeRobot's {policy_type!r} has no likelihood that is implemented here")
+    return f"{reason}. Of LeRobot's policies RL trains {', '.join(RL_TYPES)}"
 
 
 class FlowSampling(Config):
@@ -75,7 +83,8 @@ class FlowSampling(Config):
     )
     std_floor: NonNegativeFloat = Field(
         default=0.08,
-        description="Smallest standard deviation of a noisy step, in normalized action units (DPPO, ReinFlow): "
+        description="Smallest standard deviation of a noisy step, in normalized action units (DPPO, ReinFlow); of ACT "
+        "the standard deviation itself: "
         "without one, Flow-SDE's last steps have hardly any noise and their ratios explode.",
     )
     log_prob_clamp: tuple[float, float] | None = Field(
@@ -113,8 +122,9 @@ class FlowLora(Config):
 class LeRobotOptions(PolicyConfig):
     """Options of a policy of LeRobot's, through its own classes and processors.
 
-    SmolVLA (arXiv 2506.01844), pi0 (arXiv 2410.24164), pi0.5 (arXiv 2504.16054), X-VLA (arXiv 2510.10274) and
-    pi0-FAST (arXiv 2501.09747) can act, clone and learn by RL; any other type of LeRobot can be evaluated and deployed.
+    SmolVLA (arXiv 2506.01844), pi0 (arXiv 2410.24164), pi0.5 (arXiv 2504.16054), X-VLA (arXiv 2510.10274), pi0-FAST
+    (arXiv 2501.09747), Diffusion Policy (arXiv 2303.04137) and ACT (arXiv 2304.13705) can act, clone and learn by RL;
+    any other type of LeRobot can be evaluated and deployed.
     """
 
     kind: Literal["lerobot"] = "lerobot"

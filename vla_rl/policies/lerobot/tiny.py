@@ -112,12 +112,35 @@ def tiny_xvla(folder: Path, tokenizer: Any) -> dict[str, Any]:
     return {"florence_config": florence, "tokenizer_name": str(folder)}
 
 
-def tiny_options(policy_type: str, image_size: int, state_dim: int, action_dim: int) -> dict[str, Any]:
+def _tiny_resnet(policy_type: str, chunk_size: int) -> dict[str, Any]:
+    """ACT and Diffusion Policy: LeRobot's smallest image network, not pretrained, and little behind it."""
+    vision = {"vision_backbone": "resnet18", "pretrained_backbone_weights": None}
+    if policy_type == "act":
+        small = {"dim_model": 64, "n_heads": 4, "dim_feedforward": 192, "latent_dim": 8}
+        return vision | small | {"n_encoder_layers": 2, "n_decoder_layers": 1, "n_vae_encoder_layers": 1}
+    return vision | {
+        "n_obs_steps": 1,
+        "horizon": -(-chunk_size // 4) * 4,  # The network halves it for each of its widths.
+        "n_action_steps": chunk_size,
+        "down_dims": (64, 128),
+        "diffusion_step_embed_dim": 32,
+        "use_group_norm": True,
+        "spatial_softmax_num_keypoints": 8,
+        "noise_scheduler_type": "DDIM",
+        "num_inference_steps": 5,
+    }
+
+
+def tiny_options(
+    policy_type: str, image_size: int, state_dim: int, action_dim: int, chunk_size: int = 8
+) -> dict[str, Any]:
     """LeRobot config fields of the tiny preset: no padded dimensions, few steps, everything trained.
 
     Raises:
         ValueError: the image cannot be cut into patches.
     """
+    if policy_type in ("act", "diffusion"):
+        return _tiny_resnet(policy_type, chunk_size)
     patch = _PATCH["smolvla"] * 2 if policy_type == "smolvla" else _PATCH["pi"]
     if image_size % patch:
         raise ValueError(f"policy.image_size: got {image_size}, must be a multiple of {patch} in the tiny preset")

@@ -43,6 +43,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "kind": "lerobot", "type": "pi05", "preset": "tiny", "value_head": True, "sampling": {"method": "flow_noise"},
     },
     "xvla-sde": {"kind": "lerobot", "type": "xvla", "preset": "tiny", "value_head": True},
+    "diffusion-ddim": {"kind": "lerobot", "type": "diffusion", "preset": "tiny", "value_head": True},
+    "diffusion-ddpm-joint": {
+        "kind": "lerobot", "type": "diffusion", "preset": "tiny", "sampling": {"joint": True},
+        "options": {"noise_scheduler_type": "DDPM"},
+    },
+    "act": {"kind": "lerobot", "type": "act", "preset": "tiny", "value_head": True},
+    "act-learned": {"kind": "lerobot", "type": "act", "preset": "tiny", "sampling": {"method": "flow_noise"}},
     "pi0-fast": {"kind": "lerobot", "type": "pi0_fast", "preset": "tiny", "chunk_size": 2, "value_head": True},
     "openvla-lora": {"kind": "openvla", "precision": "fp32", "lora": {"rank": 2}, "trainable": "lora"},
 }  # fmt: skip
