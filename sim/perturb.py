@@ -23,7 +23,7 @@ from vla_rl.config import Config, validate
 from vla_rl.data.segmentation import CAMERA_PREFIX
 from vla_rl.types import EpisodeSpec
 
-Axis = Literal["camera", "light", "texture", "layout", "robot", "noise", "wording"]
+Axis = Literal["camera", "light", "texture", "distractors", "layout", "robot", "noise", "wording"]
 LEVELS = (1, 2, 3)
 
 # By level, from 0 (nothing).
@@ -44,8 +44,8 @@ class PerturbConfig(Config):
     """What is different in every episode."""
 
     axis: Axis = Field(
-        description="camera, light, texture, layout (of the objects), robot (its initial pose), noise (of its senses) "
-        "or wording."
+        description="camera, light, texture, distractors, layout (of the objects), robot (its initial pose), noise (of "
+        "its senses) or wording."
     )
     level: Literal[1, 2, 3] = Field(default=2, description="1 is slight, 2 clear, 3 hard.")
 

@@ -35,7 +35,7 @@ class LiberoConfig(SimConfig):
 
     known_cameras: ClassVar[tuple[str, ...]] = tuple(CAMERAS)
     shows_structure: ClassVar[bool] = True
-    perturb_axes: ClassVar[tuple[str, ...]] = ("camera", "light", "texture", "robot", "noise", "wording")
+    perturb_axes: ClassVar[tuple[str, ...]] = ("camera", "light", "texture", "layout", "robot", "noise", "wording")
     suites: ClassVar[Mapping[str, str]] = TITLES
     averaged_suites: ClassVar[tuple[str, ...]] = tuple(suite for suite in TITLES if suite != "libero_90")
     kind: Literal["libero"] = "libero"

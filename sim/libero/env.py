@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sim.libero.layout import rearranged
 from sim.libero.library import import_library
 from sim.libero.measured import why_not_offered
 from sim.libero.suites import CAMERAS, NUM_OFFICIAL_STATES, nearest_tasks, paraphrases
@@ -18,6 +19,7 @@ from vla_rl.types import SPLITS, EpisodeSpec, Keyframe
 
 if TYPE_CHECKING:
     from sim.libero.config import LiberoConfig
+    from sim.libero.scene import InitialState
     from sim.libero.scenes import TaskScene
 
 JOINTS_OFF = (0.0, 0.04, 0.1, 0.2)  # radians, by level of `sim.perturb`, that each joint of the arm starts off
@@ -104,14 +106,21 @@ class LiberoEnv(SingleEnv):
             flat = state.flat.copy()
             flat[1 + arm] += JOINTS_OFF[level] * rng.uniform(0.6, 1, len(arm)) * rng.choice([-1, 1], len(arm))
             state = replace(state, flat=flat)
+        self._settle(loaded, state)
+        if level := self._perturbation.level("layout"):
+            self._settle(loaded, rearranged(loaded.scene, state, level, self._perturbation.rng()))
+        loaded.remember(*self._start_name(spec), loaded.scene.save())
+
+    def _settle(self, loaded: TaskScene, state: InitialState) -> None:
         loaded.scene.start(state)
         for _ in range(NUM_WAIT_STEPS):
             loaded.scene.step(WAIT_ACTION)
-        loaded.remember(*self._start_name(spec), loaded.scene.save())
 
     def _start_name(self, spec: EpisodeSpec) -> tuple[str, int]:
         """What a settled start is remembered by, in a scene that environments share."""
-        moved = self._perturbation.name if self._perturbation.level("robot") else ""
+        moved = (
+            self._perturbation.name if self._perturbation.level("robot") or self._perturbation.level("layout") else ""
+        )
         return f"{spec.split} {moved}", spec.index
 
     def seed_of(self, spec: EpisodeSpec) -> int:

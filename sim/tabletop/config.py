@@ -99,7 +99,9 @@ class TabletopConfig(SimConfig):
 
     known_cameras: ClassVar[tuple[str, ...]] = ("agentview", "wrist")
     shows_structure: ClassVar[bool] = True
-    perturb_axes: ClassVar[tuple[str, ...]] = ("camera", "light", "texture", "layout", "robot", "noise", "wording")
+    perturb_axes: ClassVar[tuple[str, ...]] = (
+        "camera", "light", "texture", "distractors", "layout", "robot", "noise", "wording",
+    )  # fmt: skip
     kind: Literal["tabletop"] = "tabletop"
     image_size: int = Field(default=64, ge=32, le=256, description="Height and width of the rendered images, pixels.")
     horizons: dict[str, int] = Field(default={}, description="Control steps before truncation, for tasks that differ.")

@@ -16,6 +16,7 @@ from sim.perturb import Perturbation, Surfaces
 from sim.single_env import SingleEnv, SingleObservation
 from sim.tabletop import scene as sc
 from sim.tabletop.appearance import Look, draw_look
+from sim.tabletop.distractors import draw_distractors
 from sim.tabletop.expert import Expert
 from sim.tabletop.facts import check_tasks
 from sim.tabletop.render import render
@@ -104,6 +105,8 @@ class TabletopEnv(SingleEnv):
         layout = draw_layout(spec, self.config)
         if level := self._perturbation.level("layout"):
             layout = spread_out(layout, spec.task, MARGINS[level], TURNED[level])
+        level = self._perturbation.level("distractors")
+        self._distractors = draw_distractors(layout, level, self._perturbation.rng())
         self._begin_elsewhere(layout)
         data.qpos[6:8] = data.ctrl[12:14] = sc.OPEN_WIDTH
         for name, (x, y, yaw) in layout.places.items():
@@ -174,7 +177,8 @@ class TabletopEnv(SingleEnv):
         with self._perturbation.look(model, [model.camera("agentview").id], np.zeros(3), surfaces):
             mujoco.mj_camlight(model, data)
             images = {
-                name: render(model, data, model.camera(name).id, self.config.image_size) for name in self.config.cameras
+                name: render(model, data, model.camera(name).id, self.config.image_size, besides=self._distractors)
+                for name in self.config.cameras
             }
             if self.config.structure:
                 for name in self.config.cameras:

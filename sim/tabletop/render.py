@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 import mujoco
 import numpy as np
 
@@ -39,14 +42,28 @@ class _Drawing:
 _drawings: dict[int, _Drawing] = {}  # by image size
 
 
+class Drawn(Protocol):
+    """Something that is drawn, and is no part of the model."""
+
+    def add_to(self, scene: mujoco.MjvScene) -> None:
+        """Have it drawn with the scene."""
+        ...
+
+
 def render(
-    model: mujoco.MjModel, data: mujoco.MjData, camera: int, size: int, things: np.ndarray | None = None
+    model: mujoco.MjModel,
+    data: mujoco.MjData,
+    camera: int,
+    size: int,
+    things: np.ndarray | None = None,
+    besides: Sequence[Drawn] = (),
 ) -> np.ndarray:
     """The camera's view, uint8 (size, size, 3), upright RGB. Positions in `data` must be up to date.
 
     Args:
         things: uint8 (ngeom,), what each geom is part of: shows the structure in place of the picture
             (`vla_rl.data.segmentation.pack`).
+        besides: shown in the picture, not in the structure.
 
     All models rendered in one process must have the same textures (`scene.mjcf` sees to that).
 
@@ -54,11 +71,18 @@ def render(
         sim.gl.RenderError: no GL context can be opened.
     """
     with gl.current():
-        picture = _draw(model, data, camera, size, things)
+        picture = _draw(model, data, camera, size, things, besides)
     return np.ascontiguousarray(picture[::-1])
 
 
-def _draw(model: mujoco.MjModel, data: mujoco.MjData, camera: int, size: int, things: np.ndarray | None) -> np.ndarray:
+def _draw(
+    model: mujoco.MjModel,
+    data: mujoco.MjData,
+    camera: int,
+    size: int,
+    things: np.ndarray | None,
+    besides: Sequence[Drawn],
+) -> np.ndarray:
     """`render`, bottom row first, in the current GL context."""
     if not _drawings:
         gl.at_exit(_drawings.clear)
@@ -71,6 +95,8 @@ def _draw(model: mujoco.MjModel, data: mujoco.MjData, camera: int, size: int, th
     mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, drawing.context)  # another size's may be bound
     if things is not None:
         return draw_structure(model, drawing.scene, drawing.viewport, drawing.context, things)
+    for thing in besides:
+        thing.add_to(drawing.scene)
     mujoco.mjr_render(drawing.viewport, drawing.scene, drawing.context)
     image = np.empty((size, size, 3), np.uint8)
     mujoco.mjr_readPixels(image, None, drawing.viewport, drawing.context)

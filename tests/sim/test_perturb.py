@@ -40,6 +40,35 @@ def test_pictures_differ_more_at_each_level_and_nothing_else_does(axis: str) -> 
     assert 1 < seen[0] < seen[1] < seen[2]
 
 
+@pytest.mark.parametrize("task", list(INSTRUCTIONS))
+def test_distractors_are_more_at_each_level_and_in_nobodys_way(task: str) -> None:
+    """Drawn, and no part of the physics; those of a lower level are among those of a higher one."""
+    numbers = {level: [] for level in (1, 2, 3)}
+    for index in range(5):
+        spec = EpisodeSpec(task, "eval", index)
+        clean_env, clean = reset(CLEAN, spec)
+        hand = clean_env._now.qpos[:2]
+        objects = [clean_env._view.position(name)[:2] for name in (*clean_env._scene.qpos, *clean_env._scene.mocap)]
+        seen, before = [], []
+        for level in (1, 2, 3):
+            env, obs = reset(CLEAN.perturbed("distractors", level), spec)
+            placed = env._distractors
+            numbers[level].append(len(placed))
+            assert placed[: len(before)] == before
+            before = placed
+            seen.append(difference(obs, clean))
+            np.testing.assert_array_equal(env._now.qpos, clean_env._now.qpos)
+            np.testing.assert_array_equal(obs.state, clean.state)
+            for thing in placed:
+                assert min(np.linalg.norm(thing.place - at) for at in objects) >= 0.095
+                for at in objects:  # the hand's way there
+                    ways = [hand + share * (at - hand) for share in np.linspace(0, 1, 50)]
+                    assert min(np.linalg.norm(thing.place - stop) for stop in ways) >= 0.065 - 1e-9
+        assert 0 < seen[0] <= seen[1] <= seen[2] and seen[0] < seen[2]
+        np.testing.assert_array_equal(clean_env.observe().images["agentview"], clean.images["agentview"])
+    assert [np.median(numbers[level]) for level in (1, 2, 3)] == [2, 4, 7]
+
+
 def test_noise_is_of_the_step_and_leaves_the_structure_alone() -> None:
     config = TabletopConfig(structure=True)
     _, clean = reset(config)

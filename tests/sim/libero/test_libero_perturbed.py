@@ -1,5 +1,7 @@
 """LIBERO's perturbations: other words for every task; other pictures and starts, and clean ones beside them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from libero_setup import ASSETS, needs_assets, needs_library
@@ -27,7 +29,7 @@ def test_each_axis_changes_what_it_says_and_the_clean_environment_nothing() -> N
     spec = EpisodeSpec(task, "eval", 1)
     clean_env = clean_config.make()
     clean = clean_env.reset(spec)
-    for axis in ("camera", "light", "texture", "noise", "robot", "wording"):
+    for axis in ("camera", "light", "texture", "layout", "noise", "robot", "wording"):
         moved = []
         for level in (1, 2, 3):
             config = clean_config.perturbed(axis, level)
@@ -49,8 +51,35 @@ def test_each_axis_changes_what_it_says_and_the_clean_environment_nothing() -> N
 
 @pytest.mark.slow
 @needs_assets
-def test_the_expert_still_solves_it_from_where_the_arm_is_furthest_off() -> None:
-    env = LiberoConfig(suite="libero_object", tasks=("0",), assets_path=ASSETS).perturbed("robot", 3).make()
+def test_objects_start_elsewhere_clear_of_one_another_and_not_solved() -> None:
+    """The hand and what stands on others do not move; the official state is left for the clean episode."""
+    config = LiberoConfig(suite="libero_object", tasks=("0",), assets_path=ASSETS)
+    (task,) = config.task_names()
+    spec, env = EpisodeSpec(task, "eval", 3), config.make()
+
+    def places() -> np.ndarray:
+        scene = env.loaded.scene
+        return np.array([scene.data.body(thing.root_body).xpos for thing in scene.env.objects_dict.values()])
+
+    env.begin(spec)
+    clean = places()
+    for level, most in ((1, 0.025), (2, 0.05), (3, 0.08)):
+        env.begin(replace(spec, perturbation=f"layout-{level}"))
+        moved = np.linalg.norm(places() - clean, axis=1)
+        assert (moved > 0.008 * level).sum() >= 5 and moved.max() < most, "settled, on the floor, near where it was"
+        assert not env.loaded.scene.is_success()
+        apart = np.linalg.norm(places()[:, None] - places()[None], axis=2) + np.eye(len(clean))
+        assert apart.min() > 0.03
+    env.begin(spec)
+    np.testing.assert_array_equal(places(), clean)
+    env.close()
+
+
+@pytest.mark.slow
+@needs_assets
+@pytest.mark.parametrize("axis", ["robot", "layout"])
+def test_the_expert_still_solves_what_is_hard(axis: str) -> None:
+    env = LiberoConfig(suite="libero_object", tasks=("0",), assets_path=ASSETS).perturbed(axis, 3).make()
     (task,) = env.spec.tasks
     for index in range(3):
         env.begin(EpisodeSpec(task, "eval", index))

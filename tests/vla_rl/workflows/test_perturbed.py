@@ -68,4 +68,4 @@ def test_what_there_is_not_is_refused_before_anything_runs(recipe: str, axes: st
 
 def test_all_is_every_axis_of_the_environment_at_each_level() -> None:
     found = chosen(load_recipe("tabletop_grpo"), "all", "1,2,3")
-    assert len(found) == 21 and found[:3] == [("camera", 1), ("camera", 2), ("camera", 3)]
+    assert len(found) == 24 and found[:3] == [("camera", 1), ("camera", 2), ("camera", 3)]
