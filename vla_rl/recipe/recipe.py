@@ -57,7 +57,7 @@ class Recipe(Config):
     sampling: SamplingConfig = Field(default_factory=SamplingConfig)
     rollout: Annotated[SerializeAsAny[RolloutConfig], component("rollout")] = Field(
         default_factory=LocalRolloutConfig,
-        description="Where the episodes that RL learns from are run (docs/scale.md).",
+        description="Where the episodes that RL learns from are run (docs/ray.md).",
     )
     train: TrainConfig = Field(default_factory=TrainConfig)
     gate: GateConfig = Field(default_factory=GateConfig)

@@ -117,6 +117,10 @@ class RolloutConfig(Config, ABC):
         """Start the run's own environment; where only checks and evaluations may need it, not before they do."""
         return env.build() if self.uses_env else cast("VecEnv", LaterEnv(env))
 
+    def placed(self, env: EnvConfig) -> EnvConfig:
+        """An environment's section, built where this one says: here, in this process."""
+        return env
+
     @abstractmethod
     def build(self, recipe: Recipe, env: VecEnv, world: ProcessGroup) -> EpisodeSource:
         """Start the source of this process.

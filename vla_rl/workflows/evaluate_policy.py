@@ -34,7 +34,7 @@ def evaluate(recipe: Recipe, folder: Path, name: str = "policy") -> Evaluation:
     with episode_progress(total, show=world.is_main) as on_episode:
         evaluation = run_evaluation(
             policy,
-            recipe.acting_env,
+            recipe.rollout.placed(recipe.acting_env),
             recipe.eval,
             name=name,
             policy_path=policy_path(recipe),

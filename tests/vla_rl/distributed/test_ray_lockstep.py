@@ -14,13 +14,15 @@ import numpy as np
 import pytest
 from faulty_env import plant
 from ray_cluster import add_node, three_raylets
-from tiny_run import make_recipe, metrics, save_policy
+from tiny_run import RECIPE, make_recipe, metrics, save_policy
 
 from vla_rl.common.run_folder import open_run
+from vla_rl.config import apply_overrides, validate
 from vla_rl.recipe.recipe import Recipe, load_recipe
 from vla_rl.training.run import TrainingRun
 from vla_rl.training.train import train
 from vla_rl.types import Episode
+from vla_rl.workflows.evaluate_policy import evaluate
 
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -65,6 +67,19 @@ def test_a_tabletop_run_equals_the_local_one(cluster: Any, tmp_path: Path) -> No
         assert alone == {name: beside[name] for name in alone}
     for file in ("model.safetensors", "config.json"):
         assert (local / "policy" / file).read_bytes() == (placed / "policy" / file).read_bytes()
+
+
+def test_an_evaluation_at_hosts_equals_the_local_one(cluster: Any, tmp_path: Path) -> None:
+    options = ["policy.kind=my_policy:BinsConfig", "eval.episodes_per_task=6", "eval.videos=1"]
+    recipe = {**RECIPE, "policy": {"kind": "my_policy:BinsConfig"}}
+    found = []
+    for name, rollout in {"local": "rollout=local", "ray": "rollout={kind: ray, hosts: 3}"}.items():
+        run = open_run(validate(Recipe, apply_overrides(recipe, [*options, rollout])), tmp_path / name, False)
+        found.append(evaluate(validate(Recipe, apply_overrides(recipe, [*options, rollout])), run))
+        assert list(run.glob("videos/*.mp4"))
+    local, placed = found
+    assert local.episodes == placed.episodes
+    assert local.meta.env_config == placed.meta.env_config
 
 
 def test_nothing_that_breaks_changes_an_episode(cluster: Any, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from vla_rl.rollout.source import EpisodeSource, RolloutConfig
 
 if TYPE_CHECKING:
     from vla_rl.distributed.process_group import ProcessGroup
-    from vla_rl.interfaces import VecEnv
+    from vla_rl.interfaces import EnvConfig, VecEnv
     from vla_rl.recipe.recipe import Recipe
 
 
@@ -52,6 +52,11 @@ class RayRolloutConfig(RolloutConfig):
     object_store_mb: NonNegativeInt = Field(
         default=0, description="address null: memory for episodes under way, MiB; 0 leaves it to Ray."
     )
+
+    def placed(self, env: EnvConfig) -> EnvConfig:
+        from vla_rl.distributed.actors.hosted import HostedEnvConfig
+
+        return env if env.is_imagined else HostedEnvConfig(num_envs=env.num_envs, env=env, rollout=self)
 
     def build(self, recipe: Recipe, env: VecEnv, world: ProcessGroup) -> EpisodeSource:
         self.check(recipe, world)

@@ -112,7 +112,7 @@ def join_results(parts: Sequence[StepResult]) -> StepResult:
 
 def lost_result(seen: Observation, num_actions: int, info: Mapping[str, Any]) -> StepResult:
     """The result of one environment's step that nobody could take; `info`: of another's, for its names."""
-    nothing = {n: [type(v[0])()] if isinstance(v, list) else np.zeros(1, v.dtype) for n, v in info.items()}
+    nothing = {n: v[:1] if isinstance(v, list) else np.zeros(1, v.dtype) for n, v in info.items()}
     flags = (np.zeros((1, num_actions), bool), np.zeros((1, num_actions), bool))
     outcome = (np.zeros(1, np.int64), np.zeros(1, bool), np.ones(1, bool))
     return StepResult(seen, np.zeros((1, num_actions), np.float32), *flags, *outcome, info=nothing)

@@ -210,7 +210,7 @@ class RayVecEnv:
             for n in held:
                 self._at[n] = None
             homeless += held
-        self._ask_for_hosts(self._config.hosts - len(self._hosts) - len(self._joining))
+        self._ask_for_hosts(len(self._blocks) - len(self._hosts) - len(self._joining))
         return homeless
 
     def _ask_for_hosts(self, num_hosts: int) -> None:

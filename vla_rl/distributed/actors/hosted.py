@@ -1,0 +1,37 @@
+"""An environment's section whose environments are held by Ray's hosts, for evaluations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import SerializeAsAny, model_serializer
+
+from vla_rl.config import component
+from vla_rl.distributed.actors.cluster import Setting, connect
+from vla_rl.distributed.actors.vec_env import RayVecEnv
+from vla_rl.interfaces import EnvConfig, VecEnv
+from vla_rl.rollout.source import RolloutConfig
+from vla_rl.types import EnvSpec
+
+if TYPE_CHECKING:
+    from vla_rl.distributed.actors.config import RayRolloutConfig
+
+
+class HostedEnvConfig(EnvConfig):
+    """The section `env`, built at the hosts that `rollout` describes. Written down, it is `env`: the figures are."""
+
+    kind: str = "hosted"
+    env: Annotated[SerializeAsAny[EnvConfig], component("env")]
+    rollout: RolloutConfig
+
+    @model_serializer
+    def _as_env(self) -> dict[str, Any]:
+        return self.env.model_dump(mode="json")
+
+    def env_spec(self) -> EnvSpec:
+        return self.env.env_spec()
+
+    def build(self, num_envs: int | None = None, record_frames: bool = False) -> VecEnv:
+        config: RayRolloutConfig = self.rollout  # type: ignore[assignment]  # Only Ray's section makes this.
+        connect(config)
+        return RayVecEnv(self.env, config, Setting.here(), num_envs or self.env.num_envs, record_frames)
