@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -92,7 +93,7 @@ class AheadWorker:
         self._fatal: BaseException | None = None
         self._free: asyncio.Queue[_Seat | None] = asyncio.Queue()
         self._questions: list[_Question] = []
-        self._asked, self._ready = asyncio.Event(), asyncio.Event()
+        self._asked, self._enough, self._ready = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._num_waiting = self._num_running = self._num_hosts = self._num_done = 0
 
@@ -153,6 +154,8 @@ class AheadWorker:
         question = _Question(obs, generator, asyncio.get_running_loop().create_future())
         self._questions.append(question)
         self._asked.set()
+        if self._copy is not None and len(self._questions) >= min(self._copy.config.batch, self._num_running):
+            self._enough.set()
         return await question.answer
 
     async def _act_forever(self) -> None:
@@ -161,10 +164,10 @@ class AheadWorker:
         noise.manual_seed(copy.recipe.seed)
         while True:
             await self._asked.wait()
-            loop = asyncio.get_running_loop()
-            deadline = loop.time() + copy.config.max_wait_ms / 1000
-            while len(self._questions) < min(most, self._num_running) and loop.time() < deadline:
-                await asyncio.sleep(copy.config.max_wait_ms / 4000)
+            if len(self._questions) < min(most, self._num_running):
+                self._enough.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._enough.wait(), copy.config.max_wait_ms / 1000)
             batch, self._questions = self._questions[:most], self._questions[most:]
             if not self._questions:
                 self._asked.clear()

@@ -47,7 +47,8 @@ def connect(config: RayRolloutConfig) -> bool:
     if config.object_store_mb:
         options["object_store_memory"] = config.object_store_mb * 2**20
     # As many CPUs as the actors reserve: here processes may share cores.
-    ray.init(num_cpus=max(1, math.ceil(cpus)), include_dashboard=False, _node_ip_address=LOOPBACK, **options)
+    options |= {"num_cpus": max(1, math.ceil(cpus)), "include_dashboard": False, "_node_ip_address": LOOPBACK}
+    ray.init(address="local", **options)  # Also where another one runs on this machine.
     return True
 
 

@@ -96,9 +96,7 @@ def is_same(a: Observation, b: Observation) -> bool:
 
 
 def join_results(parts: Sequence[StepResult]) -> StepResult:
-    """One result from several with the same cameras and chunk length, in order."""
-    if len(parts) == 1:
-        return parts[0]
+    """One result from several with the same cameras and chunk length, in order; a copy, which can be written in."""
     names = ("reward", "terminated", "truncated", "num_steps", "success", "lost")
     info = {
         name: [value for part in parts for value in part.info[name]]
