@@ -5,18 +5,21 @@
 
 The dummy environment and a small policy sleep as long as larger ones compute, so that the shape of a run is that of a
 large machine's, and two cores are enough for four processes. Costs are measured once, as `vla-rl plan` measures them;
-each case is then planned from them and run by `vla-rl train`. The first iteration, which warms up, is left out.
+each case is then planned from them and run by `vla-rl train`. The first iteration, which warms up, is left out. Cases
+with Ray need the extra `ray`, and run on three nodes of it on this machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,6 +52,7 @@ RECIPE: dict[str, Any] = {
               "save_every": 100},
     "log": {"tensorboard": False, "console": False},
 }  # fmt: skip
+RAY = ("rollout.kind=ray", "rollout.staleness=1", "train.iterations=7")
 # Name -> processes that train, and the recipe's options.
 CASES: dict[str, tuple[int, tuple[str, ...]]] = {
     "no workers": (1, ()),
@@ -58,6 +62,8 @@ CASES: dict[str, tuple[int, tuple[str, ...]]] = {
     "halves": (1, ("env.num_workers=4", "env.in_halves=true")),
     "2 epochs, 4 environments": (1, ("env.num_workers=4", "env.num_envs=4", "algo.epochs=2")),
     "torchrun, 2 processes": (2, ("env.num_workers=2", "env.num_envs=4")),
+    "ray, 8 hosts, staleness 1": (1, (*RAY, "rollout.hosts=8")),
+    "ray, 4 hosts, staleness 1": (1, (*RAY, "rollout.hosts=4")),
 }
 
 
@@ -105,21 +111,43 @@ def recipe_of(overrides: tuple[str, ...]) -> Recipe:
     return validate(Recipe, apply_overrides(RECIPE, overrides))
 
 
-def planned(costs: Any, recipe: Recipe, processes: int) -> float:
-    """Seconds of an iteration, simulated."""
-    env: Any = recipe.env
+def planned(costs: Any, recipe: Any, processes: int) -> list[float]:
+    """Seconds of an iteration, of its rollout and of learning, simulated."""
+    env, rollout = recipe.env, recipe.rollout
     placement = Placement("halves" if env.in_halves else "synchronous", processes, env.num_envs, env.num_workers)
-    return float(np.mean([play(costs, work_of(recipe), placement, seed).seconds for seed in range(10)]))
+    if rollout.kind == "ray":
+        placement = Placement("asynchronous", 2, env.num_envs, rollout.hosts, 1, rollout.staleness)
+    played = [play(costs, work_of(recipe), placement, seed) for seed in range(10)]
+    return np.mean([(p.seconds, p.rollout, p.learning) for p in played], axis=0).tolist()
 
 
-def made(recipe: Recipe, processes: int) -> list[float]:
-    """Seconds of each iteration but the first, run."""
+@contextlib.contextmanager
+def three_raylets() -> Iterator[str]:
+    """The address of a Ray of three nodes, all of them on this machine."""
+    from ray.cluster_utils import Cluster
+
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "200")  # A busy machine starts one slowly.
+    cluster = Cluster()
+    try:
+        for _ in range(3):
+            cluster.add_node(num_cpus=4, object_store_memory=80 * 2**20)
+        yield cluster.address
+    finally:
+        cluster.shutdown()
+
+
+def made(recipe: Any, processes: int) -> list[Any]:
+    """The same of each iteration but the first, run; of several processes the first's; of Ray's but the first three."""
+    if recipe.rollout.kind == "ray" and recipe.rollout.address is None:
+        with three_raylets() as address:
+            values = recipe.rollout.model_copy(update={"address": address})
+            return made(recipe.model_copy(update={"rollout": values}), processes)[2:]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "recipe.yaml"
         file.write_text(dump_yaml(recipe))
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
         command = [sys.executable, *(launcher if processes > 1 else []), "-m", "vla_rl", "train", str(file)]
-        paths = os.pathsep.join([str(ROOT), *sys.path[-2:]])
+        paths = os.pathsep.join([str(ROOT), *sys.path[-2:], os.environ.get("PYTHONPATH", "")])
         subprocess.run(
             [*command, "--output", f"{folder}/run"],
             check=True,
@@ -127,7 +155,9 @@ def made(recipe: Recipe, processes: int) -> list[float]:
             stdout=subprocess.DEVNULL,
         )
         rows = [json.loads(line) for line in (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()]
-    return [row["time/total"] for row in rows if "time/total" in row][1:]
+    stages = (("total",), ("simulation", "inference"), ("forward_backward", "optimizer"))
+    times = [[sum(row[f"time/{name}"] for name in names) for names in stages] for row in rows if "time/total" in row]
+    return times[1:]
 
 
 def main() -> None:
@@ -137,14 +167,16 @@ def main() -> None:
     chosen = parser.parse_args()
     costs = gather(recipe_of(()), (), roofline=False, seconds=30.0, say=lambda text: print(text, flush=True))
     found = {}
-    print(f"{'case':<28}{'planned, s':>12}{'measured, s':>12}{'planned / measured':>20}")
+    print(f"{'case':<28}{'planned, s':>12}{'measured, s':>12}{'planned / measured':>20}    of rollout, of learning")
     for name in [chosen.case] if chosen.case else CASES:
         processes, overrides = CASES[name]
         recipe = recipe_of(overrides)
         plan, took = planned(costs, recipe, processes), made(recipe, processes)
         found[name] = {"planned": plan, "measured": took}
-        mean = float(np.mean(took))
-        print(f"{name:<28}{plan:>12.2f}{mean:>12.2f}{plan / mean:>20.3f}", flush=True)
+        mean = np.mean(took, axis=0)
+        ratio, *of_parts = np.array(plan) / mean
+        parts = ", ".join(f"{part:.2f}" for part in of_parts)
+        print(f"{name:<28}{plan[0]:>12.2f}{mean[0]:>12.2f}{ratio:>20.3f}    {parts}", flush=True)
         if chosen.output:
             chosen.output.write_text(json.dumps(found, indent=1) + "\n")
 

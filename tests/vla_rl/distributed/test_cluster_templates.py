@@ -28,6 +28,41 @@ def test_script_is_bash_with_what_slurm_reads_first(script: Path) -> None:
     assert options and max(options) < first_command, "Slurm stops reading options at the first command"
 
 
+def test_the_first_node_trains_and_the_others_roll_out(tmp_path: Path) -> None:
+    """Slurm, Ray and torchrun are stood in for by programs that say how they were called."""
+    tools, calls = tmp_path / "bin", tmp_path / "calls"
+    tools.mkdir()
+    (tools / "activate").touch()
+    others_first = f'case "$*" in *torchrun*) until [ "$(wc -l < {calls})" -ge 2 ]; do sleep 0.1; done;; esac'
+    scripts = {
+        "scontrol": "printf 'node1\\nnode2\\nnode3\\n'",
+        "srun": f'{others_first}; echo "$RAY_AUTH_MODE $*" >> {calls}',
+        "ray": "exit 0",
+    }
+    for name, what in scripts.items():
+        (tools / name).write_text(f"#!/bin/sh\n{what}\n", encoding="utf-8")
+        (tools / name).chmod(0o755)
+    environment = os.environ | {
+        "PATH": f"{tools}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "VENV": str(tmp_path),
+        "SLURM_JOB_NODELIST": "node[1-3]",
+        "SLURM_JOB_NUM_NODES": "3",
+        "SLURM_GPUS_ON_NODE": "4",
+    }
+    script = TEMPLATES / "ray_nodes.sbatch"
+    subprocess.run(["bash", str(script), "some_recipe", "--output", "runs/x"], check=True, env=environment)
+    lines = calls.read_text(encoding="utf-8").splitlines()
+    assert all(line.startswith("token --overlap ") for line in lines) and len(lines) == 3
+    head, others, training = (
+        next(line for line in lines if word in line) for word in ("--head", "start --addr", "train")
+    )
+    assert "--nodelist=node1" in head and "--num-cpus=0 --num-gpus=0" in head
+    assert "--nodes=2 --ntasks=2 --exclude=node1" in others and "--address=node1:6379" in others
+    assert "--nodelist=node1" in training and "--nproc-per-node 4" in training
+    assert "train some_recipe rollout.kind=ray rollout.address=node1:6379 rollout.workers=2" in training
+    assert training.endswith("--output runs/x")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_job_near_its_limit_is_queued_again_and_goes_on(tmp_path: Path) -> None:

@@ -210,6 +210,13 @@ def test_costs_are_written_and_read(tmp_path):
         replace(COSTS, optimizer=float("nan"))
 
 
+def test_the_example_of_costs_is_read_and_says_that_it_is_computed():
+    file = Path(__file__).resolve().parents[3] / "docs" / "examples" / "cluster" / "openvla_7b_costs.json"
+    costs = Costs.load(file)
+    assert all(source.startswith("computed") for source in costs.sources.values()) and not costs.is_measured
+    assert costs.act.of(16) == 0.152 and costs.update.of(8) == 0.222  # As docs/gpu.md has them.
+
+
 RUN = {
     "time/simulation": 4.0, "time/inference": 2.0, "time/forward_backward": 8.0, "time/optimizer": 1.0,
     "time/other": 0.5, "rollout/length": 12.0, "rollout/num_episodes": 16.0, "advantage/decisions": 48.0,

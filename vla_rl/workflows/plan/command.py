@@ -11,6 +11,7 @@ from typing import Any
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import ConfigError
 from vla_rl.recipe.recipe import Recipe
+from vla_rl.training.published_sizes import OPENVLA_7B
 from vla_rl.workflows.plan.costs import Costs, Curve, from_bench, from_run
 from vla_rl.workflows.plan.plan import Machines, Plan, make_plan, memory_text, show, work_of, write_page
 
@@ -109,13 +110,21 @@ def _of_source(recipe: Recipe, source: Path) -> tuple[dict[str, Any], str]:
 
 
 def _decoder(recipe: Recipe) -> str:
-    return "autoregressive" if getattr(recipe.policy, "decoder", "parallel") == "autoregressive" else "parallel"
+    """How OpenVLA's actions are decoded, of a checkpoint that is not read: as the recipe says, or as its name does."""
+    policy: Any = recipe.policy
+    if "decoder" in policy.model_fields_set:
+        return "autoregressive" if policy.decoder == "autoregressive" else "parallel"
+    return "autoregressive" if str(policy.path).startswith(OPENVLA_7B) else "parallel"
 
 
 def _chunk_size(recipe: Recipe) -> int:
     """Actions of a chunk, of a policy that is not read."""
     policy: Any = recipe.policy
-    return getattr(policy, "num_actions", None) or getattr(policy, "chunk_size", None) or 8
+    if chosen := getattr(policy, "num_actions", None):
+        return chosen
+    if "chunk_size" in policy.model_fields_set:
+        return policy.chunk_size
+    return 1 if _decoder(recipe) == "autoregressive" else 8
 
 
 def _computed(recipe: Recipe) -> tuple[dict[str, Any], str]:

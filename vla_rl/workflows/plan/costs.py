@@ -213,4 +213,7 @@ def from_bench(folder: Path, decoder: str = "parallel") -> tuple[dict[str, Any],
         values |= {"update": Curve(update), "forward": Curve(update).times(0.25)}
     if not values:
         raise ConfigError(f"--costs {folder}: the benchmark measured neither acting nor updating")
-    return values, f"measured by `vla-rl bench gpu` on {results.machine.get('device', 'a GPU')} in {folder}"
+    return (
+        values,
+        f"measured by `vla-rl bench gpu`, OpenVLA 7B, on {results.machine.get('device', 'a GPU')} in {folder}",
+    )

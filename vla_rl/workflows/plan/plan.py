@@ -8,9 +8,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.workflows.plan.costs import Costs
-from vla_rl.workflows.plan.simulate import Dice, Mode, Outcome, Placement, Work, learning_seconds, play, roll_out
+from vla_rl.workflows.plan.simulate import Mode, Outcome, Placement, Work, learning_seconds, play
 
 if TYPE_CHECKING:
     from vla_rl.recipe.recipe import Recipe
@@ -126,27 +128,30 @@ def placed(mode: Mode, costs: Costs, work: Work, machines: Machines) -> Placemen
 
 
 def _rollout_gpus(costs: Costs, work: Work, machines: Machines) -> int:
-    """How many GPUs should roll out, so that rollouts and training are about as fast: from a long rollout on one."""
-    episodes = max(8 * machines.envs, 64)
-    mode: Mode = "halves" if machines.workers and machines.envs > 1 else "synchronous"
-    one = roll_out(costs, episodes, Placement(mode, 1, machines.envs, machines.workers), Dice(costs, 0))
-    decisions = one.decisions / episodes * work.episodes
-    rates: list[tuple[float, int]] = []
+    """How many GPUs should roll out, so that rollouts and training are about as fast.
+
+    All environments of a GPU take a decision in as long as the slowest takes of: two batches of half of them, all their
+    steps by the processes there are, and one environment's own acting, stepping and share of a reset.
+    """
+    envs, chunks = machines.envs, float(np.mean(costs.chunks))
+    step, workers = float(np.mean(costs.step)), max(1, min(machines.workers, machines.envs))
+    reset = float(np.mean(costs.reset)) / chunks
+    turn = max(2 * costs.act.of(envs / 2), (step + reset) * envs / workers, costs.act.of(envs / 2) + step + reset)
+    decisions, rates = chunks * work.episodes, list[tuple[float, int]]()
     for rolling in range(1, machines.gpus):
         training = machines.gpus - rolling
         learned, _ = learning_seconds(costs, work, [decisions / training] * training, training, 0.0)
-        rates.append((max(one.seconds / episodes * work.episodes / rolling, learned + costs.other), rolling))
+        rates.append((max(turn * decisions / envs / rolling, learned + costs.other), rolling))
     return min(rates)[1]
 
 
 def memory_text(recipe: Recipe, processes: int) -> str:
     """What a GPU must hold, by part, or why that is not known."""
-    from vla_rl.config import ConfigError
     from vla_rl.training.memory import estimate
 
     try:
         return estimate(recipe, processes).text()
-    except ConfigError as error:
+    except (ValueError, OSError) as error:
         return f"memory: {error}"
 
 

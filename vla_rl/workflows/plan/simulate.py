@@ -1,14 +1,15 @@
 """A run played through: rollouts in lockstep, in halves, or apart from training, as events in time. Numpy only.
 
 The synchronous rollout follows `EpisodeRunner` and `HalvesRunner` step by step. The asynchronous one has GPUs that
-act for whoever waits, environments that never wait for one another, and a trainer that takes groups as they are whole.
-What is not in it: the network between machines but for `Hardware.exchange`, and one process's Python beside its stages.
+act for whoever waits, processes that step what they are asked for in turns, as `AheadWorker` and its hosts do, and a
+trainer that takes groups as they are whole. What is not in it: the network between machines but for what a `Placement`
+says of it, and one process's Python beside its stages.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -181,9 +182,9 @@ def _in_parts(count: float, size: int, costs: Costs, stage: str) -> float:
     return float(whole * curve.of(size) + curve.of(rest))
 
 
-def synchronous(costs: Costs, work: Work, placement: Placement, seed: int = 0, iterations: int = 4) -> Outcome:
+def synchronous(costs: Costs, work: Work, placement: Placement, seed: int = 0) -> Outcome:
     """Every process rolls out its share of the groups; all wait for the slowest, and learn together."""
-    dice, gpus = Dice(costs, seed), placement.gpus
+    dice, gpus, iterations = Dice(costs, seed), placement.gpus, _num_iterations(work, 4)
     total = rollout = learning = acting = computed = stepping = 0.0
     each, more = divmod(work.groups, gpus)
     for _ in range(iterations):
@@ -212,9 +213,9 @@ class _Host:
     """One GPU that rolls out, and its environments."""
 
     waiting: list[int] = field(default_factory=list)  # Environments that want a chunk.
-    jobs: deque[tuple[int, str]] = field(default_factory=deque)  # Environments that want to be stepped, or reset.
+    jobs: dict[int, list[tuple[int, str]]] = field(default_factory=lambda: defaultdict(list))  # Of each process.
+    at_work: set[int] = field(default_factory=set)  # Processes that step.
     idle: list[int] = field(default_factory=list)  # Environments without an episode.
-    stepping: int = 0
     is_acting: bool = False
     new_weights: bool = False
 
@@ -257,39 +258,48 @@ class _Asynchronous:
             env, length = own.idle.pop(), self.dice.length()
             self.left[host, env], self.episode[host, env] = length, (self.begun // self.work.group_size, length)
             self.begun += 1
-            own.jobs.append((env, "reset"))
-        self._step(host)
+            self._ask(host, env, "reset")
 
-    def _step(self, host: int) -> None:
-        own = self.hosts[host]
-        while own.jobs and own.stepping < self.workers:
-            env, stage = own.jobs.popleft()
-            took = self.dice.draw(stage)
-            own.stepping += 1
-            self.stepping += took
-            self._at(took, "stepped" if stage == "step" else "ready", host, env)
+    def _ask(self, host: int, env: int, stage: str) -> None:
+        own, process = self.hosts[host], env % self.workers
+        own.jobs[process].append((env, stage))
+        if process not in own.at_work:
+            self._turn(host, process)
 
-    def _stepped(self, host: int, env: int) -> None:
-        self.left[host, env] -= 1
-        if self.left[host, env]:
-            return self._ready(host, env)
+    def _turn(self, host: int, process: int) -> None:
+        """Let a process do all that it was asked for, one after the other; it answers when all of it is done."""
         own = self.hosts[host]
-        own.stepping -= 1
+        jobs, own.jobs[process] = own.jobs[process], []
+        if not jobs:
+            own.at_work.discard(process)
+            return
+        own.at_work.add(process)
+        took = sum(self.dice.draw(stage) for _, stage in jobs)
+        self.stepping += took
+        answers = [number for env, stage in jobs for number in (env, int(stage == "step"))]
+        self._at(took, "answered", host, process, *answers)
+
+    def _answered(self, host: int, process: int, *answers: int) -> None:
+        own = self.hosts[host]
+        for env, is_step in zip(answers[::2], answers[1::2], strict=True):
+            self.left[host, env] -= is_step
+            if self.left[host, env]:
+                own.waiting.append(env)
+            else:
+                self._end(host, env)
+        self._turn(host, process)
+        self._give(host)
+        self._act(host)
+
+    def _end(self, host: int, env: int) -> None:
+        """An episode is over; with the last of its group the group is whole."""
         group, length = self.episode.pop((host, env))
         finished = self.open.setdefault(group, [])
         finished.append(length)
-        own.idle.append(env)
+        self.hosts[host].idle.append(env)
         if len(finished) == self.work.group_size:
             self.whole.append(sum(self.open.pop(group)))
             self._train()
-        self._give(host)
-
-    def _ready(self, host: int, env: int) -> None:
-        own = self.hosts[host]
-        own.stepping -= 1
-        own.waiting.append(env)
-        self._act(host)
-        self._step(host)
 
     def _act(self, host: int) -> None:
         own = self.hosts[host]
@@ -306,8 +316,8 @@ class _Asynchronous:
     def _acted(self, host: int, *batch: int) -> None:
         own = self.hosts[host]
         own.is_acting = False
-        own.jobs.extend((env, "step") for env in batch)
-        self._step(host)
+        for env in batch:
+            self._ask(host, env, "step")
         self._act(host)
 
     def _train(self) -> None:
@@ -330,9 +340,9 @@ class _Asynchronous:
         self._train()
 
 
-def asynchronous(costs: Costs, work: Work, placement: Placement, seed: int = 0, iterations: int = 8) -> Outcome:
+def asynchronous(costs: Costs, work: Work, placement: Placement, seed: int = 0) -> Outcome:
     """GPUs that only roll out beside GPUs that only train; the first updates, which wait for all, are not counted."""
-    played = _Asynchronous(costs, work, placement, seed)
+    played, iterations = _Asynchronous(costs, work, placement, seed), _num_iterations(work, 8)
     first = 2 + placement.staleness
     played.run(first)
     before = played.now, played.acting, played.stepping, played.computed
@@ -357,6 +367,11 @@ def asynchronous(costs: Costs, work: Work, placement: Placement, seed: int = 0, 
         env_busy=shares["environments"],
         waits_for=max(shares, key=lambda name: shares[name]),
     )
+
+
+def _num_iterations(work: Work, most: int) -> int:
+    """How many iterations are played: fewer large ones, which vary less."""
+    return max(2, min(most, 1024 // work.episodes))
 
 
 def play(costs: Costs, work: Work, placement: Placement, seed: int = 0) -> Outcome:
