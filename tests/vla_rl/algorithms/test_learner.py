@@ -331,9 +331,9 @@ def test_every_trajectory_weighs_the_same_over_an_epoch(monkeypatch):
     found = np.zeros(len(lengths))
     plain = losses.policy_loss
 
-    def record(config, log_prob, old_log_prob, advantage, weight):
+    def record(config, log_prob, old_log_prob, advantage, weight, *behavior):
         np.add.at(found, advantage[:, 0].long() - 1, weight.sum(1).numpy())
-        return plain(config, log_prob, old_log_prob, advantage, weight)
+        return plain(config, log_prob, old_log_prob, advantage, weight, *behavior)
 
     monkeypatch.setattr(losses, "policy_loss", record)
     num_steps = learner.update(batch)["update/num_steps"]
