@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -160,3 +161,16 @@ def test_keyframes_survive_the_checkpoint(seed: int) -> None:
     assert ticket.spec.keyframe is not None and ticket.spec.keyframe.step == 9
     for name, array in arrays.items():
         np.testing.assert_array_equal(ticket.spec.keyframe.arrays[name], array)
+
+
+def test_every_field_of_a_spec_survives_the_checkpoint() -> None:
+    spec = EpisodeSpec("stack", "validation", 7, "another wording", perturbation="camera-2")
+    defaults = EpisodeSpec("reach")
+    for part in fields(EpisodeSpec):
+        if part.name != "keyframe":
+            assert getattr(spec, part.name) != getattr(defaults, part.name), f"{part.name}: give it a value here"
+    ledger: Ledger[str] = Ledger()
+    ledger.add(spec, [1, 2])
+    again: Ledger[str] = Ledger()
+    again.load_state(json.loads(json.dumps(ledger.state())))
+    assert [ticket.spec for ticket in again.waiting()] == [spec, spec]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -200,7 +200,7 @@ def _spec_values(spec: EpisodeSpec) -> dict[str, Any]:
     start = spec.keyframe
     arrays = {} if start is None else {n: (a.dtype.str, a.shape, _text(a)) for n, a in start.arrays.items()}
     keyframe = None if start is None else {"env": start.env, "task": start.task, "step": start.step, "arrays": arrays}
-    values = {"task": spec.task, "split": spec.split, "index": spec.index, "instruction": spec.instruction}
+    values = {part.name: getattr(spec, part.name) for part in fields(EpisodeSpec)}
     return values | {"keyframe": keyframe}
 
 
