@@ -268,7 +268,8 @@ def pretending() -> Iterator[str]:
     """Use the device inside the block, which gets its name.
 
     Torch makes tensors from Python data, generators and pinned memory without asking a backend that is written in
-    Python; inside the block `torch.tensor`, `torch.as_tensor`, `torch.Generator` and `Tensor.pin_memory` do.
+    Python; inside the block `torch.tensor`, `torch.as_tensor`, `torch.Generator` and `Tensor.pin_memory` do. A module
+    that moves keeps its parameters, as it does on the way to CUDA: tied ones stay tied.
     """
     install()
     make, take = torch.tensor, torch.as_tensor
@@ -296,5 +297,10 @@ def pretending() -> Iterator[str]:
         return pinned
 
     shims = {"tensor": tensor, "as_tensor": as_tensor, "Generator": AnyGenerator("Generator", (), {})}
-    with patch.multiple(torch, **shims), patch.object(torch.Tensor, "pin_memory", pin_memory):
-        yield NAME
+    swaps = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        with patch.multiple(torch, **shims), patch.object(torch.Tensor, "pin_memory", pin_memory):
+            yield NAME
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(swaps)

@@ -47,7 +47,7 @@ class OfflineConfig(Config):
     """How a policy is improved from the episodes in `sft.datasets`; `sft` has the cloning's own options."""
 
     method: Method = Field(
-        default="advantage_weighted",
+        default="best_of_n",
         description="What is cloned. cloning: everything; filtered: episodes that succeeded; advantage_weighted: "
         "everything, each decision by how much better than expected it turned out; best_of_n: at each logged "
         "observation, the best of some of the policy's own chunks and the logged one, as the critic says (Digi-Q).",
