@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from sim.perturb import PerturbConfig
-from vla_rl.config import ConfigError
+from vla_rl.config import ConfigError, TaskName
 from vla_rl.data.segmentation import CAMERA_PREFIX
 from vla_rl.interfaces import EnvConfig, VecEnv
 from vla_rl.types import EnvSpec
@@ -81,7 +81,7 @@ def _numbers(value: Any) -> Any:
 class SimConfig(EnvConfig):
     """Options common to every simulator; each simulator's config extends it with `kind` and its own."""
 
-    tasks: tuple[str, ...] = Field(default=(), description="Task names; empty means all of the simulator's tasks.")
+    tasks: tuple[TaskName, ...] = Field(default=(), description="Task names; empty means all of the simulator's tasks.")
     cameras: tuple[str, ...] = Field(
         default=("agentview",), description="Cameras to render: only those the policy reads."
     )

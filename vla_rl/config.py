@@ -20,13 +20,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
+    Annotated,
     Any,
     ClassVar,
     Literal,  # In `typing` from Python 3.11 on.
 )
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 if TYPE_CHECKING:
     from vla_rl.interfaces import EnvConfig, PlanningConfig
@@ -231,6 +232,9 @@ def _of_section(section: str, config: Config) -> Config:
         needed = f"it must be a config that extends {base.__module__}.{base.__name__}"
         raise ConfigError(f"{section}: got {type(config).__name__}; {needed}")
     return config
+
+
+TaskName = Annotated[str, Field(coerce_numbers_to_str=True)]  # Some simulators count their tasks: 0 is "0".
 
 
 def as_list(value: Any) -> Any:

@@ -23,7 +23,7 @@ from typing import Annotated
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, SerializeAsAny
 
 from vla_rl.common.progress import Stopwatch
-from vla_rl.config import Config, ConfigError, component
+from vla_rl.config import Config, ConfigError, TaskName, component
 from vla_rl.distributed.process_group import ALONE, ProcessGroup
 from vla_rl.evaluation.results import EpisodeRecord, Evaluation, EvaluationError, EvaluationMeta
 from vla_rl.interfaces import EnvConfig, ImaginedEnv, PlanningConfig, PlanningPolicy, Policy, VecEnv
@@ -38,7 +38,9 @@ class EvalConfig(Config):
     """Which initial states, how often each, how actions are drawn."""
 
     split: Split = Field(default="eval", description="eval for the claim, validation to choose, train to debug.")
-    tasks: tuple[str, ...] = Field(default=(), description="Tasks to evaluate; empty means all of the environment's.")
+    tasks: tuple[TaskName, ...] = Field(
+        default=(), description="Tasks to evaluate; empty means all of the environment's."
+    )
     episodes_per_task: PositiveInt = Field(default=50, description="Initial states per task.")
     start_index: NonNegativeInt = Field(default=0, description="First initial state of the split.")
     temperatures: tuple[NonNegativeFloat, ...] = Field(

@@ -357,3 +357,7 @@ def test_rates_that_end_before_the_run_does_are_refused() -> None:
     assert load_recipe("tabletop_grpo", decay).algo.lr_share(6) == 0.25  # type: ignore[union-attr]
     with pytest.raises(ConfigError, match=r"algo\.decay_iterations: got 8: the last of train\.iterations \(9\)"):
         load_recipe("tabletop_grpo", [*decay, "train.iterations=9"])
+
+
+def test_tasks_that_are_numbers_need_no_quotes() -> None:
+    assert load_recipe("libero_object_bc", ["env.tasks=[0]", "eval.tasks=[1, '2']"]).eval.tasks == ("1", "2")
