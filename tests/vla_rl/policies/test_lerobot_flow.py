@@ -392,7 +392,7 @@ def test_bad_input_is_named():
         ({}, "needs policy.path"),
         ({"type": "nothing"}, "LeRobot has: "),
         ({"type": "smolvla", "preset": "tiny", "options": {"num_step": 3}}, "num_step"),
-        ({"type": "act", "preset": "tiny"}, "policy.preset"),
+        ({"type": "vqbet", "preset": "tiny"}, "policy.preset"),
         ({"type": "smolvla", "trainable": "lora"}, "policy.lora"),
         ({"type": "smolvla", "preset": "tiny", "num_actions": 9}, "at most 8"),
         ({"type": "smolvla", "preset": "tiny", "lora": {"targets": ["qkv"]}}, "policy.lora.targets"),

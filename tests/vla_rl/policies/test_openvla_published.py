@@ -432,7 +432,7 @@ def test_folders_that_are_nothing(tmp_path):
 def test_a_hub_id_comes_from_the_cache_or_says_why_not(folders, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ConfigError, match="hub did not give a model"):
+    with pytest.raises(ConfigError, match="is not whole in the hub"):
         resolve_path("someone/some-vla")
     snapshot = tmp_path / "models--someone--some-vla" / "snapshots" / ("0" * 40)
     shutil.copytree(folders["base"], snapshot)
