@@ -90,9 +90,10 @@ def offline(
 ) -> None:
     """Improve a policy from logged episodes alone, without an environment: successes and failures both teach."""
     from vla_rl.common.run_folder import RunFolder, open_run
+    from vla_rl.recipe.pinned import pinned
     from vla_rl.workflows.offline import improve_offline
 
-    loaded = load_run(recipe, overrides, output, resume, "offline")
+    loaded = pinned(load_run(recipe, overrides, output, resume, "offline"), say, "sft.datasets")
     folder = open_run(loaded, output, resume)
     with resumable("offline", folder):
         summary = improve_offline(loaded, folder, say)
