@@ -2,11 +2,13 @@
 #
 # Variables: PYTHON=/path/to/python3.12   VENV=.venv   FROM_SCRATCH=1 (demo: make base policy and world model anew)
 #            ARGS="..." (more arguments for the command that the target runs)
+#            JOBS=N (processes that share the fast tests; as many as cores if not given, 0: pytest's own)
 
 VENV ?= .venv
 PYTHON ?=
 FROM_SCRATCH ?=
 ARGS ?=
+JOBS ?= logical
 export VENV PYTHON
 
 BIN := $(VENV)/bin
@@ -34,7 +36,7 @@ lint: setup-dev ## ruff and the type checker
 	$(BIN)/basedpyright --level error
 
 test: lint ## ruff, the type checker and the fast tests
-	$(GL) $(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS="$${OMP_NUM_THREADS:-1}" $(GL) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 test-slow: setup-dev ## the slow tests (LIBERO's need its assets)
 	$(GL) $(BIN)/python -m pytest -m 'slow and not gpu and not network' $(ARGS)
