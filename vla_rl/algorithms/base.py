@@ -111,6 +111,13 @@ class AlgoConfig(OptimizerConfig):
         ge=1,
         description="Largest importance weight, proximal over behavior policy, of chunks that an earlier policy drew.",
     )
+    min_effective_share: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Chunks of an earlier policy are left out where, by their importance weights, they tell less than "
+        "this share of what as many fresh ones would; 0: never. Needs proximal=recompute.",
+    )
     skip_zero_advantage: bool = Field(
         default=True,
         description="Spend no forward/backward on decisions whose advantage is exactly 0. Gradients stay the same; "

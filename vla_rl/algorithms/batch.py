@@ -6,7 +6,7 @@ Shape legend: N decisions (chunks) of all episodes, K of one episode, H actions,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +21,8 @@ NO_EPISODE = (
     "no episode to learn from: all {} of the rollout were lost. Look at the simulator's messages above (a worker that "
     "dies or hangs loses its episode)."
 )
+# A ratio of 5e8 at most: its square and its sum over a minibatch stay finite in float32.
+MAX_LOG_RATIO = 20.0
 # (episodes, episode, chunk, chunks) -> log_prob float32 (N, H, A), and value float32 (N,) or None, without gradient.
 Evaluate = Callable[[Sequence[Episode], np.ndarray, np.ndarray, ActionChunk], tuple[np.ndarray, np.ndarray | None]]
 
@@ -75,6 +77,11 @@ class Batch:
         """Return the observations of the decisions `rows`, in that order."""
         own = self.obs
         return own.select(rows) if own else gather_observations(self.episodes, self.episode[rows], self.chunk[rows])
+
+    def select(self, rows: np.ndarray) -> Batch:
+        """Return a batch of the decisions `rows`, int (B,), in that order; episodes and metrics are the same ones."""
+        columns = {f.name: value[rows] for f in fields(self) if isinstance(value := getattr(self, f.name), np.ndarray)}
+        return replace(self, **columns, chunks=self.chunks.select(rows), obs=self.obs and self.obs.select(rows))
 
 
 @dataclass(frozen=True)

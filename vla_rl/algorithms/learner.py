@@ -110,7 +110,7 @@ class Learner:
             evaluate = at_hand(self._evaluate, self.iteration, self.config) if is_stale else self._evaluate
             batch = self.config.make_batch(usable, evaluate, shuffle, self.world)
             if is_stale:
-                decouple(batch, self.iteration, self.config, self._evaluate, self.world)
+                batch = decouple(batch, self.iteration, self.config, self._evaluate, self.world)
         batch.chunks = replace(batch.chunks, version=None)  # What it meant is in the batch.
         if self._reference is not None:
             with self._swapped_with_reference(), self.world.unsharded(self.policy):

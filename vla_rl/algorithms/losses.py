@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from vla_rl.algorithms.batch import MAX_LOG_RATIO
+
 if TYPE_CHECKING:
     from vla_rl.algorithms.base import AlgoConfig
     from vla_rl.algorithms.batch import Batch
     from vla_rl.interfaces import PolicyOutput
 
 Metrics = dict[str, torch.Tensor]
-# A ratio of 5e8 at most: its square and its sum over a minibatch stay finite in float32.
-MAX_LOG_RATIO = 20.0
 
 
 def minibatch_weights(

@@ -9,12 +9,14 @@ Shape legend: N decisions (chunks), H actions, A dimensions.
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vla_rl.algorithms.batch import log_prob_gap, rollout_log_prob
+from vla_rl.algorithms.batch import MAX_LOG_RATIO, log_prob_gap, rollout_log_prob
 
 if TYPE_CHECKING:
     from vla_rl.algorithms.base import AlgoConfig
@@ -77,10 +79,11 @@ def at_hand(evaluate: Evaluate, version: int, config: AlgoConfig) -> Evaluate:
     return without_stale
 
 
-def decouple(batch: Batch, version: int, config: AlgoConfig, evaluate: Evaluate, world: ProcessGroup) -> None:
+def decouple(batch: Batch, version: int, config: AlgoConfig, evaluate: Evaluate, world: ProcessGroup) -> Batch:
     """Give a batch the behavior policies' log-probabilities, lags, and of stale chunks the right old log-probabilities.
 
-    Those of chunks that do not lag stay as they are, and are their own behavior's. Called by all processes together.
+    Those of chunks that do not lag stay as they are, and are their own behavior's. The batch that is returned is
+    without the chunks of a lag that tells too little (`algo.min_effective_share`). Called by all processes together.
 
     Raises:
         ValueError: the rollout recorded no log-probabilities.
@@ -109,3 +112,34 @@ def decouple(batch: Batch, version: int, config: AlgoConfig, evaluate: Evaluate,
             "stale/lag_mean": float(everyones.mean()),
             "stale/lag_max": float(everyones.max()),
         }
+    if config.proximal == "interpolate":
+        return batch
+    shares = effective_shares(batch, config, world)
+    batch.metrics |= {f"stale/effective_share_{lag}": share for lag, share in shares.items()}
+    unfit = [lag for lag, share in shares.items() if share < config.min_effective_share]
+    batch.metrics["stale/left_out"] = float(np.isin(everyones, unfit).mean()) if len(everyones) else 0.0
+    return batch.select(np.flatnonzero(~np.isin(batch.lag, unfit))) if unfit else batch
+
+
+def effective_shares(batch: Batch, config: AlgoConfig, world: ProcessGroup) -> dict[int, float]:
+    """Return by lag (1, 2, ...) what its decisions tell beside as many fresh ones: (sum w)^2 / (n sum w^2), in (0, 1].
+
+    w is a unit's importance weight, proximal over behavior policy, before it is truncated; `algo.ratio_level` says what
+    a unit is. Decisions that need no forward pass count for nothing. Called by all processes together.
+    """
+    assert batch.lag is not None and batch.behavior_log_prob is not None, "decouple gave them"
+    counted = batch.valid & (batch.active[:, None] if config.skips_zero_advantage else True)
+    sums = list[list[float]]()
+    for lag in np.unique(batch.lag[(batch.lag > 0) & counted.any(1)]):
+        rows = np.flatnonzero((batch.lag == lag) & counted.any(1))
+        gap = np.where(counted[rows][:, :, None], batch.old_log_prob[rows] - batch.behavior_log_prob[rows], 0.0)
+        if config.ratio_level == "chunk":
+            log_weight = gap.sum((1, 2))
+        else:
+            log_weight = (gap.sum(-1) if config.ratio_level == "action" else gap)[counted[rows]].ravel()
+        weight = np.exp(np.minimum(log_weight.astype(np.float64), MAX_LOG_RATIO))
+        sums.append([int(lag), weight.size, float(weight.sum()), float((weight**2).sum())])
+    totals: defaultdict[int, np.ndarray] = defaultdict(lambda: np.zeros(3))
+    for lag, *parts in itertools.chain.from_iterable(world.gather(sums)):
+        totals[lag] += parts
+    return {lag: float(total[1] ** 2 / (total[0] * total[2])) for lag, total in sorted(totals.items())}

@@ -70,6 +70,14 @@ RULES = (
     ),
     Rule(
         (),
+        lambda r: r.train.reuse and r.algo is not None and not r.algo.takes_stale_chunks,
+        lambda r: (
+            f"train.reuse: got {r.train.reuse}, but algo.kind {r.algo.kind!r} learns only from "  # type: ignore[union-attr]
+            "chunks that the policy drew as it is now; set it to 0, or use grpo, mc_grpo, rloo, reinforce_pp or ppo"
+        ),
+    ),
+    Rule(
+        (),
         lambda r: r.train.keep == "best" and not r.train.validate_every,
         lambda r: "train.keep: got 'best' with validate_every 0; set validate_every above 0, or keep=last",
     ),

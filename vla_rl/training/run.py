@@ -39,6 +39,7 @@ from vla_rl.training.checkpoint import (
     trained_weights,
 )
 from vla_rl.training.demonstrations import ContinueBC, Demonstrations
+from vla_rl.training.earlier_rollouts import EarlierRollouts
 from vla_rl.training.metrics import MetricLogger, SilentLogger
 from vla_rl.training.steps import AFTER, BEFORE, REPORT, RL, RunSteps
 from vla_rl.training.trainer import TrainingDivergedError
@@ -85,6 +86,7 @@ class TrainingRun:
             self.demonstration_loss = self.demonstrations.loss if self.demonstrations else None
             self.learner = self._build_learner()
             self.gate = self._open_gate() if recipe.gate.every else None
+            self.earlier = EarlierRollouts.of(self.config, self.world)
             if self.world.is_main and isinstance(self.env, ImaginedEnv) and self.env.admission is not None:
                 write_text_atomic(self.folder.admission, self.env.admission.model_dump_json(indent=1) + "\n")
             self.source = recipe.rollout.build(recipe, self.env, self.world)
@@ -153,6 +155,10 @@ class TrainingRun:
         if self.iteration == 0 and not cfg.allow_no_success and played and not any(e.success for e in played):
             raise ValueError(self._no_success(len(played)))
         return episodes
+
+    def with_earlier(self, episodes: list[Episode]) -> list[Episode]:
+        """Return a rollout's episodes, and with `train.reuse` those of earlier ones too, which now count once more."""
+        return self.earlier.beside(episodes, self.iteration) if self.earlier else episodes
 
     def _no_success(self, num_episodes: int) -> str:
         whole_spec = self.recipe.acting_env.env_spec()
@@ -311,7 +317,7 @@ class TrainingRun:
         if self._saved_at == self.iteration:
             return
         tensors, learner_state = self.learner.state()
-        tensors |= trained_weights(self.policy)
+        tensors |= trained_weights(self.policy) | (self.earlier.tensors() if self.earlier else {})
         with self.world.gathers(tensors.values()):
             if self.world.is_main:
                 self._write_checkpoint(tensors, learner_state)
@@ -327,6 +333,7 @@ class TrainingRun:
             "gate": self.gate.state() if self.gate else None,
             "env": self._env_state(),
             "source": self.source.state(),
+            "earlier": self.earlier.state() if self.earlier else [],
         }
         folder = self.folder.checkpoints
         save_checkpoint(checkpoint_path(folder, self.iteration), tensors, state)
@@ -352,6 +359,8 @@ class TrainingRun:
         if state["env"] is not None and isinstance(self.env, StatefulEnv):
             self.env.load_state(state["env"])
         self.source.load_state(state.get("source", {}))
+        if self.earlier is not None:
+            self.earlier.load(tensors, state.get("earlier", []))
         if self.gate is not None and state["gate"]:
             self.gate.load_state(state["gate"])
         self._best = (state["best"][0], state["best"][1]) if state["best"] else None

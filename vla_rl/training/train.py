@@ -26,6 +26,10 @@ class TrainConfig(Config):
     resample_budget: NonNegativeInt = Field(
         default=0, description="Dynamic sampling: up to this many more groups replace all-success and all-failure ones."
     )
+    reuse: NonNegativeInt = Field(
+        default=0,
+        description="Earlier rollouts that each update learns from once more, by importance weights; 0: none.",
+    )
     control: Control = Field(
         default="none", description="Negative control: permuted advantages, or behavior cloning instead."
     )
@@ -66,7 +70,7 @@ def train(recipe: Recipe, folder: Path, resume: bool = False, on_iteration: Call
             run.evaluate("base")
         while run.goes_on():
             episodes = run.roll_out()
-            batch = run.learner.prepare(episodes)
+            batch = run.learner.prepare(run.with_earlier(episodes))
             metrics = run.learner.update(batch, run.demonstration_loss)
             run.finish_iteration(episodes, metrics)
             if run.is_due(cfg.validate_every):

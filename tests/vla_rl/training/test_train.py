@@ -39,10 +39,11 @@ from vla_rl.training.run import TrainingRun
 from vla_rl.training.train import train
 from vla_rl.training.trainer import TrainingDivergedError
 
-# Everything that has state: a sampler that learns, resampling, validation, an optimizer with momentum.
+# Everything that has state: a sampler that learns, resampling, reuse, validation, an optimizer with momentum.
 STATEFUL = (
     "sampling.kind=vade",
     "train.resample_budget=2",
+    "train.reuse=1",
     "train.validate_every=2",
     "train.validation_episodes=4",
     "train.keep=best",
