@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
@@ -23,6 +23,7 @@ from sim.libero.suites import (
     nearest_tasks,
     task_labels,
 )
+from sim.perturb import Axis
 from vla_rl.config import ConfigError
 from vla_rl.types import EnvSpec
 
@@ -35,7 +36,7 @@ class LiberoConfig(SimConfig):
 
     known_cameras: ClassVar[tuple[str, ...]] = tuple(CAMERAS)
     shows_structure: ClassVar[bool] = True
-    perturb_axes: ClassVar[tuple[str, ...]] = ("camera", "light", "texture", "layout", "robot", "noise", "wording")
+    perturb_axes: ClassVar[tuple[str, ...]] = get_args(Axis)
     suites: ClassVar[Mapping[str, str]] = TITLES
     averaged_suites: ClassVar[tuple[str, ...]] = tuple(suite for suite in TITLES if suite != "libero_90")
     kind: Literal["libero"] = "libero"

@@ -57,8 +57,8 @@ class LiberoEnv(SingleEnv):
     def begin(self, spec: EpisodeSpec) -> None:
         """`reset`, without drawing anything."""
         self._check(spec)
-        loaded = self._load(spec.task)
         self._perturbation = Perturbation(self.config.perturb, spec)
+        loaded = self._load(spec.task)
         own = self.spec.tasks[spec.task]
         self._instruction = spec.instruction or self._perturbation.worded(own, paraphrases(own))
         self.horizon = self.spec.horizon[spec.task]
@@ -66,6 +66,8 @@ class LiberoEnv(SingleEnv):
         if spec.keyframe is not None:
             loaded.scene.restore(spec.keyframe.arrays)
             self.num_steps = spec.keyframe.step
+            if "distractors" not in spec.keyframe.arrays:
+                self._scatter(loaded)
         elif (start := self._start_name(spec)) in loaded.starts:
             loaded.scene.restore(loaded.starts[start])
         else:
@@ -89,10 +91,11 @@ class LiberoEnv(SingleEnv):
     def _load(self, task: str) -> TaskScene:
         from sim.libero import scenes
 
-        if self._loaded is not None and self._loaded.task == task:
+        crowded = self._perturbation.level("distractors") > 0
+        if self._loaded is not None and (self._loaded.task, self._loaded.crowded) == (task, crowded):
             return self._loaded
         self.close()
-        self._loaded = scenes.borrow(self.config.suite, task, self.config.max_scenes)
+        self._loaded = scenes.borrow(self.config.suite, task, crowded, self.config.max_scenes)
         self._loaded.renderer.light = self.config.rendering == "light"
         return self._loaded
 
@@ -109,7 +112,15 @@ class LiberoEnv(SingleEnv):
         self._settle(loaded, state)
         if level := self._perturbation.level("layout"):
             self._settle(loaded, rearranged(loaded.scene, state, level, self._perturbation.rng()))
+        self._scatter(loaded)
         loaded.remember(*self._start_name(spec), loaded.scene.save())
+
+    def _scatter(self, loaded: TaskScene) -> None:
+        """Put the episode's distractors, if it has any, around what is in the scene."""
+        from sim.libero.distractors import CrowdedScene
+
+        if isinstance(loaded.scene, CrowdedScene):
+            loaded.scene.scatter(self._perturbation.level("distractors"), self._perturbation.rng())
 
     def _settle(self, loaded: TaskScene, state: InitialState) -> None:
         loaded.scene.start(state)
@@ -118,10 +129,8 @@ class LiberoEnv(SingleEnv):
 
     def _start_name(self, spec: EpisodeSpec) -> tuple[str, int]:
         """What a settled start is remembered by, in a scene that environments share."""
-        moved = (
-            self._perturbation.name if self._perturbation.level("robot") or self._perturbation.level("layout") else ""
-        )
-        return f"{spec.split} {moved}", spec.index
+        moves = any(self._perturbation.level(axis) for axis in ("robot", "layout", "distractors"))
+        return f"{spec.split} {self._perturbation.name if moves else ''}", spec.index
 
     def seed_of(self, spec: EpisodeSpec) -> int:
         """What seeds the placement of a `train` or `validation` state: suite, task, split and index."""

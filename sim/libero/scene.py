@@ -10,7 +10,7 @@ does, to the last bit, in a third of the physics work: its three `mj_forward`s a
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,7 +44,7 @@ class InitialState:
 
 
 @contextlib.contextmanager
-def _numpy_seed(seed: int | tuple | None) -> Iterator[None]:
+def numpy_seed(seed: int | tuple | None) -> Iterator[None]:
     """numpy's global generator, which LIBERO draws from, seeded (or set to a saved state); restored afterwards."""
     before = np.random.get_state()
     try:
@@ -67,7 +67,7 @@ class Scene:
 
     def __init__(self, bddl_file: Path, official: np.ndarray) -> None:
         self.official = official
-        self.env = _build(bddl_file)
+        self.env = _build(bddl_file, self.problem)
         self.model: mujoco.MjModel = self.env.sim.model._model
         self.data: mujoco.MjData = self.env.sim.data._data
         width = 1 + self.model.nq + self.model.nv
@@ -97,6 +97,11 @@ class Scene:
         self._shown_qpos = self.data.qpos.copy()
         self._shown_fingers = np.zeros(2)
 
+    @staticmethod
+    def problem(stock: type) -> type:
+        """The class to build the scene with, from LIBERO's for the task's problem: that itself."""
+        return stock
+
     # ------------------------------------------------------------------ initial states
 
     def official_state(self, index: int) -> InitialState:
@@ -109,7 +114,7 @@ class Scene:
             self.env.object_property_initializers = self._properties * (
                 len(self._fixtures) + 2
             )  # it adds its own again
-            with _numpy_seed(self._fixture_generator):
+            with numpy_seed(self._fixture_generator):
                 self._sample()
                 self._fixture_generator = np.random.get_state()
             self._fixtures.append((self.model.body_pos.copy(), self.model.body_quat.copy()))
@@ -120,7 +125,7 @@ class Scene:
         self.env.object_property_initializers = self._properties
         arm = self.env.robots[0]._ref_joint_pos_indexes
         placed = np.setdiff1d(np.arange(self.model.nq), arm)
-        with _numpy_seed(seed):
+        with numpy_seed(seed):
             while True:
                 self._sample()
                 nearest = np.abs(self.official[:, 1 + placed] - self.data.qpos[placed]).max(1).min()
@@ -226,10 +231,7 @@ class Scene:
         Raises:
             ValueError: arrays missing, or of another scene's shape.
         """
-        for name, now in self.save().items():
-            found = arrays[name].shape if name in arrays else "none"
-            if found != now.shape:
-                raise ValueError(f"keyframe array {name!r}: expected shape {now.shape}, found {found}")
+        check_arrays(arrays, Scene.save(self))
         self.model.body_pos[:], self.model.body_quat[:] = arrays["body_pos"], arrays["body_quat"]
         self._to_default_pose()
         self.control.reset()
@@ -259,18 +261,32 @@ class Scene:
         return self._contact_geoms[id(thing)]
 
 
-def _build(bddl_file: Path):
+def check_arrays(arrays: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    """Refuse arrays of a keyframe that are missing, or not of the expected ones' shapes.
+
+    Raises:
+        ValueError: naming the array.
+    """
+    for name, now in expected.items():
+        found = arrays[name].shape if name in arrays else "none"
+        if found != now.shape:
+            raise ValueError(f"keyframe array {name!r}: expected shape {now.shape}, found {found}")
+
+
+def _build(bddl_file: Path, problem: Callable[[type], type]):
     """robosuite's environment for a task, as LIBERO makes it, but without renderer or camera observations.
+
+    `problem` may put another class in place of LIBERO's.
 
     `library.import_library` must have been called; LIBERO is imported here so that nothing imports it before.
     """
     from libero.libero.envs import TASK_MAPPING
     from libero.libero.envs.bddl_utils import get_problem_info
 
-    problem = get_problem_info(str(bddl_file))["problem_name"]
+    made = problem(TASK_MAPPING[get_problem_info(str(bddl_file))["problem_name"]])
     for seed in range(100):
-        with _numpy_seed(seed), contextlib.suppress(RandomizationError):
-            return TASK_MAPPING[problem](
+        with numpy_seed(seed), contextlib.suppress(RandomizationError):
+            return made(
                 str(bddl_file),
                 robots=["Panda"],
                 controller_configs=load_controller_config(default_controller="OSC_POSE"),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from sim.libero.distractors import CrowdedScene
 from sim.libero.experts import PickAndPlace
 from sim.libero.library import bddl_path, init_states_path, load_init_states
 from sim.libero.render import Renderer
@@ -17,10 +18,14 @@ MAX_STARTS = 256  # settled initial states remembered per scene
 
 @dataclass
 class TaskScene:
-    """A scene with its renderer and the settled initial states it has already simulated."""
+    """A scene with its renderer and the settled initial states it has already simulated.
+
+    crowded: with distractors, a `CrowdedScene`.
+    """
 
     suite: str
     task: str
+    crowded: bool
     scene: Scene
     renderer: Renderer
     starts: OrderedDict[tuple[str, int], dict[str, np.ndarray]] = field(default_factory=OrderedDict)
@@ -48,13 +53,15 @@ class TaskScene:
 _idle: list[TaskScene] = []
 
 
-def borrow(suite: str, task: str, max_scenes: int) -> TaskScene:
+def borrow(suite: str, task: str, crowded: bool, max_scenes: int) -> TaskScene:
     """An idle scene of the task, or a new one (takes seconds)."""
     for position, loaded in enumerate(_idle):
-        if (loaded.suite, loaded.task) == (suite, task):
+        if (loaded.suite, loaded.task, loaded.crowded) == (suite, task, crowded):
             return _idle.pop(position)
-    scene = Scene(bddl_path(suite, task), load_init_states(init_states_path(suite, task)))
-    return TaskScene(suite, task, scene, Renderer(f"{suite}/{task}", scene.model, max_scenes))
+    make = CrowdedScene if crowded else Scene
+    scene = make(bddl_path(suite, task), load_init_states(init_states_path(suite, task)))
+    name = f"{suite}/{task}/crowded" if crowded else f"{suite}/{task}"
+    return TaskScene(suite, task, crowded, scene, Renderer(name, scene.model, max_scenes))
 
 
 def give_back(loaded: TaskScene, max_scenes: int) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Sequence
 
 import mujoco
 import numpy as np
@@ -17,10 +18,10 @@ def _grid(per_edge: int) -> np.ndarray:
 
 
 class Shape:
-    """The collision geometry of one object: an array of boxes (their oriented bounding boxes)."""
+    """Some geoms, an object's for one: an array of boxes (their oriented bounding boxes). Geoms by name or number."""
 
-    def __init__(self, model: mujoco.MjModel, geom_names: list[str]) -> None:
-        self.geoms = np.array([model.geom(name).id for name in geom_names])
+    def __init__(self, model: mujoco.MjModel, geoms: Sequence[str | int]) -> None:
+        self.geoms = np.array([model.geom(geom).id for geom in geoms])
         bounds = model.geom_aabb[self.geoms]
         self._center, self._half = bounds[:, None, :3], bounds[:, None, 3:]
 

@@ -29,7 +29,7 @@ def test_each_axis_changes_what_it_says_and_the_clean_environment_nothing() -> N
     spec = EpisodeSpec(task, "eval", 1)
     clean_env = clean_config.make()
     clean = clean_env.reset(spec)
-    for axis in ("camera", "light", "texture", "layout", "noise", "robot", "wording"):
+    for axis in ("camera", "light", "texture", "distractors", "layout", "noise", "robot", "wording"):
         moved = []
         for level in (1, 2, 3):
             config = clean_config.perturbed(axis, level)
@@ -77,7 +77,7 @@ def test_objects_start_elsewhere_clear_of_one_another_and_not_solved() -> None:
 
 @pytest.mark.slow
 @needs_assets
-@pytest.mark.parametrize("axis", ["robot", "layout"])
+@pytest.mark.parametrize("axis", ["robot", "layout", "distractors"])
 def test_the_expert_still_solves_what_is_hard(axis: str) -> None:
     env = LiberoConfig(suite="libero_object", tasks=("0",), assets_path=ASSETS).perturbed(axis, 3).make()
     (task,) = env.spec.tasks
