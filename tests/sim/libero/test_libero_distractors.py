@@ -1,5 +1,7 @@
 """More of LIBERO's objects in its scenes: which, where, and that a clean episode's states and physics stay."""
 
+# pyright: reportAttributeAccessIssue=false
+
 from dataclasses import replace
 
 import mujoco
