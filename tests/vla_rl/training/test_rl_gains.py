@@ -65,9 +65,9 @@ def _openvla(variant: Variant, steps: int, algo: dict[str, Any] | None = None, *
     return Family(variant, given | policy, {"steps": steps, "action_scale": "environment"}, algo or {})
 
 
-def _flow(policy_type: str, steps: int, **policy: Any) -> Family:
+def _lerobot(policy_type: str, steps: int, ratio_level: str = "action") -> Family:
     given = {"kind": "lerobot", "type": policy_type, "preset": "tiny", "image_size": 32, "chunk_size": 4}
-    return Family(None, given | policy, {"steps": steps}, {"ratio_level": "action", "lr": 1e-4})
+    return Family(None, given, {"steps": steps}, {"ratio_level": ratio_level, "lr": 1e-4})
 
 
 FAMILIES: dict[str, Family] = {
@@ -77,8 +77,10 @@ FAMILIES: dict[str, Family] = {
     "oft_l1_laplace": _openvla(
         "l1", 400, {"lr": 1e-4}, chunk_size=4, cameras=["agentview"], laplace={"min_scale": 0.03}
     ),
-    "smolvla": _flow("smolvla", 500),
-    "pi0": _flow("pi0", 450),
+    "smolvla": _lerobot("smolvla", 500),
+    "pi0": _lerobot("pi0", 450),
+    "xvla": _lerobot("xvla", 500),
+    "pi0_fast": _lerobot("pi0_fast", 500, ratio_level="chunk"),
 }
 
 
@@ -145,7 +147,7 @@ def test_rl_raises_success(base, algo, tmp_path):
     assert gain.difference > 0.1 and gain.p_value_by_state < 0.01
 
 
-@pytest.mark.parametrize("base", ["oft_discrete"], indirect=True)
+@pytest.mark.parametrize("base", ["oft_discrete", "xvla", "pi0_fast"], indirect=True)
 def test_it_is_the_reward_that_raises_it(base, tmp_path):
     """The same run with advantages dealt to other episodes: what it gains is not RL's."""
     shuffled = _post_train(base, GRPO, tmp_path / "shuffled", control="shuffled_rewards")
