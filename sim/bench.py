@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from sim.bench_runner import OursRunner, Runner, draw_actions
+from sim.robosuite.tasks import WITH_EXPERT
 from vla_rl.config import build_component
 
 KINDS = ("tabletop", "robosuite", "libero")
@@ -115,6 +116,8 @@ def _bench_kind(
 ) -> list[dict[str, Any]]:
     workers = num_envs if kind == "libero" and num_workers else num_workers
     values: dict[str, Any] = {"kind": kind, "image_size": image_size, "num_workers": workers}
+    if kind == "robosuite":
+        values["tasks"] = WITH_EXPERT
     if kind == "libero":
         prepare_libero()
         values |= {"suite": LIBERO_SUITE, "tasks": [str(LIBERO_TASK)]}

@@ -26,8 +26,8 @@ class ArmControl:
     substep, with positions and velocities in `data` up to date, `command`.
     """
 
-    def __init__(self, env: MujocoEnv) -> None:
-        robot = env.robots[0]
+    def __init__(self, env: MujocoEnv, arm: int = 0) -> None:
+        robot = env.robots[arm]
         controller = robot.controller
         self.model: mujoco.MjModel = env.sim.model._model
         self.data: mujoco.MjData = env.sim.data._data
@@ -40,7 +40,8 @@ class ArmControl:
         )
         self.torque_low, self.torque_high = robot.torque_limits
         self.arm_actuators = np.array(robot._ref_joint_actuator_indexes)
-        self.finger_actuators = np.array([env.sim.model.actuator_name2id(name) for name in robot.gripper.actuators])
+        fingers = [env.sim.model.actuator_name2id(name) for name in robot.gripper.actuators]
+        self.finger_actuators = np.array(fingers, int)  # two, or none
         limits = self.model.actuator_ctrlrange[self.finger_actuators]
         self.finger_bias = 0.5 * (limits[:, 1] + limits[:, 0])
         self.finger_weight = 0.5 * (limits[:, 1] - limits[:, 0])
@@ -54,7 +55,7 @@ class ArmControl:
         self._read()
         self.initial_joint = self.joint_pos
         self.goal_pos, self.goal_ori = self.ee_pos, self.ee_ori
-        self.finger_command = np.zeros(2)
+        self.finger_command = np.zeros(len(self.finger_actuators))
         # robosuite uses what its controller read at its creation for the first substep of an episode.
         self._is_fresh = True
 
@@ -106,5 +107,6 @@ class ArmControl:
         torques += nullspace_torques(self.mass, nullspace, self.initial_joint, self.joint_pos, self.joint_vel)
         self.data.ctrl[self.arm_actuators] = np.clip(torques, self.torque_low, self.torque_high)
         direction = GRIPPER_SPEED * np.sign(gripper)
-        self.finger_command = np.clip(self.finger_command + np.array([-direction, direction]), -1.0, 1.0)
+        turn = np.array([-direction, direction])[: len(self.finger_command)]
+        self.finger_command = np.clip(self.finger_command + turn, -1.0, 1.0)
         self.data.ctrl[self.finger_actuators] = self.finger_bias + self.finger_weight * self.finger_command

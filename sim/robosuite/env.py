@@ -1,4 +1,4 @@
-"""robosuite 1.4's Lift, Stack and PickPlaceCan with the Panda arm, with LIBERO's conventions and instructions.
+"""robosuite 1.4's nine tasks in the set-up of its benchmark, with LIBERO's conventions and instructions.
 
 Everything comes from the package's own assets. Images are upright (robosuite's arrays start at the bottom row).
 """
@@ -6,37 +6,39 @@ Everything comes from the package's own assets. Images are upright (robosuite's 
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from sim.base import SimConfig, check_horizons, check_known
 from sim.gl_devices import check_backend
+from sim.robosuite.tasks import TASKS, WITH_EXPERT, tasks_with
 from sim.single_env import SingleEnv, SingleObservation
+from vla_rl.config import ConfigError
 from vla_rl.data.segmentation import CAMERA_PREFIX
 from vla_rl.types import SPLITS, EnvSpec, EpisodeSpec, Keyframe
 
 if TYPE_CHECKING:
     from sim.robosuite.scene import Scene
 
-INSTRUCTIONS = {
-    "Lift": "lift the red cube",
-    "Stack": "stack the red cube on the green cube",
-    "PickPlaceCan": "pick up the can and put it in its bin",
-}
-HORIZONS = {"Lift": 120, "Stack": 200, "PickPlaceCan": 240}  # about twice what the expert needs
-CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}  # our name -> robosuite's
+# Our name -> robosuite's.
+CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand", "second_wrist": "robot1_eye_in_hand"}
 CONTROL_HZ = 20.0
 MAX_INDEX = 2**30  # initial states in each split: the seed is split * 2**30 + index, so splits share none
 
 
 class RobosuiteConfig(SimConfig):
-    """robosuite tasks with a Panda arm under OSC_POSE control, 20 Hz."""
+    """robosuite tasks under OSC_POSE control, 20 Hz: with one Panda arm, or with two arms opposite each other."""
 
     known_cameras: ClassVar[tuple[str, ...]] = tuple(CAMERAS)
     shows_structure: ClassVar[bool] = True
     kind: Literal["robosuite"] = "robosuite"
+    arms: Literal[1, 2] = Field(
+        default=1,
+        description="1: 7 actions, 8 numbers of state; 2: 14 and 16, the first arm's first, for TwoArm tasks.",
+    )
     image_size: int = Field(default=128, ge=32, le=1024, description="Height and width of the rendered images, pixels.")
     exact_rendering: bool = Field(
         default=False, description="Reflections and shadows as robosuite draws them; three times slower on a CPU."
@@ -47,14 +49,27 @@ class RobosuiteConfig(SimConfig):
     @classmethod
     def _known_tasks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for name in value:
-            check_known("robosuite task", name, INSTRUCTIONS)
+            check_known("robosuite task", name, TASKS)
         return value
 
     @field_validator("horizons")
     @classmethod
     def _known_horizons(cls, value: dict[str, int]) -> dict[str, int]:
-        check_horizons("robosuite task", value, INSTRUCTIONS)
+        check_horizons("robosuite task", value, TASKS)
         return value
+
+    @model_validator(mode="after")
+    def _check_arms(self) -> RobosuiteConfig:
+        for name in self.tasks:
+            if (arms := len(TASKS[name].robots)) != self.arms:
+                raise ConfigError(
+                    f"env.tasks: {name} has {arms} arm{'s' * (arms > 1)} ({7 * arms} actions), env.arms is {self.arms}"
+                    f"; all tasks of an environment have as many actions. Set env.arms={arms}, or choose among "
+                    f"{', '.join(tasks_with(self.arms))}"
+                )
+        if self.arms == 1 and "second_wrist" in self.cameras:
+            raise ConfigError("env.cameras: second_wrist is on the second arm; leave it out, or set env.arms=2")
+        return self
 
     def check_machine(self) -> None:
         """Refuse a MUJOCO_GL that is no back end."""
@@ -62,13 +77,22 @@ class RobosuiteConfig(SimConfig):
 
     def env_spec(self) -> EnvSpec:
         """Tasks, horizons, cameras and action bounds; does not import robosuite."""
-        tasks = self.tasks or tuple(INSTRUCTIONS)
-        return self._arm_spec(
+        tasks = {name: TASKS[name] for name in self.tasks or tasks_with(self.arms)}
+        spec = self._arm_spec(
             "robosuite",
-            {task: INSTRUCTIONS[task] for task in tasks},
-            {task: self.horizons.get(task, HORIZONS[task]) for task in tasks},
+            {name: task.instruction for name, task in tasks.items()},
+            {name: self.horizons.get(name, task.horizon) for name, task in tasks.items()},
             CONTROL_HZ,
         )
+        if self.arms == 1:
+            return spec
+        ones = np.ones(14, np.float32)
+        return replace(spec, state_dim=16, action_dim=14, action_low=-ones, action_high=ones)
+
+    def without_expert(self) -> dict[str, str]:
+        """See `EnvConfig.without_expert`."""
+        tasks = self.tasks or tasks_with(self.arms)
+        return {name: "robosuite has no scripted expert for it" for name in tasks if name not in WITH_EXPERT}
 
     def make(self, record_frames: bool = False) -> RobosuiteEnv:
         """One environment; a task's scene is loaded at its first reset (seconds).
@@ -85,8 +109,8 @@ class RobosuiteEnv(SingleEnv):
     """One episode at a time. Holds one scene per task that was asked for.
 
     Action (7,), each in [-1, 1]: dx, dy, dz (5 cm at 1) and axis-angle turn (0.5 rad at 1) of the
-    end effector from where it is, gripper (below 0 opens, above 0 closes). State (8,): see
-    `Scene.proprioception`.
+    end effector from where it is, gripper (below 0 opens, above 0 closes; nothing in Wipe and TwoArmPegInHole, whose
+    arms have none). State (8,): see `Scene.proprioception`. With two arms (14,) and (16,).
     """
 
     def __init__(self, config: RobosuiteConfig, record_frames: bool = False) -> None:
@@ -105,13 +129,13 @@ class RobosuiteEnv(SingleEnv):
         """
         from sim.robosuite.scene import Scene
 
-        check_known("robosuite task", spec.task, INSTRUCTIONS)
+        check_known("robosuite task", spec.task, self.spec.tasks)
         if spec.split not in SPLITS or not 0 <= spec.index < MAX_INDEX:
             raise ValueError(f"no initial state {spec.index} in split {spec.split!r}: indices are below {MAX_INDEX}")
         if spec.task not in self._scenes:
             self._scenes[spec.task] = Scene(spec.task, self.config.exact_rendering)
         self._scene, self._task = self._scenes[spec.task], spec.task
-        self._instruction = spec.instruction or INSTRUCTIONS[spec.task]
+        self._instruction = spec.instruction or TASKS[spec.task].instruction
         self.horizon = self.spec.horizon[spec.task]
         if spec.keyframe is None:
             self._scene.start(SPLITS.index(spec.split) * MAX_INDEX + spec.index)

@@ -23,6 +23,8 @@ from robosuite.utils import transform_utils  # noqa: E402
 
 from sim.libero.control import ArmControl  # noqa: E402
 from sim.libero.render import Renderer  # noqa: E402
+from sim.libero.scene import check_arrays  # noqa: E402
+from sim.robosuite.tasks import TASKS  # noqa: E402
 
 CONTROL_HZ = 20
 FAST_SHADOW_SIZE = 1024  # texels of the shadow map's side when not drawing exactly; robosuite's is 4096
@@ -49,10 +51,10 @@ class Scene:
     """
 
     def __init__(self, task: str, exact: bool) -> None:
-        with _seeded(0):  # Lift draws the size of its cube when the scene is built: always the same one
+        with _seeded(0):  # Some draw sizes when the scene is built, as Lift that of its cube: always the same ones
             self.env = robosuite.make(
                 task,
-                robots="Panda",
+                robots=list(TASKS[task].robots),
                 controller_configs=load_controller_config(default_controller="OSC_POSE"),
                 has_renderer=False,
                 has_offscreen_renderer=False,
@@ -68,10 +70,8 @@ class Scene:
             self.model.mat_reflectance[:] = 0
             self.model.vis.quality.shadowsize = FAST_SHADOW_SIZE
         self.renderer = Renderer(f"robosuite/{task}/{exact}", self.model, MAX_CONTEXTS)
-        self.control = ArmControl(self.env)
-        robot = self.env.robots[0]
-        self._hand_body = self.model.body(robot.robot_model.eef_name).id
-        self._finger_qpos = np.array(robot._ref_gripper_joint_pos_indexes)
+        self.arms = [_Arm(self.env, number) for number in range(len(self.env.robots))]
+        self._wipes = task == "Wipe"
         self._num_substeps = int(self.env.control_timestep / self.env.model_timestep)
 
     def start(self, seed: int) -> None:
@@ -79,16 +79,21 @@ class Scene:
         with _seeded(seed):
             self.env.reset()
         mujoco.mj_forward(self.model, self.data)
-        self.control.reset()
+        for arm in self.arms:
+            arm.control.reset()
 
     def step(self, action: np.ndarray) -> bool:
-        """One control step with an action (7,) in [-1, 1]. Returns robosuite's success check."""
+        """One control step with an action (7 an arm,) in [-1, 1]. Returns robosuite's success check."""
+        parts = action.reshape(len(self.arms), 7)
         for substep in range(self._num_substeps):
             mujoco.mj_step1(self.model, self.data)
-            if substep == 0:
-                self.control.set_goal(action)
-            self.control.command(float(action[6]))
+            for arm, part in zip(self.arms, parts, strict=True):
+                if substep == 0:
+                    arm.control.set_goal(part)
+                arm.control.command(float(part[6]))
             mujoco.mj_step2(self.model, self.data)
+        if self._wipes:
+            self.env.reward(action)  # which is where robosuite marks dirt as wiped
         return bool(self.env._check_success())
 
     def refresh(self) -> None:
@@ -109,23 +114,24 @@ class Scene:
         return np.ascontiguousarray(rotated[:, ::-1])
 
     def proprioception(self) -> np.ndarray:
-        """float32 (8,): end-effector position (m), axis-angle (rad), the two finger positions (m)."""
-        w, x, y, z = self.data.xquat[self._hand_body]
-        turn = transform_utils.quat2axisangle(np.array([x, y, z, w]))
-        position, fingers = self.data.site_xpos[self.control.site], self.data.qpos[self._finger_qpos]
-        return np.concatenate([position, turn, fingers]).astype(np.float32)
+        """float32 (8 an arm,): end-effector position (m), axis-angle (rad), the two finger positions (m; else 0)."""
+        return np.concatenate([arm.proprioception(self.data) for arm in self.arms]).astype(np.float32)
 
     def save(self) -> dict[str, np.ndarray]:
         """Everything that the rest of the episode depends on."""
         physics = np.zeros(mujoco.mj_stateSize(self.model, PHYSICS))
         mujoco.mj_getState(self.model, self.data, physics, PHYSICS)
-        return {
-            "physics": physics,
-            "initial_joint": self.control.initial_joint.copy(),
-            "goal_pos": self.control.goal_pos.copy(),
-            "goal_ori": self.control.goal_ori.copy(),
-            "finger_command": self.control.finger_command.copy(),
-        }
+        arrays = {"physics": physics, **self._placed()}
+        for arm in self.arms:
+            arrays |= {name + arm.suffix: array for name, array in arm.save().items()}
+        if self._wipes:
+            wiped = [marker in self.env.wiped_markers for marker in self.env.model.mujoco_arena.markers]
+            arrays["wiped"] = np.array(wiped)
+        return arrays
+
+    def _placed(self) -> dict[str, np.ndarray]:
+        """Of the model: a door and dirt are placed there."""
+        return {"body_pos": self.model.body_pos.copy(), "body_quat": self.model.body_quat.copy()}
 
     def restore(self, arrays: dict[str, np.ndarray]) -> None:
         """Back to a saved state, exactly.
@@ -133,16 +139,51 @@ class Scene:
         Raises:
             ValueError: arrays missing, or of another scene's shape.
         """
-        self.start(0)  # also puts bodies of the model where every episode has them
-        for name, now in self.save().items():
-            found = arrays[name].shape if name in arrays else "none"
-            if found != now.shape:
-                raise ValueError(f"keyframe array {name!r}: expected shape {now.shape}, found {found}")
+        self.start(0)
+        arrays = {**self._placed(), **arrays}  # which keyframes of earlier versions lack
+        check_arrays(arrays, self.save())
+        self.model.body_pos[:], self.model.body_quat[:] = arrays["body_pos"], arrays["body_quat"]
         mujoco.mj_setState(self.model, self.data, arrays["physics"], PHYSICS)
+        if self._wipes:
+            markers = self.env.model.mujoco_arena.markers
+            self.env.wiped_markers = [markers[number] for number in np.flatnonzero(arrays["wiped"])]
+            for marker in self.env.wiped_markers:
+                self.model.geom(marker.visual_geoms[0]).rgba[3] = 0
         self.refresh()
-        self.control.initial_joint = arrays["initial_joint"].copy()
-        self.control.restore(arrays["goal_pos"], arrays["goal_ori"], arrays["finger_command"])
+        for arm in self.arms:
+            arm.restore({name: arrays[name + arm.suffix] for name in arm.save()})
 
     def close(self) -> None:
         """Let robosuite drop the simulator."""
         self.env.close()
+
+
+class _Arm:
+    """One of a scene's arms: its control, and where its senses are."""
+
+    def __init__(self, env: robosuite.environments.base.MujocoEnv, number: int) -> None:
+        robot = env.robots[number]
+        self.suffix = f"_{number}" if number else ""
+        self.control = ArmControl(env, number)
+        self._hand_body = self.control.model.body(robot.robot_model.eef_name).id
+        self._finger_qpos = np.array(robot._ref_gripper_joint_pos_indexes or [], int)
+
+    def proprioception(self, data: mujoco.MjData) -> np.ndarray:
+        w, x, y, z = data.xquat[self._hand_body]
+        turn = transform_utils.quat2axisangle(np.array([x, y, z, w]))
+        fingers = np.zeros(2)
+        fingers[: len(self._finger_qpos)] = data.qpos[self._finger_qpos]
+        return np.concatenate([data.site_xpos[self.control.site], turn, fingers])
+
+    def save(self) -> dict[str, np.ndarray]:
+        control = self.control
+        return {
+            "initial_joint": control.initial_joint.copy(),
+            "goal_pos": control.goal_pos.copy(),
+            "goal_ori": control.goal_ori.copy(),
+            "finger_command": control.finger_command.copy(),
+        }
+
+    def restore(self, arrays: dict[str, np.ndarray]) -> None:
+        self.control.initial_joint = arrays["initial_joint"].copy()
+        self.control.restore(arrays["goal_pos"], arrays["goal_ori"], arrays["finger_command"])
