@@ -42,7 +42,8 @@ def assert_same(a, b):
 
 
 def test_every_kind_has_a_variant():
-    assert {values["kind"] for values in VARIANTS.values()} == set(KINDS["policy"])
+    around_another = {"value_guided"}  # Made by `vla-rl online` alone: tests/vla_rl/workflows/test_online.py.
+    assert {values["kind"] for values in VARIANTS.values()} | around_another == set(KINDS["policy"])
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])

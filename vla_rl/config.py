@@ -65,6 +65,7 @@ KINDS: dict[str, dict[str, str]] = {
     "policy": {
         "openvla": "vla_rl.policies.openvla.config:OpenVLAConfig",
         "lerobot": "vla_rl.policies.lerobot.config:LeRobotConfig",
+        "value_guided": "vla_rl.offpolicy.value_guided_config:ValueGuidedConfig",
     },
     "algo": {
         "grpo": "vla_rl.algorithms.grpo:GRPOConfig",

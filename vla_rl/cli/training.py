@@ -1,4 +1,4 @@
-"""Commands that train a policy, and make what it learns from: `train`, `sft`, `offline`, `collect`."""
+"""Commands that train a policy, and make what it learns from: `train`, `sft`, `offline`, `online`, `collect`."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ def register(app: typer.Typer) -> None:
     app.command()(train)
     app.command()(sft)
     app.command()(offline)
+    app.command()(online)
     app.command()(collect)
 
 
@@ -98,6 +99,21 @@ def offline(
     with resumable("offline", folder):
         summary = improve_offline(loaded, folder, say)
     typer.echo(f"policy: {summary['policy']}  ({summary['steps']} steps)\nreport: {RunFolder(folder).report}")
+
+
+def online(
+    recipe: OwnRecipe = None, overrides: Overrides = None, output: Output = None, resume: Resume = False
+) -> None:
+    """Improve a policy from every episode that it runs, and those logged before, by a critic; the policy is frozen."""
+    from vla_rl.common.run_folder import RunFolder, open_run
+    from vla_rl.recipe.pinned import pinned
+    from vla_rl.workflows.online import improve_online
+
+    loaded = pinned(load_run(recipe, overrides, output, resume, "online"), say, "sft.datasets")
+    folder = open_run(loaded, output, resume)
+    with resumable("online", folder):
+        improve_online(loaded, folder, say)
+    typer.echo(f"policy: {RunFolder(folder).policy}\nreport: {RunFolder(folder).report}")
 
 
 def collect(

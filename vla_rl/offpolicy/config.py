@@ -1,10 +1,10 @@
-"""Options of learning from logged episodes. Imports no torch."""
+"""Options of learning from logged episodes, and from one's own as they come. Imports no torch."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from vla_rl.config import Config
 from vla_rl.training.config import TrainerConfig
@@ -77,3 +77,79 @@ class OfflineConfig(Config):
         default="before_and_after", description="When to run the `eval` section's evaluation."
     )
     critic: CriticConfig = Field(default_factory=CriticConfig)
+
+
+class OnlineCriticConfig(CriticConfig):
+    """The critic of `vla-rl online`: fitted on one replay buffer, without folds, by updates that each round counts."""
+
+    targets: Literal["td", "best_of_n", "monte_carlo"] = Field(
+        default="td",
+        description="What Q learns. td: the discounted V of the next decision, or the outcome at the end; best_of_n: "
+        "there the best of the policy's own chunks, by the smallest of some Q (EXPO); monte_carlo: the episode's "
+        "discounted outcome.",
+    )
+    warmup_steps: int = Field(default=0, ge=0, description="Steps over which the learning rate rises from 0.")
+    final_lr_fraction: float = Field(default=1.0, ge=0, le=1, description="Share of lr kept to the end; 1: all.")
+
+
+class EditsConfig(TrainerConfig):
+    """The edit policy: changes a candidate chunk within bounds so that Q rises (EXPO, arXiv 2507.07986)."""
+
+    lr: PositiveFloat = Field(default=3e-4, description="Learning rate.")
+    final_lr_fraction: float = Field(default=1.0, ge=0, le=1, description="Share of lr kept to the end; 1: all.")
+    hidden: PositiveInt = Field(default=256, description="Width of its two hidden layers.")
+    scale: PositiveFloat = Field(
+        default=0.3, description="Largest change of each number of a chunk, in that number's standard deviations."
+    )
+    entropy: float = Field(
+        default=1e-3, ge=0, description="Weight of its entropy, in nats of the whole chunk, beside Q in [0, 1]."
+    )
+
+
+class OnlineConfig(Config):
+    """How a frozen policy is improved from its own episodes as they come, and those logged before."""
+
+    method: Literal["best_of_n", "edits"] = Field(
+        default="best_of_n",
+        description="What acts. best_of_n: of the policy's chunks, the one of largest Q, the smallest of the "
+        "ensemble's (IDQL); edits: a small policy's changes of them stand for choice too (EXPO).",
+    )
+    prior: Literal["datasets", "none"] = Field(
+        default="datasets",
+        description="What updates draw besides fresh episodes, once there are some. datasets: the logged ones (RLPD); "
+        "none: nothing more, the datasets only warm the critic up (WSRL).",
+    )
+    prior_share: float = Field(default=0.5, ge=0, lt=1, description="Share of each batch that prior=datasets has.")
+    warm_updates: NonNegativeInt = Field(
+        default=1500,
+        description="Updates on the logged episodes alone before the first round; 0: no dataset is read for them.",
+    )
+    rounds: PositiveInt = Field(default=8, description="Rounds of collecting episodes and updating.")
+    episodes_per_round: PositiveInt = Field(default=60, description="Episodes of a round, of all tasks in turn.")
+    updates_per_round: PositiveInt = Field(default=300, description="Updates after each round's episodes.")
+    start_index: NonNegativeInt = Field(default=0, description="First initial state of the train split.")
+    candidates: PositiveInt = Field(
+        default=8, description="The policy's chunks at each observation: the greedy one, the others drawn."
+    )
+    sampling_temperature: PositiveFloat = Field(default=1.0, description="Of those draws.")
+    target_candidates: PositiveInt = Field(
+        default=4, description="Of them, how many stand for choice in the targets of critic.targets=best_of_n."
+    )
+    capacity: PositiveInt = Field(default=200_000, description="Fresh decisions held; the oldest leave.")
+    control: Literal["none", "shuffled_outcomes"] = Field(
+        default="none",
+        description="Negative control: outcomes dealt anew among the episodes of each task, of the logged ones and of "
+        "each round, before anything is learned.",
+    )
+    evaluate: Literal["before_and_after", "after", "never"] = Field(
+        default="before_and_after", description="When to run the `eval` section's evaluation."
+    )
+    keep_checkpoints: PositiveInt = Field(default=2, description="Checkpoints kept, one of each round.")
+    critic: OnlineCriticConfig = Field(default_factory=OnlineCriticConfig)
+    edits: EditsConfig = Field(default_factory=EditsConfig)
+
+    @model_validator(mode="after")
+    def _something_to_choose(self) -> OnlineConfig:
+        if self.method == "best_of_n" and self.candidates < 2:
+            raise ValueError("candidates: got 1, and method best_of_n chooses among several; give at least 2")
+        return self

@@ -17,53 +17,9 @@ from scipy.stats import rankdata
 from torch import nn
 
 from vla_rl.offpolicy.config import CriticConfig
+from vla_rl.offpolicy.networks import CriticNetworks
 from vla_rl.offpolicy.transitions import Transitions
 from vla_rl.training.trainer import Trainer
-
-
-class _Networks(nn.Module):
-    """Q's ensemble and V: two hidden layers with LayerNorm each. Inputs are normalized by the data's mean and spread.
-
-    Args:
-        place: (D + 1,) mean and spread of embedding and elapsed time. chunk: the same of chunks, (H * A,).
-    """
-
-    place_mean: torch.Tensor
-    place_spread: torch.Tensor
-    chunk_mean: torch.Tensor
-    chunk_spread: torch.Tensor
-
-    def __init__(
-        self, config: CriticConfig, place: tuple[np.ndarray, np.ndarray], chunk: tuple[np.ndarray, np.ndarray]
-    ):
-        super().__init__()
-        for name, (mean, spread) in {"place": place, "chunk": chunk}.items():
-            self.register_buffer(f"{name}_mean", torch.from_numpy(mean))
-            self.register_buffer(f"{name}_spread", torch.from_numpy(spread))
-        self.q = nn.ModuleList(_mlp(len(place[0]) + len(chunk[0]), config.hidden) for _ in range(config.members))
-        self.v = _mlp(len(place[0]), config.hidden)
-        self.slow_v = _mlp(len(place[0]), config.hidden).requires_grad_(False)
-        self.slow_v.load_state_dict(self.v.state_dict())
-
-    def normal_place(self, place: torch.Tensor) -> torch.Tensor:
-        """(B, D + 1), normalized."""
-        return (place - self.place_mean) / self.place_spread
-
-    def normal_chunk(self, chunk: torch.Tensor) -> torch.Tensor:
-        """(B, H * A), normalized."""
-        return (chunk - self.chunk_mean) / self.chunk_spread
-
-    def q_logits(self, place: torch.Tensor, chunk: torch.Tensor) -> torch.Tensor:
-        """Of each network, (members, B), from normalized inputs."""
-        both = torch.cat([place, chunk], -1)
-        return torch.stack([network(both)[:, 0] for network in self.q])
-
-
-def _mlp(inputs: int, hidden: int) -> nn.Sequential:
-    def layer(size: int) -> list[nn.Module]:
-        return [nn.Linear(size, hidden), nn.LayerNorm(hidden), nn.GELU()]
-
-    return nn.Sequential(*layer(inputs), *layer(hidden), nn.Linear(hidden, 1))
 
 
 @dataclass(frozen=True)
@@ -89,8 +45,8 @@ class Judged:
         parts = np.array_split(np.argsort(self.q, kind="stable"), 10)
         gaps = [abs(self.q[part].mean() - outcome[part].mean()) for part in parts if len(part)]
         return {
-            "critic/auc": _auc(self.q, success),
-            "critic/auc_of_v": _auc(self.v, success),
+            "critic/auc": auc(self.q, success),
+            "critic/auc_of_v": auc(self.v, success),
             "critic/over_estimation": float((self.q - outcome).mean()),
             "critic/calibration_error": float(np.mean(gaps)),
             "critic/spread": float(self.spread.mean()),
@@ -98,7 +54,7 @@ class Judged:
         }
 
 
-def _auc(score: np.ndarray, success: np.ndarray) -> float:
+def auc(score: np.ndarray, success: np.ndarray) -> float:
     """How often a success is scored above a failure; ties count half."""
     ranks, wins, losses = rankdata(score), int(success.sum()), int((~success).sum())
     return float((ranks[success].sum() - wins * (wins + 1) / 2) / (wins * losses))
@@ -107,7 +63,9 @@ def _auc(score: np.ndarray, success: np.ndarray) -> float:
 class Critic:
     """Critics of all folds; each judges the decisions of its own fold, whose initial states it has not seen."""
 
-    def __init__(self, config: CriticConfig, transitions: Transitions, fold: np.ndarray, networks: list[_Networks]):
+    def __init__(
+        self, config: CriticConfig, transitions: Transitions, fold: np.ndarray, networks: list[CriticNetworks]
+    ):
         self.config, self.transitions, self.fold, self._networks = config, transitions, fold, networks
 
     def judge(self) -> Judged:
@@ -161,50 +119,59 @@ def fit_critic(
     return Critic(config, transitions, fold, networks)
 
 
-def _fit_fold(transitions: Transitions, rows: np.ndarray, config: CriticConfig, seed: int) -> _Networks:
+def _fit_fold(transitions: Transitions, rows: np.ndarray, config: CriticConfig, seed: int) -> CriticNetworks:
     place, chunk = _places(transitions), transitions.chunk.reshape(len(transitions), -1)
     outcome = transitions.returns(config.discount)
     rng = np.random.default_rng(seed)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        networks = _Networks(config, _mean_and_spread(place[rows]), _mean_and_spread(chunk[rows]))
+    networks = new_networks(config, place[rows], chunk[rows], seed)
 
     def loss(step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        for slow, fast in zip(networks.slow_v.parameters(), networks.v.parameters(), strict=True):
-            slow.data.lerp_(fast.data, 1 - config.target_decay)
+        networks.follow(config.target_decay)
         drawn = rows[rng.integers(len(rows), size=config.batch_size)]
-        return _loss(networks, config, transitions, drawn, (place, chunk, outcome), rng), {}
+        here, asked = networks.normal_place(torch.from_numpy(place[drawn])), torch.from_numpy(chunk[drawn])
+        target = torch.from_numpy(outcome[drawn])
+        following = transitions.following[drawn]
+        if config.targets == "td" and (goes_on := following >= 0).any():
+            with torch.no_grad():
+                there = networks.normal_place(torch.from_numpy(place[following[goes_on]]))
+                later = networks.slow_v(there)[:, 0].sigmoid()
+            steps = torch.from_numpy(transitions.num_steps[drawn[goes_on]]).float()
+            target[torch.from_numpy(goes_on)] = config.discount**steps * later
+        return critic_loss(networks, config, (here, networks.normal_chunk(asked), target), rng)[0], {}
 
     Trainer(dict(networks.named_parameters()), config, "offline.critic").run(loss)
     return networks.eval()
 
 
-def _loss(
-    networks: _Networks,
+def new_networks(config: CriticConfig, place: np.ndarray, chunk: np.ndarray, seed: int) -> CriticNetworks:
+    """Fresh networks, the same for the same seed, that normalize by these places (N, D) and chunks (N, H * A)."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return CriticNetworks(config, _mean_and_spread(place), _mean_and_spread(chunk))
+
+
+def critic_loss(
+    networks: CriticNetworks,
     config: CriticConfig,
-    transitions: Transitions,
-    rows: np.ndarray,
-    arrays: tuple[np.ndarray, np.ndarray, np.ndarray],
+    batch: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     rng: np.random.Generator,
-) -> torch.Tensor:
-    """Cross-entropy of Q to its target, and V's squared distance from Q, more where V lies below (`expectile`)."""
-    place, chunk, outcome = arrays
-    here = networks.normal_place(torch.from_numpy(place[rows]))
-    asked = networks.normal_chunk(torch.from_numpy(chunk[rows]))
-    target = torch.from_numpy(outcome[rows])
-    following = transitions.following[rows]
-    if config.targets == "td" and (goes_on := following >= 0).any():
-        with torch.no_grad():
-            there = networks.normal_place(torch.from_numpy(place[following[goes_on]]))
-            steps = torch.from_numpy(transitions.num_steps[rows[goes_on]]).float()
-            target[torch.from_numpy(goes_on)] = config.discount**steps * networks.slow_v(there)[:, 0].sigmoid()
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cross-entropy of Q to its target, and V's squared distance from Q, more where V lies below (`expectile`).
+
+    Args:
+        batch: places (B, D) and chunks (B, H * A), normalized; Q's targets (B,), in [0, 1].
+
+    Returns:
+        The loss, and Q's logits (members, B).
+    """
+    here, asked, target = batch
     logits = networks.q_logits(here, asked)
     loss = nn.functional.binary_cross_entropy_with_logits(logits, target.expand_as(logits))
     subset = rng.choice(config.members, size=min(config.subset, config.members), replace=False)
     seen = logits.detach()[torch.from_numpy(subset)].sigmoid().min(0).values
     difference = seen - networks.v(here)[:, 0].sigmoid()
     weight = torch.where(difference > 0, config.expectile, 1 - config.expectile)
-    return loss + (weight * difference.square()).mean()
+    return loss + (weight * difference.square()).mean(), logits
 
 
 def _places(transitions: Transitions) -> np.ndarray:

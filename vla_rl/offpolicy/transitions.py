@@ -1,4 +1,4 @@
-"""Logged episodes as decisions: what the policy saw (its embedding), the chunk that followed, and what came of it."""
+"""Episodes as decisions: what the policy saw (its embedding), the chunk that followed, and what came of it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ import numpy as np
 
 from vla_rl.data.dataset import BCDataset, EpisodeDataset
 from vla_rl.interfaces import Policy
+from vla_rl.offpolicy.features import NO_DRAWS, Draws, FeatureCache, Features, compute_features
+from vla_rl.types import CONTROL_SOURCES, HUMAN_SOURCES, Episode
 
-_BATCH = 256  # Observations embedded together.
+OPTIONAL = ("person", "log_prob", "candidates")
+_HUMAN = np.isin(CONTROL_SOURCES, HUMAN_SOURCES)
 
 
 @dataclass(frozen=True)
 class Transitions:
-    """N decisions of E logged episodes.
+    """N decisions of E episodes.
 
     Attributes:
         embedding: float32 (N, D), the policy's features of what was seen.
@@ -25,6 +28,9 @@ class Transitions:
         elapsed, remaining: int64 (N,), control steps of the episode before, and from here to its end.
         episode: int64 (N,), 0 .. E - 1. success: bool (E,). task: int64 (E,).
         initial_state: int64 (E,); episodes with the same number began alike.
+        person: bool (N,), a person or an expert drove at the decision; None: not recorded, the policy did.
+        log_prob: float32 (N,), log-probability of the chunk under who drew it, NaN where not known; None: of none.
+        candidates: float32 (N, C, H, A), chunks of the frozen policy there, its greedy one first; None: not drawn.
     """
 
     embedding: np.ndarray
@@ -37,6 +43,9 @@ class Transitions:
     success: np.ndarray
     task: np.ndarray
     initial_state: np.ndarray
+    person: np.ndarray | None = None
+    log_prob: np.ndarray | None = None
+    candidates: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.episode)
@@ -80,29 +89,92 @@ class Transitions:
         return (np.random.default_rng(seed).permutation(len(states)) % count)[place][self.episode]
 
 
-def logged_transitions(policy: Policy | None, data: BCDataset) -> Transitions:
+def logged_transitions(
+    policy: Policy | None, data: BCDataset, cache: FeatureCache | None = None, draws: Draws = NO_DRAWS
+) -> Transitions:
     """The decisions of datasets, as the policy sees them: those frames that cloning learns from, in their order.
 
     Without a policy embeddings have no numbers: for what asks outcomes alone.
 
+    Args:
+        cache: what has been embedded before is read from there, and the rest written there.
+        draws: the policy's chunks at each decision, for `candidates`.
+
     Raises:
         ValueError: the policy has no embeddings.
     """
-    parts = [_of_dataset(policy, part, data.chunk_size) for part in data.parts]
+    parts = [_of_dataset(policy, part, data.chunk_size, cache, draws) for part in data.parts]
+    names = [[d.instructions[t] for t in d.task[d.starts]] for d in data.parts]
+    states = [[_place(d, i, name) for name in d.initial_states] for i, d in enumerate(data.parts)]
+    return joined(parts, names, states)
+
+
+def episode_transitions(policy: Policy, episodes: Sequence[Episode], draws: Draws = NO_DRAWS) -> Transitions:
+    """The decisions of episodes that have just been run by a policy, in their order. Those that broke are left out.
+
+    Raises:
+        ValueError: no episode is left, or the policy has no embeddings.
+    """
+    kept = [episode for episode in episodes if not episode.lost]
+    if not kept:
+        raise ValueError(f"none of {len(episodes)} episodes has an outcome: every one was lost")
+    features = compute_features(policy, (episode.obs for episode in kept), draws)
+    counts = np.array([episode.num_chunks for episode in kept])
+    ends = np.cumsum(counts)
+    number = np.repeat(np.arange(len(kept)), counts)
+    steps = np.concatenate([episode.num_steps for episode in kept]).astype(np.int64)
+    before = np.concatenate([np.cumsum(e.num_steps) - e.num_steps for e in kept]).astype(np.int64)
+    rows = np.arange(len(number))
+    return Transitions(
+        embedding=features.embedding,
+        chunk=np.concatenate([_executed(episode) for episode in kept]),
+        num_steps=steps,
+        following=np.where(rows + 1 < ends[number], rows + 1, -1),
+        elapsed=before,
+        remaining=np.array([episode.length for episode in kept])[number] - before,
+        episode=number,
+        success=np.array([episode.success for episode in kept], bool),
+        task=_numbered([episode.obs.instruction[0] for episode in kept]),
+        initial_state=_numbered([f"{e.spec.task}/{e.spec.split}/{e.spec.index}" for e in kept]),
+        person=np.zeros(len(number), bool),
+        log_prob=np.concatenate([_log_prob(episode) for episode in kept]),
+        candidates=features.candidates,
+    )
+
+
+def _executed(episode: Episode) -> np.ndarray:
+    """Its chunks, float32 (K, H, A): past the last executed step, the action of that step."""
+    actions = episode.chunks.actions.astype(np.float32)
+    step = np.minimum(np.arange(actions.shape[1]), episode.num_steps[:, None] - 1)
+    return np.take_along_axis(actions, step[..., None], 1)
+
+
+def _log_prob(episode: Episode) -> np.ndarray:
+    if episode.chunks.log_prob is None:
+        return np.full(episode.num_chunks, np.nan, np.float32)
+    return episode.chunks.log_prob.reshape(episode.num_chunks, -1).sum(1).astype(np.float32)
+
+
+def joined(
+    parts: Sequence[Transitions], tasks: Sequence[Sequence[str]], initial_states: Sequence[Sequence[str]]
+) -> Transitions:
+    """Several parts' decisions, one after another.
+
+    Args:
+        tasks, initial_states: the names of each part's episodes'; equal names become equal numbers.
+    """
     first_row = np.cumsum([0, *(len(part) for part in parts)])
     first_episode = np.cumsum([0, *(len(part.success) for part in parts)])
-    columns = {
-        name: np.concatenate([getattr(part, name) for part in parts])
-        for name in ("embedding", "chunk", "num_steps", "elapsed", "remaining", "success")
-    }
+    required = ("embedding", "chunk", "num_steps", "elapsed", "remaining", "success")
+    optional = [name for name in OPTIONAL if all(getattr(part, name) is not None for part in parts)]
     return Transitions(
-        **columns,
+        **{name: np.concatenate([getattr(part, name) for part in parts]) for name in (*required, *optional)},
         following=np.concatenate(
             [np.where(p.following < 0, -1, p.following + f) for p, f in zip(parts, first_row, strict=False)]
         ),
         episode=np.concatenate([p.episode + f for p, f in zip(parts, first_episode, strict=False)]),
-        task=_numbered([d.instructions[t] for d in data.parts for t in d.task[d.starts]]),
-        initial_state=_numbered([_place(d, i, name) for i, d in enumerate(data.parts) for name in d.initial_states]),
+        task=_numbered([name for part in tasks for name in part]),
+        initial_state=_numbered([name for part in initial_states for name in part]),
     )
 
 
@@ -115,7 +187,9 @@ def _numbered(names: Sequence[str]) -> np.ndarray:
     return np.unique(names, return_inverse=True)[1].astype(np.int64)
 
 
-def _of_dataset(policy: Policy | None, data: EpisodeDataset, chunk_size: int) -> Transitions:
+def _of_dataset(
+    policy: Policy | None, data: EpisodeDataset, chunk_size: int, cache: FeatureCache | None, draws: Draws
+) -> Transitions:
     """One dataset's; tasks and initial states are numbered by the caller."""
     rows = data.rows
     episode = np.searchsorted(data.starts, rows, side="right") - 1
@@ -123,16 +197,14 @@ def _of_dataset(policy: Policy | None, data: EpisodeDataset, chunk_size: int) ->
     ends = data.ends[rows]
     place = np.searchsorted(rows, after)
     there = np.append(rows, -1)[np.minimum(place, len(rows))]
-    embedding, chunk = [], []
-    for first in range(0, len(rows), _BATCH):
-        batch = data.batch(rows[first : first + _BATCH], chunk_size)
-        seen = np.zeros((batch.size, 0)) if policy is None else policy.embed(batch.obs).float().cpu().numpy()
-        embedding.append(seen)
-        chunk.append(batch.actions)
+    if policy is None:
+        features = Features(np.zeros((len(rows), 0), np.float32), None)
+    else:
+        features = (cache or FeatureCache(None, "")).of_dataset(policy, data, chunk_size, draws)
     unused = np.zeros(len(data.starts), np.int64)
     return Transitions(
-        embedding=np.concatenate(embedding).astype(np.float32),
-        chunk=np.concatenate(chunk).astype(np.float32),
+        embedding=features.embedding,
+        chunk=data.actions[np.minimum(rows[:, None] + np.arange(chunk_size), ends[:, None] - 1)].astype(np.float32),
         num_steps=np.minimum(chunk_size, ends - rows),
         following=np.where((after < ends) & (there == after), place, -1),
         elapsed=rows - data.starts[episode],
@@ -141,4 +213,6 @@ def _of_dataset(policy: Policy | None, data: EpisodeDataset, chunk_size: int) ->
         success=data.success.astype(bool),
         task=unused,
         initial_state=unused,
+        person=_HUMAN[data.source[rows]],
+        candidates=features.candidates,
     )

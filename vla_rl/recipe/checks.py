@@ -181,11 +181,28 @@ RULES = (
             "have not seen them, and holds nothing else out: set it to 0"
         ),
     ),
+    Rule(
+        ("online",),
+        lambda r: r.online is None or (r.sft is None and (r.online.prior == "datasets" or r.online.warm_updates)),
+        lambda r: (
+            "online: the recipe needs an online section, and for logged episodes an sft section: sft.datasets are "
+            "these; `vla-rl config show tabletop_online` has both. Without any: online.prior=none online.warm_updates=0"
+        ),
+    ),
+    Rule(
+        ("online",),
+        lambda r: getattr(r.policy, "path", None) is None or r.policy.kind == "value_guided",
+        lambda r: (
+            "policy.path: learning online improves a checkpoint that stays as it is; give its folder or "
+            "pretrained:NAME (of a value_guided policy: its base)"
+        ),
+    ),
     Rule(("sft",), lambda r: r.sft and check_datasets(d.path for d in r.sft.datasets)),
     Rule(("eval",), lambda r: not _states(r, r.eval)),
     Rule(("collect",), lambda r: _acts(r) and r.policy.path and not resolve_path(r.policy.path)),
     Rule(("offline",), lambda r: r.offline and r.offline.evaluate != "never" and not _states(r, r.eval)),
-    Rule((*_RL, "sft", "offline", "eval"), lambda r: r.policy.path and not resolve_path(r.policy.path)),
+    Rule(("online",), lambda r: r.online and r.online.evaluate != "never" and not _states(r, r.eval)),
+    Rule((*_RL, "sft", "offline", "online", "eval"), lambda r: r.policy.path and not resolve_path(r.policy.path)),
 )
 
 

@@ -19,7 +19,7 @@ from vla_rl.distributed.process_group import resolve_device
 from vla_rl.evaluation.evaluate import EvalConfig
 from vla_rl.evaluation.gate import GateConfig
 from vla_rl.interfaces import EnvConfig, FailureDetectionConfig, WorldModelFitConfig
-from vla_rl.offpolicy.config import OfflineConfig
+from vla_rl.offpolicy.config import OfflineConfig, OnlineConfig
 from vla_rl.policies.base import PolicyConfig
 from vla_rl.recipe.checks import check
 from vla_rl.recipe.collect_config import CollectConfig
@@ -64,13 +64,14 @@ class Recipe(Config):
     collect: CollectConfig | None = None
     datasets: tuple[CollectConfig, ...] = Field(
         default=(),
-        description="Datasets that `world-model fit` and `offline` collect first, where they are not there yet.",
+        description="Datasets that `world-model fit`, `offline` and `online` collect first, where they are not there.",
     )
     world_model: Annotated[SerializeAsAny[WorldModelFitConfig] | None, component("world_model")] = None
     failure: Annotated[SerializeAsAny[FailureDetectionConfig] | None, component("failure")] = None
     loop: LoopConfig = Field(default_factory=LoopConfig)
     sft: SFTConfig | None = None
     offline: OfflineConfig | None = None
+    online: OnlineConfig | None = None
     rac: RacConfig | None = None
     hub: HubConfig | None = None
     eval: EvalConfig = Field(default_factory=EvalConfig)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,13 +14,14 @@ from vla_rl.data.dataset_check import check_datasets
 from vla_rl.recipe.checks import check
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.workflows.collect import collect
-from vla_rl.workflows.recipe_parts import build_policy, env_spec, limit_threads
+from vla_rl.workflows.recipe_parts import build_policy, env_spec, limit_threads, policy_path
 
 if TYPE_CHECKING:
     from vla_rl.data.dataset import BCDataset
     from vla_rl.interfaces import Policy
     from vla_rl.offpolicy.config import OfflineConfig
     from vla_rl.offpolicy.examples import Examples
+    from vla_rl.offpolicy.features import FeatureCache
 
 EXAMPLES, BASE, FINAL = "examples", "base", "final"
 
@@ -41,12 +43,9 @@ def improve_offline(recipe: Recipe, folder: Path, show: Callable[[str], None]) -
     assert recipe.offline is not None and recipe.sft is not None, "just checked"
     limit_threads(recipe)
     run, spec = RunFolder(folder), env_spec(recipe)
-    for config in recipe.datasets:
-        if not Path(config.dataset).is_dir():
-            collect(recipe, config, show)
-    check_datasets(d.path for d in recipe.sft.datasets)
+    collect_missing(recipe, show)
     if recipe.offline.evaluate == "before_and_after":
-        _evaluate(recipe, folder, BASE)
+        evaluate_once(recipe, folder, BASE)
     policy = build_policy(recipe, spec)
     section = recipe.offline
 
@@ -54,7 +53,8 @@ def improve_offline(recipe: Recipe, folder: Path, show: Callable[[str], None]) -
         from vla_rl.offpolicy.examples import Examples, WeightedDataset
 
         if not (folder / EXAMPLES).is_dir():
-            examples, found = choose_examples(section, policy, data, recipe.seed, show)
+            cache = feature_cache(recipe, show)
+            examples, found = choose_examples(section, policy, data, recipe.seed, show, cache)
             examples.save(folder / EXAMPLES, found)
         examples, found = Examples.load(folder / EXAMPLES)
         for name, value in found.items():
@@ -67,12 +67,37 @@ def improve_offline(recipe: Recipe, folder: Path, show: Callable[[str], None]) -
         summary = train_bc(policy, recipe.sft, folder, logger.log, recipe.seed, env_spec=spec, choose=choose)
     if section.evaluate != "never":
         trained = recipe.policy.model_copy(update={"path": str(run.policy)})
-        _evaluate(recipe.model_copy(update={"policy": trained}), folder, FINAL)
+        evaluate_once(recipe.model_copy(update={"policy": trained}), folder, FINAL)
     write_report(folder)
     return summary
 
 
-def _evaluate(recipe: Recipe, folder: Path, name: str) -> None:
+def collect_missing(recipe: Recipe, show: Callable[[str], None]) -> None:
+    """Collect those of the recipe's `datasets` that are not there, and check that `sft.datasets` are.
+
+    Raises:
+        DatasetError: one of these is not there.
+    """
+    for config in recipe.datasets:
+        if not Path(config.dataset).is_dir():
+            collect(recipe, config, show)
+    assert recipe.sft is not None, "checked before"
+    check_datasets(d.path for d in recipe.sft.datasets)
+
+
+def feature_cache(recipe: Recipe, show: Callable[[str], None]) -> FeatureCache:
+    """Where what the recipe's policy, a checkpoint, makes of datasets is kept."""
+    from vla_rl.evaluation.evaluate import policy_hash
+    from vla_rl.offpolicy.features import FeatureCache
+
+    path = policy_path(recipe)
+    assert path is not None, "checked before"
+    section = recipe.policy.model_dump(mode="json", exclude={"path"})
+    return FeatureCache(policy_hash(path), json.dumps(section, sort_keys=True), show)
+
+
+def evaluate_once(recipe: Recipe, folder: Path, name: str) -> None:
+    """Run the recipe's evaluation, unless the run has it."""
     from vla_rl.workflows.evaluate_policy import evaluate
 
     if not RunFolder(folder).evaluation(name).is_file():
@@ -80,9 +105,14 @@ def _evaluate(recipe: Recipe, folder: Path, name: str) -> None:
 
 
 def choose_examples(
-    config: OfflineConfig, policy: Policy, data: BCDataset, seed: int, show: Callable[[str], None]
+    config: OfflineConfig,
+    policy: Policy,
+    data: BCDataset,
+    seed: int,
+    show: Callable[[str], None],
+    cache: FeatureCache | None = None,
 ) -> tuple[Examples, dict[str, float]]:
-    """What the method clones of the datasets, and figures about it by name."""
+    """What the method clones of the datasets, and figures about it by name; embeddings are kept in the cache."""
     from vla_rl.offpolicy.critic import fit_critic
     from vla_rl.offpolicy.examples import Examples, advantage_weights, best_of_n
     from vla_rl.offpolicy.transitions import logged_transitions
@@ -92,10 +122,8 @@ def choose_examples(
         rows = sum(len(part.rows) for part in data.parts)
         return Examples(np.ones(rows)), {}
     needs_critic = config.method != "filtered"
-    if needs_critic:
-        show(f"embedding {data.num_frames} logged decisions")
     with evaluation_mode(policy):
-        transitions = logged_transitions(policy if needs_critic else None, data)
+        transitions = logged_transitions(policy if needs_critic else None, data, cache)
     transitions.check_outcomes_differ()
     if config.control == "shuffled_outcomes":
         transitions = transitions.with_shuffled_outcomes(seed)

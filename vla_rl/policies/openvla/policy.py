@@ -72,6 +72,7 @@ class OpenVLAPolicy(nn.Module, Policy):
         self.state_dim = architecture.state_dim
         self.image_size = (architecture.image_size, architecture.image_size)
         self.uses_state = architecture.state_dim is not None
+        self.draws_at_once = architecture.decoder == "parallel"
 
     # --- making, saving, loading ------------------------------------------------------------
 
@@ -190,7 +191,7 @@ class OpenVLAPolicy(nn.Module, Policy):
         )
 
     def sharding_units(self) -> list[nn.Module]:
-        """What FSDP gathers one at a time: the language model's layers, which hold most of the weights."""
+        """See `Policy.sharding_units`: the language model's layers, which hold most of the weights."""
         return list(self.network.language_model.model.layers)
 
     def trainable_parameters(self) -> list[nn.Parameter]:
@@ -290,11 +291,7 @@ class OpenVLAPolicy(nn.Module, Policy):
         return location[:, :num_actions], None if scale_head is None else scale_head(hidden)[:, :num_actions]
 
     def evaluate(self, obs: Observation, chunk: ActionChunk, temperature: float = 1.0) -> PolicyOutput:
-        """Log-probability, entropy and value of given chunks, with gradient. See `Policy.evaluate`.
-
-        Raises:
-            ValueError: the chunk has no tokens, or temperature <= 0.
-        """
+        """See `Policy.evaluate`; ValueError where the chunk has no tokens, or temperature <= 0."""
         check_temperature(temperature, lowest=1e-6)
         if self.network.action_head is not None:
             return self._evaluate_continuous(obs, chunk, temperature)
@@ -335,17 +332,8 @@ class OpenVLAPolicy(nn.Module, Policy):
         """Cross-entropy of the demonstrated action tokens; of the l1 decoder, mean absolute error of the normalized
         actions. Where there is a scale head, also their negative log-density, for the scale. See `Policy.bc_loss`.
 
-        Args:
-            obs: B observations.
-            actions: float32 (B, H, A), environment units.
-            valid: bool (B, H), False where the chunk runs past the episode's end; None: all valid.
-            keyframe: float32 (B, 3), end-effector position in meters when the gripper next opens or
-                closes, or at the episode's end: the target of an auxiliary loss, weighted by
-                `keyframe_loss_weight`; rows with NaN are left out.
-
-        Returns:
-            loss and metrics: token_accuracy, action_l1 (environment units, greedy), bc_loss and,
-            with keyframes, keyframe_loss; scalars where they were computed, for one read of all.
+        Metrics: token_accuracy, action_l1 (environment units, greedy), bc_loss and, with keyframes, keyframe_loss;
+        left where they were computed, for one read of all.
         """
         stats = self._stats()
         if actions.shape[1:] != (self.demonstration_size, self.action_dim):
@@ -397,6 +385,18 @@ class OpenVLAPolicy(nn.Module, Policy):
             return self._hidden(obs, None).mean(1)
         with self._autocast():
             return decode(self.network, self._prefix(obs), self._num_tokens, 0.0, None)[2].mean(1)
+
+    @torch.no_grad()
+    @lora.acts_merged
+    def embed_and_draw(
+        self, obs: Observation, count: int, generator: torch.Generator | None, temperature: float
+    ) -> tuple[Tensor, np.ndarray]:
+        """See `SeveralChunksPolicy`. All draws of the parallel decoder come from the same logits."""
+        hidden, logits = self._read(obs, None)
+        logits = logits[:, : self._num_tokens]
+        drawn = [draw(logits, 0.0, None), *(draw(logits, temperature, generator) for _ in range(count - 1))]
+        tokens = torch.stack(drawn, 1).unflatten(-1, (-1, self.action_dim)).cpu().numpy()
+        return hidden.mean(1), self._to_env(self.action_tokenizer.decode(tokens), self._stats())
 
     # --- parts ------------------------------------------------------------------------------
 

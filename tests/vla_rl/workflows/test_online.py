@@ -1,0 +1,168 @@
+"""`vla-rl online`: rounds of episodes and updates; what was embedded once is kept; killed and resumed to the bit."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from reach_policy import ReachPolicy
+from tiny_run import make_recipe, metrics, save_policy
+
+from sim.dummy import DummyConfig
+from vla_rl.common.run_folder import open_run
+from vla_rl.config import ConfigError, build_component
+from vla_rl.data.config import DatasetError
+from vla_rl.offpolicy.features import FILE
+from vla_rl.offpolicy.value_guided import ValueGuidedPolicy
+from vla_rl.policies.fake_input import fake_observation
+from vla_rl.policies.load import load_policy
+from vla_rl.recipe.recipe import Recipe
+from vla_rl.training.checkpoint import list_checkpoints
+from vla_rl.workflows.online import improve_online
+from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
+
+ENV = DummyConfig.model_validate({"num_envs": 4, "image_size": 32, "horizon": 11, "tasks": ["reach_red"]})
+CRITIC = {"hidden": 8, "batch_size": 16, "members": 2}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    return save_policy(tmp_path_factory.mktemp("online") / "base")
+
+
+@pytest.fixture(scope="module")
+def logged(base: Path) -> Path:
+    """20 episodes of a policy that is too slow for half of the states."""
+    folder = base.parent / "logged"
+    config = CollectConfig.model_validate(
+        {"source": "policy", "dataset": str(folder), "episodes_per_task": 20, "every_frame": False}
+    )
+    collect_dataset(ENV, config, policy=ReachPolicy(speed=0.45, noise=0.2), policy_version="reach 0123")
+    return folder
+
+
+def recipe_of(base: Path, logged: Path | None, **online: object) -> Recipe:
+    values = make_recipe(base).model_dump(mode="json")
+    values["env"] |= {"horizon": 11, "num_envs": 4}
+    section = {"rounds": 3, "episodes_per_round": 4, "updates_per_round": 3, "warm_updates": 4, "candidates": 3}
+    section |= {"critic": CRITIC, "evaluate": "never"}
+    sft = None if logged is None else {"datasets": [str(logged)]}
+    return Recipe.model_validate(values | {"algo": None, "sft": sft, "online": section | online})
+
+
+def run(recipe: Recipe, folder: Path, resume: bool = False) -> list[str]:
+    said: list[str] = []
+    improve_online(recipe, open_run(recipe, folder, resume), said.append)
+    return said
+
+
+EDITS = {"method": "edits", "edits": {"hidden": 8}, "critic": CRITIC | {"targets": "best_of_n"}}
+
+
+@pytest.mark.parametrize("options", [{}, EDITS], ids=["best_of_n", "edits"])
+def test_it_resumes_to_the_bit_and_no_episode_is_run_again(
+    base: Path, logged: Path, tmp_path: Path, options: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = recipe_of(base, logged, **options)
+    run(recipe, tmp_path / "whole")
+    assert (tmp_path / "whole" / "report.html").is_file()
+    assert [row["rollout/episodes"] for row in metrics(tmp_path / "whole")] == [4, 8, 12]
+
+    killed = tmp_path / "killed"
+    shutil.copytree(tmp_path / "whole", killed)
+    shutil.rmtree(killed / "policy")
+    for path in list_checkpoints(killed / "checkpoints")[1:]:  # Killed while round 3 learned: its episodes are there.
+        shutil.rmtree(path)
+
+    def fails(*_: object, **__: object) -> None:
+        raise AssertionError("an episode was run though those of every round are there")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("vla_rl.rollout.runner.collect", fails)
+        run(recipe, killed, resume=True)
+    first, second = (load_policy(folder / "policy").state_dict() for folder in (tmp_path / "whole", killed))
+    assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    assert metrics(killed) == metrics(tmp_path / "whole")
+
+    shutil.rmtree(killed / "replay" / "segment-00000002")  # Killed before: the round's episodes are run again, alike.
+    shutil.rmtree(killed / "policy")
+    shutil.rmtree(list_checkpoints(killed / "checkpoints")[-1])
+    run(recipe, killed, resume=True)
+    again = load_policy(killed / "policy").state_dict()
+    assert all(torch.equal(first[name], again[name]) for name in first)
+
+
+def test_what_was_embedded_once_is_read_from_the_disk(base: Path, logged: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "logged"
+    shutil.copytree(logged, folder, ignore=shutil.ignore_patterns("features-*"))
+    recipe = recipe_of(base, folder, rounds=1)
+    first, second = run(recipe, tmp_path / "a"), run(recipe, tmp_path / "b")
+    assert sum("embedding" in line for line in first) == 1 and not any("embedding" in line for line in second)
+    one, other = (load_policy(tmp_path / name / "policy").state_dict() for name in "ab")
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    drawn = recipe_of(base, folder, rounds=1, **EDITS)
+    assert any("embedding" in line for line in run(drawn, tmp_path / "c")), "chunks were not drawn before"
+    other_policy = recipe_of(save_policy(tmp_path / "other", seed=1), folder, rounds=1)
+    assert any("embedding" in line for line in run(other_policy, tmp_path / "d")), "another policy sees otherwise"
+
+    for kept in folder.rglob(FILE):
+        kept.write_bytes(kept.read_bytes()[:50])
+    with pytest.raises(DatasetError, match=r"features-.*not readable.*Delete the folder"):
+        run(recipe, tmp_path / "e")
+
+
+@pytest.mark.parametrize(
+    ("options", "has_data"),
+    [
+        pytest.param({"prior": "none"}, True, id="wsrl"),
+        pytest.param({"prior": "none", "warm_updates": 0}, False, id="from scratch"),
+        pytest.param({"control": "shuffled_outcomes"}, True, id="control"),
+    ],
+)
+def test_its_settings_run(base: Path, logged: Path, tmp_path: Path, options: dict, has_data: bool) -> None:
+    recipe = recipe_of(base, logged if has_data else None, rounds=2, evaluate="after", **options)
+    said = run(recipe, tmp_path / "run")
+    assert (tmp_path / "run" / "evaluations" / "final.json").is_file()
+    assert any("logged decisions" in line for line in said) == has_data
+    assert len(metrics(tmp_path / "run")) == 2
+
+
+def test_the_improved_policy_loads_like_any_other(base: Path, logged: Path, tmp_path: Path) -> None:
+    run(recipe_of(base, logged, rounds=1, **EDITS), tmp_path / "run")
+    policy = load_policy(tmp_path / "run" / "policy")
+    assert isinstance(policy, ValueGuidedPolicy) and policy.editor is not None
+    obs = fake_observation(ENV.env_spec(), 3)
+    greedy = policy.act(obs, None, 0.0)
+    assert greedy.actions.shape == (3, 4, 7) and greedy.value is not None
+    alone = policy.act(obs.select([2]), None, 0.0)
+    np.testing.assert_allclose(alone.actions[0], greedy.actions[2], rtol=1e-5, atol=1e-6)
+    found = policy.judge(obs, torch.Generator().manual_seed(0), 1.0)
+    assert found.chunks.shape == (3, 6, 4, 7), "three of the base's, and three changed"
+    assert (found.value.argmax(1) == found.best).all()
+    drawn = policy.act(obs, torch.Generator().manual_seed(0), 1.0)
+    np.testing.assert_array_equal(drawn.actions, found.chunks[np.arange(3), found.best])
+    policy.save(tmp_path / "copy")
+    section = build_component("policy", {"kind": "value_guided", "path": str(tmp_path / "copy"), "candidates": 2})
+    again = section.build(ENV.env_spec())  # type: ignore[attr-defined]
+    assert again.candidates == 2
+    again.candidates = 3
+    np.testing.assert_array_equal(again.act(obs, None, 0.0).actions, greedy.actions)
+
+
+def test_what_it_cannot_do_is_refused_before_any_work(base: Path, logged: Path, tmp_path: Path) -> None:
+    values = recipe_of(base, logged).model_dump(mode="json")
+    for change, message in (
+        ({"online": None}, r"needs an online section"),
+        ({"sft": None}, r"sft\.datasets are these.*online\.prior=none"),
+        ({"sft": {"datasets": ["nowhere"]}}, r"nowhere"),
+        ({"policy": {"kind": "openvla"}}, r"policy\.path: learning online improves a checkpoint"),
+    ):
+        with pytest.raises((ConfigError, ValueError), match=message):
+            improve_online(Recipe.model_validate(values | change), tmp_path / "run", lambda _: None)
+    with pytest.raises(ValueError, match="candidates: got 1"):
+        recipe_of(base, logged, candidates=1)
+    with pytest.raises(ConfigError, match="policy is made by `vla-rl online`"):
+        build_component("policy", {"kind": "value_guided"}).build(ENV.env_spec())  # type: ignore[attr-defined]

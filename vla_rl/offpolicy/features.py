@@ -1,0 +1,158 @@
+"""What a frozen policy makes of observations, computed once: its embedding, and some of its own chunks.
+
+For a dataset it is kept beside the dataset's decoded images, in a folder named by a hash of the dataset's content, the
+policy and what was drawn, which appears whole: the next run begins at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from vla_rl.common.atomic import atomic_folder
+from vla_rl.data.config import DatasetError
+from vla_rl.data.dataset import EpisodeDataset
+from vla_rl.interfaces import Policy
+from vla_rl.offpolicy.candidates import embed_and_draw
+from vla_rl.types import Observation
+
+FORMAT = 1
+FILE = "features.safetensors"
+_BATCH = 64  # Observations that go through the policy together.
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Chunks drawn from the policy at each observation.
+
+    Attributes:
+        count: how many, the greedy one first; 0: none. temperature, seed: of the others.
+    """
+
+    count: int = 0
+    temperature: float = 1.0
+    seed: int = 0
+
+
+NO_DRAWS = Draws()
+
+
+@dataclass(frozen=True)
+class Features:
+    """Of N observations.
+
+    Attributes:
+        embedding: float32 (N, D). candidates: float32 (N, C, H, A), the policy's chunks; None: not drawn.
+    """
+
+    embedding: np.ndarray
+    candidates: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class FeatureCache:
+    """Features of datasets as one policy sees them.
+
+    Attributes:
+        policy: a hash of the policy; None: nothing is kept.
+        section: of the policy's options, as text, which may change what it computes.
+        show: is told what is computed.
+    """
+
+    policy: str | None
+    section: str
+    show: Callable[[str], None] = lambda _: None
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the policy and its options."""
+        return hashlib.blake2b(f"{self.policy} {self.section}".encode(), digest_size=16).hexdigest()
+
+    def of_dataset(self, policy: Policy, data: EpisodeDataset, chunk_size: int, draws: Draws) -> Features:
+        """Of the frames that are learned from, read or computed.
+
+        Raises:
+            DatasetError: what is kept is damaged.
+        """
+        if self.policy is None:
+            return compute_features(policy, _observations(data, chunk_size), draws)
+        wanted = {"embedding": self._path(data, chunk_size, NO_DRAWS)}
+        if draws.count:
+            wanted["candidates"] = self._path(data, chunk_size, draws)
+        if not all(path.is_dir() for path in wanted.values()):
+            self.show(f"embedding {len(data.rows)} decisions of {data.path.name}")
+            computed = compute_features(policy, _observations(data, chunk_size), draws)
+            for name, path in wanted.items():
+                with atomic_folder(path, "features") as partial:
+                    save_file({name: getattr(computed, name)}, partial / FILE)
+        found = {name: _read(path, name, len(data.rows)) for name, path in wanted.items()}
+        return Features(found["embedding"], found.get("candidates"))
+
+    def _path(self, data: EpisodeDataset, chunk_size: int, draws: Draws) -> Path:
+        """Where what is drawn is kept; of no draws, the embeddings."""
+        rows = hashlib.blake2b(np.ascontiguousarray(data.rows, np.int64).tobytes(), digest_size=16).hexdigest()
+        drawn = [draws.count, draws.temperature, draws.seed] if draws.count else []
+        facts = [FORMAT, data.cache.name, rows, chunk_size, self.policy, self.section, drawn]
+        key = hashlib.blake2b(json.dumps(facts).encode(), digest_size=12).hexdigest()
+        return data.cache.parent / f"features-{key}"
+
+
+def _read(path: Path, name: str, rows: int) -> np.ndarray:
+    """One array of a folder.
+
+    Raises:
+        DatasetError: it is damaged.
+    """
+    try:
+        array = load_file(path / FILE)[name]
+    except (OSError, SafetensorError, KeyError) as error:
+        raise DatasetError(f"{path}: not readable ({error}). Delete the folder, and run again") from error
+    if len(array) != rows:
+        raise DatasetError(f"{path}: has {len(array)} rows, not {rows}. Delete the folder, and run again")
+    return array
+
+
+def compute_features(policy: Policy, observations: Iterable[Observation], draws: Draws = NO_DRAWS) -> Features:
+    """Embed observations and draw the policy's chunks for them, in their order.
+
+    Raises:
+        ValueError: the policy has no embeddings.
+    """
+    generator = torch.Generator(policy.device).manual_seed(draws.seed)
+    embedding, candidates = [], []
+    for obs in _batches(observations):
+        if draws.count:
+            features, drawn = embed_and_draw(policy, obs, draws.count, generator, draws.temperature)
+            candidates.append(drawn)
+        else:
+            features = policy.embed(obs)
+        embedding.append(features.float().cpu().numpy())
+    return Features(np.concatenate(embedding), np.concatenate(candidates) if candidates else None)
+
+
+def _batches(observations: Iterable[Observation]) -> Iterator[Observation]:
+    """The same rows in batches of up to `_BATCH`."""
+    waiting: list[Observation] = []
+    for obs in observations:
+        waiting.append(obs)
+        if sum(part.batch_size for part in waiting) >= _BATCH:
+            together = Observation.concatenate(waiting)
+            whole = together.batch_size // _BATCH * _BATCH
+            for first in range(0, whole, _BATCH):
+                yield together.select(np.arange(first, first + _BATCH))
+            waiting = [together.select(np.arange(whole, together.batch_size))] if whole < together.batch_size else []
+    if waiting:
+        yield Observation.concatenate(waiting)
+
+
+def _observations(data: EpisodeDataset, chunk_size: int) -> Iterator[Observation]:
+    for first in range(0, len(data.rows), _BATCH):
+        yield data.batch(data.rows[first : first + _BATCH], chunk_size).obs

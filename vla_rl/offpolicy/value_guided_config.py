@@ -1,0 +1,71 @@
+"""The value-guided policy as a recipe names it. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field, PositiveInt
+
+from vla_rl.config import ConfigError
+from vla_rl.policies.base import CONFIG_FILE, PolicyConfig, resolve_path
+from vla_rl.policies.checkpoint_info import CheckpointInfo
+from vla_rl.types import EnvSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from vla_rl.offpolicy.value_guided import ValueGuidedPolicy
+
+
+class ValueGuidedConfig(PolicyConfig):
+    """A frozen policy with a critic that chooses among its chunks, as `vla-rl online` saves it."""
+
+    kind: Literal["value_guided"] = "value_guided"
+    candidates: PositiveInt | None = Field(
+        default=None, description="Chunks of the base's that the critic chooses among; empty: as it was saved."
+    )
+
+    def build(self, env_spec: EnvSpec, device: str | torch.device = "cpu", seed: int = 0) -> ValueGuidedPolicy:
+        """See `PolicyConfig.build`."""
+        if self.path is None:
+            raise ConfigError("policy.path: a value_guided policy is made by `vla-rl online`; give the folder it saved")
+        policy = self.load(resolve_path(self.path), device)
+        if lacking := sorted(set(policy.cameras) - set(env_spec.cameras)):
+            raise ConfigError(f"policy.cameras: {lacking} not in environment {env_spec.kind!r}; set env.cameras")
+        if policy.action_dim != env_spec.action_dim:
+            raise ConfigError(
+                f"policy action_dim: the policy has {policy.action_dim}, environment {env_spec.kind!r} has "
+                f"{env_spec.action_dim}; start from a policy made for this environment"
+            )
+        if self.candidates is not None:
+            policy.candidates = self.candidates
+        return policy
+
+    @classmethod
+    def load(cls, folder: Path, device: str | torch.device = "cpu") -> ValueGuidedPolicy:
+        """See `PolicyConfig.load`."""
+        from vla_rl.offpolicy.value_guided import ValueGuidedPolicy
+
+        return ValueGuidedPolicy.load(Path(folder), device)
+
+    @classmethod
+    def describe(cls, folder: Path) -> CheckpointInfo | None:
+        """See `PolicyConfig.describe`."""
+        file = folder / CONFIG_FILE
+        values = json.loads(file.read_text()) if file.is_file() else {}
+        if not isinstance(values, dict) or values.get("kind") != "value_guided":
+            return None
+        critic = values["critic"]
+        return CheckpointInfo(
+            family="frozen policy with a critic that chooses among its chunks, saved by vla-rl online",
+            kind="value_guided",
+            facts={
+                "candidates": str(values["candidates"]),
+                "critic": f"{critic['members']} networks of width {critic['hidden']} on {critic['place']} features",
+                "edits": "none" if values["editor"] is None else f"up to {values['editor']['scale']:g} spreads",
+                "base": str(folder / "base"),
+            },
+            rl_reason="its base is frozen: `vla-rl online`, or train the base",
+        )
