@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from vla_rl.common.row_noise import RowGenerator, by_row
-from vla_rl.interfaces import Policy
+from vla_rl.interfaces import Policy, PolicyOutput
 from vla_rl.offpolicy.candidates import embed_and_draw
 from vla_rl.offpolicy.edits import EditPolicy
 from vla_rl.offpolicy.networks import CriticNetworks
@@ -108,6 +108,16 @@ class ValueGuidedPolicy(nn.Module, Policy):
     def embed(self, obs: Observation) -> torch.Tensor:
         """The base's features."""
         return self.base.embed(obs)
+
+    def evaluate(self, obs: Observation, chunk: ActionChunk, temperature: float = 1.0) -> PolicyOutput:
+        """Not for RL by likelihoods: see `no_rl_reason`."""
+        raise NotImplementedError(NO_RL_REASON)
+
+    def bc_loss(
+        self, obs: Observation, actions: np.ndarray, valid: np.ndarray | None = None, keyframe: np.ndarray | None = None
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Not for cloning: the base is."""
+        raise NotImplementedError(NO_RL_REASON)
 
     def save(self, folder: Path) -> None:
         """Write the base, and the networks beside it; the folder appears whole or not at all."""
