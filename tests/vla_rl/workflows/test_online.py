@@ -18,8 +18,9 @@ from vla_rl.data.config import DatasetError
 from vla_rl.offpolicy.features import FILE
 from vla_rl.offpolicy.value_guided import ValueGuidedPolicy
 from vla_rl.policies.fake_input import fake_observation
+from vla_rl.policies.inspect import describe
 from vla_rl.policies.load import load_policy
-from vla_rl.recipe.recipe import Recipe
+from vla_rl.recipe.recipe import Recipe, load_recipe
 from vla_rl.training.checkpoint import list_checkpoints
 from vla_rl.workflows.online import improve_online
 from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
@@ -166,3 +167,13 @@ def test_what_it_cannot_do_is_refused_before_any_work(base: Path, logged: Path, 
         recipe_of(base, logged, candidates=1)
     with pytest.raises(ConfigError, match="policy is made by `vla-rl online`"):
         build_component("policy", {"kind": "value_guided"}).build(ENV.env_spec())  # type: ignore[attr-defined]
+
+
+def test_the_shipped_recipe_runs_in_the_tabletop(tmp_path: Path) -> None:
+    small = ["env.num_envs=5", "env.num_workers=0", "online.rounds=1", "online.episodes_per_round=5", "num_threads=1"]
+    less = ["online.updates_per_round=2", "online.evaluate=never", "online.prior=none", "online.warm_updates=0"]
+    run(load_recipe("tabletop_online", [*small, *less]), tmp_path / "run")
+    [row] = metrics(tmp_path / "run")
+    assert row["rollout/episodes"] == 5 and 5 <= row["replay/decisions"] <= 5 * 20
+    info = describe(tmp_path / "run" / "policy")
+    assert info.kind == "value_guided" and info.facts["candidates"] == "8"
