@@ -58,8 +58,8 @@ def show(kind: str, camera: str, **options: Any) -> Shown:
     if kind == "tabletop":
         model, data, things, name = env._scene.model, env._now, env._scene.things, camera
     else:
-        scene = env._scene if kind == "robosuite" else env._current.scene
-        renderer = scene.renderer if kind == "robosuite" else env._current.renderer
+        scene = env._scene if kind == "robosuite" else env.loaded.scene
+        renderer = scene.renderer if kind == "robosuite" else env.loaded.renderer
         model, things = scene.model, renderer._things
         data = scene.data if kind == "robosuite" else scene.shown()
         name = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}[camera]
