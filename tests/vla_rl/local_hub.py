@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import AbstractContextManager
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from urllib.parse import unquote
+
+from served_hub import served
 
 # Commands in one process that knows the server as the Hub; prints each one's exit code, output and errors as JSON.
 PROGRAM = """
@@ -129,17 +129,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
 
-@contextmanager
-def local_hub() -> Iterator[LocalHub]:
+def local_hub() -> AbstractContextManager[LocalHub]:
     """Serve, for the block."""
-    hub = LocalHub()
-    handler = type("Handler", (_Handler,), {"hub": hub})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        hub.url = f"http://127.0.0.1:{server.server_address[1]}"
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield hub
-        finally:
-            server.shutdown()
-            thread.join()
+    return served(LocalHub(), _Handler)
