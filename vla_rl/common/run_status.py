@@ -25,6 +25,7 @@ class RunStatus(Config):
         step: what it is doing; number `number` of `of`, from 1. done, total: how far it is in that; 0, 0: not said.
         state: "running" until it ends; "stopped": by an error or a person.
         updated: local time, ISO 8601. process: its number on the machine `host`.
+        dashboard: address of a page of the machines at work; empty: there is none.
     """
 
     step: str
@@ -36,6 +37,7 @@ class RunStatus(Config):
     updated: str
     process: int
     host: str
+    dashboard: str = ""
 
     @property
     def is_running(self) -> bool:
@@ -53,10 +55,12 @@ class RunStatus(Config):
         return f"This run {state}: step {self.number} of {self.of}, {self.step}{done}. As of {at}."
 
 
-def write_status(run: RunFolder, step: str, number: int, of: int, done: int, total: int, state: State) -> None:
+def write_status(
+    run: RunFolder, step: str, number: int, of: int, done: int, total: int, state: State, dashboard: str = ""
+) -> None:
     """Write a run's status.json; see `RunStatus`."""
     now, process, host = datetime.now().isoformat(timespec="seconds"), os.getpid(), socket.gethostname()
-    values = step, number, of, done, total, state, now, process, host
+    values = step, number, of, done, total, state, now, process, host, dashboard
     run.path.mkdir(parents=True, exist_ok=True)
     write_text_atomic(run.status, json.dumps(dict(zip(RunStatus.model_fields, values, strict=True)), indent=1) + "\n")
 

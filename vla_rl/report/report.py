@@ -151,6 +151,7 @@ def _page(run: Run, title: str | None) -> dict[str, Any]:
     return {
         "status": status.text() if status else "",
         "is_live": status is not None and status.is_running,
+        "dashboard": status.dashboard if status else "",
         "title": title or recipe.get("name") or run.folder.resolve().name,
         "env_title": evaluation.meta.env_title if evaluation else "",
         "kicker": " · ".join(part for part in kicker if part),

@@ -16,6 +16,8 @@ def status_lines(run: RunFolder) -> list[str]:
     status, lines = read_status(run), [f"run: {run.path}"]
     if status is not None:
         lines.append(status.text() or f"This run is finished. As of {status.updated.replace('T', ' ')}.")
+        if status.is_running and status.dashboard:
+            lines.append(f"machines: {status.dashboard} (Ray's dashboard)")
     rows = [row for row in read_metrics(run.metrics) if "train/episodes" in row] if run.metrics.is_file() else []
     if not rows:
         return [*lines, "No iteration has ended yet."]

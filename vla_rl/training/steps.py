@@ -29,6 +29,7 @@ class RunSteps:
     Attributes:
         show: print it. write: to the folder, which one process of several does.
         step: the present one; empty before the first.
+        dashboard: address of a page of the machines at work; empty: there is none.
     """
 
     run: RunFolder
@@ -36,6 +37,7 @@ class RunSteps:
     show: bool
     write: bool
     step: str = field(default="", init=False)
+    dashboard: str = field(default="", init=False)
     _page_due: float = field(default=0.0, init=False)
 
     def begin(self, step: str, iteration: int) -> None:
@@ -49,7 +51,8 @@ class RunSteps:
 
     def _write(self, iteration: int, state: State = "running") -> None:
         names, total = STEPS[self.config.evaluate], self.config.iterations
-        write_status(self.run, self.step, names.index(self.step) + 1, len(names), iteration, total, state)
+        number, of = names.index(self.step) + 1, len(names)
+        write_status(self.run, self.step, number, of, iteration, total, state, self.dashboard)
 
     def update(self, iteration: int) -> None:
         """Tell of a finished iteration or evaluation: on the page too, unless that was written just now."""

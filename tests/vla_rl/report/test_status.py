@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from vla_rl.cli.app import app
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.common.run_status import write_status
+from vla_rl.report.report import write_report
 
 LOCAL = {
     "train/episodes": 16, "train/success": 0.25, "time/total": 8.0, "time/simulation": 4.0, "time/inference": 2.0,
@@ -45,6 +46,17 @@ def test_losses_are_summed_up_and_queues_are_the_last(tmp_path: Path) -> None:
     assert "3 hosts, 5 episodes running, 10 waiting for an environment, 2 for the policy; 4 groups under way" in text
     assert "2 hosts, 2 workers; 6 episodes went on elsewhere, 16 were begun again, 2 groups were too old" in text
     assert "stood for 40 s" in text
+
+
+def test_the_dashboard_of_the_machines_is_linked_while_the_run_goes_on(tmp_path: Path) -> None:
+    run, page = RunFolder(tmp_path), "http://10.0.0.7:8265"
+    said(tmp_path, LOCAL)
+    for state in ("running", "stopped"):
+        write_status(run, "iterations", 1, 2, 1, 20, state, page)
+        text = CliRunner().invoke(app, ["status", str(tmp_path)]).output
+        write_report(tmp_path)
+        shown = run.report.read_text()
+        assert (f"machines: {page}" in text) == (f'href="{page}"' in shown) == (state == "running")
 
 
 def test_no_iteration_yet_and_no_run(tmp_path: Path) -> None:
