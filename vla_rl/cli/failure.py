@@ -35,7 +35,7 @@ def fit(
     from vla_rl.common.run_folder import open_run
     from vla_rl.workflows.failure_detection import fit_failure
 
-    loaded = load_run(recipe, overrides, output, resume)
+    loaded = load_run(recipe, overrides, output, resume, "failure")
     folder = open_run(loaded, output, resume)
     for path in fit_failure(loaded, folder, say, episodes_of):
         typer.echo(f"detector: {path}")
@@ -51,6 +51,6 @@ def evaluate(
     from vla_rl.common.tables import print_table
     from vla_rl.workflows.failure_detection import evaluate_failure
 
-    report, page = evaluate_failure(load(recipe, overrides), folder, say, episodes_of)
+    report, page = evaluate_failure(load(recipe, overrides, "failure"), folder, say, episodes_of)
     print_table(report.table())
     typer.echo(f"written: {page.with_suffix('.json')}\npage: {page}")

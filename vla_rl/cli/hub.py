@@ -82,7 +82,7 @@ def measure(
     from vla_rl.workflows import hub_processes
     from vla_rl.workflows.hub_study import RESULTS, TABLE, measure_hub
 
-    loaded = load_run(recipe, overrides, output, resume)
+    loaded = load_run(recipe, overrides, output, resume, "hub")
     folder = open_run(loaded, output, resume)
     if processes:
         hub_processes.measure_processes(loaded, folder, say, PROGRAM)

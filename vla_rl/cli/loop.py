@@ -9,11 +9,15 @@ import typer
 
 from vla_rl.cli.options import (
     PROGRAM,
+    JobCpus,
+    JobGpus,
     Output,
     Overrides,
     OwnRecipe,
+    RayAddress,
     RecipeName,
     Resume,
+    cluster_of,
     load,
     load_run,
     resumable,
@@ -35,6 +39,9 @@ def ablate(
     overrides: Overrides = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of the recipe and of each control; at least 3 to claim.")] = 3,
     jobs: Annotated[int, typer.Option(min=1, help="Runs side by side.")] = 2,
+    ray: RayAddress = None,
+    job_cpus: JobCpus = 1,
+    job_gpus: JobGpus = 0.0,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder of all runs, by default runs/NAME-ablation; goes on.")
     ] = None,
@@ -47,8 +54,11 @@ def ablate(
     loaded = load(recipe, overrides, "train")
     folder = output or Path("runs") / f"{loaded.name}-ablation"
     own = range(loaded.seed, loaded.seed + seeds)
+    cluster = cluster_of(ray, job_cpus, job_gpus)
     try:
-        result = run_ablation(recipe, loaded, overrides or [], folder, seeds=own, jobs=jobs, program=PROGRAM)
+        result = run_ablation(
+            recipe, loaded, overrides or [], folder, seeds=own, jobs=jobs, cluster=cluster, program=PROGRAM
+        )
     except KeyboardInterrupt:
         raise stopped(f"Finished runs are kept in {folder}; the same command resumes there.") from None
     print_table(result.table())
@@ -87,6 +97,9 @@ def sweep(
         list[str] | None, typer.Option(help="An option and its values: algo.lr=1e-4,3e-4; repeat it.")
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs side by side.")] = 2,
+    ray: RayAddress = None,
+    job_cpus: JobCpus = 1,
+    job_gpus: JobGpus = 0.0,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder of all runs, by default runs/NAME-sweep; goes on.")
     ] = None,
@@ -101,8 +114,9 @@ def sweep(
     if not over:
         raise ConfigError("--over: none given; name an option and its values, for example --over algo.lr=1e-4,3e-4")
     folder = output or Path("runs") / f"{load(recipe, overrides).name}-sweep"
+    cluster = cluster_of(ray, job_cpus, job_gpus)
     try:
-        result = run_sweep(recipe, overrides or [], over, folder, jobs=jobs, program=PROGRAM)
+        result = run_sweep(recipe, overrides or [], over, folder, jobs=jobs, cluster=cluster, program=PROGRAM)
     except KeyboardInterrupt:
         raise stopped(f"Finished runs are kept in {folder}; the same command resumes there.") from None
     Console().print(result.table())

@@ -13,6 +13,7 @@ import typer
 
 if TYPE_CHECKING:
     from vla_rl.recipe.recipe import Recipe
+    from vla_rl.workflows.jobs import Cluster
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
@@ -50,6 +51,25 @@ Output = Annotated[
     Path | None, typer.Option("--output", "-o", help="The run's folder; by default runs/NAME-DATE-TIME.")
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume the run in --output, else with the recipe's newest.")]
+
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="ADDRESS",
+        envvar="RAY_ADDRESS",
+        help="Run them on the machines of a Ray cluster, which share --output: auto, or HOST:PORT.",
+    ),
+]
+JobCpus = Annotated[int, typer.Option(min=1, help="With --ray: CPUs that each run reserves.")]
+JobGpus = Annotated[float, typer.Option(min=0, help="With --ray: GPUs that each run reserves; 0: it sees none.")]
+
+
+def cluster_of(address: str | None, cpus: int, gpus: float) -> Cluster | None:
+    """Where jobs run, by the options above; None: here."""
+    from vla_rl.workflows.jobs import Cluster
+
+    return Cluster(address, cpus, gpus) if address else None
 
 
 def load(recipe: str, overrides: list[str] | None, command: str = "", runs: bool = True) -> Recipe:

@@ -22,7 +22,7 @@ def rac(recipe: OwnRecipe = None, overrides: Overrides = None, output: Output = 
     from vla_rl.recipe.pinned import pinned
     from vla_rl.workflows.rac import RESULTS, TABLE, run_rac
 
-    loaded = pinned(load_run(recipe, overrides, output, resume), say, "sft.datasets")
+    loaded = pinned(load_run(recipe, overrides, output, resume, "rac"), say, "sft.datasets")
     folder = open_run(loaded, output, resume)
     run_rac(loaded, folder, typer.echo)
     typer.echo((folder / TABLE).read_text())

@@ -9,12 +9,16 @@ import typer
 
 from vla_rl.cli.options import (
     PROGRAM,
+    JobCpus,
+    JobGpus,
     Output,
     Overrides,
     OwnRecipe,
+    RayAddress,
     RecipeName,
     Resume,
     check_writable,
+    cluster_of,
     load,
     load_run,
     resumable,
@@ -77,7 +81,7 @@ def evaluate(
 
     styles = {name: Path(path) for name, _, path in (text.partition("=") for text in style or ())}
     check_writable(output)
-    loaded, data = load(recipe, overrides), (held_out, policy or (), train or ())
+    loaded, data = load(recipe, overrides, "trust"), (held_out, policy or (), train or ())
     page = measure_world_model(loaded, Path(world_model), *data, styles, output)
     typer.echo(f"written: {page.with_suffix('.json')}\npage: {page}")
 
@@ -112,7 +116,7 @@ def rank(
     from vla_rl.workflows.imagination.policy_ranking import rank_policies
 
     check_writable(output)
-    found = rank_policies(load(recipe, overrides), Path(world_model), policy, output, say)
+    found = rank_policies(load(recipe, overrides, "rank"), Path(world_model), policy, output, say)
     typer.echo(f"{found.text()}\nwritten: {output}")
 
 
@@ -122,6 +126,9 @@ def study(
     task: Annotated[list[str], typer.Option("--task", help="Studied by itself; two or more.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of all runs; goes on.")] = Path("runs/study"),
     jobs: Annotated[int, typer.Option(min=1, help="RL runs side by side.")] = 2,
+    ray: RayAddress = None,
+    job_cpus: JobCpus = 1,
+    job_gpus: JobGpus = 0.0,
     overrides: Overrides = None,
 ) -> None:
     """Which trust figure predicts what RL gains? RL in many world models, evaluated in the simulator."""
@@ -129,7 +136,18 @@ def study(
     from vla_rl.workflows.imagination.trust_study import study as run_study
 
     check_writable(output)
-    found = run_study(recipe, overrides or (), world_model, task, output, jobs=jobs, program=PROGRAM, show=typer.echo)
+    load(recipe, overrides, "study")
+    found = run_study(
+        recipe,
+        overrides or (),
+        world_model,
+        task,
+        output,
+        jobs=jobs,
+        cluster=cluster_of(ray, job_cpus, job_gpus),
+        program=PROGRAM,
+        show=typer.echo,
+    )
     typer.echo(f"{found.markdown()}\nwritten: {output / TABLE}")
 
 

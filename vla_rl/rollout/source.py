@@ -45,9 +45,11 @@ class EpisodeSource(Protocol):
     Attributes:
         staleness: how many updates old the oldest chunk of a group may be; the source works so many rollouts ahead.
         num_under_way: groups begun and not yet returned.
+        dashboard: address of a page of the machines at work; empty: there is none.
     """
 
     staleness: int
+    dashboard: str
 
     @property
     def num_under_way(self) -> int: ...
@@ -145,6 +147,7 @@ class LocalSource:
 
     staleness = 0
     num_under_way = 0
+    dashboard = ""
 
     def __init__(self, env: VecEnv, temperature: float) -> None:
         self.env, self.temperature = env, temperature

@@ -90,6 +90,7 @@ class TrainingRun:
             if self.world.is_main and isinstance(self.env, ImaginedEnv) and self.env.admission is not None:
                 write_text_atomic(self.folder.admission, self.env.admission.model_dump_json(indent=1) + "\n")
             self.source = recipe.rollout.build(recipe, self.env, self.world)
+            self.steps.dashboard = self.source.dashboard
             self._resumed_at = self._restore() if resume else None
         except BaseException:
             self.env.close()

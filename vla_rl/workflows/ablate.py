@@ -26,7 +26,7 @@ from vla_rl.evaluation.compare import compare
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.statistics import Interval, summarize_seeds
 from vla_rl.recipe.recipe import Recipe
-from vla_rl.workflows.jobs import FINAL, job, run_jobs
+from vla_rl.workflows.jobs import FINAL, Cluster, job, run_jobs
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -113,6 +113,7 @@ def ablate(
     seeds: Sequence[int],
     arms: Sequence[str] = ARMS,
     jobs: int = 2,
+    cluster: Cluster | None = None,
 ) -> Ablation:
     """Run all arms and seeds, each as a `vla-rl train` of its own, and compare their evaluations.
 
@@ -121,6 +122,7 @@ def ablate(
     Args:
         recipe_name, overrides: as on the command line; handed to each run.
         program: how `vla-rl` is started. jobs: runs side by side, each with its share of the cores.
+        cluster: whose machines run them in place of this one.
 
     Raises:
         ConfigError: no seeds, an unknown arm, or `folder` holds runs of another recipe.
@@ -147,7 +149,7 @@ def ablate(
             own = [f"seed={seed}", f"train.control={arm}", "train.evaluate=after", "num_threads=0"]
             all_jobs.append(job("train", recipe_name, [*overrides, *own], runs[arm][number].path))
     rich.print(f"{len(all_jobs)} runs, {jobs} side by side; each writes its output to a .log in {folder}")
-    run_jobs(all_jobs, jobs, program, rich.print)
+    run_jobs(all_jobs, jobs, program, rich.print, cluster)
     evaluations = {arm: [Evaluation.load(run.evaluation(FINAL)) for run in runs[arm]] for arm in arms}
     result = summarize(recipe.name, Evaluation.load(base.result), evaluations, tuple(seeds))
     write_text_atomic(RunFolder(folder).ablation, result.model_dump_json(indent=1) + "\n")
@@ -161,13 +163,13 @@ def summarize(
     gains = []
     for mode in base.modes:
         rl = evaluations["none"]
-        gains.append(_gain(LABELS["none"], "base", mode, rl, [base] * len(seeds)))
+        gains.append(gain_of(LABELS["none"], "base", mode, rl, [base] * len(seeds)))
         for arm, runs in evaluations.items():
             if arm != "none":
-                gains.append(_gain(LABELS["none"], LABELS[arm], mode, rl, runs))
+                gains.append(gain_of(LABELS["none"], LABELS[arm], mode, rl, runs))
         for arm, runs in evaluations.items():
             if arm != "none":
-                gains.append(_gain(LABELS[arm], "base", mode, runs, [base] * len(seeds)))
+                gains.append(gain_of(LABELS[arm], "base", mode, runs, [base] * len(seeds)))
     rates: dict[str, dict[str, tuple[float, ...]]] = {"base": {m: (base.rate(m).rate,) for m in base.modes}}
     for arm, runs in evaluations.items():
         rates[LABELS[arm]] = {mode: tuple(run.rate(mode).rate for run in runs) for mode in base.modes}
@@ -175,7 +177,8 @@ def summarize(
     return Ablation(recipe=name, seeds=seeds, num_episodes=num_episodes, rates=rates, gains=tuple(gains))
 
 
-def _gain(of: str, over: str, mode: str, after: Sequence[Evaluation], before: Sequence[Evaluation]) -> Gain:
+def gain_of(of: str, over: str, mode: str, after: Sequence[Evaluation], before: Sequence[Evaluation]) -> Gain:
+    """The difference of two evaluations of each seed, in order, on the same initial states."""
     pairs = list(zip(before, after, strict=True))
     states = sorted({(e.task, e.index) for e in before[0].select(mode)})
     differences = np.array([_by_state(b, mode, states) - _by_state(a, mode, states) for a, b in pairs])

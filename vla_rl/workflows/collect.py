@@ -42,5 +42,11 @@ def collect(recipe: Recipe, config: CollectConfig, show: Callable[[str], None]) 
         )
 
     return collect_dataset(
-        env_config, config, policy=policy, policy_version=version, seed=recipe.seed, on_progress=on_progress
+        env_config,
+        config,
+        policy=policy,
+        policy_version=version,
+        seed=recipe.seed,
+        on_progress=on_progress,
+        place=recipe.rollout.placed,
     )

@@ -78,7 +78,10 @@ def compare_policies(recipe: Recipe, a: str, b: str, config: SequentialConfig) -
 
     device = resolve_device(recipe.device)
     first, second = load_policy(a, device), load_policy(b, device)
-    with closing(build_env(recipe.acting_env)) as env, Console(stderr=True).status("comparing") as status:
+    with (
+        closing(build_env(recipe.rollout.placed(recipe.acting_env))) as env,
+        Console(stderr=True).status("comparing") as status,
+    ):
         return compare_sequential(
             first, second, env, config, lambda pairs, p: status.update(f"{pairs} pairs, anytime-valid p {p:.3g}")
         )

@@ -64,7 +64,7 @@ def evaluate_perturbed(
         with episode_progress(total, show=world.is_main) as on_episode:
             evaluation = run_evaluation(
                 policy,
-                env,
+                recipe.rollout.placed(env),
                 config,
                 name=f"{axis}-{level}",
                 policy_path=policy_path(recipe),

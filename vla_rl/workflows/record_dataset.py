@@ -47,6 +47,7 @@ def collect_dataset(
     policy_version: str = "",
     seed: int = 0,
     on_progress: Callable[[dict[str, Any]], None] | None = None,
+    place: Callable[[Any], Any] = lambda env: env,
 ) -> dict[str, Any]:
     """Collect episodes and write them as one LeRobotDataset v3; continues where a killed call stopped.
 
@@ -56,6 +57,7 @@ def collect_dataset(
         policy_version: recorded with every frame; "expert" for the expert.
         seed: of the noise (per episode: the same episode comes out in any order) and of the policy's sampling.
         on_progress: called about once a second, and at the end, with the summary so far.
+        place: says where the environments run (see `RolloutConfig.placed`); episodes are the same everywhere.
 
     Returns:
         dataset, episodes, frames, success_rate (task -> of all attempts this call made and restored),
@@ -76,21 +78,13 @@ def collect_dataset(
     settings = _settings(env_config, config, version, seed)
     staging = target.parent / f".{target.name}.collecting"
     _open_staging(staging, settings, env_config, config)
-    env: VecEnv = seen.build(record_frames=policy is not None and config.every_frame)
+    env: VecEnv = place(seen).build(record_frames=policy is not None and config.every_frame)
     try:
         tasks = [task for task in config.tasks or env.spec.tasks if task not in lacking]
         if unknown := sorted(set(tasks) - set(env.spec.tasks)):
             raise ConfigError(f"collect.tasks: unknown {unknown}; allowed: {', '.join(env.spec.tasks)}")
-        collector = _Collector(
-            env,
-            config,
-            tasks=tasks,
-            staging=staging,
-            policy=policy,
-            version=version,
-            seed=seed,
-            on_progress=on_progress,
-        )
+        common = {"policy": policy, "version": version, "seed": seed, "on_progress": on_progress}
+        collector = _Collector(env, config, tasks=tasks, staging=staging, **common)
         collector.run()
         spec = env.spec
         collector.check_kept()

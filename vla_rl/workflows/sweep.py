@@ -23,7 +23,7 @@ from vla_rl.evaluation.compare import compare
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.statistics import Interval
 from vla_rl.recipe.recipe import Recipe, load_recipe
-from vla_rl.workflows.jobs import Job, job, run_jobs
+from vla_rl.workflows.jobs import Cluster, Job, job, run_jobs
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -109,6 +109,7 @@ def sweep(
     *,
     program: Sequence[str],
     jobs: int = 2,
+    cluster: Cluster | None = None,
     show: Callable[[str], None] = rich.print,
 ) -> Sweep:
     """Run `vla-rl train` for every combination, side by side, and evaluate each against the policy that it began with.
@@ -119,6 +120,7 @@ def sweep(
         recipe_name, overrides: as on the command line; handed to each run.
         over: options with their values (see `combinations`).
         program: how `vla-rl` is started. jobs: runs side by side, each with its share of the cores.
+        cluster: whose machines run them in place of this one.
 
     Raises:
         ConfigError: an option or value is wrong (before anything runs), or `folder` holds runs of another recipe.
@@ -138,7 +140,7 @@ def sweep(
         own = [*overrides, *values, SPLIT, "train.evaluate=after", "num_threads=0"]
         runs.append(job("train", recipe_name, own, folder / _name(values)))
     show(f"{len(runs)} runs, {jobs} side by side; each writes its output to a .log in {folder}")
-    run_jobs([*bases.values(), *runs], jobs, program, show)
+    run_jobs([*bases.values(), *runs], jobs, program, show, cluster)
     rows, num_episodes = [], 0
     for values, recipe, run in zip(chosen, recipes, runs, strict=True):
         before, after = Evaluation.load(bases[_what_is_evaluated(recipe)].result), Evaluation.load(run.result)

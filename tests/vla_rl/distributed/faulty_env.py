@@ -1,6 +1,7 @@
 """The dummy environment, which breaks something once, in the middle of an episode, when a file in a folder says so.
 
-The file `fault.json` is a JSON object: `signal` to send to the process `pid` (0: its own), or `hang` in seconds. The
+The file `fault.json` is a JSON object: `signal` to send to the process `pid` (0: its own, -1: its parent), or `hang` in
+seconds. The
 environment that reads it removes it first.
 """
 
@@ -38,7 +39,7 @@ class FaultyEnv(DummyEnv):
             else:
                 what = json.loads(mine.read_text())
                 if "signal" in what:
-                    os.kill(what["pid"] or os.getpid(), what["signal"])
+                    os.kill({0: os.getpid(), -1: os.getppid()}.get(what["pid"], what["pid"]), what["signal"])
                 time.sleep(what.get("hang", 0))
         return super().apply(action)
 

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vla_rl.common.progress import Stopwatch
-from vla_rl.distributed.actors.cluster import pack
-from vla_rl.distributed.actors.ledger import MAX_ATTEMPTS, Ledger, Ticket
-from vla_rl.distributed.actors.source import LOOK_SECONDS, disconnect, say, start_worker
-from vla_rl.distributed.actors.vec_env import Troubles
+from vla_rl.distributed.actors.ledger import MAX_ATTEMPTS, Ticket
+from vla_rl.distributed.actors.source import LOOK_SECONDS, RaySource, say, start_worker
 from vla_rl.rollout.runner import derived_seed
 from vla_rl.rollout.source import GroupOrder
 from vla_rl.types import Episode
 
 if TYPE_CHECKING:
+    from vla_rl.distributed.actors.cluster import Connection
     from vla_rl.distributed.actors.config import RayRolloutConfig
     from vla_rl.interfaces import Policy
     from vla_rl.recipe.recipe import Recipe
@@ -46,33 +45,25 @@ class _Worker:
     since: float | None = None
 
 
-class AheadSource:
+class AheadSource(RaySource):
     """Hands every episode that is ordered to the workers at once, and takes the groups that are whole first.
 
     A group whose oldest chunk is more than `staleness` updates old is begun again: none is left out for being slow.
     """
 
-    def __init__(self, recipe: Recipe, config: RayRolloutConfig, started: bool) -> None:
-        self.staleness, self._recipe, self._config, self._started = config.staleness, recipe, config, started
-        self._ledger, self._troubles = Ledger[Any](), Troubles()
+    def __init__(self, recipe: Recipe, config: RayRolloutConfig, connection: Connection) -> None:
+        super().__init__(recipe, config, connection)
         self._flying: dict[Any, tuple[Ticket, _Worker, Any]] = {}  # What tells of an episode's end -> whose, and where.
         self._workers: list[_Worker] = []
-        self._num_workers, self._num_workers_lost, self._version = 0, 0, -1
-        self._weights: Any = None
-        self._last: dict[str, float] = {}
+        self._num_workers = 0
 
-    @property
-    def num_under_way(self) -> int:
-        """See `EpisodeSource`."""
-        return self._ledger.num_under_way
+    def _drop_actors(self) -> list[Any]:
+        actors, self._workers, self._flying = [worker.actor for worker in self._workers], [], {}
+        return actors
 
     def publish(self, policy: Policy, version: int) -> None:
         """See `EpisodeSource.publish`."""
-        import ray
-
-        from vla_rl.training.checkpoint import trained_weights
-
-        self._weights, self._version = ray.put(pack(trained_weights(policy))), version
+        super().publish(policy, version)
         for worker in self._workers:
             worker.actor.load.remote(self._weights, version)
         while len(self._workers) < self._config.workers:
@@ -86,10 +77,7 @@ class AheadSource:
         self._workers.append(_Worker(self._num_workers, actor, asked=time.monotonic(), since=since))
         self._num_workers += 1
 
-    def collect(
-        self, order: GroupOrder, stopwatch: Stopwatch, on_episode: Callable[[Episode], None] = lambda _: None
-    ) -> list[Episode]:
-        """See `EpisodeSource.collect`."""
+    def _collect(self, order: GroupOrder, stopwatch: Stopwatch, on_episode: Callable[[Episode], None]) -> list[Episode]:
         started, ledger = time.monotonic(), self._ledger
         redone, dropped, workers_lost = ledger.num_redone, ledger.num_dropped, self._num_workers_lost
         for number, spec in enumerate(order.specs):
@@ -147,6 +135,8 @@ class AheadSource:
             for member, ref in enumerate(refs):
                 try:
                     episodes.append(ray.get(ref))
+                except ray.exceptions.RayTaskError as error:
+                    raise error.cause from None
                 except ray.exceptions.RayError as error:
                     self._ledger.reopen(number, member, f"it was lost with its node ({type(error).__name__})")
             if len(episodes) == len(refs):
@@ -219,26 +209,3 @@ class AheadSource:
         self._ledger.give_back_all(str(worker.number), f"its worker {why}")
         self._start(since=time.monotonic())
         self._hand_out()
-
-    def metrics(self) -> dict[str, float]:
-        """See `EpisodeSource.metrics`."""
-        return self._last
-
-    def state(self) -> dict[str, Any]:
-        """See `EpisodeSource.state`."""
-        return self._ledger.state()
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """See `EpisodeSource.load_state`."""
-        if state:
-            self._ledger.load_state(state)
-
-    def close(self) -> None:
-        """See `EpisodeSource.close`."""
-        import ray
-
-        if ray.is_initialized():
-            for worker in self._workers:
-                ray.kill(worker.actor)
-        self._workers, self._flying = [], {}
-        disconnect(self._started)

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from vla_rl.common.row_noise import RowGenerator
-from vla_rl.distributed.actors.cluster import Packed, Setting, where_here
+from vla_rl.distributed.actors.cluster import Packed, Setting, is_the_callers, where_here
 from vla_rl.distributed.actors.host import Course, is_same, lost_result
 from vla_rl.distributed.actors.ledger import Ticket
-from vla_rl.distributed.actors.vec_env import CALLER_ERRORS, MAX_MOVES, Troubles, start_host
+from vla_rl.distributed.actors.vec_env import MAX_MOVES, Troubles, start_host
 from vla_rl.distributed.actors.worker import PolicyCopy, stamped
 from vla_rl.rollout.runner import assemble
 from vla_rl.types import ActionChunk, Episode, Observation, StepResult
@@ -277,7 +277,7 @@ class AheadWorker:
                 turn = host.turn.remote(0, begun, [letter.row for letter in steps], actions)
                 seen, result = await asyncio.wait_for(turn, timeout)
             except ray.exceptions.RayTaskError as error:
-                if not isinstance(error.cause, CALLER_ERRORS):
+                if not is_the_callers(error.cause):
                     return self._break(mailbox, letters, f"failed: {error.cause}")
                 for letter in letters:
                     letter.answer.set_exception(error.cause)

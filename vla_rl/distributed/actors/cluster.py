@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,37 +20,137 @@ if TYPE_CHECKING:
     from vla_rl.distributed.actors.config import RayRolloutConfig
 
 LOOPBACK = "127.0.0.1"
+# Ray keeps an account of each call for its dashboard: here several a step, which would fill the first machine's memory.
+UNRECORDED: dict[str, Any] = {"enable_task_events": False}
 
 
-def connect(config: RayRolloutConfig) -> bool:
-    """Join the cluster that the options name, or start a Ray here; whether this call did, so that we end it.
+_QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+
+
+@dataclass(frozen=True)
+class Connection:
+    """This process's with a Ray.
+
+    Attributes:
+        is_ours: to end; else somebody had joined before.
+        dashboard: address of the page that Ray has of its machines; empty: it has none.
+    """
+
+    is_ours: bool
+    dashboard: str = ""
+
+    def end(self) -> None:
+        """Leave Ray, where we joined it."""
+        import ray
+
+        if self.is_ours:
+            ray.shutdown()
+
+
+def connect(config: RayRolloutConfig) -> Connection:
+    """Join the cluster that the options name, or start a Ray here; nothing where this process has joined one.
 
     Raises:
         ConfigError: Ray is not installed, or no cluster is there.
     """
+    if config.address is not None:
+        return join(config.address, "rollout.address", "set it to null for a Ray on this machine")
+    ray = imported("rollout.kind: 'ray'")
+    if ray.is_initialized():
+        return Connection(is_ours=False)
+    cpus = config.workers * (config.worker_cpus + config.hosts * config.host_cpus)
+    options: dict[str, Any] = {"object_store_memory": config.object_store_mb * 2**20} if config.object_store_mb else {}
+    # As many CPUs as the actors reserve: here processes may share cores.
+    options |= {"num_cpus": max(1, math.ceil(cpus)), "include_dashboard": False, "_node_ip_address": LOOPBACK}
+    _start_here(options | {"address": "local"} | _QUIET)  # Also where another one runs on this machine.
+    return Connection(is_ours=True)
+
+
+def _start_here(options: Mapping[str, Any]) -> None:
+    """Start a Ray.
+
+    Raises:
+        ConfigError: it did not start within Ray's 30 s, which are few on a busy machine.
+    """
+    import ray
+
+    try:
+        ray.init(**options)
+    except Exception as error:  # Ray raises no class of its own.
+        if "timed out during startup" not in str(error):
+            raise
+        raise ConfigError(
+            "rollout.kind: got 'ray', but no Ray started here within 30 s; is the machine busy? Run it again, or start "
+            "one before (`ray start --head`) and give rollout.address=auto"
+        ) from None
+
+
+def imported(option: str) -> Any:
+    """The module ray, which `option` needs.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
     try:
         import ray
     except ImportError:
-        raise ConfigError("rollout.kind: 'ray' needs the package ray: pip install 'vla-rl[ray]'") from None
+        raise ConfigError(f"{option} needs the package ray: pip install 'vla-rl[ray]'") from None
+    return ray
+
+
+def join(address: str, option: str, otherwise: str) -> Connection:
+    """Join the cluster at an address, which `option` gave; nothing where this process has joined one.
+
+    Args:
+        otherwise: what to do where there is none.
+
+    Raises:
+        ConfigError: Ray is not installed, or no cluster is there.
+    """
+    ray = imported(option)
     if ray.is_initialized():
-        return False
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    if config.address is not None:
-        try:
-            ray.init(address=config.address, **options)
-        except (ConnectionError, ValueError) as error:
-            raise ConfigError(
-                f"rollout.address: got {config.address!r}, where no Ray answers ({error}); start it there (`ray start "
-                "--head`), or set it to null for a Ray on this machine"
-            ) from None
-        return True
-    cpus = config.workers * (config.worker_cpus + config.hosts * config.host_cpus)
-    if config.object_store_mb:
-        options["object_store_memory"] = config.object_store_mb * 2**20
-    # As many CPUs as the actors reserve: here processes may share cores.
-    options |= {"num_cpus": max(1, math.ceil(cpus)), "include_dashboard": False, "_node_ip_address": LOOPBACK}
-    ray.init(address="local", **options)  # Also where another one runs on this machine.
-    return True
+        return Connection(is_ours=False)
+    try:
+        found = ray.init(address=address, **_QUIET).dashboard_url
+    except (ConnectionError, ValueError) as error:
+        raise ConfigError(
+            f"{option}: got {address!r}, where no Ray answers ({error}); start it there (`ray start --head`), or "
+            f"{otherwise}"
+        ) from None
+    return Connection(is_ours=True, dashboard=f"http://{found}" if found else "")
+
+
+class StoreFullError(RuntimeError):
+    """Ray has no room for an episode, in memory or on disk."""
+
+    def __init__(self, found: Exception) -> None:
+        super().__init__(
+            f"a machine's object store is full, and so is the disk for what does not fit ({type(found).__name__}). "
+            "Free the disk under Ray's folder (/tmp/ray, or RAY_TMPDIR), raise rollout.object_store_mb, or make "
+            "rollouts smaller: train.groups, train.group_size, the environment's images. Then resume the run"
+        )
+
+
+@contextmanager
+def full_store_said() -> Iterator[None]:
+    """Say what to do where Ray has no room.
+
+    Raises:
+        StoreFullError: it has none.
+    """
+    from ray.exceptions import ObjectStoreFullError, OutOfDiskError
+
+    try:
+        yield
+    except (ObjectStoreFullError, OutOfDiskError) as error:
+        raise StoreFullError(error) from None
+
+
+def is_the_callers(error: BaseException | None) -> bool:
+    """Whether an error in an actor would come again in any other: what was asked is wrong, or there is no room."""
+    from ray.exceptions import ObjectStoreFullError, OutOfDiskError
+
+    return isinstance(error, ValueError | NotImplementedError | ObjectStoreFullError | OutOfDiskError)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from vla_rl.config import ConfigError
 from vla_rl.rollout.source import EpisodeSource, RolloutConfig
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from vla_rl.distributed.process_group import ProcessGroup
     from vla_rl.interfaces import EnvConfig, VecEnv
     from vla_rl.recipe.recipe import Recipe
+
+LEAST_STORE_MB = 75
 
 
 class RayRolloutConfig(RolloutConfig):
@@ -50,8 +52,15 @@ class RayRolloutConfig(RolloutConfig):
     worker_cpus: NonNegativeFloat = Field(default=1.0, description="CPUs that Ray reserves for a worker.")
     worker_gpus: NonNegativeFloat = Field(default=0.0, description="GPUs, or a part of one, for a worker.")
     object_store_mb: NonNegativeInt = Field(
-        default=0, description="address null: memory for episodes under way, MiB; 0 leaves it to Ray."
+        default=0, description="address null: memory for episodes under way, MiB, at least 75; 0 leaves it to Ray."
     )
+
+    @field_validator("object_store_mb")
+    @classmethod
+    def _as_ray_takes_it(cls, size: int) -> int:
+        if 0 < size < LEAST_STORE_MB:
+            raise ValueError(f"Ray takes {LEAST_STORE_MB} or more, or 0 for its own choice")
+        return size
 
     def placed(self, env: EnvConfig) -> EnvConfig:
         from vla_rl.distributed.actors.hosted import HostedEnvConfig
@@ -62,26 +71,21 @@ class RayRolloutConfig(RolloutConfig):
         self.check(recipe, world)
         from vla_rl.distributed.actors.ahead import AheadSource
         from vla_rl.distributed.actors.cluster import connect
-        from vla_rl.distributed.actors.source import LockstepSource, disconnect
+        from vla_rl.distributed.actors.source import LockstepSource
 
-        started = connect(self)
+        connection = connect(self)
         try:
-            return (AheadSource if self.staleness else LockstepSource)(recipe, self, started)
+            return (AheadSource if self.staleness else LockstepSource)(recipe, self, connection)
         except BaseException:
-            disconnect(started)
+            connection.end()
             raise
 
     def check(self, recipe: Recipe, world: ProcessGroup) -> None:
         """Refuse what cannot work before anything starts.
 
         Raises:
-            ConfigError: an imagined environment, or several training processes that would not share a cluster.
+            ConfigError: several training processes that would not share a cluster, or too many hosts.
         """
-        if recipe.env.is_imagined:
-            raise ConfigError(
-                "rollout.kind: got 'ray' with a world model as env, whose episodes are imagined where the policy is; "
-                "use rollout.kind=local"
-            )
         if world.size > 1 and self.address is None:
             raise ConfigError(
                 f"rollout.address: is null with {world.size} training processes, which must share one Ray; start it "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,6 +22,7 @@ class Course:
         chunks: executed so far, float32 (H, A) each.
         seen: what the environment showed last; None before the first.
         num_moves: times that it was brought to another host.
+        has_expert: the expert was asked for an action; what it keeps in mind goes with its host.
         is_lost: it cannot go on.
     """
 
@@ -29,6 +30,7 @@ class Course:
     chunks: list[np.ndarray] = field(default_factory=list)
     seen: Observation | None = None
     num_moves: int = 0
+    has_expert: bool = False
     is_lost: bool = False
 
 
@@ -52,6 +54,10 @@ class EnvHost:
     def close(self, block: int) -> None:
         """End a block."""
         self._blocks.pop(block).close()
+
+    def ask(self, block: int, what: Literal["expert_action", "save_state"], env_ids: Sequence[int]) -> Sequence[Any]:
+        """Return what the method of this name says of environments of a block, in their order."""
+        return getattr(self._blocks[block], what)(env_ids)
 
     def turn(
         self,

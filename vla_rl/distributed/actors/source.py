@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vla_rl.common.progress import Stopwatch
-from vla_rl.distributed.actors.cluster import Setting, pack
+from vla_rl.distributed.actors.cluster import UNRECORDED, Connection, Setting, full_store_said, pack
 from vla_rl.distributed.actors.ledger import MAX_ATTEMPTS, Ledger, Ticket
 from vla_rl.distributed.actors.vec_env import Troubles
 from vla_rl.policies.base import resolve_path
@@ -27,14 +28,6 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 0.5  # between looks at whether a silent worker gets something done
 
 
-def disconnect(started: bool) -> None:
-    """Leave Ray, where we joined it."""
-    import ray
-
-    if started:
-        ray.shutdown()
-
-
 def start_worker(worker: type, recipe: Recipe, config: RayRolloutConfig, max_concurrency: int) -> Any:
     """Ask Ray for a worker; it lives as long as this process."""
     import ray
@@ -43,7 +36,7 @@ def start_worker(worker: type, recipe: Recipe, config: RayRolloutConfig, max_con
     if path:
         values["policy"]["path"] = str(resolve_path(path))
     options = {"num_cpus": config.worker_cpus, "num_gpus": config.worker_gpus, "max_concurrency": max_concurrency}
-    return ray.remote(worker).options(**options).remote(values, Setting.here())
+    return ray.remote(worker).options(**options, **UNRECORDED).remote(values, Setting.here())
 
 
 def say(troubles: Troubles) -> None:
@@ -72,31 +65,20 @@ class _Job:
     look: Any = None
 
 
-class LockstepSource:
-    """Rollout and update by turns: each worker runs its part of the groups as one process would run all of them.
+class RaySource(ABC):
+    """What both sources share: the trainer's weights, the ledger, what broke, and the end."""
 
-    With one worker the numbers are those of `LocalSource`, to the bit on a CPU, whatever dies meanwhile: a worker's
-    part is run again from its beginning, with the same seed.
-    """
-
-    staleness = 0
-
-    def __init__(self, recipe: Recipe, config: RayRolloutConfig, started: bool) -> None:
-        self._recipe, self._config, self._started = recipe, config, started
-        self._ledger: Ledger[Episode] = Ledger()
-        self._troubles, self._num_workers_lost = Troubles(), 0
-        self._workers = [self._new_worker() for _ in range(config.workers)]
+    def __init__(self, recipe: Recipe, config: RayRolloutConfig, connection: Connection) -> None:
+        self.staleness, self.dashboard = config.staleness, connection.dashboard
+        self._recipe, self._config, self._connection = recipe, config, connection
+        self._ledger, self._troubles, self._num_workers_lost = Ledger[Any](), Troubles(), 0
+        self._weights, self._version = None, -1
         self._last: dict[str, float] = {}
 
     @property
     def num_under_way(self) -> int:
-        """None between rollouts."""
+        """See `EpisodeSource`."""
         return self._ledger.num_under_way
-
-    def _new_worker(self) -> Any:
-        from vla_rl.distributed.actors.worker import LockstepWorker
-
-        return start_worker(LockstepWorker, self._recipe, self._config, max_concurrency=2)
 
     def publish(self, policy: Policy, version: int) -> None:
         """See `EpisodeSource.publish`."""
@@ -104,12 +86,73 @@ class LockstepSource:
 
         from vla_rl.training.checkpoint import trained_weights
 
-        self._weights, self._version = ray.put(pack(trained_weights(policy))), version
+        with full_store_said():
+            self._weights, self._version = ray.put(pack(trained_weights(policy))), version
 
     def collect(
         self, order: GroupOrder, stopwatch: Stopwatch, on_episode: Callable[[Episode], None] = lambda _: None
     ) -> list[Episode]:
-        """See `EpisodeSource.collect`."""
+        """See `EpisodeSource.collect`.
+
+        Raises:
+            StoreFullError: Ray has no room for an episode, in memory or on disk.
+        """
+        with full_store_said():
+            return self._collect(order, stopwatch, on_episode)
+
+    @abstractmethod
+    def _collect(
+        self, order: GroupOrder, stopwatch: Stopwatch, on_episode: Callable[[Episode], None]
+    ) -> list[Episode]: ...
+
+    def metrics(self) -> dict[str, float]:
+        """See `EpisodeSource.metrics`."""
+        return self._last
+
+    def state(self) -> dict[str, Any]:
+        """See `EpisodeSource.state`."""
+        return self._ledger.state()
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """See `EpisodeSource.load_state`."""
+        if state:
+            self._ledger.load_state(state)
+
+    @abstractmethod
+    def _drop_actors(self) -> list[Any]:
+        """Forget the workers; returns their actors."""
+
+    def close(self) -> None:
+        """See `EpisodeSource.close`."""
+        import ray
+
+        for actor in self._drop_actors():
+            if ray.is_initialized():
+                ray.kill(actor)
+        self._connection.end()
+
+
+class LockstepSource(RaySource):
+    """Rollout and update by turns: each worker runs its part of the groups as one process would run all of them.
+
+    With one worker the numbers are those of `LocalSource`, to the bit on a CPU, whatever dies meanwhile: a worker's
+    part is run again from its beginning, with the same seed. No group is under way between rollouts.
+    """
+
+    def __init__(self, recipe: Recipe, config: RayRolloutConfig, connection: Connection) -> None:
+        super().__init__(recipe, config, connection)
+        self._workers = [self._new_worker() for _ in range(config.workers)]
+
+    def _drop_actors(self) -> list[Any]:
+        actors, self._workers = self._workers, []
+        return actors
+
+    def _new_worker(self) -> Any:
+        from vla_rl.distributed.actors.worker import LockstepWorker
+
+        return start_worker(LockstepWorker, self._recipe, self._config, max_concurrency=2)
+
+    def _collect(self, order: GroupOrder, stopwatch: Stopwatch, on_episode: Callable[[Episode], None]) -> list[Episode]:
         started, before = time.monotonic(), self._ledger.num_redone
         numbers = [self._ledger.add(spec, [order.seed] * order.size) for spec in order.specs]
         size, seconds, attempt = order.size, {"simulation": 0.0, "inference": 0.0}, 0
@@ -224,26 +267,3 @@ class LockstepSource:
         self._workers[job.worker] = self._new_worker()
         self._troubles.seconds += time.monotonic() - started
         self._begin(job, size)
-
-    def metrics(self) -> dict[str, float]:
-        """See `EpisodeSource.metrics`."""
-        return self._last
-
-    def state(self) -> dict[str, Any]:
-        """See `EpisodeSource.state`."""
-        return self._ledger.state()
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """See `EpisodeSource.load_state`."""
-        if state:
-            self._ledger.load_state(state)
-
-    def close(self) -> None:
-        """See `EpisodeSource.close`."""
-        import ray
-
-        if ray.is_initialized():
-            for worker in self._workers:
-                ray.kill(worker)
-        self._workers = []
-        disconnect(self._started)

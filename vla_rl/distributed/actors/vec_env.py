@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from vla_rl.distributed.actors.cluster import Setting
+from vla_rl.distributed.actors.cluster import UNRECORDED, Setting, is_the_callers
 from vla_rl.distributed.actors.host import Course, EnvHost, is_same, join_results, lost_result
 from vla_rl.interfaces import EnvConfig
 from vla_rl.rollout.env_checks import checked_ids
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from vla_rl.distributed.actors.config import RayRolloutConfig
 
 MAX_MOVES = 3  # of an episode to other hosts; then it counts as lost
-CALLER_ERRORS = (ValueError, NotImplementedError)
 
 
 @dataclass
@@ -55,7 +54,7 @@ def start_host(env: Mapping[str, Any], config: RayRolloutConfig, setting: Settin
     import ray
 
     options = {"num_cpus": config.host_cpus, "num_gpus": config.host_gpus, "scheduling_strategy": "SPREAD"}
-    return ray.remote(EnvHost).options(**options).remote(env, setting, record_frames)
+    return ray.remote(EnvHost).options(**options, **UNRECORDED).remote(env, setting, record_frames)
 
 
 class RayVecEnv:
@@ -103,22 +102,51 @@ class RayVecEnv:
         rows = dict(zip(ids, np.asarray(actions, np.float32), strict=True))
         results: dict[int, StepResult] = {}
         while missing := [env_id for env_id in ids if env_id not in results]:
-            if lost := [env_id for env_id in missing if self._courses[env_id].is_lost]:
-                info = next((result.info for result in results.values()), {})
-                results |= {i: lost_result(self._seen(i), rows[i].shape[0], info) for i in lost}
-                for env_id in lost:
-                    del self._courses[env_id]
-            else:
-                results |= self._turn(missing, rows)
+            if going := [env_id for env_id in missing if not self._courses[env_id].is_lost]:
+                results |= self._turn(going, rows)
+                continue
+            info = next((result.info for result in results.values()), {})
+            results |= {i: lost_result(self._seen(i), rows[i].shape[0], info) for i in missing}
+            for env_id in missing:
+                del self._courses[env_id]
         return join_results([results[env_id] for env_id in ids])
 
     def save_state(self, env_ids: Sequence[int] | None = None) -> list[Keyframe]:
-        """Not offered: for recording, which runs in one process."""
-        raise NotImplementedError("environments in Ray's hosts do not hand out their states; use rollout.kind=local")
+        """See `VecEnv.save_state`.
+
+        Raises:
+            RuntimeError: a host broke; its episodes go on elsewhere.
+        """
+        ids = checked_ids(env_ids, self.num_envs)
+        answers = self._ask("save_state", ids)
+        if missing := [env_id for env_id in ids if env_id not in answers]:
+            raise RuntimeError(f"save_state: the host of environments {missing} broke, so there is no state to save")
+        return [answers[env_id] for env_id in ids]
 
     def expert_action(self, env_ids: Sequence[int] | None = None) -> np.ndarray:
-        """Not offered, as `save_state`."""
-        raise NotImplementedError("environments in Ray's hosts offer no expert; use rollout.kind=local")
+        """See `VecEnv.expert_action`; zeros where a host broke, whose episodes are then lost."""
+        ids = checked_ids(env_ids, self.num_envs)
+        for env_id in ids:
+            self._courses[env_id].has_expert = True
+        answers, zeros = self._ask("expert_action", ids), np.zeros(self.spec.action_dim, np.float32)
+        return np.stack([answers.get(env_id, zeros) for env_id in ids])
+
+    def _ask(self, what: Literal["expert_action", "save_state"], ids: Sequence[int]) -> dict[int, Any]:
+        """What hosts say of running environments; a host that broke is replaced, and its environments are left out."""
+        started = time.monotonic()
+        parts = self._parts([env_id for env_id in ids if not self._courses[env_id].is_lost])
+        rows = {n: [env_id - self._blocks[n][0] for env_id in part] for n, part in parts.items()}
+        refs = {n: self._at[n].ask.remote(n, what, own) for n, own in rows.items()}
+        answers, broken = self._answers(refs, self._config.timeout_s)
+        if broken:
+            self._settle(self._drop_hosts(broken))
+            self.troubles.seconds += time.monotonic() - started
+        pairs = [zip(parts[n], found, strict=True) for n, found in answers.items()]
+        return {env_id: one for pair in pairs for env_id, one in pair}
+
+    def _parts(self, ids: Sequence[int]) -> dict[int, list[int]]:
+        """Those of each block, by its number."""
+        return {n: part for n, block in enumerate(self._blocks) if (part := [i for i in ids if i in block])}
 
     def close(self) -> None:
         """End the hosts. May be called twice."""
@@ -140,7 +168,7 @@ class RayVecEnv:
             ValueError, NotImplementedError: the caller's fault, as the environment says.
         """
         started, results, refs = time.monotonic(), dict[int, StepResult](), {}
-        parts = {n: part for n, block in enumerate(self._blocks) if (part := [i for i in ids if i in block])}
+        parts = self._parts(ids)
         for number, part in parts.items():
             rows = [i - self._blocks[number][0] for i in part]
             if actions is None:
@@ -178,7 +206,7 @@ class RayVecEnv:
             try:
                 answers[number] = ray.get(ref)
             except ray.exceptions.RayTaskError as error:
-                if isinstance(error.cause, CALLER_ERRORS):
+                if is_the_callers(error.cause):
                     raise error.cause from None
                 broken[number] = f"failed: {error.cause}"
             except ray.exceptions.RayError as error:
@@ -274,7 +302,8 @@ class RayVecEnv:
         """Note where a course was brought by its actions; it is lost where that is somewhere else."""
         self.troubles.num_moved += 1
         course.num_moves += 1
-        course.is_lost = course.num_moves > MAX_MOVES or (course.seen is not None and not is_same(course.seen, shown))
+        is_elsewhere = course.seen is not None and not is_same(course.seen, shown)
+        course.is_lost = is_elsewhere or course.has_expert or course.num_moves > MAX_MOVES
         course.seen = course.seen or shown
 
     def _spread(self) -> None:

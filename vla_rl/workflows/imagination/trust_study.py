@@ -23,7 +23,7 @@ from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.statistics import Interval, spearman
 from vla_rl.recipe.recipe import load_recipe
 from vla_rl.workflows.imagination.measure_trust import measure_world_model
-from vla_rl.workflows.jobs import job, run_jobs
+from vla_rl.workflows.jobs import Cluster, job, run_jobs
 from vla_rl.workflows.loop.closed_loop import HELD_OUT_START, collect_real
 from world_model.trust.report import PAGE_FILE, TRUST_FILE, TrustReport
 
@@ -100,6 +100,7 @@ def study(
     *,
     program: Sequence[str],
     jobs: int = 2,
+    cluster: Cluster | None = None,
     show: Callable[[str], None] = print,
 ) -> Study:
     """Measure, train and evaluate; writes `folder`/study.json and study.md. What is finished there is not repeated.
@@ -109,6 +110,7 @@ def study(
         world_models: folders, or pretrained:NAME. tasks: each is studied by itself.
         program: how `vla-rl` is started.
         jobs: RL runs side by side, each with its share of the cores.
+        cluster: whose machines run them in place of this one.
 
     Raises:
         ConfigError: too few world models, one given twice, no task, or `folder` holds runs of another recipe or in
@@ -135,7 +137,7 @@ def study(
             job("train", recipe_name, [*own, f"env.path={path}", *alone], folder / task / f"rl_{number}")
             for number, path in enumerate(world_models, start=1)
         ]
-    run_jobs([each for task in tasks for each in (bases[task], *runs[task])], jobs, program, show)
+    run_jobs([each for task in tasks for each in (bases[task], *runs[task])], jobs, program, show, cluster)
     before = {task: Evaluation.load(bases[task].result) for task in tasks}
     after = {task: [Evaluation.load(run.result) for run in runs[task]] for task in tasks}
     modes = before[tasks[0]].modes

@@ -116,8 +116,6 @@ def _start(
     recipe: Recipe, file: Path, folder: Path, overrides: Sequence[str], program: Sequence[str]
 ) -> subprocess.Popen[bytes]:
     arguments = ["train", str(file), *overrides, "--output", str(folder)]
-    if RunFolder(folder).exists:
-        arguments.append("--resume")
     threads = recipe.num_threads or int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
     return Job(folder, tuple(arguments)).start(program, threads)
 
