@@ -11,12 +11,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import resource
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path += [str(ROOT), str(ROOT / "docs" / "examples")]
@@ -68,18 +71,42 @@ def throughput(options: argparse.Namespace) -> None:
     print(f"staleness 2 / staleness 0: {rates[2] / rates[0]:.2f}")
 
 
+ROLES = {"ray::AheadWorker": "worker", "ray::EnvHost": "hosts", "raylet": "raylet", "gcs_server": "gcs"}
+
+
+def memory() -> dict[str, float]:
+    """MiB of this process and of Ray's under it, by role, without what they share; 0 where there is no /proc."""
+    found, pids = dict.fromkeys(["trainer", *ROLES.values()], 0.0), [os.getpid()]
+    for pid in pids:  # Grows: children of children.
+        with contextlib.suppress(OSError):  # It has just ended.
+            place = Path(f"/proc/{pid}")
+            pids += [int(child) for task in place.glob("task/*/children") for child in task.read_text().split()]
+            program = place.joinpath("cmdline").read_bytes().split(b"\0")[0].decode().rpartition("/")[2]
+            role = "trainer" if pid == os.getpid() else next((r for n, r in ROLES.items() if program.startswith(n)), "")
+            if role:
+                _, resident, shared = place.joinpath("statm").read_text().split()[:3]
+                found[role] += (int(resident) - int(shared)) * resource.getpagesize() / 2**20
+    return found
+
+
 def overhead(options: argparse.Namespace) -> None:
-    """The trainer process's CPU time and resident memory over many episodes."""
-    per_iteration = 1000
-    plan = recipe(options.envs, 125, 8, options.episodes // per_iteration, {"hosts": 2, "staleness": 1, "batch": 500})
+    """The trainer process's CPU time, and all processes' own memory, over many episodes."""
+    per_iteration, rows = 1000, list[dict[str, float]]()
+    rollout = {"hosts": 2, "staleness": 1, "batch": 500, "timeout_s": 600}
+    plan = recipe(options.envs, 125, 8, options.episodes // per_iteration, rollout, horizon=options.horizon)
     with tempfile.TemporaryDirectory() as folder, TrainingRun(plan, Path(folder), resume=False) as run:
         for number in range(plan.train.iterations):
             cpu, started = time.process_time(), time.monotonic()
             num = iterate(run, 0.0, learn=False)
-            statm = Path("/proc/self/statm")
-            now = int(statm.read_text().split()[1]) * resource.getpagesize() if statm.exists() else 0
             cost = {"cpu_ms": 1e3 * (time.process_time() - cpu) / num, "per_s": num / (time.monotonic() - started)}
-            print(json.dumps({"episodes": (number + 1) * num, **cost, "memory_mib": now / 2**20}), flush=True)
+            rows.append({"episodes": (number + 1) * num, **cost, **memory()})
+            print(json.dumps({name: round(value, 2) for name, value in rows[-1].items()}), flush=True)
+    late = rows[len(rows) // 2 :]
+    if len(late) > 1:
+        thousands = np.array([row["episodes"] for row in late]) / 1000
+        for name in ("cpu_ms", "trainer", *ROLES.values()):
+            slope, _ = np.polyfit(thousands, [row[name] for row in late], 1)
+            print(f"{name}: {late[-1][name]:.2f}, in the second half {slope:+.4f} per 1,000 episodes")
 
 
 def main() -> None:
@@ -94,6 +121,7 @@ def main() -> None:
     second = commands.add_parser("overhead")
     second.add_argument("--envs", type=int, default=1000)
     second.add_argument("--episodes", type=int, default=100_000)
+    second.add_argument("--horizon", type=int, default=16, help="control steps of an episode; 4 are one chunk")
     second.set_defaults(run=overhead)
     options = parser.parse_args()
     options.run(options)
