@@ -146,7 +146,7 @@ RULES = (
         ),
     ),
     Rule(
-        ("loop", "rac", "trust", "rank", "study", "failure", "hub"),
+        ("loop", "online", "rac", "trust", "rank", "study", "failure", "hub"),
         lambda r: r.rollout.kind != "local",
         lambda r: (
             f"rollout.kind: got {r.rollout.kind!r}, but this command runs all episodes in its own process; use "

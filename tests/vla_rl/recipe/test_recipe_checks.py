@@ -62,6 +62,7 @@ REFUSED = [
     ("train", ["rollout={kind: ray, object_store_mb: 10}"], r"rollout\.object_store_mb: got 10.*Ray takes 75 or more"),
     ("rac", ["rollout=ray"], r"rollout\.kind: got 'ray', but this command runs all episodes in its own process"),
     ("loop", ["rollout=ray"], r"rollout\.kind: got 'ray', but this command"),
+    ("online", ["rollout=ray"], r"rollout\.kind: got 'ray', but this command"),
     ("sft", [], r"sft: the recipe has no sft section"),
     ("sft", ["sft.datasets=[/no/a, /no/b]"], r"/no/a is not there\. .*\nsft\.datasets: /no/b is not there"),
     ("eval", ["policy.path=/no/policy"], r"policy path '/no/policy': no such folder"),
