@@ -25,6 +25,7 @@ from sim.vector.runner import InlineVecEnv
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.data.config import DatasetConfig
 from vla_rl.data.keyframes import split_start
+from vla_rl.evaluation.signal import auc, group_correlation
 from vla_rl.interfaces import Policy
 from vla_rl.policies.base import resolve_path
 from vla_rl.policies.load import load_policy
@@ -33,7 +34,6 @@ from vla_rl.types import EpisodeSpec, Keyframe, Observation, Split
 from world_model.data.episodes import EpisodeFrames, logged_episodes, open_episodes
 from world_model.data.recorded_prefixes import RecordedPrefix, remember
 from world_model.model.world_model import WorldModel, load_world_model
-from world_model.trust.measures.signal import auc, group_correlation
 from world_model.types import Actions
 
 GROUP_SIZE, STOP, DEPTHS = 8, 0.8, (1, 2, 3)

@@ -30,7 +30,9 @@ from sim.tabletop.config import SuccessConfig, TabletopConfig
 from sim.vector.runner import InlineVecEnv
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.common.atomic import write_text_atomic
+from vla_rl.evaluation.probability import platt
 from vla_rl.evaluation.statistics import summarize_seeds
+from vla_rl.evaluation.threshold import choose_threshold
 from vla_rl.interfaces import Policy, VecEnv
 from vla_rl.policies.base import resolve_path
 from vla_rl.policies.load import load_policy
@@ -39,8 +41,6 @@ from vla_rl.types import EpisodeSpec, Keyframe, StepResult
 from world_model.config import ImaginationConfig
 from world_model.data.initial_frames import SimulatedInitialFrames
 from world_model.env.env import WorldModelEnv
-from world_model.fit.calibration import choose_threshold
-from world_model.fit.probability import platt
 from world_model.model.memory import Memory
 from world_model.model.world_model import WorldModel, load_world_model
 from world_model.types import Frames

@@ -6,27 +6,22 @@ clip classifier see one. Its rate is over the failed episodes; what bounds it is
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 from pydantic import FiniteFloat
 
 from vla_rl.config import Config
-from vla_rl.evaluation.statistics import clustered_wilson_interval, wilson_interval
-from world_model.fit.probability import SuccessProbability, fit_probability
-from world_model.trust.figures import Figure
-from world_model.trust.measures.outcomes import outcome_figures, rate_figure
+from vla_rl.evaluation.figure import Figure
+from vla_rl.evaluation.outcomes import outcome_figures, rate_figure
+from vla_rl.evaluation.probability import SuccessProbability, fit_probability
+from vla_rl.evaluation.statistics import clustered_wilson_interval
+from vla_rl.evaluation.threshold import CalibrationError, check_outcomes, choose_threshold
 
 GET_MORE = (
     "Collect more of the policy's own episodes (vla-rl collect with collect.source=policy, collect.keep=all), and hold "
     "out a larger share of them (world_model.holdout) or name them in world_model.calibrate_on."
 )
-
-
-class CalibrationError(ValueError):
-    """No threshold can be vouched for."""
 
 
 class SuccessCalibration(Config):
@@ -51,14 +46,6 @@ class SuccessCalibration(Config):
     probability: SuccessProbability | None = None
     num_episodes: int
     num_failures: int
-
-
-def failures_needed(max_false_success: float) -> int:
-    """Failed episodes with which a rate of 0 has an upper 95 % limit (Wilson) of at most `max_false_success`."""
-    enough = 1
-    while wilson_interval(0, enough).high > max_false_success:
-        enough += 1
-    return enough
 
 
 def calibrate(
@@ -87,7 +74,7 @@ def calibrate(
     real = np.asarray(succeeded, bool)
     groups = np.arange(len(real)) if starts is None else np.asarray(starts)
     _check_logits(success_logits, clip_logits, real, groups)
-    check_outcomes(real, groups, max_false_success, min_failures)
+    check_outcomes(real, groups, max_false_success, min_failures, GET_MORE)
     score = _highest([np.minimum(*pair) for pair in zip(success_logits, clip_logits, strict=True)])
     threshold = choose_threshold(score, real, groups, max_false_success)
     if threshold is None:
@@ -116,36 +103,6 @@ def calibrate(
     )
 
 
-def choose_threshold(score: np.ndarray, real: np.ndarray, groups: np.ndarray, max_false_success: float) -> float | None:
-    """The threshold that agrees with most real outcomes, of those that keep the bound on false successes.
-
-    The lowest threshold allowed is the lowest score of a failed episode from which upwards the bound holds. From there
-    up, outcomes change only at scores: the gap between two neighboring ones in which most agree is taken (the widest,
-    of equals), and its middle.
-
-    The bound is honest although the threshold is chosen on the same episodes: with n failures, the true rate above
-    the (k + 1)-th highest failed score is Beta(k + 1, n - k) whatever the scores' distribution (Wilks 1941, Ann. Math.
-    Stat. 12:91-96), and Wilson's limit for k of n lies above 95 % of that. Higher thresholds only lower the rate.
-
-    Args:
-        score: float64 (E,). real: bool (E,). groups: (E,), initial states.
-
-    Returns:
-        None where no allowed threshold lets a success count.
-    """
-    failed, lowest = score[~real], math.inf
-    for level in np.unique(failed)[::-1]:
-        if clustered_wilson_interval(failed > level, groups[~real]).high > max_false_success:
-            break
-        lowest = float(level)
-    gaps = [
-        (float((real == (score > low)).mean()), float(high - low), float(low + high) / 2)
-        for low, high in pairwise(np.unique(score))
-        if low >= lowest and high <= score[real].max()
-    ]
-    return max(gaps)[2] if gaps else None
-
-
 def _highest(logits: Sequence[np.ndarray]) -> np.ndarray:
     return np.array([episode.max() for episode in logits], np.float64)
 
@@ -166,25 +123,3 @@ def _check_logits(
             raise ValueError(
                 f"calibration: the logits of episode {i} are not finite; fit the success head again with a lower lr"
             )
-
-
-def check_outcomes(real: np.ndarray, groups: np.ndarray, max_false_success: float, min_failures: int) -> None:
-    """Check that held-out episodes can bound the false-success rate, whatever the networks say of them.
-
-    Args:
-        real: bool (E,), outcomes. groups: (E,), initial states.
-
-    Raises:
-        CalibrationError: too few failures, or no success.
-    """
-    found, needed = len(np.unique(groups[~real])), max(min_failures, failures_needed(max_false_success))
-    if found < needed:
-        raise CalibrationError(
-            f"calibration: {found} failed episodes from different initial states among {len(real)} held-out episodes, "
-            f"{needed} are needed to bound the false-success rate at {max_false_success:.0%}. {GET_MORE}"
-        )
-    if not real.any():
-        raise CalibrationError(
-            f"calibration: none of the {len(real)} held-out episodes succeeded, so nothing tells what a success looks "
-            f"like. {GET_MORE}"
-        )

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from vla_rl.data.dataset import EpisodeDataset
+from vla_rl.evaluation.threshold import check_outcomes
 from vla_rl.types import EnvSpec
 from world_model.data.episodes import EpisodeFrames, logged_episodes, open_episodes
 from world_model.data.styled import Restyler, restylers, with_styles
-from world_model.fit.calibration import check_outcomes
+from world_model.fit.calibration import GET_MORE
 from world_model.fit.config import FitConfig
 from world_model.trust.types import LoggedEpisode
 
@@ -67,7 +68,7 @@ class FitData:
         parts = self.calibration
         real = np.concatenate([part.dataset.success[part.episodes] for part in parts])
         starts = np.array([part.dataset.initial_states[episode] for part in parts for episode in part.episodes])
-        check_outcomes(real, starts, config.max_false_success, config.min_failures)
+        check_outcomes(real, starts, config.max_false_success, config.min_failures, GET_MORE)
 
     def calibration_episodes(self) -> list[LoggedEpisode]:
         """All of them, as trust sees episodes."""

@@ -12,9 +12,9 @@ import torch
 from pydantic import FiniteFloat, PositiveFloat
 
 from vla_rl.config import Config
+from vla_rl.evaluation.probability import CrossFitted, cross_fit, measure, platt
 from world_model.data.clips import ClipDataset
 from world_model.data.outcomes import Outcomes, steps_left
-from world_model.fit.probability import CrossFitted, cross_fit, measure, platt
 from world_model.model.world_model import WorldModel
 
 DEEPEST = 3  # Frames since a real one that it is measured at.

@@ -21,9 +21,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from vla_rl.common.instruction_embedding import MAX_WORDS, WordEmbedding
 from world_model.config import SuccessConfig
 from world_model.interfaces import SuccessHead
-from world_model.model.instruction_embedding import MAX_WORDS, WordEmbedding
 from world_model.types import Frames
 
 HEAD_DIM = 32  # Of an attention head.

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, model_validator
 
 from vla_rl.config import Config, ConfigError
-from world_model.trust.figures import MAX_AUC_FRAMES, Figure, figure_info
+from vla_rl.evaluation.figure import Figure
+from world_model.trust.figures import MAX_AUC_FRAMES, figure_info
 
 
 class MeasureConfig(Config):

@@ -6,9 +6,7 @@ import difflib
 import math
 from typing import Literal, NamedTuple
 
-from vla_rl.common.numbers import Number
-from vla_rl.config import Config
-from vla_rl.evaluation.statistics import Interval
+from vla_rl.evaluation.figure import Figure
 
 Unit = Literal["rate", "points", "gap", "dB", "times", "steps", "number"]
 
@@ -27,21 +25,6 @@ class FigureInfo(NamedTuple):
     unit: Unit
     meaning: str
     interval: bool = True
-
-
-class Figure(Config):
-    """A measured figure: value, 95 % interval (NaN where it has none), and from how many of what."""
-
-    value: Number
-    low: Number = math.nan
-    high: Number = math.nan
-    n: int
-    of: str = "episodes"
-
-
-def figure(value: float, interval: Interval, n: int, of: str = "episodes") -> Figure:
-    """A figure with its interval."""
-    return Figure(value=value, low=interval.low, high=interval.high, n=n, of=of)
 
 
 OUTCOMES, POLICIES, VIDEO, ACTIONS, HORIZON = (

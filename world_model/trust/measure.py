@@ -12,10 +12,12 @@ from datetime import UTC, datetime
 
 import numpy as np
 
+from vla_rl.evaluation.bootstrap import ratio_interval
+from vla_rl.evaluation.figure import NO_INTERVAL, Figure, figure
+from vla_rl.evaluation.outcomes import Calibration, calibration, majority_guess, outcome_figures, rate_figure
+from vla_rl.evaluation.signal import auc_figure, calibration_interval, group_correlation
 from vla_rl.evaluation.statistics import Interval
 from world_model.trust.config import MeasureConfig
-from world_model.trust.figures import Figure, figure
-from world_model.trust.intervals import ratio_interval
 from world_model.trust.measures.actions import InverseDynamics
 from world_model.trust.measures.horizon import horizon_figures
 from world_model.trust.measures.metrics import MIN_SSIM_SIDE, Curve, drift_curve
@@ -29,18 +31,8 @@ from world_model.trust.measures.open_loop import (
     probability_ahead,
     replay,
 )
-from world_model.trust.measures.outcomes import (
-    NO_INTERVAL,
-    Calibration,
-    calibration,
-    majority_guess,
-    outcome_figures,
-    policy_figures,
-    policy_rates,
-    rate_figure,
-)
+from world_model.trust.measures.outcomes import policy_figures, policy_rates
 from world_model.trust.measures.perceptual import Lpips, VideoFeatures, frechet_distance
-from world_model.trust.measures.signal import auc_figure, calibration_interval, group_correlation
 from world_model.trust.report import Provenance, TrustReport
 from world_model.trust.types import LoggedEpisode, TrustData, WorldModel, check_episodes, collate
 

@@ -10,11 +10,13 @@ from pydantic import Field
 
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.config import Config
+from vla_rl.evaluation.figure import Figure
+from vla_rl.evaluation.outcomes import rate_figure
 from vla_rl.types import Episode
 from world_model.config import ImaginationConfig
 from world_model.model.world_model import load_world_model
-from world_model.trust.figures import Figure, as_text
-from world_model.trust.measures.outcomes import policy_figures, rate_figure
+from world_model.trust.figures import as_text
+from world_model.trust.measures.outcomes import policy_figures
 from world_model.trust.subject import OpenLoop
 from world_model.trust.types import PolicyOutcomes
 

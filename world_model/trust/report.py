@@ -14,11 +14,13 @@ from pydantic import Field, ValidationError
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.config import Config
 from vla_rl.evaluation.admission import Admission, TrustClip, Verdict
+from vla_rl.evaluation.figure import Figure
+from vla_rl.evaluation.outcomes import Calibration
 from vla_rl.interfaces import TrustError
 from world_model.trust.config import MeasureConfig, Requirement, TrustConfig
-from world_model.trust.figures import MAX_AUC_FRAMES, Figure, bound_as_text, figure_info, with_evidence
+from world_model.trust.figures import MAX_AUC_FRAMES, bound_as_text, figure_info, with_evidence
 from world_model.trust.measures.metrics import Curve
-from world_model.trust.measures.outcomes import Calibration, PolicyRates
+from world_model.trust.measures.outcomes import PolicyRates
 
 SCHEMA_VERSION = 1
 TRUST_FILE, PAGE_FILE = "trust.json", "trust.html"  # The page is the last file that measuring writes.

@@ -15,6 +15,7 @@ from toy import METADATA, start_position, through_a_file, toy_env_spec
 
 from vla_rl.config import ConfigError, build_component
 from vla_rl.data.config import DatasetError
+from vla_rl.evaluation.figure import Figure
 from vla_rl.types import EpisodeSpec, Keyframe, Observation
 from world_model.config import ImaginationConfig
 from world_model.data.initial_frames import MAX_KEPT, RecordedInitialFrames, SimulatedInitialFrames, check_alike
@@ -23,7 +24,6 @@ from world_model.env.env import WorldModelEnv
 from world_model.metadata import WorldModelMetadata, content_key
 from world_model.model.world_model import WorldModel, build_parts
 from world_model.trust.config import DEFAULT_REQUIRE, MeasureConfig
-from world_model.trust.figures import Figure
 from world_model.trust.report import TRUST_FILE, Provenance, TrustError, TrustReport
 
 SPEC = EpisodeSpec("reach", "train", 1)

@@ -9,13 +9,8 @@ import pytest
 from scipy.stats import binom, norm
 
 from vla_rl.evaluation.statistics import wilson_interval
-from world_model.fit.calibration import (
-    CalibrationError,
-    SuccessCalibration,
-    calibrate,
-    choose_threshold,
-    failures_needed,
-)
+from vla_rl.evaluation.threshold import CalibrationError, choose_threshold, failures_needed
+from world_model.fit.calibration import SuccessCalibration, calibrate
 
 
 def episodes(scores: list[float]) -> list[np.ndarray]:

@@ -11,13 +11,13 @@ import pytest
 from sim.dummy import DummyConfig
 from vla_rl.config import ConfigError, validate
 from vla_rl.data.config import DatasetError
+from vla_rl.evaluation.threshold import CalibrationError
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.training.metrics import read_metrics
 from vla_rl.training.trainer import Loss, Trainer
 from vla_rl.workflows.imagination.fit_world_model import fit_world_model
 from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
 from world_model.fit import fit as fit_module
-from world_model.fit.calibration import CalibrationError
 from world_model.fit.config import FitConfig
 from world_model.fit.fit import fit, updates_kept
 from world_model.model.world_model import load_world_model

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from vla_rl.common.instruction_embedding import MAX_WORDS, NUM_ROWS, WordEmbedding, split_words
 from world_model.config import SuccessConfig
 from world_model.interfaces import SuccessHead
-from world_model.model.instruction_embedding import MAX_WORDS, NUM_ROWS, WordEmbedding, split_words
 from world_model.model.success import ClipSuccessClassifier, LatentSuccessHead, ValueHead, _shifted, timed
 from world_model.types import Frames
 

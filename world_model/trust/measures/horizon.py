@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from vla_rl.evaluation.bootstrap import SMALLEST, mean_bands
+from vla_rl.evaluation.figure import Figure
+from vla_rl.evaluation.outcomes import informedness_figure, majority_guess
 from world_model.trust.config import MeasureConfig
-from world_model.trust.figures import Figure
-from world_model.trust.intervals import SMALLEST, mean_bands
 from world_model.trust.measures.open_loop import Replay
-from world_model.trust.measures.outcomes import informedness_figure, majority_guess
 
 
 def horizon_figures(replay: Replay, groups: np.ndarray, config: MeasureConfig, frame_steps: int) -> dict[str, Figure]:

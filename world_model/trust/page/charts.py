@@ -7,8 +7,9 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from vla_rl.evaluation.outcomes import Calibration
 from world_model.trust.measures.metrics import Curve
-from world_model.trust.measures.outcomes import Calibration, PolicyRates
+from world_model.trust.measures.outcomes import PolicyRates
 
 # Okabe & Ito's colors, told apart by color-blind readers too.
 BLUE, ORANGE, GREEN, GRAY, VERMILION = "#0072B2", "#E69F00", "#009E73", "#8796A5", "#D55E00"

@@ -13,6 +13,7 @@ from typing import Any
 
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.evaluation.admission import TrustClip
+from vla_rl.evaluation.figure import Figure
 from vla_rl.report.page import page_template
 from vla_rl.report.video import decorate, tile, write_mp4
 from world_model.trust.config import Requirement
@@ -24,7 +25,6 @@ from world_model.trust.figures import (
     OUTCOMES,
     POLICIES,
     VIDEO,
-    Figure,
     as_text,
     evidence,
     with_evidence,

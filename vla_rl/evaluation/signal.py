@@ -12,10 +12,9 @@ import math
 import numpy as np
 from scipy.stats import rankdata
 
+from vla_rl.evaluation.bootstrap import resampled_counts
+from vla_rl.evaluation.figure import NO_INTERVAL, Figure, figure
 from vla_rl.evaluation.statistics import Interval
-from world_model.trust.figures import Figure, figure
-from world_model.trust.intervals import resampled_counts
-from world_model.trust.measures.outcomes import NO_INTERVAL
 
 
 def auc(score: np.ndarray, real: np.ndarray) -> float:

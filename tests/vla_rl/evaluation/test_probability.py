@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
-from world_model.fit.probability import cross_fit, fit_probability, platt
-from world_model.trust.measures.signal import auc
+from vla_rl.evaluation.probability import cross_fit, fit_probability, platt
+from vla_rl.evaluation.signal import auc
 
 
 def drawn(n: int, slope: float, intercept: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

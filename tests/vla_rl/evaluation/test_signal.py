@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from world_model.trust.measures.outcomes import calibration
-from world_model.trust.measures.signal import auc, auc_draws, auc_figure, calibration_interval, group_correlation
+from vla_rl.evaluation.outcomes import calibration
+from vla_rl.evaluation.signal import auc, auc_draws, auc_figure, calibration_interval, group_correlation
 
 
 def test_auc_counts_pairs() -> None:
@@ -21,7 +21,7 @@ def test_a_resample_of_auc_is_the_auc_of_what_was_drawn() -> None:
     rng = np.random.default_rng(0)
     groups, real = np.repeat(np.arange(6), 3), rng.random(18) < 0.5
     score = np.round(rng.random(18) + real, 1)
-    from world_model.trust.intervals import resampled_counts
+    from vla_rl.evaluation.bootstrap import resampled_counts
 
     draws = auc_draws(score, real, groups)
     for row in (0, 7, 99):

@@ -15,8 +15,8 @@ from scipy.optimize import minimize
 from scipy.special import expit
 
 from vla_rl.config import Config
-from world_model.trust.measures.outcomes import calibration
-from world_model.trust.measures.signal import auc_figure
+from vla_rl.evaluation.outcomes import calibration
+from vla_rl.evaluation.signal import auc_figure
 
 NUM_FOLDS, NUM_BINS = 5, 10
 STEEPEST = 20.0  # A slope above this is a step: the outcomes were separated, and nothing bounds it from above.
