@@ -9,15 +9,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveInt, SerializeAsAny, field_validator, model_validator
 
 from sim.perturb import PerturbConfig
-from vla_rl.config import ConfigError, TaskName
+from vla_rl.config import ConfigError, TaskName, component
 from vla_rl.data.segmentation import CAMERA_PREFIX
 from vla_rl.interfaces import EnvConfig, VecEnv
+from vla_rl.rewards.base import RewardConfig
 from vla_rl.types import EnvSpec
 
 if TYPE_CHECKING:
@@ -119,6 +120,13 @@ class SimConfig(EnvConfig):
         "libero; docs/robustness.md); null: not.",
     )
 
+    reward: Annotated[SerializeAsAny[RewardConfig] | None, component("env.reward")] = Field(
+        default=None,
+        description="What pays and ends the episodes that RL learns from (docs/rewards.md): {kind: learned, path: "
+        "FOLDER}, {kind: simulator}, or package.module:Class; null: the simulator, at the very step of success. "
+        "Policies are evaluated, and datasets collected, by the simulator's success all the same.",
+    )
+
     known_cameras: ClassVar[tuple[str, ...]] = ()  # Those that the simulator has; empty allows any.
     perturb_axes: ClassVar[tuple[str, ...]] = ()  # See `sim.perturb`.
 
@@ -176,6 +184,10 @@ class SimConfig(EnvConfig):
             )
         return self
 
+    def exact(self) -> Self:
+        """See `EnvConfig.exact`: success as the simulator says."""
+        return self if self.reward is None else self.model_copy(update={"reward": None})
+
     def make(self, record_frames: bool = False) -> SingleEnv:
         """One environment. Called in the worker's process."""
         raise NotImplementedError
@@ -206,13 +218,16 @@ class SimConfig(EnvConfig):
 
         Raises:
             RuntimeError: a worker process cannot start; with its own error text.
+            ValueError: `reward` is missing, damaged, or reads what is not shown.
         """
         from sim.vector.processes import ProcessVecEnv
         from sim.vector.runner import InlineVecEnv
+        from vla_rl.rewards.env import NEVER, RewardedEnv
         from vla_rl.rollout.halves import HalvesRunner
 
-        count = num_envs or self.num_envs
-        env = (InlineVecEnv if self.num_workers == 0 else ProcessVecEnv)(self, count, record_frames)
+        count, reward = num_envs or self.num_envs, None if self.reward is None else self.reward.build(self.env_spec())
+        config = self if reward is None else self.model_copy(update={"reward": None, "steps_after_success": NEVER})
+        env = (InlineVecEnv if self.num_workers == 0 else ProcessVecEnv)(config, count, record_frames)
         if self.in_halves:
             env.runner = HalvesRunner
-        return env
+        return env if reward is None else RewardedEnv(env, reward)

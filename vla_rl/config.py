@@ -82,6 +82,10 @@ KINDS: dict[str, dict[str, str]] = {
     "values": {
         "world_model": "world_model.env.value_config:WorldModelValuesConfig",
     },
+    "env.reward": {
+        "learned": "vla_rl.rewards.kinds:LearnedRewardConfig",
+        "simulator": "vla_rl.rewards.kinds:SimulatorRewardConfig",
+    },
     "rollout": {
         "local": "vla_rl.rollout.source:LocalRolloutConfig",
         "ray": "vla_rl.distributed.actors.config:RayRolloutConfig",
@@ -101,6 +105,7 @@ BASES: dict[str, str] = {
     "algo": "vla_rl.algorithms.base:AlgoConfig",
     "values": "vla_rl.algorithms.action_values:ActionValuesConfig",
     "plan": "vla_rl.interfaces:PlanningConfig",
+    "env.reward": "vla_rl.rewards.base:RewardConfig",
     "rollout": "vla_rl.rollout.source:RolloutConfig",
     "transport": "real_robot.bridge.transports.base:TransportConfig",
     "dynamics": "world_model.config:DynamicsConfig",

@@ -3,6 +3,7 @@
 - An environment (simulator, world model, robot): an `EnvConfig` that builds a `VecEnv`.
 - A policy: a `vla_rl.policies.base.PolicyConfig` that builds a `Policy`.
 - An algorithm: a `vla_rl.algorithms.base.AlgoConfig` that builds a `Learner`.
+- A reward: a `vla_rl.rewards.base.RewardConfig` that builds a `RewardModel` (`env.reward`).
 - A recipe's further sections with a `kind`: `world_model` (`WorldModelFitConfig`), `failure`
   (`FailureDetectionConfig`), `eval.plan` (`PlanningConfig`) and `algo.values` (`vla_rl.algorithms.action_values`).
 
@@ -195,7 +196,7 @@ class EnvConfig(Config):
         return {}
 
     def exact(self) -> EnvConfig:
-        """The same environment without an approximation that training may make; itself where there is none."""
+        """The same environment without an approximation that training may make, a reward of its own among these."""
         return self
 
     def check_machine(self) -> None:

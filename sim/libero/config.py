@@ -120,8 +120,9 @@ class LiberoConfig(SimConfig):
         return {task: reason for task, reason in reasons.items() if reason}
 
     def exact(self) -> LiberoConfig:
-        """The same with exact pictures."""
-        return self if self.rendering == "exact" else self.model_copy(update={"rendering": "exact"})
+        """The same with exact pictures, and success as the simulator says."""
+        same = super().exact()
+        return same if self.rendering == "exact" else same.model_copy(update={"rendering": "exact"})
 
     def make(self, record_frames: bool = False) -> LiberoEnv:
         """One environment. Loads the LIBERO library; each task's scene is built at its first reset (seconds)."""

@@ -26,6 +26,7 @@ from vla_rl.cli import (
     loop,
     plan,
     rac,
+    reward,
     robot,
     serve,
     training,
@@ -103,7 +104,7 @@ def _global_options(
 
 GROUPS = (
     *(training, evaluation, loop, about, plan, checkpoints, importing),
-    *(serve, robot, calibrate, rac, world_model, failure, hub),
+    *(serve, robot, calibrate, rac, world_model, failure, reward, hub),
 )
 for group in GROUPS:
     group.register(app)

@@ -1,6 +1,7 @@
-"""Instructions as vectors: every word is looked up by its hash, so no vocabulary is stored and any word can be learned.
+"""Instructions as vectors, by hashed words, and convolutions that these modulate.
 
-A word has two rows in the table and is their sum, so that two words are mixed up only where both rows are the same
+Every word is looked up by its hash, so no vocabulary is stored and any word can be learned. A word has two rows in the
+table and is their sum, so that two words are mixed up only where both rows are the same
 (hash embeddings, Svenstrup et al. 2017, arXiv 1709.03933). A word that was never trained on is about nothing: small
 noise around zero.
 """
@@ -14,10 +15,12 @@ from itertools import pairwise
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 NUM_ROWS = 1024
 MAX_WORDS = 32  # Of an instruction; what follows is left out.
 NUM_HASHES = 2
+GROUPS = 8  # Of a group norm.
 
 
 def split_words(instruction: str) -> list[str]:
@@ -70,3 +73,23 @@ class WordEmbedding(nn.Module):
         words = split_words(instruction)
         pieces = word_pairs(words) if self.pairs else words
         return [tuple(zlib.crc32(f"{i} {piece}".encode()) % NUM_ROWS for i in range(NUM_HASHES)) for piece in pieces]
+
+
+class FilmResidual(nn.Module):
+    """Two convolutions whose channels the words scale and shift (FiLM, Perez et al. 2018, arXiv 1709.07871).
+
+    (B, channels, h, w) in and out; channels a multiple of 8.
+    """
+
+    def __init__(self, channels: int, words_width: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.GroupNorm(GROUPS, channels), nn.GroupNorm(GROUPS, channels)
+        self.conv1 = nn.Conv2d(channels, channels, 3, padding=1)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
+        self.modulation = nn.Linear(words_width, 2 * channels)
+
+    def forward(self, x: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+        """`words`: (B, words_width)."""
+        scale, shift = self.modulation(words)[..., None, None].chunk(2, 1)
+        inner = self.conv1(F.silu(self.norm1(x)))
+        return x + self.conv2(F.silu(self.norm2(inner) * (1 + scale) + shift))

@@ -9,8 +9,11 @@ from vla_rl.config import read_yaml, recipes_folder
 from vla_rl.data.config import DatasetError
 
 
-def check_datasets(paths: Iterable[str]) -> None:
+def check_datasets(paths: Iterable[str], field: str = "sft.datasets") -> None:
     """Look for each dataset before hours are spent on what comes before its use; the Hub is asked for what it has.
+
+    Args:
+        field: of the recipe that names them, for the message.
 
     Raises:
         DatasetError: a dataset is not there; the message names the command that makes it.
@@ -18,7 +21,7 @@ def check_datasets(paths: Iterable[str]) -> None:
     from vla_rl.data.hub import on_hub
 
     if absent := [path for path in paths if not is_dataset(path) and on_hub(path) is None]:
-        raise DatasetError("\n".join(f"sft.datasets: {path} is not there. {how_to_get(path)}" for path in absent))
+        raise DatasetError("\n".join(f"{field}: {path} is not there. {how_to_get(path)}" for path in absent))
 
 
 def is_dataset(path: str | Path) -> bool:

@@ -215,8 +215,9 @@ def _evaluate(
 
     if env.spec.approximation and not config.approximate:
         raise EvaluationError(
-            f"this environment is for training: {env.spec.approximation}. Evaluate without (env.rendering=exact), or "
-            "set eval.approximate=true for a figure that is not the benchmark's"
+            f"this environment is for training: {env.spec.approximation}. Evaluate without "
+            "(env.rendering=exact, env.reward=null), or set eval.approximate=true for a figure that is not the "
+            "benchmark's"
         )
     specs = episode_specs(env.spec, config)
     hashed = policy_hash(policy_path) if policy_path is not None and world.is_main else None

@@ -12,7 +12,7 @@ import math
 import numpy as np
 from pydantic import FiniteFloat, PositiveFloat
 from scipy.optimize import minimize
-from scipy.special import expit
+from scipy.special import expit, logit
 
 from vla_rl.config import Config
 from vla_rl.evaluation.outcomes import calibration
@@ -81,7 +81,18 @@ def platt(score: np.ndarray, real: np.ndarray) -> tuple[float, float] | None:
     if not real.any() or real.all():
         return None
     successes, failures = int(real.sum()), int((~real).sum())
-    target = np.where(real, (successes + 1) / (successes + 2), 1 / (failures + 2))
+    return sigmoid_fit(score, np.where(real, (successes + 1) / (successes + 2), 1 / (failures + 2)))
+
+
+def sigmoid_fit(score: np.ndarray, target: np.ndarray) -> tuple[float, float] | None:
+    """Slope and intercept of the sigmoid of a score that is nearest to targets, by cross-entropy.
+
+    Args:
+        score: float (E,). target: float (E,), in 0 .. 1; not all 0, nor all 1.
+
+    Returns:
+        None where the slope would not be above 0.
+    """
     center, spread = float(score.mean()), float(score.std()) or 1.0
     x = (score - center) / spread
 
@@ -90,8 +101,7 @@ def platt(score: np.ndarray, real: np.ndarray) -> tuple[float, float] | None:
         error = expit(z) - target
         return float((np.logaddexp(0.0, z) - target * z).sum()), np.array([(error * x).sum(), error.sum()])
 
-    prior = math.log((successes + 1) / (failures + 1))
-    slope, at_center = minimize(loss, np.array([0.0, prior]), jac=True, method="L-BFGS-B").x
+    slope, at_center = minimize(loss, np.array([0.0, logit(target.mean())]), jac=True, method="L-BFGS-B").x
     slope = min(float(slope) / spread, STEEPEST)
     return (slope, float(at_center) - slope * center) if slope > 0 else None
 

@@ -99,6 +99,14 @@ RULES = (
     ),
     Rule(
         (),
+        lambda r: r.eval.approximate and getattr(r.real_env or r.env, "reward", None),
+        lambda r: (
+            "eval.approximate: got true with env.reward, which would evaluate policies by what a reward says; set it "
+            "to false"
+        ),
+    ),
+    Rule(
+        (),
         lambda r: len(set(r.eval.tasks)) < len(r.eval.tasks),
         lambda r: f"eval.tasks: got {list(r.eval.tasks)}; name each once",
     ),

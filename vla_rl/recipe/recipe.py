@@ -26,6 +26,7 @@ from vla_rl.recipe.collect_config import CollectConfig
 from vla_rl.recipe.hub_config import HubConfig
 from vla_rl.recipe.loop_config import LoopConfig
 from vla_rl.recipe.rac_config import RacConfig
+from vla_rl.rewards.config import RewardFitConfig
 from vla_rl.rollout.source import LocalRolloutConfig, RolloutConfig
 from vla_rl.rollout.task_sampling import SamplingConfig
 from vla_rl.training.metrics import LogConfig
@@ -64,7 +65,7 @@ class Recipe(Config):
     collect: CollectConfig | None = None
     datasets: tuple[CollectConfig, ...] = Field(
         default=(),
-        description="Datasets that `world-model fit`, `offline` and `online` collect first, where they are not there.",
+        description="Datasets that `world-model fit`, `offline`, `online`, `reward fit` collect first where missing.",
     )
     world_model: Annotated[SerializeAsAny[WorldModelFitConfig] | None, component("world_model")] = None
     failure: Annotated[SerializeAsAny[FailureDetectionConfig] | None, component("failure")] = None
@@ -72,6 +73,7 @@ class Recipe(Config):
     sft: SFTConfig | None = None
     offline: OfflineConfig | None = None
     online: OnlineConfig | None = None
+    reward: RewardFitConfig | None = None
     rac: RacConfig | None = None
     hub: HubConfig | None = None
     eval: EvalConfig = Field(default_factory=EvalConfig)

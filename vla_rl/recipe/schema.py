@@ -25,14 +25,12 @@ def recipe_schema() -> dict[str, Any]:
         kept = {key: field[key] for key in ("description", "title") if key in field}
         schema["properties"][section] = {**kept, "oneOf": _branches(section, definitions)}
     schema["properties"]["real_env"]["anyOf"] = [*_branches("env", definitions), {"type": "null"}]
+    for branch in (*schema["properties"]["env"]["oneOf"], *schema["properties"]["real_env"]["anyOf"]):
+        _describe_inner(branch, "reward", "env.reward", definitions)
     plan = definitions["EvalConfig"]["properties"]["plan"]  # Inside a section, and its kind may be left out.
     plan["anyOf"] = [*_branches("plan", definitions), {"type": "null"}]
     for branch in schema["properties"]["algo"]["oneOf"]:
-        if values := branch.get("properties", {}).get("values"):
-            branch["properties"]["values"] = {
-                "description": values["description"],
-                "anyOf": _branches("values", definitions),
-            }
+        _describe_inner(branch, "values", "values", definitions)
     if "WorldModelConfig" in definitions:
         _describe_dynamics(definitions)
     for base in BASES.values():  # Of these sections the branches stand here.
@@ -43,6 +41,13 @@ def recipe_schema() -> dict[str, Any]:
     schema["anyOf"] = [{"required": ["base"]}, {"required": required}]
     schema["title"] = "vla-rl recipe"
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _describe_inner(branch: dict[str, Any], name: str, section: str, definitions: dict[str, Any]) -> None:
+    """Write the kinds of a section, which may be null, into the branch of the section that has it as an option."""
+    if field := branch.get("properties", {}).get(name):
+        branches = [*_branches(section, definitions), {"type": "null"}]
+        branch["properties"][name] = {"description": field["description"], "anyOf": branches}
 
 
 def _describe_dynamics(definitions: dict[str, Any]) -> None:

@@ -336,6 +336,7 @@ def _curves(metrics: Sequence[Mapping[str, float]]) -> list[Markup]:
         Line(name, series[key], color, marked)
         for key, name, color, marked in (
             ("train/success", "imagined, sampled" if "gate/real" in series else "train, sampled", ORANGE, False),
+            ("train/success_by_simulator", "train, sampled, by the simulator", PURPLE, False),
             ("gate/real", "real, sampled", PURPLE, True),
             ("validation/sampled", "validation, sampled", BLUE, True),
             ("validation/greedy", "validation, greedy", GREEN, True),

@@ -26,6 +26,7 @@ from vla_rl.interfaces import ImaginedEnv, Learner, StatefulEnv, VecEnv
 from vla_rl.policies.base import resolve_path
 from vla_rl.policies.load import load_policy
 from vla_rl.recipe.checks import check
+from vla_rl.rewards.env import TRUE_SUCCESS, reward_metrics
 from vla_rl.rollout.runner import derived_seed
 from vla_rl.rollout.source import GroupOrder
 from vla_rl.rollout.task_sampling import groups_to_resample
@@ -208,10 +209,11 @@ class TrainingRun:
             logged["train/success_from_keyframes"] = float(np.mean([e.success for e in played if e.spec.keyframe]))
         if self.recipe.env.is_imagined:  # What they were paid: 1 for a success, or its probability.
             self._imagined = logged["train/imagined"] = float(np.mean([e.total_reward for e in from_start or played]))
-        for name in played[0].info:
+        for name in (name for name in played[0].info if name != TRUE_SUCCESS):
             logged[f"env/{name}"] = float(np.mean([e.info[name].mean() for e in played]))
         times = self.stopwatch.report()
-        logged |= rollout_metrics(episodes) | metrics | self.source.metrics() | self.sampler.metrics()
+        logged |= rollout_metrics(episodes) | reward_metrics(played) | metrics
+        logged |= self.source.metrics() | self.sampler.metrics()
         logged |= {f"time/{stage}": seconds for stage, seconds in times.items()}
         logged["time/episodes_per_second"] = len(episodes) / (times["simulation"] + times["inference"])
         logged["time/overhead_fraction"] = (times["other"] + times.get("optimizer", 0.0)) / times["total"]

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from vla_rl.common.instruction_embedding import MAX_WORDS, WordEmbedding
+from vla_rl.common.instruction_embedding import MAX_WORDS, FilmResidual, WordEmbedding
 from world_model.config import SuccessConfig
 from world_model.interfaces import SuccessHead
 from world_model.types import Frames
@@ -30,7 +30,6 @@ HEAD_DIM = 32  # Of an attention head.
 WINDOW, STRIDE = 4, 2  # Of a token, latent pixels: windows overlap by half, so that no small object is cut in two.
 LATENT_NOISE = 0.3  # Largest standard deviation added while training, because imagined latents are a little off.
 STATE_NOISE = 0.1  # Likewise, of states.
-GROUPS = 8  # Of a group norm.
 
 
 class _SuccessNetwork(SuccessHead):
@@ -157,9 +156,9 @@ class ClipSuccessClassifier(_SuccessNetwork):
         self.num_frames, self.dropout = config.num_frames + 1, config.dropout
         self.words = WordEmbedding(width // 2, pairs=True)
         self.stem = nn.Conv2d(num_views * latent_shape[0] * (1 + self.num_frames), width // 2, 3, padding=1)
-        self.fine = _Residual(width // 2, width // 2)
+        self.fine = FilmResidual(width // 2, width // 2)
         self.down = nn.Conv2d(width // 2, width, 3, stride=2, padding=1)
-        self.coarse = nn.ModuleList(_Residual(width, width // 2) for _ in range(config.depth))
+        self.coarse = nn.ModuleList(FilmResidual(width, width // 2) for _ in range(config.depth))
         self.hidden = nn.Linear(2 * width, width)
         self.head = nn.Linear(width, 1)
 
@@ -173,7 +172,7 @@ class ClipSuccessClassifier(_SuccessNetwork):
         words = vectors.sum(1) / is_word.sum(1, keepdim=True)
         x = self.fine(self.stem(inputs.flatten(1, 3).to(words.dtype)), words)
         x = self.down(x)
-        for block in cast(Iterable[_Residual], self.coarse):
+        for block in cast(Iterable[FilmResidual], self.coarse):
             x = block(x, words)
         pooled = torch.cat([x.amax((2, 3)), x.mean((2, 3))], 1)
         return self.head(_dropped(F.silu(self.hidden(_dropped(pooled, dropout))), dropout))[:, 0].float()
@@ -196,23 +195,6 @@ class _Block(nn.Module):
         weights = scores.masked_fill(~seen[:, None, None], float("-inf")).softmax(-1)
         x = x + _dropped(self.attention_out((weights @ value).transpose(1, 2).flatten(2)), dropout)
         return x + _dropped(self.mlp_out(F.gelu(self.mlp_in(self.norm_mlp(x)))), dropout)
-
-
-class _Residual(nn.Module):
-    """Two convolutions whose channels the words scale and shift, (B, channels, h, w) in and out."""
-
-    def __init__(self, channels: int, words_width: int) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.GroupNorm(GROUPS, channels), nn.GroupNorm(GROUPS, channels)
-        self.conv1 = nn.Conv2d(channels, channels, 3, padding=1)
-        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
-        self.modulation = nn.Linear(words_width, 2 * channels)
-
-    def forward(self, x: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
-        """`words`: (B, words_width)."""
-        scale, shift = self.modulation(words)[..., None, None].chunk(2, 1)
-        inner = self.conv1(F.silu(self.norm1(x)))
-        return x + self.conv2(F.silu(self.norm2(inner) * (1 + scale) + shift))
 
 
 def _checked_width(config: SuccessConfig) -> int:

@@ -1,0 +1,126 @@
+"""Episodes paid by a reward: who ends them, what they are paid, the truth beside it, and who evaluates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import planted_reward  # noqa: F401  A recipe names it.
+import pytest
+from checks import check_vec_env
+from reach_policy import ReachPolicy
+from tiny_run import make_recipe, metrics, save_policy
+
+from sim.dummy import DummyConfig
+from vla_rl.common.run_folder import RunFolder, open_run
+from vla_rl.config import ConfigError
+from vla_rl.evaluation.results import Evaluation
+from vla_rl.rewards.env import TRUE_SUCCESS, RewardedEnv, reward_metrics
+from vla_rl.rollout.runner import collect
+from vla_rl.training.train import train
+from vla_rl.types import Episode, EpisodeSpec
+
+TOLD = {"kind": "simulator"}
+FOOLED = {"kind": "planted_reward:GripRewardConfig"}
+SPECS = [EpisodeSpec("reach_red", "train", i) for i in range(12)]
+
+
+def env(reward: dict | None, **options) -> DummyConfig:
+    return DummyConfig(num_envs=4, horizon=11, reward=reward, **options)
+
+
+def run(reward: dict | None, policy: ReachPolicy | None = None, **options) -> list[Episode]:
+    built = env(reward, **options).build()
+    try:
+        return collect(policy or ReachPolicy(speed=0.45), built, SPECS, temperature=0.0)
+    finally:
+        built.close()
+
+
+class Gripping(ReachPolicy):
+    """Goes nowhere, and closes the gripper in its second chunk."""
+
+    def act(self, obs, generator=None, temperature=1.0):
+        chunk = super().act(obs, generator, temperature)
+        chunk.actions[:, :, :2] = 0
+        chunk.actions[:, :, 6] = 1.0
+        return chunk
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_it_keeps_the_contract_of_an_environment(num_workers: int) -> None:
+    config = DummyConfig(reward=TOLD, num_workers=num_workers)
+    check_vec_env(lambda num_envs, record_frames=False: config.build(num_envs, record_frames))
+
+
+def test_told_by_the_simulator_the_same_episodes_succeed_and_end_where_a_chunk_does() -> None:
+    plain, judged = run(None), run(TOLD)
+    assert [e.success for e in judged] == [e.success for e in plain]
+    assert {e.success for e in plain} == {True, False}
+    for before, after in zip(plain, judged, strict=True):
+        assert after.total_reward == float(after.success)
+        assert after.length == (before.num_chunks * 4 if before.length < 8 and before.success else after.length)
+        assert after.num_chunks == before.num_chunks
+        paid = np.argwhere(after.reward)
+        if after.success:  # At the last executed step of the last chunk.
+            assert paid.tolist() == [[after.num_chunks - 1, int(after.num_steps[-1]) - 1]]
+            np.testing.assert_array_equal(after.terminated, after.reward > 0)
+            assert not after.truncated.any()
+        assert bool(after.info[TRUE_SUCCESS][-1]) == before.success
+
+
+def test_a_reward_that_is_fooled_ends_the_episode_and_the_truth_is_kept() -> None:
+    episodes = run(FOOLED, Gripping())
+    assert all(e.success and e.num_chunks == 1 for e in episodes)
+    truth = [bool(e.info[TRUE_SUCCESS][-1]) for e in episodes]
+    assert not all(truth)
+    found = reward_metrics(episodes)
+    assert found["train/success_by_simulator"] == np.mean(truth)
+    assert found["reward/false_success"] == 1.0
+    assert reward_metrics(run(None)) == {}
+
+
+def test_a_success_that_is_not_seen_does_not_end_the_episode() -> None:
+    episodes = run(FOOLED, ReachPolicy())
+    truth = np.array([bool(e.info[TRUE_SUCCESS][-1]) for e in episodes])
+    assert truth.all() and not any(e.success for e in episodes)
+    assert all(e.length == 11 and e.truncated.any() for e in episodes)
+    assert reward_metrics(episodes)["reward/missed_success"] == 1.0
+
+
+def test_halves_give_the_same_episodes() -> None:
+    whole, halves = run(TOLD, num_workers=1), run(TOLD, num_workers=1, in_halves=True)
+    assert [(e.success, e.length) for e in whole] == [(e.success, e.length) for e in halves]
+
+
+def test_policies_are_evaluated_by_the_simulator(tmp_path: Path) -> None:
+    """RL is paid by a reward that is fooled; its evaluation is that of the same policy without it, to the number."""
+    policy = save_policy(tmp_path / "policy")
+    overrides = ["train.iterations=1", "train.evaluate=after", "eval.temperatures=[0.0, 1.0]"]
+    results = {}
+    for name, more in (("plain", []), ("fooled", ["env.reward={kind: 'planted_reward:GripRewardConfig'}"])):
+        recipe = make_recipe(policy, *overrides, *more, "algo.lr=1e-12")
+        folder = open_run(recipe, tmp_path / name, resume=False)
+        train(recipe, folder)
+        results[name] = Evaluation.load(RunFolder(folder).evaluation("final"))
+    for label in ("greedy", "sampled"):
+        assert results["fooled"].rate(label).rate == results["plain"].rate(label).rate
+    row = metrics(tmp_path / "fooled")[0]
+    assert row["train/success"] > row["train/success_by_simulator"] and row["reward/false_success"] > 0
+    assert "env/true_success" not in row
+    assert "train/success_by_simulator" not in metrics(tmp_path / "plain")[0]
+
+
+def test_nobody_evaluates_by_the_reward(tmp_path: Path) -> None:
+    config = env(FOOLED)
+    assert config.exact().reward is None and env(None).exact() == env(None)
+    assert isinstance(config.build(), RewardedEnv)
+    with pytest.raises(ConfigError, match=r"eval\.approximate: got true with env\.reward"):
+        make_recipe(tmp_path, "env.reward={kind: simulator}", "eval.approximate=true")
+
+
+def test_a_reward_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"no env\.reward section"):
+        env({"kind": "sim.dummy:DummyConfig"})
+    with pytest.raises(ValueError, match=r"allowed: learned, simulator.*Did you mean 'simulator'"):
+        env({"kind": "simulater"})

@@ -1,0 +1,48 @@
+"""`vla-rl reward fit | eval`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vla_rl.cli.options import Output, Overrides, OwnRecipe, Resume, load, load_run, say
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group to the program."""
+    group = typer.Typer(
+        no_args_is_help=True, help="Learn a reward from episodes of which it is known how they ended, and measure it."
+    )
+    group.command()(fit)
+    group.command(name="eval")(evaluate)
+    app.add_typer(group, name="reward")
+
+
+def fit(recipe: OwnRecipe = None, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
+    """Fit a reward on recorded episodes; its threshold and probabilities on initial states held out."""
+    from vla_rl.common.run_folder import open_run
+    from vla_rl.workflows import reward
+
+    loaded = load_run(recipe, overrides, output, resume)
+    folder = open_run(loaded, output, resume)
+    typer.echo(f"reward: {reward.fit(loaded, folder, say)}")
+
+
+def evaluate(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The run's folder that `reward fit` wrote.")],
+    overrides: Overrides = None,
+) -> None:
+    """Measure a reward on the held-out episodes of its recipe, by task: table, reward.json, reward.html."""
+    from vla_rl.common.run_folder import RunFolder
+    from vla_rl.common.tables import print_table
+    from vla_rl.config import ConfigError
+    from vla_rl.workflows import reward
+
+    run = RunFolder(folder)
+    if not run.exists:
+        raise ConfigError(f"{folder}: no run of `vla-rl reward fit` (no config.yaml); name its folder")
+    result, page = reward.evaluate(load(str(run.config), overrides), folder, say)
+    print_table(result.table())
+    typer.echo(f"written: {page.with_suffix('.json')}\npage: {page}")

@@ -1,0 +1,104 @@
+"""An environment whose episodes are paid, and ended, by a reward model in place of the simulator's own success.
+
+The simulator does not end an episode at its success (a robot would not know of it): the reward, asked where a chunk
+ends, ends it where it counts a success, else the horizon does. The truth is kept beside it, in `info["true_success"]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+
+from vla_rl.interfaces import HalvedEnv, ProgressEnv
+from vla_rl.rewards.base import RewardModel
+from vla_rl.rollout.env_checks import checked_ids
+from vla_rl.types import Episode, EpisodeSpec, Keyframe, Observation, StepResult
+
+TRUE_SUCCESS = "true_success"  # In `Episode.info`: had the task really been carried out, by the end of each chunk?
+NEVER = 10**9  # Control steps after a success: the simulator does not end an episode for it.
+
+
+class WholeEnv(HalvedEnv, ProgressEnv, Protocol):
+    """What every simulator of `SimConfig` can."""
+
+
+class RewardedEnv(WholeEnv):
+    """A simulator whose episodes a reward model judges. See the module.
+
+    Args:
+        env: whose episodes go on after success, to their horizon.
+    """
+
+    def __init__(self, env: WholeEnv, reward: RewardModel) -> None:
+        self.num_envs, self.runner, self._env, self._reward = env.num_envs, env.runner, env, reward
+        self.spec = replace(env.spec, approximation="success is what env.reward says")
+
+    def reset(self, specs: Sequence[EpisodeSpec], env_ids: Sequence[int] | None = None) -> Observation:
+        """See `VecEnv.reset`."""
+        ids = checked_ids(env_ids, self.num_envs)
+        obs = self._env.reset(specs, ids)
+        self._reward.observe(obs, ids, np.ones(len(ids), bool), np.zeros(len(ids), bool))
+        return obs
+
+    def step(self, actions: np.ndarray, env_ids: Sequence[int] | None = None) -> StepResult:
+        """See `VecEnv.step`."""
+        ids = checked_ids(env_ids, self.num_envs)
+        return self._judged(self._env.step(actions, ids), ids)
+
+    def begin_step(self, actions: np.ndarray, env_ids: Sequence[int] | None = None) -> Callable[[], StepResult]:
+        """See `HalvedEnv.begin_step`."""
+        ids = checked_ids(env_ids, self.num_envs)
+        wait = self._env.begin_step(actions, ids)
+        return lambda: self._judged(wait(), ids)
+
+    def save_state(self, env_ids: Sequence[int] | None = None) -> list[Keyframe]:
+        """See `VecEnv.save_state`."""
+        return self._env.save_state(env_ids)
+
+    def expert_action(self, env_ids: Sequence[int] | None = None) -> np.ndarray:
+        """See `VecEnv.expert_action`."""
+        return self._env.expert_action(env_ids)
+
+    def expert_remaining(self, env_ids: Sequence[int] | None = None) -> np.ndarray:
+        """See `ProgressEnv.expert_remaining`."""
+        return self._env.expert_remaining(env_ids)
+
+    def close(self) -> None:
+        """See `VecEnv.close`."""
+        self._env.close()
+
+    def _judged(self, result: StepResult, ids: Sequence[int]) -> StepResult:
+        judged = self._reward.observe(result.obs, ids, np.zeros(len(ids), bool), result.success)
+        counts = judged.counts & ~result.lost
+        rows, last = np.arange(len(ids)), np.maximum(result.num_steps - 1, 0)
+        reward, terminated = np.zeros_like(result.reward), np.zeros_like(result.terminated)
+        reward[rows, last], terminated[rows, last] = counts, counts
+        truth = {TRUE_SUCCESS: result.success.astype(np.float32), "reward_probability": judged.success}
+        return replace(
+            result,
+            reward=reward,
+            terminated=terminated,
+            truncated=result.truncated & ~counts[:, None],
+            success=counts,
+            info=result.info | truth | {"reward_progress": judged.progress},
+        )
+
+
+def reward_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """How success as it was paid compares with the truth, of episodes that broke not; none where the simulator paid.
+
+    False successes: of the episodes that really failed, those that counted. Missed: of the others, those that did not.
+    """
+    if not episodes or TRUE_SUCCESS not in episodes[0].info:
+        return {}
+    truth = np.array([bool(e.info[TRUE_SUCCESS][-1]) for e in episodes])
+    paid = np.array([e.success for e in episodes])
+    logged = {"train/success_by_simulator": float(truth.mean())}
+    if not truth.all():
+        logged["reward/false_success"] = float(paid[~truth].mean())
+    if truth.any():
+        logged["reward/missed_success"] = float((~paid)[truth].mean())
+    return logged

@@ -1,0 +1,95 @@
+"""What `vla-rl reward fit` and `eval` do: get the episodes, fit or measure, and write what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vla_rl.config import ConfigError
+from vla_rl.recipe.recipe import Recipe
+from vla_rl.workflows.recipe_parts import env_spec, limit_threads
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from vla_rl.data.config import DatasetConfig
+    from vla_rl.rewards.config import RewardFitConfig
+    from vla_rl.rewards.frames import RewardFrames
+    from vla_rl.rewards.measure import RewardResult
+
+REWARD = "reward"  # In the run's folder.
+
+
+def fit(recipe: Recipe, folder: Path, show: Callable[[str], None]) -> Path:
+    """Fit the recipe's reward on its datasets, which are collected first where missing; returns the reward's folder.
+
+    Begins anew where it was stopped, but for the datasets.
+
+    Raises:
+        ConfigError: the recipe has no reward section.
+        DatasetError: a dataset is not there, or records no outcomes.
+        CalibrationError: the reward cannot tell successes from failures well enough.
+    """
+    from vla_rl.distributed.process_group import resolve_device
+    from vla_rl.rewards.fit import fit_reward
+
+    section = _section(recipe)
+    limit_threads(recipe)
+    frames = _frames(recipe, section.datasets, "reward.datasets", show)
+    model = fit_reward(section, frames, recipe.seed, resolve_device(recipe.device), show)
+    facts = model.save(folder / REWARD, frames.starts.tolist())
+    found = facts.figures
+    show(
+        f"held out: AUC {found['auc'].value:.3f}; of {facts.num_failures} failures "
+        f"{100 * found['false_success'].value:.1f} % count (at most {100 * found['false_success'].high:.1f} %), "
+        f"of the successes {100 * found['recall'].value:.1f} %"
+    )
+    return folder / REWARD
+
+
+def evaluate(recipe: Recipe, folder: Path, show: Callable[[str], None]) -> tuple[RewardResult, Path]:
+    """Measure the reward of a run's folder on `reward.evaluate_on`; writes reward.json and reward.html there.
+
+    Returns:
+        What was found, and the page's path.
+
+    Raises:
+        ConfigError: no episodes to measure on are named.
+        ValueError: the reward was fitted on some of their initial states, or all ended alike.
+    """
+    from vla_rl.rewards.measure import PAGE_FILE, measure
+    from vla_rl.rewards.model import LearnedReward
+    from vla_rl.rewards.page import write_page
+
+    section = _section(recipe)
+    if not section.evaluate_on:
+        raise ConfigError("reward.evaluate_on: names no dataset; give one of a policy that the reward has not seen")
+    limit_threads(recipe)
+    model = LearnedReward.load(folder / REWARD)
+    frames = _frames(recipe, section.evaluate_on, "reward.evaluate_on", show)
+    result, judged = measure(folder / REWARD, model, frames)
+    result.save(folder)
+    return result, write_page(result, model, frames, judged, folder / PAGE_FILE)
+
+
+def _frames(recipe: Recipe, datasets: Sequence[DatasetConfig], field: str, show: Callable[[str], None]) -> RewardFrames:
+    """The episodes of datasets, of which the recipe's own are collected first where they are not there."""
+    from vla_rl.data.dataset_check import check_datasets
+    from vla_rl.rewards.fit import data_needs
+    from vla_rl.rewards.frames import open_frames
+    from vla_rl.workflows.collect import collect
+
+    wanted = {config.path for config in datasets}
+    for config in recipe.datasets:
+        if str(config.dataset) in wanted and not Path(config.dataset).is_dir():
+            collect(recipe, config, show)
+    check_datasets(wanted, field)
+    section = _section(recipe)
+    return open_frames(datasets, data_needs(section, env_spec(recipe)), section.every)
+
+
+def _section(recipe: Recipe) -> RewardFitConfig:
+    if recipe.reward is None:
+        raise ConfigError("reward: the recipe has none; see `vla-rl config show tabletop_reward`")
+    return recipe.reward
