@@ -123,7 +123,9 @@ def test_rewind_goes_back_along_what_was_sent() -> None:
 
 
 @pytest.mark.parametrize(
-    "end", [lambda it: it.all_clear(), lambda it: it.pause("ann"), lambda it: it.take_over("ann")], ids=str
+    "end",
+    [lambda it: it.all_clear(), lambda it: it.pause("ann"), lambda it: it.take_over("ann")],
+    ids=["all_clear", "pause", "take_over"],
 )
 def test_a_rewind_ends_early(end: Callable[[Intervention], object]) -> None:
     bench = Bench()
