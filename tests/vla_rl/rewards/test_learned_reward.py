@@ -56,12 +56,12 @@ class Torn(ReachPolicy):
         return super().act(replace(obs, instruction=told), generator, temperature)
 
 
-def record(folder: Path, start: int, policy: ReachPolicy, version: str, count: int = 80) -> str:
+def record(folder: Path, start: int, policy: ReachPolicy, version: str, count: int = 80, env: DummyConfig = ENV) -> str:
     config = CollectConfig.model_validate(
         {"source": "policy", "dataset": str(folder), "episodes_per_task": count, "start_index": start,
          "every_frame": False}
     )  # fmt: skip
-    collect_dataset(ENV, config, policy=policy, policy_version=version)
+    collect_dataset(env, config, policy=policy, policy_version=version)
     return str(folder)
 
 
