@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 from vla_rl.common.progress import episode_progress
 from vla_rl.recipe.collect_config import CollectConfig
+from vla_rl.rollout.source import LocalRolloutConfig
 from vla_rl.workflows.collect import collect
 
 
@@ -45,5 +46,6 @@ def test_collecting_shows_the_success_of_what_was_played(monkeypatch):
 
     monkeypatch.setattr("vla_rl.workflows.record_dataset.collect_dataset", collect_dataset)
     shown: list[str] = []
-    collect(SimpleNamespace(acting_env=None, seed=0), CollectConfig(), shown.append)  # type: ignore[arg-type]
+    recipe = SimpleNamespace(acting_env=None, seed=0, rollout=LocalRolloutConfig())
+    collect(recipe, CollectConfig(), shown.append)  # type: ignore[arg-type]
     assert shown == ["20 of 100 episodes, 90 % success, 30 frames/s"]
