@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.stats import rankdata
 from torch import nn
 
+from vla_rl.evaluation.signal import auc
 from vla_rl.offpolicy.config import CriticConfig
 from vla_rl.offpolicy.networks import CriticNetworks
 from vla_rl.offpolicy.transitions import Transitions
@@ -52,12 +52,6 @@ class Judged:
             "critic/spread": float(self.spread.mean()),
             "critic/advantage_correlation": float(np.corrcoef(self.q - self.v, outcome - self.v)[0, 1]),
         }
-
-
-def auc(score: np.ndarray, success: np.ndarray) -> float:
-    """How often a success is scored above a failure; ties count half."""
-    ranks, wins, losses = rankdata(score), int(success.sum()), int((~success).sum())
-    return float((ranks[success].sum() - wins * (wins + 1) / 2) / (wins * losses))
 
 
 class Critic:

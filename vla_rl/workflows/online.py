@@ -246,7 +246,7 @@ class _Run:
 
 def _on_policy_figures(learner: OffPolicyLearner, fresh: Transitions, discount: float) -> dict[str, float]:
     """What the critic, before it has seen them, says of fresh episodes' executed chunks, against their outcomes."""
-    from vla_rl.offpolicy.critic import auc
+    from vla_rl.evaluation.signal import auc
 
     value = learner.values(fresh)
     success = fresh.success[fresh.episode]
