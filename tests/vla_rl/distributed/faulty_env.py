@@ -1,8 +1,8 @@
 """The dummy environment, which breaks something once, in the middle of an episode, when a file in a folder says so.
 
 The file `fault.json` is a JSON object: `signal` to send to the process `pid` (0: its own, -1: its parent), or `hang` in
-seconds. The
-environment that reads it removes it first.
+seconds.
+The environment that reads it removes it first.
 """
 
 from __future__ import annotations
@@ -48,3 +48,11 @@ def plant(folder: Path, **fault: float) -> None:
     """Let the next environment in the middle of an episode break."""
     (folder / "fault.tmp").write_text(json.dumps(fault))
     os.rename(folder / "fault.tmp", folder / "fault.json")
+
+
+def wait_until_taken(folder: Path, seconds: float = 60) -> None:
+    """Wait until an environment has met what was planted."""
+    end = time.monotonic() + seconds
+    while (folder / "fault.json").exists():
+        assert time.monotonic() < end, "no environment met the fault: none ran"
+        time.sleep(0.05)
