@@ -23,9 +23,10 @@ def register(app: typer.Typer) -> None:
 def fit(recipe: OwnRecipe = None, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
     """Fit a reward on recorded episodes; its threshold and probabilities on initial states held out."""
     from vla_rl.common.run_folder import open_run
+    from vla_rl.recipe.pinned import pinned
     from vla_rl.workflows import reward
 
-    loaded = load_run(recipe, overrides, output, resume)
+    loaded = pinned(load_run(recipe, overrides, output, resume), say, "reward.datasets", "reward.evaluate_on")
     folder = open_run(loaded, output, resume)
     typer.echo(f"reward: {reward.fit(loaded, folder, say)}")
 
