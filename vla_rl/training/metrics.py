@@ -15,13 +15,16 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from pydantic import Field
 
 from vla_rl.common.atomic import disk_full, is_disk_full, write_text_atomic
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import Config
+
+if TYPE_CHECKING:
+    from vla_rl.evaluation.results import Evaluation
 
 _WANDB_ID_FILE = "wandb_id.txt"
 
@@ -53,6 +56,67 @@ class LogConfig(Config):
     )
 
 
+class WandbRun:
+    """A run's folder shown on Weights & Biases; begun with the first thing logged. The same folder is the same run.
+
+    Args:
+        folder: the run's folder. config: its project, entity, group, tags and mode.
+        run_config: the resolved recipe, shown beside the run.
+    """
+
+    def __init__(self, folder: Path, config: LogConfig, run_config: Mapping[str, Any] | None = None):
+        self._folder, self._config, self._run_config = Path(folder), config, dict(run_config or {})
+        self._run: Any = None
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        """Send one step's numbers, or what wandb shows besides."""
+        if self._run is None:
+            self._run = self._start()
+        self._run.log({**values, "step": step})
+
+    def log_evaluation(self, step: int, evaluation: Evaluation, videos: Sequence[Path]) -> None:
+        """Send success as evaluation/NAME/MODE, with the ends of its interval and by task, and videos/NAME."""
+        import wandb
+
+        shown: dict[str, Any] = {}
+        for rate in evaluation.rates():
+            key = f"evaluation/{evaluation.meta.name}/{rate.mode}"
+            if rate.task is not None:
+                shown[f"{key}/{evaluation.labels[rate.task]}"] = rate.rate
+                continue
+            shown |= {key: rate.rate, f"{key}_low": rate.interval[0], f"{key}_high": rate.interval[1]}
+            shown[f"{key}_n"] = rate.num_episodes
+        shown |= {f"videos/{file.stem}": wandb.Video(str(file), format="mp4") for file in videos}
+        self.log(step, shown)
+
+    def close(self) -> None:
+        """Finish the run, if one was begun. May be called twice."""
+        if self._run is not None:
+            self._run.finish()
+            self._run = None
+
+    def _start(self) -> Any:
+        import wandb
+
+        id_file = self._folder / _WANDB_ID_FILE
+        if not id_file.exists():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            id_file.write_text(uuid.uuid4().hex[:12])
+        run = wandb.init(
+            **self._config.model_dump(include={"project", "entity", "group", "tags"}),
+            name=self._folder.name,
+            id=id_file.read_text().strip(),
+            dir=str(self._folder),
+            mode=self._config.wandb,
+            resume="allow",  # The same id, so that a resumed run goes on where it is shown already.
+            config=self._run_config,
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+        # Our own axis, since a resumed run logs some steps again.
+        run.define_metric("*", step_metric="step")
+        return run
+
+
 class MetricLogger:
     """Writes each step's numbers to every writer asked for.
 
@@ -76,11 +140,10 @@ class MetricLogger:
     ) -> None:
         self.folder = Path(folder)
         self.config = config
-        self._run_config = dict(run_config or {})
         self._resume_step, self._num_iterations = resume_step, num_iterations
         self._file: TextIO | None = None
         self._tensorboard: Any = None
-        self._wandb: Any = None
+        self._wandb = WandbRun(self.folder, config, run_config) if config.wandb != "disabled" else None
         path = RunFolder(self.folder).metrics
         if resume_step is not None and path.exists():
             kept = [line for line in _whole_lines(path) if json.loads(line)["step"] <= resume_step]
@@ -97,21 +160,15 @@ class MetricLogger:
         self._write_jsonl(step, numbers)
         if self.config.tensorboard:
             self._write_tensorboard(step, numbers)
-        if self.config.wandb != "disabled":
-            self._write_wandb(step, numbers)
+        if self._wandb is not None:
+            self._wandb.log(step, numbers)
         if self.config.console:
             self._print_step(step, numbers)
 
-    def log_videos(self, step: int, files: Sequence[Path]) -> None:
-        """Show an evaluation's videos (MP4) on Weights & Biases, where that is on, each as videos/NAME."""
-        if self.config.wandb == "disabled" or not files:
-            return
-        import wandb
-
-        if self._wandb is None:
-            self._wandb = self._start_wandb()
-        shown = {f"videos/{file.stem}": wandb.Video(str(file), format="mp4") for file in files}
-        self._wandb.log({**shown, "step": step})
+    def log_evaluation(self, step: int, evaluation: Evaluation, videos: Sequence[Path]) -> None:
+        """Show an evaluation and its videos (MP4) on Weights & Biases, where that is on."""
+        if self._wandb is not None:
+            self._wandb.log_evaluation(step, evaluation, videos)
 
     def print(self, message: Any) -> None:
         """Show a text or a rich table on the console, where that is on."""
@@ -129,8 +186,7 @@ class MetricLogger:
             self._tensorboard.close()
             self._tensorboard = None
         if self._wandb is not None:
-            self._wandb.finish()
-            self._wandb = None
+            self._wandb.close()
 
     def __enter__(self) -> MetricLogger:
         return self
@@ -165,32 +221,6 @@ class MetricLogger:
             self._tensorboard.add_scalar(key, value, step)
         self._tensorboard.flush()
 
-    def _write_wandb(self, step: int, numbers: dict[str, float]) -> None:
-        if self._wandb is None:
-            self._wandb = self._start_wandb()
-        self._wandb.log({**numbers, "step": step})
-
-    def _start_wandb(self) -> Any:
-        import wandb
-
-        id_file = self.folder / _WANDB_ID_FILE
-        if not id_file.exists():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            id_file.write_text(uuid.uuid4().hex[:12])
-        run = wandb.init(
-            **self.config.model_dump(include={"project", "entity", "group", "tags"}),
-            name=self.folder.name,
-            id=id_file.read_text().strip(),
-            dir=str(self.folder),
-            mode=self.config.wandb,
-            resume="allow",  # The same id, so that a resumed run goes on where it is shown already.
-            config=self._run_config,
-            settings=wandb.Settings(silent=True, console="off"),
-        )
-        # Our own axis, since a resumed run logs some steps again.
-        run.define_metric("*", step_metric="step")
-        return run
-
     def _print_step(self, step: int, numbers: dict[str, float]) -> None:
         shown = dict.fromkeys(k for pattern in self.config.console_keys for k in fnmatch.filter(numbers, pattern))
         if shown:
@@ -211,7 +241,7 @@ class SilentLogger(MetricLogger):
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """Nothing."""
 
-    def log_videos(self, step: int, files: Sequence[Path]) -> None:
+    def log_evaluation(self, step: int, evaluation: Evaluation, videos: Sequence[Path]) -> None:
         """Nothing."""
 
 

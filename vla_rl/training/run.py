@@ -47,6 +47,7 @@ from vla_rl.training.trainer import TrainingDivergedError
 from vla_rl.types import Episode, EpisodeSpec
 
 if TYPE_CHECKING:
+    from vla_rl.evaluation.results import Evaluation
     from vla_rl.recipe.recipe import Recipe
 
 _ROLLOUT, _RESAMPLE, _GATE = 1, 2, 3  # streams of the rollouts' seeds
@@ -286,13 +287,13 @@ class TrainingRun:
         """
         self.steps.begin(BEFORE if name == "base" else AFTER, self.iteration)
         with self.world.unsharded(self.policy):
-            self._evaluate(name, policy_path)
-            self.world.wait()
-        self.logger.log_videos(self.iteration, sorted(self.folder.videos.glob(f"{name}__*.mp4")))
+            result = self._evaluate(name, policy_path)
+            self.world.wait()  # The others' videos are shown too.
+        self.logger.log_evaluation(self.iteration, result, self.folder.videos_of(name))
         self.steps.update(self.iteration)
         self.stopwatch.report()
 
-    def _evaluate(self, name: str, policy_path: Path | None) -> None:
+    def _evaluate(self, name: str, policy_path: Path | None) -> Evaluation:
         base = self.recipe.policy.path
         total = self._own(self.recipe.eval.num_episodes(self.env.spec))
         with self._progress(total, f"evaluation, {name}") as on_episode:
@@ -306,12 +307,11 @@ class TrainingRun:
                 on_episode=on_episode,
                 world=self.world,
             )
-        if not self.world.is_main:
-            return
-        path = self.folder.evaluation(name)
-        result.save(path)
-        result.plot(path.with_suffix(".png"))
-        self.logger.print(result.table())
+        if self.world.is_main:
+            result.save(path := self.folder.evaluation(name))
+            result.plot(path.with_suffix(".png"))
+            self.logger.print(result.table())
+        return result
 
     # --- keeping ----------------------------------------------------------------------------
 

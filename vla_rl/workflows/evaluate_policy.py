@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 def evaluate(recipe: Recipe, folder: Path, name: str = "policy") -> Evaluation:
     """Evaluate the recipe's policy; writes evaluations/NAME.json and .png, videos/ and report.html.
 
-    Several processes share the episodes; the first one writes, and each makes its videos.
+    With `log.wandb` it is shown there too, the folder as a run. Several processes share the episodes; the first one
+    writes, and each makes its videos.
     """
     from vla_rl.evaluation.evaluate import evaluate as run_evaluation
     from vla_rl.report.report import write_report
+    from vla_rl.training.metrics import WandbRun
 
     check(recipe, "eval")
     run = RunFolder(folder)
@@ -47,6 +49,9 @@ def evaluate(recipe: Recipe, folder: Path, name: str = "policy") -> Evaluation:
         evaluation.save(run.evaluation(name))
         evaluation.plot(run.evaluation(name).with_suffix(".png"))
         write_report(folder, after=name)
+        if recipe.log.wandb != "disabled":
+            with closing(WandbRun(folder, recipe.log, recipe.model_dump(mode="json"))) as shown:
+                shown.log_evaluation(0, evaluation, run.videos_of(name))
     return evaluation
 
 

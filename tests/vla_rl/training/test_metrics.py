@@ -8,8 +8,11 @@ import imageio.v2 as imageio
 import numpy as np
 import pytest
 import torch
+from tiny_run import make_recipe, save_policy
 
+from vla_rl.evaluation.results import EpisodeRecord, Evaluation, EvaluationMeta
 from vla_rl.training.metrics import LogConfig, MetricLogger, read_metrics
+from vla_rl.workflows.evaluate_policy import evaluate
 
 QUIET = LogConfig(tensorboard=False, console=False)
 
@@ -109,7 +112,26 @@ def wandb_records(folder):
     return records
 
 
-def test_wandb_offline_writes_a_run_to_sync(tmp_path, wandb_home):
+@pytest.fixture
+def evaluation() -> Evaluation:
+    meta = EvaluationMeta(
+        name="base", env="dummy", split="eval", seed=0, temperatures={"greedy": 0.0}, horizon={"push": 8},
+        cameras=("agentview",), image_size=(32, 32), num_envs=1, protocol="by hand", config={}, created="now",
+        wall_seconds=1.0,
+    )  # fmt: skip
+    episodes = [
+        EpisodeRecord(mode="greedy", task="push", split="eval", index=i, sample=0, success=i == 0, steps=3, lost=False)
+        for i in range(2)
+    ]
+    return Evaluation(meta=meta, episodes=tuple(episodes))
+
+
+def history(run):
+    """The rows of an offline run, each name -> JSON."""
+    return [{i.key or "/".join(i.nested_key): i.value_json for i in r.history.item} for r in wandb_records(run)]
+
+
+def test_wandb_offline_writes_a_run_to_sync(tmp_path, wandb_home, evaluation):
     import wandb
 
     config = LogConfig(
@@ -124,7 +146,7 @@ def test_wandb_offline_writes_a_run_to_sync(tmp_path, wandb_home):
     video = tmp_path / "base__push__greedy__eval-0000__success.mp4"
     imageio.mimwrite(video, np.zeros((3, 32, 32, 3), np.uint8), fps=5)
     with MetricLogger(tmp_path, config, run_config={"seed": 7}) as logger:
-        logger.log_videos(0, [video])
+        logger.log_evaluation(0, evaluation, [video])
         logger.log(0, {"train/success": 0.25})
         logger.log(1, {"train/success": 0.5})
     wandb.teardown()  # Its service writes in the background; this waits for it.
@@ -136,9 +158,25 @@ def test_wandb_offline_writes_a_run_to_sync(tmp_path, wandb_home):
     assert (tmp_path / "wandb_id.txt").read_text() in run.name
     (copied,) = (run / "files" / "media" / "videos").rglob("*.mp4")
     assert copied.read_bytes() == video.read_bytes()
-    history = [{i.key or "/".join(i.nested_key): i.value_json for i in r.history.item} for r in wandb_records(run)]
-    (shown,) = [row for row in history if f"videos/{video.stem}/_type" in row]
+    (shown,) = [row for row in history(run) if f"videos/{video.stem}/_type" in row]
     assert json.loads(shown[f"videos/{video.stem}/_type"]) == "video-file" and shown["step"] == "0"
+    low, high = evaluation.rate("greedy").interval
+    wanted = {"": 0.5, "_low": low, "_high": high, "_n": 2, "/push": 0.5}
+    assert {end: json.loads(shown[f"evaluation/base/greedy{end}"]) for end in wanted} == pytest.approx(wanted)
+
+
+def test_an_evaluation_alone_is_shown_too(tmp_path, wandb_home):
+    import wandb
+
+    recipe = make_recipe(save_policy(tmp_path / "policy"), "log.wandb=offline", "eval.videos=1")
+    (tmp_path / "eval").mkdir()
+    found = evaluate(recipe, tmp_path / "eval")
+    wandb.teardown()
+    (run,) = (tmp_path / "eval" / "wandb").glob("offline-run-*")
+    (shown,) = [row for row in history(run) if "evaluation/policy/sampled" in row]
+    assert json.loads(shown["evaluation/policy/sampled"]) == found.rate("sampled").rate
+    videos = sorted(path.name for path in (tmp_path / "eval" / "videos").glob("*.mp4"))
+    assert videos and len([key for key in shown if key.endswith("/_type")]) == len(videos)
 
 
 def test_a_resumed_run_goes_on_in_the_same_wandb_run(tmp_path, wandb_home):
