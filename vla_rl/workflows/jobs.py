@@ -20,7 +20,7 @@ MAX_ATTEMPTS = 5  # of a job on a cluster whose machines are lost
 
 @dataclass(frozen=True)
 class Job:
-    """One `vla-rl train` or `vla-rl eval`.
+    """One `vla-rl train`, `vla-rl offline` or `vla-rl eval`.
 
     Attributes:
         folder: the run's; its output goes into a .log beside it.
@@ -33,7 +33,7 @@ class Job:
     @property
     def command(self) -> tuple[str, ...]:
         """The arguments as they must be now: a run that was cut off goes on."""
-        goes_on = self.arguments[0] == "train" and RunFolder(self.folder).exists
+        goes_on = self.arguments[0] in ("train", "offline") and RunFolder(self.folder).exists
         return (*self.arguments, "--resume") if goes_on else self.arguments
 
     @property
@@ -59,7 +59,7 @@ class Job:
 
 
 def job(command: str, recipe_name: str, overrides: Sequence[str], folder: Path) -> Job:
-    """`vla-rl train` or `eval` of a recipe into a folder; what is there already must be of the same recipe.
+    """`vla-rl train`, `offline` or `eval` of a recipe into a folder; what is there already must be of the same recipe.
 
     Raises:
         ConfigError: the folder holds a run of another recipe.
