@@ -42,7 +42,8 @@ def assert_same(a, b):
 
 
 def test_every_kind_has_a_variant():
-    around_another = {"value_guided"}  # Made by `vla-rl online` alone: tests/vla_rl/workflows/test_online.py.
+    # Made by `vla-rl online` and `vla-rl offline`: tests/vla_rl/workflows/test_online.py, offpolicy/test_recap.py.
+    around_another = {"value_guided", "advantage_conditioned"}
     assert {values["kind"] for values in VARIANTS.values()} | around_another == set(KINDS["policy"])
 
 

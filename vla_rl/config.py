@@ -66,6 +66,7 @@ KINDS: dict[str, dict[str, str]] = {
         "openvla": "vla_rl.policies.openvla.config:OpenVLAConfig",
         "lerobot": "vla_rl.policies.lerobot.config:LeRobotConfig",
         "value_guided": "vla_rl.offpolicy.value_guided_config:ValueGuidedConfig",
+        "advantage_conditioned": "vla_rl.offpolicy.advantage_conditioned_config:AdvantageConditionedConfig",
     },
     "algo": {
         "grpo": "vla_rl.algorithms.grpo:GRPOConfig",

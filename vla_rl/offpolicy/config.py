@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from vla_rl.config import Config
 from vla_rl.training.config import TrainerConfig
 
-Method = Literal["cloning", "filtered", "advantage_weighted", "best_of_n"]
+Method = Literal["cloning", "filtered", "advantage_weighted", "best_of_n", "recap", "preferences"]
 
 
 class CriticConfig(TrainerConfig):
@@ -43,6 +43,42 @@ class CriticConfig(TrainerConfig):
     )
 
 
+class RecapConfig(Config):
+    """How decisions get their words, and how the policy is led by them (RECAP, arXiv 2511.14759)."""
+
+    lookahead: PositiveInt | None = Field(
+        default=2,
+        description="Decisions after which V says how a decision turned out; empty: the episode's outcome does.",
+    )
+    positive: float = Field(
+        default=0.4, gt=0, lt=1, description="Share of each task's decisions that get the positive word."
+    )
+    dropout: float = Field(
+        default=0.3, ge=0, lt=1, description="Share of examples cloned without a word; guidance needs some."
+    )
+    guidance: NonNegativeFloat = Field(
+        default=1.0,
+        description="Of the saved policy: 1: only the positive word; more: farther from what it does without a word.",
+    )
+
+
+class PreferencesConfig(Config):
+    """Which episodes are preferred to which, and how strongly that counts (TPO of GRAPE, arXiv 2411.19309)."""
+
+    beta: PositiveFloat = Field(
+        default=0.1, description="What one nat of an episode's log-probability over the first policy's counts."
+    )
+    pairs: PositiveInt = Field(default=4, description="Pairs of episodes per update.")
+    cloning: float = Field(
+        default=0.0, ge=0, description="Weight of the cloning loss of the better episodes, which keeps them likely."
+    )
+    file: str | None = Field(
+        default=None,
+        description='A person\'s choices, a line each: {"better": 3, "worse": 7, "dataset": "datasets/mine"}, episodes '
+        "numbered from 0; the dataset may be left out where there is one. Empty: successes over failures.",
+    )
+
+
 class OfflineConfig(Config):
     """How a policy is improved from the episodes in `sft.datasets`; `sft` has the cloning's own options."""
 
@@ -50,7 +86,9 @@ class OfflineConfig(Config):
         default="best_of_n",
         description="What is cloned. cloning: everything; filtered: episodes that succeeded; advantage_weighted: "
         "everything, each decision by how much better than expected it turned out; best_of_n: at each logged "
-        "observation, the best of some of the policy's own chunks and the logged one, as the critic says (Digi-Q).",
+        "observation, the best of some of the policy's own chunks and the logged one, as the critic says (Digi-Q); "
+        "recap: everything, the instruction saying whether a decision was better than expected; preferences: nothing, "
+        "better episodes become likelier than worse ones of the same task.",
     )
     advantage: Literal["outcome", "critic"] = Field(
         default="outcome",
@@ -77,6 +115,8 @@ class OfflineConfig(Config):
         default="before_and_after", description="When to run the `eval` section's evaluation."
     )
     critic: CriticConfig = Field(default_factory=CriticConfig)
+    recap: RecapConfig = Field(default_factory=RecapConfig, description="Of method recap.")
+    preferences: PreferencesConfig = Field(default_factory=PreferencesConfig, description="Of method preferences.")
 
 
 class OnlineCriticConfig(CriticConfig):

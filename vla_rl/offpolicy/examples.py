@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,8 @@ from safetensors.numpy import load_file, save_file
 from vla_rl.common.atomic import atomic_folder
 from vla_rl.data.dataset import BCBatch, BCDataset
 from vla_rl.interfaces import Policy
-from vla_rl.offpolicy.config import OfflineConfig
+from vla_rl.offpolicy.advantage_words import advantages, corrections, drop_words, improves
+from vla_rl.offpolicy.config import OfflineConfig, RecapConfig
 from vla_rl.offpolicy.critic import Critic, Judged
 from vla_rl.offpolicy.transitions import Transitions
 from vla_rl.rollout.runner import derived_seed, evaluation_mode
@@ -34,10 +35,14 @@ class Examples:
     Attributes:
         weight: float64 (N,), how often each counts, relative to the others; 0: never.
         chunk: float32 (N, H, A), what is cloned in place of the logged chunk; None: the logged one.
+        positive: bool (N,), which word the instruction gets; None: none. Of all examples a share of `word_dropout`,
+            float64 (1,), gets none.
     """
 
     weight: np.ndarray
     chunk: np.ndarray | None = None
+    positive: np.ndarray | None = None
+    word_dropout: np.ndarray | None = None
 
     def effective_size(self) -> float:
         """How many decisions of equal weight carry as much: (sum of weights)^2 / sum of their squares."""
@@ -45,7 +50,7 @@ class Examples:
 
     def save(self, folder: Path, found: Mapping[str, float]) -> None:
         """Write them as safetensors, and what was found of them as JSON; the folder appears whole or not at all."""
-        arrays = {"weight": self.weight} | ({} if self.chunk is None else {"chunk": self.chunk})
+        arrays = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
         with atomic_folder(folder, "examples") as partial:
             save_file(arrays, partial / TENSORS_FILE)
             (partial / FACTS_FILE).write_text(json.dumps(found, indent=1) + "\n")
@@ -61,7 +66,7 @@ class WeightedDataset(BCDataset):
 
     def __init__(self, data: BCDataset, examples: Examples) -> None:
         super().__init__(data.parts, data.chunk_size)
-        self._chunk = examples.chunk
+        self._examples = examples
         sizes = [len(part.rows) for part in self.parts]
         self._part = np.repeat(np.arange(len(sizes)), sizes)
         self._rows = np.concatenate([part.rows for part in self.parts])
@@ -70,16 +75,20 @@ class WeightedDataset(BCDataset):
 
     def batch(self, size: int, seed: int, step: int) -> BCBatch:
         """`size` examples drawn with replacement, the same for the same (seed, step)."""
-        drawn = np.searchsorted(self._until, np.random.default_rng([seed, step]).random(size), side="right")
+        rng = np.random.default_rng([seed, step])
+        drawn = np.searchsorted(self._until, rng.random(size), side="right")
         drawn = np.minimum(drawn, len(self._until) - 1)
         order = np.argsort(self._part[drawn], kind="stable")
         chosen = [drawn[order][self._part[drawn[order]] == number] for number in range(len(self.parts))]
         pairs = [(part, rows) for part, rows in zip(self.parts, chosen, strict=True) if len(rows)]
         batch = BCBatch.concatenate([part.batch(self._rows[rows], self.chunk_size) for part, rows in pairs])
         batch = batch.select(np.argsort(order, kind="stable"))
-        if self._chunk is None:
+        found = self._examples
+        if found.positive is not None and found.word_dropout is not None:
+            batch = drop_words(batch, found.positive[drawn], float(found.word_dropout[0]), rng)
+        if found.chunk is None:
             return batch
-        return replace(batch, actions=self._chunk[drawn], valid=np.ones(self._chunk[drawn].shape[:2], bool))
+        return replace(batch, actions=found.chunk[drawn], valid=np.ones(found.chunk[drawn].shape[:2], bool))
 
 
 def advantage_weights(config: OfflineConfig, transitions: Transitions, judged: Judged) -> np.ndarray:
@@ -87,6 +96,21 @@ def advantage_weights(config: OfflineConfig, transitions: Transitions, judged: J
     value = judged.q if config.advantage == "critic" else transitions.returns(config.critic.discount)
     advantage = (value - judged.v).astype(np.float64)
     return np.exp(np.minimum(advantage / config.temperature, np.log(config.largest_weight)))
+
+
+def worded(
+    config: RecapConfig, data: BCDataset, transitions: Transitions, v: np.ndarray, discount: float
+) -> tuple[Examples, dict[str, float]]:
+    """Every decision, with the word for whether it was better than expected; and how often that was said."""
+    advantage = advantages(config, transitions, v, discount)
+    positive = improves(config, transitions, advantage, corrections(data))
+    success = transitions.success[transitions.episode]
+    found = {
+        "recap/positive": float(positive.mean()),
+        "recap/positive_of_successes": float(positive[success].mean()),
+        "recap/positive_of_failures": float(positive[~success].mean()),
+    }
+    return Examples(np.ones(len(positive)), positive=positive, word_dropout=np.array([config.dropout])), found
 
 
 def best_of_n(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field, PositiveInt
 
 from vla_rl.config import ConfigError
-from vla_rl.policies.base import CONFIG_FILE, PolicyConfig, resolve_path
+from vla_rl.policies.base import CONFIG_FILE, PolicyConfig, check_sizes, resolve_path
 from vla_rl.policies.checkpoint_info import CheckpointInfo
 from vla_rl.types import EnvSpec
 
@@ -34,11 +34,7 @@ class ValueGuidedConfig(PolicyConfig):
         policy = self.load(resolve_path(self.path), device)
         if lacking := sorted(set(policy.cameras) - set(env_spec.cameras)):
             raise ConfigError(f"policy.cameras: {lacking} not in environment {env_spec.kind!r}; set env.cameras")
-        if policy.action_dim != env_spec.action_dim:
-            raise ConfigError(
-                f"policy action_dim: the policy has {policy.action_dim}, environment {env_spec.kind!r} has "
-                f"{env_spec.action_dim}; start from a policy made for this environment"
-            )
+        check_sizes(policy, env_spec)
         if self.candidates is not None:
             policy.candidates = self.candidates
         return policy

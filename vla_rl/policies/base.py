@@ -72,6 +72,23 @@ class PolicyConfig(Config):
         return None
 
 
+def check_sizes(policy: Policy, env_spec: EnvSpec) -> None:
+    """Check a policy's action and state sizes against an environment's.
+
+    Raises:
+        ConfigError: one differs.
+    """
+    for name, own, theirs in (
+        ("action_dim", policy.action_dim, env_spec.action_dim),
+        ("state_dim", policy.state_dim, env_spec.state_dim),
+    ):
+        if own is not None and own != theirs:
+            raise ConfigError(
+                f"policy {name}: the policy has {own}, environment {env_spec.kind!r} has {theirs}; "
+                "start from a policy made for this environment"
+            )
+
+
 def pretrained_folder() -> Path:
     """Where the policies that ship with the package lie."""
     return Path(__file__).resolve().parent / "pretrained"

@@ -26,6 +26,15 @@ def uniforms(shape: Sequence[int], generator: torch.Generator | None, device: to
     return by_row(draw, shape, generator, dim).to(device)
 
 
+def guided(readings: Sequence[Tensor], weight: float) -> Tensor:
+    """Classifier-free guidance (arXiv 2207.12598): plain + weight (conditional - plain), to the bit at 0 and 1.
+
+    Args:
+        readings: the conditional one, and the plain one; without it, what is conditional stays as it is.
+    """
+    return readings[0] if len(readings) == 1 else torch.lerp(readings[1], readings[0], weight)
+
+
 def draw(
     logits: Tensor, temperature: float, generator: torch.Generator | None, uniform: Tensor | None = None
 ) -> Tensor:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from vla_rl.config import ConfigError
+from vla_rl.data.config import AugmentConfig
 from vla_rl.data.dataset_check import check_datasets
 from vla_rl.evaluation.evaluate import episode_specs
 from vla_rl.policies.base import resolve_path
@@ -206,6 +207,16 @@ RULES = (
         ),
     ),
     Rule(
+        ("offline",),
+        lambda r: (
+            _learns_preferences(r) and r.sft and (r.sft.precision != "policy" or r.sft.augment != AugmentConfig())
+        ),
+        lambda r: (
+            "offline.method=preferences: compares likelihoods with those of the first policy, so images and precision "
+            "stay as they are: leave out sft.precision and sft.augment"
+        ),
+    ),
+    Rule(
         ("online",),
         lambda r: r.online is None or (r.sft is None and (r.online.prior == "datasets" or r.online.warm_updates)),
         lambda r: (
@@ -244,6 +255,10 @@ def check(recipe: Recipe, command: str = "") -> None:
 def learns_from_demonstrations(recipe: Recipe) -> bool:
     """Whether `train` needs the recipe's `sft.datasets`."""
     return recipe.train.control == "continue_bc" or (recipe.algo is not None and recipe.algo.bc_coef > 0)
+
+
+def _learns_preferences(recipe: Recipe) -> bool:
+    return recipe.offline is not None and recipe.offline.method == "preferences"
 
 
 def _unknown_axes(recipe: Recipe) -> list[str]:

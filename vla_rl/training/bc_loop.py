@@ -50,6 +50,7 @@ def run_training(
     env_spec: EnvSpec | None,
     progress: bool,
     choose: Callable[[BCDataset], BCDataset] | None = None,
+    trainer: type[BCTrainer] = BCTrainer,
 ) -> dict[str, Any]:
     """See `vla_rl.training.sft.train_bc`."""
     if config.num_threads:
@@ -68,7 +69,7 @@ def run_training(
             statistics["action"]["mask"] = [False] * policy.action_dim
         policy.set_norm_stats(statistics["action"], statistics.get("proprio"), name=data.parts[0].name)
     world.distribute(policy)
-    cloning = BCTrainer(policy, config, seed, world=world)
+    cloning = trainer(policy, config, seed, world=world)
     checkpoints = folder / "checkpoints"
     _restore(cloning, checkpoints)
     data_seed = derive_seed(seed, DATA)
@@ -80,7 +81,7 @@ def run_training(
         advance(cloning.trainer.num_steps, "")
         while cloning.trainer.num_steps < config.steps:
             try:
-                values = cloning.step(data.batch(config.batch_size, data_seed, cloning.trainer.num_steps))
+                values = cloning.learn(data, data_seed)
             except TrainingDivergedError as error:
                 saved = _save(cloning, checkpoints)
                 raise TrainingDivergedError(f"{error} Saved as {saved}.") from None

@@ -91,6 +91,10 @@ class BCTrainer:
             self.policy.eval()
         return self.trainer.update(metrics)
 
+    def learn(self, data: BCDataset, seed: int) -> dict[str, float]:
+        """One update on what this step draws of the data; see `step`."""
+        return self.step(data.batch(self.config.batch_size, seed, self.trainer.num_steps))
+
     def _loss(self, batch: BCBatch) -> tuple[torch.Tensor, dict[str, Any]]:
         with self.accelerator.autocast():
             return self.policy.bc_loss(batch.obs, batch.actions, batch.valid, keyframe=batch.keyframe)

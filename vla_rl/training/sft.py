@@ -17,6 +17,7 @@ from vla_rl.training.config import TrainerConfig
 if TYPE_CHECKING:
     from vla_rl.data.dataset import BCDataset
     from vla_rl.interfaces import Policy
+    from vla_rl.training.bc_trainer import BCTrainer
     from vla_rl.types import EnvSpec
 
 
@@ -66,6 +67,7 @@ def train_bc(
     env_spec: EnvSpec | None = None,
     progress: bool = True,
     choose: Callable[[BCDataset], BCDataset] | None = None,
+    trainer: type[BCTrainer] | None = None,
 ) -> dict[str, Any]:
     """Train a policy by behavior cloning; continue from the last whole checkpoint in the folder.
 
@@ -78,6 +80,7 @@ def train_bc(
         env_spec: the environment's facts; datasets must have its control rate and state size. None: not checked.
         progress: show a progress bar.
         choose: which examples of the config's datasets count, and how often; None: all alike.
+        trainer: what makes an update of them; None: cloning.
 
     Returns:
         policy (folder), steps, samples_per_second, num_bad_steps, episodes, frames, and the last logged metrics.
@@ -86,8 +89,16 @@ def train_bc(
         DatasetError: a dataset that is missing, damaged or does not fit.
         TrainingDivergedError: `max_bad_steps` in a row; the last good state is kept as a checkpoint.
     """
-    from vla_rl.training.bc_loop import run_training
+    from vla_rl.training.bc_loop import BCTrainer, run_training
 
     return run_training(
-        policy, config, Path(run_folder), log, seed, env_spec=env_spec, progress=progress, choose=choose
+        policy,
+        config,
+        Path(run_folder),
+        log,
+        seed,
+        env_spec=env_spec,
+        progress=progress,
+        choose=choose,
+        trainer=trainer or BCTrainer,
     )

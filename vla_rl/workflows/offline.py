@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from vla_rl.offpolicy.config import OfflineConfig
     from vla_rl.offpolicy.examples import Examples
     from vla_rl.offpolicy.features import FeatureCache
+    from vla_rl.offpolicy.preferences import Preferences
+    from vla_rl.training.bc_trainer import BCTrainer
+    from vla_rl.training.sft import SFTConfig
 
 EXAMPLES, BASE, FINAL = "examples", "base", "final"
 
@@ -34,6 +37,8 @@ def improve_offline(recipe: Recipe, folder: Path, show: Callable[[str], None]) -
         DatasetError: a dataset is not there.
         ValueError: all logged episodes ended alike, so that there is nothing to learn from.
     """
+    from vla_rl.offpolicy.advantage_conditioned import condition, unconditioned
+    from vla_rl.offpolicy.advantage_conditioned_config import AdvantageConditionedConfig
     from vla_rl.report.report import write_report
     from vla_rl.training.checkpoint import checkpoint_step, latest_checkpoint
     from vla_rl.training.metrics import MetricLogger
@@ -48,28 +53,69 @@ def improve_offline(recipe: Recipe, folder: Path, show: Callable[[str], None]) -
         evaluate_once(recipe, folder, BASE)
     policy = build_policy(recipe, spec)
     section = recipe.offline
+    if section.method == "recap":
+        policy = unconditioned(policy)
 
     def choose(data: BCDataset) -> BCDataset:
-        from vla_rl.offpolicy.examples import Examples, WeightedDataset
-
-        if not (folder / EXAMPLES).is_dir():
-            cache = feature_cache(recipe, show)
-            examples, found = choose_examples(section, policy, data, recipe.seed, show, cache)
-            examples.save(folder / EXAMPLES, found)
-        examples, found = Examples.load(folder / EXAMPLES)
-        for name, value in found.items():
-            show(f"{name}: {value:.3g}")
-        return WeightedDataset(data, examples)
+        if section.method == "preferences":
+            return _preferred(recipe, policy, data, folder / EXAMPLES, show)
+        return _weighted(recipe, policy, data, folder / EXAMPLES, show)
 
     checkpoint = latest_checkpoint(run.checkpoints)
     done = checkpoint_step(checkpoint) if checkpoint else 0 if run.metrics.exists() else None
     with MetricLogger(folder, recipe.log, resume_step=done, run_config=recipe.model_dump(mode="json")) as logger:
-        summary = train_bc(policy, recipe.sft, folder, logger.log, recipe.seed, env_spec=spec, choose=choose)
+        summary = train_bc(
+            policy, recipe.sft, folder, logger.log, recipe.seed, env_spec=spec, choose=choose, trainer=_trainer(section)
+        )
+    trained = recipe.policy.model_copy(update={"path": str(run.policy)})
+    if section.method == "recap":
+        condition(policy, section.recap.guidance).save(run.policy)
+        trained = AdvantageConditionedConfig(path=str(run.policy))
     if section.evaluate != "never":
-        trained = recipe.policy.model_copy(update={"path": str(run.policy)})
         evaluate_once(recipe.model_copy(update={"policy": trained}), folder, FINAL)
     write_report(folder)
     return summary
+
+
+def _weighted(recipe: Recipe, policy: Policy, data: BCDataset, folder: Path, show: Callable[[str], None]) -> BCDataset:
+    """The datasets as the method clones them; what it chose is kept in the folder."""
+    from vla_rl.offpolicy.examples import Examples, WeightedDataset
+
+    assert recipe.offline is not None, "checked before"
+    if not folder.is_dir():
+        cache = feature_cache(recipe, show)
+        examples, found = choose_examples(recipe.offline, policy, data, recipe.seed, show, cache)
+        examples.save(folder, found)
+    examples, found = Examples.load(folder)
+    _tell(found, show)
+    return WeightedDataset(data, examples)
+
+
+def _preferred(recipe: Recipe, policy: Policy, data: BCDataset, folder: Path, show: Callable[[str], None]) -> BCDataset:
+    """The datasets with their pairs of episodes, which are kept in the folder with how likely they were at first."""
+    from vla_rl.offpolicy.preferences import PreferenceDataset, Preferences
+
+    assert recipe.offline is not None and recipe.sft is not None, "checked before"
+    if not folder.is_dir():
+        preferences, found = choose_pairs(recipe.offline, policy, data, recipe.sft, recipe.seed, show)
+        preferences.save(folder, found)
+    preferences, found = Preferences.load(folder)
+    _tell(found, show)
+    return PreferenceDataset(data, preferences, recipe.offline.preferences)
+
+
+def _trainer(config: OfflineConfig) -> type[BCTrainer] | None:
+    """What makes an update; None: cloning."""
+    if config.method != "preferences":
+        return None
+    from vla_rl.offpolicy.preferences import PreferenceTrainer
+
+    return PreferenceTrainer
+
+
+def _tell(found: dict[str, float], show: Callable[[str], None]) -> None:
+    for name, value in found.items():
+        show(f"{name}: {value:.3g}")
 
 
 def collect_missing(recipe: Recipe, show: Callable[[str], None]) -> None:
@@ -113,8 +159,9 @@ def choose_examples(
     cache: FeatureCache | None = None,
 ) -> tuple[Examples, dict[str, float]]:
     """What the method clones of the datasets, and figures about it by name; embeddings are kept in the cache."""
+    from vla_rl.offpolicy.advantage_words import check_words_are_read
     from vla_rl.offpolicy.critic import fit_critic
-    from vla_rl.offpolicy.examples import Examples, advantage_weights, best_of_n
+    from vla_rl.offpolicy.examples import Examples, advantage_weights, best_of_n, worded
     from vla_rl.offpolicy.transitions import logged_transitions
     from vla_rl.rollout.runner import evaluation_mode
 
@@ -123,6 +170,8 @@ def choose_examples(
         return Examples(np.ones(rows)), {}
     needs_critic = config.method != "filtered"
     with evaluation_mode(policy):
+        if config.method == "recap":
+            check_words_are_read(policy, data)
         transitions = logged_transitions(policy if needs_critic else None, data, cache)
     transitions.check_outcomes_differ()
     if config.control == "shuffled_outcomes":
@@ -135,5 +184,42 @@ def choose_examples(
     if config.method == "best_of_n":
         examples, gain = best_of_n(config, policy, data, transitions, critic, seed, show)
         return examples, found | gain
+    if config.method == "recap":
+        examples, words = worded(config.recap, data, transitions, judged.v, config.critic.discount)
+        return examples, found | words
     examples = Examples(advantage_weights(config, transitions, judged))
     return examples, found | {"weights/effective_share": examples.effective_size() / len(transitions)}
+
+
+def choose_pairs(
+    config: OfflineConfig, policy: Policy, data: BCDataset, cloning: SFTConfig, seed: int, show: Callable[[str], None]
+) -> tuple[Preferences, dict[str, float]]:
+    """Which episodes are preferred to which, and how likely the policy makes them now; figures by name."""
+    from vla_rl.offpolicy.preferences import Preferences, decisions_at_once, pair_up, read_pairs, reference_log_probs
+    from vla_rl.offpolicy.transitions import logged_transitions
+    from vla_rl.rollout.runner import evaluation_mode
+
+    if config.preferences.file is not None:
+        better, worse = read_pairs(Path(config.preferences.file), data.parts)
+        alike = np.zeros(len(better), bool)
+        if config.control == "shuffled_outcomes":
+            swapped = np.random.default_rng(seed).random(len(better)) < 0.5
+            better, worse = np.where(swapped, worse, better), np.where(swapped, better, worse)
+    else:
+        transitions = logged_transitions(None, data)
+        transitions.check_outcomes_differ()
+        if config.control == "shuffled_outcomes":
+            transitions = transitions.with_shuffled_outcomes(seed)
+        dataset = np.full(len(transitions.success), -1)
+        source = np.repeat(np.arange(len(data.parts)), [len(part.rows) for part in data.parts])
+        dataset[transitions.episode] = source  # Of episodes that are learned from at all.
+        better, worse = pair_up(transitions, dataset, seed)
+        alike = transitions.initial_state[better] == transitions.initial_state[worse]
+    episodes = np.unique(np.concatenate([better, worse]))
+    show(f"{len(better)} pairs of {len(episodes)} episodes: how likely they are now")
+    with evaluation_mode(policy):
+        most = decisions_at_once(cloning.batch_size, cloning.grad_accumulation)
+        reference = reference_log_probs(policy, data, episodes, most)
+    found = {"pairs": float(len(better)), "pairs/same_initial_state": float(alike.mean())}
+    found |= {"pairs/likelier": float((reference[better] > reference[worse]).mean())}
+    return Preferences(better, worse, reference), found

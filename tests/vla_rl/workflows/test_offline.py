@@ -17,6 +17,7 @@ from vla_rl.common.run_folder import open_run
 from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetConfig
 from vla_rl.data.dataset import BCDataset, DataNeeds, open_dataset
+from vla_rl.offpolicy.advantage_conditioned import AdvantageConditionedPolicy
 from vla_rl.offpolicy.config import OfflineConfig
 from vla_rl.offpolicy.examples import Examples, WeightedDataset
 from vla_rl.offpolicy.transitions import Transitions, logged_transitions
@@ -156,12 +157,72 @@ def test_a_run_improves_reports_and_resumes_to_the_bit(logged: Path, tmp_path: P
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+def test_recap_says_of_every_decision_whether_it_was_better_than_expected(logged: Path, tmp_path: Path) -> None:
+    data, policy = opened(logged), load_policy(save_policy(tmp_path / "policy"))
+    config = OfflineConfig.model_validate({"method": "recap", "recap": {"lookahead": None}, "critic": SMALL})
+    examples, found = choose_examples(config, policy, data, 0, lambda _: None)
+    assert examples.positive is not None and (examples.weight == 1).all()
+    assert found["recap/positive"] == pytest.approx(0.4, abs=0.05)
+    assert found["recap/positive_of_successes"] > found["recap/positive_of_failures"]
+    batch = WeightedDataset(data, examples).batch(600, 0, 0)
+    plain = WeightedDataset(data, Examples(examples.weight)).batch(600, 0, 0)
+    np.testing.assert_array_equal(batch.actions, plain.actions)
+    ends = [text.removeprefix(old) for text, old in zip(batch.obs.instruction, plain.obs.instruction, strict=True)]
+    counts = {end: ends.count(end) for end in set(ends)}
+    assert set(counts) == {"", ". Advantage: positive", ". Advantage: negative"}
+    assert counts[""] / 600 == pytest.approx(0.3, abs=0.06)
+    assert counts[". Advantage: positive"] / (600 - counts[""]) == pytest.approx(found["recap/positive"], abs=0.08)
+
+
+def test_a_policy_that_cannot_read_the_words_is_refused(logged: Path) -> None:
+    class Deaf(Seeing):
+        def bc_loss(self, obs, actions, valid=None, keyframe=None):
+            return torch.tensor(1.0), {}
+
+    with pytest.raises(ValueError, match=r"does the same whether its instruction ends in 'negative' or in 'positive'"):
+        choose_examples(OfflineConfig(method="recap"), Deaf(), opened(logged), 0, lambda _: None)
+
+
+@pytest.mark.parametrize("method", ["recap", "preferences"])
+def test_a_killed_run_of_other_methods_ends_as_one_that_was_not(method: str, logged: Path, tmp_path: Path) -> None:
+    section = {"method": method, "critic": SMALL, "evaluate": "after", "preferences": {"pairs": 1}}
+    values = recipe_of(logged, save_policy(tmp_path / "policy")).model_dump(mode="json")
+    recipe = Recipe.model_validate(values | {"offline": section})
+    whole = open_run(recipe, tmp_path / "whole", False)
+    improve_offline(recipe, whole, lambda _: None)
+    assert (whole / "evaluations" / "final.json").is_file() and (whole / "report.html").is_file()
+    found = json.loads((whole / "examples" / "found.json").read_text())
+    assert {"recap": "recap/positive", "preferences": "pairs"}[method] in found
+
+    killed = tmp_path / "killed"
+    shutil.copytree(whole, killed)
+    for folder in (killed / "policy", killed / "evaluations", latest_checkpoint(killed / "checkpoints")):
+        shutil.rmtree(folder)
+    improve_offline(recipe, open_run(recipe, killed, True), lambda _: None)
+    first, second = (load_policy(folder / "policy") for folder in (whole, killed))
+    for name, tensor in first.state_dict().items():
+        assert torch.equal(tensor, second.state_dict()[name]), name
+    start = load_policy(tmp_path / "policy").state_dict()
+    assert any(not torch.equal(start[name.removeprefix("base.")], value) for name, value in second.state_dict().items())
+    assert isinstance(first, AdvantageConditionedPolicy) == (method == "recap")
+    if method == "recap":  # Another round begins with what it learned; the word is not said twice.
+        again = Recipe.model_validate(
+            values | {"offline": section, "policy": {"kind": "advantage_conditioned", "path": str(whole / "policy")}}
+        )
+        improve_offline(again, open_run(again, tmp_path / "again", False), lambda _: None)
+        assert not isinstance(load_policy(tmp_path / "again" / "policy").base, AdvantageConditionedPolicy)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"offline": None}, r"needs an offline and an sft section"),
         ({"sft": {"datasets": ["nowhere"]}}, r"nowhere"),
         ({"sft": {"datasets": ["x"], "validation_fraction": 0.1}}, r"sft\.validation_fraction: got 0\.1"),
+        (
+            {"offline": {"method": "preferences"}, "sft": {"datasets": ["x"], "augment": {"shift": 2}}},
+            r"leave out sft\.precision and sft\.augment",
+        ),
     ],
 )
 def test_what_it_cannot_do_is_refused_before_any_work(logged: Path, tmp_path: Path, change: dict, message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from vla_rl.policies import lora
 from vla_rl.policies.lerobot.learning import LearningPolicy
 from vla_rl.policies.lerobot.networks import TOKEN_MASK, TOKENS, attention_of_valid, let_pi_run, mean_of_valid
 from vla_rl.policies.lerobot.options import LeRobotOptions
-from vla_rl.policies.token_draws import check_temperature, draw, uniforms
+from vla_rl.policies.token_draws import check_temperature, draw, guided, uniforms
 from vla_rl.types import ActionChunk, Observation
 
 _REPLACEMENT = "\ufffd"  # What bytes decode to that are no character.
@@ -150,14 +151,25 @@ class LeRobotFastPolicy(LearningPolicy):
         self._add_critic(self.network.feature_size)
         self.num_tokens: int = core.config.max_decoding_steps - len(self.network.start)
 
-    @torch.no_grad()
-    @lora.acts_merged
     def act(self, obs: Observation, generator: torch.Generator | None = None, temperature: float = 1.0) -> ActionChunk:
         """Draw one chunk per environment. See `Policy.act`.
 
         Raises:
             ValueError: no statistics yet, a camera is missing, wrong state size, or temperature < 0.
         """
+        return self.act_guided(obs, [], 1.0, generator, temperature)
+
+    @torch.no_grad()
+    @lora.acts_merged
+    def act_guided(
+        self,
+        obs: Observation,
+        plain: Sequence[Observation],
+        weight: float,
+        generator: torch.Generator | None,
+        temperature: float,
+    ) -> ActionChunk:
+        """See `GuidablePolicy`."""
         check_temperature(temperature, lowest=0.0)
         batch, rows, end = self._batch(obs), obs.batch_size, self.network.end
         numbers = uniforms((self.num_tokens, rows, 1), generator, self.device, dim=1) if temperature > 0 else None
@@ -165,10 +177,11 @@ class LeRobotFastPolicy(LearningPolicy):
         log_prob = torch.zeros(rows, device=self.device)
         open_rows = torch.ones(rows, dtype=torch.bool, device=self.device)
         with self._autocast():
-            reading = self.network.read(batch, None, use_cache=True)
-            features = reading.features
+            batches = [batch, *(self._batch(each) for each in plain)]
+            readings = [self.network.read(each, None, use_cache=True) for each in batches]
+            features = readings[0].features
             for n in range(self.num_tokens):
-                logits = self.network.logits(reading.hidden)
+                logits = guided([self.network.logits(reading.hidden) for reading in readings], weight)
                 drawn = draw(logits, temperature, None, None if numbers is None else numbers[n])
                 if temperature > 0:
                     each = torch.log_softmax(logits / temperature, -1).gather(-1, drawn[..., None])
@@ -177,7 +190,7 @@ class LeRobotFastPolicy(LearningPolicy):
                 open_rows &= drawn[:, 0] != end
                 if n + 1 == self.num_tokens or not bool(open_rows.any()):
                     break
-                reading = self.network.go_on(reading, drawn)
+                readings = [self.network.go_on(reading, drawn) for reading in readings]
         value = self._value(features, batch)
         actions = self.network.actions(tokens)
         return ActionChunk(

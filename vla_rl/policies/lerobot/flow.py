@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -43,14 +44,25 @@ class LeRobotFlowPolicy(LearningPolicy):
 
     # --- Policy -------------------------------------------------------------------------------
 
-    @torch.no_grad()
-    @lora.acts_merged
     def act(self, obs: Observation, generator: torch.Generator | None = None, temperature: float = 1.0) -> ActionChunk:
         """Draw one chunk per environment. See `Policy.act`.
 
         Raises:
             ValueError: no statistics yet, a camera is missing, wrong state size, or temperature < 0.
         """
+        return self.act_guided(obs, [], 1.0, generator, temperature)
+
+    @torch.no_grad()
+    @lora.acts_merged
+    def act_guided(
+        self,
+        obs: Observation,
+        plain: Sequence[Observation],
+        weight: float,
+        generator: torch.Generator | None,
+        temperature: float,
+    ) -> ActionChunk:
+        """See `GuidablePolicy`: the velocity is guided; Flow-Noise's spread is that of `obs`."""
         if temperature < 0:
             raise ValueError(f"temperature: got {temperature}, must be at least 0")
         batch = self._batch(obs)
@@ -59,7 +71,9 @@ class LeRobotFlowPolicy(LearningPolicy):
         noise = flow_sampling.normal(shape, source, self.device)
         with self._autocast():
             prefix = self.network.prefix(batch)
+            others = [self.network.prefix(self._batch(each)) for each in plain]
         velocity, sampling = self._velocity(prefix), self.config.sampling
+        velocity = flow_sampling.guided([velocity, *map(self._velocity, others)], weight)
         keeps = self.network.keeps_noise
         drawn = flow_sampling.sample(velocity, noise, self.num_steps, sampling, temperature, generator, keeps)
         value = self._value(prefix.features, batch)

@@ -19,13 +19,14 @@ its first point, P = 3.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from vla_rl.common.row_noise import by_row
+from vla_rl.policies import token_draws
 from vla_rl.policies.lerobot.options import FlowSampling
 
 # (x (B, C, D), t (B,)) -> velocity (B, C, D), and the learned noise (B, C, D) or None.
@@ -169,6 +170,19 @@ def path_log_prob(
         total = total + log_density(points[:, k + 1], mean, std, sampling.log_prob_clamp)
         entropy = entropy + std.log() + 0.5 * (LOG_2PI + 1)
     return total, entropy
+
+
+def guided(velocities: Sequence[Velocity], weight: float) -> Velocity:
+    """A conditional velocity, guided by `weight` away from a plain one, where there is one; see `token_draws`."""
+    if len(velocities) == 1:
+        return velocities[0]
+    conditional, plain = velocities
+
+    def velocity(x: Tensor, level: Tensor) -> tuple[Tensor, Tensor | None]:
+        speed, learned_std = conditional(x, level)
+        return token_draws.guided([speed, plain(x, level)[0]], weight), learned_std
+
+    return velocity
 
 
 def normal(shape: torch.Size | tuple[int, ...], generator: torch.Generator | None, device: torch.device) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vla_rl.config import ConfigError
 from vla_rl.interfaces import Policy, PolicyOutput
+from vla_rl.policies.base import check_sizes
 from vla_rl.policies.lerobot.options import LeRobotOptions, image_name, no_rl_reason
 from vla_rl.types import ActionChunk, EnvSpec, Observation
 
@@ -84,15 +85,7 @@ class LeRobotPolicy(nn.Module, Policy):
                 f"{list(env_spec.cameras)}. Say which is which, e.g. policy.camera_map.{next(iter(names))}="
                 f"{env_spec.cameras[0]}, or add cameras to env.cameras."
             )
-        for name, own, theirs in (
-            ("action_dim", self.action_dim, env_spec.action_dim),
-            ("state_dim", self.state_dim, env_spec.state_dim),
-        ):
-            if own is not None and own != theirs:
-                raise ConfigError(
-                    f"policy {name}: the policy has {own}, environment {env_spec.kind!r} has {theirs}; "
-                    "start from a policy made for this environment"
-                )
+        check_sizes(self, env_spec)
 
     @property
     def norm_stats(self) -> dict[str, Any] | None:

@@ -212,6 +212,7 @@ L1_WITHOUT_SCALE = (
     "the l1 decoder alone gives one action and no likelihood, so RL cannot train it. Set policy.laplace={} for a scale "
     "head (RIPT-VLA), which makes it a density; clone demonstrations for a while first, so that the scale is right"
 )
+NO_LOGITS = "the l1 decoder regresses actions: it has no token logits that could be guided"
 
 
 class OpenVLAOptions(PolicyConfig):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -17,11 +17,11 @@ from vla_rl.common.precision import set_float32_products, wants_bf16
 from vla_rl.config import ConfigError
 from vla_rl.interfaces import Policy, PolicyOutput
 from vla_rl.policies import lora
+from vla_rl.policies.base import check_sizes
 from vla_rl.policies.normalization import NormStats, QuantileStats
 from vla_rl.policies.openvla.action_tokens import ActionTokenizer
 from vla_rl.policies.openvla.decoding import decode
 from vla_rl.policies.openvla.files import folders as openvla_folders
-from vla_rl.policies.openvla.files.folders import NEW_HEADS, TRAINED_WHOLE
 from vla_rl.policies.openvla.files.layout import PublishedFolder
 from vla_rl.policies.openvla.inputs import ChainedImages, image_batch, prompt_batch, state_batch
 from vla_rl.policies.openvla.llama_tokenizer import PromptTokenizer
@@ -32,9 +32,10 @@ from vla_rl.policies.openvla.network.action_heads import (
     position_loss,
 )
 from vla_rl.policies.openvla.network.network import OpenVLANetwork, Prefix
-from vla_rl.policies.openvla.options import L1_WITHOUT_SCALE, Architecture, OpenVLAOptions
+from vla_rl.policies.openvla.options import L1_WITHOUT_SCALE, NO_LOGITS, Architecture, OpenVLAOptions
 from vla_rl.policies.openvla.tokenizer import WordTokenizer
-from vla_rl.policies.token_draws import check_temperature, draw, token_log_prob
+from vla_rl.policies.openvla.trained import trained_names
+from vla_rl.policies.token_draws import check_temperature, draw, guided, token_log_prob
 from vla_rl.types import ActionChunk, EnvSpec, Observation
 
 
@@ -73,6 +74,7 @@ class OpenVLAPolicy(nn.Module, Policy):
         self.image_size = (architecture.image_size, architecture.image_size)
         self.uses_state = architecture.state_dim is not None
         self.draws_at_once = architecture.decoder == "parallel"
+        self.no_guidance_reason = NO_LOGITS if architecture.decoder == "l1" else None
 
     # --- making, saving, loading ------------------------------------------------------------
 
@@ -161,15 +163,7 @@ class OpenVLAPolicy(nn.Module, Policy):
                 f"policy.cameras: {missing} not in environment {env_spec.kind!r}, which has {list(env_spec.cameras)}; "
                 "set env.cameras to include them, or policy.cameras to those there are"
             )
-        for name, own, theirs in (
-            ("action_dim", self.action_dim, env_spec.action_dim),
-            ("state_dim", self.architecture.state_dim, env_spec.state_dim),
-        ):
-            if own is not None and own != theirs:
-                raise ConfigError(
-                    f"policy {name}: the policy has {own}, environment {env_spec.kind!r} has {theirs}; "
-                    "start from a policy made for this environment"
-                )
+        check_sizes(self, env_spec)
 
     def set_norm_stats(
         self, action: Mapping[str, Any], state: Mapping[str, Any] | None = None, name: str = "dataset"
@@ -201,19 +195,7 @@ class OpenVLAPolicy(nn.Module, Policy):
 
     def trained_names(self) -> set[str]:
         """Names in the network of the parameters that `config.trainable` selects."""
-        unused = self.network.vision_backbone.unused_parameters()
-        if self.network.action_head is not None:
-            unused |= {id(p) for p in self.network.language_model.lm_head.parameters()}
-        mode = self.config.trainable
-        heads = NEW_HEADS if self.config.decoder != "l1" else (*NEW_HEADS, *TRAINED_WHOLE)
-        chosen = set()
-        for name, parameter in self.network.named_parameters():
-            adapted = lora.is_adapter(name) or name.startswith(heads)
-            full = mode == "full" or (mode == "frozen_vision" and not name.startswith("vision_backbone."))
-            base_of_adapter = ".base_layer." in name
-            if id(parameter) not in unused and (adapted or (full and not base_of_adapter)):
-                chosen.add(name)
-        return chosen
+        return trained_names(self.network, self.config)
 
     def merge_lora(self) -> None:
         """Add the adapters to the weights they adapt, so that a plain checkpoint can be saved."""
@@ -228,30 +210,45 @@ class OpenVLAPolicy(nn.Module, Policy):
 
     # --- Policy -----------------------------------------------------------------------------
 
-    @torch.no_grad()
-    @lora.acts_merged
     def act(self, obs: Observation, generator: torch.Generator | None = None, temperature: float = 1.0) -> ActionChunk:
         """Draw one chunk per environment. See `Policy.act`.
 
         Raises:
             ValueError: no statistics yet, a camera is missing, wrong state size, or temperature < 0.
         """
+        return self.act_guided(obs, [], 1.0, generator, temperature)
+
+    @torch.no_grad()
+    @lora.acts_merged
+    def act_guided(
+        self,
+        obs: Observation,
+        plain: Sequence[Observation],
+        weight: float,
+        generator: torch.Generator | None,
+        temperature: float,
+    ) -> ActionChunk:
+        """See `GuidablePolicy`."""
         stats = self._stats()
         check_temperature(temperature, lowest=0.0)
         with self._autocast():
-            prefix = self._prefix(obs)
+            others: list[Tensor] = []
+            prefixes = [self._prefix(each) for each in (obs, *plain)]
             if self.architecture.decoder == "autoregressive":
-                tokens, logits, hidden = decode(self.network, prefix, self._num_tokens, temperature, generator)
+                tokens, logits, hidden = decode(
+                    self.network, prefixes, self._num_tokens, temperature, generator, weight
+                )
             else:
-                hidden = self.network.hidden(prefix, None)
-                tokens = logits = None
+                hidden, *others = [self.network.hidden(prefix, None) for prefix in prefixes]
+                tokens, logits = None, None
         value = self._value(hidden)
         value = None if value is None else value.cpu().numpy()
         if self.network.action_head is not None:
             path, log_prob = self._draw_continuous(hidden, temperature, generator)
             return ActionChunk(self._to_env(path, stats), path=path, log_prob=log_prob, value=value)
         if tokens is None or logits is None:
-            logits = self.network.logits(hidden[:, : self._num_tokens])
+            each = [self.network.logits(seen[:, : self._num_tokens]) for seen in (hidden, *others)]
+            logits = guided(each, weight)
             tokens = draw(logits, temperature, generator)
         log_prob = self._shape(token_log_prob(logits / temperature, tokens)).cpu().numpy() if temperature > 0 else None
         drawn = self._shape(tokens).cpu().numpy()
@@ -384,7 +381,7 @@ class OpenVLAPolicy(nn.Module, Policy):
         if self.architecture.decoder != "autoregressive":
             return self._hidden(obs, None).mean(1)
         with self._autocast():
-            return decode(self.network, self._prefix(obs), self._num_tokens, 0.0, None)[2].mean(1)
+            return decode(self.network, [self._prefix(obs)], self._num_tokens, 0.0, None)[2].mean(1)
 
     @torch.no_grad()
     @lora.acts_merged
