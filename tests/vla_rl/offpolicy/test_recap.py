@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tiny_run import make_recipe, metrics, save_policy
 from torch import nn
 
 from sim.dummy import DummyConfig
+from vla_rl.common.run_folder import open_run
 from vla_rl.config import ConfigError, build_component
 from vla_rl.interfaces import Policy, PolicyOutput
 from vla_rl.offpolicy.advantage_conditioned import AdvantageConditionedPolicy, condition
@@ -22,6 +24,8 @@ from vla_rl.policies.inspect import describe
 from vla_rl.policies.lerobot.config import LeRobotConfig
 from vla_rl.policies.load import load_policy
 from vla_rl.policies.openvla.config import OpenVLAConfig
+from vla_rl.recipe.recipe import Recipe
+from vla_rl.training.train import train
 from vla_rl.types import ActionChunk, Observation
 
 SPEC = DummyConfig(image_size=32).env_spec()
@@ -114,6 +118,24 @@ def test_by_the_word_alone_it_is_a_policy_that_rl_can_train() -> None:
     output = policy.evaluate(obs, chunk, 1.3)
     np.testing.assert_allclose(output.log_prob.detach().numpy(), chunk.log_prob, atol=1e-5)
     assert output.log_prob.requires_grad
+
+
+def test_a_run_of_rl_begins_with_ratios_of_one_and_saves_the_word_with_the_policy(tmp_path: Path) -> None:
+    base = load_policy(save_policy(tmp_path / "base"))
+    condition(base).save(tmp_path / "policy")
+    section = {"kind": "advantage_conditioned", "path": str(tmp_path / "policy")}
+    values = make_recipe(tmp_path / "policy").model_dump(mode="json") | {"policy": section}
+    recipe = Recipe.model_validate(values | {"train": values["train"] | {"iterations": 1}})
+    train(recipe, open_run(recipe, tmp_path / "run", False), False)
+    [first, *_] = metrics(tmp_path / "run")
+    assert first["update/ratio_max"] == pytest.approx(1, abs=1e-4) and first["rollout/log_prob_gap"] < 1e-4
+    trained = load_policy(tmp_path / "run" / "policy")
+    assert isinstance(trained, AdvantageConditionedPolicy)
+    before = dict(base.named_parameters())
+    assert any(not torch.equal(before[name], value) for name, value in trained.base.named_parameters())
+    guided = Recipe.model_validate(values | {"policy": section | {"guidance": 2.0}})
+    with pytest.raises(ValueError, match=r"guidance=2\).*policy\.guidance=1"):
+        train(guided, open_run(guided, tmp_path / "guided", False), False)
 
 
 @pytest.mark.parametrize("guidance", [1.0, 1.7])
