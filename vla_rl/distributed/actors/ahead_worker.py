@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from vla_rl.common.row_noise import RowGenerator
-from vla_rl.distributed.actors.cluster import Packed, Setting, is_the_callers, where_here
+from vla_rl.distributed.actors.cluster import Packed, Setting, is_the_callers, release_freed_memory, where_here
 from vla_rl.distributed.actors.host import Course, is_same, lost_result
 from vla_rl.distributed.actors.ledger import Ticket
 from vla_rl.distributed.actors.vec_env import MAX_MOVES, Troubles, start_host
@@ -112,6 +112,7 @@ class AheadWorker:
             self._ready.set()
         if version > self._copy.version:
             self._copy.load(weights, version)
+            release_freed_memory()
 
     async def status(self) -> dict[str, Any]:
         """Return how busy it is, and what broke since this was last asked."""
