@@ -149,10 +149,10 @@ class ImaginedEnv(StatefulEnv, Protocol):
         """Control steps from one new image to the next."""
         ...
 
-    def deal(self, specs: Sequence[EpisodeSpec], share: slice) -> None:
-        """Say which episodes begin next, and which of them here: the rest begin in other processes.
+    def deal(self, specs: Sequence[EpisodeSpec], size: int = 1) -> list[EpisodeSpec]:
+        """Say that `size` episodes begin at each of these next; returns them, with the `place` of the first of each.
 
-        Each then draws what it would draw were all of them begun here, in this order.
+        Wherever they are then run, and in which order, each draws what it would draw were all begun here, in this one.
         """
         ...
 
@@ -201,6 +201,10 @@ class EnvConfig(Config):
 
     def check_machine(self) -> None:
         """Raise an error for people where it is sure that this machine, as it is set up, cannot run the environment."""
+
+    def build_elsewhere(self) -> VecEnv:
+        """Of a world model: an `ImaginedEnv` that starts when first used, for a process that deals its episodes."""
+        raise NotImplementedError(f"{type(self).__name__} must implement build_elsewhere() for rollouts elsewhere")
 
     def build(self, num_envs: int | None = None, record_frames: bool = False) -> VecEnv:
         """Start the environment.

@@ -10,7 +10,7 @@ Shape legend, used throughout the project:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -148,6 +148,8 @@ class EpisodeSpec:
         keyframe: start from this stored state in place of (split, index).
         perturbation: what differs from the usual episode, "camera-2" (axis and level) or "clean"; None: as the
             environment's section says.
+        place: which of a run's episodes that begin like this it is, from 0: a world model imagines each otherwise;
+            None: the environment counts them.
     """
 
     task: str
@@ -156,6 +158,11 @@ class EpisodeSpec:
     instruction: str | None = None
     keyframe: Keyframe | None = field(default=None, compare=False)
     perturbation: str | None = None
+    place: int | None = field(default=None, compare=False)
+
+    def member(self, number: int) -> EpisodeSpec:
+        """That of another episode of the same group, of whose first one this is; from 0."""
+        return self if self.place is None else replace(self, place=self.place + number)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -226,10 +227,8 @@ def _evaluate(
     num_retried = 0
     for m, (mode, temperature) in enumerate(config.modes().items()):
         samples = 1 if temperature == 0 else config.samples_per_state
-        every = [(spec, sample) for spec in specs for sample in range(samples)]
-        wanted = world.deal(every)
-        if isinstance(env, ImaginedEnv):  # All count as begun in each process, and draw what they would in one.
-            env.deal([spec for spec, _ in every], slice(world.rank, None, world.size))
+        begun = env.deal(specs, samples) if isinstance(env, ImaginedEnv) else specs
+        wanted = world.deal([(spec.member(sample), sample) for spec in begun for sample in range(samples)])
         made: list[EpisodeRecord] = []
         for batch in _batches(wanted, _batch_size(env, policy)):
             episodes, retried = run_episodes(
@@ -317,7 +316,7 @@ def run_episodes(
         again = collect(
             policy,
             env,
-            [specs[row] for row in lost],
+            [replace(specs[row], place=None) for row in lost],  # Imagined otherwise than what broke.
             temperature=temperature,
             seed=derived_seed(seed, attempt)
             if isinstance(seed, int)

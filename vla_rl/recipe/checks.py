@@ -147,15 +147,7 @@ RULES = (
     Rule(_RL, lambda r: r.train.evaluate != "never" and not _states(r, r.eval)),
     Rule(_RL, lambda r: r.train.validate_every and not _states(r, r.validation)),
     Rule(
-        ("train",),
-        lambda r: r.rollout.kind != "local" and r.env.is_imagined,
-        lambda r: (
-            f"rollout.kind: got {r.rollout.kind!r} with a world model as env, whose episodes are imagined where the "
-            "policy is; use rollout.kind=local"
-        ),
-    ),
-    Rule(
-        ("loop", "online", "rac", "trust", "rank", "study", "failure", "hub"),
+        ("study", "hub"),
         lambda r: r.rollout.kind != "local",
         lambda r: (
             f"rollout.kind: got {r.rollout.kind!r}, but this command runs all episodes in its own process; use "

@@ -8,12 +8,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from vla_rl.config import Config
-from vla_rl.types import Episode, EpisodeSpec
+from vla_rl.types import EnvSpec, Episode, EpisodeSpec, Keyframe, Observation, StepResult
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from vla_rl.common.progress import Stopwatch
     from vla_rl.distributed.process_group import ProcessGroup
     from vla_rl.interfaces import EnvConfig, Policy, VecEnv
@@ -37,6 +39,11 @@ class GroupOrder:
     seed: int
     first_group: int
     num_groups: int
+
+    @property
+    def episodes(self) -> list[EpisodeSpec]:
+        """Those to begin, one group after another."""
+        return [spec.member(number) for spec in self.specs for number in range(self.size)]
 
 
 class EpisodeSource(Protocol):
@@ -90,13 +97,33 @@ class LaterEnv:
     """An environment that starts when it is first used, which may be never; its spec is known before."""
 
     def __init__(self, config: EnvConfig) -> None:
-        self.spec, self.num_envs, self._config = config.env_spec(), config.num_envs, config
+        self.spec: EnvSpec = config.env_spec()
+        self.num_envs, self._config = config.num_envs, config
         self._env: VecEnv | None = None
 
     def __getattr__(self, name: str) -> Any:
+        return getattr(self._built(), name)
+
+    def _built(self) -> VecEnv:
         if self._env is None:
             self._env = self._config.build()
-        return getattr(self._env, name)
+        return self._env
+
+    def reset(self, specs: Sequence[EpisodeSpec], env_ids: Sequence[int] | None = None) -> Observation:
+        """See `VecEnv.reset`."""
+        return self._built().reset(specs, env_ids)
+
+    def step(self, actions: np.ndarray, env_ids: Sequence[int] | None = None) -> StepResult:
+        """See `VecEnv.step`."""
+        return self._built().step(actions, env_ids)
+
+    def save_state(self, env_ids: Sequence[int] | None = None) -> list[Keyframe]:
+        """See `VecEnv.save_state`."""
+        return self._built().save_state(env_ids)
+
+    def expert_action(self, env_ids: Sequence[int] | None = None) -> np.ndarray:
+        """See `VecEnv.expert_action`."""
+        return self._built().expert_action(env_ids)
 
     def close(self) -> None:
         """End it, where it has started."""
@@ -117,7 +144,9 @@ class RolloutConfig(Config, ABC):
 
     def build_env(self, env: EnvConfig) -> VecEnv:
         """Start the run's own environment; where only checks and evaluations may need it, not before they do."""
-        return env.build() if self.uses_env else cast("VecEnv", LaterEnv(env))
+        if self.uses_env:
+            return env.build()
+        return env.build_elsewhere() if env.is_imagined else LaterEnv(env)
 
     def placed(self, env: EnvConfig) -> EnvConfig:
         """An environment's section, built where this one says: here, in this process."""
@@ -167,7 +196,7 @@ class LocalSource:
         return collect(
             self._policy,
             self.env,
-            [spec for spec in order.specs for _ in range(order.size)],
+            order.episodes,
             temperature=self.temperature,
             seed=order.seed,
             groups=[order.first_group + i for i in range(len(order.specs)) for _ in range(order.size)],

@@ -178,7 +178,7 @@ class TrainingRun:
         size = self.algo.rollouts_per_group(self.config.group_size)
         share, ours = self.world.share(len(specs)), self.world.share(num)
         if isinstance(self.env, ImaginedEnv):
-            self.env.deal([spec for spec in specs for _ in range(size)], slice(share.start * size, share.stop * size))
+            specs = self.env.deal(specs, size)
         if not (wanted := ours.stop - ours.start):
             return []
         first_group += ours.start

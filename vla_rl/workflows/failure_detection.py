@@ -112,7 +112,7 @@ def _run(recipe: Recipe, policy: Policy, config: EpisodesConfig, policy_hash: st
             f"({policy.chunk_size} steps). Leave it at 0, or give recorded datasets"
         )
     parts = []
-    with closing(build_env(recipe.acting_env)) as env:
+    with closing(build_env(recipe.rollout.placed(recipe.acting_env))) as env:
         states = EvalConfig(
             split=config.split, episodes_per_task=config.episodes_per_task, start_index=config.start_index
         )

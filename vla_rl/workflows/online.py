@@ -88,7 +88,7 @@ class _Run:
         with MetricLogger(self.run.path, self.recipe.log, resume_step=step, run_config=config) as logger:
             if done is None:
                 self._warm_up()
-            with closing(self.recipe.env.build()) as env:
+            with closing(self.recipe.rollout.placed(self.recipe.env).build()) as env:
                 for number in range(done or 0, self.config.rounds):
                     metrics = self._round(number, env)
                     logger.log(number + 1, metrics)

@@ -135,7 +135,8 @@ class _Rounds:
         )
         discard(dataset)  # What a killed call has left; episodes depend on each other's sampling.
         dataset.parent.mkdir(parents=True, exist_ok=True)
-        with closing(build_env(self.env)) as env, Recording(dataset, env.spec.control_hz, env.spec.kind) as to:
+        placed = self.recipe.rollout.placed
+        with closing(build_env(placed(self.env))) as env, Recording(dataset, env.spec.control_hz, env.spec.kind) as to:
             outcomes = run_interventions(
                 None if demonstrate else self.newest,
                 env,
@@ -175,7 +176,8 @@ class _Rounds:
                 return found
         self.show(f"evaluating {name}")
         config = self.recipe.eval.model_copy(update={"videos": 0})
-        evaluation = evaluate(policy, self.recipe.acting_env, config, name=name, policy_path=path)
+        env = self.recipe.rollout.placed(self.recipe.acting_env)
+        evaluation = evaluate(policy, env, config, name=name, policy_path=path)
         evaluation.save(file)
         return evaluation
 

@@ -18,6 +18,8 @@ from world_model.metadata import WorldModelMetadata, content_key, read_metadata,
 from world_model.trust.config import TrustConfig
 
 if TYPE_CHECKING:
+    from vla_rl.evaluation.admission import Admission
+    from world_model.env.elsewhere import ImaginedElsewhere
     from world_model.env.env import WorldModelEnv
 
 
@@ -65,6 +67,28 @@ class WorldModelEnvConfig(EnvConfig):
         spec = self._task_spec(metadata, None if section is None else section.env_spec())
         return shortened(spec, self.imagination.horizon)
 
+    def build_elsewhere(self) -> ImaginedElsewhere:
+        """Loads no weights.
+
+        Raises:
+            TrustError: as `build`.
+        """
+        from world_model.env.elsewhere import ImaginedElsewhere
+
+        return ImaginedElsewhere(self)
+
+    def admitted(self) -> tuple[Admission, int | None]:
+        """What trust says of the world model, and the control steps of an imagined episode, if they are limited.
+
+        Raises:
+            TrustError: as `build`.
+        """
+        from world_model.trust.report import TRUST_FILE, admit
+
+        folder = resolve_path(self.path)
+        admission = admit(self.trust, folder / TRUST_FILE, content_key(folder))
+        return admission, self.imagination.horizon or admission.trust_horizon or None
+
     def build(self, num_envs: int | None = None, record_frames: bool = False) -> WorldModelEnv:
         """The environment, with its `admission`: what trust says of the world model.
 
@@ -74,12 +98,10 @@ class WorldModelEnvConfig(EnvConfig):
         """
         from world_model.env.env import WorldModelEnv
         from world_model.model.world_model import load_world_model
-        from world_model.trust.report import TRUST_FILE, admit
 
         folder = resolve_path(self.path)
         _, metadata = read_metadata(folder)
-        admission = admit(self.trust, folder / TRUST_FILE, content_key(folder))
-        horizon = self.imagination.horizon or admission.trust_horizon or None
+        admission, horizon = self.admitted()
         first_frames, spec = self._first_frames(metadata)
         try:
             world_model = load_world_model(folder, self._torch_device()).compute_in(self.imagination.precision)

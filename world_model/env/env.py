@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -35,6 +34,7 @@ from world_model.data.initial_frames import InitialFrames
 from world_model.data.recorded_prefixes import RecordedPrefixes, remember
 from world_model.env.download import Seen, read_chunk
 from world_model.env.imagination import ImaginedChunk, imagine_chunk
+from world_model.env.places import Places, start_name
 from world_model.env.reward import LIKELY, branch_steps, judge, leaf_values
 from world_model.metadata import shortened
 from world_model.model.memory import Memory
@@ -93,8 +93,7 @@ class WorldModelEnv:
         self.record_frames, self.admission = record_frames, admission
         self._first_frames, self._seed = first_frames, seed
         self._prefixes = RecordedPrefixes(world_model)
-        self._begun: Counter[str] = Counter()
-        self._dealt: dict[str, list[int]] = {}
+        self._places = Places(all_alike=not config.fresh_noise)
         self._memory: Memory | None = None
         self._shown = np.zeros((num_envs, len(self.spec.cameras), *self.spec.image_size, 3), np.uint8)
         self._state = np.zeros((num_envs, self.spec.state_dim), np.float32)
@@ -144,7 +143,7 @@ class WorldModelEnv:
         obs = self._first_frames.observe(specs)
         images = np.stack([obs.images[camera] for camera in self.spec.cameras], 1)
         first = self.world_model.encode(images[:, None], obs.state[:, None])
-        seeds = [self._seed_of(spec, self._position(spec)) for spec in specs]
+        seeds = [self._seed_of(spec, self._places.of(spec)) for spec in specs]
         self._remember(ids, self.world_model.begin(first, obs.instruction, seeds))
         rows = list(ids)
         self._shown[rows], self._state[rows], self._imagined[rows] = images, obs.state, 0
@@ -155,7 +154,7 @@ class WorldModelEnv:
     def _begin_recorded(self, ids: Sequence[int], specs: Sequence[EpisodeSpec]) -> None:
         """Start in the middle of recorded episodes."""
         prefixes = [self._prefixes.of(spec) for spec in specs]
-        seeds = [self._seed_of(spec, self._position(spec)) for spec in specs]
+        seeds = [self._seed_of(spec, self._places.of(spec)) for spec in specs]
         self._remember(ids, remember(self.world_model, prefixes, seeds))
         for i, spec, prefix in zip(ids, specs, prefixes, strict=True):
             assert spec.keyframe is not None, "only episodes with a keyframe begin here"
@@ -165,7 +164,7 @@ class WorldModelEnv:
 
     def _restore(self, env_id: int, spec: EpisodeSpec, keyframe: Keyframe) -> None:
         """Start at a keyframe of this environment."""
-        arrays, position = keyframe.arrays, self._position(spec)
+        arrays, position = keyframe.arrays, self._places.of(spec)
         instruction = spec.instruction or arrays["instruction"].tobytes().decode()
         seed = None if position == 0 else self._seed_of(spec, position)
         self._remember([env_id], self._memory_of(keyframe, instruction, seed))
@@ -203,29 +202,12 @@ class WorldModelEnv:
             whole = memory.select([0] * self.num_envs) if self._memory is None else self._memory
             self._memory = whole.put(ids, memory)
 
-    def _position(self, spec: EpisodeSpec) -> int:
-        """How many episodes have begun like this one before: its place in its group."""
-        if not self.config.fresh_noise:
-            return 0
-        name = _name(spec)
-        if self._dealt.get(name):
-            return self._dealt[name].pop(0)
-        self._begun[name] += 1
-        return self._begun[name] - 1
-
-    def deal(self, specs: Sequence[EpisodeSpec], share: slice) -> None:
-        """See `ImaginedEnv.deal`. All of them count as begun, so that every process counts alike."""
-        if not self.config.fresh_noise:
-            return
-        self._dealt, own = {}, range(len(specs))[share]
-        for number, spec in enumerate(specs):
-            name = _name(spec)
-            if number in own:
-                self._dealt.setdefault(name, []).append(self._begun[name])
-            self._begun[name] += 1
+    def deal(self, specs: Sequence[EpisodeSpec], size: int = 1) -> list[EpisodeSpec]:
+        """See `ImaginedEnv.deal`."""
+        return self._places.deal(specs, size)
 
     def _seed_of(self, spec: EpisodeSpec, position: int) -> int:
-        text = f"{self._seed}/{_name(spec)}/{position}".encode()
+        text = f"{self._seed}/{start_name(spec)}/{position}".encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest())
 
     # --- stepping ---------------------------------------------------------------------------
@@ -392,29 +374,17 @@ class WorldModelEnv:
 
     def state(self) -> dict[str, int]:
         """For a checkpoint, JSON-able: how many episodes have begun where; all that `reset` does not set anew."""
-        return dict(self._begun)
+        return self._places.state()
 
     def load_state(self, state: Mapping[str, int]) -> None:
         """Undo `state`: the same resets then draw the same noise."""
-        self._begun, self._dealt = Counter(state), {}
+        self._places.load_state(state)
 
     def close(self) -> None:
         """Close the first frames and forget all episodes. May be called twice."""
         self._first_frames.close()
         self._memory = None
         self._set_status(range(self.num_envs), "ended")
-
-
-def _name(spec: EpisodeSpec) -> str:
-    """Of where an episode begins."""
-    name = f"{spec.task}/{spec.split}/{spec.index}"
-    if spec.keyframe is None:
-        return name
-    digest = hashlib.blake2b(str(spec.keyframe.step).encode(), digest_size=8)
-    for key, array in sorted(spec.keyframe.arrays.items()):
-        digest.update(key.encode())
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return f"{spec.keyframe.env}/{spec.task}/{digest.hexdigest()}"
 
 
 def _as_array(name: str, tensor: torch.Tensor) -> tuple[str, np.ndarray]:

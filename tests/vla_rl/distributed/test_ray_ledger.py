@@ -164,7 +164,7 @@ def test_keyframes_survive_the_checkpoint(seed: int) -> None:
 
 
 def test_every_field_of_a_spec_survives_the_checkpoint() -> None:
-    spec = EpisodeSpec("stack", "validation", 7, "another wording", perturbation="camera-2")
+    spec = EpisodeSpec("stack", "validation", 7, "another wording", perturbation="camera-2", place=3)
     defaults = EpisodeSpec("reach")
     for part in fields(EpisodeSpec):
         if part.name != "keyframe":
@@ -174,3 +174,4 @@ def test_every_field_of_a_spec_survives_the_checkpoint() -> None:
     again: Ledger[str] = Ledger()
     again.load_state(json.loads(json.dumps(ledger.state())))
     assert [ticket.spec for ticket in again.waiting()] == [spec, spec]
+    assert [ticket.spec.place for ticket in again.waiting()] == [3, 4], "a member each"

@@ -58,11 +58,7 @@ REFUSED = [
     ("train", [MEASURED, *IMAGINED], r"real_env: the recipe has none, and its env is a world model"),
     ("train", ["env.horizon=0"], r"env\.horizon: got 0\. Input should be greater than 0"),
     ("train", ["train.groups=0"], r"train\.groups: got 0\. Input should be greater than 0"),
-    ("train", ["rollout=ray", *IMAGINED], r"rollout\.kind: got 'ray' with a world model as env.*rollout\.kind=local"),
     ("train", ["rollout={kind: ray, object_store_mb: 10}"], r"rollout\.object_store_mb: got 10.*Ray takes 75 or more"),
-    ("rac", ["rollout=ray"], r"rollout\.kind: got 'ray', but this command runs all episodes in its own process"),
-    ("loop", ["rollout=ray"], r"rollout\.kind: got 'ray', but this command"),
-    ("online", ["rollout=ray"], r"rollout\.kind: got 'ray', but this command"),
     ("sft", [], r"sft: the recipe has no sft section"),
     ("sft", ["sft.datasets=[/no/a, /no/b]"], r"/no/a is not there\. .*\nsft\.datasets: /no/b is not there"),
     ("eval", ["policy.path=/no/policy"], r"policy path '/no/policy': no such folder"),
@@ -106,6 +102,15 @@ def test_what_may_run_passes(policy: Path) -> None:
         check(recipe, command)
     for options in (["algo.kind=ppo", "train.group_size=1"], ["algo.kind=mc_grpo", "train.group_size=1"]):
         check(make_recipe(policy, *options), "train")
+
+
+def test_commands_that_cannot_use_a_cluster_say_so(policy: Path) -> None:
+    recipe = make_recipe(policy, "rollout=ray")
+    for command in ("study", "hub"):
+        with pytest.raises(ConfigError, match=r"rollout\.kind: got 'ray', but this command runs all episodes"):
+            check(recipe, command)
+    for command in ("train", "eval", "collect", "rac", "trust", "rank", "failure"):
+        check(recipe, command)
 
 
 def test_a_loop_mines_its_own_keyframes() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,13 +13,17 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from faulty_env import plant
-from tiny_run import RECIPE
+from tiny_run import RECIPE, make_recipe, save_policy
 
-from vla_rl.config import ConfigError, apply_overrides, validate
+from vla_rl.cli.options import PROGRAM as VLA_RL
+from vla_rl.config import ConfigError, apply_overrides, dump_yaml, validate
 from vla_rl.distributed.actors.cluster import Setting
+from vla_rl.evaluation.compare import compare
+from vla_rl.evaluation.results import Evaluation
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.workflows.collect import collect
 from vla_rl.workflows.jobs import Cluster, Job, run_jobs
+from vla_rl.workflows.sweep import RESULT_FILE, Sweep
 
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -96,6 +102,27 @@ def test_jobs_are_tasks_and_one_whose_machine_is_lost_goes_on(cluster: str, tmp_
     failing = Job(folder / "c", ("eval", "--output", "c", "--fail"))
     with pytest.raises(RuntimeError, match=r"failed with exit code 1; its output is in .*c\.log"):
         run_jobs([failing], 1, ("false",), said.append, Cluster(cluster, cpus=1, gpus=0))
+
+
+def test_a_sweep_of_two_trainings_on_a_cluster_ends_with_its_table(cluster: str, tmp_path: Path) -> None:
+    recipe, folder = tmp_path / "recipe.yaml", tmp_path / "sweep"
+    recipe.write_text(dump_yaml(make_recipe(save_policy(tmp_path / "policy"), "train.iterations=1")))
+    command = [*VLA_RL, "sweep", str(recipe), "--over", "algo.lr=1e-3,1e-2", "--output", str(folder)]
+    command += ["--ray", ray.get_runtime_context().gcs_address, "--jobs", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = Sweep.model_validate(json.loads((folder / RESULT_FILE).read_text()))
+    assert [row.run for row in result.rows] == ["algo.lr=1e-3", "algo.lr=1e-2"]
+    base = Evaluation.load(folder / "base-0" / "evaluations" / "base.json")
+    for row in result.rows:
+        after = Evaluation.load(folder / row.run / "evaluations" / "final.json")
+        for mode, rate in row.rates.items():
+            expected = compare(base, after).result(mode)
+            assert rate == after.rate(mode).rate
+            assert row.gains[mode] == (expected.difference, expected.bootstrap.low, expected.bootstrap.high)
+        assert row.run.removeprefix("algo.lr=") in done.stdout, "the table"
+    again = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert again.stdout.count("found finished") == 3
 
 
 def test_what_a_cluster_cannot_run_is_refused(cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -220,18 +220,20 @@ def test_a_resumed_run_draws_on() -> None:
 
 def test_several_processes_share_episodes_as_one_would_run_them() -> None:
     """Two groups of the same state, the second of them and a third elsewhere; then each process has a part again."""
-    specs = [SPEC] * 2 + [SPEC] * 2 + [EpisodeSpec("reach", "train", 2)] * 2
+    groups, size, expected = [SPEC, SPEC, EpisodeSpec("reach", "train", 2)], 2, np.zeros(0)
     one, first, second = toy_env(6, noise=0.2), toy_env(2, noise=0.2), toy_env(4, noise=0.2)
+
+    def episodes(dealt: list[EpisodeSpec]) -> list[EpisodeSpec]:
+        return [spec.member(number) for spec in dealt for number in range(size)]
+
     for _ in range(2):
-        one.deal(specs, slice(0, 6))
-        one.reset(specs)
+        one.reset(episodes(one.deal(groups, size)))
         expected = walk(one)
-        for env, share in ((first, slice(0, 2)), (second, slice(2, 6))):
-            env.deal(specs, share)
-            env.reset(specs[share])
-            np.testing.assert_array_equal(walk(env), expected[share])
+        for env, share in ((first, slice(0, 1)), (second, slice(1, 3))):
+            env.reset(episodes(env.deal(groups, size)[share]))
+            np.testing.assert_array_equal(walk(env), expected[share.start * size : share.stop * size])
     assert one.state() == first.state() == second.state()
-    undealt = toy_env(6, noise=0.2)
+    undealt, specs = toy_env(6, noise=0.2), episodes(groups)
     undealt.reset(specs)
     undealt.reset(specs)
     np.testing.assert_array_equal(walk(undealt), expected)
@@ -276,7 +278,7 @@ def test_an_evaluation_by_several_processes_counts_and_draws_as_by_one() -> None
 
 def test_what_was_dealt_and_never_begun_is_forgotten_with_the_state() -> None:
     env, other = toy_env(1, noise=0.2), toy_env(1, noise=0.2)
-    env.deal([SPEC] * 3, slice(0, 3))  # The rollout broke off.
+    env.deal([SPEC], 3)  # The rollout broke off.
     env.load_state({})
     for each in (env, other):
         each.reset([SPEC])

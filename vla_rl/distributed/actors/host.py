@@ -13,6 +13,8 @@ from vla_rl.distributed.actors.cluster import Setting, where_here
 from vla_rl.interfaces import VecEnv
 from vla_rl.types import EpisodeSpec, Observation, StepResult
 
+Question = Literal["expert_action", "expert_remaining", "save_state"]
+
 
 @dataclass
 class Course:
@@ -40,6 +42,10 @@ class EnvHost:
     def __init__(self, env: Mapping[str, Any], setting: Setting, record_frames: bool = False) -> None:
         setting.enter()
         self._config, self._record_frames = build_component("env", env), record_frames
+        if self._config.is_imagined:
+            import torch
+
+            torch.set_num_threads(setting.num_threads)
         self._blocks: dict[int, VecEnv] = {}
 
     def where(self) -> tuple[str, int]:
@@ -55,9 +61,16 @@ class EnvHost:
         """End a block."""
         self._blocks.pop(block).close()
 
-    def ask(self, block: int, what: Literal["expert_action", "save_state"], env_ids: Sequence[int]) -> Sequence[Any]:
-        """Return what the method of this name says of environments of a block, in their order."""
-        return getattr(self._blocks[block], what)(env_ids)
+    def ask(self, block: int, what: Question, env_ids: Sequence[int]) -> Sequence[Any]:
+        """Return what the method of this name says of environments of a block, in their order.
+
+        Raises:
+            NotImplementedError: they do not have it.
+        """
+        env = self._blocks[block]
+        if not hasattr(env, what):
+            raise NotImplementedError(f"{env.spec.kind} has no {what}")
+        return getattr(env, what)(env_ids)
 
     def turn(
         self,

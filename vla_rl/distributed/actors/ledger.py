@@ -94,7 +94,7 @@ class Ledger[P]:
     def waiting(self) -> list[Ticket]:
         """Return the episodes that nobody runs, the longest ordered first."""
         return [
-            Ticket(number, member, place.attempt, group.spec, place.seed)
+            Ticket(number, member, place.attempt, group.spec.member(member), place.seed)
             for number, group in self._groups.items()
             for member, place in enumerate(group.places)
             if place.holder is None and place.payload is None

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vla_rl.distributed.actors.cluster import UNRECORDED, Setting, is_the_callers
-from vla_rl.distributed.actors.host import Course, EnvHost, is_same, join_results, lost_result
+from vla_rl.distributed.actors.host import Course, EnvHost, Question, is_same, join_results, lost_result
 from vla_rl.interfaces import EnvConfig
 from vla_rl.rollout.env_checks import checked_ids
 from vla_rl.types import EpisodeSpec, Keyframe, Observation, StepResult
@@ -131,7 +131,15 @@ class RayVecEnv:
         answers, zeros = self._ask("expert_action", ids), np.zeros(self.spec.action_dim, np.float32)
         return np.stack([answers.get(env_id, zeros) for env_id in ids])
 
-    def _ask(self, what: Literal["expert_action", "save_state"], ids: Sequence[int]) -> dict[int, Any]:
+    def expert_remaining(self, env_ids: Sequence[int] | None = None) -> np.ndarray:
+        """See `ProgressEnv.expert_remaining`; zeros where a host broke, whose episodes are then lost."""
+        ids = checked_ids(env_ids, self.num_envs)
+        for env_id in ids:
+            self._courses[env_id].has_expert = True
+        answers = self._ask("expert_remaining", ids)
+        return np.array([answers.get(env_id, 0.0) for env_id in ids], np.float64)
+
+    def _ask(self, what: Question, ids: Sequence[int]) -> dict[int, Any]:
         """What hosts say of running environments; a host that broke is replaced, and its environments are left out."""
         started = time.monotonic()
         parts = self._parts([env_id for env_id in ids if not self._courses[env_id].is_lost])

@@ -53,7 +53,7 @@ def rank_policies(
     env_config = imagined_env(recipe, world_model)
     outcomes = []
     with (
-        closing(build_env(recipe.acting_env, record_frames=True)) as real,
+        closing(build_env(recipe.rollout.placed(recipe.acting_env), record_frames=True)) as real,
         closing(build_env(env_config)) as imagined,
     ):
         for path in policies:

@@ -37,7 +37,7 @@ def success_in_both(recipe: Recipe, world_model: Path, policy: str, episodes_per
         | {"episodes_per_task": episodes_per_task}
     )
     found = []
-    for env_config in (recipe.acting_env, imagined_env(recipe, world_model)):
+    for env_config in (recipe.rollout.placed(recipe.acting_env), imagined_env(recipe, world_model)):
         with closing(build_env(env_config)) as env:
             found.append(evaluate(loaded, env, wanted, name=policy).episodes)
     pairs = paired(*found)
