@@ -5,8 +5,9 @@
 
 The dummy environment and a small policy sleep as long as larger ones compute, so that the shape of a run is that of a
 large machine's, and two cores are enough for four processes. Costs are measured once, as `vla-rl plan` measures them;
-each case is then planned from them and run by `vla-rl train`. The first iteration, which warms up, is left out. Cases
-with Ray need the extra `ray`, and run on three nodes of it on this machine.
+each case is then planned from them and run by `vla-rl train`. The first iteration, which warms up, is left out. The
+last column, length, is planned / made decisions: a plan draws the episodes' lengths from the few that it measured.
+Cases with Ray need the extra `ray`, and run on three nodes of it on this machine.
 """
 
 from __future__ import annotations
@@ -112,13 +113,14 @@ def recipe_of(overrides: tuple[str, ...]) -> Recipe:
 
 
 def planned(costs: Any, recipe: Any, processes: int) -> list[float]:
-    """Seconds of an iteration, of its rollout and of learning, simulated."""
+    """Seconds of an iteration, of its rollout and of learning, simulated; and its decisions."""
     env, rollout = recipe.env, recipe.rollout
     placement = Placement("halves" if env.in_halves else "synchronous", processes, env.num_envs, env.num_workers)
     if rollout.kind == "ray":
         placement = Placement("asynchronous", 2, env.num_envs, rollout.hosts, 1, rollout.staleness)
     played = [play(costs, work_of(recipe), placement, seed) for seed in range(10)]
-    return np.mean([(p.seconds, p.rollout, p.learning) for p in played], axis=0).tolist()
+    seconds = np.mean([(p.seconds, p.rollout, p.learning) for p in played], axis=0).tolist()
+    return [*seconds, float(np.mean(costs.chunks)) * work_of(recipe).episodes]
 
 
 @contextlib.contextmanager
@@ -155,9 +157,9 @@ def made(recipe: Any, processes: int) -> list[Any]:
             stdout=subprocess.DEVNULL,
         )
         rows = [json.loads(line) for line in (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()]
-    stages = (("total",), ("simulation", "inference"), ("forward_backward", "optimizer"))
-    times = [[sum(row[f"time/{name}"] for name in names) for names in stages] for row in rows if "time/total" in row]
-    return times[1:]
+    stages = (("time/total",), ("time/simulation", "time/inference"), ("time/forward_backward", "time/optimizer"))
+    found = (*stages, ("advantage/decisions",))
+    return [[sum(row[name] for name in names) for names in found] for row in rows if "time/total" in row][1:]
 
 
 def main() -> None:
@@ -167,7 +169,7 @@ def main() -> None:
     chosen = parser.parse_args()
     costs = gather(recipe_of(()), (), roofline=False, seconds=30.0, say=lambda text: print(text, flush=True))
     found = {}
-    print(f"{'case':<28}{'planned, s':>12}{'measured, s':>12}{'planned / measured':>20}    of rollout, of learning")
+    print(f"{'case':<28}{'planned, s':>12}{'measured, s':>12}{'planned / measured':>20}    rollout, learning, length")
     for name in [chosen.case] if chosen.case else CASES:
         processes, overrides = CASES[name]
         recipe = recipe_of(overrides)

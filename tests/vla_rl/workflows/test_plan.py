@@ -12,8 +12,12 @@ from typer.testing import CliRunner, Result
 
 from vla_rl.cli import app as cli
 from vla_rl.config import ConfigError
+from vla_rl.recipe.recipe import load_recipe
+from vla_rl.rollout.runner import collect
+from vla_rl.types import EpisodeSpec
 from vla_rl.workflows.gpu_bench.record import PartRecord, Results, Row
 from vla_rl.workflows.plan.costs import Costs, Curve, from_bench, from_run
+from vla_rl.workflows.plan.measure import smaller, with_spread
 from vla_rl.workflows.plan.plan import MODES, Machines, make_plan, placed
 from vla_rl.workflows.plan.simulate import Dice, Mode, Placement, Work, learning_seconds, play, roll_out
 
@@ -305,6 +309,21 @@ def test_the_command_measures_here_and_plans_again_from_what_it_wrote(recipe, tm
     assert "svg" in (out / "plan.html").read_text()
     again = command(str(recipe), "--gpus", "2", "--workers", "2", "--costs", str(out), "--json")
     assert again.exit_code == 0 and json.loads(again.stdout) == json.loads((out / "plan.json").read_text())
+
+
+@pytest.mark.parametrize(("micro_batch", "part"), [(16, 4), (10, 2), (7, 1), (1, 1)])
+def test_learning_is_measured_in_whole_micro_batches(recipe, micro_batch, part):
+    """A batch that ended in a small one would make all look cheaper."""
+    wanted = load_recipe(str(recipe), [])
+    env = wanted.env.build(num_envs=1)
+    policy = wanted.policy.build(env.spec)
+    found = collect(policy, env, [EpisodeSpec("reach_red", "train", state) for state in range(3)])
+    assert smaller(micro_batch) == part
+    size = max(2, micro_batch)
+    episodes = with_spread(found, size)
+    assert sum(episode.num_chunks for episode in episodes) == size
+    batch = wanted.algo.build(policy, 0).prepare(episodes)
+    assert batch.active.sum() == size and not size % part
 
 
 def test_where_only_acting_is_known_the_environment_is_measured_with_random_actions(recipe, tmp_path):

@@ -154,13 +154,13 @@ def _acting(recipe: Recipe, policy: Policy, episodes: Sequence[Episode], sizes: 
 
 
 def _learning(recipe: Recipe, policy: Policy, episodes: Sequence[Episode]) -> dict[str, Any]:
-    """Costs of forward, update, optimizer and other, of updates with two sizes of micro-batch."""
+    """Costs of forward, update, optimizer and other, of updates in whole micro-batches of two sizes."""
     algo = recipe.algo
     assert algo is not None, "measure asks"
     forward, update = dict[float, float](), dict[float, float]()
     optimizer = other = math.inf
-    sizes = sorted({max(1, algo.micro_batch_size // 4), algo.micro_batch_size})
-    rollout = _with_spread(episodes, sizes[-1])
+    sizes = sorted({smaller(algo.micro_batch_size), algo.micro_batch_size})
+    rollout = with_spread(episodes, max(2, sizes[-1]))
     for size in sizes:
         options = {"micro_batch_size": size, "minibatch_size": 10**9, "epochs": 1, "bc_coef": 0.0}
         stopwatch = Stopwatch()
@@ -172,7 +172,7 @@ def _learning(recipe: Recipe, policy: Policy, episodes: Sequence[Episode]) -> di
         forward[size] = stopwatch.seconds["forward_backward"]
         learner.update(batch)
         times = stopwatch.report()
-        passes = math.ceil(int(batch.active.sum()) / size)
+        passes = int(batch.active.sum()) // size
         update[size] = (times["forward_backward"] - forward[size]) / passes
         forward[size] /= passes
         optimizer, other = min(optimizer, times["optimizer"]), min(other, times["other"])
@@ -183,13 +183,30 @@ def _learning(recipe: Recipe, policy: Policy, episodes: Sequence[Episode]) -> di
     return curves | {"optimizer": optimizer, "other": other}
 
 
-def _with_spread(episodes: Sequence[Episode], num_decisions: int) -> list[Episode]:
-    """Pairs of the same episode, one paid and one not, until so many decisions are there to learn from."""
-    made: list[Episode] = []
-    while sum(e.num_chunks for e in made) < num_decisions:
-        group = len(made) // 2
-        episode = episodes[group % len(episodes)]
-        paid = np.zeros_like(episode.reward)
-        paid[-1, episode.num_steps[-1] - 1] = 1.0
-        made += [replace(episode, reward=reward, group=group) for reward in (paid, np.zeros_like(paid))]
+def smaller(size: int) -> int:
+    """The largest part of a micro-batch's size, a quarter at most, of which whole ones make it up; 1 or more."""
+    return max(part for part in range(1, max(1, size // 4) + 1) if size % part == 0)
+
+
+def with_spread(episodes: Sequence[Episode], num_decisions: int) -> list[Episode]:
+    """A group of the episodes in turn, every second one paid, with so many decisions, 2 or more; the last one is cut.
+
+    Were there more, the last micro-batch would be a small one, and count as a whole one.
+    """
+    made, left = list[Episode](), num_decisions
+    while left:
+        episode = episodes[len(made) // 2 % len(episodes)]
+        part = _first(episode, min(episode.num_chunks, left if made else left - 1))
+        reward = np.zeros_like(part.reward)
+        reward[-1, max(part.num_steps[-1] - 1, 0)] = len(made) % 2 == 0
+        made.append(replace(part, reward=reward, group=0))
+        left -= part.num_chunks
     return made
+
+
+def _first(episode: Episode, num_chunks: int) -> Episode:
+    """The episode up to a decision, as if it had been cut off there."""
+    rows = range(num_chunks)
+    arrays = {n: getattr(episode, n)[:num_chunks] for n in ("reward", "terminated", "truncated", "num_steps")}
+    info = {name: values[:num_chunks] for name, values in episode.info.items()}
+    return replace(episode, obs=episode.obs.select(rows), chunks=episode.chunks.select(rows), info=info, **arrays)

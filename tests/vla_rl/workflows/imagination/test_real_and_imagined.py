@@ -10,6 +10,7 @@ import pytest
 from sim.dummy import DummyConfig
 from vla_rl.evaluation.evaluate import EvalConfig
 from vla_rl.evaluation.results import EpisodeRecord
+from vla_rl.rollout.source import LocalRolloutConfig
 from vla_rl.workflows.imagination.real_and_imagined import paired, success_in_both
 
 
@@ -37,7 +38,7 @@ def test_an_episode_lost_in_imagination_is_no_imagined_failure(monkeypatch: pyte
     monkeypatch.setattr("vla_rl.evaluation.evaluate.build_env", lambda config: SimpleNamespace(close=lambda: None))
     monkeypatch.setattr("vla_rl.policies.load.load_policy", lambda path, device: None)
     monkeypatch.setattr("vla_rl.workflows.imagination.real_and_imagined.imagined_env", lambda recipe, path: None)
-    recipe = SimpleNamespace(eval=EvalConfig(), acting_env=DummyConfig(), device="cpu")
+    recipe = SimpleNamespace(eval=EvalConfig(), acting_env=DummyConfig(), device="cpu", rollout=LocalRolloutConfig())
     name, starts, real, imagined = success_in_both(recipe, Path("world_model"), "policy", 5)  # type: ignore[arg-type]
     assert name == "policy" and list(starts) == [f"stack/validation/{i}" for i in (0, 1, 4)]
     assert real == [False, True, False] and imagined == [True, False, True]
