@@ -122,11 +122,12 @@ class OfflineConfig(Config):
 class OnlineCriticConfig(CriticConfig):
     """The critic of `vla-rl online`: fitted on one replay buffer, without folds, by updates that each round counts."""
 
-    targets: Literal["td", "best_of_n", "monte_carlo"] = Field(
+    targets: Literal["td", "best_of_n", "actor", "monte_carlo"] = Field(
         default="td",
         description="What Q learns. td: the discounted V of the next decision, or the outcome at the end; best_of_n: "
-        "there the best of the policy's own chunks, by the smallest of some Q (EXPO); monte_carlo: the episode's "
-        "discounted outcome.",
+        "there the best of the policy's own chunks, by the smallest of some Q (EXPO); actor: of method=noise, what "
+        "the actor chooses there, by the smallest of some Q of noises (SAC); monte_carlo: the episode's discounted "
+        "outcome.",
     )
     warmup_steps: int = Field(default=0, ge=0, description="Steps over which the learning rate rises from 0.")
     final_lr_fraction: float = Field(default=1.0, ge=0, le=1, description="Share of lr kept to the end; 1: all.")
@@ -146,13 +147,32 @@ class EditsConfig(TrainerConfig):
     )
 
 
+class NoiseConfig(TrainerConfig):
+    """The actor that chooses the noise which a frozen flow policy's chunk starts from (DSRL, arXiv 2506.15799)."""
+
+    lr: PositiveFloat = Field(default=3e-4, description="Learning rate.")
+    final_lr_fraction: float = Field(default=1.0, ge=0, le=1, description="Share of lr kept to the end; 1: all.")
+    hidden: PositiveInt = Field(default=256, description="Width of its two hidden layers.")
+    scale: PositiveFloat = Field(
+        default=2.0, description="Bound of each number that it chooses; the policy's own noise has a spread of 1."
+    )
+    same_for_all_steps: bool = Field(
+        default=False,
+        description="One noise for every step of a chunk: fewer numbers to choose where chunks are long.",
+    )
+    entropy: float = Field(
+        default=1e-3, ge=0, description="Weight of its entropy, in nats of the whole noise, beside Q in [0, 1]."
+    )
+
+
 class OnlineConfig(Config):
     """How a frozen policy is improved from its own episodes as they come, and those logged before."""
 
-    method: Literal["best_of_n", "edits"] = Field(
+    method: Literal["best_of_n", "edits", "noise"] = Field(
         default="best_of_n",
         description="What acts. best_of_n: of the policy's chunks, the one of largest Q, the smallest of the "
-        "ensemble's (IDQL); edits: a small policy's changes of them stand for choice too (EXPO).",
+        "ensemble's (IDQL); edits: a small policy's changes of them stand for choice too (EXPO); noise: of a flow "
+        "policy, the chunk of a noise that an actor chooses (DSRL).",
     )
     prior: Literal["datasets", "none"] = Field(
         default="datasets",
@@ -169,7 +189,9 @@ class OnlineConfig(Config):
     updates_per_round: PositiveInt = Field(default=300, description="Updates after each round's episodes.")
     start_index: NonNegativeInt = Field(default=0, description="First initial state of the train split.")
     candidates: PositiveInt = Field(
-        default=8, description="The policy's chunks at each observation: the greedy one, the others drawn."
+        default=8,
+        description="The policy's chunks at each observation: the greedy one, the others drawn; with method=noise "
+        "they are not chosen among, but teach which noise makes which chunk.",
     )
     sampling_temperature: PositiveFloat = Field(default=1.0, description="Of those draws.")
     target_candidates: PositiveInt = Field(
@@ -187,9 +209,14 @@ class OnlineConfig(Config):
     keep_checkpoints: PositiveInt = Field(default=2, description="Checkpoints kept, one of each round.")
     critic: OnlineCriticConfig = Field(default_factory=OnlineCriticConfig)
     edits: EditsConfig = Field(default_factory=EditsConfig)
+    noise: NoiseConfig = Field(default_factory=NoiseConfig)
 
     @model_validator(mode="after")
     def _something_to_choose(self) -> OnlineConfig:
         if self.method == "best_of_n" and self.candidates < 2:
             raise ValueError("candidates: got 1, and method best_of_n chooses among several; give at least 2")
+        if self.critic.targets == "actor" and self.method != "noise":
+            raise ValueError(
+                f"critic.targets: got 'actor', which is of method noise, and method is {self.method!r}; set td"
+            )
         return self

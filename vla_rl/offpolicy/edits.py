@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import nn
 
-from vla_rl.offpolicy.networks import mlp
-
-LOG_SPREAD = (-5.0, 1.0)  # Bounds of the logarithm of its Gaussian's standard deviation.
+from vla_rl.offpolicy.networks import mlp, squashed
 
 
 class EditPolicy(nn.Module):
@@ -42,10 +39,5 @@ class EditPolicy(nn.Module):
         Returns:
             The changed chunks, and the log-density (...) of each tanh(u).
         """
-        mean, log_spread = self.network(torch.cat([place, chunk], -1)).chunk(2, -1)
-        log_spread = LOG_SPREAD[0] + (LOG_SPREAD[1] - LOG_SPREAD[0]) * log_spread.sigmoid()
-        noise = torch.zeros_like(mean) if noise is None else noise
-        u = mean + log_spread.exp() * noise
-        log_density = -0.5 * noise.square() - log_spread - 0.5 * math.log(2 * math.pi)
-        squash = 2 * (math.log(2) - u - nn.functional.softplus(-2 * u))  # log(1 - tanh(u)^2)
-        return chunk + self.scale * u.tanh(), (log_density - squash).sum(-1)
+        change, log_density = squashed(self.network(torch.cat([place, chunk], -1)), noise)
+        return chunk + self.scale * change, log_density

@@ -22,6 +22,7 @@ from vla_rl.data.config import DatasetError
 from vla_rl.data.dataset import EpisodeDataset
 from vla_rl.interfaces import Policy
 from vla_rl.offpolicy.candidates import embed_and_draw
+from vla_rl.offpolicy.noise import embed_and_steer
 from vla_rl.types import Observation
 
 FORMAT = 1
@@ -35,11 +36,13 @@ class Draws:
 
     Attributes:
         count: how many, the greedy one first; 0: none. temperature, seed: of the others.
+        noise: (steps, D), of the noise that each is made of, the first one of none; None: as the policy draws them.
     """
 
     count: int = 0
     temperature: float = 1.0
     seed: int = 0
+    noise: tuple[int, int] | None = None
 
 
 NO_DRAWS = Draws()
@@ -51,10 +54,12 @@ class Features:
 
     Attributes:
         embedding: float32 (N, D). candidates: float32 (N, C, H, A), the policy's chunks; None: not drawn.
+        noise: float32 (N, C, steps, D), what each was made of; None: not known.
     """
 
     embedding: np.ndarray
-    candidates: np.ndarray | None
+    candidates: np.ndarray | None = None
+    noise: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -84,22 +89,22 @@ class FeatureCache:
         """
         if self.policy is None:
             return compute_features(policy, _observations(data, chunk_size), draws)
-        wanted = {"embedding": self._path(data, chunk_size, NO_DRAWS)}
+        wanted = {self._path(data, chunk_size, NO_DRAWS): ("embedding",)}
         if draws.count:
-            wanted["candidates"] = self._path(data, chunk_size, draws)
-        if not all(path.is_dir() for path in wanted.values()):
+            wanted[self._path(data, chunk_size, draws)] = ("candidates", "noise") if draws.noise else ("candidates",)
+        if not all(path.is_dir() for path in wanted):
             self.show(f"embedding {len(data.rows)} decisions of {data.path.name}")
             computed = compute_features(policy, _observations(data, chunk_size), draws)
-            for name, path in wanted.items():
+            for path, names in wanted.items():
                 with atomic_folder(path, "features") as partial:
-                    save_file({name: getattr(computed, name)}, partial / FILE)
-        found = {name: _read(path, name, len(data.rows)) for name, path in wanted.items()}
-        return Features(found["embedding"], found.get("candidates"))
+                    save_file({name: getattr(computed, name) for name in names}, partial / FILE)
+        return Features(**{n: _read(path, n, len(data.rows)) for path, names in wanted.items() for n in names})
 
     def _path(self, data: EpisodeDataset, chunk_size: int, draws: Draws) -> Path:
         """Where what is drawn is kept; of no draws, the embeddings."""
         rows = hashlib.blake2b(np.ascontiguousarray(data.rows, np.int64).tobytes(), digest_size=16).hexdigest()
         drawn = [draws.count, draws.temperature, draws.seed] if draws.count else []
+        drawn += [list(draws.noise)] if draws.noise else []
         facts = [FORMAT, data.cache.name, rows, chunk_size, self.policy, self.section, drawn]
         key = hashlib.blake2b(json.dumps(facts).encode(), digest_size=12).hexdigest()
         return data.cache.parent / f"features-{key}"
@@ -127,15 +132,20 @@ def compute_features(policy: Policy, observations: Iterable[Observation], draws:
         ValueError: the policy has no embeddings.
     """
     generator = torch.Generator(policy.device).manual_seed(draws.seed)
-    embedding, candidates = [], []
+    embedding, candidates, noise = [], [], []
     for obs in _batches(observations):
-        if draws.count:
+        if draws.noise:
+            features, noises, drawn = embed_and_steer(policy, obs, draws.count, draws.noise, generator)
+            candidates.append(drawn)
+            noise.append(noises)
+        elif draws.count:
             features, drawn = embed_and_draw(policy, obs, draws.count, generator, draws.temperature)
             candidates.append(drawn)
         else:
             features = policy.embed(obs)
         embedding.append(features.float().cpu().numpy())
-    return Features(np.concatenate(embedding), np.concatenate(candidates) if candidates else None)
+    whole = [np.concatenate(part) if part else None for part in (candidates, noise)]
+    return Features(np.concatenate(embedding), *whole)
 
 
 def _batches(observations: Iterable[Observation]) -> Iterator[Observation]:

@@ -13,6 +13,7 @@ from vla_rl.offpolicy.config import OnlineConfig
 from vla_rl.offpolicy.critic import critic_loss
 from vla_rl.offpolicy.edits import EditPolicy
 from vla_rl.offpolicy.networks import CriticNetworks, q_logits
+from vla_rl.offpolicy.noise_learner import NoiseLearner
 from vla_rl.offpolicy.replay import ReplayBatch
 from vla_rl.offpolicy.transitions import Transitions
 from vla_rl.training.trainer import Trainer
@@ -23,13 +24,19 @@ class OffPolicyLearner:
 
     Q's target at a decision that another one follows is that one's value: with `targets: td` the slow copy of V; with
     `best_of_n` the best of the frozen policy's chunks there, edited ones too, by the smallest of some slow Q (EXPO,
-    arXiv 2507.07986); else, and with `monte_carlo`, it is the discounted outcome.
+    arXiv 2507.07986); with `actor` that of the noise chosen there (SAC); else, and with `monte_carlo`, it is the
+    discounted outcome.
 
     Attributes:
-        networks: the critic's. editor: None without edits.
+        networks: the critic's. editor: None without edits. noise: None where no noise is chosen.
+
+    Args:
+        noise_shape: (steps, D) of the noise that `method: noise` chooses.
     """
 
-    def __init__(self, config: OnlineConfig, networks: CriticNetworks, seed: int) -> None:
+    def __init__(
+        self, config: OnlineConfig, networks: CriticNetworks, seed: int, noise_shape: tuple[int, int] | None = None
+    ) -> None:
         self.config, self.networks, self.seed = config, networks, seed
         self.slow_q = copy.deepcopy(networks.q).requires_grad_(False)
         critic = {n: p for n, p in networks.named_parameters() if not n.startswith("slow")}
@@ -42,6 +49,10 @@ class OffPolicyLearner:
                 torch.manual_seed(seed)
                 self.editor = EditPolicy(sizes["place"], sizes["chunk"], config.edits.hidden, config.edits.scale)
             self._editor = Trainer(dict(self.editor.named_parameters()), config.edits, "online.edits")
+        self.noise: NoiseLearner | None = None
+        if config.method == "noise":
+            assert noise_shape is not None, "the policy's own"
+            self.noise = NoiseLearner(config, networks, noise_shape, seed)
 
     @property
     def num_updates(self) -> int:
@@ -72,6 +83,9 @@ class OffPolicyLearner:
         if self._editor is not None:
             step = self._editor.step(lambda _: self._edit_loss(batch, place, rng, noise))
             found |= {f"edits/{name}": value for name, value in step.items()}
+        if self.noise is not None:
+            made = self.networks.normal_chunk(torch.from_numpy(batch.candidates))
+            found |= self.noise.update(place, torch.from_numpy(batch.noise), made, noise)
         return found
 
     @torch.no_grad()
@@ -91,6 +105,10 @@ class OffPolicyLearner:
         there = self.networks.normal_place(torch.from_numpy(batch.next_place[batch.goes_on]))
         if config.targets == "td":
             value = self.networks.slow_v(there)[:, 0].sigmoid()
+        elif config.targets == "actor":
+            assert self.noise is not None, "checked by the config"
+            members = rng.choice(config.members, size=min(config.subset, config.members), replace=False)
+            value = self.noise.value(there, members.tolist(), noise)
         else:
             value = self._best_value(there, batch.next_candidates[batch.goes_on], rng, noise)
         target[goes_on] = torch.from_numpy(batch.discount[batch.goes_on]) * value
@@ -132,10 +150,12 @@ class OffPolicyLearner:
 
     def _modules(self) -> dict[str, torch.nn.Module]:
         modules: dict[str, torch.nn.Module] = {"critic": self.networks, "slow_q": self.slow_q}
-        return modules if self.editor is None else {**modules, "editor": self.editor}
+        modules |= {} if self.editor is None else {"editor": self.editor}
+        return modules | ({} if self.noise is None else self.noise.modules)
 
     def _trainers(self) -> dict[str, Trainer]:
-        return {"critic": self._critic} | ({} if self._editor is None else {"editor": self._editor})
+        trainers = {"critic": self._critic} | ({} if self._editor is None else {"editor": self._editor})
+        return trainers | ({} if self.noise is None else self.noise.trainers)
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Tensors and JSON-able values from which `load_state` continues to the bit."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import nn
 from vla_rl.offpolicy.config import CriticConfig
 
 Scale = tuple[np.ndarray, np.ndarray]  # Mean and spread, each (D,).
+LOG_SPREAD = (-5.0, 1.0)  # Bounds of the logarithm of a squashed Gaussian's standard deviation.
 
 
 class CriticNetworks(nn.Module):
@@ -80,6 +82,21 @@ def q_logits(networks: nn.ModuleList, place: torch.Tensor, chunk: torch.Tensor) 
     """Of each network, (members, ...), from normalized inputs."""
     both = torch.cat([place, chunk], -1)
     return torch.stack([network(both)[..., 0] for network in networks])
+
+
+def squashed(outputs: torch.Tensor, noise: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """tanh(u), u Gaussian, (..., K), of a network's outputs (..., 2 K), and its log-density (...).
+
+    Args:
+        noise: standard Gaussian (..., K); None: none, so that the result is the likeliest u's.
+    """
+    mean, log_spread = outputs.chunk(2, -1)
+    log_spread = LOG_SPREAD[0] + (LOG_SPREAD[1] - LOG_SPREAD[0]) * log_spread.sigmoid()
+    noise = torch.zeros_like(mean) if noise is None else noise
+    u = mean + log_spread.exp() * noise
+    log_density = -0.5 * noise.square() - log_spread - 0.5 * math.log(2 * math.pi)
+    squash = 2 * (math.log(2) - u - nn.functional.softplus(-2 * u))  # log(1 - tanh(u)^2)
+    return u.tanh(), (log_density - squash).sum(-1)
 
 
 def mlp(inputs: int, hidden: int, outputs: int = 1) -> nn.Sequential:

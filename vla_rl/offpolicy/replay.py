@@ -43,6 +43,7 @@ class ReplayBatch:
         goes_on: bool (B,), another decision follows. discount: float32 (B,), of its value, for the chunk's steps.
         next_place: float32 (B, D); zeros where none follows.
         candidates, next_candidates: float32 (B, C, H * A), the frozen policy's chunks; C is 0 where none were drawn.
+        noise: float32 (B, C, K), what the candidates were made of; K is 0 where that is not known.
         fresh: bool (B,), not of the prior.
     """
 
@@ -54,6 +55,7 @@ class ReplayBatch:
     next_place: np.ndarray
     candidates: np.ndarray
     next_candidates: np.ndarray
+    noise: np.ndarray
     fresh: np.ndarray
 
 
@@ -174,6 +176,7 @@ def _drawn(part: Transitions, rows: np.ndarray, discount: float, fresh: bool) ->
     none = np.zeros((count, 0, part.chunk[0].size), np.float32)
     candidates = none if part.candidates is None else part.candidates[rows].reshape(count, -1, none.shape[2])
     later = none if part.candidates is None else part.candidates[following].reshape(count, -1, none.shape[2])
+    noise = candidates[..., :0] if part.noise is None else part.noise[rows].reshape(*candidates.shape[:2], -1)
     returns = part.success[part.episode[rows]] * discount ** part.remaining[rows].astype(np.float64)
     return {
         "place": part.embedding[rows],
@@ -184,5 +187,6 @@ def _drawn(part: Transitions, rows: np.ndarray, discount: float, fresh: bool) ->
         "next_place": np.where(goes_on[:, None], part.embedding[following], np.float32(0)),
         "candidates": candidates,
         "next_candidates": np.where(goes_on[:, None, None], later, np.float32(0)),
+        "noise": noise,
         "fresh": np.full(count, fresh),
     }

@@ -12,7 +12,7 @@ from vla_rl.interfaces import Policy
 from vla_rl.offpolicy.features import NO_DRAWS, Draws, FeatureCache, Features, compute_features
 from vla_rl.types import CONTROL_SOURCES, HUMAN_SOURCES, Episode
 
-OPTIONAL = ("person", "log_prob", "candidates")
+OPTIONAL = ("person", "log_prob", "candidates", "noise")
 _HUMAN = np.isin(CONTROL_SOURCES, HUMAN_SOURCES)
 
 
@@ -31,6 +31,7 @@ class Transitions:
         person: bool (N,), a person or an expert drove at the decision; None: not recorded, the policy did.
         log_prob: float32 (N,), log-probability of the chunk under who drew it, NaN where not known; None: of none.
         candidates: float32 (N, C, H, A), chunks of the frozen policy there, its greedy one first; None: not drawn.
+        noise: float32 (N, C, steps, D), what each candidate was made of; None: not known.
     """
 
     embedding: np.ndarray
@@ -46,6 +47,7 @@ class Transitions:
     person: np.ndarray | None = None
     log_prob: np.ndarray | None = None
     candidates: np.ndarray | None = None
+    noise: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.episode)
@@ -109,8 +111,14 @@ def logged_transitions(
     return joined(parts, names, states)
 
 
-def episode_transitions(policy: Policy, episodes: Sequence[Episode], draws: Draws = NO_DRAWS) -> Transitions:
+def episode_transitions(
+    policy: Policy, episodes: Sequence[Episode], draws: Draws = NO_DRAWS, steered: bool = False
+) -> Transitions:
     """The decisions of episodes that have just been run by a policy, in their order. Those that broke are left out.
+
+    Args:
+        policy: the frozen one. draws: its chunks at each decision, for `candidates`.
+        steered: its noise was chosen, and is the chunks' path: the first candidate is what was executed.
 
     Raises:
         ValueError: no episode is left, or the policy has no embeddings.
@@ -125,6 +133,10 @@ def episode_transitions(policy: Policy, episodes: Sequence[Episode], draws: Draw
     steps = np.concatenate([episode.num_steps for episode in kept]).astype(np.int64)
     before = np.concatenate([np.cumsum(e.num_steps) - e.num_steps for e in kept]).astype(np.int64)
     rows = np.arange(len(number))
+    if steered:
+        assert features.candidates is not None and features.noise is not None, "draws have a noise"
+        features.candidates[:, 0] = np.concatenate([episode.chunks.actions for episode in kept])
+        features.noise[:, 0] = np.concatenate([_path(episode)[:, 0] for episode in kept])
     return Transitions(
         embedding=features.embedding,
         chunk=np.concatenate([_executed(episode) for episode in kept]),
@@ -139,6 +151,7 @@ def episode_transitions(policy: Policy, episodes: Sequence[Episode], draws: Draw
         person=np.zeros(len(number), bool),
         log_prob=np.concatenate([_log_prob(episode) for episode in kept]),
         candidates=features.candidates,
+        noise=features.noise,
     )
 
 
@@ -147,6 +160,11 @@ def _executed(episode: Episode) -> np.ndarray:
     actions = episode.chunks.actions.astype(np.float32)
     step = np.minimum(np.arange(actions.shape[1]), episode.num_steps[:, None] - 1)
     return np.take_along_axis(actions, step[..., None], 1)
+
+
+def _path(episode: Episode) -> np.ndarray:
+    assert episode.chunks.path is not None, "a steered policy gives it"
+    return episode.chunks.path
 
 
 def _log_prob(episode: Episode) -> np.ndarray:
@@ -198,7 +216,7 @@ def _of_dataset(
     place = np.searchsorted(rows, after)
     there = np.append(rows, -1)[np.minimum(place, len(rows))]
     if policy is None:
-        features = Features(np.zeros((len(rows), 0), np.float32), None)
+        features = Features(np.zeros((len(rows), 0), np.float32))
     else:
         features = (cache or FeatureCache(None, "")).of_dataset(policy, data, chunk_size, draws)
     unused = np.zeros(len(data.starts), np.int64)
@@ -215,4 +233,5 @@ def _of_dataset(
         initial_state=unused,
         person=_HUMAN[data.source[rows]],
         candidates=features.candidates,
+        noise=features.noise,
     )

@@ -21,6 +21,7 @@ from vla_rl.interfaces import Policy, PolicyOutput
 from vla_rl.offpolicy.candidates import embed_and_draw
 from vla_rl.offpolicy.edits import EditPolicy
 from vla_rl.offpolicy.networks import CriticNetworks
+from vla_rl.offpolicy.noise import NoiseActor
 from vla_rl.policies.base import CONFIG_FILE
 from vla_rl.policies.checkpoint_files import read_weights, write_folder, write_weights
 from vla_rl.types import ActionChunk, Observation
@@ -141,7 +142,12 @@ class ValueGuidedPolicy(nn.Module, Policy):
         critic = CriticNetworks.empty(**facts["critic"])
         editor = EditPolicy(**facts["editor"]) if facts["editor"] else None
         base = load_policy(folder / BASE_FOLDER, device)
-        policy = cls(base, critic, editor, facts["candidates"], facts["sampling_temperature"])
+        if facts.get("noise"):
+            from vla_rl.offpolicy.steered import SteeredPolicy
+
+            policy = SteeredPolicy(base, critic, NoiseActor(**facts["noise"]))
+        else:
+            policy = cls(base, critic, editor, facts["candidates"], facts["sampling_temperature"])
         read_weights(folder, policy._added())
         policy.requires_grad_(False)
         return policy.to(device)

@@ -19,6 +19,7 @@ from vla_rl.workflows.recipe_parts import build_policy, env_spec, limit_threads
 
 if TYPE_CHECKING:
     from vla_rl.interfaces import Policy, VecEnv
+    from vla_rl.offpolicy.config import OnlineConfig
     from vla_rl.offpolicy.features import Draws
     from vla_rl.offpolicy.learner import OffPolicyLearner
     from vla_rl.offpolicy.transitions import Transitions
@@ -45,11 +46,13 @@ def improve_online(recipe: Recipe, folder: Path, show: Callable[[str], None]) ->
     assert recipe.online is not None, "just checked"
     limit_threads(recipe)
     run = RunFolder(folder)
+    base = build_policy(recipe, env_spec(recipe))
+    noise = _noise_shape(recipe.online, base)
     if _reads_datasets(recipe):
         collect_missing(recipe, show)
     if recipe.online.evaluate == "before_and_after":
         evaluate_once(recipe, folder, BASE)
-    metrics = _Run(recipe, folder, show).finish()
+    metrics = _Run(recipe, folder, show, base, noise).finish()
     if recipe.online.evaluate != "never":
         improved = recipe.model_copy(update={"policy": ValueGuidedConfig(path=str(run.policy))})
         evaluate_once(improved, folder, FINAL)
@@ -62,15 +65,33 @@ def _reads_datasets(recipe: Recipe) -> bool:
     return recipe.online.prior == "datasets" or recipe.online.warm_updates > 0
 
 
+def _noise_shape(config: OnlineConfig, base: Policy) -> tuple[int, int] | None:
+    """Of the noise that an actor chooses; None: it chooses none.
+
+    Raises:
+        ConfigError: the policy's chunks start from none.
+    """
+    from vla_rl.offpolicy.noise import noise_shape
+
+    return noise_shape(base, config.noise.same_for_all_steps) if config.method == "noise" else None
+
+
 class _Run:
     """The rounds of one run."""
 
-    def __init__(self, recipe: Recipe, folder: Path, show: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: Path,
+        show: Callable[[str], None],
+        base: Policy,
+        noise_shape: tuple[int, int] | None,
+    ) -> None:
         from vla_rl.offpolicy.replay import Replay
 
         assert recipe.online is not None, "checked before"
         self.recipe, self.config, self.run, self.show = recipe, recipe.online, RunFolder(folder), show
-        self.base = build_policy(recipe, env_spec(recipe))
+        self.base, self.noise_shape = base, noise_shape
         self.logged = self._logged() if _reads_datasets(recipe) else None
         prior = self.logged if self.config.prior == "datasets" else None
         policy = feature_cache(recipe, show).fingerprint
@@ -133,7 +154,8 @@ class _Run:
                 on_episode=on_episode,
             )
         with evaluation_mode(self.base):
-            fresh = episode_transitions(self.base, episodes, self._draws(number + 1))
+            steered = self.noise_shape is not None and policy is not self.base
+            fresh = episode_transitions(self.base, episodes, self._draws(number + 1), steered)
         if self.config.control == "shuffled_outcomes":
             return fresh.with_shuffled_outcomes(derived_seed(self.recipe.seed, _SHUFFLE, number))
         return fresh
@@ -178,10 +200,10 @@ class _Run:
         from vla_rl.offpolicy.features import NO_DRAWS, Draws
         from vla_rl.rollout.runner import derived_seed
 
-        if self.config.critic.targets != "best_of_n":
+        if self.config.critic.targets != "best_of_n" and self.noise_shape is None:
             return NO_DRAWS
         seed = derived_seed(self.recipe.seed, _DRAWS, number) if number else 0  # Logged ones' are kept for all runs.
-        return Draws(self.config.candidates, self.config.sampling_temperature, seed)
+        return Draws(self.config.candidates, self.config.sampling_temperature, seed, self.noise_shape)
 
     def _new_learner(self, data: Transitions) -> OffPolicyLearner:
         from vla_rl.offpolicy.critic import new_networks
@@ -190,7 +212,7 @@ class _Run:
 
         seed = derived_seed(self.recipe.seed, _NETWORKS)
         networks = new_networks(self.config.critic, data.embedding, data.chunk.reshape(len(data), -1), seed)
-        return OffPolicyLearner(self.config, networks, seed)
+        return OffPolicyLearner(self.config, networks, seed, self.noise_shape)
 
     def _warm_up(self) -> None:
         """Fit the critic on the logged episodes, where it is to begin so."""
@@ -209,10 +231,13 @@ class _Run:
 
     def _policy(self) -> Policy:
         """The policy as it is improved so far."""
+        from vla_rl.offpolicy.steered import SteeredPolicy
         from vla_rl.offpolicy.value_guided import ValueGuidedPolicy
 
         assert self.learner is not None, "made before"
         config = self.config
+        if self.learner.noise is not None:
+            return SteeredPolicy(self.base, self.learner.networks, self.learner.noise.actor)
         return ValueGuidedPolicy(
             self.base, self.learner.networks, self.learner.editor, config.candidates, config.sampling_temperature
         )
@@ -238,7 +263,8 @@ class _Run:
             return None
         tensors, state = load_checkpoint(path)
         networks = CriticNetworks.empty(**state["sizes"])
-        self.learner = OffPolicyLearner(self.config, networks, derived_seed(self.recipe.seed, _NETWORKS))
+        seed = derived_seed(self.recipe.seed, _NETWORKS)
+        self.learner = OffPolicyLearner(self.config, networks, seed, self.noise_shape)
         self.learner.load_state(tensors, state["learner"])
         self.replay.restore(checkpoint_step(path))
         return checkpoint_step(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -147,6 +148,37 @@ class LeRobotDiffusionPolicy(LearningPolicy):
         batch = self._batch(obs)
         with self._autocast():
             return self._with_state(self._seen(batch), batch).float()
+
+    # --- steering by the starting noise -------------------------------------------------------
+
+    @property
+    def noise_shape(self) -> tuple[int, int]:
+        """See `NoiseSteeredPolicy`.
+
+        Raises:
+            ConfigError: its sampler adds noise in every step.
+        """
+        if self.core.config.noise_scheduler_type != "DDIM":
+            raise ConfigError(
+                "online.method: got 'noise', and this diffusion policy's sampler adds noise in each of its steps, "
+                "beside the one that it starts from. Set policy.options.noise_scheduler_type=DDIM, or "
+                "online.method=best_of_n"
+            )
+        return self.core.config.horizon, self.action_dim
+
+    @torch.no_grad()
+    def steer(self, obs: Observation, choose: Callable[[Tensor], Tensor]) -> tuple[Tensor, np.ndarray]:
+        """What DDIM makes of noise that is chosen. See `NoiseSteeredPolicy`."""
+        batch, (steps, size) = self._batch(obs), self.noise_shape
+        with self._autocast():
+            seen = self._seen(batch)
+        features, chunks = self._with_state(seen, batch).float(), []
+        for chosen in choose(features).to(self.device).unbind(1):
+            x = chosen.expand(-1, steps, size)
+            for k in range(self.num_steps):
+                x, _ = self._step(seen, x, *self._levels(k, obs.batch_size), 0.0)
+            chunks.append(self._to_environment(self._executed(x)))
+        return features, np.stack(chunks, 1)
 
     # --- parts --------------------------------------------------------------------------------
 

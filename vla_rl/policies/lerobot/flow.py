@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -130,6 +130,30 @@ class LeRobotFlowPolicy(LearningPolicy):
         with self._autocast():
             prefix = self.network.prefix(batch)
         return self._with_state(prefix.features, batch)
+
+    # --- steering by the starting noise -------------------------------------------------------
+
+    @property
+    def noise_shape(self) -> tuple[int, int]:
+        """See `NoiseSteeredPolicy`. Padded dimensions start at 0."""
+        return self.core.config.chunk_size, self.network.width if self.network.keeps_noise else self.action_dim
+
+    @torch.no_grad()
+    @lora.acts_merged
+    def steer(self, obs: Observation, choose: Callable[[Tensor], Tensor]) -> tuple[Tensor, np.ndarray]:
+        """What the ODE makes of noise that is chosen. See `NoiseSteeredPolicy`."""
+        batch = self._batch(obs)
+        with self._autocast():
+            prefix = self.network.prefix(batch)
+        features, velocity = self._with_state(prefix.features, batch), self._velocity(prefix)
+        chunks = []
+        for chosen in choose(features).to(self.device).unbind(1):
+            noise = chosen.new_zeros(obs.batch_size, self.core.config.chunk_size, self.network.width)
+            noise[..., : chosen.shape[-1]] = chosen
+            keeps = self.network.keeps_noise
+            drawn = flow_sampling.sample(velocity, noise, self.num_steps, self.config.sampling, 0.0, None, keeps)
+            chunks.append(self._to_environment(self._executed(self.network.to_actions(drawn.x))))
+        return features, np.stack(chunks, 1)
 
     # --- parts --------------------------------------------------------------------------------
 
