@@ -19,8 +19,11 @@ if TYPE_CHECKING:
     from vla_rl.offpolicy.value_guided import ValueGuidedPolicy
 
 
+_WHAT = ("a critic that chooses among its chunks", "an actor that chooses the noise its chunks start from")
+
+
 class ValueGuidedConfig(PolicyConfig):
-    """A frozen policy with a critic that chooses among its chunks, as `vla-rl online` saves it."""
+    """A frozen policy with what chooses its chunks, or the noise they start from, as `vla-rl online` saves it."""
 
     kind: Literal["value_guided"] = "value_guided"
     candidates: PositiveInt | None = Field(
@@ -29,12 +32,19 @@ class ValueGuidedConfig(PolicyConfig):
 
     def build(self, env_spec: EnvSpec, device: str | torch.device = "cpu", seed: int = 0) -> ValueGuidedPolicy:
         """See `PolicyConfig.build`."""
+        from vla_rl.offpolicy.steered import SteeredPolicy
+
         if self.path is None:
             raise ConfigError("policy.path: a value_guided policy is made by `vla-rl online`; give the folder it saved")
         policy = self.load(resolve_path(self.path), device)
         if lacking := sorted(set(policy.cameras) - set(env_spec.cameras)):
             raise ConfigError(f"policy.cameras: {lacking} not in environment {env_spec.kind!r}; set env.cameras")
         check_sizes(policy, env_spec)
+        if self.candidates is not None and isinstance(policy, SteeredPolicy):
+            raise ConfigError(
+                f"policy.candidates: got {self.candidates}, but this policy has its starting noise chosen, and "
+                "considers one chunk; leave it out"
+            )
         if self.candidates is not None:
             policy.candidates = self.candidates
         return policy
@@ -53,12 +63,15 @@ class ValueGuidedConfig(PolicyConfig):
         values = json.loads(file.read_text()) if file.is_file() else {}
         if not isinstance(values, dict) or values.get("kind") != "value_guided":
             return None
-        critic = values["critic"]
+        critic, noise = values["critic"], values.get("noise")
+        chosen = {"candidates": str(values["candidates"])}
+        if noise:
+            chosen = {"starting noise": f"{noise['shape'][0]} x {noise['shape'][1]} numbers within {noise['scale']:g}"}
         return CheckpointInfo(
-            family="frozen policy with a critic that chooses among its chunks, saved by vla-rl online",
+            family=f"frozen policy with {_WHAT[bool(noise)]}, saved by vla-rl online",
             kind="value_guided",
             facts={
-                "candidates": str(values["candidates"]),
+                **chosen,
                 "critic": f"{critic['members']} networks of width {critic['hidden']} on {critic['place']} features",
                 "edits": "none" if values["editor"] is None else f"up to {values['editor']['scale']:g} spreads",
                 "base": str(folder / "base"),

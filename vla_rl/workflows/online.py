@@ -182,12 +182,14 @@ class _Run:
 
     def _logged(self) -> Transitions:
         """The decisions of the datasets."""
+        from vla_rl.data.dataset import BCDataset
         from vla_rl.offpolicy.transitions import logged_transitions
         from vla_rl.rollout.runner import derived_seed, evaluation_mode
         from vla_rl.training.bc_trainer import open_bc_dataset
 
         assert self.recipe.sft is not None, "checked before"
-        data = open_bc_dataset(self.recipe.sft, self.base, env_spec(self.recipe))
+        opened = open_bc_dataset(self.recipe.sft, self.base, env_spec(self.recipe))
+        data = BCDataset(opened.parts, self.base.chunk_size)  # What is judged is what is executed.
         with evaluation_mode(self.base):
             logged = logged_transitions(self.base, data, feature_cache(self.recipe, self.show), self._draws(0))
         logged.check_outcomes_differ()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from reach_policy import ReachPolicy
+from safetensors.numpy import load_file
 from tiny_run import make_recipe, metrics, save_policy
 
 from sim.dummy import DummyConfig
@@ -16,9 +17,11 @@ from vla_rl.common.run_folder import open_run
 from vla_rl.config import ConfigError, build_component
 from vla_rl.data.config import DatasetError
 from vla_rl.offpolicy.features import FILE
+from vla_rl.offpolicy.steered import SteeredPolicy
 from vla_rl.offpolicy.value_guided import ValueGuidedPolicy
-from vla_rl.policies.fake_input import fake_observation
+from vla_rl.policies.fake_input import fake_observation, fake_statistics
 from vla_rl.policies.inspect import describe
+from vla_rl.policies.lerobot.config import LeRobotConfig
 from vla_rl.policies.load import load_policy
 from vla_rl.recipe.recipe import Recipe, load_recipe
 from vla_rl.training.checkpoint import list_checkpoints
@@ -35,6 +38,18 @@ def base(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def flow(tmp_path_factory) -> Path:
+    """A fresh tiny SmolVLA, whose chunks start from noise."""
+    pytest.importorskip("num2words", reason="SmolVLA's processor needs it: install vla-rl[flow]")
+    config = LeRobotConfig(type="smolvla", preset="tiny", image_size=32, chunk_size=4, cameras=["agentview"])
+    policy = config.build(ENV.env_spec())
+    policy.set_norm_stats(fake_statistics(7), fake_statistics(8, gripper=False))
+    folder = tmp_path_factory.mktemp("online") / "flow"
+    policy.save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
 def logged(base: Path) -> Path:
     """20 episodes of a policy that is too slow for half of the states."""
     folder = base.parent / "logged"
@@ -48,6 +63,8 @@ def logged(base: Path) -> Path:
 def recipe_of(base: Path, logged: Path | None, **online: object) -> Recipe:
     values = make_recipe(base).model_dump(mode="json")
     values["env"] |= {"horizon": 11, "num_envs": 4}
+    if base.name == "flow":
+        values["policy"] = {"kind": "lerobot", "path": str(base)}
     section = {"rounds": 3, "episodes_per_round": 4, "updates_per_round": 3, "warm_updates": 4, "candidates": 3}
     section |= {"critic": CRITIC, "evaluate": "never"}
     sft = None if logged is None else {"datasets": [str(logged)]}
@@ -60,13 +77,16 @@ def run(recipe: Recipe, folder: Path, resume: bool = False) -> list[str]:
     return said
 
 
+NOISE = {"method": "noise", "noise": {"hidden": 8, "scale": 1.5}, "critic": CRITIC | {"targets": "actor"}}
 EDITS = {"method": "edits", "edits": {"hidden": 8}, "critic": CRITIC | {"targets": "best_of_n"}}
 
 
-@pytest.mark.parametrize("options", [{}, EDITS], ids=["best_of_n", "edits"])
+@pytest.mark.parametrize("options", [{}, EDITS, NOISE], ids=["best_of_n", "edits", "noise"])
 def test_it_resumes_to_the_bit_and_no_episode_is_run_again(
-    base: Path, logged: Path, tmp_path: Path, options: dict, monkeypatch: pytest.MonkeyPatch
+    base: Path, logged: Path, tmp_path: Path, options: dict, monkeypatch: pytest.MonkeyPatch, request
 ) -> None:
+    if options.get("method") == "noise":
+        base = request.getfixturevalue("flow")
     recipe = recipe_of(base, logged, **options)
     run(recipe, tmp_path / "whole")
     assert (tmp_path / "whole" / "report.html").is_file()
@@ -153,12 +173,31 @@ def test_the_improved_policy_loads_like_any_other(base: Path, logged: Path, tmp_
     np.testing.assert_array_equal(again.act(obs, None, 0.0).actions, greedy.actions)
 
 
+def test_a_steered_policy_is_its_base_and_an_actor(flow: Path, logged: Path, tmp_path: Path) -> None:
+    run(recipe_of(flow, logged, rounds=2, evaluate="after", **NOISE), tmp_path / "run")
+    folder = tmp_path / "run" / "policy"
+    policy, obs = load_policy(folder), fake_observation(ENV.env_spec(), 3)
+    assert isinstance(policy, SteeredPolicy) and (tmp_path / "run" / "evaluations" / "final.json").is_file()
+    before, after = load_policy(flow).state_dict(), load_policy(folder / "base").state_dict()
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    greedy = policy.act(obs, None, 0.0)
+    np.testing.assert_array_equal(policy.act(obs, None, 0.0).actions, greedy.actions)
+    drawn = policy.act(obs, torch.Generator().manual_seed(0), 1.0)
+    assert drawn.value is not None and not np.allclose(drawn.actions, greedy.actions)
+    info = describe(folder)
+    assert info.kind == "value_guided" and info.facts["starting noise"] == "4 x 7 numbers within 1.5"
+    segment = load_file(tmp_path / "run" / "replay" / "segment-00000001" / "decisions.safetensors")
+    np.testing.assert_array_equal(segment["candidates"][:, 0, 0], segment["chunk"][:, 0])
+    assert segment["noise"][:, 0].any(), "a round's own noise teaches too"
+
+
 def test_what_it_cannot_do_is_refused_before_any_work(base: Path, logged: Path, tmp_path: Path) -> None:
     values = recipe_of(base, logged).model_dump(mode="json")
     for change, message in (
         ({"online": None}, r"needs an online section"),
         ({"sft": None}, r"sft\.datasets are these.*online\.prior=none"),
         ({"sft": {"datasets": ["nowhere"]}}, r"nowhere"),
+        ({"online": values["online"] | {"method": "noise"}}, r"chunks start from none.*best_of_n or edits"),
         ({"policy": {"kind": "openvla"}}, r"policy\.path: learning online improves a checkpoint"),
     ):
         with pytest.raises((ConfigError, ValueError), match=message):
