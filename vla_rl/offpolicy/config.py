@@ -9,7 +9,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from vla_rl.config import Config
 from vla_rl.training.config import TrainerConfig
 
-Method = Literal["cloning", "filtered", "advantage_weighted", "best_of_n", "recap", "preferences"]
+Method = Literal["cloning", "filtered", "advantage_weighted", "best_of_n", "ppo", "recap", "preferences"]
 
 
 class CriticConfig(TrainerConfig):
@@ -79,6 +79,20 @@ class PreferencesConfig(Config):
     )
 
 
+class OfflinePPOConfig(Config):
+    """Iterations of method=ppo, each admitted by off-policy evaluation or undone (RL-100, arXiv 2510.14830)."""
+
+    iterations: PositiveInt = Field(default=8, description="Updates at most.")
+    decisions: PositiveInt = Field(
+        default=1000, description="Logged observations that chunks are drawn at for each, outside the held-out fold."
+    )
+    held_out_decisions: PositiveInt = Field(
+        default=1000, description="Logged decisions of the held-out fold at which the policy is judged."
+    )
+    patience: PositiveInt = Field(default=2, description="Updates rejected in a row that end the run.")
+    shrink: float = Field(default=0.5, gt=0, lt=1, description="What a rejected update multiplies the step (lr) by.")
+
+
 class OfflineConfig(Config):
     """How a policy is improved from the episodes in `sft.datasets`; `sft` has the cloning's own options."""
 
@@ -87,6 +101,8 @@ class OfflineConfig(Config):
         description="What is cloned. cloning: everything; filtered: episodes that succeeded; advantage_weighted: "
         "everything, each decision by how much better than expected it turned out; best_of_n: at each logged "
         "observation, the best of some of the policy's own chunks and the logged one, as the critic says (Digi-Q); "
+        "ppo: nothing, the `algo` section's updates on the policy's own chunks at logged observations, by the critic, "
+        "each admitted by off-policy evaluation or undone (RL-100); "
         "recap: everything, the instruction saying whether a decision was better than expected; preferences: nothing, "
         "better episodes become likelier than worse ones of the same task.",
     )
@@ -102,8 +118,8 @@ class OfflineConfig(Config):
         default=20.0,
         description="advantage_weighted: a decision counts at most so many times as one that went as expected.",
     )
-    candidates: PositiveInt = Field(default=8, description="best_of_n: chunks drawn from the policy.")
-    sampling_temperature: PositiveFloat = Field(default=1.0, description="best_of_n: of those draws.")
+    candidates: PositiveInt = Field(default=8, description="best_of_n, ppo: chunks drawn from the policy.")
+    sampling_temperature: PositiveFloat = Field(default=1.0, description="best_of_n, ppo: of those draws.")
     decisions: PositiveInt = Field(
         default=5000, description="best_of_n: logged observations to draw for, chosen at random."
     )
@@ -117,6 +133,7 @@ class OfflineConfig(Config):
     critic: CriticConfig = Field(default_factory=CriticConfig)
     recap: RecapConfig = Field(default_factory=RecapConfig, description="Of method recap.")
     preferences: PreferencesConfig = Field(default_factory=PreferencesConfig, description="Of method preferences.")
+    ppo: OfflinePPOConfig = Field(default_factory=OfflinePPOConfig)
 
 
 class OnlineCriticConfig(CriticConfig):

@@ -135,7 +135,7 @@ def best_of_n(
     with evaluation_mode(policy):
         for first in range(0, len(rows), _BATCH):
             chosen = rows[first : first + _BATCH]
-            drawn = _draw(policy, _observations(data, chosen), config, generator)
+            drawn = _draw(policy, observations(data, chosen), config, generator)
             candidates = np.concatenate([transitions.chunk[chosen][:, None], drawn], 1)
             value = critic.values(chosen, candidates).min(0)
             best = value.argmax(1)
@@ -157,7 +157,7 @@ def _draw(policy: Policy, obs: Observation, config: OfflineConfig, generator: to
     return actions.reshape(obs.batch_size, config.candidates, *actions.shape[1:])
 
 
-def _observations(data: BCDataset, numbers: np.ndarray) -> Observation:
+def observations(data: BCDataset, numbers: np.ndarray) -> Observation:
     """What was seen at decisions, int64 (B,) ascending, of all datasets' one after another."""
     starts = np.cumsum([0, *(len(part.rows) for part in data.parts)])
     parts = []

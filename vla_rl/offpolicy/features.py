@@ -89,7 +89,7 @@ class FeatureCache:
         """
         if self.policy is None:
             return compute_features(policy, _observations(data, chunk_size), draws)
-        wanted = {self._path(data, chunk_size, NO_DRAWS): ("embedding",)}
+        wanted: dict[Path, tuple[str, ...]] = {self._path(data, chunk_size, NO_DRAWS): ("embedding",)}
         if draws.count:
             wanted[self._path(data, chunk_size, draws)] = ("candidates", "noise") if draws.noise else ("candidates",)
         if not all(path.is_dir() for path in wanted):

@@ -44,6 +44,10 @@ class SteeredPolicy(ValueGuidedPolicy):
         value = self.critic.smallest(place, self.critic.normal_chunk(torch.from_numpy(chunks).to(place).flatten(2)))
         return ActionChunk(chunks[:, 0], path=chosen[0].cpu().numpy(), value=value[:, 0].cpu().numpy())
 
+    @classmethod
+    def _of(cls, base: Policy, critic: CriticNetworks, facts: dict[str, Any]) -> SteeredPolicy:
+        return cls(base, critic, NoiseActor(**facts["noise"]))
+
     def _added(self) -> nn.ModuleDict:
         return nn.ModuleDict({"critic": self.critic, "actor": self.actor})
 

@@ -21,7 +21,6 @@ from vla_rl.interfaces import Policy, PolicyOutput
 from vla_rl.offpolicy.candidates import embed_and_draw
 from vla_rl.offpolicy.edits import EditPolicy
 from vla_rl.offpolicy.networks import CriticNetworks
-from vla_rl.offpolicy.noise import NoiseActor
 from vla_rl.policies.base import CONFIG_FILE
 from vla_rl.policies.checkpoint_files import read_weights, write_folder, write_weights
 from vla_rl.types import ActionChunk, Observation
@@ -139,18 +138,16 @@ class ValueGuidedPolicy(nn.Module, Policy):
         from vla_rl.policies.load import load_policy
 
         facts = json.loads((folder / CONFIG_FILE).read_text())
-        critic = CriticNetworks.empty(**facts["critic"])
-        editor = EditPolicy(**facts["editor"]) if facts["editor"] else None
-        base = load_policy(folder / BASE_FOLDER, device)
-        if facts.get("noise"):
-            from vla_rl.offpolicy.steered import SteeredPolicy
-
-            policy = SteeredPolicy(base, critic, NoiseActor(**facts["noise"]))
-        else:
-            policy = cls(base, critic, editor, facts["candidates"], facts["sampling_temperature"])
+        policy = cls._of(load_policy(folder / BASE_FOLDER, device), CriticNetworks.empty(**facts["critic"]), facts)
         read_weights(folder, policy._added())
         policy.requires_grad_(False)
         return policy.to(device)
+
+    @classmethod
+    def _of(cls, base: Policy, critic: CriticNetworks, facts: dict[str, Any]) -> ValueGuidedPolicy:
+        """What `_facts` describes, with fresh networks."""
+        editor = EditPolicy(**facts["editor"]) if facts["editor"] else None
+        return cls(base, critic, editor, facts["candidates"], facts["sampling_temperature"])
 
     def _added(self) -> nn.ModuleDict:
         """What is there besides the base."""

@@ -52,9 +52,11 @@ class ValueGuidedConfig(PolicyConfig):
     @classmethod
     def load(cls, folder: Path, device: str | torch.device = "cpu") -> ValueGuidedPolicy:
         """See `PolicyConfig.load`."""
+        from vla_rl.offpolicy.steered import SteeredPolicy
         from vla_rl.offpolicy.value_guided import ValueGuidedPolicy
 
-        return ValueGuidedPolicy.load(Path(folder), device)
+        steered = "noise" in json.loads((Path(folder) / CONFIG_FILE).read_text())
+        return (SteeredPolicy if steered else ValueGuidedPolicy).load(Path(folder), device)
 
     @classmethod
     def describe(cls, folder: Path) -> CheckpointInfo | None:

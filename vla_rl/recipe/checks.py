@@ -192,6 +192,15 @@ RULES = (
     ),
     Rule(
         ("offline",),
+        lambda r: r.offline and r.offline.method == "ppo" and (r.algo is None or r.algo.kind != "grpo"),
+        lambda r: (
+            f"algo.kind: got {r.algo.kind if r.algo else None!r}; offline.method=ppo makes the `algo` section's "
+            "updates, with its lr, epochs and bounds of the ratio, and has a critic of its own: set algo.kind=grpo "
+            "algo.lr=..."
+        ),
+    ),
+    Rule(
+        ("offline",),
         lambda r: r.sft and r.sft.validation_fraction,
         lambda r: (
             f"sft.validation_fraction: got {r.sft.validation_fraction:g}; `offline` judges decisions by critics that "  # type: ignore[union-attr]

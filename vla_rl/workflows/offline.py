@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from vla_rl.offpolicy.features import FeatureCache
     from vla_rl.offpolicy.preferences import Preferences
     from vla_rl.training.bc_trainer import BCTrainer
+    from vla_rl.training.metrics import MetricLogger
     from vla_rl.training.sft import SFTConfig
 
 EXAMPLES, BASE, FINAL = "examples", "base", "final"
@@ -40,9 +41,6 @@ def improve_offline(recipe: Recipe, folder: Path, show: Callable[[str], None]) -
     from vla_rl.offpolicy.advantage_conditioned import condition, unconditioned
     from vla_rl.offpolicy.advantage_conditioned_config import AdvantageConditionedConfig
     from vla_rl.report.report import write_report
-    from vla_rl.training.checkpoint import checkpoint_step, latest_checkpoint
-    from vla_rl.training.metrics import MetricLogger
-    from vla_rl.training.sft import train_bc
 
     check(recipe, "offline")
     assert recipe.offline is not None and recipe.sft is not None, "just checked"
@@ -55,18 +53,9 @@ def improve_offline(recipe: Recipe, folder: Path, show: Callable[[str], None]) -
     section = recipe.offline
     if section.method == "recap":
         policy = unconditioned(policy)
-
-    def choose(data: BCDataset) -> BCDataset:
-        if section.method == "preferences":
-            return _preferred(recipe, policy, data, folder / EXAMPLES, show)
-        return _weighted(recipe, policy, data, folder / EXAMPLES, show)
-
-    checkpoint = latest_checkpoint(run.checkpoints)
-    done = checkpoint_step(checkpoint) if checkpoint else 0 if run.metrics.exists() else None
-    with MetricLogger(folder, recipe.log, resume_step=done, run_config=recipe.model_dump(mode="json")) as logger:
-        summary = train_bc(
-            policy, recipe.sft, folder, logger.log, recipe.seed, env_spec=spec, choose=choose, trainer=_trainer(section)
-        )
+    with _logger(recipe, folder) as logger:
+        improve = _improve_by_ppo if section.method == "ppo" else _clone_chosen
+        summary = improve(recipe, folder, policy, logger, show)
     trained = recipe.policy.model_copy(update={"path": str(run.policy)})
     if section.method == "recap":
         condition(policy, section.recap.guidance).save(run.policy)
@@ -75,6 +64,48 @@ def improve_offline(recipe: Recipe, folder: Path, show: Callable[[str], None]) -
         evaluate_once(recipe.model_copy(update={"policy": trained}), folder, FINAL)
     write_report(folder)
     return summary
+
+
+def _improve_by_ppo(
+    recipe: Recipe, folder: Path, policy: Policy, logger: MetricLogger, show: Callable[[str], None]
+) -> dict[str, Any]:
+    from vla_rl.data.dataset import BCDataset
+    from vla_rl.training.bc_trainer import open_bc_dataset
+    from vla_rl.workflows.offline_ppo import OfflinePPO
+
+    assert recipe.sft is not None, "checked before"
+    data = BCDataset(open_bc_dataset(recipe.sft, policy, env_spec(recipe)).parts, policy.chunk_size)
+    return dict(OfflinePPO(recipe, folder, policy, data, feature_cache(recipe, show), show).finish(logger))
+
+
+def _logger(recipe: Recipe, folder: Path) -> MetricLogger:
+    """What goes on after the last checkpoint's metrics."""
+    from vla_rl.training.checkpoint import checkpoint_step, latest_checkpoint
+    from vla_rl.training.metrics import MetricLogger
+
+    run = RunFolder(folder)
+    checkpoint = latest_checkpoint(run.checkpoints)
+    done = checkpoint_step(checkpoint) if checkpoint else 0 if run.metrics.exists() else None
+    return MetricLogger(folder, recipe.log, resume_step=done, run_config=recipe.model_dump(mode="json"))
+
+
+def _clone_chosen(
+    recipe: Recipe, folder: Path, policy: Policy, logger: MetricLogger, show: Callable[[str], None]
+) -> dict[str, Any]:
+    """Clone what the method chooses."""
+    from vla_rl.training.sft import train_bc
+
+    assert recipe.offline is not None and recipe.sft is not None, "checked before"
+    section, sft, spec = recipe.offline, recipe.sft, env_spec(recipe)
+
+    def choose(data: BCDataset) -> BCDataset:
+        if section.method == "preferences":
+            return _preferred(recipe, policy, data, folder / EXAMPLES, show)
+        return _weighted(recipe, policy, data, folder / EXAMPLES, show)
+
+    return train_bc(
+        policy, sft, folder, logger.log, recipe.seed, env_spec=spec, choose=choose, trainer=_trainer(section)
+    )
 
 
 def _weighted(recipe: Recipe, policy: Policy, data: BCDataset, folder: Path, show: Callable[[str], None]) -> BCDataset:
@@ -159,6 +190,7 @@ def choose_examples(
     cache: FeatureCache | None = None,
 ) -> tuple[Examples, dict[str, float]]:
     """What the method clones of the datasets, and figures about it by name; embeddings are kept in the cache."""
+    from vla_rl.data.dataset import BCDataset
     from vla_rl.offpolicy.advantage_words import check_words_are_read
     from vla_rl.offpolicy.critic import fit_critic
     from vla_rl.offpolicy.examples import Examples, advantage_weights, best_of_n, worded
@@ -169,6 +201,8 @@ def choose_examples(
         rows = sum(len(part.rows) for part in data.parts)
         return Examples(np.ones(rows)), {}
     needs_critic = config.method != "filtered"
+    if needs_critic:
+        data = BCDataset(data.parts, policy.chunk_size)  # What is judged is what is executed.
     with evaluation_mode(policy):
         if config.method == "recap":
             check_words_are_read(policy, data)

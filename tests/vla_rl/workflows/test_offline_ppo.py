@@ -1,0 +1,141 @@
+"""`vla-rl offline` with method ppo: updates by the critic on the policy's own chunks, admitted or undone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from reach_policy import ReachPolicy
+from tiny_run import make_recipe, metrics, save_policy
+
+from sim.dummy import DummyConfig
+from vla_rl.algorithms.grpo import GRPOConfig
+from vla_rl.common.run_folder import open_run
+from vla_rl.config import ConfigError
+from vla_rl.data.config import DatasetConfig
+from vla_rl.data.dataset import BCDataset, DataNeeds, open_dataset
+from vla_rl.offpolicy.config import OfflineConfig
+from vla_rl.offpolicy.iterated import OffPolicyEvaluation, own_chunks, update
+from vla_rl.offpolicy.transitions import logged_transitions
+from vla_rl.policies.load import load_policy
+from vla_rl.recipe.recipe import Recipe
+from vla_rl.training.checkpoint import list_checkpoints
+from vla_rl.workflows.offline import improve_offline
+from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
+
+ENV = DummyConfig.model_validate({"num_envs": 4, "image_size": 32, "horizon": 11, "tasks": ["reach_red"]})
+SMALL = {"steps": 5, "hidden": 16, "batch_size": 16, "folds": 2, "members": 2}
+CONFIG = OfflineConfig.model_validate(
+    {"method": "ppo", "candidates": 4, "critic": SMALL, "ppo": {"decisions": 16, "held_out_decisions": 16}}
+)
+GRPO = GRPOConfig(lr=2e-3, minibatch_size=16, micro_batch_size=16, warmup_steps=0, epochs=2)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    return save_policy(tmp_path_factory.mktemp("offline_ppo") / "base")
+
+
+@pytest.fixture(scope="module")
+def logged(base: Path) -> Path:
+    folder = base.parent / "logged"
+    config = CollectConfig.model_validate(
+        {"source": "policy", "dataset": str(folder), "episodes_per_task": 20, "every_frame": False}
+    )
+    collect_dataset(ENV, config, policy=ReachPolicy(speed=0.45, noise=0.2), policy_version="reach 0123")
+    return folder
+
+
+class Planted:
+    """A critic for which a chunk is as good as its first number, or as bad."""
+
+    def __init__(self, folder: Path, sign: float = 1.0) -> None:
+        needs = DataNeeds(cameras=("agentview",), action_dim=7, state_dim=8)
+        self.data = BCDataset([open_dataset(DatasetConfig(path=str(folder)), needs)], 4)
+        self.transitions = logged_transitions(None, self.data)
+        self.fold, self.sign = self.transitions.folds(2, 0), sign
+
+    def values(self, rows: np.ndarray, chunks: np.ndarray) -> np.ndarray:
+        return self.sign * np.stack([chunks[:, :, 0, 0]] * 2)
+
+
+def test_a_chunk_starts_at_ratio_one_outside_the_held_out_fold(base: Path, logged: Path) -> None:
+    policy, critic = load_policy(base), Planted(logged)
+    batch = own_chunks(CONFIG, policy, critic.data, critic, 0, 0)  # type: ignore[arg-type]
+    assert batch.size == 16 * 4 and batch.valid.all()
+    out = policy.evaluate(batch.observations(np.arange(batch.size)), batch.chunks, 1.0)
+    np.testing.assert_allclose(out.log_prob.detach().numpy(), batch.old_log_prob, atol=1e-5)
+    each = batch.advantage[:, 0].reshape(16, 4)
+    np.testing.assert_allclose(each.mean(1), 0, atol=1e-5)
+    first = batch.chunks.actions[:, 0, 0].reshape(16, 4)
+    assert all(np.corrcoef(a, b)[0, 1] > 0.99 for a, b in zip(each, first, strict=True) if b.std() > 0.1)
+    again = own_chunks(CONFIG, policy, critic.data, critic, 0, 0)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(again.chunks.actions, batch.chunks.actions)
+    held_out = critic.transitions.initial_state[critic.transitions.episode[critic.fold == 0]]
+    learned = critic.transitions.initial_state[critic.transitions.episode[critic.fold != 0]]
+    assert not set(held_out) & set(learned)
+
+
+def test_what_is_better_is_admitted_and_what_is_worse_is_not(base: Path, logged: Path) -> None:
+    """Updates toward a larger first number: by a critic that likes it they are admitted, by one that does not never."""
+    policy, liked, hated = load_policy(base), Planted(logged), Planted(logged, -1)
+    gates = [OffPolicyEvaluation(CONFIG, critic.data, critic, 0) for critic in (liked, hated)]  # type: ignore[arg-type]
+    before = [gate.values(policy) for gate in gates]
+    np.testing.assert_array_equal(gates[0].values(policy), before[0])
+    same = gates[0].compare(before[0], before[0])
+    assert not same.admitted and same.interval.low == same.interval.high == 0
+    for number in range(6):
+        batch = own_chunks(CONFIG, policy, liked.data, liked, 0, number)  # type: ignore[arg-type]
+        found = update(CONFIG, GRPO, policy, batch, 0, number, GRPO.lr)
+        assert found["update/ratio"] == pytest.approx(1, abs=0.3)
+    better, worse = (gate.compare(old, gate.values(policy)) for gate, old in zip(gates, before, strict=True))
+    assert better.admitted and better.after > better.before + 0.1
+    assert not worse.admitted and worse.interval.high < 0
+
+
+def recipe_of(base: Path, logged: Path, **offline: object) -> Recipe:
+    values = make_recipe(base).model_dump(mode="json")
+    values["env"] |= {"horizon": 11, "num_envs": 4}
+    section = CONFIG.model_dump(mode="json") | {"evaluate": "never"}
+    section["ppo"] |= {"iterations": 3, "patience": 3}
+    algo = {"kind": "grpo", "lr": 1e-3, "minibatch_size": 16}
+    return Recipe.model_validate(
+        values | {"sft": {"datasets": [str(logged)]}, "offline": section | offline} | {"algo": algo}
+    )
+
+
+def test_rejected_updates_are_undone_and_a_killed_run_goes_on(base: Path, logged: Path, tmp_path: Path) -> None:
+    recipe = recipe_of(base, logged)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    improve_offline(recipe, open_run(recipe, whole, False), lambda _: None)
+    rows = metrics(whole)
+    found = json.loads((whole / "examples" / "found.json").read_text())
+    assert len(rows) == 3 and found["ppo/admitted"] + found["ppo/rejected"] == 3 and "critic/auc" in found
+    assert found["ppo/admitted"] == sum(row["ppo/admitted"] for row in rows)
+    for row in rows:
+        assert row["ppo/admitted"] == (row["ppo/gain_low"] > 0)
+        assert row["ppo/gain_low"] <= row["ppo/gain"] <= row["ppo/gain_high"]
+    for row, following in pairwise(rows):
+        assert following["ppo/lr"] == pytest.approx(row["ppo/lr"] * (1 if row["ppo/admitted"] else 0.5))
+    final = load_policy(whole / "policy").state_dict()
+    if not found["ppo/admitted"]:
+        assert all(torch.equal(final[name], value) for name, value in load_policy(base).state_dict().items())
+
+    shutil.copytree(whole, killed)
+    shutil.rmtree(killed / "policy")
+    shutil.rmtree(list_checkpoints(killed / "checkpoints")[-1])
+    improve_offline(recipe, open_run(recipe, killed, True), lambda _: None)
+    again = load_policy(killed / "policy").state_dict()
+    assert all(torch.equal(final[name], again[name]) for name in final)
+    assert metrics(killed) == rows
+
+
+def test_its_updates_need_an_algorithm(base: Path, logged: Path, tmp_path: Path) -> None:
+    values = recipe_of(base, logged).model_dump(mode="json")
+    with pytest.raises(ConfigError, match=r"algo\.kind: got None; offline\.method=ppo.*algo\.kind=grpo"):
+        improve_offline(Recipe.model_validate(values | {"algo": None}), tmp_path / "run", lambda _: None)
