@@ -155,7 +155,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         (label, seed): job(
             "offline",
             args.recipe,
-            [*args.overrides, *own, f"seed={seed}", "offline.evaluate=after"],
+            [*own, *args.overrides, f"seed={seed}", "offline.evaluate=after"],
             args.output / f"{label}-seed{seed}",
         )
         for label, own in arms.items()

@@ -51,19 +51,21 @@ def recipe(tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # Four programs, one after another.
 def test_it_runs_what_is_missing_and_keeps_the_lines_of_earlier_commands(
     leaderboard: ModuleType, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output = ["--output", str(tmp_path / "board"), "--recipe", str(recipe)]
+    output = ["--output", str(tmp_path / "board"), "--recipe", str(recipe), "sft.steps=2"]
     leaderboard.main([*output, "--methods", "filtered", "--controls", "filtered"])
     first = json.loads((tmp_path / "board" / "leaderboard.json").read_text())
     assert [row["method"] for row in first["rows"]] == ["filtered", "filtered-shuffled_outcomes"]
     assert first["episodes"] == 16 and first["dataset"] in capsys.readouterr().out
     evaluation = tmp_path / "board" / "filtered-seed0" / "evaluations" / "final.json"
     made = evaluation.stat().st_mtime_ns
-    leaderboard.main([*output, "--methods", "preferences", "--controls", "", "sft.lr=1e-5"])
+    leaderboard.main([*output, "--methods", "preferences", "--controls", ""])
     second = json.loads((tmp_path / "board" / "leaderboard.json").read_text())
     assert [row["method"] for row in second["rows"]] == ["preferences", "filtered", "filtered-shuffled_outcomes"]
+    assert "sft.steps=2" in (tmp_path / "board" / "preferences-seed0" / "command.txt").read_text()
     assert evaluation.stat().st_mtime_ns == made
     assert (tmp_path / "board" / "leaderboard.md").read_text().count("\n| ") == 4
 
