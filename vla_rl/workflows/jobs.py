@@ -44,7 +44,7 @@ class Job:
     @property
     def log(self) -> Path:
         """The file of its output."""
-        return self.folder.with_suffix(".log")
+        return self.folder.with_name(f"{self.folder.name}.log")
 
     def start(self, program: Sequence[str], threads: int) -> subprocess.Popen[bytes]:
         """Start it as a child process with `threads` CPU threads.

@@ -62,6 +62,7 @@ def test_a_sweep_runs_each_combination_once_against_the_policy_it_began_with(tmp
     assert base.meta.split == "validation"
     assert [row.run for row in result.rows] == ["algo.lr=1e-3", "algo.lr=1e-2"]
     for row in result.rows:
+        assert (tmp_path / "sweep" / f"{row.run}.log").stat().st_size > 0  # Each a file of its own.
         after = Evaluation.load(tmp_path / "sweep" / row.run / "evaluations" / "final.json")
         expected = compare(base, after).result("sampled")
         assert row.rates["sampled"] == after.rate("sampled").rate
