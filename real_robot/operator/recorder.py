@@ -37,8 +37,10 @@ from vla_rl.data.lerobot_io import (
     RecordedEpisode,
     dataset_features,
     encode_png,
+    list_shards,
     read_shards,
     robot_features,
+    staging_folder,
     write_shard,
 )
 from vla_rl.types import CONTROL_SOURCES, EpisodeSpec, Split
@@ -162,7 +164,7 @@ class Recording:
             self.close()
 
     def add(self, episode: RecordedEpisode, image_sizes: Mapping[str, tuple[int, int]]) -> None:
-        """Store an episode, whole or not at all. May be called from several threads.
+        """Store an episode, whole or not at all. May be called from several threads; episodes appear in order.
 
         Raises:
             RecordingError: other cameras or sizes than the episodes before. DiskFullError: no room.
@@ -186,12 +188,12 @@ class Recording:
                     "detector where they have none"
                 )
             number, self._next = self._next, self._next + 1
-        write_shard(self.staging / f"shard_{number:05d}", [episode], [], features)
+            write_shard(self.staging / f"shard_{number:05d}", [episode], [], features)
 
     @property
     def num_episodes(self) -> int:
         """Whole episodes stored."""
-        return sum(1 for _ in self.staging.glob("shard_*"))
+        return len(list_shards(self.staging))
 
     def close(self) -> dict[str, int]:
         """Make the dataset. Returns {"episodes", "frames"}; with no episode there is no dataset."""
@@ -199,11 +201,6 @@ class Recording:
             shutil.rmtree(self.staging)
             return {"episodes": 0, "frames": 0}
         return finish(self.folder)
-
-
-def staging_folder(folder: Path) -> Path:
-    """Where a recording is before it is finished."""
-    return folder.parent / f".{folder.name}.recording"
 
 
 def _settings(staging: Path) -> dict[str, Any]:

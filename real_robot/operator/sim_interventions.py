@@ -53,6 +53,7 @@ class OperatorOptions:
         rewind_steps: steps driven back along the executed path before the person takes over.
         demonstrate: the person drives whole episodes, and the policy none.
         temperature: of the policy's sampling; 0 is greedy.
+        budget: takeovers that the person has time for, after which it cannot help; None: all.
     """
 
     alarm: Literal["progress", "clock"] = "progress"
@@ -61,6 +62,7 @@ class OperatorOptions:
     rewind_steps: int = 0
     demonstrate: bool = False
     temperature: float = 0.0
+    budget: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.alarm_fraction <= 1:
@@ -275,6 +277,7 @@ class ScriptedPersons:
         self.low, self.high = env.spec.action_low, env.spec.action_high
         self.on_episode = on_episode
         self.outcomes: dict[int, InterventionOutcome] = {}
+        self._takeovers = 0
         self.slots = [
             EnvSlot(recording, env.spec.action_dim, options, policy_version, round) for _ in range(env.num_envs)
         ]
@@ -304,7 +307,8 @@ class ScriptedPersons:
             alarm = self._alarm(slot, left) if driving or it.state == "autonomous" else ""
             if alarm and not driving:
                 it.alarm(alarm, self.options.alarm)
-            if alarm and (driving or np.isinf(left)):
+            is_spent = self.options.budget is not None and self._takeovers >= self.options.budget
+            if alarm and (driving or np.isinf(left) or is_spent):
                 slot.given_up = episode.stopped = True
                 self.finish(episode, False, False)
                 continue
@@ -312,6 +316,7 @@ class ScriptedPersons:
                 it.rewind(WHO)
             if it.state == "paused":
                 it.take_over(WHO)
+                self._takeovers += 1
                 slot.progress = ProgressAlarm(self.options.patience)  # From here the person's.
                 slot.progress.update(left)
 

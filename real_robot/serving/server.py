@@ -148,6 +148,10 @@ class PolicyServer:
         """Requests in the queue."""
         return self._engine.num_waiting()
 
+    def offer(self, policy: Policy, facts: PolicyFacts, idle: float) -> None:
+        """Let another policy act once nothing was asked for a while; see `InferenceEngine.offer`."""
+        self._engine.offer(policy, facts, idle)
+
     # --- connections --------------------------------------------------------------------------
 
     def _admit(self, connection: ServerConnection, request: HttpRequest) -> Response | None:
@@ -211,7 +215,8 @@ class PolicyServer:
         if not ready.done():
             ready.cancel()
             return
-        facts = ready.result()
+        ready.result()  # Raises what loading raised.
+        facts = self._engine.facts
         try:
             async with asyncio.timeout(HANDSHAKE_SECONDS):
                 await connection.send(pack(facts.metadata(self._limits)))
@@ -227,7 +232,7 @@ class PolicyServer:
             answer = await self._infer(read_request(unpack(message, self._limits), facts), gone)
             if answer is None:
                 return
-            await connection.send(pack(_reply(answer, facts, total)))
+            await connection.send(pack(_reply(answer, total)))
             total = time.monotonic() - start
 
     async def _infer(self, request: Request, gone: asyncio.Future[None]) -> Answer | None:
@@ -240,7 +245,7 @@ class PolicyServer:
         return None
 
 
-def _reply(answer: Answer, facts: PolicyFacts, previous_total: float | None) -> dict[str, Any]:
+def _reply(answer: Answer, previous_total: float | None) -> dict[str, Any]:
     timing: dict[str, Any] = {
         "infer_ms": answer.infer_seconds * 1000,
         "queue_ms": answer.queue_seconds * 1000,
@@ -250,7 +255,7 @@ def _reply(answer: Answer, facts: PolicyFacts, previous_total: float | None) -> 
         timing["prev_total_ms"] = previous_total * 1000
     reply: dict[str, Any] = {
         "actions": answer.actions,
-        POLICY_KEY: facts.identity.to_wire(),
+        POLICY_KEY: answer.policy.to_wire(),
         "server_timing": timing,
     }
     if answer.embedding is not None:
@@ -325,9 +330,16 @@ def policy_facts(policy: Policy, checkpoint: str, name: str, policy_hash: str, c
 
 
 async def run(
-    load: Callable[[], tuple[Policy, PolicyFacts]], config: ServeConfig, say: Callable[[str], None] = print
+    load: Callable[[], tuple[Policy, PolicyFacts]],
+    config: ServeConfig,
+    say: Callable[[str], None] = print,
+    watch: Callable[[PolicyServer], None] = lambda server: None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM. Raises what loading the policy raised."""
+    """Serve until SIGINT or SIGTERM. Raises what loading the policy raised.
+
+    Args:
+        watch: called once the policy is ready, to have others take its place.
+    """
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -345,6 +357,7 @@ async def run(
                 f"ready: {facts.checkpoint} ({facts.version}), cameras {', '.join(facts.cameras)}, "
                 f"chunks of {facts.chunk_size} actions of {facts.action_dim} numbers"
             )
+            watch(server)
             await waiting
         else:
             ready.cancel()
@@ -355,5 +368,15 @@ async def run(
 
 def main(checkpoint: str, config: ServeConfig, say: Callable[[str], None] = print) -> None:
     """`vla-rl serve`."""
+    serve_until_stopped(lambda: load_for_serving(checkpoint, config), config, say)
+
+
+def serve_until_stopped(
+    load: Callable[[], tuple[Policy, PolicyFacts]],
+    config: ServeConfig,
+    say: Callable[[str], None],
+    watch: Callable[[PolicyServer], None] = lambda server: None,
+) -> None:
+    """Serve in the foreground, with a log; see `run`."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    asyncio.run(run(lambda: load_for_serving(checkpoint, config), config, say))
+    asyncio.run(run(load, config, say, watch))

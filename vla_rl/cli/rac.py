@@ -1,4 +1,4 @@
-"""Commands of correcting and training again: rac, finish-recording."""
+"""Commands of learning beside a person: rac, hil, finish-recording."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
-from vla_rl.cli.options import Output, Overrides, OwnRecipe, Resume, load_run, say
+from vla_rl.cli.options import Output, Overrides, OwnRecipe, Resume, load_run, resumable, say
 
 
 def register(app: typer.Typer) -> None:
     """Add this file's commands to the program."""
     app.command()(rac)
+    app.command()(hil)
     app.command(name="finish-recording")(finish_recording)
 
 
@@ -27,6 +28,19 @@ def rac(recipe: OwnRecipe = None, overrides: Overrides = None, output: Output = 
     run_rac(loaded, folder, typer.echo)
     typer.echo((folder / TABLE).read_text())
     typer.echo(f"written: {folder / RESULTS}")
+
+
+def hil(recipe: OwnRecipe = None, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
+    """Improve a policy while it acts with a person beside it: a learner, and an actor in a process of its own."""
+    from vla_rl.common.run_folder import RunFolder, open_run
+    from vla_rl.recipe.pinned import pinned
+    from vla_rl.workflows.hil import run_hil
+
+    loaded = pinned(load_run(recipe, overrides, output, resume, "hil"), say, "sft.datasets")
+    folder = open_run(loaded, output, resume)
+    with resumable("hil", folder):
+        run_hil(loaded, folder, say)
+    typer.echo(f"policy: {RunFolder(folder).policy}\nreport: {RunFolder(folder).report}")
 
 
 def finish_recording(

@@ -39,14 +39,17 @@ def serve(
         list[str] | None,
         typer.Option(metavar="NAME=KEY", help="A camera's key in requests, such as front=images/cam_high."),
     ] = None,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", help="CHECKPOINT is where `vla-rl hil` publishes policies: take each newer one."),
+    ] = False,
 ) -> None:
     """Serve a policy over WebSocket to robots: openpi's protocol, several clients batched."""
     from vla_rl.config import ConfigError, validate
 
     try:
+        from real_robot.serving import following, server
         from real_robot.serving.protocol import read_token
-        from real_robot.serving.server import ServeConfig
-        from real_robot.serving.server import main as run_server
     except ModuleNotFoundError as error:
         raise ConfigError(f"serve: {error.name} is not installed. Run: pip install 'vla-rl[robot]'") from error
     values = {
@@ -65,7 +68,8 @@ def serve(
         "default_prompt": default_prompt,
         "camera_keys": dict(_pair(text) for text in camera or ()),
     }
-    run_server(checkpoint, validate(ServeConfig, values), typer.echo)
+    run = following.main if follow else server.main
+    run(checkpoint, validate(server.ServeConfig, values), typer.echo)
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -226,14 +226,32 @@ def read_shards(folder: Path) -> Iterator[tuple[list[dict[str, Any]], list[tuple
     Raises:
         DatasetError: a shard is damaged.
     """
+    for shard in list_shards(folder):
+        yield *read_shard(shard), shard
+
+
+def staging_folder(folder: Path) -> Path:
+    """Where a robot's recording is before it is finished: shards."""
+    return folder.parent / f".{folder.name}.recording"
+
+
+def list_shards(folder: Path) -> list[Path]:
+    """The whole shards in a folder, in order."""
+    return sorted(Path(folder).glob("shard_*"))
+
+
+def read_shard(shard: Path) -> tuple[list[dict[str, Any]], list[tuple[str, int]]]:
+    """A shard's episodes' rows, and its rejected (task, index).
+
+    Raises:
+        DatasetError: it is damaged.
+    """
     import pyarrow.parquet as pq
 
-    for shard in sorted(Path(folder).glob("shard_*")):
-        file = shard / SHARD_EPISODES
-        with _whole(shard):
-            rejected = [(task, int(index)) for task, index in json.loads((shard / "rejected.json").read_text())]
-            rows = pq.read_table(str(file)).to_pylist() if file.exists() else []
-        yield rows, rejected, shard
+    file = shard / SHARD_EPISODES
+    with _whole(shard):
+        rejected = [(task, int(index)) for task, index in json.loads((shard / "rejected.json").read_text())]
+        return (pq.read_table(str(file)).to_pylist() if file.exists() else []), rejected
 
 
 def read_frames(shard: Path, lengths: Sequence[int]) -> Iterator[pa.Table]:

@@ -182,8 +182,8 @@ class NoiseConfig(TrainerConfig):
     )
 
 
-class OnlineConfig(Config):
-    """How a frozen policy is improved from its own episodes as they come, and those logged before."""
+class ReplayLearningConfig(Config):
+    """How a frozen policy is improved from replayed decisions, whoever made them."""
 
     method: Literal["best_of_n", "edits", "noise"] = Field(
         default="best_of_n",
@@ -196,14 +196,11 @@ class OnlineConfig(Config):
         description="What updates draw besides fresh episodes, once there are some. datasets: the logged ones (RLPD); "
         "none: nothing more, the datasets only warm the critic up (WSRL).",
     )
-    prior_share: float = Field(default=0.5, ge=0, lt=1, description="Share of each batch that prior=datasets has.")
+    prior_share: float = Field(default=0.5, ge=0, lt=1, description="Share of each batch that the prior has.")
     warm_updates: NonNegativeInt = Field(
         default=1500,
         description="Updates on the logged episodes alone before the first round; 0: no dataset is read for them.",
     )
-    rounds: PositiveInt = Field(default=8, description="Rounds of collecting episodes and updating.")
-    episodes_per_round: PositiveInt = Field(default=60, description="Episodes of a round, of all tasks in turn.")
-    updates_per_round: PositiveInt = Field(default=300, description="Updates after each round's episodes.")
     start_index: NonNegativeInt = Field(default=0, description="First initial state of the train split.")
     candidates: PositiveInt = Field(
         default=8,
@@ -228,8 +225,13 @@ class OnlineConfig(Config):
     edits: EditsConfig = Field(default_factory=EditsConfig)
     noise: NoiseConfig = Field(default_factory=NoiseConfig)
 
+    @property
+    def reads_datasets(self) -> bool:
+        """Whether logged episodes are learned from."""
+        return self.prior == "datasets" or self.warm_updates > 0
+
     @model_validator(mode="after")
-    def _something_to_choose(self) -> OnlineConfig:
+    def _something_to_choose(self) -> ReplayLearningConfig:
         if self.method == "best_of_n" and self.candidates < 2:
             raise ValueError("candidates: got 1, and method best_of_n chooses among several; give at least 2")
         if self.critic.targets == "actor" and self.method != "noise":
@@ -237,3 +239,12 @@ class OnlineConfig(Config):
                 f"critic.targets: got 'actor', which is of method noise, and method is {self.method!r}; set td"
             )
         return self
+
+
+class OnlineConfig(ReplayLearningConfig):
+    """How a frozen policy is improved from its own episodes as they come, and those logged before."""
+
+    prior_share: float = Field(default=0.5, ge=0, lt=1, description="Share of each batch that prior=datasets has.")
+    rounds: PositiveInt = Field(default=8, description="Rounds of collecting episodes and updating.")
+    episodes_per_round: PositiveInt = Field(default=60, description="Episodes of a round, of all tasks in turn.")
+    updates_per_round: PositiveInt = Field(default=300, description="Updates after each round's episodes.")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vla_rl.offpolicy.config import OnlineConfig
+from vla_rl.offpolicy.config import ReplayLearningConfig
 from vla_rl.offpolicy.critic import critic_loss
 from vla_rl.offpolicy.edits import EditPolicy
 from vla_rl.offpolicy.networks import CriticNetworks, q_logits
@@ -35,7 +35,11 @@ class OffPolicyLearner:
     """
 
     def __init__(
-        self, config: OnlineConfig, networks: CriticNetworks, seed: int, noise_shape: tuple[int, int] | None = None
+        self,
+        config: ReplayLearningConfig,
+        networks: CriticNetworks,
+        seed: int,
+        noise_shape: tuple[int, int] | None = None,
     ) -> None:
         self.config, self.networks, self.seed = config, networks, seed
         self.slow_q = copy.deepcopy(networks.q).requires_grad_(False)

@@ -4,15 +4,14 @@
     replay/segment-00000001/
 
 A segment is written whole or not at all, and says which policy's features it holds. The oldest ones leave when there
-are more decisions than the buffer may hold.
+are more decisions than the buffer may hold; of these `left-00000000/episodes.json` stays, which says what they were.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from vla_rl.offpolicy.transitions import Transitions
 
 FORMAT = 1
 DECISIONS_FILE, FACTS_FILE = "decisions.safetensors", "episodes.json"
-_SEGMENT = re.compile(r"segment-(\d{8,})")
+_SEGMENT, _LEFT = "segment", "left"
 
 
 class ReplayError(ValueError):
@@ -59,6 +58,15 @@ class ReplayBatch:
     fresh: np.ndarray
 
 
+@dataclass(frozen=True)
+class _Held:
+    """A segment in memory. everyone, person: int64, the numbers of all its decisions, and of those of a person."""
+
+    transitions: Transitions
+    everyone: np.ndarray
+    person: np.ndarray
+
+
 class Replay:
     """Decisions of a prior and of segments; batches mix the two.
 
@@ -68,37 +76,53 @@ class Replay:
         prior_share: of each batch, as soon as there are fresh decisions.
         capacity: fresh decisions held; the oldest segments leave, the newest never does.
         fingerprint: of the policy and of what was drawn; a segment with another one is refused.
+        person_is_prior: what a person decided in a segment belongs to the prior as well.
+
+    Attributes:
+        notes: of each segment that was ever added and is known here, those that have left included.
     """
 
     def __init__(
-        self, folder: Path, prior: Transitions | None, prior_share: float, capacity: int, fingerprint: str
+        self,
+        folder: Path,
+        prior: Transitions | None,
+        prior_share: float,
+        capacity: int,
+        fingerprint: str,
+        person_is_prior: bool = False,
     ) -> None:
         self.folder, self.prior, self.prior_share = folder, prior, prior_share
-        self.capacity, self.fingerprint = capacity, fingerprint
-        self._segments: dict[int, Transitions] = {}
+        self.capacity, self.fingerprint, self.person_is_prior = capacity, fingerprint, person_is_prior
+        self.notes: dict[int, Mapping[str, Any]] = {}
+        self._segments: dict[int, _Held] = {}
 
     def __len__(self) -> int:
         """Fresh decisions held."""
-        return sum(len(part) for part in self._segments.values())
+        return sum(len(part.everyone) for part in self._segments.values())
 
     @property
     def num_episodes(self) -> int:
         """Fresh episodes held."""
-        return sum(len(part.success) for part in self._segments.values())
+        return sum(len(part.transitions.success) for part in self._segments.values())
+
+    @property
+    def num_prior(self) -> int:
+        """Decisions that the prior's share is drawn from."""
+        return sum(len(rows) for _, rows in self._prior_parts())
 
     def has(self, number: int) -> bool:
         """Whether a segment was written, perhaps before a run was stopped."""
         return self._path(number).is_dir()
 
-    def add(self, number: int, transitions: Transitions) -> None:
-        """Write a segment, and hold it."""
+    def add(self, number: int, transitions: Transitions, notes: Mapping[str, Any] | None = None) -> None:
+        """Write a segment, and hold it. `notes`: JSON-able; they stay when it leaves."""
         optional = {f.name: getattr(transitions, f.name) for f in fields(Transitions)}
         arrays = {name: np.ascontiguousarray(array) for name, array in optional.items() if array is not None}
         facts = {"format": FORMAT, "fingerprint": self.fingerprint, "episodes": len(transitions.success)}
         with atomic_folder(self._path(number), "replay segment") as partial:
             save_file(arrays, partial / DECISIONS_FILE)
-            (partial / FACTS_FILE).write_text(json.dumps(facts, indent=1) + "\n")
-        self._hold(number, transitions)
+            (partial / FACTS_FILE).write_text(json.dumps({**facts, "notes": dict(notes or {})}, indent=1) + "\n")
+        self._hold(number, transitions, notes or {})
 
     def load(self, number: int) -> Transitions:
         """Hold a segment that was written before; returns it.
@@ -120,13 +144,26 @@ class Replay:
                 f"(format {found[0]}, {str(found[1])[:12]}; needed {FORMAT}, {self.fingerprint[:12]}). "
                 "Choose another --output"
             )
-        self._hold(number, transitions)
+        self._hold(number, transitions, facts.get("notes", {}))
         return transitions
 
-    def restore(self, count: int) -> None:
-        """Hold what was held when segments 0 .. count - 1 had been added."""
+    def restore(self, count: int | None = None) -> None:
+        """Hold what was held when segments 0 .. count - 1 had been added; None: all that there are.
+
+        Raises:
+            ReplayError: one is damaged, or another policy's.
+        """
         self._segments.clear()
-        for number in sorted(n for n in self._numbers() if n < count):
+        self.notes.clear()
+        for number in self._numbers(_LEFT):
+            try:
+                self.notes[number] = json.loads((self._path(number, _LEFT) / FACTS_FILE).read_text()).get("notes", {})
+            except (OSError, ValueError) as error:
+                raise ReplayError(
+                    f"{self._path(number, _LEFT)}: not readable ({error}). Delete it; it is then not known which "
+                    "episodes it held"
+                ) from error
+        for number in (n for n in self._numbers(_SEGMENT) if count is None or n < count):
             self.load(number)
 
     def draw(self, size: int, discount: float, rng: np.random.Generator) -> ReplayBatch:
@@ -135,37 +172,55 @@ class Replay:
         Raises:
             ValueError: there is nothing to draw from.
         """
-        fresh = list(self._segments.values())
-        if self.prior is None and not fresh:
+        fresh = [(part.transitions, part.everyone) for part in self._segments.values()]
+        logged = self._prior_parts()
+        if not logged and not fresh:
             raise ValueError("an empty replay buffer: no prior and no episodes; collect some before updates")
-        share = 0.0 if self.prior is None else self.prior_share if fresh else 1.0
-        logged = round(share * size)
-        parts = [_drawn(self.prior, rng.integers(len(self.prior), size=logged), discount, False)] if logged else []  # type: ignore[arg-type]
-        if size > logged:
-            starts = np.cumsum([0, *(len(part) for part in fresh)])
-            rows = np.sort(rng.integers(starts[-1], size=size - logged))
-            for part, first, end in zip(fresh, starts, starts[1:], strict=False):
-                inside = rows[(rows >= first) & (rows < end)] - first
-                if len(inside):
-                    parts.append(_drawn(part, inside, discount, True))
+        share = 0.0 if not logged else self.prior_share if fresh else 1.0
+        count = round(share * size)
+        parts = _mixed(logged, count, discount, False, rng) + _mixed(fresh, size - count, discount, True, rng)
         return ReplayBatch(**{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
 
-    def _hold(self, number: int, transitions: Transitions) -> None:
-        self._segments[number] = transitions
+    def _prior_parts(self) -> list[tuple[Transitions, np.ndarray]]:
+        """What the prior's share is drawn from: parts, and the numbers of their decisions."""
+        logged = [] if self.prior is None else [(self.prior, np.arange(len(self.prior)))]
+        if not self.person_is_prior:
+            return logged
+        return logged + [(part.transitions, part.person) for part in self._segments.values() if len(part.person)]
+
+    def _hold(self, number: int, transitions: Transitions, notes: Mapping[str, Any]) -> None:
+        person = np.zeros(0, np.int64) if transitions.person is None else np.flatnonzero(transitions.person)
+        self._segments[number] = _Held(transitions, np.arange(len(transitions)), person)
+        self.notes[number] = notes
         for old in sorted(self._segments)[:-1]:
             if len(self) > self.capacity:
                 del self._segments[old]
-                leaving = self.folder / f".leaving-{old:08d}"  # Renamed first: a kill leaves no half of a segment.
-                if self._path(old).is_dir():
-                    self._path(old).rename(leaving)
-                shutil.rmtree(leaving, ignore_errors=True)
+                if (path := self._path(old)).is_dir():
+                    left = path.rename(self._path(old, _LEFT))  # First: a kill leaves no half of a segment.
+                    (left / DECISIONS_FILE).unlink()
 
-    def _numbers(self) -> Sequence[int]:
-        names = (_SEGMENT.fullmatch(path.name) for path in self.folder.glob("segment-*"))
-        return [int(name.group(1)) for name in names if name]
+    def _numbers(self, kind: str) -> Sequence[int]:
+        names = (re.fullmatch(rf"{kind}-(\d{{8,}})", path.name) for path in self.folder.glob(f"{kind}-*"))
+        return sorted(int(name.group(1)) for name in names if name)
 
-    def _path(self, number: int) -> Path:
-        return self.folder / f"segment-{number:08d}"
+    def _path(self, number: int, kind: str = _SEGMENT) -> Path:
+        return self.folder / f"{kind}-{number:08d}"
+
+
+def _mixed(
+    parts: Sequence[tuple[Transitions, np.ndarray]], size: int, discount: float, fresh: bool, rng: np.random.Generator
+) -> list[dict[str, Any]]:
+    """`size` decisions, drawn with replacement from the numbered ones of all parts."""
+    if not size:
+        return []
+    starts = np.cumsum([0, *(len(rows) for _, rows in parts)])
+    drawn = np.sort(rng.integers(starts[-1], size=size))
+    cuts = np.searchsorted(drawn, starts)
+    return [
+        _drawn(part, rows[drawn[a:b] - start], discount, fresh)
+        for (part, rows), start, a, b in zip(parts, starts, cuts, cuts[1:], strict=False)
+        if b > a
+    ]
 
 
 def _drawn(part: Transitions, rows: np.ndarray, discount: float, fresh: bool) -> dict[str, Any]:

@@ -23,7 +23,7 @@ _WHAT = ("a critic that chooses among its chunks", "an actor that chooses the no
 
 
 class ValueGuidedConfig(PolicyConfig):
-    """A frozen policy with what chooses its chunks, or the noise they start from, as `vla-rl online` saves it."""
+    """A frozen policy with what chooses its chunks, or the noise they start from, as `vla-rl online` and `hil` save."""
 
     kind: Literal["value_guided"] = "value_guided"
     candidates: PositiveInt | None = Field(

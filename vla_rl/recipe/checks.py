@@ -147,7 +147,7 @@ RULES = (
     Rule(_RL, lambda r: r.train.evaluate != "never" and not _states(r, r.eval)),
     Rule(_RL, lambda r: r.train.validate_every and not _states(r, r.validation)),
     Rule(
-        ("study", "hub"),
+        ("hil", "study", "hub"),
         lambda r: r.rollout.kind != "local",
         lambda r: (
             f"rollout.kind: got {r.rollout.kind!r}, but this command runs all episodes in its own process; use "
@@ -219,14 +219,22 @@ RULES = (
     ),
     Rule(
         ("online",),
-        lambda r: r.online is None or (r.sft is None and (r.online.prior == "datasets" or r.online.warm_updates)),
+        lambda r: r.online is None or (r.sft is None and r.online.reads_datasets),
         lambda r: (
             "online: the recipe needs an online section, and for logged episodes an sft section: sft.datasets are "
             "these; `vla-rl config show tabletop_online` has both. Without any: online.prior=none online.warm_updates=0"
         ),
     ),
     Rule(
-        ("online",),
+        ("hil",),
+        lambda r: r.hil is None or (r.sft is None and r.hil.reads_datasets),
+        lambda r: (
+            "hil: the recipe needs a hil section, and for logged episodes an sft section: sft.datasets are these; "
+            "`vla-rl config show tabletop_hil` has both. Without any: hil.prior=none hil.warm_updates=0"
+        ),
+    ),
+    Rule(
+        ("online", "hil"),
         lambda r: getattr(r.policy, "path", None) is None or r.policy.kind == "value_guided",
         lambda r: (
             "policy.path: learning online improves a checkpoint that stays as it is; give its folder or "
@@ -238,7 +246,10 @@ RULES = (
     Rule(("collect",), lambda r: _acts(r) and r.policy.path and not resolve_path(r.policy.path)),
     Rule(("offline",), lambda r: r.offline and r.offline.evaluate != "never" and not _states(r, r.eval)),
     Rule(("online",), lambda r: r.online and r.online.evaluate != "never" and not _states(r, r.eval)),
-    Rule((*_RL, "sft", "offline", "online", "eval"), lambda r: r.policy.path and not resolve_path(r.policy.path)),
+    Rule(("hil",), lambda r: r.hil and r.hil.evaluate != "never" and not _states(r, r.eval)),
+    Rule(
+        (*_RL, "sft", "offline", "online", "hil", "eval"), lambda r: r.policy.path and not resolve_path(r.policy.path)
+    ),
 )
 
 

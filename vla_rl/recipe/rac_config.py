@@ -12,14 +12,9 @@ from vla_rl.data.config import Frames
 RacControl = Literal["new_states", "same_states"]
 
 
-class RacConfig(Config):
-    """Recover and correct (RaC, arXiv 2509.07953) in a simulator, with its scripted expert as the person."""
+class ScriptedPersonConfig(Config):
+    """The person beside a policy in a simulator: its scripted expert, and when it takes over."""
 
-    rounds: PositiveInt = Field(default=2, description="Times that episodes are collected and the policy is trained.")
-    episodes_per_task: PositiveInt = Field(default=12, description="Episodes of each task in a round.")
-    start_index: NonNegativeInt = Field(
-        default=500_000, description="First initial state of the train split; each round takes the next ones."
-    )
     alarm: Literal["progress", "clock"] = Field(
         default="progress",
         description="What interrupts the policy. progress: for `patience` steps what the scripted expert would still "
@@ -38,6 +33,16 @@ class RacConfig(Config):
     )
     temperature: NonNegativeFloat = Field(default=0.0, description="Of the policy while it collects; 0 is greedy.")
     operator_steps: PositiveInt = Field(default=48, description="Control steps that an episode has beyond its horizon.")
+
+
+class RacConfig(ScriptedPersonConfig):
+    """Recover and correct (RaC, arXiv 2509.07953) in a simulator, with its scripted expert as the person."""
+
+    rounds: PositiveInt = Field(default=2, description="Times that episodes are collected and the policy is trained.")
+    episodes_per_task: PositiveInt = Field(default=12, description="Episodes of each task in a round.")
+    start_index: NonNegativeInt = Field(
+        default=500_000, description="First initial state of the train split; each round takes the next ones."
+    )
     frames: Frames = Field(default="rac", description="Which frames of the rounds to learn from.")
     weight: PositiveFloat = Field(
         default=1.0, description="Share of all rounds together in each batch, relative to sft.datasets' weights."

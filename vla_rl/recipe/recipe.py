@@ -23,6 +23,7 @@ from vla_rl.offpolicy.config import OfflineConfig, OnlineConfig
 from vla_rl.policies.base import PolicyConfig
 from vla_rl.recipe.checks import check
 from vla_rl.recipe.collect_config import CollectConfig
+from vla_rl.recipe.hil_config import HilConfig
 from vla_rl.recipe.hub_config import HubConfig
 from vla_rl.recipe.loop_config import LoopConfig
 from vla_rl.recipe.rac_config import RacConfig
@@ -65,7 +66,8 @@ class Recipe(Config):
     collect: CollectConfig | None = None
     datasets: tuple[CollectConfig, ...] = Field(
         default=(),
-        description="Datasets that `world-model fit`, `offline`, `online`, `reward fit` collect first where missing.",
+        description="Datasets that `world-model fit`, `offline`, `online`, `hil`, `reward fit` collect first, where "
+        "they are missing.",
     )
     world_model: Annotated[SerializeAsAny[WorldModelFitConfig] | None, component("world_model")] = None
     failure: Annotated[SerializeAsAny[FailureDetectionConfig] | None, component("failure")] = None
@@ -73,6 +75,7 @@ class Recipe(Config):
     sft: SFTConfig | None = None
     offline: OfflineConfig | None = None
     online: OnlineConfig | None = None
+    hil: HilConfig | None = None
     reward: RewardFitConfig | None = None
     rac: RacConfig | None = None
     hub: HubConfig | None = None

@@ -26,13 +26,14 @@ from vla_rl.evaluation.compare import compare, format_p
 from vla_rl.evaluation.evaluate import build_env, evaluate, policy_hash
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.statistics import wilson_interval
-from vla_rl.interfaces import EnvConfig, Policy
+from vla_rl.interfaces import Policy
 from vla_rl.recipe.rac_config import RacConfig, RacControl
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.types import EpisodeSpec
 from vla_rl.workflows.clone import clone
 from vla_rl.workflows.collect import collect
 from vla_rl.workflows.recipe_parts import build_policy, limit_threads
+from vla_rl.workflows.scripted_person import longer, operator_options
 
 RESULTS, TABLE = "rac.json", "rac.md"
 Show = Callable[[str], None]
@@ -68,7 +69,7 @@ class _Rounds:
     def __init__(self, recipe: Recipe, config: RacConfig, folder: Path, show: Show) -> None:
         self.recipe, self.config, self.folder, self.show = recipe, config, folder, show
         self.spec = recipe.acting_env.env_spec()
-        self.env = _longer(recipe.acting_env, self.spec.horizon, config.operator_steps)
+        self.env = longer(recipe.acting_env, self.spec.horizon, config.operator_steps)
         self.newest = _base_policy(recipe)
 
     def run(self, number: int, evaluations: dict[str, Evaluation]) -> dict[str, Any]:
@@ -122,17 +123,9 @@ class _Rounds:
         if dataset.exists() and file.exists():
             return json.loads(file.read_text())
         from real_robot.operator.recorder import Recording, discard
-        from real_robot.operator.sim_interventions import OperatorOptions, run_interventions
+        from real_robot.operator.sim_interventions import run_interventions
 
-        config = self.config
-        options = OperatorOptions(
-            alarm=config.alarm,
-            patience=config.patience,
-            alarm_fraction=config.alarm_fraction,
-            rewind_steps=config.rewind_steps,
-            demonstrate=demonstrate,
-            temperature=config.temperature,
-        )
+        options = operator_options(self.config, demonstrate)
         discard(dataset)  # What a killed call has left; episodes depend on each other's sampling.
         dataset.parent.mkdir(parents=True, exist_ok=True)
         placed = self.recipe.rollout.placed
@@ -184,13 +177,6 @@ class _Rounds:
 
 def _base_policy(recipe: Recipe) -> Policy:
     return build_policy(recipe, recipe.acting_env.env_spec())  # type: ignore[attr-defined]
-
-
-def _longer(env: EnvConfig, horizons: dict[str, int], steps: int) -> EnvConfig:
-    """The environment with horizons that leave the person `steps` control steps."""
-    if "horizons" not in type(env).model_fields:
-        raise ConfigError(f"env: {env.kind} has no option horizons, so rac cannot make room for a person")
-    return env.model_copy(update={"horizons": {task: horizon + steps for task, horizon in horizons.items()}})
 
 
 def _has_frames(dataset: Path, frames: Frames) -> bool:

@@ -162,6 +162,11 @@ def test_who_cannot_help_does_not_take_over(env: VecEnv, tmp_path: Path, monkeyp
     assert sorted(len(runs(data, e)) for e in range(2)) == [1, 3]
 
 
+def test_who_has_helped_as_often_as_was_agreed_helps_no_more(env: VecEnv, tmp_path: Path) -> None:
+    outcomes, _ = run(env, tmp_path / "set", budget=1)
+    assert [(o.intervened, o.given_up, o.success) for o in outcomes] == [(True, False, True), (False, True, False)]
+
+
 def test_who_gets_nowhere_gives_up(env: VecEnv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(env, "expert_action", lambda env_ids: np.zeros((len(env_ids), 7), np.float32))
     outcomes, _ = run(env, tmp_path / "set", alarm="progress", patience=5)

@@ -1,0 +1,126 @@
+"""`vla-rl hil`: learner and actor as two processes; killed and resumed, no episode is lost or counted twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_run import metrics
+
+from vla_rl.config import ConfigError
+from vla_rl.data.lerobot_io import list_shards, staging_folder
+from vla_rl.data.source import LeRobotSource
+from vla_rl.offpolicy.published import newest
+from vla_rl.offpolicy.replay import FACTS_FILE, Replay
+from vla_rl.recipe.recipe import load_recipe
+from vla_rl.workflows.hil import run_hil
+from vla_rl.workflows.hil_actor import PUBLISHED, RECORDING
+
+EPISODES = 20
+TINY = [
+    *("policy.path=pretrained:tabletop_base", "sft=null", "hil.prior=none", "hil.warm_updates=0", "num_threads=1"),
+    *("env.num_envs=4", "env.num_workers=0", "env.horizons.push_to_zone=24", "hil.person.operator_steps=32"),
+    *(f"hil.episodes={EPISODES}", "hil.episodes_per_turn=4", "hil.publish_every=3", "hil.updates_per_episode=2"),
+    *("hil.evaluate=never", "hil.critic.hidden=16", "hil.critic.batch_size=32", "log.tensorboard=false"),
+]
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def segments(run: Path) -> list[dict[str, Any]]:
+    """What the replay says of each of its segments."""
+    return [json.loads((path / FACTS_FILE).read_text())["notes"] for path in sorted(run.glob("replay/segment-*"))]
+
+
+def learned(run: Path) -> int:
+    """Updates behind the newest published policy."""
+    found = newest(run / PUBLISHED)
+    return 0 if found is None else found.number
+
+
+class Command:
+    """`vla-rl hil` in a process of its own."""
+
+    def __init__(self, run: Path, *arguments: str) -> None:
+        command = [sys.executable, "-m", "vla_rl.cli", "hil", *arguments, "--output", str(run)]
+        self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            assert self.process.poll() is None, self.end()[1]
+            time.sleep(0.05)
+
+    def actor(self) -> int:
+        """The number of the actor's process."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        self.until(lambda: bool(children.read_text().split()))
+        return int(children.read_text().split()[0])
+
+    def end(self) -> tuple[int, str]:
+        output, _ = self.process.communicate()
+        return self.process.returncode, output.decode()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="children are found in /proc")
+@pytest.mark.timeout(1800)
+def test_actor_and_learner_are_killed_and_every_episode_counts_once(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    first = Command(run, "tabletop_hil", *TINY)
+    first.until(lambda: len(list_shards(staging_folder(run / RECORDING))) >= 3)
+    os.kill(first.actor(), signal.SIGKILL)
+    code, said = first.end()
+    assert code != 0 and "the actor has ended (-9)" in said and f"--resume --output {run}" in said
+    recorded = len(list_shards(staging_folder(run / RECORDING)))
+    assert 3 <= recorded < EPISODES
+
+    second = Command(run, "--resume")
+    second.until(lambda: bool(learned(run)) and len(list_shards(staging_folder(run / RECORDING))) > recorded)
+    assert segments(run)
+    actor = second.actor()
+    second.process.kill()
+    second.end()
+    deadline = time.monotonic() + 60
+    while Path(f"/proc/{actor}/cmdline").exists() and Path(f"/proc/{actor}/cmdline").read_bytes():
+        assert time.monotonic() < deadline, "the actor outlives the learner"
+        time.sleep(0.1)
+
+    code, said = Command(run, "--resume").end()
+    assert code == 0, said
+    assert Counter(LeRobotSource(run / RECORDING).initial_states()) == Counter(
+        f"push_to_zone/train/{500_000 + number}" for number in range(EPISODES)
+    ), "each initial state once, in spite of two kills"
+    notes = segments(run)
+    assert sum(note["episodes"] for note in notes) == EPISODES
+    recording = LeRobotSource(run / RECORDING)
+    tables = list(recording.batches(["control_source", "policy_version"]))
+    source, versions = ([one for t in tables for one in t.column(name).to_pylist()] for name in tables[0].column_names)
+    last = metrics(run)[-1]
+    assert last["rollout/episodes"] == EPISODES and last["step"] == 2 * EPISODES
+    assert recording.interventions is not None and last["person/interventions"] == recording.interventions.sum() > 0
+    assert 0 < last["replay/prior_decisions"] < last["replay/decisions"] == recording.num_frames
+    assert "per 100 episodes" in said and "100 resets" in said
+
+    facts = json.loads(next(run.glob("replay/segment-*/episodes.json")).read_text())
+    replay = Replay(run / "replay", None, 0.5, 10**6, facts["fingerprint"], person_is_prior=True)
+    replay.restore()
+    driven = np.isin(source, ("recovery", "correction")).sum()
+    assert replay.num_prior == last["replay/prior_decisions"] == driven, "each takeover decision, marked"
+    published = newest(run / PUBLISHED)
+    assert published is not None and published.number == 2 * EPISODES
+    assert len(set(versions)) > 1 and all(one.startswith("policy-") for one in versions), "newer policies acted"
+
+
+def test_what_contradicts_itself_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"needs a hil section.*hil\.prior=none"):
+        run_hil(load_recipe("tabletop_hil", ["sft=null", "policy.path=pretrained:tabletop_base"]), tmp_path, print)
+    with pytest.raises(ConfigError, match="recordings: got '' with actor=recordings"):
+        load_recipe("tabletop_hil", ["hil.actor=recordings"])

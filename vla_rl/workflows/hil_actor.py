@@ -1,0 +1,96 @@
+"""The actor of `vla-rl hil` in a simulator: runs episodes with the scripted person beside the newest published policy.
+
+A process of its own, started as `python -m vla_rl.workflows.hil_actor RUN_FOLDER`. Each episode is a shard of the
+run's recording as soon as it has ended, so that a killed actor loses only those under way, and runs none again.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vla_rl.common.run_folder import RunFolder
+from vla_rl.data.lerobot_io import read_shards, staging_folder
+from vla_rl.recipe.recipe import Recipe, load_recipe
+from vla_rl.workflows.recipe_parts import limit_threads
+from vla_rl.workflows.replay_learning import COLLECT, spec_of
+from vla_rl.workflows.scripted_person import longer, operator_options
+
+if TYPE_CHECKING:
+    from vla_rl.interfaces import Policy
+    from vla_rl.types import EnvSpec
+
+PUBLISHED, RECORDING = "published", "episodes"
+
+
+def act(recipe: Recipe, folder: Path, show: Callable[[str], None]) -> None:
+    """Run the episodes of the recipe's `hil` section that are not recorded yet.
+
+    Raises:
+        PublishedError: no policy is published that can act.
+        ConfigError: the environment has no horizons to lengthen.
+    """
+    from real_robot.operator.recorder import Recording
+    from real_robot.operator.sim_interventions import run_interventions
+    from vla_rl.distributed.process_group import resolve_device
+    from vla_rl.offpolicy.published import Followed
+    from vla_rl.rollout.runner import derived_seed
+
+    config, dataset = recipe.hil, folder / RECORDING
+    assert config is not None, "checked by the learner"
+    if dataset.is_dir():
+        return  # It was finished before.
+    limit_threads(recipe)
+    spec = recipe.env.env_spec()
+    rows = [row for found, _, _ in read_shards(staging_folder(dataset)) for row in found]
+    done, spent = {(row["task"], row["index"]) for row in rows}, sum(row["interventions"] for row in rows)
+    specs = [spec_of(list(spec.tasks), config.start_index, number) for number in range(config.episodes)]
+    specs = [one for one in specs if (one.task, one.index) not in done]
+    if not specs:
+        return
+    newest = Followed(
+        folder / PUBLISHED, lambda policy, _: check_fit(policy, spec), str(resolve_device(recipe.device)), show
+    )
+    recording = Recording(dataset, spec.control_hz, spec.kind)
+    with closing(longer(recipe.env, spec.horizon, config.person.operator_steps).build()) as env:
+        while specs:
+            newest.look()
+            turn, specs = specs[: config.episodes_per_turn], specs[config.episodes_per_turn :]
+            left = None if config.interventions is None else max(0, config.interventions - spent)
+            outcomes = run_interventions(
+                newest.policy,
+                env,
+                turn,
+                recording,
+                horizons=spec.horizon,
+                options=operator_options(config.person, budget=left),
+                policy_version=newest.published.version,
+                round=newest.published.number,
+                seed=derived_seed(recipe.seed, COLLECT, turn[0].index),
+            )
+            spent += sum(one.intervened for one in outcomes)
+            show(f"{config.episodes - len(specs)} of {config.episodes} episodes, {spent} interventions")
+
+
+def check_fit(policy: Policy, spec: EnvSpec) -> None:
+    """Refuse a policy that cannot act in an environment.
+
+    Raises:
+        ValueError: it reads a camera that is not there, or has other sizes.
+    """
+    if lacking := sorted(set(policy.cameras) - set(spec.cameras)):
+        raise ValueError(f"it reads camera {lacking[0]!r}; there are {', '.join(spec.cameras)}")
+    if policy.action_dim != spec.action_dim:
+        raise ValueError(f"its actions have {policy.action_dim} numbers, {spec.kind}'s {spec.action_dim}")
+
+
+def main(folder: Path) -> None:
+    """Run the episodes of a run."""
+    act(load_recipe(str(RunFolder(folder).config), ()), folder, lambda text: print(text, flush=True))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

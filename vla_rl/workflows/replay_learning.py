@@ -1,0 +1,206 @@
+"""What learning from a replay buffer is made of, whoever runs the episodes: prior, critic, policy, checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vla_rl.common.run_folder import RunFolder
+from vla_rl.recipe.recipe import Recipe
+from vla_rl.workflows.offline import feature_cache
+from vla_rl.workflows.recipe_parts import env_spec
+
+if TYPE_CHECKING:
+    from vla_rl.interfaces import Policy
+    from vla_rl.offpolicy.config import ReplayLearningConfig
+    from vla_rl.offpolicy.features import Draws
+    from vla_rl.offpolicy.learner import OffPolicyLearner
+    from vla_rl.offpolicy.transitions import Transitions
+    from vla_rl.types import EpisodeSpec
+
+REPLAY = "replay"
+NETWORKS, COLLECT, DRAWS, BATCHES, SHUFFLE = range(5)  # What random numbers are for.
+
+
+class ReplayLearning:
+    """A frozen policy, a replay buffer, and the critic that learns from it.
+
+    Attributes:
+        base: the frozen policy. logged: the datasets' decisions, where any are read. learner: None before there is
+            anything to learn from.
+    """
+
+    needs_failures = True  # Among logged episodes: without any, nothing else tells good from bad.
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        config: ReplayLearningConfig,
+        folder: Path,
+        show: Callable[[str], None],
+        base: Policy,
+        noise_shape: tuple[int, int] | None = None,
+        person_is_prior: bool = False,
+    ) -> None:
+        from vla_rl.offpolicy.replay import Replay
+
+        self.recipe, self.config, self.run, self.show = recipe, config, RunFolder(folder), show
+        self.base, self.noise_shape = base, noise_shape
+        self.logged = self._logged() if config.reads_datasets else None
+        prior = self.logged if config.prior == "datasets" else None
+        policy = feature_cache(recipe, show).fingerprint
+        self.replay = Replay(folder / REPLAY, prior, config.prior_share, config.capacity, policy, person_is_prior)
+        self.learner: OffPolicyLearner | None = None
+        self.more: dict[str, Any] = {}
+
+    def learn(self, updates: int) -> dict[str, float]:
+        """Make updates; the mean of their metrics."""
+        from vla_rl.rollout.runner import derived_seed
+
+        assert self.learner is not None, "made before"
+        found: list[dict[str, float]] = []
+        for _ in range(updates):
+            rng = np.random.default_rng([derived_seed(self.recipe.seed, BATCHES), self.learner.num_updates])
+            batch = self.replay.draw(self.config.critic.batch_size, self.config.critic.discount, rng)
+            found.append(self.learner.update(batch))
+        return {name: float(np.mean([one[name] for one in found if name in one])) for name in found[-1]}
+
+    def _logged(self) -> Transitions:
+        """The decisions of the datasets."""
+        from vla_rl.data.dataset import BCDataset
+        from vla_rl.offpolicy.transitions import logged_transitions
+        from vla_rl.rollout.runner import derived_seed, evaluation_mode
+        from vla_rl.training.bc_trainer import open_bc_dataset
+
+        assert self.recipe.sft is not None, "checked before"
+        opened = open_bc_dataset(self.recipe.sft, self.base, env_spec(self.recipe))
+        data = BCDataset(opened.parts, self.base.chunk_size)  # As many actions as are executed, not as are cloned.
+        with evaluation_mode(self.base):
+            logged = logged_transitions(self.base, data, feature_cache(self.recipe, self.show), self.draws(0))
+        if self.needs_failures:
+            logged.check_outcomes_differ()
+        if self.config.control == "shuffled_outcomes":
+            return logged.with_shuffled_outcomes(derived_seed(self.recipe.seed, SHUFFLE))
+        return logged
+
+    def draws(self, number: int) -> Draws:
+        """What is drawn at each decision: number 0 for the logged ones, then of each round."""
+        from vla_rl.offpolicy.features import NO_DRAWS, Draws
+        from vla_rl.rollout.runner import derived_seed
+
+        if self.config.critic.targets != "best_of_n" and self.noise_shape is None:
+            return NO_DRAWS
+        seed = derived_seed(self.recipe.seed, DRAWS, number) if number else 0  # Logged ones' are kept for all runs.
+        return Draws(self.config.candidates, self.config.sampling_temperature, seed, self.noise_shape)
+
+    def learner_for(self, data: Transitions) -> OffPolicyLearner:
+        """The learner; a new one, which normalizes by these decisions, where there is none yet."""
+        if self.learner is None:
+            self.learner = self._new_learner(data)
+        return self.learner
+
+    def _new_learner(self, data: Transitions) -> OffPolicyLearner:
+        from vla_rl.offpolicy.critic import new_networks
+        from vla_rl.offpolicy.learner import OffPolicyLearner
+        from vla_rl.rollout.runner import derived_seed
+
+        seed = derived_seed(self.recipe.seed, NETWORKS)
+        networks = new_networks(self.config.critic, data.embedding, data.chunk.reshape(len(data), -1), seed)
+        return OffPolicyLearner(self.config, networks, seed, self.noise_shape)
+
+    def warm_up(self) -> None:
+        """Fit the critic on the logged episodes, where it is to begin so."""
+        if self.logged is None:
+            return
+        self.learner = self._new_learner(self.logged)
+        if self.config.warm_updates:
+            self.show(f"critic: {self.config.warm_updates} updates on {len(self.logged)} logged decisions")
+            prior, self.replay.prior = self.replay.prior, self.logged
+            found = self.learn(self.config.warm_updates)
+            self.replay.prior = prior
+            self.show(f"critic: loss {found['critic/loss']:.3f}")
+        self.save(0)
+
+    # --- checkpoints -----------------------------------------------------------------------------
+
+    def policy(self) -> Policy:
+        """The policy as it is improved so far."""
+        from vla_rl.offpolicy.steered import SteeredPolicy
+        from vla_rl.offpolicy.value_guided import ValueGuidedPolicy
+
+        assert self.learner is not None, "made before"
+        config = self.config
+        if self.learner.noise is not None:
+            return SteeredPolicy(self.base, self.learner.networks, self.learner.noise.actor)
+        return ValueGuidedPolicy(
+            self.base, self.learner.networks, self.learner.editor, config.candidates, config.sampling_temperature
+        )
+
+    def save(self, step: int, more: dict[str, Any] | None = None) -> None:
+        """Save the learner, and JSON-able values that `more` has again after `resume`."""
+        from vla_rl.training.checkpoint import checkpoint_path, keep_last, save_checkpoint
+
+        assert self.learner is not None, "made before"
+        tensors, state = self.learner.state()
+        sizes = self.learner.networks.facts
+        rest = {"learner": state, "sizes": sizes, "more": more or {}}
+        save_checkpoint(checkpoint_path(self.run.checkpoints, step), tensors, rest)
+        keep_last(self.run.checkpoints, self.config.keep_checkpoints)
+
+    def resume(self) -> int | None:
+        """The step of the newest checkpoint, with the learner as it was then; None: nothing to go on from."""
+        from vla_rl.offpolicy.learner import OffPolicyLearner
+        from vla_rl.offpolicy.networks import CriticNetworks
+        from vla_rl.rollout.runner import derived_seed
+        from vla_rl.training.checkpoint import checkpoint_step, latest_checkpoint, load_checkpoint
+
+        path = latest_checkpoint(self.run.checkpoints)
+        if path is None:
+            return None
+        tensors, state = load_checkpoint(path)
+        networks = CriticNetworks.empty(**state["sizes"])
+        seed = derived_seed(self.recipe.seed, NETWORKS)
+        self.learner = OffPolicyLearner(self.config, networks, seed, self.noise_shape)
+        self.learner.load_state(tensors, state["learner"])
+        self.more = state.get("more", {})
+        return checkpoint_step(path)
+
+
+def spec_of(tasks: Sequence[str], start_index: int, number: int) -> EpisodeSpec:
+    """The initial state of a run's episode: tasks in turn, each with the next state of the train split."""
+    from vla_rl.types import EpisodeSpec
+
+    return EpisodeSpec(tasks[number % len(tasks)], "train", start_index + number // len(tasks))
+
+
+def noise_shape_of(config: ReplayLearningConfig, base: Policy) -> tuple[int, int] | None:
+    """Of the noise that an actor chooses; None: it chooses none.
+
+    Raises:
+        ConfigError: the policy's chunks start from none.
+    """
+    from vla_rl.offpolicy.noise import noise_shape
+
+    return noise_shape(base, config.noise.same_for_all_steps) if config.method == "noise" else None
+
+
+Judged = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def judged(learner: OffPolicyLearner, fresh: Transitions, discount: float) -> Judged:
+    """What the critic says of executed chunks, their discounted outcomes, and whether the episodes succeeded: (N,)."""
+    return learner.values(fresh), fresh.returns(discount), fresh.success[fresh.episode]
+
+
+def fresh_figures(parts: Sequence[Judged]) -> dict[str, float]:
+    """How the critic judged fresh episodes before it had learned from them, against how they ended."""
+    from vla_rl.evaluation.signal import auc
+
+    if not parts:
+        return {}
+    value, returns, success = (np.concatenate([part[i] for part in parts]) for i in range(3))
+    figures = {"critic/fresh_over_estimation": float((value - returns).mean())}
+    return figures | ({"critic/fresh_auc": auc(value, success)} if 0 < success.sum() < len(success) else {})

@@ -1,0 +1,36 @@
+"""What workflows with a scripted person beside a policy share: how the person works, and room for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vla_rl.config import ConfigError
+from vla_rl.interfaces import EnvConfig
+from vla_rl.recipe.rac_config import ScriptedPersonConfig
+
+if TYPE_CHECKING:
+    from real_robot.operator.sim_interventions import OperatorOptions
+
+
+def operator_options(
+    config: ScriptedPersonConfig, demonstrate: bool = False, budget: int | None = None
+) -> OperatorOptions:
+    """How the scripted person works; `budget`: interventions that it still gives."""
+    from real_robot.operator.sim_interventions import OperatorOptions
+
+    return OperatorOptions(
+        alarm=config.alarm,
+        patience=config.patience,
+        alarm_fraction=config.alarm_fraction,
+        rewind_steps=config.rewind_steps,
+        demonstrate=demonstrate,
+        temperature=config.temperature,
+        budget=budget,
+    )
+
+
+def longer(env: EnvConfig, horizons: dict[str, int], steps: int) -> EnvConfig:
+    """The environment with horizons that leave the person `steps` control steps."""
+    if "horizons" not in type(env).model_fields:
+        raise ConfigError(f"env: {env.kind} has no option horizons, so there is no room for a person")
+    return env.model_copy(update={"horizons": {task: horizon + steps for task, horizon in horizons.items()}})
