@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import nn
 
-from vla_rl.offpolicy.config import OnlineConfig
+from vla_rl.offpolicy.config import ReplayLearningConfig
 from vla_rl.offpolicy.networks import CriticNetworks, mlp, q_logits
 from vla_rl.offpolicy.noise import NoiseActor
 from vla_rl.training.trainer import Trainer
@@ -24,7 +24,9 @@ class NoiseLearner:
         actor: chooses the noise.
     """
 
-    def __init__(self, config: OnlineConfig, networks: CriticNetworks, shape: tuple[int, int], seed: int) -> None:
+    def __init__(
+        self, config: ReplayLearningConfig, networks: CriticNetworks, shape: tuple[int, int], seed: int
+    ) -> None:
         self.config, self.networks = config, networks
         place, hidden, size = networks.facts["place"], config.noise.hidden, shape[0] * shape[1]
         with torch.random.fork_rng(devices=[]):
