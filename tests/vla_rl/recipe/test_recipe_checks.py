@@ -98,7 +98,7 @@ def test_states_beyond_a_benchmarks_are_refused_also_of_an_evaluation_at_the_end
 
 def test_what_may_run_passes(policy: Path) -> None:
     recipe = make_recipe(policy, MEASURED)
-    for command in {name for rule in RULES for name in rule.commands} - {"loop", "sft", "offline", "online"}:
+    for command in {name for rule in RULES for name in rule.commands} - {"loop", "sft", "offline", "online", "hil"}:
         check(recipe, command)
     for options in (["algo.kind=ppo", "train.group_size=1"], ["algo.kind=mc_grpo", "train.group_size=1"]):
         check(make_recipe(policy, *options), "train")
