@@ -1,10 +1,14 @@
-"""A scripted policy for the dummy environment, good or bad as asked."""
+"""A scripted policy for the dummy environment, good or bad as asked, and episodes of a mixed one as a dataset."""
+
+from pathlib import Path
 
 import numpy as np
 from torch import nn
 
+from sim.dummy import DummyConfig
 from vla_rl.interfaces import Policy
 from vla_rl.types import ActionChunk, Observation
+from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
 
 COLORS = {"red": (220, 40, 40), "blue": (40, 70, 220)}
 
@@ -46,3 +50,12 @@ class ReachPolicy(nn.Module, Policy):
             actions[..., :2] += temperature * self.noise * draw
         self.num_decisions += obs.batch_size
         return ActionChunk(actions)
+
+
+def log_episodes(env: DummyConfig, folder: Path, episodes_per_task: int) -> Path:
+    """Write a dataset of a policy that is too slow for half of the states of 11 steps; decisions of 4 steps."""
+    config = CollectConfig.model_validate(
+        {"source": "policy", "dataset": str(folder), "episodes_per_task": episodes_per_task, "every_frame": False}
+    )
+    collect_dataset(env, config, policy=ReachPolicy(speed=0.45, noise=0.2), policy_version="reach 0123")
+    return folder

@@ -7,9 +7,9 @@ draws from pi(a | o) (pi(a | o, positive) / pi(a | o))^weight, of logits or of a
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from vla_rl.interfaces import ContinuingPolicy, Policy, PolicyOutput
 from vla_rl.offpolicy.advantage_words import with_words
 from vla_rl.policies.base import CONFIG_FILE
 from vla_rl.policies.checkpoint_files import write_folder
+from vla_rl.policies.guided import GuidablePolicy
 from vla_rl.types import ActionChunk, ActionPrefix, Observation
 
 KIND, BASE_FOLDER = "advantage_conditioned", "base"
@@ -27,32 +28,6 @@ GUIDED_REASON = (
     "it acts by guidance (policy.guidance={:g}), of which no likelihood is computed. RL can train it with "
     "policy.guidance=1, where the word alone guides it"
 )
-
-
-@runtime_checkable
-class GuidablePolicy(Protocol):
-    """A policy whose way from one instruction to another can be lengthened, at each token or denoising step.
-
-    Attributes:
-        no_guidance_reason: why not, as it is set up; None where it can.
-    """
-
-    no_guidance_reason: str | None
-
-    def act_guided(
-        self,
-        obs: Observation,
-        plain: Sequence[Observation],
-        weight: float,
-        generator: torch.Generator | None,
-        temperature: float,
-    ) -> ActionChunk:
-        """Draw one chunk per environment from plain + weight (conditional - plain), of logits or velocities.
-
-        Args:
-            obs: the conditional observation. plain: the other one; none: no guidance.
-        """
-        ...
 
 
 class AdvantageConditionedPolicy(nn.Module, Policy):

@@ -53,7 +53,7 @@ def improve_offline(recipe: Recipe, folder: Path, show: Callable[[str], None]) -
     section = recipe.offline
     if section.method == "recap":
         policy = unconditioned(policy)
-    with _logger(recipe, folder) as logger:
+    with resumed_logger(recipe, folder) as logger:
         improve = _improve_by_ppo if section.method == "ppo" else _clone_chosen
         summary = improve(recipe, folder, policy, logger, show)
     trained = recipe.policy.model_copy(update={"path": str(run.policy)})
@@ -78,7 +78,7 @@ def _improve_by_ppo(
     return dict(OfflinePPO(recipe, folder, policy, data, feature_cache(recipe, show), show).finish(logger))
 
 
-def _logger(recipe: Recipe, folder: Path) -> MetricLogger:
+def resumed_logger(recipe: Recipe, folder: Path) -> MetricLogger:
     """What goes on after the last checkpoint's metrics."""
     from vla_rl.training.checkpoint import checkpoint_step, latest_checkpoint
     from vla_rl.training.metrics import MetricLogger

@@ -12,7 +12,7 @@ from vla_rl.common.run_folder import RunFolder
 from vla_rl.offpolicy.value_guided_config import ValueGuidedConfig
 from vla_rl.recipe.checks import check
 from vla_rl.recipe.recipe import Recipe
-from vla_rl.workflows.offline import BASE, FINAL, collect_missing, evaluate_once
+from vla_rl.workflows.offline import BASE, FINAL, collect_missing, evaluate_once, resumed_logger
 from vla_rl.workflows.recipe_parts import build_policy, env_spec, limit_threads
 from vla_rl.workflows.replay_learning import (  # fmt: skip
     COLLECT,
@@ -77,15 +77,11 @@ class _Run(ReplayLearning):
 
     def finish(self) -> dict[str, float]:
         """Make the rounds that remain, and save the policy."""
-        from vla_rl.training.metrics import MetricLogger
-
         done = self.resume()
         if done is not None:
             self.replay.restore(done)
-        step = done if done is not None else 0 if self.run.metrics.exists() else None
-        config = self.recipe.model_dump(mode="json")
         metrics: dict[str, float] = {}
-        with MetricLogger(self.run.path, self.recipe.log, resume_step=step, run_config=config) as logger:
+        with resumed_logger(self.recipe, self.run.path) as logger:
             if done is None:
                 self.warm_up()
             with closing(self.recipe.rollout.placed(self.recipe.env).build()) as env:

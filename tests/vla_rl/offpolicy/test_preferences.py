@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from reach_policy import ReachPolicy
+from reach_policy import log_episodes
 from tiny_run import save_policy
 
 from sim.dummy import DummyConfig
@@ -33,7 +33,6 @@ from vla_rl.policies.load import load_policy
 from vla_rl.training.sft import SFTConfig
 from vla_rl.types import ActionChunk
 from vla_rl.workflows.offline import choose_pairs
-from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
 
 ENV = DummyConfig(num_envs=4, image_size=32, horizon=11)
 
@@ -41,12 +40,7 @@ ENV = DummyConfig(num_envs=4, image_size=32, horizon=11)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """8 episodes a task of a policy that is too slow for half of the states; decisions of 4 steps."""
-    path = tmp_path_factory.mktemp("preferences") / "logged"
-    config = CollectConfig.model_validate(
-        {"source": "policy", "dataset": str(path), "episodes_per_task": 8, "every_frame": False}
-    )
-    collect_dataset(ENV, config, policy=ReachPolicy(speed=0.45, noise=0.2), policy_version="reach 0123")
-    return path
+    return log_episodes(ENV, tmp_path_factory.mktemp("preferences") / "logged", 8)
 
 
 @pytest.fixture

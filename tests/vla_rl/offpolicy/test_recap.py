@@ -20,6 +20,7 @@ from vla_rl.offpolicy.advantage_words import advantages, improves, with_words
 from vla_rl.offpolicy.config import RecapConfig
 from vla_rl.offpolicy.transitions import Transitions
 from vla_rl.policies.fake_input import fake_observation, fake_statistics
+from vla_rl.policies.guided import GuidablePolicy
 from vla_rl.policies.inspect import describe
 from vla_rl.policies.lerobot.config import LeRobotConfig
 from vla_rl.policies.load import load_policy
@@ -162,11 +163,10 @@ def test_real_time_chunking_gets_the_word_too() -> None:
     assert not isinstance(condition(base, 2.0), ContinuingPolicy), "there it would not be guided"
 
 
-class Table(nn.Module, Policy):
+class Table(nn.Module, GuidablePolicy):
     """Logits of two chunks for each instruction: what cloning counts is all that there is."""
 
     chunk_size, action_dim, cameras, uses_state = 1, 1, (), False
-    no_guidance_reason = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -178,9 +178,6 @@ class Table(nn.Module, Policy):
 
     def probability(self, text: str) -> np.ndarray:
         return self.counts[text] / self.counts[text].sum()
-
-    def act(self, obs: Observation, generator=None, temperature: float = 1.0) -> ActionChunk:
-        return self.act_guided(obs, [], 1.0, generator, temperature)
 
     def act_guided(self, obs, plain, weight, generator, temperature) -> ActionChunk:
         logits = np.log([self.probability(text) for text in obs.instruction])

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from reach_policy import ReachPolicy
+from reach_policy import ReachPolicy, log_episodes
 from tiny_run import make_recipe, save_policy
 
 from sim.dummy import DummyConfig
@@ -25,7 +25,6 @@ from vla_rl.policies.load import load_policy
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.training.checkpoint import latest_checkpoint
 from vla_rl.workflows.offline import choose_examples, improve_offline
-from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
 
 ENV = DummyConfig(num_envs=4, image_size=32, horizon=11)
 SMALL = {"steps": 5, "hidden": 16, "batch_size": 16, "folds": 2, "members": 2}
@@ -34,12 +33,7 @@ SMALL = {"steps": 5, "hidden": 16, "batch_size": 16, "folds": 2, "members": 2}
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory) -> Path:
     """12 episodes a task of a policy that is too slow for half of the states; decisions of 4 steps."""
-    folder = tmp_path_factory.mktemp("offline") / "logged"
-    config = CollectConfig.model_validate(
-        {"source": "policy", "dataset": str(folder), "episodes_per_task": 12, "every_frame": False}
-    )
-    collect_dataset(ENV, config, policy=ReachPolicy(speed=0.45, noise=0.2), policy_version="reach 0123")
-    return folder
+    return log_episodes(ENV, tmp_path_factory.mktemp("offline") / "logged", 12)
 
 
 class Seeing(ReachPolicy):

@@ -9,13 +9,12 @@ from types import ModuleType
 
 import pytest
 import yaml
-from reach_policy import ReachPolicy
+from reach_policy import log_episodes
 from tiny_run import make_recipe, save_policy
 
 from sim.dummy import DummyConfig
 from vla_rl.config import ConfigError
 from vla_rl.evaluation.results import Evaluation
-from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
 
 ROOT = Path(__file__).parents[3]
 ENV = DummyConfig(num_envs=4, image_size=32, horizon=11)
@@ -33,10 +32,7 @@ def leaderboard(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def recipe(tmp_path_factory) -> Path:
     """A recipe of `vla-rl offline` with 16 logged episodes, as a file."""
     folder = tmp_path_factory.mktemp("leaderboard")
-    config = CollectConfig.model_validate(
-        {"source": "policy", "dataset": str(folder / "logged"), "episodes_per_task": 8, "every_frame": False}
-    )
-    collect_dataset(ENV, config, policy=ReachPolicy(speed=0.45, noise=0.2), policy_version="reach 0123")
+    log_episodes(ENV, folder / "logged", 8)
     values = make_recipe(save_policy(folder / "policy")).model_dump(mode="json")
     values["env"]["horizon"] = 11
     values |= {

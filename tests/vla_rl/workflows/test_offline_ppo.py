@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from reach_policy import ReachPolicy
+from reach_policy import log_episodes
 from tiny_run import make_recipe, metrics, save_policy
 
 from sim.dummy import DummyConfig
@@ -26,7 +26,6 @@ from vla_rl.policies.load import load_policy
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.training.checkpoint import list_checkpoints
 from vla_rl.workflows.offline import improve_offline
-from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
 
 ENV = DummyConfig.model_validate({"num_envs": 4, "image_size": 32, "horizon": 11, "tasks": ["reach_red"]})
 SMALL = {"steps": 5, "hidden": 16, "batch_size": 16, "folds": 2, "members": 2}
@@ -43,12 +42,7 @@ def base(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def logged(base: Path) -> Path:
-    folder = base.parent / "logged"
-    config = CollectConfig.model_validate(
-        {"source": "policy", "dataset": str(folder), "episodes_per_task": 20, "every_frame": False}
-    )
-    collect_dataset(ENV, config, policy=ReachPolicy(speed=0.45, noise=0.2), policy_version="reach 0123")
-    return folder
+    return log_episodes(ENV, base.parent / "logged", 20)
 
 
 class Planted:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from reach_policy import ReachPolicy
+from reach_policy import log_episodes
 from safetensors.numpy import load_file
 from tiny_run import make_recipe, metrics, save_policy
 
@@ -26,7 +26,6 @@ from vla_rl.policies.load import load_policy
 from vla_rl.recipe.recipe import Recipe, load_recipe
 from vla_rl.training.checkpoint import list_checkpoints
 from vla_rl.workflows.online import improve_online
-from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
 
 ENV = DummyConfig.model_validate({"num_envs": 4, "image_size": 32, "horizon": 11, "tasks": ["reach_red"]})
 CRITIC = {"hidden": 8, "batch_size": 16, "members": 2}
@@ -52,12 +51,7 @@ def flow(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def logged(base: Path) -> Path:
     """20 episodes of a policy that is too slow for half of the states."""
-    folder = base.parent / "logged"
-    config = CollectConfig.model_validate(
-        {"source": "policy", "dataset": str(folder), "episodes_per_task": 20, "every_frame": False}
-    )
-    collect_dataset(ENV, config, policy=ReachPolicy(speed=0.45, noise=0.2), policy_version="reach 0123")
-    return folder
+    return log_episodes(ENV, base.parent / "logged", 20)
 
 
 def recipe_of(base: Path, logged: Path | None, **online: object) -> Recipe:

@@ -14,6 +14,7 @@ from torch import Tensor
 from vla_rl.config import ConfigError
 from vla_rl.interfaces import PolicyOutput
 from vla_rl.policies import lora
+from vla_rl.policies.guided import GuidablePolicy
 from vla_rl.policies.lerobot.learning import LearningPolicy
 from vla_rl.policies.lerobot.networks import TOKEN_MASK, TOKENS, attention_of_valid, let_pi_run, mean_of_valid
 from vla_rl.policies.lerobot.options import LeRobotOptions
@@ -135,7 +136,7 @@ class FastNetwork:
         return torch.from_numpy(decoded).float().to(tokens.device)
 
 
-class LeRobotFastPolicy(LearningPolicy):
+class LeRobotFastPolicy(GuidablePolicy, LearningPolicy):
     """LeRobot's pi0-FAST. All tokens of a chunk decide all of its actions, so a chunk has one likelihood.
 
     `ActionChunk.tokens` is int64 (B, N), FAST's tokens, then `network.end`, then -1. The log-probability (B, H, A) is
@@ -150,14 +151,6 @@ class LeRobotFastPolicy(LearningPolicy):
         self.network = FastNetwork(core)
         self._add_critic(self.network.feature_size)
         self.num_tokens: int = core.config.max_decoding_steps - len(self.network.start)
-
-    def act(self, obs: Observation, generator: torch.Generator | None = None, temperature: float = 1.0) -> ActionChunk:
-        """Draw one chunk per environment. See `Policy.act`.
-
-        Raises:
-            ValueError: no statistics yet, a camera is missing, wrong state size, or temperature < 0.
-        """
-        return self.act_guided(obs, [], 1.0, generator, temperature)
 
     @torch.no_grad()
     @lora.acts_merged

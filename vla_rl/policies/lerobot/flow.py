@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vla_rl.interfaces import PolicyOutput
 from vla_rl.policies import lora
+from vla_rl.policies.guided import GuidablePolicy
 from vla_rl.policies.lerobot import flow_sampling, real_time_chunking
 from vla_rl.policies.lerobot.learning import LearningPolicy
 from vla_rl.policies.lerobot.networks import NETWORKS, FlowNetwork, Prefix
@@ -21,7 +22,7 @@ from vla_rl.policies.lerobot.policy import ACTION
 from vla_rl.types import ActionChunk, ActionPrefix, Observation
 
 
-class LeRobotFlowPolicy(LearningPolicy):
+class LeRobotFlowPolicy(GuidablePolicy, LearningPolicy):
     """A flow policy of LeRobot's that acts by the ODE (temperature 0) or with a likelihood, and learns by RL.
 
     At temperature 0 the start noise comes from the generator, as in LeRobot's own evaluations, or is always the
@@ -43,14 +44,6 @@ class LeRobotFlowPolicy(LearningPolicy):
         self.resizes_images = getattr(core.config, "resize_imgs_with_padding", ()) is None
 
     # --- Policy -------------------------------------------------------------------------------
-
-    def act(self, obs: Observation, generator: torch.Generator | None = None, temperature: float = 1.0) -> ActionChunk:
-        """Draw one chunk per environment. See `Policy.act`.
-
-        Raises:
-            ValueError: no statistics yet, a camera is missing, wrong state size, or temperature < 0.
-        """
-        return self.act_guided(obs, [], 1.0, generator, temperature)
 
     @torch.no_grad()
     @lora.acts_merged

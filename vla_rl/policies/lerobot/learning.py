@@ -19,11 +19,9 @@ class LearningPolicy(LeRobotPolicy):
     Attributes:
         demonstration_size: actions that cloning learns at once.
         value_head: the critic; None without one.
-        no_guidance_reason: why an instruction cannot guide what it does; None where it can.
     """
 
     demonstration_size: int
-    no_guidance_reason: str | None = None
 
     def __init__(self, config: LeRobotOptions, core: Any, preprocessor: Any, postprocessor: Any) -> None:
         super().__init__(config, core, preprocessor, postprocessor)

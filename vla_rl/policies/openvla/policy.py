@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from vla_rl.common.compiling import compile_modules
 from vla_rl.common.precision import set_float32_products, wants_bf16
 from vla_rl.config import ConfigError
-from vla_rl.interfaces import Policy, PolicyOutput
+from vla_rl.interfaces import PolicyOutput
 from vla_rl.policies import lora
 from vla_rl.policies.base import check_sizes
+from vla_rl.policies.guided import GuidablePolicy
 from vla_rl.policies.normalization import NormStats, QuantileStats
 from vla_rl.policies.openvla.action_tokens import ActionTokenizer
 from vla_rl.policies.openvla.decoding import decode
@@ -39,7 +40,7 @@ from vla_rl.policies.token_draws import check_temperature, draw, guided, token_l
 from vla_rl.types import ActionChunk, EnvSpec, Observation
 
 
-class OpenVLAPolicy(nn.Module, Policy):
+class OpenVLAPolicy(nn.Module, GuidablePolicy):
     """A `Policy` (vla_rl/interfaces.py) of the OpenVLA architecture.
 
     Make one with `OpenVLAConfig.build` or `load_policy`. A fresh policy acts only after
@@ -209,14 +210,6 @@ class OpenVLAPolicy(nn.Module, Policy):
         return self.network.language_model.lm_head.weight.device
 
     # --- Policy -----------------------------------------------------------------------------
-
-    def act(self, obs: Observation, generator: torch.Generator | None = None, temperature: float = 1.0) -> ActionChunk:
-        """Draw one chunk per environment. See `Policy.act`.
-
-        Raises:
-            ValueError: no statistics yet, a camera is missing, wrong state size, or temperature < 0.
-        """
-        return self.act_guided(obs, [], 1.0, generator, temperature)
 
     @torch.no_grad()
     @lora.acts_merged
