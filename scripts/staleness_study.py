@@ -26,14 +26,20 @@ STALENESS = (0, 2)
 MARGIN = 0.05  # the interval must lie within, in fractions
 
 
-def differences(runs: dict[tuple[int, int], Path], seeds: int) -> list[Gain]:
-    """The later staleness over the first, for each mode; `runs`: (staleness, seed) -> the run's folder."""
+def differences(runs: dict[tuple[int, int], Path], seeds: int) -> list[tuple[Gain, int]]:
+    """The later staleness over the first, for each mode, and the episodes of each evaluation.
+
+    Args:
+        runs: (staleness, seed) -> the run's folder.
+    """
     first, second = (
         [Evaluation.load(RunFolder(runs[staleness, seed]).evaluation(FINAL)) for seed in range(seeds)]
         for staleness in STALENESS
     )
     names = [f"staleness {staleness}" for staleness in STALENESS]
-    return [gain_of(names[1], names[0], mode, second, first) for mode in first[0].modes]
+    return [
+        (gain_of(names[1], names[0], mode, second, first), first[0].rate(mode).num_episodes) for mode in first[0].modes
+    ]
 
 
 def main() -> None:
@@ -52,12 +58,12 @@ def main() -> None:
     found = sweep(options.recipe, overrides, over, options.output, program=PROGRAM, jobs=options.jobs, show=print)
     keys = [(staleness, seed) for staleness in STALENESS for seed in range(options.seeds)]
     runs = {key: options.output / row.run for key, row in zip(keys, found.rows, strict=True)}
-    for gain in differences(runs, options.seeds):
+    for gain, num_episodes in differences(runs, options.seeds):
         low, high = gain.interval
         is_same = low > -MARGIN and high < MARGIN
         print(
             f"{gain.mode}: {gain.of} - {gain.over} = {100 * gain.mean:+.1f} points, 95 % interval {100 * low:+.1f} to "
-            f"{100 * high:+.1f}, n = {found.num_episodes} each, by seed "
+            f"{100 * high:+.1f}, n = {num_episodes} each, by seed "
             f"{' '.join(f'{100 * each:+.1f}' for each in gain.per_seed)}; within 5 points: {'yes' if is_same else 'no'}"
         )
 
