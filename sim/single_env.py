@@ -80,6 +80,16 @@ class SingleEnv(ABC):
             f"{self.spec.kind} does not say how far its tasks are from being solved; rac.alarm=clock does without"
         )
 
+    def drive_home(self) -> Keyframe | None:
+        """End the episode: let go, and drive by itself to where episodes begin. Renders and records nothing.
+
+        Returns:
+            The scene as it is then: a keyframe of step 0, in which an episode of this task can begin, and of those
+            that share its scene (`EnvConfig.reset_tasks`). None where only a person could go on: what the tasks handle
+            is out of reach, or the physics is broken.
+        """
+        raise NotImplementedError(f"{self.spec.kind} knows no way home; hil.practice needs one")
+
     # The number of control steps taken and the horizon of the current episode; `run_chunk` keeps them.
     num_steps: int = 0
     horizon: int = 0

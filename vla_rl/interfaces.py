@@ -166,6 +166,7 @@ class EnvConfig(Config):
         perturb_axes: what `perturbed` can change.
         suites: of the benchmark, by name -> what papers call it; none where it has no suites.
         averaged_suites: those that papers average over, where that is not all.
+        reset_tasks: reset task -> the task that it undoes, in the same scene (see `vla_rl.rollout.practice`).
     """
 
     is_imagined: ClassVar[bool] = False
@@ -179,6 +180,7 @@ class EnvConfig(Config):
         raise NotImplementedError(f"{type(self).__name__} must implement env_spec() -> EnvSpec")
 
     perturb_axes: ClassVar[tuple[str, ...]] = ()
+    reset_tasks: ClassVar[Mapping[str, str]] = {}
 
     def perturbed(self, axis: str, level: int) -> EnvConfig:
         """The same environment with every episode perturbed along one of `perturb_axes`, at level 1, 2 or 3."""

@@ -433,6 +433,7 @@ def _episode(episode: _Open, end: _End, number: int) -> RecordedEpisode:
         interventions=summary.interventions,
         recoveries=summary.recoveries,
         round=end.round,
+        continued=int(end.spec is not None and end.spec.keyframe is not None),
         failure_score=None if scores[0] is None else np.asarray(scores, np.float32),
     )
 

@@ -17,7 +17,7 @@ from a good operator works, not how well people operate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
@@ -198,7 +198,7 @@ class EnvSlot:
 def run_interventions(
     policy: Policy | None,
     env: VecEnv,
-    specs: Sequence[EpisodeSpec],
+    specs: Iterable[EpisodeSpec | None],
     recording: Recording,
     *,
     horizons: dict[str, int],
@@ -206,14 +206,16 @@ def run_interventions(
     policy_version: str = "",
     round: int = 0,
     seed: int = 0,
-    on_episode: Callable[[InterventionOutcome], None] | None = None,
+    on_episode: Callable[[RunningEpisode, InterventionOutcome], None] = lambda *_: None,
 ) -> list[InterventionOutcome]:
     """Run an episode for each spec, and record it.
 
     Args:
         policy: None with `options.demonstrate`.
         env: with room for the person after the policy: its own horizons are longer than `horizons`.
-        horizons: task -> control steps that the policy has.
+        specs: see `EpisodeRunner`.
+        horizons: task -> control steps that the policy has, for each of the environment's tasks.
+        on_episode: called with each episode where it has ended, before another begins in its environment.
 
     Returns:
         outcomes in the order of `specs`.
@@ -226,7 +228,7 @@ def run_interventions(
         raise ValueError("a policy is needed, except with demonstrate, which takes none")
     if options.alarm == "progress" and not options.demonstrate and not isinstance(env, WatchedEnv):
         raise ValueError(f"{env.spec.kind} does not say how far its tasks are from being solved; use rac.alarm=clock")
-    for task in {spec.task for spec in specs}:
+    for task in env.spec.tasks:
         if not options.demonstrate and env.spec.horizon[task] <= horizons[task]:
             raise ValueError(f"{task}: the environment's horizon {env.spec.horizon[task]} leaves the person no step")
     operators = ScriptedPersons(policy, env, recording, horizons, options, policy_version, round, seed, on_episode)
@@ -242,7 +244,7 @@ def run_interventions(
         ).run()
     finally:
         operators.close()
-    return [operators.outcomes[number] for number in range(len(specs))]
+    return [operators.outcomes[number] for number in sorted(operators.outcomes)]
 
 
 @dataclass(frozen=True)
@@ -271,7 +273,7 @@ class ScriptedPersons:
         policy_version: str = "",
         round: int = 0,
         seed: int = 0,
-        on_episode: Callable[[InterventionOutcome], None] | None = None,
+        on_episode: Callable[[RunningEpisode, InterventionOutcome], None] = lambda *_: None,
     ) -> None:
         self.policy, self.env, self.horizons, self.options = policy, env, horizons, options
         self.low, self.high = env.spec.action_low, env.spec.action_high
@@ -372,5 +374,4 @@ class ScriptedPersons:
 
     def finish(self, episode: RunningEpisode, success: bool, lost: bool) -> None:
         self.outcomes[episode.number] = outcome = self.slots[episode.env_id].finish(success, lost)
-        if self.on_episode is not None:
-            self.on_episode(outcome)
+        self.on_episode(episode, outcome)

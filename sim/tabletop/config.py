@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -9,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from sim.base import SimConfig, check_horizons
 from sim.gl_devices import check_backend
-from sim.tabletop.facts import CONTROL_HZ, HORIZONS, INSTRUCTIONS, VIEW, check_tasks
+from sim.tabletop.facts import CONTROL_HZ, HORIZONS, INSTRUCTIONS, RESET_TASKS, VIEW, check_tasks
 from vla_rl.config import Config
 from vla_rl.types import EnvSpec
 
@@ -95,13 +96,14 @@ class SuccessConfig(Config):
 
 
 class TabletopConfig(SimConfig):
-    """The built-in tabletop: five language-conditioned tasks, a floating two-finger gripper, 20 Hz."""
+    """The built-in tabletop: five language-conditioned tasks, one that undoes another, a floating gripper, 20 Hz."""
 
     known_cameras: ClassVar[tuple[str, ...]] = ("agentview", "wrist")
     shows_structure: ClassVar[bool] = True
     perturb_axes: ClassVar[tuple[str, ...]] = (
         "camera", "light", "texture", "distractors", "layout", "robot", "noise", "wording",
     )  # fmt: skip
+    reset_tasks: ClassVar[Mapping[str, str]] = RESET_TASKS
     kind: Literal["tabletop"] = "tabletop"
     image_size: int = Field(default=64, ge=32, le=256, description="Height and width of the rendered images, pixels.")
     horizons: dict[str, int] = Field(default={}, description="Control steps before truncation, for tasks that differ.")
@@ -134,7 +136,7 @@ class TabletopConfig(SimConfig):
 
     def env_spec(self) -> EnvSpec:
         """Tasks, horizons, cameras and action bounds; starts nothing."""
-        tasks = self.tasks or tuple(INSTRUCTIONS)
+        tasks = self.tasks or tuple(task for task in INSTRUCTIONS if task not in RESET_TASKS)
         spec = self._arm_spec(
             "tabletop",
             {task: INSTRUCTIONS[task] for task in tasks},

@@ -17,10 +17,11 @@ from sim.single_env import SingleEnv, SingleObservation
 from sim.tabletop import scene as sc
 from sim.tabletop.appearance import Look, draw_look
 from sim.tabletop.distractors import draw_distractors
-from sim.tabletop.expert import Expert
-from sim.tabletop.facts import check_tasks
+from sim.tabletop.expert import CLOSE_ENOUGH, OPEN, RELEASE_STEPS, Expert, reaches
+from sim.tabletop.facts import check_tasks, scene_of
 from sim.tabletop.render import render
 from sim.tabletop.tasks import (
+    HOME,
     Knock,
     Layout,
     View,
@@ -41,6 +42,8 @@ POSITION_SCALE = 0.05  # meters of travel for an action of 1
 ROTATION_SCALE = 0.5  # radians of turn for an action of 1
 TURN_LIMIT = np.array([1.5, 0.5, 0.5])  # commanded yaw, pitch and roll away from pointing down, radians
 LEASH = 0.04  # how far the commanded position may run ahead of the gripper, meters
+HOME_STEPS = 60  # control steps, at most, that the way home takes, and that everything has to come to rest
+AT_HOME = 0.004  # meters
 STEP_SECONDS = sc.TIMESTEP * sc.SUBSTEPS
 # By level of `sim.perturb`, from 0: how much wider objects start, meters; how many times as far they are turned; and
 # how far off the gripper starts, meters and radians.
@@ -117,6 +120,7 @@ class TabletopEnv(SingleEnv):
         rng = episode_rng(spec, "appearance")
         self._look = draw_look(spec.task, layout.colors, self.config.appearance, rng)
         self._knock = draw_knock(spec, self.config.knock)
+        self._diverged = False
         self.num_steps = self._held = 0
         self.horizon = self.spec.horizon[spec.task]
 
@@ -134,7 +138,8 @@ class TabletopEnv(SingleEnv):
         if name in self._scene.mocap:
             self._now.mocap_pos[self._scene.mocap[name]] = (x, y, 0.0)
             return
-        height = {"base": sc.BASE_HALF[2], "bowl": 0.0}.get(name, sc.HALF)
+        below = sc.PLATE_HEIGHT if self._task == "take_off" else 0.0
+        height = below + {"base": sc.BASE_HALF[2], "bowl": 0.0}.get(name, sc.HALF)
         address = self._scene.qpos[name]
         self._now.qpos[address : address + 7] = (x, y, height, math.cos(yaw / 2), 0.0, 0.0, math.sin(yaw / 2))
 
@@ -162,7 +167,7 @@ class TabletopEnv(SingleEnv):
         mujoco.mj_step(model, data, sc.SUBSTEPS)
         if any(data.warning[kind].number for kind in _BAD):
             mujoco.mj_resetData(model, data)
-            self.num_steps = self.horizon
+            self.num_steps, self._diverged = self.horizon, True
             return False
         self._held = self._held + 1 if is_solved_now(self._task, self._view, self.config.success) else 0
         return self._held >= self.config.success.hold_steps
@@ -205,28 +210,46 @@ class TabletopEnv(SingleEnv):
         where what it has to handle is out of reach."""
         return self._expert.remaining(self._view, self._now.act[:3])
 
+    def drive_home(self) -> Keyframe | None:
+        """See `SingleEnv.drive_home`: lets go, rises, and goes to the middle of where the gripper starts."""
+        data, home = self._now, np.array(HOME)
+        self._knock = Knock(-1, (0.0, 0.0))
+        for step in range(HOME_STEPS):
+            at, there = data.act[:3], np.abs(data.qpos[:3] - home).max() < AT_HOME
+            if there and all(self._view.speed(name) < self.config.success.rest_speed for name in self._scene.qvel):
+                break
+            goal = home if at[2] > home[2] - AT_HOME else np.array([*at[:2], home[2]])
+            goal = at if step < RELEASE_STEPS else goal
+            turn = -self._target_rotation[[2, 1, 0]] / ROTATION_SCALE
+            self.apply(np.clip([*(goal - at) / POSITION_SCALE, *turn, OPEN], -1, 1).astype(np.float32))
+        if self._diverged or not reaches(self._view.position("block"), CLOSE_ENOUGH[0]):
+            return None
+        return Keyframe("tabletop", self._task, 0, self._scene_arrays())
+
+    def _scene_arrays(self) -> dict[str, np.ndarray]:
+        """What there is to know of the scene, whatever the task is and how far it has got."""
+        physics = np.empty(mujoco.mj_stateSize(self._scene.model, _STATE))
+        mujoco.mj_getState(self._scene.model, self._now, physics, _STATE)
+        return {"physics": physics, "rotation": self._target_rotation.copy(), **self._look.to_arrays()}
+
     def save_state(self) -> Keyframe:
         """Everything that the rest of the episode depends on; there is no other random state."""
-        model = self._scene.model
-        physics = np.empty(mujoco.mj_stateSize(model, _STATE))
-        mujoco.mj_getState(model, self._now, physics, _STATE)
         arrays = {
-            "physics": physics,
-            "rotation": self._target_rotation.copy(),
+            **self._scene_arrays(),
             "held": np.array([self._held]),
             "contact": np.array([self._view.gripper_touches()]),  # Not restored: it says what happens here.
             "expert": self._expert.memory(),
             "steps_since_expert": np.array([self._steps_since_expert]),
             "knock": np.array([self._knock.step, *self._knock.velocity]),
             "instruction": np.frombuffer(self._instruction.encode(), np.uint8),
-            **self._look.to_arrays(),
         }
         return Keyframe("tabletop", self._task, self.num_steps, arrays)
 
     def _restore(self, keyframe: Keyframe, instruction: str | None) -> None:
-        if (keyframe.env, keyframe.task) != ("tabletop", self._task):
+        if keyframe.env != "tabletop" or scene_of(keyframe.task) != scene_of(self._task):
             raise ValueError(
-                f"this keyframe is of {keyframe.env}/{keyframe.task}, the episode asked for is of tabletop/{self._task}"
+                f"this keyframe is of {keyframe.env}/{keyframe.task}, the episode asked for is of "
+                f"tabletop/{self._task}, whose scene is another"
             )
         model, arrays = self._scene.model, keyframe.arrays
         size = mujoco.mj_stateSize(model, _STATE)
@@ -236,14 +259,15 @@ class TabletopEnv(SingleEnv):
                 "it was written by another version of the simulator; record it again"
             )
         mujoco.mj_setState(model, self._now, arrays["physics"], _STATE)
-        self._target_rotation = np.array(arrays["rotation"])
+        self._target_rotation, self._look = np.array(arrays["rotation"]), Look.from_arrays(arrays)
+        if keyframe.task != self._task or "expert" not in arrays:
+            return  # The scene alone: an episode begins in it.
         self._held = int(arrays["held"][0])
         self._expert.restore(arrays["expert"])
         self._steps_since_expert = int(arrays.get("steps_since_expert", [1])[0])
         step, *velocity = arrays.get("knock", [-1, 0, 0])
         self._knock = Knock(int(step), (float(velocity[0]), float(velocity[1])))
         self._instruction = instruction or bytes(arrays["instruction"]).decode()
-        self._look = Look.from_arrays(arrays)
         self.num_steps = keyframe.step
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sim.tabletop import scene as sc
-from sim.tabletop.tasks import View
+from sim.tabletop.tasks import View, taken_off
 
 if TYPE_CHECKING:
     from sim.tabletop.config import ExpertConfig
@@ -27,6 +27,7 @@ HOVER = 0.075  # above a block's center, fingers clear of it, meters
 CLOSE_ENOUGH = np.array([0.015, 0.015, 0.012])  # of the hand to the block before grasping, meters
 PUSH_SIDEWAYS = 0.018  # largest sideways error of the hand behind what it is about to push, meters
 CLOSED = 0.072  # between fingers that hold a block or nothing, meters
+ASIDE = 0.14  # between the plate's center and where a block that is taken off it is put, meters
 GRASP_STEPS, RELEASE_STEPS = 3, 5  # control steps that these take the expert
 OPEN, CLOSE = -1.0, 1.0
 
@@ -127,7 +128,7 @@ class Expert:
         if self.task != "push_to_zone" and not self._let_go_well(view):
             block = view.position("block")
             grasp = block + above
-            if not _reaches(block, CLOSE_ENOUGH[0]):
+            if not reaches(block, CLOSE_ENOUGH[0]):
                 return math.inf
             if not (view.opening < CLOSED and self._holds(view)):
                 steps += _travel(hand, grasp, block[2] + HOVER) + GRASP_STEPS
@@ -138,7 +139,7 @@ class Expert:
             far = math.hypot(tx - body[0], ty - body[1])
             back = (radius + 0.034) / max(far, 1e-6)
             behind = np.array([body[0] - (tx - body[0]) * back, body[1] - (ty - body[1]) * back, 0.022])
-            if not _reaches(behind, PUSH_SIDEWAYS):
+            if not reaches(behind, PUSH_SIDEWAYS):
                 return math.inf
             low = math.dist(hand[:2], behind[:2]) < 0.03
             steps += _travel(hand, behind, 0.022 if low else 0.1) + far / (0.7 * STEP)
@@ -154,6 +155,9 @@ class Expert:
         if self.task == "stack":
             x, y, _ = view.position("base")
             surface = 2 * sc.BASE_HALF[2]
+        elif self.task == "take_off":  # beside the plate, on the side where the table's middle is
+            x, y, _ = view.position("plate")
+            y, surface = y + (-ASIDE if y > 0 else ASIDE), 0.0
         else:
             x, y, _ = view.position("plate")
             surface = sc.PLATE_HEIGHT
@@ -161,7 +165,8 @@ class Expert:
 
     def _carry_height(self) -> float:
         """Height of the held block's center on the way."""
-        return {"pick_place": 0.075, "pick_colour": 0.105, "stack": 0.105, "bowl_push": 0.10}[self.task]
+        heights = {"pick_place": 0.075, "pick_colour": 0.105, "stack": 0.105, "bowl_push": 0.10, "take_off": 0.09}
+        return heights[self.task]
 
     def _pushed(self, view: View) -> tuple[np.ndarray, float, float, float]:
         """What is pushed: its center, its radius, and the point where it should end."""
@@ -259,6 +264,8 @@ class Expert:
             return view.apart("block", "bowl") < 0.04 and view.position("block")[2] < 0.06
         if self.sloppy:
             return True
+        if self.task == "take_off":
+            return taken_off(view)
         block, (x, y, z) = view.position("block"), self._destination(view)
         return math.hypot(block[0] - x, block[1] - y) < 0.035 and abs(block[2] - z) < 0.015
 
@@ -339,7 +346,7 @@ def _travel(start: np.ndarray, end: np.ndarray, height: float) -> float:
     return (2 * top - float(start[2]) - float(end[2]) + across) / STEP
 
 
-def _reaches(point: np.ndarray, tolerance: float) -> bool:
+def reaches(point: np.ndarray, tolerance: float) -> bool:
     """Whether the hand comes within `tolerance`, meters, of a point (3,) along x and y."""
     short = np.maximum(sc.REACH_LOW[:2] - point[:2], point[:2] - sc.REACH_HIGH[:2])
     return bool(short.max() < tolerance)

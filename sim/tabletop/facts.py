@@ -11,7 +11,10 @@ INSTRUCTIONS: dict[str, str] = {
     "pick_colour": "put the {colour} block on the plate",
     "stack": "stack the red block on the blue block",
     "bowl_push": "put the red block into the bowl and push the bowl to the zone",
+    "take_off": "take the red block off the plate",
 }
+# task that undoes another one -> that one, whose scene it shares; not among the tasks of a section that names none.
+RESET_TASKS: dict[str, str] = {"take_off": "pick_place"}
 # task -> the same in other words: a polite frame, other words, another sentence.
 PARAPHRASES: dict[str, tuple[str, str, str]] = {
     "push_to_zone": (
@@ -39,12 +42,24 @@ PARAPHRASES: dict[str, tuple[str, str, str]] = {
         "drop the red cube in the orange dish and shove the dish onto the green circle",
         "the orange dish should carry the red cube to the green circle, load it and slide it there",
     ),
+    "take_off": (
+        "please take the red block off the plate",
+        "lift the red cube from the white dish and set it down on the table",
+        "the white dish should be empty, the red cube belongs beside it",
+    ),
 }
 # task -> control steps before truncation; multiples of 8, about twice what the expert needs on average.
-HORIZONS: dict[str, int] = {"push_to_zone": 32, "pick_place": 32, "pick_colour": 32, "stack": 32, "bowl_push": 56}
+HORIZONS: dict[str, int] = {
+    "push_to_zone": 32, "pick_place": 32, "pick_colour": 32, "stack": 32, "bowl_push": 56, "take_off": 32,
+}  # fmt: skip
 CONTROL_HZ = 20.0
 # agentview, without camera jitter: it looks from +x down on the table.
 VIEW = FixedCamera(position=(0.5, 0, 0.62), right=(0, 1, 0), up=(-0.7349, 0, 0.6782), fovy=32.5)
+
+
+def scene_of(task: str) -> str:
+    """The task whose scene a task plays in: its own, or that of the task which it undoes."""
+    return RESET_TASKS.get(task, task)
 
 
 def check_tasks(names: tuple[str, ...]) -> tuple[str, ...]:

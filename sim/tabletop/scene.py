@@ -49,6 +49,7 @@ MOVABLE: dict[str, tuple[str, ...]] = {
     "pick_colour": ("block", "block_b", "block_c"),
     "stack": ("block", "base"),
     "bowl_push": ("block", "bowl"),
+    "take_off": ("block",),
 }
 FIXED: dict[str, tuple[str, ...]] = {
     "push_to_zone": ("zone",),
@@ -56,6 +57,7 @@ FIXED: dict[str, tuple[str, ...]] = {
     "pick_colour": ("plate",),
     "stack": (),
     "bowl_push": ("zone",),
+    "take_off": ("plate",),
 }
 COLORS: dict[str, tuple[float, float, float]] = {
     "red": (0.90, 0.08, 0.08),

@@ -10,6 +10,7 @@ in a row. Distances are horizontal, between centers, in meters.
 - stack: the red block within `stack_radius` of the blue one, lying flat on it.
 - bowl_push: the bowl upright within `zone_radius` of the zone's center, and the red block inside
   (within `bowl_radius` of its center, and lower than its rim).
+- take_off: the red block lying flat on the table, no part of it over the plate, on which it started.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -25,7 +26,7 @@ import mujoco
 import numpy as np
 
 from sim.tabletop import scene as sc
-from sim.tabletop.facts import INSTRUCTIONS, PARAPHRASES
+from sim.tabletop.facts import INSTRUCTIONS, PARAPHRASES, RESET_TASKS
 from vla_rl.types import SPLITS, EpisodeSpec
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class Layout:
         return said.format(colour=self.colors["block"])
 
 
-# task -> body -> (x low, x high, y low, y high) where its center may start.
+# task -> body -> (x low, x high, y low, y high) where its center may start. A block without one lies on the plate.
 _WIDE = (-0.13, 0.15, -0.16, 0.16)
 _REGIONS: dict[str, dict[str, tuple[float, float, float, float]]] = {
     "push_to_zone": {"block": (-0.11, -0.03, -0.13, 0.13), "zone": (0.09, 0.15, -0.15, 0.15)},
@@ -99,6 +100,7 @@ _REGIONS: dict[str, dict[str, tuple[float, float, float, float]]] = {
         "zone": (0.10, 0.125, -0.14, 0.14),
         "block": (-0.15, 0.15, -0.16, 0.16),
     },
+    "take_off": {"plate": (-0.08, 0.13, -0.14, 0.14)},
 }
 # Where `start_spread` draws the starts together: a layout of each task that is apart and straight, meters.
 _TYPICAL: dict[str, dict[str, tuple[float, float]]] = {
@@ -107,11 +109,14 @@ _TYPICAL: dict[str, dict[str, tuple[float, float]]] = {
     "pick_colour": {"plate": (0.02, 0.0), "block": (-0.09, -0.1), "block_b": (-0.09, 0.1), "block_c": (0.1, -0.13)},
     "stack": {"block": (-0.06, -0.08), "base": (0.03, 0.07)},
     "bowl_push": {"bowl": (-0.04, 0.0), "zone": (0.112, 0.0), "block": (0.05, -0.14)},
+    "take_off": {"plate": (0.03, 0.07)},
 }
-_TYPICAL_GRIPPER = (-0.165, 0.0, 0.135)
+HOME = (-0.165, 0.0, 0.135)  # where the gripper is about when an episode begins, meters
 _MAX_SIDEWAYS = {"push_to_zone": 0.08, "bowl_push": 0.03}  # of the zone from what is pushed there, meters
 _GAP = 0.12  # smallest distance between two centers, meters: the open gripper fits between
 _BOWL_GAP = 0.15  # of the block from the bowl
+_OFF_CENTER = 0.02  # largest offset of a block from the center of the plate on which it starts, along x and y, meters
+CLEAR_OF_PLATE = sc.PLATE_RADIUS + math.sqrt(2) * sc.HALF  # between centers: no part of a flat block is over it, meters
 
 
 def draw_layout(spec: EpisodeSpec, config: TabletopConfig) -> Layout:
@@ -129,12 +134,15 @@ def draw_layout(spec: EpisodeSpec, config: TabletopConfig) -> Layout:
         straight = "zone" not in drawn or abs(drawn["zone"][1] - drawn[pushed][1]) <= _MAX_SIDEWAYS[spec.task]
         if apart and straight:
             points = drawn
+    if spec.task in RESET_TASKS:
+        x, y = (at + spread * rng.uniform(-_OFF_CENTER, _OFF_CENTER) for at in points["plate"])
+        points["block"] = (x, y)
     places = {
         n: (x, y, rng.uniform(-config.block_yaw, config.block_yaw) if _turns(n) else 0.0)
         for n, (x, y) in points.items()
     }
     gripper = (rng.uniform(-0.18, -0.15), rng.uniform(-0.04, 0.04), rng.uniform(0.12, 0.15))
-    x, y, z = (_near(center, value, spread) for center, value in zip(_TYPICAL_GRIPPER, gripper, strict=True))
+    x, y, z = (_near(center, value, spread) for center, value in zip(HOME, gripper, strict=True))
     return Layout(places, (x, y, z), _draw_colors(spec.task, rng))
 
 
@@ -143,12 +151,12 @@ def spread_out(layout: Layout, task: str, margin: float, turn: float) -> Layout:
 
     Where that brought two things too near one another, they move less.
     """
-    places = {}
+    places, regions = dict[str, tuple[float, float, float]](), _REGIONS[task]
     for name, (x, y, yaw) in layout.places.items():
-        x0, x1, y0, y1 = _REGIONS[task][name]
+        x0, x1, y0, y1 = regions.get(name) or regions["plate"]
         off = [margin * (2 * at - low - high) / (high - low) for at, low, high in ((x, x0, x1), (y, y0, y1))]
         places[name] = (x + off[0], y + off[1], yaw * turn)
-    names = [name for name in places if name != "zone"]
+    names = [name for name in regions if name != "zone"]
     gap = _BOWL_GAP if task == "bowl_push" else _GAP
     if any(math.dist(places[a][:2], places[b][:2]) < gap for i, a in enumerate(names) for b in names[:i]):
         return spread_out(layout, task, margin / 2, turn) if margin > 0.001 else layout
@@ -223,6 +231,7 @@ def is_solved_now(task: str, view: View, config: SuccessConfig) -> bool:
         "pick_colour": _placed,
         "stack": _stacked,
         "bowl_push": _bowl_pushed,
+        "take_off": taken_off,
     }[task]
     if not in_place(view, config) or view.gripper_touches():
         return False
@@ -254,3 +263,8 @@ def _bowl_pushed(view: View, config: SuccessConfig) -> bool:
     inside = view.apart("block", "bowl") < config.bowl_radius
     low = view.position("block")[2] - view.position("bowl")[2] < sc.BOWL_FLOOR + sc.HALF + 0.012
     return inside and low and view.upright("bowl") > 0.97 and view.apart("bowl", "zone") < config.zone_radius
+
+
+def taken_off(view: View, config: SuccessConfig | None = None) -> bool:
+    """Whether the block lies flat on the table, clear of the plate."""
+    return view.apart("block", "plate") > CLEAR_OF_PLATE and _lies_at(view, "block", sc.HALF)

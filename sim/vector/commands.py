@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from sim.single_env import SingleEnv
 
-Command = Literal["reset", "step", "save_state", "expert_action", "expert_remaining"]
+Command = Literal["reset", "step", "save_state", "expert_action", "expert_remaining", "drive_home"]
 
 # Errors of a caller's, which are raised again in the caller's process.
 CALLER_ERRORS = {error.__name__: error for error in (ValueError, NotImplementedError)}
@@ -26,3 +26,5 @@ def run_command(env: SingleEnv, command: Command, argument: Any) -> Any:
             return env.expert_action()
         case "expert_remaining":
             return env.expert_remaining()
+        case "drive_home":
+            return env.drive_home()

@@ -146,6 +146,18 @@ class BaseVecEnv(ABC):
         answers = self._call("expert_remaining", dict.fromkeys(i for i in ids if self._status[i] != "broken"))
         return np.array([answers.get(i, 0.0) for i in ids], np.float64)
 
+    def drive_home(self, env_ids: Sequence[int] | None = None) -> list[Keyframe | None]:
+        """End the episode of each given environment, and drive home (see `PracticeEnv`); None where a worker broke.
+
+        Raises:
+            NotImplementedError: the simulator knows no way.
+        """
+        ids = checked_ids(env_ids, self.num_envs)
+        check_started("drive_home", ids, self._status)
+        answers = self._call("drive_home", dict.fromkeys(i for i in ids if self._status[i] != "broken"))
+        self._set_status(ids, "ended")
+        return [answers.get(i) for i in ids]
+
     def _mark_broken(self, env_ids: Sequence[int]) -> None:
         """Episodes under way in these environments are lost; their next `step` says so."""
         self._set_status([i for i in env_ids if self._status[i] == "running"], "broken")

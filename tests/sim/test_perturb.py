@@ -11,7 +11,7 @@ from vla_rl.config import ConfigError, build_component
 from vla_rl.types import EpisodeSpec
 
 SPEC = EpisodeSpec("pick_colour", "eval", 3)
-CLEAN = TabletopConfig(cameras=("agentview", "wrist"))
+CLEAN = TabletopConfig(tasks=tuple(INSTRUCTIONS), cameras=("agentview", "wrist"))
 LOOKS = ("camera", "light", "texture", "noise")
 
 
@@ -114,7 +114,7 @@ def test_objects_start_further_out_and_the_robot_elsewhere() -> None:
 
 @pytest.mark.parametrize("axis", ["layout", "robot"])
 def test_the_expert_still_solves_what_is_hard(axis: str) -> None:
-    env = TabletopConfig(cameras=("wrist",), image_size=32).perturbed(axis, 3).make()
+    env = TabletopConfig(tasks=tuple(INSTRUCTIONS), cameras=("wrist",), image_size=32).perturbed(axis, 3).make()
     solved = 0
     for task in INSTRUCTIONS:
         for index in range(4):
@@ -124,7 +124,7 @@ def test_the_expert_still_solves_what_is_hard(axis: str) -> None:
                     solved += 1
                     break
                 env.num_steps += 1
-    assert solved >= 19
+    assert solved >= 23
 
 
 def test_the_wording_alone_says_it_otherwise() -> None:

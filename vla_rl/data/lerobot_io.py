@@ -46,7 +46,7 @@ REQUESTED_ACTION, INTERVENTION, TIME = "action.requested", "intervention", "time
 INTERVENING = ("recovery", "correction")  # who acts where LeRobot's `intervention` is true
 SHARD_FRAMES, SHARD_EPISODES, SHARD_STATES = "frames.parquet", "episodes.parquet", "states.safetensors"
 MAX_STAT_IMAGES = 8
-COUNTS = ("interventions", "recoveries", "round")
+COUNTS = ("interventions", "recoveries", "round", "continued")
 _QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
 
 
@@ -68,6 +68,7 @@ class RecordedEpisode:
         policy_version: which policy acted; a list where it is known for each step (T).
         interventions: times that a person took over from the policy. recoveries: segments of recovery.
         round: of collecting and training again, that the episode belongs to; 0 where there are none.
+        continued: 1 where the episode began in the scene that another had left; 0: the scene was reset before it.
         failure_score: float32 (T, 2), a failure detector's score and threshold as known at each step, NaN where there
             were none yet; None without a detector. Stored where the features hold `FAILURE_FEATURES`, and not described
             in the statistics.
@@ -99,6 +100,7 @@ class RecordedEpisode:
     interventions: int = 0
     recoveries: int = 0
     round: int = 0
+    continued: int = 0
     failure_score: np.ndarray | None = None
     requested_actions: np.ndarray | None = None
     time: np.ndarray | None = None

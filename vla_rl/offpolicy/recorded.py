@@ -45,6 +45,7 @@ class RecordedFrames:
     Attributes:
         obs: before each action, T rows. actions: float32 (T, A), what was executed.
         source: who drove at each step, T of `CONTROL_SOURCES`.
+        continued: it began in the scene that another had left, which nobody had reset.
         success: as the simulator, a sensor or a person has said. interventions: times that a person took over.
         initial_state: task/split/index, or the recording's name and the episode's place.
         policies: versions of the policy that drove, in order.
@@ -57,6 +58,7 @@ class RecordedFrames:
     interventions: int
     initial_state: str
     policies: tuple[str, ...]
+    continued: bool = False
 
     @property
     def person(self) -> np.ndarray:
@@ -118,9 +120,10 @@ def _of_dataset(recording: Path, first: int, cameras: Sequence[str], most: int) 
         at += table.num_rows
     frames = pa.concat_tables(parts)
     states, found = source.initial_states(), []
+    known = {"success", "interventions", "continued"} & set(source.episodes.column_names)
     for number in wanted:
         own = frames.slice(ends[number] - source.lengths[number] - begin, source.lengths[number])
-        row = {name: source.episodes.column(name)[number].as_py() for name in ("success", "interventions")}
+        row = {name: source.episodes.column(name)[number].as_py() for name in known}
         instruction = source.instructions[own.column("task_index")[0].as_py()]
         found.append(_episode(recording, own, instruction, row, states[number], cameras))
     return found
@@ -148,6 +151,7 @@ def _episode(
         success=bool(row["success"]),
         interventions=int(row["interventions"]),
         initial_state=state,
+        continued=bool(row.get("continued")),
         policies=tuple(dict.fromkeys(filter(None, frames.column(POLICY_VERSION).to_pylist()))),
     )
 

@@ -241,6 +241,7 @@ RULES = (
             "pretrained:NAME (of a value_guided policy: its base)"
         ),
     ),
+    Rule(("hil",), lambda r: r.hil and r.hil.practice and _check_practice(r, r.hil.practice.reset_task)),
     Rule(("sft",), lambda r: r.sft and check_datasets(d.path for d in r.sft.datasets)),
     Rule(("eval",), lambda r: not _states(r, r.eval)),
     Rule(("collect",), lambda r: _acts(r) and r.policy.path and not resolve_path(r.policy.path)),
@@ -271,6 +272,23 @@ def learns_from_demonstrations(recipe: Recipe) -> bool:
 
 def _learns_preferences(recipe: Recipe) -> bool:
     return recipe.offline is not None and recipe.offline.method == "preferences"
+
+
+def _check_practice(recipe: Recipe, reset_task: str) -> None:
+    """
+    Raises:
+        ConfigError: the environment's tasks are not a task and the one that undoes it.
+    """
+    pairs = recipe.env.reset_tasks
+    if reset_task not in pairs:
+        there = ", ".join(f"{reset} (undoes {forward})" for reset, forward in pairs.items()) or "none"
+        raise ConfigError(f"hil.practice.reset_task: got {reset_task!r}; reset tasks of {recipe.env.kind}: {there}")
+    tasks = list(recipe.env.env_spec().tasks)
+    if sorted(tasks) != sorted((reset_task, pairs[reset_task])):
+        raise ConfigError(
+            f"env.tasks: got {', '.join(tasks)}; with hil.practice they are a task and the one that undoes it in the "
+            f"same scene: set env.tasks=[{pairs[reset_task]},{reset_task}]"
+        )
 
 
 def _unknown_axes(recipe: Recipe) -> list[str]:

@@ -6,8 +6,21 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from vla_rl.config import Config
 from vla_rl.offpolicy.config import ReplayLearningConfig
 from vla_rl.recipe.rac_config import ScriptedPersonConfig
+
+
+class PracticeConfig(Config):
+    """Autonomous practice: a task and the one that undoes it in turn, in the scene as the last episode has left it."""
+
+    reset_task: str = Field(
+        description="The task that undoes the other one of env.tasks, in the same scene; in the tabletop take_off, "
+        "which undoes pick_place."
+    )
+    attempts: PositiveInt = Field(
+        default=3, description="Failures in a row in one scene, after which a person resets it."
+    )
 
 
 class HilConfig(ReplayLearningConfig):
@@ -50,10 +63,15 @@ class HilConfig(ReplayLearningConfig):
         description="What a takeover means for what the policy did before it. continues: the person's success is its "
         "own, only later (HIL-SERL); failure: its part ends there, as failed (RLIF).",
     )
-    interventions: PositiveInt | None = Field(
+    interventions: NonNegativeInt | None = Field(
         default=None,
         description="actor=simulator: the person's budget; once it is spent, an episode that needs help has failed. "
-        "Empty: there is no bound.",
+        "0: nobody takes over. Empty: there is no bound.",
+    )
+    practice: PracticeConfig | None = Field(
+        default=None,
+        description="actor=simulator: go on in the scene that the last episode has left; empty: the scene is reset "
+        "before every episode.",
     )
     wait: PositiveFloat = Field(
         default=0.5, description="Seconds from one look for new episodes to the next, where nothing is to be learned."
@@ -61,10 +79,15 @@ class HilConfig(ReplayLearningConfig):
     person: ScriptedPersonConfig = Field(default_factory=ScriptedPersonConfig)
 
     @model_validator(mode="after")
-    def _recordings_somewhere(self) -> HilConfig:
+    def _fits_actor(self) -> HilConfig:
         if (self.actor == "recordings") != bool(self.recordings):
             raise ValueError(
                 f"recordings: got {self.recordings!r} with actor={self.actor}; name the folder of the recordings with "
                 "actor=recordings, and none with actor=simulator"
+            )
+        if self.practice is not None and self.actor != "simulator":
+            raise ValueError(
+                f"practice: got a section with actor={self.actor}; on a robot a person resets the scene between "
+                "episodes, so leave it out"
             )
         return self

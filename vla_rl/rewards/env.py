@@ -15,13 +15,14 @@ import numpy as np
 from vla_rl.interfaces import HalvedEnv, ProgressEnv
 from vla_rl.rewards.base import RewardModel
 from vla_rl.rollout.env_checks import checked_ids
+from vla_rl.rollout.practice import PracticeEnv
 from vla_rl.types import Episode, EpisodeSpec, Keyframe, Observation, StepResult
 
 TRUE_SUCCESS = "true_success"  # In `Episode.info`: had the task really been carried out, by the end of each chunk?
 NEVER = 10**9  # Control steps after a success: the simulator does not end an episode for it.
 
 
-class WholeEnv(HalvedEnv, ProgressEnv, Protocol):
+class WholeEnv(HalvedEnv, ProgressEnv, PracticeEnv, Protocol):
     """What every simulator of `SimConfig` can."""
 
 
@@ -65,6 +66,10 @@ class RewardedEnv(WholeEnv):
     def expert_remaining(self, env_ids: Sequence[int] | None = None) -> np.ndarray:
         """See `ProgressEnv.expert_remaining`."""
         return self._env.expert_remaining(env_ids)
+
+    def drive_home(self, env_ids: Sequence[int] | None = None) -> list[Keyframe | None]:
+        """See `PracticeEnv.drive_home`."""
+        return self._env.drive_home(env_ids)
 
     def close(self) -> None:
         """See `VecEnv.close`."""

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 AT_ONCE = 100  # Updates from one look for new episodes to the next.
 TOGETHER = 20  # Episodes taken up together, at most.
 ACTOR_LOG = "actor.log"
-COUNTS = ("episodes", "successes", "alone", "interventions", "person_minutes")
+COUNTS = ("episodes", "successes", "alone", "interventions", "resets", "person_minutes")
 
 
 class ActorError(RuntimeError):
@@ -225,6 +225,7 @@ class _Learner(ReplayLearning):
             "successes": sum(episode.success for episode in episodes),
             "alone": int(np.sum(alone)),
             "interventions": sum(episode.interventions for episode in episodes),
+            "resets": sum(not episode.continued for episode in episodes),
             "person_minutes": driven / self.spec.control_hz / 60,
         }
         self.replay.add(number, fresh, notes)
@@ -252,7 +253,7 @@ class _Learner(ReplayLearning):
             publish(folder, self.num_updates, self._current(), self.hil.keep_published)
 
     def _metrics(self) -> dict[str, float]:
-        """What was counted and learned since this was last asked. A reset: of the scene, before each episode."""
+        """What was counted and learned since this was last asked."""
         totals = {name: float(self.total(name)) for name in COUNTS}
         new = {name: totals[name] - self._before[name] for name in COUNTS}
         of = max(new["episodes"], 1.0)
@@ -263,10 +264,11 @@ class _Learner(ReplayLearning):
             "rollout/solved_alone": new["alone"] / of,
             "rollout/episodes": totals["episodes"],
             "person/interventions": totals["interventions"],
+            "person/resets": totals["resets"],
             "person/minutes": totals["person_minutes"],
             "person/interventions_per_100": 100 * new["interventions"] / of,
             "person/minutes_per_100": 100 * new["person_minutes"] / of,
-            "person/resets_per_100": 100.0,
+            "person/resets_per_100": 100 * new["resets"] / of,
             "replay/decisions": float(len(self.replay)),
             "replay/prior_decisions": float(self.replay.num_prior),
             **fresh_figures(self._judged),
@@ -290,5 +292,5 @@ def _line(metrics: dict[str, Any]) -> str:
     return (
         f"{metrics['rollout/episodes']:.0f} episodes; of the last {alone:.0f} % solved alone; per 100 episodes "
         f"{interventions:.1f} interventions, {metrics['person/minutes_per_100']:.1f} person-minutes, "
-        f"{metrics['person/resets_per_100']:.0f} resets"
+        f"{metrics['person/resets_per_100']:.1f} resets"
     )

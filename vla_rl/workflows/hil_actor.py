@@ -1,7 +1,8 @@
 """The actor of `vla-rl hil` in a simulator: runs episodes with the scripted person beside the newest published policy.
 
 A process of its own, started as `python -m vla_rl.workflows.hil_actor RUN_FOLDER`. Each episode is a shard of the
-run's recording as soon as it has ended, so that a killed actor loses only those under way, and runs none again.
+run's recording as soon as it has ended, so that a killed actor loses only those under way, and runs none again. With
+`hil.practice` each begins in the scene that the last one has left; where the actor starts, a person resets the scenes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vla_rl.common.run_folder import RunFolder
+from vla_rl.config import ConfigError
 from vla_rl.data.lerobot_io import read_shards, staging_folder
 from vla_rl.recipe.recipe import Recipe, load_recipe
 from vla_rl.workflows.recipe_parts import limit_threads
@@ -20,7 +22,11 @@ from vla_rl.workflows.replay_learning import COLLECT, spec_of
 from vla_rl.workflows.scripted_person import longer, operator_options
 
 if TYPE_CHECKING:
-    from vla_rl.interfaces import Policy
+    from real_robot.operator.sim_interventions import InterventionOutcome
+    from vla_rl.interfaces import Policy, VecEnv
+    from vla_rl.recipe.hil_config import PracticeConfig
+    from vla_rl.rollout.practice import Practice
+    from vla_rl.rollout.runner import RunningEpisode
     from vla_rl.types import EnvSpec
 
 PUBLISHED, RECORDING = "published", "episodes"
@@ -46,8 +52,12 @@ def act(recipe: Recipe, folder: Path, show: Callable[[str], None]) -> None:
     limit_threads(recipe)
     spec = recipe.env.env_spec()
     rows = [row for found, _, _ in read_shards(staging_folder(dataset)) for row in found]
-    done, spent = {(row["task"], row["index"]) for row in rows}, sum(row["interventions"] for row in rows)
-    specs = [spec_of(list(spec.tasks), config.start_index, number) for number in range(config.episodes)]
+    tasks = list(spec.tasks)
+    if config.practice is not None:  # A person's resets lead to the task's own initial states.
+        tasks = [task for task in tasks if task != config.practice.reset_task]
+    done = {(row["task"] if len(tasks) > 1 else tasks[0], row["index"]) for row in rows}
+    spent = sum(row["interventions"] for row in rows)
+    specs = [spec_of(tasks, config.start_index, number) for number in range(config.episodes)]
     specs = [one for one in specs if (one.task, one.index) not in done]
     if not specs:
         return
@@ -56,6 +66,7 @@ def act(recipe: Recipe, folder: Path, show: Callable[[str], None]) -> None:
     )
     recording = Recording(dataset, spec.control_hz, spec.kind)
     with closing(longer(recipe.env, spec.horizon, config.person.operator_steps).build()) as env:
+        practice = None if config.practice is None else new_practice(config.practice, tasks[0], env)
         while specs:
             newest.look()
             turn, specs = specs[: config.episodes_per_turn], specs[config.episodes_per_turn :]
@@ -63,16 +74,38 @@ def act(recipe: Recipe, folder: Path, show: Callable[[str], None]) -> None:
             outcomes = run_interventions(
                 newest.policy,
                 env,
-                turn,
+                practice.specs(turn) if practice else turn,
                 recording,
                 horizons=spec.horizon,
                 options=operator_options(config.person, budget=left),
                 policy_version=newest.published.version,
                 round=newest.published.number,
                 seed=derived_seed(recipe.seed, COLLECT, turn[0].index),
+                on_episode=_told(practice),
             )
             spent += sum(one.intervened for one in outcomes)
-            show(f"{config.episodes - len(specs)} of {config.episodes} episodes, {spent} interventions")
+            resets = f", {practice.num_resets} resets since the start" if practice else ""
+            show(f"{config.episodes - len(specs)} of {config.episodes} episodes, {spent} interventions{resets}")
+
+
+def new_practice(config: PracticeConfig, forward: str, env: VecEnv) -> Practice:
+    """What is next in each environment's scene, where the scene is not reset before every episode.
+
+    Raises:
+        ConfigError: the environment's robots cannot go on where an episode has ended.
+    """
+    from vla_rl.rollout.practice import Practice, PracticeEnv
+
+    if not isinstance(env, PracticeEnv):
+        raise ConfigError(f"hil.practice: {env.spec.kind} knows no way home, where the next episode could begin")
+    return Practice(env, forward, config.reset_task, config.attempts)
+
+
+def _told(practice: Practice | None) -> Callable[[RunningEpisode, InterventionOutcome], None]:
+    """What is done with an episode that has ended."""
+    if practice is None:
+        return lambda *_: None
+    return lambda episode, outcome: practice.ended(episode.env_id, episode.spec, outcome.success, outcome.lost)
 
 
 def check_fit(policy: Policy, spec: EnvSpec) -> None:
