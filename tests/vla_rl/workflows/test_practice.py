@@ -64,7 +64,8 @@ def practise(
         reward=reward,  # type: ignore[arg-type]
     )
     states = [EpisodeSpec(PICK, "train", 70 + number) for number in range(len(plan))]
-    with closing(config.build()) as env, Recording(folder, 20, "tabletop") as recording:
+    env: Any = config.build()
+    with closing(env), Recording(folder, 20, "tabletop") as recording:
         practice, policy, outcomes = Practice(env, PICK, OFF, attempts), Scripted(env, plan), []
 
         def ended(episode: RunningEpisode, outcome: InterventionOutcome) -> None:
