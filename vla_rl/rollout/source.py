@@ -14,6 +14,8 @@ from vla_rl.config import Config
 from vla_rl.types import EnvSpec, Episode, EpisodeSpec, Keyframe, Observation, StepResult
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy as np
 
     from vla_rl.common.progress import Stopwatch
@@ -91,6 +93,24 @@ class EpisodeSource(Protocol):
     def close(self) -> None:
         """Release what the source started; not the environment it was given. May be called twice."""
         ...
+
+
+def own_state(checkpoint: Mapping[str, Any], world: ProcessGroup, path: Path) -> Mapping[str, Any]:
+    """What this process's source had under way, of a checkpoint that has the `sources` of all that trained together.
+
+    Raises:
+        ValueError: another number of processes trained then, and episodes were under way.
+    """
+    # Earlier versions saved the first process's alone.
+    states = checkpoint["sources"] if "sources" in checkpoint else [checkpoint.get("source", {})]
+    if len(states) == world.size:
+        return states[world.rank]
+    if any(state.get("groups") for state in states):
+        raise ValueError(
+            f"{path}: was saved by {len(states)} training processes with episodes under way (rollout.staleness above "
+            f"0), now there are {world.size}; resume with {len(states)}"
+        )
+    return {}
 
 
 class LaterEnv:

@@ -28,7 +28,7 @@ from vla_rl.policies.load import load_policy
 from vla_rl.recipe.checks import check
 from vla_rl.rewards.env import TRUE_SUCCESS, reward_metrics
 from vla_rl.rollout.runner import derived_seed
-from vla_rl.rollout.source import GroupOrder
+from vla_rl.rollout.source import GroupOrder, own_state
 from vla_rl.rollout.task_sampling import groups_to_resample
 from vla_rl.training.checkpoint import (
     checkpoint_path,
@@ -321,21 +321,22 @@ class TrainingRun:
             return
         tensors, learner_state = self.learner.state()
         tensors |= trained_weights(self.policy) | (self.earlier.tensors() if self.earlier else {})
+        under_way = self.world.gather(self.source.state())
         with self.world.gathers(tensors.values()):
             if self.world.is_main:
-                self._write_checkpoint(tensors, learner_state)
+                self._write_checkpoint(tensors, learner_state, under_way)
         self._saved_at = self.iteration
 
-    def _write_checkpoint(self, tensors: Mapping[str, Any], learner_state: Mapping[str, Any]) -> None:
+    def _write_checkpoint(self, tensors: Mapping[str, Any], learner: Mapping[str, Any], sources: list[Any]) -> None:
         state = {
             "iteration": self.iteration,
             "best": self._best,
-            "learner": learner_state,
+            "learner": learner,
             "sampler": self.sampler.state(),
             "demonstrations_drawn": self.demonstrations.num_drawn if self.demonstrations else 0,
             "gate": self.gate.state() if self.gate else None,
             "env": self._env_state(),
-            "source": self.source.state(),
+            "sources": sources,
             "earlier": self.earlier.state() if self.earlier else [],
         }
         folder = self.folder.checkpoints
@@ -361,7 +362,7 @@ class TrainingRun:
         self.iteration = self._saved_at = int(state["iteration"])
         if state["env"] is not None and isinstance(self.env, StatefulEnv):
             self.env.load_state(state["env"])
-        self.source.load_state(state.get("source", {}))
+        self.source.load_state(own_state(state, self.world, path))
         if self.earlier is not None:
             self.earlier.load(tensors, state.get("earlier", []))
         if self.gate is not None and state["gate"]:
@@ -376,12 +377,11 @@ class TrainingRun:
     def keep_policy(self) -> Path:
         """Write the run's result to policy/: the best by validation or the last, as train.keep says."""
         self._is_looping = False
-        target = self.folder.policy
         if self.config.keep == "best" and self._best is not None:
             restore_replaced(self.folder.best)
             self.policy = load_policy(self.folder.best, self.policy.device)
-        self._save_policy(target)
-        return target
+        self._save_policy(self.folder.policy)
+        return self.folder.policy
 
     def _keep_last_good(self) -> str:
         """Save the policy that a diverged update was set back to; says where, and how to go on from it."""

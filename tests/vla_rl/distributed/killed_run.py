@@ -1,7 +1,8 @@
 """`vla-rl train` in a process that, after so many iterations, is killed in the middle of the next rollout.
 
 The arguments: recipe, folder, the iteration (0: it is not killed). Writes what each iteration learned from into
-learned.jsonl in the run's folder. The recipe's environment is a `faulty_env:FaultyConfig`.
+learned.jsonl in the run's folder; of several processes each into a file of its own, and the first one is killed. The
+recipe's environment is a `faulty_env:FaultyConfig`.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ class NotedRun(TrainingRun):
     def finish_iteration(self, episodes: Sequence[Episode], metrics: dict[str, float]) -> None:
         super().finish_iteration(episodes, metrics)
         row = {"iteration": self.iteration, "episodes": [(e.group, e.spec.index) for e in episodes]}
-        with (FOLDER / "learned.jsonl").open("a") as file:
+        name = "learned.jsonl" if self.world.is_main else f"learned-{self.world.rank}.jsonl"
+        with (FOLDER / name).open("a") as file:
             file.write(json.dumps(row) + "\n")
-        if self.iteration == KILL_AFTER:
+        if self.iteration == KILL_AFTER and self.world.is_main:
             plant(Path(self.recipe.env.folder), pid=os.getpid(), signal=signal.SIGKILL)  # type: ignore[attr-defined]
 
 

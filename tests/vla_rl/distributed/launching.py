@@ -15,7 +15,8 @@ def launch(*arguments: str, module: bool = False, processes: int = 2) -> subproc
     """Run a script (or a module) in several processes; after the time limit the launcher is asked to end them."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     paths = os.pathsep.join(
-        str(path) for path in (_TESTS.parent.parent, _TESTS, *(_TESTS / f for f in ("training", "distributed")))
+        str(path)
+        for path in (_TESTS.parent.parent, _TESTS, *(_TESTS / f for f in ("training", "distributed")), *sys.path)
     )
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [*launcher, *(["-m"] if module else []), *arguments]

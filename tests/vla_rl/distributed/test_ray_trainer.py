@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from launching import launch
 from ray_cluster import three_raylets
 from test_ray_lockstep import run_of, same
 from tiny_run import RECIPE, metrics
@@ -98,6 +99,33 @@ def test_a_killed_trainer_loses_no_group_and_learns_from_none_twice(tmp_path: Pa
     assert sorted(states) == list(range(ITERATIONS * GROUPS)), "each state once, as in a run that was not killed"
     logged = metrics(tmp_path / "ray" / "run")
     assert [row["train/episodes"] + row["train/lost"] for row in logged] == [GROUPS * SIZE] * ITERATIONS
+
+
+def test_two_trainers_killed_and_resumed_learn_from_each_group_once(tmp_path: Path) -> None:
+    """Each has workers of its own, and groups under way of its own, in one cluster."""
+    folder, file = tmp_path / "run", tmp_path / "recipe.yaml"
+    with three_raylets() as cluster:
+        rollout = f"rollout={{kind: ray, hosts: 1, host_cpus: 0.5, staleness: 1, address: '{cluster.address}'}}"
+        file.write_text(yaml.safe_dump(faulty(tmp_path, rollout)))
+        killed = launch(str(HERE / "killed_run.py"), str(file), str(folder), "3")
+        assert killed.returncode != 0 and "SIGKILL" in killed.stderr, killed.stdout[-1500:] + killed.stderr[:4000]
+        again = launch(str(HERE / "killed_run.py"), str(file), str(folder), "0")
+        assert again.returncode == 0, again.stdout[-1500:] + again.stderr[:4000]
+        alone = subprocess.run(
+            [sys.executable, str(HERE / "killed_run.py"), str(file), str(folder), "0"],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    assert alone.returncode == 0, "at the end nothing is under way"
+    learned: dict[int, list[int]] = {}
+    for name in ("learned.jsonl", "learned-1.jsonl"):
+        rows = [json.loads(line) for line in (folder / name).read_text().splitlines()]
+        for iteration, episodes in {row["iteration"]: row["episodes"] for row in rows}.items():
+            assert len(episodes) == GROUPS * SIZE // 2, "half of the groups each"
+            learned.setdefault(iteration, []).extend(state for _, state in episodes[::SIZE])
+    assert sorted(learned) == list(range(1, ITERATIONS + 1))
+    states = sorted(state for found in learned.values() for state in found)
+    assert states == list(range(ITERATIONS * GROUPS)), "each state once, as in a run that was not killed"
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
