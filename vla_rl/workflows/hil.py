@@ -292,5 +292,5 @@ def _line(metrics: dict[str, Any]) -> str:
     return (
         f"{metrics['rollout/episodes']:.0f} episodes; of the last {alone:.0f} % solved alone; per 100 episodes "
         f"{interventions:.1f} interventions, {metrics['person/minutes_per_100']:.1f} person-minutes, "
-        f"{metrics['person/resets_per_100']:.1f} resets"
+        f"{metrics['person/resets_per_100']:.3g} resets"
     )
