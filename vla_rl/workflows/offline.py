@@ -75,7 +75,7 @@ def _improve_by_ppo(
 
     assert recipe.sft is not None, "checked before"
     data = BCDataset(open_bc_dataset(recipe.sft, policy, env_spec(recipe)).parts, policy.chunk_size)
-    return dict(OfflinePPO(recipe, folder, policy, data, feature_cache(recipe, show), show).finish(logger))
+    return OfflinePPO(recipe, folder, policy, data, feature_cache(recipe, show), show).finish(logger)
 
 
 def resumed_logger(recipe: Recipe, folder: Path) -> MetricLogger:

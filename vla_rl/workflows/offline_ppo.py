@@ -58,8 +58,8 @@ class OfflinePPO:
         self.gate: OffPolicyEvaluation = OffPolicyEvaluation(self.config, data, self.critic, recipe.seed)
         self.state: dict[str, Any] = {"iteration": 0, "lr": self.algo.lr, "admitted": 0, "in_a_row": 0}
 
-    def finish(self, logger: MetricLogger) -> dict[str, float]:
-        """Make the iterations that remain, and save the policy; what was found."""
+    def finish(self, logger: MetricLogger) -> dict[str, Any]:
+        """Make the iterations that remain, and save the policy; where it is, how many there were, what was found."""
         from vla_rl.common.atomic import write_text_atomic
 
         self._resume()
@@ -75,7 +75,7 @@ class OfflinePPO:
         (self.run.path / FOUND).parent.mkdir(exist_ok=True)
         write_text_atomic(self.run.path / FOUND, json.dumps(found, indent=1) + "\n")
         self.policy.save(self.run.policy)
-        return found
+        return {"policy": str(self.run.policy), "steps": state["iteration"]} | found
 
     def _iterate(self, before: Any) -> tuple[Any, dict[str, float]]:
         """One update, which stays or is undone; the values that hold after it, and metrics."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from patients import DdsPatient, Report, Ros1Patient, doctor, well
+from patients import DdsPatient, Report, Ros1Patient, doctor, examined_until, well
 from processes import ROOT, missing_ros
 
 needs_ros = pytest.mark.skipif(bool(missing_ros()), reason=missing_ros() or "ROS 1 is there")
@@ -155,6 +155,13 @@ FAULTS: list[tuple[dict[str, Any], dict[str, str]]] = [
 ]
 
 
+def names(expected: dict[str, str]) -> Callable[..., Report]:
+    """A look for these faults: line -> what it must say."""
+    return examined_until(
+        lambda report: all(text in report[1].get(n, {}).get("found", "") for n, text in expected.items())
+    )
+
+
 def check_found(report: Report, expected: dict[str, str]) -> None:
     code, found = report
     assert code == 1
@@ -167,7 +174,7 @@ def check_found(report: Report, expected: dict[str, str]) -> None:
 def test_each_planted_fault_is_named(
     faults: dict[str, Any], expected: dict[str, str], arm: Path, ros1: Ros1Patient
 ) -> None:
-    check_found(ros1.examine(str(arm), planted(faults)), expected)
+    check_found(ros1.examine(str(arm), planted(faults), names(expected)), expected)
 
 
 @needs_ros
@@ -211,7 +218,7 @@ DDS_FAULTS = [
 def test_over_dds_each_planted_fault_is_named(
     faults: dict[str, Any], expected: dict[str, str], dds_arm: Path, dds: DdsPatient
 ) -> None:
-    check_found(dds.examine(str(dds_arm), planted(faults)), expected)
+    check_found(dds.examine(str(dds_arm), planted(faults), names(expected)), expected)
 
 
 # --- LeRobot -----------------------------------------------------------------------------------

@@ -277,7 +277,8 @@ def test_a_hub_that_is_killed_leaves_its_robot_holding(tmp_path: Path, phase: st
             moved = [t.time for t in robot.ticks if t.sent and t.sent.mode == "running"]
             print(f"last motion {1000 * max(0.0, moved[-1] - killed):.0f} ms after the hub was killed")
             assert moved[-1] - killed < 0.4
-            assert [e["event"] for e in read_log(tmp_path / "hub.jsonl")][:2] == ["begin", "state"]
+            events = [e["event"] for e in read_log(tmp_path / "hub.jsonl")]
+            assert events[0] == "begin" and {"control", "state"} <= set(events)
         finally:
             child.kill()
 

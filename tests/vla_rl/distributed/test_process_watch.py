@@ -14,7 +14,8 @@ from tiny_run import save_policy
 from vla_rl.distributed.process_watch import Watch
 
 HERE = Path(__file__).resolve().parent
-LIMIT = 4.0  # Seconds: enough for a busy machine between two meetings.
+LIMIT = 6.0  # Seconds: enough for a busy machine between two meetings.
+pytestmark = pytest.mark.live
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def hang(policy: Path, ways: str) -> subprocess.CompletedProcess[str]:
 
 def test_work_with_signs_of_it_and_a_sleeper_that_is_named(policy):
     result = hang(policy, "work,main_first,sleep")
-    assert result.stdout.splitlines() == ["work: all came", "main_first: all came"]
+    assert result.stdout.splitlines() == ["work: all came", "main_first: all came"], result.stderr[-4000:]
     assert result.returncode != 0
     assert "HungProcessError: process 0 waited in vain for 1," in result.stderr, result.stderr[-4000:]
     assert "process 1 of 2 is alive" in result.stderr

@@ -106,7 +106,8 @@ def recipe_of(base: Path, logged: Path, **offline: object) -> Recipe:
 def test_rejected_updates_are_undone_and_a_killed_run_goes_on(base: Path, logged: Path, tmp_path: Path) -> None:
     recipe = recipe_of(base, logged)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    improve_offline(recipe, open_run(recipe, whole, False), lambda _: None)
+    summary = improve_offline(recipe, open_run(recipe, whole, False), lambda _: None)
+    assert summary["policy"] == str(whole / "policy") and summary["steps"] == 3  # What the command prints.
     rows = metrics(whole)
     found = json.loads((whole / "examples" / "found.json").read_text())
     assert len(rows) == 3 and found["ppo/admitted"] + found["ppo/rejected"] == 3 and "critic/auc" in found
