@@ -18,7 +18,7 @@ import re
 import shutil
 import warnings
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -233,21 +233,23 @@ def trained_weights(policy: torch.nn.Module | Policy, prefix: str = "policy.") -
 
 
 def load_weights(
-    policy: torch.nn.Module | Policy, tensors: Mapping[str, torch.Tensor], source: str, prefix: str = "policy."
+    policy: torch.nn.Module | Policy,
+    tensors: Mapping[str, torch.Tensor],
+    source: str,
+    prefix: str = "policy.",
+    is_part: bool = False,
 ) -> None:
     """Undo `trained_weights`: every weight that is not frozen must be there, fit and be finite.
+
+    Args:
+        is_part: some of the weights; the others stay as they are.
 
     Raises:
         CheckpointError: missing or unknown weights, wrong shapes, NaN or infinity.
     """
     given = {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
     wanted = trained_weights(policy, prefix="")
-    missing, unknown = sorted(wanted.keys() - given.keys()), sorted(given.keys() - wanted.keys())
-    if missing or unknown:
-        raise CheckpointError(
-            f"{source}: weights do not fit this model: {len(missing)} missing {missing[:3]}, "
-            f"{len(unknown)} unknown {unknown[:3]}. Was it made with another policy config?"
-        )
+    check_names(given.keys(), given.keys() & wanted.keys() if is_part else wanted.keys(), source)
     for name, tensor in given.items():
         if tensor.shape != wanted[name].shape:
             raise CheckpointError(
@@ -257,6 +259,16 @@ def load_weights(
     given = {name: like(tensor, wanted[name]) for name, tensor in given.items()}
     check_finite({name: local(tensor) for name, tensor in given.items()}, source)
     cast(torch.nn.Module, policy).load_state_dict(given, strict=False)
+
+
+def check_names(given: Set[str], wanted: Set[str], source: str) -> None:
+    """Raise `CheckpointError` unless the weights given are those wanted."""
+    missing, unknown = sorted(wanted - given), sorted(given - wanted)
+    if missing or unknown:
+        raise CheckpointError(
+            f"{source}: weights do not fit this model: {len(missing)} missing {missing[:3]}, "
+            f"{len(unknown)} unknown {unknown[:3]}. Was it made with another policy config?"
+        )
 
 
 def check_finite(tensors: Mapping[str, torch.Tensor], source: str) -> None:

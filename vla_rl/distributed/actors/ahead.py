@@ -65,7 +65,7 @@ class AheadSource(RaySource):
         """See `EpisodeSource.publish`."""
         super().publish(policy, version)
         for worker in self._workers:
-            worker.actor.load.remote(self._weights, version)
+            worker.actor.load.remote(version, *self._weights)
         while len(self._workers) < self._config.workers:
             self._start()
 
@@ -73,7 +73,7 @@ class AheadSource(RaySource):
         from vla_rl.distributed.actors.ahead_worker import AheadWorker
 
         actor = start_worker(AheadWorker, self._recipe, self._config, max_concurrency=MOST_AT_ONCE)
-        actor.load.remote(self._weights, self._version)
+        actor.load.remote(self._version, *self._weights)
         self._workers.append(_Worker(self._num_workers, actor, asked=time.monotonic(), since=since))
         self._num_workers += 1
 

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from vla_rl.common.row_noise import RowGenerator
-from vla_rl.distributed.actors.cluster import Packed, Setting, is_the_callers, release_freed_memory, where_here
+from vla_rl.distributed.actors.cluster import Setting, is_the_callers, release_freed_memory, where_here
 from vla_rl.distributed.actors.host import Course, is_same, lost_result
 from vla_rl.distributed.actors.ledger import Ticket
 from vla_rl.distributed.actors.vec_env import MAX_MOVES, Troubles, start_host
+from vla_rl.distributed.actors.weights import Packed
 from vla_rl.distributed.actors.worker import PolicyCopy, stamped
 from vla_rl.rollout.runner import assemble
 from vla_rl.types import ActionChunk, Episode, Observation, StepResult
@@ -101,7 +102,7 @@ class AheadWorker:
         """See `where_here`."""
         return where_here()
 
-    async def load(self, weights: Packed, version: int) -> None:
+    async def load(self, version: int, *weights: Packed) -> None:
         """Act with these weights from the next decision on."""
         if self._copy is None:
             self._copy = copy = PolicyCopy(self._recipe, self._setting)

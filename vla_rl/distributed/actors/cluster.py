@@ -11,13 +11,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from vla_rl.config import ConfigError
 
 if TYPE_CHECKING:
-    import torch
-
     from vla_rl.distributed.actors.config import RayRolloutConfig
 
 LOOPBACK = "127.0.0.1"
@@ -196,27 +192,3 @@ def release_freed_memory() -> None:
     """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
-
-
-Packed = dict[str, tuple[str, tuple[int, ...], np.ndarray]]
-
-
-def pack(tensors: Mapping[str, torch.Tensor]) -> Packed:
-    """Tensors as bytes, which the object store shares without a copy: name -> (dtype, shape, uint8)."""
-    import torch
-
-    flat = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    return {
-        name: (str(t.dtype).removeprefix("torch."), tuple(t.shape), t.reshape(-1).view(torch.uint8).numpy())
-        for name, t in flat.items()
-    }
-
-
-def unpack(packed: Packed) -> dict[str, torch.Tensor]:
-    """Undo `pack`."""
-    import torch
-
-    return {
-        name: torch.from_numpy(data.copy()).view(getattr(torch, dtype)).reshape(shape)
-        for name, (dtype, shape, data) in packed.items()
-    }

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from vla_rl.config import ConfigError
+from vla_rl.distributed.actors.weights import WeightsDtype
 from vla_rl.rollout.source import EpisodeSource, RolloutConfig
 
 if TYPE_CHECKING:
@@ -40,6 +41,11 @@ class RayRolloutConfig(RolloutConfig):
     batch: PositiveInt = Field(default=64, description="staleness above 0: most observations that a worker acts on.")
     max_wait_ms: NonNegativeFloat = Field(
         default=5.0, description="staleness above 0: milliseconds that an observation waits for others at most."
+    )
+    weights_dtype: WeightsDtype = Field(
+        default="trained",
+        description="What weights travel to the workers as. trained: as they are; bfloat16: half the bytes of float32, "
+        "and the workers act by rounded weights.",
     )
     timeout_s: PositiveFloat = Field(
         default=120.0, description="Seconds after which a silent host, or a worker that gets nothing done, is replaced."

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vla_rl.common.progress import Stopwatch
-from vla_rl.distributed.actors.cluster import UNRECORDED, Connection, Setting, full_store_said, pack
+from vla_rl.distributed.actors.cluster import UNRECORDED, Connection, Setting, full_store_said
 from vla_rl.distributed.actors.ledger import MAX_ATTEMPTS, Ledger, Ticket
 from vla_rl.distributed.actors.vec_env import Troubles
+from vla_rl.distributed.actors.weights import shards
 from vla_rl.policies.base import resolve_path
 from vla_rl.rollout.runner import derived_seed
 from vla_rl.rollout.source import GroupOrder
@@ -72,7 +73,8 @@ class RaySource(ABC):
         self.staleness, self.dashboard = config.staleness, connection.dashboard
         self._recipe, self._config, self._connection = recipe, config, connection
         self._ledger, self._troubles, self._num_workers_lost = Ledger[Any](), Troubles(), 0
-        self._weights, self._version = None, -1
+        self._weights: tuple[Any, ...] = ()  # The newest version's shards in Ray's store.
+        self._version = -1
         self._last: dict[str, float] = {}
 
     @property
@@ -87,7 +89,8 @@ class RaySource(ABC):
         from vla_rl.training.checkpoint import trained_weights
 
         with full_store_said():
-            self._weights, self._version = ray.put(pack(trained_weights(policy))), version
+            parts = shards(trained_weights(policy), self._config.weights_dtype)
+            self._weights, self._version = tuple(ray.put(part) for part in parts), version
 
     def collect(
         self, order: GroupOrder, stopwatch: Stopwatch, on_episode: Callable[[Episode], None] = lambda _: None
@@ -204,7 +207,7 @@ class LockstepSource(RaySource):
         specs = [ticket.spec for ticket in job.tickets]
         options = self._workers[job.worker].run.options(num_returns=1 + len(specs) // size)
         job.refs, job.heard, job.done, job.look = (
-            options.remote(self._weights, self._version, specs, size, job.seed),
+            options.remote(self._version, specs, size, job.seed, *self._weights),
             time.monotonic(),
             None,
             None,

@@ -12,8 +12,9 @@ import numpy as np
 
 from vla_rl.common.progress import Stopwatch
 from vla_rl.config import validate
-from vla_rl.distributed.actors.cluster import Packed, Setting, unpack, where_here
+from vla_rl.distributed.actors.cluster import Setting, where_here
 from vla_rl.distributed.actors.vec_env import RayVecEnv
+from vla_rl.distributed.actors.weights import Packed, load_shards
 from vla_rl.distributed.process_group import resolve_device
 from vla_rl.interfaces import Policy
 from vla_rl.types import Episode, EpisodeSpec
@@ -46,12 +47,10 @@ class PolicyCopy:
         """The recipe's section."""
         return cast("RayRolloutConfig", self.recipe.rollout)  # Only Ray's sources make workers.
 
-    def load(self, weights: Packed, version: int) -> None:
-        """Take over the trainable weights of this version."""
-        from vla_rl.training.checkpoint import load_weights
-
+    def load(self, weights: Sequence[Packed], version: int) -> None:
+        """Take over the trainable weights of this version, in shards."""
         if version != self.version:
-            load_weights(self.policy, unpack(weights), f"the weights of update {version}")
+            load_shards(self.policy, weights, f"the weights of update {version}")
             self.version = version
 
 
@@ -79,12 +78,12 @@ class LockstepWorker:
         return Stopwatch.num_measured, self._num_done
 
     def run(
-        self, weights: Packed, version: int, specs: Sequence[EpisodeSpec], size: int, seed: int
+        self, version: int, specs: Sequence[EpisodeSpec], size: int, seed: int, *weights: Packed
     ) -> tuple[dict[str, Any], *tuple[list[Episode], ...]]:
         """Run groups of `size` episodes, the specs `size` times each in a row; returns what happened, and each group.
 
         Args:
-            seed: of the sampling, from which all draw in turn.
+            seed: of the sampling, from which all draw in turn. weights: of this version, in shards.
         """
         from vla_rl.rollout.runner import collect
 

@@ -1,0 +1,77 @@
+"""The trained weights on their way to the workers: packed in shards, each an object of Ray's store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+    from vla_rl.interfaces import Policy
+
+SHARD_BYTES = 256 * 2**20  # What a worker unpacks at a time; a larger tensor is a shard of its own.
+
+Packed = dict[str, tuple[str, tuple[int, ...], np.ndarray]]
+WeightsDtype = Literal["trained", "bfloat16"]
+
+
+def pack(tensors: Mapping[str, torch.Tensor]) -> Packed:
+    """Tensors as bytes, which the object store shares without a copy: name -> (dtype, shape, uint8)."""
+    import torch
+
+    flat = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    return {
+        name: (str(t.dtype).removeprefix("torch."), tuple(t.shape), t.reshape(-1).view(torch.uint8).numpy())
+        for name, t in flat.items()
+    }
+
+
+def unpack(packed: Packed) -> dict[str, torch.Tensor]:
+    """Undo `pack`."""
+    import torch
+
+    return {
+        name: torch.from_numpy(data.copy()).view(getattr(torch, dtype)).reshape(shape)
+        for name, (dtype, shape, data) in packed.items()
+    }
+
+
+def shards(
+    tensors: Mapping[str, torch.Tensor], dtype: WeightsDtype = "trained", size: int = SHARD_BYTES
+) -> Iterator[Packed]:
+    """Pack tensors in order, `size` bytes at a time or a tensor that is larger; one shard at a time is in memory.
+
+    Args:
+        dtype: trained keeps each as it is; bfloat16 rounds floating ones of more than two bytes.
+    """
+    import torch
+
+    part: dict[str, torch.Tensor] = {}
+    num_bytes = 0
+    for name, tensor in tensors.items():
+        is_rounded = dtype == "bfloat16" and tensor.is_floating_point() and tensor.element_size() > 2
+        sent = tensor.detach().to(torch.bfloat16) if is_rounded else tensor
+        if part and num_bytes + sent.nbytes > size:
+            yield pack(part)
+            part, num_bytes = {}, 0
+        part[name] = sent
+        num_bytes += sent.nbytes
+    yield pack(part)
+
+
+def load_shards(policy: Policy, packed: Iterable[Packed], source: str) -> None:
+    """Load what `shards` made of `trained_weights`, a shard at a time.
+
+    Raises:
+        CheckpointError: missing or unknown weights, wrong shapes, NaN or infinity; the policy may have some by then.
+    """
+    from vla_rl.training.checkpoint import check_names, load_weights, trained_weights
+
+    given: set[str] = set()
+    for shard in packed:
+        given |= shard.keys()
+        load_weights(policy, unpack(shard), source, is_part=True)
+    check_names(given, trained_weights(policy).keys(), source)
