@@ -1,11 +1,22 @@
-"""For all tests: no example of a property test fails for being slow, on whatever machine; Ctrl-C works as usual."""
+"""For all tests: no property test fails for being slow; Ctrl-C works as usual; the robot's side is tested `live`."""
 
 import signal
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+ROBOT_SIDE = Path(__file__).parent / "real_robot"  # Real programs against the clock.
 
 settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any_machine")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # As a shell starts what it runs in the background.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)  # Before -m chooses.
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if ROBOT_SIDE in item.path.parents:
+            item.add_marker(pytest.mark.live)
