@@ -29,6 +29,7 @@ from vla_rl.distributed.launched import launched_group
 from vla_rl.distributed.process_group import ProcessGroup
 from vla_rl.interfaces import VecEnv
 from vla_rl.policies.fake_input import fake_env_spec
+from vla_rl.policies.lerobot.config import LeRobotConfig
 from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.rollout.runner import collect
 from vla_rl.training.bc_trainer import BCTrainer, open_bc_dataset
@@ -47,6 +48,7 @@ ALGOS: dict[str, AlgoConfig] = {
     "grpo": GRPOConfig(**SMALL, kl_coef=0.1, loss_reduction="trajectory_mean", filter_groups=False),
     "grpo_filtered": GRPOConfig(**SMALL),
     "grpo_lora": GRPOConfig(**SMALL, kl_coef=0.1),
+    "grpo_smolvla": GRPOConfig(**SMALL, kl_coef=0.1),
     "dr_grpo": DRGRPOConfig(
         **SMALL, values=PlantedValuesConfig(), candidates=2, coefficient=0.5, state_coefficient=0.5
     ),
@@ -59,11 +61,23 @@ OPTIONS = {
     "grpo_lora": ("policy.lora={rank: 4}", "policy.trainable=lora"),
     "ppo": ("policy.value_head=true", "policy.gradient_checkpointing=true"),
     "ppo_shuffled": ("policy.value_head=true",),
+    "grpo_smolvla": ("policy.kind=lerobot",),
 }
+FOLDERS = {"grpo_smolvla": "smolvla"}  # Of the policy, beside the other one's, which the rest has.
+
+
+def save_smolvla(folder: Path) -> Path:
+    """A fresh tiny SmolVLA, saved."""
+    config = LeRobotConfig(type="smolvla", preset="tiny", image_size=32, chunk_size=4, cameras=("agentview",))
+    policy: Any = config.build(ENV.env_spec(), "cpu", 0)
+    statistics = {"mean": [0.0], "std": [1.0], "min": [-1.0], "max": [1.0], "q01": [-1.0], "q99": [1.0]}
+    policy.set_norm_stats({k: v * 7 for k, v in statistics.items()}, {k: v * 8 for k, v in statistics.items()})
+    policy.save(folder)
+    return folder
 
 
 def make_policy(folder: Path, *options: str) -> Any:
-    recipe = make_recipe(folder, *options)
+    recipe = make_recipe(folder, *options, f"policy.path={folder}")  # Another kind would begin without one.
     config: Any = recipe.policy
     return config.build(ENV.env_spec(), "cpu", 0)
 
@@ -90,7 +104,7 @@ def roll_out(policy: Any) -> list[Episode]:
 def reinforce(name: str, folder: Path, world: ProcessGroup) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     """Weights, optimizer state and metrics after two updates."""
     config = ALGOS[name]
-    policy = make_policy(folder, *OPTIONS.get(name, ()))
+    policy = make_policy(folder.with_name(FOLDERS.get(name, folder.name)), *OPTIONS.get(name, ()))
     episodes = roll_out(policy)
     world.distribute(policy)
     learner = config.build(policy, 0, control="shuffled_rewards" if "shuffled" in name else "none", world=world)

@@ -107,8 +107,11 @@ class LaunchedGroup(ProcessGroup):
             fsdp.shard(policy, init_device_mesh(self.device.partition(":")[0], (self.size,)), PolicyOutput)
             parts.read_parts(policy, awaited)
 
+    def reading_parts(self) -> AbstractContextManager[None]:
+        return parts.deferred() if self.is_sharded else nullcontext()
+
     def load(self, make: Callable[[], Any]) -> Any:
-        with parts.deferred() if self.is_sharded else nullcontext():
+        with self.reading_parts():
             policy = make()
         self.distribute(policy)
         return policy

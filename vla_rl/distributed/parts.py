@@ -80,6 +80,24 @@ def replace(network: nn.Module, name: str, tensor: Tensor) -> None:
     setattr(network.get_submodule(module), leaf, parameter)
 
 
+def leave_in_files(network: nn.Module, files: Mapping[str, tuple[Path, str]]) -> None:
+    """Let parameters wait in safetensors files, without memory; those tied to them wait with them.
+
+    Args:
+        files: name -> file, and name in it.
+    """
+    parameters = dict(network.named_parameters(remove_duplicate=False))
+    waiting: dict[int, nn.Parameter] = {}
+    for name, source in files.items():
+        parameter = parameters[name]
+        waits = placeholder(tuple(parameter.shape), parameter.dtype, parameter.device, source)
+        waits.requires_grad_(parameter.requires_grad)
+        waiting[id(parameter)] = waits
+    for name, parameter in parameters.items():
+        if id(parameter) in waiting:
+            replace(network, name, waiting[id(parameter)])
+
+
 def await_file(network: nn.Module, file: Path) -> set[str]:
     """Let the network's placeholders be read from this file, by their names in the network; returns them."""
     found = {name: parameter for name, parameter in network.named_parameters() if is_placeholder(parameter)}

@@ -110,6 +110,10 @@ class ProcessGroup:
     def distribute(self, policy: Any) -> None:
         """Give every process the policy of process 0, or with fsdp its part of it. Before optimizers are made."""
 
+    def reading_parts(self) -> AbstractContextManager[None]:
+        """In the block, leave weights of the policies built in their files until these are distributed, with fsdp."""
+        return nullcontext()
+
     def load(self, make: Callable[[], Any]) -> Any:
         """Return the policy that `make` gives, distributed. With fsdp each process reads its part, if it can."""
         return make()

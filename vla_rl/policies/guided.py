@@ -12,7 +12,10 @@ from vla_rl.types import ActionChunk, Observation
 
 
 class GuidablePolicy(Policy):
-    """A `Policy` that can be guided at each token or denoising step. Name it before other bases that act.
+    """A `Policy` that can be guided at each token or denoising step.
+
+    Name it after a base that is a module, or FSDP cannot shard the policy; where that one acts, too, its
+    `act` is to be this one.
 
     Attributes:
         no_guidance_reason: why an instruction cannot guide what it does, as it is set up; None where it can.

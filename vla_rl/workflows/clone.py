@@ -26,7 +26,8 @@ def clone(recipe: Recipe, folder: Path) -> dict[str, Any]:
     check(recipe, "sft")
     assert recipe.sft is not None, "just checked"
     spec = env_spec(recipe)
-    policy = build_policy(recipe, spec)
+    with current().reading_parts():
+        policy = build_policy(recipe, spec)
     run = RunFolder(folder)
     checkpoint = latest_checkpoint(run.checkpoints)
     done = checkpoint_step(checkpoint) if checkpoint else 0 if run.metrics.exists() else None

@@ -1,6 +1,6 @@
 """Host memory of two processes that load, train, save and resume a sharded policy, for `test_sharded_memory.py`.
 
-torchrun --nproc-per-node 2 tests/vla_rl/distributed/sharded_memory.py SMALL LARGE PUBLISHED OUTPUT
+torchrun --nproc-per-node 2 tests/vla_rl/distributed/sharded_memory.py SMALL LARGE PUBLISHED SMOLVLA OUTPUT
 """
 
 from __future__ import annotations
@@ -12,18 +12,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from tiny_run import make_recipe
 
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.learner import Learner
+from vla_rl.distributed import parts
 from vla_rl.distributed.fsdp import whole
 from vla_rl.distributed.launched import launched_group
 from vla_rl.distributed.process_group import ProcessGroup
 from vla_rl.policies.fake_input import fake_env_spec
+from vla_rl.policies.lerobot.config import LeRobotConfig
 from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.training.checkpoint import load_checkpoint, load_weights, save_checkpoint, trained_weights
+from vla_rl.workflows.clone import clone
 
 SPEC = fake_env_spec()
 HEADS: dict[str, Any] = {"value_head": True}  # Not in the folder: fresh.
@@ -94,9 +98,12 @@ def _save(policy: Any, learner: Learner, world: ProcessGroup, found: dict[str, i
                 save_checkpoint(path, tensors, state)
 
 
-def check_same_weights(world: ProcessGroup, **options: Any) -> None:
-    """A policy of which each process reads its part is the one that a single process reads, to the bit."""
-    config = OpenVLAConfig(precision="fp32", **options)
+def check_same_weights(world: ProcessGroup, config: Any, saved: Path | None = None) -> None:
+    """A policy of which each process reads its part is the one that a single process reads, to the bit.
+
+    Args:
+        saved: a folder that it is saved to, which has to be the one that a single process writes.
+    """
 
     def make() -> Any:
         return config.build(SPEC, seed=5)
@@ -107,15 +114,42 @@ def check_same_weights(world: ProcessGroup, **options: Any) -> None:
         for name, parameter in policy.named_parameters() if world.is_main else ():
             assert torch.equal(whole(parameter), alone[name]), name
             assert parameter.requires_grad == alone[name].requires_grad, name
+    if saved is None:
+        return
+    with world.saving(policy):
+        if world.is_main:
+            policy.save(saved / "together")
+    if world.is_main:
+        make().save(saved / "alone")
+        files = [file for file in (saved / "alone").glob("*") if file.is_file()]
+        assert files
+        for file in files:
+            assert (saved / "together" / file.name).read_bytes() == file.read_bytes(), file
 
 
-def main(small: Path, large: Path, published: Path, output: Path) -> None:
+def check_cloning_waits(world: ProcessGroup, folder: Path, output: Path) -> None:
+    """`sft` leaves the weights in their file until the policy is cut up."""
+    recipe = make_recipe(folder, "parallel=fsdp", "sft={datasets: [none]}")
+    with patch("vla_rl.workflows.clone.check"), patch("vla_rl.training.sft.train_bc") as begun:
+        clone(recipe, output)
+    waiting, policy = parts.sources(begun.call_args.args[0]), begun.call_args.args[0]
+    assert waiting.keys() == dict(policy.named_parameters()).keys()
+
+
+def main(small: Path, large: Path, published: Path, smolvla: Path, output: Path) -> None:
     torch.set_num_threads(1)
     with launched_group(make_recipe(small, "parallel=fsdp")) as world:
         lora = {"lora": {"rank": 4}, "trainable": "lora"}
-        check_same_weights(world, path=str(published), norm_key="from_data", **HEADS)
-        check_same_weights(world, path=str(published), norm_key="from_data", **lora)
-        check_same_weights(world, path=str(small), **lora)
+        for heads in (HEADS, lora):
+            config = OpenVLAConfig(precision="fp32", path=str(published), norm_key="from_data", **heads)
+            check_same_weights(world, config)
+        check_same_weights(world, OpenVLAConfig(precision="fp32", path=str(small), **lora))
+        for number, heads in enumerate((HEADS, lora)):
+            saved = output / f"smolvla_{number}"
+            check_same_weights(world, LeRobotConfig(path=str(smolvla), **heads), saved)
+            world.wait()
+            check_same_weights(world, LeRobotConfig(path=str(saved / "together")))
+        check_cloning_waits(world, small, output / "cloned")
         for name, folder in (("small", small), ("large", large)):  # The first has all imported.
             found = world.gather(run(folder, world, output / name))
             if world.is_main:
@@ -123,4 +157,4 @@ def main(small: Path, large: Path, published: Path, output: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(*(Path(argument) for argument in sys.argv[1:5]))
+    main(*(Path(argument) for argument in sys.argv[1:6]))

@@ -10,6 +10,7 @@ import torch
 from launching import TIME_LIMIT, launch
 from safetensors.torch import load_file
 from sharded_memory import SPEC, run
+from together import save_smolvla
 
 from vla_rl.distributed.process_group import ALONE
 from vla_rl.policies.openvla.config import OpenVLAConfig
@@ -33,7 +34,8 @@ def output(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("sharded")
     policies = [save_policy(folder / f"{preset}_policy", preset) for preset in ("tiny", "small")]
     write_checkpoint(published := folder / "published")
-    policies.append(published)  # Its weights are compared with those that one process reads.
+    policies.append(published)  # Its weights, and the next one's, are compared with those that one process reads.
+    policies.append(save_smolvla(folder / "smolvla_policy"))
     result = launch(str(HERE / "sharded_memory.py"), *map(str, policies), str(folder))
     assert result.returncode == 0, result.stderr[-4000:]
     return folder

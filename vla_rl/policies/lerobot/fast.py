@@ -136,7 +136,7 @@ class FastNetwork:
         return torch.from_numpy(decoded).float().to(tokens.device)
 
 
-class LeRobotFastPolicy(GuidablePolicy, LearningPolicy):
+class LeRobotFastPolicy(LearningPolicy, GuidablePolicy):
     """LeRobot's pi0-FAST. All tokens of a chunk decide all of its actions, so a chunk has one likelihood.
 
     `ActionChunk.tokens` is int64 (B, N), FAST's tokens, then `network.end`, then -1. The log-probability (B, H, A) is
@@ -151,6 +151,10 @@ class LeRobotFastPolicy(GuidablePolicy, LearningPolicy):
         self.network = FastNetwork(core)
         self._add_critic(self.network.feature_size)
         self.num_tokens: int = core.config.max_decoding_steps - len(self.network.start)
+
+    def act(self, obs: Observation, generator: torch.Generator | None = None, temperature: float = 1.0) -> ActionChunk:
+        """See `GuidablePolicy.act`."""
+        return GuidablePolicy.act(self, obs, generator, temperature)
 
     @torch.no_grad()
     @lora.acts_merged

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from vla_rl.common.precision import set_float32_products
 from vla_rl.config import ConfigError
+from vla_rl.distributed import parts
 from vla_rl.policies.checkpoint_files import WEIGHTS_FILE
 from vla_rl.policies.lerobot import fast_tokens
 from vla_rl.policies.lerobot import lora as lerobot_lora
@@ -298,7 +299,7 @@ def read_core_weights(folder: Path, core: nn.Module) -> None:
         ValueError: the file is missing or truncated; tensors are missing, unknown, of another shape, or hold NaN.
     """
     file = folder / WEIGHTS_FILE
-    found = _read_tensors(file)
+    found = stored = _read_tensors(file)
     expected = core.state_dict()
     if core.config.type == "xvla":  # type: ignore[union-attr]
         from lerobot.policies.xvla import modeling_xvla as xvla
@@ -318,6 +319,12 @@ def read_core_weights(folder: Path, core: nn.Module) -> None:
     ]
     if problems:
         raise ValueError(f"{file}: does not fit its config.json: {_some(problems)}. Copy the checkpoint again.")
+    if parts.is_deferring():
+        own = dict(core.named_parameters(remove_duplicate=False))
+        keys = {id(tensor): key for key, tensor in stored.items()}
+        waiting = {name: (file, keys[id(value)]) for name, value in found.items() if name in own and id(value) in keys}
+        parts.leave_in_files(core, waiting)
+        found = {name: value for name, value in found.items() if name not in waiting}
     broken = [name for name, value in found.items() if not bool(torch.isfinite(value).all())]
     if broken:
         raise ValueError(f"{file}: NaN or infinity in {_some(broken)}. Use an earlier checkpoint.")
@@ -338,7 +345,10 @@ def _read_extra_weights(folder: Path, policy: LeRobotPolicy, saved: LeRobotOptio
     wrong = [n for n, value in found.items() if n in expected and value.shape != expected[n].shape]
     if missing or wrong:
         raise ValueError(f"{file}: does not fit {EXTRAS_FILE}: {_some(missing + wrong)}. Copy the policy folder again.")
-    policy.load_state_dict({name: value for name, value in found.items() if name in expected}, strict=False)
+    found = {name: value for name, value in found.items() if name in expected}
+    waiting = parts.sources(policy).keys() & found.keys()  # What adapters adapt: the folder's other file has it merged.
+    parts.leave_in_files(policy, {name: (file, name) for name in waiting})
+    policy.load_state_dict({name: value for name, value in found.items() if name not in waiting}, strict=False)
 
 
 def _has_noise_head(config: LeRobotOptions) -> bool:

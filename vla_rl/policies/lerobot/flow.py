@@ -22,7 +22,7 @@ from vla_rl.policies.lerobot.policy import ACTION
 from vla_rl.types import ActionChunk, ActionPrefix, Observation
 
 
-class LeRobotFlowPolicy(GuidablePolicy, LearningPolicy):
+class LeRobotFlowPolicy(LearningPolicy, GuidablePolicy):
     """A flow policy of LeRobot's that acts by the ODE (temperature 0) or with a likelihood, and learns by RL.
 
     At temperature 0 the start noise comes from the generator, as in LeRobot's own evaluations, or is always the
@@ -44,6 +44,10 @@ class LeRobotFlowPolicy(GuidablePolicy, LearningPolicy):
         self.resizes_images = getattr(core.config, "resize_imgs_with_padding", ()) is None
 
     # --- Policy -------------------------------------------------------------------------------
+
+    def act(self, obs: Observation, generator: torch.Generator | None = None, temperature: float = 1.0) -> ActionChunk:
+        """See `GuidablePolicy.act`."""
+        return GuidablePolicy.act(self, obs, generator, temperature)
 
     @torch.no_grad()
     @lora.acts_merged

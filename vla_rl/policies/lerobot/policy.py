@@ -49,6 +49,7 @@ class LeRobotPolicy(nn.Module, Policy):
         self.uses_state = self.state_dim is not None
         self.chunk_size = self._num_actions()
         self.no_rl_reason = no_rl_reason(core.config.type)
+        self.saves_sharded = config.lora is None  # Merging adapters takes whole weights.
 
     def _match_cameras(self) -> dict[str, str]:
         """LeRobot's image key -> the environment's camera, in the policy's order."""

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import safetensors.torch
 from torch import Tensor, nn
 
+from vla_rl.distributed.fsdp import local
+from vla_rl.distributed.tensor_files import write_tensors
 from vla_rl.policies.checkpoint_files import WEIGHTS_FILE, write_folder
 from vla_rl.policies.lerobot import fast_tokens
 from vla_rl.policies.lerobot import lora as lerobot_lora
@@ -49,15 +50,15 @@ def save(policy: LeRobotPolicy, folder: Path) -> None:
         if hasattr(core_config, "tokenizer_name"):
             core_config.tokenizer_name = portable_name(TOKENIZER_FOLDER, core_config.tokenizer_name)
         core_config._save_pretrained(path)
-        weights = {name: t.detach().cpu() for name, t in lerobot_lora.plain_state(policy.core).items()}
-        safetensors.torch.save_file(_without_aliases(weights), path / WEIGHTS_FILE, metadata={"format": "pt"})
+        weights = _without_aliases(lerobot_lora.plain_state(policy.core))
+        write_tensors(path / WEIGHTS_FILE, weights, metadata={"format": "pt"})
         _write_processors(policy, path)
         config = policy.config.model_copy(
             update={"path": None, "options": {}, "vlm": None, "tokenizer": None, "action_tokenizer": None}
         )
         extras = {"format": 1, "kind": "lerobot", "config": config.model_dump(mode="json")}
         (path / EXTRAS_FILE).write_text(json.dumps(extras, indent=2))
-        safetensors.torch.save_file(extra_weights(policy), path / EXTRA_WEIGHTS_FILE)
+        write_tensors(path / EXTRA_WEIGHTS_FILE, extra_weights(policy))
 
     write_folder(folder, write)
 
@@ -65,14 +66,15 @@ def save(policy: LeRobotPolicy, folder: Path) -> None:
 def extra_weights(policy: nn.Module) -> dict[str, Tensor]:
     """Heads, and adapters with the weights that they adapt, by name."""
     return {
-        name: value.detach().cpu().contiguous()
+        name: value
         for name, value in policy.state_dict().items()
         if name.startswith(HEADS) or lerobot_lora.is_adapter(name) or ".base_layer." in name
     }
 
 
 def storage(tensor: Tensor) -> tuple[int, tuple[int, ...]]:
-    return tensor.data_ptr(), tuple(tensor.shape)
+    """What tied weights share."""
+    return local(tensor).data_ptr(), tuple(tensor.shape)
 
 
 def _without_aliases(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -84,7 +86,7 @@ def _without_aliases(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if tensors[name].numel() and key in seen:
             continue
         seen.add(key)
-        result[name] = tensors[name].contiguous()
+        result[name] = tensors[name]
     return result
 
 
