@@ -1,4 +1,4 @@
-"""Does a policy trained with rollout.staleness 2 reach the success of one trained with 0? Three seeds, paired.
+"""Does a policy trained with rollout.staleness 2 reach the success of one trained with 0? Several seeds, paired.
 
 python scripts/staleness_study.py --output runs/staleness train.iterations=8
 
