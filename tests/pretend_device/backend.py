@@ -75,6 +75,9 @@ class DeviceTensor(torch.Tensor):
         parts = tuple(torch.tensor(part) if isinstance(part, list) else part for part in parts)
         return super().__getitem__(parts if isinstance(index, tuple) else parts[0])
 
+    def data_ptr(self) -> int:
+        return self.raw.data_ptr()
+
     def new_tensor(self, data: Any, dtype=None, device=None, requires_grad=False, pin_memory=False) -> torch.Tensor:
         made = torch.tensor(data, dtype=dtype or self.dtype).to(self.device if device is None else device)
         return made.requires_grad_(requires_grad)
