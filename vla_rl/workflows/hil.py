@@ -153,10 +153,9 @@ class _Learner(ReplayLearning):
         return warm + int(self.total("episodes")) * self.hil.updates_per_episode - self.num_updates
 
     def _is_due(self) -> bool:
-        """Whether enough was learned for another policy."""
-        episodes = self.total("episodes") - self._before["episodes"]
+        """Whether enough was learned for another policy: by updates, since a resumed learner may owe many at once."""
         updates = sum(found["updates"] for found in self._found)
-        return episodes >= self.hil.publish_every and updates >= self.hil.publish_every * self.hil.updates_per_episode
+        return updates >= self.hil.publish_every * self.hil.updates_per_episode
 
     # --- episodes --------------------------------------------------------------------------------
 
@@ -280,21 +279,16 @@ class _Learner(ReplayLearning):
         """What was counted and learned since this was last asked."""
         totals = {name: float(self.total(name)) for name in COUNTS}
         new = {name: totals[name] - self._before[name] for name in COUNTS}
-        of = max(new["episodes"], 1.0)
         names = {name for found in self._found for name in found if name != "updates"}
         learned = {name: float(np.mean([f[name] for f in self._found if name in f])) for name in names}
         found = {
-            "rollout/success_rate": new["successes"] / of,
-            "rollout/solved_alone": new["alone"] / of,
             "rollout/episodes": totals["episodes"],
             "person/interventions": totals["interventions"],
             "person/resets": totals["resets"],
             "person/minutes": totals["person_minutes"],
-            "person/interventions_per_100": 100 * new["interventions"] / of,
-            "person/minutes_per_100": 100 * new["person_minutes"] / of,
-            "person/resets_per_100": 100 * new["resets"] / of,
             "replay/decisions": float(len(self.replay)),
             "replay/prior_decisions": float(self.replay.num_prior),
+            **_rates(new),
             **fresh_figures(self._judged),
             **learned,
         }
@@ -316,7 +310,22 @@ def _labeled(reward: Any, episode: RecordedFrames) -> RecordedFrames:
     return replace(episode, success=bool(judgement.counts[1:].any()))
 
 
+def _rates(new: Mapping[str, float]) -> dict[str, float]:
+    """Of the episodes that are new, counted in `new`; none where there are none."""
+    if not (of := new["episodes"]):
+        return {}
+    return {
+        "rollout/success_rate": new["successes"] / of,
+        "rollout/solved_alone": new["alone"] / of,
+        "person/interventions_per_100": 100 * new["interventions"] / of,
+        "person/minutes_per_100": 100 * new["person_minutes"] / of,
+        "person/resets_per_100": 100 * new["resets"] / of,
+    }
+
+
 def _line(metrics: dict[str, Any]) -> str:
+    if "rollout/solved_alone" not in metrics:
+        return f"{metrics['rollout/episodes']:.0f} episodes; none is new, learning from them goes on"
     alone, interventions = 100 * metrics["rollout/solved_alone"], metrics["person/interventions_per_100"]
     return (
         f"{metrics['rollout/episodes']:.0f} episodes; of the last {alone:.0f} % solved alone; per 100 episodes "

@@ -53,6 +53,7 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("the learner waits for episodes that are there")
 
     monkeypatch.setattr(hil.time, "sleep", never)
+    monkeypatch.setattr(hil, "AT_ONCE", 3)
 
 
 def test_episodes_of_several_recordings_count_together(tmp_path: Path) -> None:
@@ -85,6 +86,17 @@ def test_killed_before_its_first_checkpoint_it_learns_from_what_it_had_taken_up(
     assert taken(run) == [{"monday": 2}], "once"
     found = newest(run / PUBLISHED)
     assert found is not None and found.number == 6, "each episode has paid for its updates"
+
+
+def test_a_backlog_is_published_as_it_is_learned_from(tmp_path: Path) -> None:
+    """Episodes that came while the learner was down: the last policy is that of all of them, before any new one."""
+    run, recipe = tmp_path / "run", tiny(tmp_path, 6)
+    record(tmp_path / "recordings", "monday", *((index, ALONE) for index in range(6)))
+    run_hil(recipe, run, print)
+    assert taken(run) == [{"monday": 6}]
+    rows = metrics(run)
+    assert [row["step"] for row in rows] == [6, 12, 18], "one for each two episodes, of which it learned three times"
+    assert [row.get("rollout/success_rate") for row in rows] == [1.0, None, None], "none is new later on"
 
 
 def test_a_recording_in_the_place_of_another_is_told(tmp_path: Path) -> None:
