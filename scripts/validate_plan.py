@@ -173,11 +173,12 @@ def main() -> None:
     for name in [chosen.case] if chosen.case else CASES:
         processes, overrides = CASES[name]
         recipe = recipe_of(overrides)
-        plan, took = planned(costs, recipe, processes), made(recipe, processes)
-        found[name] = {"planned": plan, "measured": took}
-        mean = np.mean(took, axis=0)
+        plan, rows = planned(costs, recipe, processes), made(recipe, processes)
+        found[name] = {"planned": plan, "measured": rows}
+        mean = np.mean(rows, axis=0)
         ratio, *of_parts = np.array(plan) / mean
-        parts = ", ".join(f"{part:.2f}" for part in of_parts)
+        # Rollouts apart from training are no stage of the trainer's.
+        parts = ", ".join("-" if took < 0.1 else f"{part:.2f}" for part, took in zip(of_parts, mean[1:], strict=True))
         print(f"{name:<28}{plan[0]:>12.2f}{mean[0]:>12.2f}{ratio:>20.3f}    {parts}", flush=True)
         if chosen.output:
             chosen.output.write_text(json.dumps(found, indent=1) + "\n")
