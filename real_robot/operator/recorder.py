@@ -34,6 +34,7 @@ from vla_rl.data.lerobot_assembly import assemble
 from vla_rl.data.lerobot_io import (
     EXECUTED_ACTION,
     FAILURE_FEATURES,
+    RECORDING_SETTINGS,
     RecordedEpisode,
     dataset_features,
     encode_png,
@@ -46,7 +47,6 @@ from vla_rl.data.lerobot_io import (
 from vla_rl.types import CONTROL_SOURCES, EpisodeSpec, Split
 
 _log = logging.getLogger(__name__)
-SETTINGS = "settings.json"
 ASSEMBLING = 0.1  # of what it takes to encode a frame, a frame's share of making the dataset
 NO_SCORE = (float("nan"), float("nan"))
 
@@ -133,7 +133,7 @@ class Recording:
         self._next = 1 + max((int(s.name.removeprefix("shard_")) for s in self.staging.glob("shard_*")), default=-1)
 
     def _open_staging(self) -> None:
-        if (self.staging / SETTINGS).is_file():
+        if (self.staging / RECORDING_SETTINGS).is_file():
             found = _settings(self.staging)
             if {key: found.get(key) for key in self._settings} != self._settings:
                 raise RecordingError(
@@ -149,7 +149,7 @@ class Recording:
             return
         try:
             self.staging.mkdir(parents=True, exist_ok=True)
-            write_text_atomic(self.staging / SETTINGS, json.dumps(self._settings))
+            write_text_atomic(self.staging / RECORDING_SETTINGS, json.dumps(self._settings))
         except OSError as error:
             raise RecordingError(
                 f"{self.folder}: nothing can be recorded there ({error.strerror}: {error.filename}); give --record a "
@@ -181,7 +181,9 @@ class Recording:
         with self._lock:
             if self._features is None:
                 self._features = json.loads(json.dumps(features))
-                write_text_atomic(self.staging / SETTINGS, json.dumps({**self._settings, "features": features}))
+                write_text_atomic(
+                    self.staging / RECORDING_SETTINGS, json.dumps({**self._settings, "features": features})
+                )
             elif self._features != json.loads(json.dumps(features)):
                 raise RecordingError(
                     "an episode has other cameras, image sizes, states or actions than those before it, or a failure "
@@ -208,7 +210,7 @@ def _settings(staging: Path) -> dict[str, Any]:
     Raises:
         RecordingError: they are torn.
     """
-    file = staging / SETTINGS
+    file = staging / RECORDING_SETTINGS
     try:
         settings = json.loads(file.read_text())
         if not isinstance(settings, dict):
@@ -229,7 +231,7 @@ def finish(folder: Path) -> dict[str, int]:
         DatasetError: an episode of it is torn.
     """
     staging = staging_folder(Path(folder))
-    if not (staging / SETTINGS).is_file():
+    if not (staging / RECORDING_SETTINGS).is_file():
         raise RecordingError(f"{folder}: there is no unfinished recording ({staging.name}) beside it")
     settings = _settings(staging)
     if not any(rows for rows, _, _ in read_shards(staging)) or not settings.get("features"):
@@ -246,7 +248,7 @@ def finish(folder: Path) -> dict[str, int]:
 def discard(folder: Path) -> None:
     """Delete an unfinished recording, if there is one."""
     staging = staging_folder(Path(folder))
-    if (staging / SETTINGS).is_file():
+    if (staging / RECORDING_SETTINGS).is_file():
         shutil.rmtree(staging)
 
 

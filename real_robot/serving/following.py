@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -31,16 +32,21 @@ class Following:
         self._server: PolicyServer | None = None
 
     def load(self) -> tuple[Policy, PolicyFacts]:
-        """The newest policy.
+        """The newest policy; waits for the first one.
 
         Raises:
-            PublishedError: there is none, or it must not act.
+            PublishedError: it must not act.
         """
         from vla_rl.distributed.process_group import resolve_device
-        from vla_rl.offpolicy.published import Followed
+        from vla_rl.offpolicy.published import Followed, newest
 
         device = str(resolve_device(self._config.device))
-        self._newest: Followed = Followed(self._folder, self._offer, device, self._say)
+        if newest(self._folder) is None:
+            self._say(f"waiting for the first policy in {self._folder}; `vla-rl hil` publishes one when it begins")
+        while newest(self._folder) is None:
+            time.sleep(LOOK_EVERY)
+        later = f"is loaded, and acts once nothing was asked for {IDLE:g} s"
+        self._newest: Followed = Followed(self._folder, self._offer, device, self._say, later)
         return self._newest.policy, self._facts(self._newest.policy, self._newest.published)
 
     def watch(self, server: PolicyServer) -> None:

@@ -45,6 +45,7 @@ FAILURE_FEATURES: dict[str, dict[str, Any]] = {
 REQUESTED_ACTION, INTERVENTION, TIME = "action.requested", "intervention", "time"
 INTERVENING = ("recovery", "correction")  # who acts where LeRobot's `intervention` is true
 SHARD_FRAMES, SHARD_EPISODES, SHARD_STATES = "frames.parquet", "episodes.parquet", "states.safetensors"
+RECORDING_SETTINGS = "settings.json"  # of a recording that is not finished: {"rate": Hz, "robot": its name, ...}
 MAX_STAT_IMAGES = 8
 COUNTS = ("interventions", "recoveries", "round", "continued")
 _QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
@@ -233,7 +234,7 @@ def read_shards(folder: Path) -> Iterator[tuple[list[dict[str, Any]], list[tuple
 
 
 def staging_folder(folder: Path) -> Path:
-    """Where a robot's recording is before it is finished: shards."""
+    """Where a robot's recording is before it is finished: shards, and `RECORDING_SETTINGS`."""
     return folder.parent / f".{folder.name}.recording"
 
 

@@ -111,6 +111,7 @@ class Followed:
         folder: where policies are published.
         check: refuses a policy that cannot act here; raises ValueError.
         tell: is told which policy acts from now on, and why another one does not.
+        taken: what is said of a policy that is taken.
 
     Attributes:
         policy, published: the one that acts.
@@ -125,8 +126,9 @@ class Followed:
         check: Callable[[Policy, Published], None],
         device: str = "cpu",
         tell: Callable[[str], None] = print,
+        taken: str = "acts from here on",
     ) -> None:
-        self._folder, self._check, self._device, self._tell = folder, check, device, tell
+        self._folder, self._check, self._device, self._tell, self._taken = folder, check, device, tell, taken
         self._refused = ""
         found = newest(folder)
         if found is None:
@@ -146,7 +148,7 @@ class Followed:
                 self._tell(f"a published policy is refused, {self.published.version} goes on acting: {error}")
             return False
         self.policy, self.published, self._refused = policy, found, ""
-        self._tell(f"{found.version} acts from here on")
+        self._tell(f"{found.version} {self._taken}")
         return True
 
     def _loaded(self, found: Published) -> Policy:

@@ -7,6 +7,7 @@ the same order. So an episode's place in its recording says which it is, before 
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from vla_rl.data.lerobot_io import (
     CONTROL_SOURCE,
     IMAGE_PREFIX,
     POLICY_VERSION,
+    RECORDING_SETTINGS,
     STATE,
     decode_image,
     list_shards,
@@ -49,6 +51,7 @@ class RecordedFrames:
         success: as the simulator, a sensor or a person has said. interventions: times that a person took over.
         initial_state: task/split/index, or the recording's name and the episode's place.
         policies: versions of the policy that drove, in order.
+        rate: control steps a second, as it was recorded.
     """
 
     obs: Observation
@@ -58,6 +61,7 @@ class RecordedFrames:
     interventions: int
     initial_state: str
     policies: tuple[str, ...]
+    rate: float
     continued: bool = False
 
     @property
@@ -73,6 +77,28 @@ class RecordedFrames:
         return [(part, False) for part in parts[:-1]] + [(parts[-1], self.success)]
 
 
+def recordings_in(folder: Path) -> list[Path]:
+    """The recordings in a folder, under way or finished, by name; what is being written is none yet."""
+    names = {path.name.removeprefix(".").removesuffix(".recording") for path in folder.glob(".*.recording")}
+    names |= {path.parent.parent.name for path in folder.glob("*/meta/info.json")}
+    return [folder / name for name in sorted(names) if not name.startswith(".")]
+
+
+def num_recorded(recording: Path) -> int:
+    """How many whole episodes a recording has; whether it is finished or not.
+
+    Raises:
+        DatasetError: it is damaged.
+    """
+    from vla_rl.data.source import LeRobotSource
+
+    if not recording.is_dir():
+        found = len(list_shards(staging_folder(recording)))
+        if not recording.is_dir():
+            return found
+    return len(LeRobotSource(recording).lengths)
+
+
 def new_episodes(recording: Path, first: int, cameras: Sequence[str], most: int) -> list[RecordedFrames]:
     """The episodes of a recording from place `first` on, at most so many; whether it is finished or not.
 
@@ -84,18 +110,36 @@ def new_episodes(recording: Path, first: int, cameras: Sequence[str], most: int)
     """
     if recording.is_dir():
         return _of_dataset(recording, first, cameras, most)
-    found = []
+    shards = list_shards(staging_folder(recording))
     try:
-        for shard in list_shards(staging_folder(recording))[first : first + most]:
-            [row], _ = read_shard(shard)
-            [frames] = read_frames(shard, [row["length"]])
-            state = f"{row['task']}/{row['split']}/{row['index']}"
-            found.append(_episode(shard, frames, row["instruction"], row, state, cameras))
+        if recording.is_dir():  # It was finished meanwhile, and shards are being deleted: places cannot be told.
+            raise DatasetError(f"{recording}: finished")
+        return [_of_shard(shard, cameras) for shard in shards[first : first + most]]
     except DatasetError:
         if not recording.is_dir():
             raise
-        return _of_dataset(recording, first, cameras, most)  # It was finished meanwhile.
-    return found
+        return _of_dataset(recording, first, cameras, most)
+
+
+def _of_shard(shard: Path, cameras: Sequence[str]) -> RecordedFrames:
+    rows, _ = read_shard(shard)
+    if len(rows) != 1:
+        raise DatasetError(f"{shard}: holds {len(rows)} episodes; a robot's recorder writes one in each")
+    [frames] = read_frames(shard, [rows[0]["length"]])
+    state = f"{rows[0]['task']}/{rows[0]['split']}/{rows[0]['index']}"
+    return _episode(shard, frames, rows[0]["instruction"], rows[0], state, cameras, _rate(shard.parent))
+
+
+def _rate(staging: Path) -> float:
+    """Control steps a second of a recording that is not finished."""
+    file = staging / RECORDING_SETTINGS
+    try:
+        return float(json.loads(file.read_text())["rate"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DatasetError(
+            f"{file}: does not say the rate ({type(error).__name__}: {error}). Copy it from another recording of this "
+            "robot, or move the folder away"
+        ) from error
 
 
 def _of_dataset(recording: Path, first: int, cameras: Sequence[str], most: int) -> list[RecordedFrames]:
@@ -125,12 +169,18 @@ def _of_dataset(recording: Path, first: int, cameras: Sequence[str], most: int) 
         own = frames.slice(ends[number] - source.lengths[number] - begin, source.lengths[number])
         row = {name: source.episodes.column(name)[number].as_py() for name in known}
         instruction = source.instructions[own.column("task_index")[0].as_py()]
-        found.append(_episode(recording, own, instruction, row, states[number], cameras))
+        found.append(_episode(recording, own, instruction, row, states[number], cameras, float(source.info["fps"])))
     return found
 
 
 def _episode(
-    place: Path, frames: pa.Table, instruction: str, row: Mapping[str, Any], state: str, cameras: Sequence[str]
+    place: Path,
+    frames: pa.Table,
+    instruction: str,
+    row: Mapping[str, Any],
+    state: str,
+    cameras: Sequence[str],
+    rate: float,
 ) -> RecordedFrames:
     if lacking := [name for name in cameras if IMAGE_PREFIX + name not in frames.column_names]:
         raise DatasetError(f"{place}: has no camera {lacking[0]!r}, which the policy reads")
@@ -151,6 +201,7 @@ def _episode(
         success=bool(row["success"]),
         interventions=int(row["interventions"]),
         initial_state=state,
+        rate=rate,
         continued=bool(row.get("continued")),
         policies=tuple(dict.fromkeys(filter(None, frames.column(POLICY_VERSION).to_pylist()))),
     )

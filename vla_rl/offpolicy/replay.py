@@ -110,6 +110,11 @@ class Replay:
         """Decisions that the prior's share is drawn from."""
         return sum(len(rows) for _, rows in self._prior_parts())
 
+    @property
+    def oldest(self) -> Transitions | None:
+        """Of the segments held, the first one's decisions."""
+        return self._segments[min(self._segments)].transitions if self._segments else None
+
     def has(self, number: int) -> bool:
         """Whether a segment was written, perhaps before a run was stopped."""
         return self._path(number).is_dir()

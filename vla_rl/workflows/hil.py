@@ -11,7 +11,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -77,12 +77,13 @@ class _Learner(ReplayLearning):
 
     def __init__(self, recipe: Recipe, folder: Path, show: Callable[[str], None]) -> None:
         assert recipe.hil is not None, "checked before"
-        self.hil, self.spec = recipe.hil, env_spec(recipe)
-        base = build_policy(recipe, self.spec)
+        self.hil, spec = recipe.hil, env_spec(recipe)
+        base = build_policy(recipe, spec)
         super().__init__(recipe, recipe.hil, folder, show, base, person_is_prior=True)
         reward = getattr(recipe.env, "reward", None)
         robot = self.hil.actor == "recordings"
-        self._reward = reward.build(self.spec) if robot and reward is not None else None
+        self._reward = reward.build(spec) if robot and reward is not None else None
+        self._replaced: set[str] = set()  # Recordings of which this was told.
         self._judged: list[Judged] = []  # Since the last metrics, as are these:
         self._found: list[dict[str, float]] = []
         self._before = dict.fromkeys(COUNTS, 0.0)
@@ -105,6 +106,8 @@ class _Learner(ReplayLearning):
         with resumed_logger(self.recipe, self.run.path) as logger:
             if done is None:
                 self.warm_up()
+                if self.learner is None and self.replay.oldest is not None:  # Killed before its first checkpoint.
+                    self.learner_for(self.replay.oldest)
             self._publish()
             with self._actor() as actor:
                 while not self._is_over(actor):
@@ -150,10 +153,9 @@ class _Learner(ReplayLearning):
         return warm + int(self.total("episodes")) * self.hil.updates_per_episode - self.num_updates
 
     def _is_due(self) -> bool:
-        """Whether enough was learned for another policy."""
-        episodes = self.total("episodes") - self._before["episodes"]
+        """Whether enough was learned for another policy: by updates, since a resumed learner may owe many at once."""
         updates = sum(found["updates"] for found in self._found)
-        return episodes >= self.hil.publish_every and updates >= self.hil.publish_every * self.hil.updates_per_episode
+        return updates >= self.hil.publish_every * self.hil.updates_per_episode
 
     # --- episodes --------------------------------------------------------------------------------
 
@@ -174,28 +176,47 @@ class _Learner(ReplayLearning):
 
     def _recordings(self) -> list[Path]:
         """The recordings to take episodes from, under way or finished."""
+        from vla_rl.offpolicy.recorded import recordings_in
+
         if self.hil.actor == "simulator":
             return [self.run.path / RECORDING]
-        folder = Path(self.hil.recordings)
-        names = {path.name.removeprefix(".").removesuffix(".recording") for path in folder.glob(".*.recording")}
-        return [
-            folder / name
-            for name in sorted(names | {path.parent.parent.name for path in folder.glob("*/meta/info.json")})
-        ]
+        return recordings_in(Path(self.hil.recordings))
+
+    def _taken(self, recording: str) -> int:
+        """How many of a recording's episodes were taken up."""
+        return sum(_by_recording(note).get(recording, 0) for note in self.replay.notes.values())
+
+    def _new(self) -> dict[Path, int]:
+        """The recordings that have episodes which were not taken up, and how many."""
+        from vla_rl.offpolicy.recorded import num_recorded
+
+        found = {}
+        for recording in self._recordings():
+            taken, count = self._taken(recording.name), num_recorded(recording)
+            if count < taken and recording.name not in self._replaced:
+                self._replaced.add(recording.name)
+                self.show(
+                    f"{recording}: holds {count} episodes, and {taken} of this name were taken up before; its first "
+                    f"{taken} are not learned from. Record into a folder of another name"
+                )
+            if count > taken:
+                found[recording] = count - taken
+        return found
 
     def _take_up(self, all_of_it: bool) -> bool:
         """Learn from new episodes from now on: a segment of the replay, which says which they were."""
         from vla_rl.offpolicy.recorded import new_episodes
 
-        took = False
-        for recording in self._recordings():
-            own = [note for note in self.replay.notes.values() if note["recording"] == recording.name]
-            first = int(sum(note["episodes"] for note in own))
-            episodes = new_episodes(recording, first, self.base.cameras, TOGETHER)
-            if episodes and (all_of_it or len(episodes) >= self._least()):
-                self._add(recording.name, episodes)
-                took = True
-        return took
+        new = self._new()
+        if not new or not (all_of_it or sum(new.values()) >= self._least()):
+            return False
+        found: dict[str, list[RecordedFrames]] = {}
+        for recording, count in new.items():
+            most = min(count, TOGETHER - sum(len(episodes) for episodes in found.values()))
+            if most:
+                found[recording.name] = new_episodes(recording, self._taken(recording.name), self.base.cameras, most)
+        self._add(found)
+        return True
 
     def _least(self) -> int:
         """Episodes to take up together, at least: those by which the critic normalizes, or whose outcomes are dealt."""
@@ -204,10 +225,12 @@ class _Learner(ReplayLearning):
             several = max(several, min(TOGETHER, self.hil.publish_every))
         return min(several, self.hil.episodes - int(self.total("episodes")))
 
-    def _add(self, recording: str, episodes: list[RecordedFrames]) -> None:
+    def _add(self, found: Mapping[str, list[RecordedFrames]]) -> None:
+        """Add a segment of these episodes, by recording."""
         from vla_rl.offpolicy.recorded import recorded_transitions
         from vla_rl.rollout.runner import derived_seed, evaluation_mode
 
+        episodes = [episode for own in found.values() for episode in own]
         if self._reward is not None:
             episodes = [_labeled(self._reward, episode) for episode in episodes]
         number = max(self.replay.notes, default=-1) + 1
@@ -218,15 +241,15 @@ class _Learner(ReplayLearning):
         if self.config.control == "shuffled_outcomes":
             fresh = fresh.with_shuffled_outcomes(derived_seed(self.recipe.seed, SHUFFLE, number))
         alone = [episode.success and not episode.interventions for episode in episodes]
-        driven = sum(int(episode.person.sum()) for episode in episodes)
+        driven = sum(int(episode.person.sum()) / episode.rate for episode in episodes)  # Seconds.
         notes = {
-            "recording": recording,
+            "recordings": {name: len(own) for name, own in found.items()},
             "episodes": len(episodes),
             "successes": sum(episode.success for episode in episodes),
             "alone": int(np.sum(alone)),
             "interventions": sum(episode.interventions for episode in episodes),
             "resets": sum(not episode.continued for episode in episodes),
-            "person_minutes": driven / self.spec.control_hz / 60,
+            "person_minutes": driven / 60,
         }
         self.replay.add(number, fresh, notes)
         self.learner_for(fresh)
@@ -256,27 +279,27 @@ class _Learner(ReplayLearning):
         """What was counted and learned since this was last asked."""
         totals = {name: float(self.total(name)) for name in COUNTS}
         new = {name: totals[name] - self._before[name] for name in COUNTS}
-        of = max(new["episodes"], 1.0)
         names = {name for found in self._found for name in found if name != "updates"}
         learned = {name: float(np.mean([f[name] for f in self._found if name in f])) for name in names}
         found = {
-            "rollout/success_rate": new["successes"] / of,
-            "rollout/solved_alone": new["alone"] / of,
             "rollout/episodes": totals["episodes"],
             "person/interventions": totals["interventions"],
             "person/resets": totals["resets"],
             "person/minutes": totals["person_minutes"],
-            "person/interventions_per_100": 100 * new["interventions"] / of,
-            "person/minutes_per_100": 100 * new["person_minutes"] / of,
-            "person/resets_per_100": 100 * new["resets"] / of,
             "replay/decisions": float(len(self.replay)),
             "replay/prior_decisions": float(self.replay.num_prior),
+            **_rates(new),
             **fresh_figures(self._judged),
             **learned,
         }
         self._before, self._judged, self._found = totals, [], []
         self.show(_line(found))
         return found
+
+
+def _by_recording(note: Mapping[str, Any]) -> Mapping[str, int]:
+    """How many episodes of which recording a segment of the replay holds; earlier versions' segments held one's."""
+    return note["recordings"] if "recordings" in note else {note["recording"]: note["episodes"]}
 
 
 def _labeled(reward: Any, episode: RecordedFrames) -> RecordedFrames:
@@ -287,7 +310,22 @@ def _labeled(reward: Any, episode: RecordedFrames) -> RecordedFrames:
     return replace(episode, success=bool(judgement.counts[1:].any()))
 
 
+def _rates(new: Mapping[str, float]) -> dict[str, float]:
+    """Of the episodes that are new, counted in `new`; none where there are none."""
+    if not (of := new["episodes"]):
+        return {}
+    return {
+        "rollout/success_rate": new["successes"] / of,
+        "rollout/solved_alone": new["alone"] / of,
+        "person/interventions_per_100": 100 * new["interventions"] / of,
+        "person/minutes_per_100": 100 * new["person_minutes"] / of,
+        "person/resets_per_100": 100 * new["resets"] / of,
+    }
+
+
 def _line(metrics: dict[str, Any]) -> str:
+    if "rollout/solved_alone" not in metrics:
+        return f"{metrics['rollout/episodes']:.0f} episodes; none is new, learning from them goes on"
     alone, interventions = 100 * metrics["rollout/solved_alone"], metrics["person/interventions_per_100"]
     return (
         f"{metrics['rollout/episodes']:.0f} episodes; of the last {alone:.0f} % solved alone; per 100 episodes "

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tiny_run import save_policy
 from toy_server import ToyPolicy
 
+from real_robot.serving import following
 from real_robot.serving.engine import Answer, InferenceEngine
+from real_robot.serving.following import Following
 from real_robot.serving.requests import PolicyFacts, Request
+from real_robot.serving.server import ServeConfig
+from vla_rl.offpolicy.published import publish
+from vla_rl.policies.load import load_policy
 from vla_rl.types import ActionChunk, Observation
 
 FACTS = PolicyFacts("toys", "one", ("agentview",), (8, 8), 5, True, 4, 3, policy_hash="1" * 64)
@@ -69,3 +78,18 @@ def test_one_that_is_broken_or_of_other_sizes_never_acts(
     with pytest.raises((ValueError, RuntimeError), match=message):
         engine.offer(policy, facts, idle=0)
     assert ask(engine).policy == FACTS.identity
+
+
+def test_it_waits_for_the_first_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A learner that first fits its critic to logged episodes publishes minutes after the server was started."""
+    monkeypatch.setattr(following, "LOOK_EVERY", 0.01)
+    folder, said = tmp_path / "published", []
+    told = threading.Event()
+    made = Following(folder, ServeConfig(device="cpu"), lambda text: (said.append(text), told.set()))
+    with ThreadPoolExecutor(1) as pool:
+        loaded = pool.submit(made.load)
+        assert told.wait(60) and not loaded.done()
+        publish(folder, 0, load_policy(save_policy(tmp_path / "base")), 2)
+        _, facts = loaded.result(60)
+    assert facts.version.startswith("policy-00000000 ")
+    assert said == [f"waiting for the first policy in {folder}; `vla-rl hil` publishes one when it begins"]

@@ -2,47 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from recorded_episodes import episode
 from tiny_run import save_policy
 
 from real_robot.operator.recorder import Recording, staging_folder
 from vla_rl.data.config import DatasetError
-from vla_rl.data.lerobot_io import SHARD_FRAMES, RecordedEpisode, encode_png
-from vla_rl.offpolicy.recorded import new_episodes, recorded_transitions
+from vla_rl.data.lerobot_io import RECORDING_SETTINGS, SHARD_EPISODES, SHARD_FRAMES, list_shards
+from vla_rl.offpolicy import recorded
+from vla_rl.offpolicy.recorded import new_episodes, num_recorded, recorded_transitions, recordings_in
 from vla_rl.offpolicy.replay import Replay
 from vla_rl.policies.load import load_policy
 
 CAMERAS = ("agentview",)
-
-
-def episode(index: int, sources: list[str], success: bool) -> RecordedEpisode:
-    """A step per source; the first number of its state and action is 100 * index + the step."""
-    steps = len(sources)
-    number = (100.0 * index + np.arange(steps)).astype(np.float32)
-    png = encode_png(np.full((32, 32, 3), index, np.uint8))
-    actions = np.repeat(number[:, None], 7, 1)
-    return RecordedEpisode(
-        task="reach_red",
-        split="train",
-        index=index,
-        instruction="move to the red square",
-        png={"agentview": [png] * steps},
-        state=np.repeat(number[:, None], 8, 1),
-        actions=actions,
-        executed_actions=actions,
-        requested_actions=actions,
-        time=np.arange(steps) / 10,
-        reward=np.zeros(steps, np.float32),
-        success=success,
-        control_source=sources,
-        policy_version="one",
-        final_png={"agentview": png},
-        final_state=np.zeros(8, np.float32),
-        interventions=int("correction" in sources),
-    )
 
 
 HELPED = ["policy"] * 5 + ["recovery"] * 2 + ["correction"] * 3
@@ -83,6 +59,56 @@ def test_a_damaged_episode_is_named(recording: Recording) -> None:
         new_episodes(recording.folder, 1, CAMERAS, 1)
     with pytest.raises(DatasetError, match="has no camera 'wrist', which the policy reads"):
         new_episodes(recording.folder, 0, ("wrist",), 1)
+
+
+def test_what_is_being_written_is_no_recording(recording: Recording) -> None:
+    """`finish` fills a folder beside the recording before it gets its name; a killed one leaves it there."""
+    other = Recording(recording.folder.with_name("later"), 10, "dummy")
+    other.add(episode(7, HELPED, True), {"agentview": (32, 32)})
+    folder = recording.folder.parent
+    assert recordings_in(folder) == [other.folder, recording.folder]
+    other.close()
+    shutil.copytree(other.folder, folder / ".set.partial-robot-17")
+    shutil.copytree(other.folder, folder / ".set.partial-robot-17-old")
+    assert recordings_in(folder) == [other.folder, recording.folder]
+    assert [num_recorded(one) for one in recordings_in(folder)] == [1, 3]
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["a whole shard is gone", "half of one is"])
+def test_a_recording_that_is_finished_while_it_is_read_keeps_its_places(
+    recording: Recording, monkeypatch: pytest.MonkeyPatch, half: bool
+) -> None:
+    """`finish` deletes the shards one after the other, once the dataset is there."""
+    listed, copy = list_shards, recording.folder.with_name("copy")
+
+    def finished_meanwhile(folder: Path) -> list[Path]:
+        monkeypatch.setattr(recorded, "list_shards", listed)
+        shutil.copytree(folder, copy)
+        recording.close()
+        copy.rename(folder)
+        if half:
+            found = listed(folder)
+            (folder / "shard_00001" / SHARD_EPISODES).unlink()
+            return found
+        shutil.rmtree(folder / "shard_00000")
+        return listed(folder)
+
+    monkeypatch.setattr(recorded, "list_shards", finished_meanwhile)
+    found = new_episodes(recording.folder, 1, CAMERAS, 10)
+    assert [one.initial_state for one in found] == ["reach_red/train/1", "reach_red/train/2"]
+    assert num_recorded(recording.folder) == 3
+
+
+def test_minutes_are_of_the_recordings_own_rate(recording: Recording) -> None:
+    assert {one.rate for one in new_episodes(recording.folder, 0, CAMERAS, 10)} == {10}
+    settings = staging_folder(recording.folder) / RECORDING_SETTINGS
+    told = settings.read_text()
+    settings.write_text("{}")
+    with pytest.raises(DatasetError, match=r"settings\.json: does not say the rate .* move the folder away"):
+        new_episodes(recording.folder, 0, CAMERAS, 1)
+    settings.write_text(told)
+    recording.close()
+    assert {one.rate for one in new_episodes(recording.folder, 0, CAMERAS, 10)} == {10}
 
 
 def test_a_takeover_continues_the_episode_or_ends_it_as_failed(recording: Recording, tmp_path: Path) -> None:

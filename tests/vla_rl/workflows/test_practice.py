@@ -161,8 +161,7 @@ def test_killed_and_resumed_each_episode_counts_once_and_scenes_begin_anew(tmp_p
     resets = EPISODES - sum(continued)
     assert sum(note["resets"] for note in notes) == last["person/resets"] == resets
     assert sum(note["episodes"] for note in notes) == last["rollout/episodes"] == EPISODES
-    for row in metrics(run):
-        assert 0 <= row["person/resets_per_100"] <= 100
+    assert all(0 <= row["person/resets_per_100"] <= 100 for row in metrics(run) if "rollout/success_rate" in row)
     act(load_recipe(str(run / "config.yaml"), ()), run, print)  # Nothing is left to run.
 
 
