@@ -26,7 +26,9 @@ _SECTIONS = {Listing.envs: "env", Listing.policies: "policy", Listing.algos: "al
 
 def register(app: typer.Typer) -> None:
     """Add this file's commands to the program."""
-    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(bench)
+    # No help option of click's: behind WHAT, --help belongs to the benchmark; `bench` answers it where there is none.
+    passes_on = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": list[str]()}
+    app.command(context_settings=passes_on)(bench)
     app.command(name="list")(list_things)
     app.command()(doctor)
     config = typer.Typer(no_args_is_help=True, help="Show a resolved recipe, or export the JSON schema of recipes.")
@@ -44,7 +46,10 @@ def bench(
         ),
     ] = "env",
 ) -> None:
-    """Measure speed on this machine. Further arguments go to the benchmark (`vla-rl bench env -- --help`)."""
+    """Measure speed on this machine. Further arguments go to the benchmark (`vla-rl bench env --help` lists its own)."""
+    if what in ("-h", "--help"):
+        typer.echo(context.get_help())
+        return
     if what == "env":
         from sim.bench import main
     elif what == "robot":

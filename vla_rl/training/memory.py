@@ -29,7 +29,7 @@ from vla_rl.policies.openvla.files.folders import published_config
 from vla_rl.policies.openvla.options import OpenVLAOptions
 from vla_rl.training.config import OptimizerName
 from vla_rl.training.optimizers import optimizer_bytes, optimizer_step_bytes
-from vla_rl.training.published_sizes import OPENVLA_7B, advice
+from vla_rl.training.published_sizes import OPENVLA_7B, OPENVLA_OFT_7B, advice
 from vla_rl.types import ActionChunk, EnvSpec, Observation
 
 if TYPE_CHECKING:
@@ -271,14 +271,15 @@ def skeleton(config: OpenVLAOptions, spec: EnvSpec, device: str) -> OpenVLAPolic
 def _sizes(config: OpenVLAOptions, spec: EnvSpec) -> tuple[OpenVLAOptions, Any, bool]:
     """The options and the architecture that a config comes to, and whether its checkpoint is in the published layout.
 
-    Of a checkpoint on the hub, the small files and the headers of the weights are read; of OpenVLA's own nothing.
+    Of a checkpoint on the hub, the small files and the headers of the weights are read; of OpenVLA's own, and of
+    OpenVLA-OFT's for LIBERO, nothing.
     """
     from vla_rl.policies.openvla.files import layout as openvla_layout
     from vla_rl.policies.openvla.files.folders import published_architecture
 
     if config.path is None:
         return config, config.architecture(spec.action_dim, spec.state_dim), False
-    if config.path.startswith(OPENVLA_7B) and not Path(config.path).is_dir():
+    if config.path.startswith((OPENVLA_7B, OPENVLA_OFT_7B)) and not Path(config.path).is_dir():
         published = _openvla_7b(config)
         config = published_config(published, {n: getattr(config, n) for n in config.model_fields_set})
         return config, published_architecture(published, config)[0], True
@@ -295,8 +296,12 @@ def _openvla_7b(config: OpenVLAOptions) -> Any:
     from vla_rl.policies.openvla.files.fake_checkpoint import FULL
     from vla_rl.policies.openvla.files.layout import PublishedFolder
 
-    statistics = {config.norm_key or "any": {"action": {"q01": [-1.0] * 7, "q99": [1.0] * 7}}}
-    return PublishedFolder(Path(str(config.path)), FULL, {}, {}, statistics)
+    folder = Path(str(config.path))
+    dims = {"action": 7, "proprio": 8}
+    statistics = {name: {"q01": [-1.0] * dim, "q99": [1.0] * dim} for name, dim in dims.items()}
+    parts = ("action_head", "proprio_projector") if str(config.path).startswith(OPENVLA_OFT_7B) else ()
+    components = {name: folder / f"{name}--_checkpoint.pt" for name in parts}
+    return PublishedFolder(folder, FULL, {}, components, {config.norm_key or "any": statistics})
 
 
 def _saved_here(folder: Any, config: OpenVLAOptions) -> tuple[OpenVLAOptions, Any]:

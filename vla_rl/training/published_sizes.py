@@ -10,7 +10,10 @@ from dataclasses import dataclass
 GIGABYTE = 1024**3
 _FROZEN = 2  # Bytes of a weight in bfloat16.
 _TRAINED = 16  # Of a trained one: weight, gradient and two moments of AdamW, in float32.
-OPENVLA_7B = "openvla/openvla-7b"  # How the names of OpenVLA's checkpoints on the Hub begin: one size for all.
+# How the names of checkpoints on the Hub begin that all have one size: OpenVLA's, and OpenVLA-OFT's for LIBERO, which
+# have an L1 head and read the state.
+OPENVLA_7B = "openvla/openvla-7b"
+OPENVLA_OFT_7B = "moojink/openvla-7b-oft-finetuned-libero"
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,21 @@ def test_every_command_explains_itself(command: str) -> None:
     assert result.exit_code == 0 and "Usage" in result.output
 
 
+@pytest.mark.parametrize(
+    ("what", "option"), [("gpu", "--part"), ("env", "--kinds"), ("robot", "--hz"), ("imagination", "--world-model")]
+)
+@pytest.mark.parametrize("help_option", ["--help", "-h"])
+def test_each_benchmark_shows_its_own_options(
+    what: str, option: str, help_option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments in ([what, help_option], [what, "--", help_option]):
+        result = run("bench", *arguments)
+        shown = result.output + capsys.readouterr().out
+        assert result.exit_code == 0 and f"usage: vla-rl bench {what}" in shown and option in shown
+    own = run("bench", help_option)
+    assert own.exit_code == 0 and "WHAT" in own.output and option not in own.output
+
+
 def test_no_help_text_is_eaten_as_markup() -> None:
     import typer.main
     from rich.text import Text

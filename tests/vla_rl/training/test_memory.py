@@ -10,12 +10,14 @@ from torch.profiler import ProfilerActivity, profile
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.policies.fake_input import fake_env_spec
 from vla_rl.policies.openvla.config import OpenVLAConfig
+from vla_rl.recipe.recipe import load_recipe
 from vla_rl.training.checkpoint import TENSORS_FILE, load_checkpoint, load_weights, save_checkpoint, trained_weights
 from vla_rl.training.memory import (
     MemoryEstimate,
     _chunk,
     _device_type,
     _observation,
+    _sizes,
     _unit_statistics,
     measure,
     per_process,
@@ -178,3 +180,19 @@ def test_seven_billion_parameters_are_counted_without_memory():
 
 def test_auto_counts_for_a_gpu_whether_or_not_there_is_one():
     assert [_device_type(device) for device in ("auto", "cuda:1", "cpu")] == ["cuda", "cuda", "cpu"]
+
+
+@pytest.mark.parametrize(
+    ("name", "decoder", "state_dim"),
+    [("openvla_libero_grpo", "autoregressive", None), ("openvla_oft_libero_grpo", "l1", 8)],
+)
+def test_openvlas_published_checkpoints_are_known_without_the_hub(name, decoder, state_dim, monkeypatch):
+    def asked(*_):
+        raise AssertionError("the hub was asked")
+
+    monkeypatch.setattr("vla_rl.training.memory.describing_folder", asked)
+    recipe = load_recipe(name)
+    config, architecture, is_published = _sizes(recipe.policy, recipe.env.env_spec())
+    assert is_published and config.use_state == (state_dim is not None)
+    assert (architecture.decoder, architecture.state_dim) == (decoder, state_dim)
+    assert (architecture.llm.hidden_size, architecture.llm.num_layers, architecture.image_size) == (4096, 32, 224)

@@ -31,7 +31,9 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--part", action="append", choices=PARTS, metavar="PART", help="this part alone; may be repeated")
     made.add_argument("--output", type=Path, default=OUTPUT, help=f"folder of results.json and report.html ({OUTPUT})")
-    made.add_argument("--device", default="auto", help="cuda, cuda:N, or cpu to try the logic (auto: cuda)")
+    made.add_argument(
+        "--device", default="auto", help="cuda, cuda:N, or with --size tiny cpu, to try the logic (auto: cuda)"
+    )
     made.add_argument("--size", choices=("full", "tiny"), default="full", help="tiny: sizes that try the logic (full)")
     made.add_argument("--minutes", type=float, default=MINUTES, help=f"for all parts together ({MINUTES:g})")
     made.add_argument("--resume", action="store_true", help="go on with the results in --output: what is done is kept")
@@ -53,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: --minutes: got {options.minutes:g}, must be above 0", file=sys.stderr)
         return EXIT_USER_ERROR
     try:
-        device = find_device(options.device)
+        device = find_device(options.device, options.size)
         results = open_results(options.output, options.size, device, options.resume)
     except (DeviceError, ResultsError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -29,21 +29,35 @@ class DeviceError(ValueError):
     """The device that was asked for is not there; the message says what to do."""
 
 
-def find_device(name: str) -> str:
+def find_device(name: str, size: Size) -> str:
     """The device to measure: `auto` is the CUDA device.
 
     Raises:
-        DeviceError: there is none.
+        DeviceError: there is none, or it is none that can be measured at this size.
     """
     import torch
 
     name = "cuda" if name == "auto" else name
-    if name.partition(":")[0] == "cuda" and not torch.cuda.is_available():
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cuda", "cpu"):
+        raise DeviceError(f"--device: got {name!r}, allowed: auto, cuda, cuda:N, and cpu with --size tiny")
+    if device.type == "cpu" and size != "tiny":
+        raise DeviceError(
+            f"--device {name}: at full size a CPU would need hours and 30 GB; to try the benchmark's own logic there, "
+            "add --size tiny"
+        )
+    if device.type == "cuda" and not torch.cuda.is_available():
         built = torch.version.cuda or "no CUDA"
         raise DeviceError(
             f"--device {name}: torch {torch.__version__} (built for {built}) sees no CUDA device. Look at nvidia-smi; "
             "to try the benchmark's own logic without one: --device cpu --size tiny"
         )
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        last = torch.cuda.device_count() - 1
+        raise DeviceError(f"--device {name}: the GPUs here are cuda:0 to cuda:{last}; name one of them")
     return name
 
 

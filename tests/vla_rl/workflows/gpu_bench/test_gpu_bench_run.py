@@ -188,6 +188,29 @@ def test_without_a_gpu_the_command_says_so_and_starts_nothing(tmp_path, capsys):
     assert "sees no CUDA device" in capsys.readouterr().err and not (tmp_path / "gpu").exists()
 
 
+@pytest.mark.parametrize(
+    ("device", "size", "message"),
+    [
+        ("cpux", "tiny", "--device: got 'cpux', allowed: auto, cuda, cuda:N, and cpu with --size tiny"),
+        ("meta", "tiny", "--device: got 'meta', allowed"),
+        ("cuda:x", "full", "--device: got 'cuda:x', allowed"),
+        ("cpu", "full", "--device cpu: at full size a CPU would need hours and 30 GB"),
+        ("cuda:9", "full", "--device cuda:9: the GPUs here are cuda:0 to cuda:1; name one of them"),
+    ],
+)
+def test_a_device_that_cannot_be_measured_is_refused_before_anything_starts(
+    device, size, message, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr("vla_rl.workflows.gpu_bench.command.run_parts", lambda *_, **__: pytest.fail("started"))
+    assert main(["--device", device, "--size", size, "--output", str(tmp_path / "gpu")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {message}") and error.count("\n") == 1
+    assert not (tmp_path / "gpu").exists()
+    assert run.find_device("cuda:1", "full") == "cuda:1" and run.find_device("auto", "full") == "cuda"
+
+
 def test_the_parts_fit_into_their_time():
     assert all(part.minutes <= 8 for part in parts.PARTS.values())
     assert sum(part.minutes for part in parts.PARTS.values()) <= run.MINUTES == 40

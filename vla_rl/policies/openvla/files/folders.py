@@ -189,7 +189,8 @@ def published_architecture(published: PublishedFolder, config: OpenVLAOptions) -
 
 def _state_dim(published: PublishedFolder, known: Mapping[str, Any] | None) -> int:
     file = published.components["proprio_projector"]
-    if not file.stat().st_size and known is not None:  # Only its name is known (`vla_rl.policies.hub.described`).
+    is_there = file.is_file() and file.stat().st_size > 0
+    if not is_there and known is not None:  # Only its name is known (`hub.described`, `training.memory`).
         return len(known["proprio"]["q01"])
     tensors = openvla_weights.read_component("proprio_projector", file)
     if "proprio_projector.fc1.weight" not in tensors:
