@@ -46,7 +46,7 @@ def bench(
         ),
     ] = "env",
 ) -> None:
-    """Measure speed on this machine. Further arguments go to the benchmark (`vla-rl bench env --help` lists its own)."""
+    """Measure speed on this machine. Further arguments go to the benchmark: `vla-rl bench env --help` lists its own."""
     if what in ("-h", "--help"):
         typer.echo(context.get_help())
         return

@@ -81,6 +81,11 @@ class MemoryEstimate:
         return kept + max(self._beside, self.gradients + self.step, self.rollout, self.resuming)
 
     @property
+    def acting(self) -> int:
+        """Of a process that only rolls out, where this is the estimate for one alone."""
+        return self.weights + self.rollout
+
+    @property
     def host_total(self) -> int:
         """The host's peak in process 0, beside Python, the libraries and the episodes: when a checkpoint is written."""
         return self.host_last_good + self.host_saving
@@ -100,13 +105,16 @@ class MemoryEstimate:
             "resuming": "   (before gradients and activations)",
             "rollout": "   (not at the same time as gradients, activations, logits, working and gathered)",
         }
-        lines = [f"  {name.removeprefix('host_'):<12}{_size(value):>12}{notes.get(name, '')}" for name, value in device]
+        lines = [
+            f"  {name.removeprefix('host_'):<12}{size_text(value):>12}{notes.get(name, '')}" for name, value in device
+        ]
         lines += ["  on the host, process 0:"]
-        lines += [f"  {name.removeprefix('host_'):<12}{_size(value):>12}" for name, value in host]
+        lines += [f"  {name.removeprefix('host_'):<12}{size_text(value):>12}" for name, value in host]
         return "\n".join([self.description, *lines, "  beside it: CUDA context, about 0.5 GB; fragmentation"])
 
 
-def _size(value: float) -> str:
+def size_text(value: float) -> str:
+    """Bytes for people."""
     return f"{value / _MEGABYTE:,.1f} MB" if value < 1024 * _MEGABYTE else f"{value / 1024**3:,.2f} GB"
 
 
@@ -157,6 +165,11 @@ def estimate(recipe: Recipe, processes: int = 1) -> MemoryEstimate:
     Raises:
         ConfigError: the policy is of a family that cannot be counted.
     """
+    return estimate_apart(recipe, processes)[0]
+
+
+def estimate_apart(recipe: Recipe, processes: int) -> tuple[MemoryEstimate, MemoryEstimate]:
+    """As `estimate`; and of one process alone, whose policy is whole, as it is where a process only rolls out."""
     config: Any = recipe.policy
     if not isinstance(config, OpenVLAOptions):
         raise ConfigError(
@@ -173,7 +186,7 @@ def estimate(recipe: Recipe, processes: int = 1) -> MemoryEstimate:
         batch, has_reference = algo.micro_batch_size, algo.kl_coef > 0
     else:
         batch, has_reference = -(-section.batch_size // (processes * section.grad_accumulation)), False
-    device = _device_type(recipe.device)
+    device = counted_device(recipe.device)
     policy = skeleton(config, spec, device)
     with without_values(policy):
         whole = measure(
@@ -186,7 +199,7 @@ def estimate(recipe: Recipe, processes: int = 1) -> MemoryEstimate:
             device_type=device,
             keeps_last_good=algo is not None,
         )
-    return per_process(whole, policy, processes) if processes > 1 and recipe.parallel == "fsdp" else whole
+    return (per_process(whole, policy, processes) if processes > 1 and recipe.parallel == "fsdp" else whole), whole
 
 
 def per_process(whole: MemoryEstimate, policy: nn.Module, processes: int) -> MemoryEstimate:
@@ -236,7 +249,7 @@ def without_values(policy: nn.Module) -> Iterator[None]:
         yield
 
 
-def _device_type(device: str) -> str:
+def counted_device(device: str) -> str:
     """The type that is counted for: a GPU's, here or not, unless the recipe says otherwise."""
     return "cuda" if device == "auto" else parse_device(device).type
 
@@ -250,7 +263,7 @@ def skeleton(config: OpenVLAOptions, spec: EnvSpec, device: str) -> OpenVLAPolic
     from vla_rl.policies.openvla.tokenizer import WordTokenizer
 
     bf16 = wants_bf16(config.precision, device)
-    config, architecture, is_published = _sizes(config, spec)
+    config, architecture, is_published = sizes_of(config, spec)
     kernel = ("eager" if device == "cpu" else "sdpa") if config.attention == "auto" else config.attention
     fixed = {"precision": "bf16" if bf16 else "fp32", "attention": kernel}
     with torch.device("meta"):
@@ -268,7 +281,7 @@ def skeleton(config: OpenVLAOptions, spec: EnvSpec, device: str) -> OpenVLAPolic
     return policy.finish("meta")
 
 
-def _sizes(config: OpenVLAOptions, spec: EnvSpec) -> tuple[OpenVLAOptions, Any, bool]:
+def sizes_of(config: OpenVLAOptions, spec: EnvSpec) -> tuple[OpenVLAOptions, Any, bool]:
     """The options and the architecture that a config comes to, and whether its checkpoint is in the published layout.
 
     Of a checkpoint on the hub, the small files and the headers of the weights are read; of OpenVLA's own, and of

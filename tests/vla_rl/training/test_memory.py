@@ -15,12 +15,12 @@ from vla_rl.training.checkpoint import TENSORS_FILE, load_checkpoint, load_weigh
 from vla_rl.training.memory import (
     MemoryEstimate,
     _chunk,
-    _device_type,
     _observation,
-    _sizes,
     _unit_statistics,
+    counted_device,
     measure,
     per_process,
+    sizes_of,
     skeleton,
     without_values,
 )
@@ -179,7 +179,7 @@ def test_seven_billion_parameters_are_counted_without_memory():
 
 
 def test_auto_counts_for_a_gpu_whether_or_not_there_is_one():
-    assert [_device_type(device) for device in ("auto", "cuda:1", "cpu")] == ["cuda", "cuda", "cpu"]
+    assert [counted_device(device) for device in ("auto", "cuda:1", "cpu")] == ["cuda", "cuda", "cpu"]
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_openvlas_published_checkpoints_are_known_without_the_hub(name, decoder,
 
     monkeypatch.setattr("vla_rl.training.memory.describing_folder", asked)
     recipe = load_recipe(name)
-    config, architecture, is_published = _sizes(recipe.policy, recipe.env.env_spec())
+    config, architecture, is_published = sizes_of(recipe.policy, recipe.env.env_spec())
     assert is_published and config.use_state == (state_dim is not None)
     assert (architecture.decoder, architecture.state_dim) == (decoder, state_dim)
     assert (architecture.llm.hidden_size, architecture.llm.num_layers, architecture.image_size) == (4096, 32, 224)

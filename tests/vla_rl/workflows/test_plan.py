@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +15,12 @@ from vla_rl.cli import app as cli
 from vla_rl.config import ConfigError
 from vla_rl.recipe.recipe import load_recipe
 from vla_rl.rollout.runner import collect
+from vla_rl.training.memory import estimate, size_text
 from vla_rl.types import EpisodeSpec
 from vla_rl.workflows.gpu_bench.record import PartRecord, Results, Row
 from vla_rl.workflows.plan.costs import Costs, Curve, from_bench, from_run
 from vla_rl.workflows.plan.measure import smaller, with_spread
-from vla_rl.workflows.plan.plan import MODES, Machines, make_plan, placed
+from vla_rl.workflows.plan.plan import MODES, Machines, make_plan, memory_text, placed
 from vla_rl.workflows.plan.simulate import Dice, Mode, Placement, Work, learning_seconds, play, roll_out
 
 COSTS = Costs(
@@ -182,7 +184,7 @@ def test_gpus_are_shared_out_so_that_neither_side_waits_much():
 
 
 def test_a_plan_has_all_placements_and_is_written_whole(tmp_path):
-    plan = make_plan(COSTS, replace(WORK, groups=8), Machines(4, 4, 4), memory="none")
+    plan = make_plan(COSTS, replace(WORK, groups=8), Machines(4, 4, 4))
     assert {o.placement.mode for o in plan.outcomes} == set(MODES)
     assert plan.best.episodes_per_second == max(o.episodes_per_second for o in plan.outcomes)
     assert {number for number, _ in plan.by_gpus} == {1, 2, 4} and {n for n, _ in plan.by_envs} == {2, 4, 8, 16}
@@ -217,7 +219,8 @@ def test_costs_are_written_and_read(tmp_path):
 def test_the_example_of_costs_is_read_and_says_that_it_is_computed():
     file = Path(__file__).resolve().parents[3] / "docs" / "examples" / "cluster" / "openvla_7b_costs.json"
     costs = Costs.load(file)
-    assert all(source.startswith("computed") for source in costs.sources.values()) and not costs.is_measured
+    assert {source.split()[0].strip(":") for source in costs.sources.values()} == {"computed", "assumed"}
+    assert not costs.is_measured
     assert costs.act.of(16) == 0.152 and costs.update.of(8) == 0.222  # As docs/gpu.md has them.
 
 
@@ -326,22 +329,84 @@ def test_learning_is_measured_in_whole_micro_batches(recipe, micro_batch, part):
     assert batch.active.sum() == size and not size % part
 
 
-def test_where_only_acting_is_known_the_environment_is_measured_with_random_actions(recipe, tmp_path):
+def bench(folder: Path, size: str = "full") -> str:
     row = Row("parallel, LoRA, eager, B=16", 160.0, "ms")
     update = Row("forward and backward, micro-batch of 8", 240.0, "ms")
-    Results(tmp_path / "b", "full", {}, {"act": PartRecord(rows=[row]), "update": PartRecord(rows=[update])}).save()
-    done = command(str(recipe), "--gpus", "2", "--costs", str(tmp_path / "b"), "--seconds", "1", "--json")
+    Results(folder, size, {}, {"act": PartRecord(rows=[row]), "update": PartRecord(rows=[update])}).save()
+    return str(folder)
+
+
+# Of rank 32, on the seven linear layers of 32 blocks, in float32.
+ADAPTER_BYTES = 4 * 32 * 32 * (4 * (4096 + 4096) + 3 * (4096 + 11008))
+OPENVLA_7B = ("policy.kind=openvla", "policy.preset=7b", "policy.lora={rank: 32}", "policy.trainable=lora")
+
+
+@pytest.fixture
+def no_memory(monkeypatch) -> None:
+    monkeypatch.setattr("vla_rl.workflows.plan.command.memory_text", lambda *_: "memory: not counted")
+
+
+def planned_costs(*arguments: str) -> dict[str, Any]:
+    done = command(*arguments, "--gpus", "2", "--seconds", "1", "--json")
     assert done.exit_code == 0, done.output
-    costs = json.loads(done.stdout[done.stdout.index("{") :])["costs"]
-    assert costs["chunks"] and "random actions in chunks of 8" in costs["sources"]["step"]
-    assert costs["sources"]["optimizer"].startswith("computed") and "bench gpu" in costs["sources"]["act"]
+    return json.loads(done.stdout[done.stdout.index("{") :])["costs"]
+
+
+def test_where_only_acting_is_known_the_environment_is_measured_with_random_actions(recipe, tmp_path, no_memory):
+    costs = planned_costs(str(recipe), *OPENVLA_7B, "--costs", bench(tmp_path / "b"))
+    sources = costs["sources"]
+    assert costs["chunks"] and "random actions in chunks of 8" in sources["step"]
+    assert "bench gpu" in sources["act"] and "OpenVLA 7B with LoRA and one camera" in sources["act"]
+    assert all(sources[name] == "assumed: nothing is known of it" for name in ("optimizer", "other", "active"))
+    assert sources["trained_bytes"].startswith("computed") and costs["trained_bytes"] == ADAPTER_BYTES
+
+
+def test_with_a_roofline_gradients_and_the_optimizer_are_not_free(recipe, no_memory):
+    costs = planned_costs(str(recipe), *OPENVLA_7B, "--roofline")
+    assert costs["trained_bytes"] == ADAPTER_BYTES
+    assert costs["optimizer"] == pytest.approx(7 * costs["trained_bytes"] / 4.3e12)
+    assert costs["sources"]["optimizer"] == costs["sources"]["act"] and costs["sources"]["other"].startswith("assumed")
+
+
+def test_costs_of_tiny_networks_are_refused(recipe, tmp_path):
+    done = command(str(recipe), *OPENVLA_7B, "--costs", bench(tmp_path / "b", "tiny"))
+    assert done.exit_code == 2 and "was measured with --size tiny" in done.output
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        ("policy={}", "policy.kind is 'my_policy:BinsConfig'"),
+        ("policy={kind: openvla}", "has 4 of 128"),
+        ("policy={kind: openvla, path: 'someone/a-fine-tune'}", "this may be another"),
+    ],
+)
+def test_costs_of_7_billion_parameters_are_for_that_policy_alone(recipe, tmp_path, policy, message, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    if policy == "policy={}":
+        policy = "seed=0"
+    for option in (["--roofline"], ["--costs", bench(tmp_path / "b")]):
+        done = command(str(recipe), policy, *option)
+        text = " ".join(done.output.split())
+        assert done.exit_code == 2 and "OpenVLA of 7 billion parameters alone" in text and message in text
+        assert text.startswith(f"error: {option[0]}")
+
+
+def test_memory_is_of_the_best_placement_and_of_gpus_that_only_roll_out(recipe):
+    loaded = load_recipe(str(recipe), ["policy={kind: openvla}", "parallel=fsdp"])
+    sharded = memory_text(loaded, Placement("synchronous", 8, 4, 4))
+    assert sharded.startswith("each of 8 GPUs:") and "each of 8 processes" in sharded and "only roll out" not in sharded
+    apart = memory_text(loaded, Placement("asynchronous", 8, 4, 4, rollout_gpus=5))
+    assert apart.startswith("each of 3 GPUs that train:") and "each of 3 processes" in apart
+    alone = estimate(loaded)
+    last = apart.splitlines()[-1]
+    assert last.startswith(f"each of 5 GPUs that only roll out: {size_text(alone.weights + alone.rollout)} ")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--costs", "{tmp}"], "neither a folder of `vla-rl train`"),
-        (["--roofline"], "computes OpenVLA of 7 billion parameters alone"),
         (["algo=null"], "algo: the recipe trains nothing by RL"),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from vla_rl.workflows.plan.plan import Machines, Plan, make_plan, memory_text, s
 
 COSTS_FILE, PLAN_FILE, PAGE_FILE = "costs.json", "plan.json", "plan.html"
 OF_POLICY, OF_ENV = ("act", "forward", "update"), ("step", "reset", "chunks")
+# Where no source knows: nothing of an update but its passes takes time, every decision is learned from.
 DEFAULTS: dict[str, Any] = {"optimizer": 0.0, "other": 0.0, "active": 1.0, "trained_bytes": 0.0}
 
 
@@ -40,7 +41,8 @@ def run(
         output: a folder for costs.json, plan.json and plan.html; None: nothing is written.
     """
     costs = gather(recipe, sources, roofline=roofline, seconds=seconds, say=say)
-    plan = make_plan(costs, work_of(recipe), machines, memory_text(recipe, machines.gpus))
+    plan = make_plan(costs, work_of(recipe), machines)
+    plan = replace(plan, memory=memory_text(recipe, plan.best.placement))
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
         costs.save(output / COSTS_FILE)
@@ -88,7 +90,9 @@ def gather(
 
         say(f"Measuring the environment here, about {seconds:.0f} s ...")
         take(measure_env(recipe, _chunk_size(recipe), seconds), replace=False)
-    take((DEFAULTS, "computed: nothing is known of it"), replace=False)
+    if "trained_bytes" not in values:
+        take(_gradients(recipe), replace=False)
+    take((DEFAULTS, "assumed: nothing is known of it"), replace=False)
     return Costs(**values, sources={f.name: known[f.name] for f in fields(Costs) if f.name != "sources"})
 
 
@@ -102,11 +106,37 @@ def _of_source(recipe: Recipe, source: Path) -> tuple[dict[str, Any], str]:
     if RunFolder(source).metrics.is_file():
         return from_run(source)
     if (source / "results.json").is_file():
+        _check_is_7b(recipe, f"--costs {source}: `vla-rl bench gpu` measures")
         return from_bench(source, _decoder(recipe))
     raise ConfigError(
         f"--costs {source}: neither a folder of `vla-rl train` (metrics.jsonl) or `vla-rl bench gpu` (results.json) "
         f"nor a file that `vla-rl plan --output` wrote ({COSTS_FILE})"
     )
+
+
+def _check_is_7b(recipe: Recipe, who: str) -> None:
+    """Refuse a policy that is not OpenVLA at its published size, whose costs say nothing of it.
+
+    Args:
+        who: is for that size alone, for the message: an option, and what it does.
+    """
+    from vla_rl.policies.openvla.options import PRESETS, OpenVLAOptions
+    from vla_rl.training.memory import sizes_of
+
+    config: Any = recipe.policy
+    instead = "leave it out, and the stages are measured here"
+    if not isinstance(config, OpenVLAOptions):
+        raise ConfigError(f"{who} OpenVLA of 7 billion parameters alone, and policy.kind is {config.kind!r}; {instead}")
+    try:
+        _, architecture, _ = sizes_of(config, recipe.env.env_spec())
+    except ConfigError as error:
+        raise ConfigError(f"{who} OpenVLA of 7 billion parameters alone, and this may be another: {error}") from None
+    found, wanted = architecture.llm, PRESETS["7b"].llm
+    if (found.hidden_size, found.num_layers) != (wanted.hidden_size, wanted.num_layers):
+        raise ConfigError(
+            f"{who} OpenVLA of 7 billion parameters alone, whose language model has {wanted.num_layers} layers of "
+            f"width {wanted.hidden_size}; the policy's has {found.num_layers} of {found.hidden_size}; {instead}"
+        )
 
 
 def _decoder(recipe: Recipe) -> str:
@@ -127,18 +157,35 @@ def _chunk_size(recipe: Recipe) -> int:
     return 1 if _decoder(recipe) == "autoregressive" else 8
 
 
+def _gradients(recipe: Recipe) -> tuple[dict[str, Any], str]:
+    """Bytes of what the recipe's policy trains, where its sizes are known without loading it; else nothing."""
+    from vla_rl.policies.openvla.options import OpenVLAOptions
+    from vla_rl.training.memory import counted_device, skeleton
+
+    config: Any = recipe.policy
+    source = "computed: of the parameters that the recipe trains"
+    if not isinstance(config, OpenVLAOptions):
+        return {}, source
+    try:
+        policy = skeleton(config, recipe.env.env_spec(), counted_device(recipe.device))
+    except ConfigError:  # A checkpoint that is not here.
+        return {}, source
+    trained = sum(p.numel() * p.element_size() for p in policy.parameters() if p.requires_grad)
+    return {"trained_bytes": float(trained)}, source
+
+
 def _computed(recipe: Recipe) -> tuple[dict[str, Any], str]:
     """What acting and learning cost at best on an H200 with OpenVLA's 7 billion parameters and LoRA."""
     from vla_rl.workflows.gpu_bench.large_policy import AUTOREGRESSIVE, PARALLEL
     from vla_rl.workflows.gpu_bench.roofline import H200, of_act, of_update
 
-    if recipe.policy.kind != "openvla":
-        raise ConfigError(
-            f"--roofline: computes OpenVLA of 7 billion parameters alone, and policy.kind is {recipe.policy.kind!r}; "
-            "leave it out, and the stages are measured here"
-        )
+    _check_is_7b(recipe, "--roofline: computes")
     decoder = PARALLEL if _decoder(recipe) == "parallel" else AUTOREGRESSIVE
     act = Curve(tuple((float(n), of_act(True, decoder, n).eager_seconds) for n in (1, 16, 64)))
     update = Curve(tuple((float(n), of_update(True, n).eager_seconds) for n in (8, 32)))
     values = {"act": act, "update": update, "forward": update.times(0.25)}
-    return values, f"computed: OpenVLA 7B with LoRA on an {H200.name}, by roofline; kernels reach 50 to 90 % of it"
+    gradients, _ = _gradients(recipe)
+    # AdamW reads weight, gradient and two moments and writes all but the gradient, fused in one pass.
+    values |= gradients | {"optimizer": 7 * gradients["trained_bytes"] / H200.bandwidth}
+    best = "kernels reach 50 to 90 % of it"
+    return values, f"computed: OpenVLA 7B with LoRA and one camera on an {H200.name}, by roofline; {best}"

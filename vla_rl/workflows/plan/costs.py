@@ -59,7 +59,7 @@ class Costs:
         chunks: samples, decisions of an episode.
         active: share of the decisions that are learned from, as groups without spread are not.
         trained_bytes: of the parameters that are trained, which is what processes exchange.
-        sources: stage -> where the figure comes from, in words that begin with "measured" or "computed".
+        sources: stage -> where the figure comes from, in words that begin with "measured", "computed" or "assumed".
     """
 
     act: Curve
@@ -200,11 +200,16 @@ def from_bench(folder: Path, decoder: str = "parallel") -> tuple[dict[str, Any],
         decoder: parallel or autoregressive.
 
     Raises:
-        ConfigError: it measured neither.
+        ConfigError: it measured neither, or tiny networks alone.
     """
     from vla_rl.workflows.gpu_bench.record import Results
 
     results = Results.load(folder)
+    if results.size != "full":
+        raise ConfigError(
+            f"--costs {folder}: was measured with --size {results.size}, whose networks only try its logic; "
+            "run `vla-rl bench gpu` at full size on a GPU"
+        )
     rows = {name: [asdict(row) for row in part.rows] for name, part in results.parts.items()}
     act = bench_points(rows.get("act", ()), f"{decoder}, LoRA, eager, B=")
     update = bench_points(rows.get("update", ()), "forward and backward, micro-batch of ")
@@ -213,7 +218,5 @@ def from_bench(folder: Path, decoder: str = "parallel") -> tuple[dict[str, Any],
         values |= {"update": Curve(update), "forward": Curve(update).times(0.25)}
     if not values:
         raise ConfigError(f"--costs {folder}: the benchmark measured neither acting nor updating")
-    return (
-        values,
-        f"measured by `vla-rl bench gpu`, OpenVLA 7B, on {results.machine.get('device', 'a GPU')} in {folder}",
-    )
+    device = results.machine.get("device", "a GPU")
+    return values, f"measured by `vla-rl bench gpu`, OpenVLA 7B with LoRA and one camera, on {device} in {folder}"

@@ -51,7 +51,7 @@ class Plan:
     Attributes:
         outcomes: of the placements on all GPUs, the fastest first.
         by_gpus, by_envs, by_policy: the same modes with other numbers: (number, outcome).
-        memory: what a GPU must hold, for people.
+        memory: what a GPU of the best placement must hold, for people.
     """
 
     costs: Costs
@@ -61,7 +61,7 @@ class Plan:
     by_gpus: list[tuple[float, Outcome]]
     by_envs: list[tuple[float, Outcome]]
     by_policy: list[tuple[float, Outcome]]
-    memory: str
+    memory: str = ""
 
     @property
     def best(self) -> Outcome:
@@ -86,7 +86,7 @@ def work_of(recipe: Recipe) -> Work:
     )
 
 
-def make_plan(costs: Costs, work: Work, machines: Machines, memory: str = "", seed: int = 0) -> Plan:
+def make_plan(costs: Costs, work: Work, machines: Machines, seed: int = 0) -> Plan:
     """Play all placements through."""
 
     def best(mode: Mode, of: Machines, with_costs: Costs = costs) -> Outcome | None:
@@ -108,7 +108,6 @@ def make_plan(costs: Costs, work: Work, machines: Machines, memory: str = "", se
         by_gpus=by_gpus,
         by_envs=over([(count, replace(machines, envs=count), costs) for count in envs]),
         by_policy=over([(factor, machines, costs.of_larger_policy(factor)) for factor in (0.25, 1.0, 4.0)]),
-        memory=memory,
     )
 
 
@@ -145,14 +144,22 @@ def _rollout_gpus(costs: Costs, work: Work, machines: Machines) -> int:
     return min(rates)[1]
 
 
-def memory_text(recipe: Recipe, processes: int) -> str:
-    """What a GPU must hold, by part, or why that is not known."""
-    from vla_rl.training.memory import estimate
+def memory_text(recipe: Recipe, placement: Placement) -> str:
+    """What each GPU of a placement must hold, by part, or why that is not known."""
+    from vla_rl.training.memory import estimate_apart, size_text
 
+    training = placement.gpus - placement.rollout_gpus
     try:
-        return estimate(recipe, processes).text()
+        each, alone = estimate_apart(recipe, training)
     except (ValueError, OSError) as error:
         return f"memory: {error}"
+    if not placement.rollout_gpus:
+        return f"each of {training} GPUs:\n{each.text()}"
+    rolling = (
+        f"each of {placement.rollout_gpus} GPUs that only roll out: {size_text(alone.acting)} "
+        f"(weights {size_text(alone.weights)}, acting {size_text(alone.rollout)})"
+    )
+    return f"each of {training} GPUs that train:\n{each.text()}\n{rolling}"
 
 
 def show(plan: Plan) -> None:
