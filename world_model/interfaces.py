@@ -83,8 +83,11 @@ class Dynamics[C: DynamicsConfig](nn.Module):
         """Remember F more frames, real or imagined, with the actions that led to them. No gradient."""
         raise NotImplementedError
 
-    def compile_imagining(self) -> None:
+    def compile_imagining(self, backend: str = "inductor") -> None:
         """Compile, from the next use on, what imagining computes.
+
+        Args:
+            backend: torch.compile's; "aot_eager" captures alone, which takes seconds and gains nothing.
 
         Raises:
             ValueError: this dynamics cannot.

@@ -9,14 +9,15 @@ from typing import Any
 import torch
 
 
-def compiled[**P, R](function: Callable[P, R], device: torch.device) -> Callable[P, R]:
+def compiled[**P, R](function: Callable[P, R], device: torch.device, backend: str = "inductor") -> Callable[P, R]:
     """Return a function that computes the same, compiled at its first call; it gives dataclasses of tensors.
 
     A replayed CUDA graph writes its results where the last ones were, and what was imagined is remembered from step to
-    step: so on CUDA the results are copied out.
+    step: so on CUDA the results are copied out. Graphs are inductor's: another backend makes none.
     """
     as_graph = device.type == "cuda"
-    fast: Callable[P, R] = torch.compile(function, mode="reduce-overhead" if as_graph else None)
+    mode = "reduce-overhead" if as_graph and backend == "inductor" else None
+    fast: Callable[P, R] = torch.compile(function, mode=mode, backend=backend)
 
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         if not as_graph:

@@ -252,10 +252,10 @@ class VideoDynamics(Dynamics["TransformerConfig"]):
 
     # --- imagination ------------------------------------------------------------------------
 
-    def compile_imagining(self) -> None:
+    def compile_imagining(self, backend: str = "inductor") -> None:
         """See `Dynamics.compile_imagining`: a frame imagined, and a frame remembered, are a graph each."""
-        self._imagine_one = compiled(self._imagine_one, self.place.device)
-        self._remember = compiled(self._remember, self.place.device)
+        self._imagine_one = compiled(self._imagine_one, self.place.device, backend)
+        self._remember = compiled(self._remember, self.place.device, backend)
 
     @torch.no_grad()
     def begin(self, reference: Frames, noise: NoiseStream) -> VideoContext:

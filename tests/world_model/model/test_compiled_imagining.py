@@ -27,25 +27,40 @@ def imagined(dynamics: Dynamics) -> Frames:
     return dynamics.imagine(context, clip.actions.at(slice(2, 4)), noise)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("backend", "device"),
+    [
+        ("aot_eager", torch.device("cpu")),
+        pytest.param("inductor", torch.device("cpu"), marks=pytest.mark.slow),
+        pytest.param("inductor", CUDA, marks=pytest.mark.slow),  # What CUDA is called with; on a CPU it makes no graph.
+    ],
+)
 @torch.no_grad()
-def test_compiled_it_imagines_the_same() -> None:
+def test_compiled_it_imagines_the_same(backend: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.compiler.reset()
     dynamics = make_dynamics(depth=1)
     names = list(dynamics.state_dict())
     expected = imagined(dynamics)
-    dynamics.compile_imagining()
-    found = imagined(dynamics)
-    torch.testing.assert_close(found.latents, expected.latents, rtol=0, atol=1e-4)
-    torch.testing.assert_close(found.states, expected.states, rtol=0, atol=1e-4)
+    monkeypatch.setattr(
+        "world_model.model.dynamics.compiled", lambda function, _, backend: compiled(function, device, backend)
+    )
+    dynamics.compile_imagining(backend)
+    found, again = imagined(dynamics), imagined(dynamics)
+    assert torch._dynamo.utils.counters["frames"]["ok"] >= 2, "an imagined frame and a remembered one are compiled"
+    assert not torch._dynamo.utils.counters["graph_break"], "each is one graph"
+    for frames in (found, again):
+        torch.testing.assert_close(frames.latents, expected.latents, rtol=0, atol=1e-4)
+        torch.testing.assert_close(frames.states, expected.states, rtol=0, atol=1e-4)
     assert list(dynamics.state_dict()) == names
+    torch.compiler.reset()
 
 
 def test_a_replay_does_not_overwrite_what_was_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """`torch.compile` gives what a graph is: a function that writes each result to the same place."""
     modes, begun = [], []
 
-    def as_graph(function: Any, mode: str | None) -> Any:
+    def as_graph(function: Any, mode: str | None, backend: str) -> Any:
         modes.append(mode)
         place = Frames(torch.zeros(3), torch.zeros(2))
 

@@ -20,6 +20,7 @@ from vla_rl.workflows.gpu_bench.parts import PARTS, correctness
 from vla_rl.workflows.gpu_bench.parts import act as act_part
 from vla_rl.workflows.gpu_bench.record import Results
 from vla_rl.workflows.gpu_bench.run import open_results, run_inside
+from world_model.model.dynamics import VideoDynamics
 
 ROOT = Path(__file__).resolve().parents[4]
 # Each part on one of the two among the fast tests, on the other among the slow ones.
@@ -52,6 +53,40 @@ def test_a_part_runs_whole_on_the_cpu(results, part):
 def test_a_part_runs_whole_on_the_pretend_device(results, part):
     with pretending():
         check(results, part, "pretend")
+
+
+@pytest.mark.slow
+def test_compiled_imagination_is_compared_with_the_cpu_and_timed(results, monkeypatch):
+    compiled = []
+    compile_imagining = VideoDynamics.compile_imagining
+    monkeypatch.setattr(
+        VideoDynamics, "compile_imagining", lambda self, backend: compiled.append(compile_imagining(self, backend))
+    )
+    run_inside(results, "imagination", "cpu", 300)
+    rows = {row.what: row for row in results.parts["imagination"].rows}
+    assert results.parts["imagination"].state == "done" and len(compiled) == 2
+    for what in ("latents", "success score", "clip score"):
+        assert rows[f"imagined {what}, compiled"].verdict == "met"
+    assert rows["64 pixels, 2 environments, compiled"].value > 0 and rows["64 pixels, 2 environments"].value > 0
+
+
+def test_a_compiled_dynamics_that_replays_old_numbers_is_found(results, monkeypatch):
+    """As a graph does that keeps the values of its first inputs."""
+
+    def replaying(self, backend):
+        imagine_one, kept = self._imagine_one, []
+
+        def replay(*inputs):
+            if not kept:
+                kept.append(imagine_one(*inputs))
+            return kept[0]
+
+        self._imagine_one = replay
+
+    monkeypatch.setattr(VideoDynamics, "compile_imagining", replaying)
+    run_inside(results, "imagination", "cpu", 300)
+    wrong = [row.what for row in results.parts["imagination"].rows if row.verdict == "wrong"]
+    assert "imagined latents, compiled" in wrong and "imagined latents" not in wrong
 
 
 def test_wrong_numbers_are_found(results, monkeypatch, capsys):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from vla_rl.policies.fake_input import fake_env_spec
 from vla_rl.types import EpisodeSpec, Observation
 from vla_rl.workflows.gpu_bench.record import Target
-from vla_rl.workflows.gpu_bench.sheet import Attempt, Sheet
+from vla_rl.workflows.gpu_bench.sheet import Attempt, LeftOutError, Sheet
 from vla_rl.workflows.gpu_bench.timing import exact_float32, synchronize
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ H200 = "H200"
 TARGETS = {64: Target(40_000.0, at_least=True, device=H200), 256: Target(1_000.0, at_least=True, device=H200)}
 SAME = Target(1e-3, required=True)
 ACTIONS = 8  # Of a chunk.
+COMPARED = 4  # Chunks: a graph is warmed up, then captured, then replayed.
+EAGER, COMPILED = "eager", "compiled"
 # name -> dynamics of a world model of 256 pixels: the LIBERO recipe's, and a large one.
 MODELS_256 = {
     "libero_world_model's": {"preset": "tiny", "width": 224, "heads": 7, "patch": 4},
@@ -50,50 +53,95 @@ class MadeUpFrames:
 
 
 def measure(sheet: Sheet) -> None:
-    """Most environments last, since they may not fit."""
-    attempts: list[Attempt] = [("against the CPU", lambda: _against_the_cpu(sheet))]
-    for count in (40, 512, 2048) if sheet.is_full else (2,):
-        attempts.append((f"64 pixels, {count} environments", lambda count=count: _shipped(sheet, count)))
-    for name in list(MODELS_256)[: None if sheet.is_full else 1]:
-        for count in (64, 256, 1024) if sheet.is_full else (2,):
-            attempts.append(
-                (f"256 pixels, {name}, {count} environments", lambda name=name, count=count: _large(sheet, name, count))
-            )
+    """Eager first, as compiling takes a minute each time and time may run out."""
+    small, large = ((40, 512, 2048), (64, 256, 1024)) if sheet.is_full else ((2,), (2,))
+    names = list(MODELS_256)[: None if sheet.is_full else 1]
+    attempts: list[Attempt] = [("against the CPU", lambda: _against_the_cpu(sheet, EAGER))]
+    attempts += [_shipped(sheet, count, EAGER) for count in small]
+    attempts += [_large(sheet, name, count, EAGER) for name in names for count in large]
+    attempts.append(("compiled, against the CPU", lambda: _against_the_cpu(sheet, COMPILED)))
+    attempts += [_shipped(sheet, count, COMPILED) for count in reversed(small)]
+    if sheet.is_full:
+        attempts.append(_large(sheet, names[0], large[1], COMPILED))
     sheet.run(attempts)
 
 
-def _against_the_cpu(sheet: Sheet) -> None:
+@contextmanager
+def _as(form: str, sheet: Sheet, world_model: WorldModel) -> Iterator[WorldModel]:
+    """The world model, its dynamics compiled for the block where the form says so, on CUDA as graphs."""
+    if form == EAGER:
+        yield world_model
+        return
+    if sheet.device.type not in ("cuda", "cpu"):
+        raise LeftOutError(f"torch.compile knows no device {sheet.device.type!r}")
+    torch.compiler.reset()  # Each size as the first one met, which is how a run meets its own.
+    world_model.dynamics.compile_imagining("inductor" if sheet.is_full else "aot_eager")
+    try:
+        yield world_model
+    finally:
+        torch.compiler.reset()  # A graph keeps its memory.
+
+
+def _against_the_cpu(sheet: Sheet, form: str) -> None:
     from world_model.model.world_model import load_world_model
 
-    batch, found = 3, []
     with exact_float32():
-        for device in (sheet.device, "cpu"):
-            world_model = load_world_model(SHIPPED, device)
-            known = world_model.metadata
-            specs = [EpisodeSpec(next(iter(known.tasks)), "train", i) for i in range(batch)]
-            obs = MadeUpFrames(world_model).observe(specs)
-            images = np.stack([obs.images[camera] for camera in known.cameras], 1)[:, None]
-            memory = world_model.begin(world_model.encode(images, obs.state[:, None]), obs.instruction, range(batch))
-            rng = np.random.default_rng(0)
-            actions = rng.uniform(-1, 1, (batch, ACTIONS, known.action_dim)).astype(np.float32)
-            frames = world_model.dynamics.imagine(
-                memory.context, world_model.actions(actions, np.full(batch, ACTIONS)), memory.noise
-            )
-            found.append([x.float().cpu().numpy() for x in (frames.latents, *world_model.scores(memory, frames))])
-    for what, here, there in zip(("latents", "success score", "clip score"), *found, strict=True):
-        sheet.add(f"imagined {what}", float(np.abs(here - there).max()), "from the CPU", SAME)
+        with _as(form, sheet, load_world_model(SHIPPED, sheet.device)) as world_model:
+            here = _on_the_host(_imagined(world_model))
+        there = _on_the_host(_imagined(load_world_model(SHIPPED, "cpu")))
+    for what in here:
+        gap = max(float(np.abs(a - b).max()) for a, b in zip(here[what], there[what], strict=True))
+        sheet.add(f"imagined {what}{_suffix(form)}", gap, "from the CPU", SAME)
 
 
-def _shipped(sheet: Sheet, count: int) -> None:
-    from world_model.model.world_model import load_world_model
+def _imagined(world_model: WorldModel, batch: int = 3) -> dict[str, list[torch.Tensor]]:
+    """Latents and both scores of some chunks, one after the other, of made-up first frames; the same at each call."""
+    known = world_model.metadata
+    specs = [EpisodeSpec(next(iter(known.tasks)), "train", i) for i in range(batch)]
+    obs, rng = MadeUpFrames(world_model).observe(specs), np.random.default_rng(0)
+    images = np.stack([obs.images[camera] for camera in known.cameras], 1)[:, None]
+    memory = world_model.begin(world_model.encode(images, obs.state[:, None]), obs.instruction, range(batch))
+    found: dict[str, list[torch.Tensor]] = {"latents": [], "success score": [], "clip score": []}
+    for _ in range(COMPARED):
+        actions = rng.uniform(-1, 1, (batch, ACTIONS, known.action_dim)).astype(np.float32)
+        chunk = world_model.actions(actions, np.full(batch, ACTIONS))
+        frames = world_model.dynamics.imagine(memory.context, chunk, memory.noise)
+        for kept, value in zip(found.values(), (frames.latents, *world_model.scores(memory, frames)), strict=True):
+            kept.append(value)
+        world_model.extend(memory, frames, chunk)
+    return found
 
-    world_model = load_world_model(SHIPPED, sheet.device).compute_in("auto")
-    _frames_per_second(sheet, world_model, count, f"64 pixels, {count} environments", 64)
+
+def _on_the_host(found: dict[str, list[torch.Tensor]]) -> dict[str, list[np.ndarray]]:
+    """After all chunks, so that one that overwrote another's result is found."""
+    return {what: [x.float().cpu().numpy() for x in values] for what, values in found.items()}
 
 
-def _large(sheet: Sheet, name: str, count: int) -> None:
-    world_model = _random_world_model(MODELS_256[name], 256 if sheet.is_full else 64, sheet.device)
-    _frames_per_second(sheet, world_model, count, f"256 pixels, {name}, {count} environments", 256)
+def _suffix(form: str) -> str:
+    return "" if form == EAGER else f", {form}"
+
+
+def _shipped(sheet: Sheet, count: int, form: str) -> Attempt:
+    what = f"64 pixels, {count} environments{_suffix(form)}"
+
+    def attempt() -> None:
+        from world_model.model.world_model import load_world_model
+
+        with _as(form, sheet, load_world_model(SHIPPED, sheet.device).compute_in("auto")) as world_model:
+            _frames_per_second(sheet, world_model, count, what, 64)
+
+    return what, attempt
+
+
+def _large(sheet: Sheet, name: str, count: int, form: str) -> Attempt:
+    what = f"256 pixels, {name}, {count} environments{_suffix(form)}"
+
+    def attempt() -> None:
+        made = _random_world_model(MODELS_256[name], 256 if sheet.is_full else 64, sheet.device)
+        with _as(form, sheet, made) as world_model:
+            _frames_per_second(sheet, world_model, count, what, 256)
+
+    return what, attempt
 
 
 def _random_world_model(dynamics: dict[str, object], image_size: int, device: torch.device) -> WorldModel:
