@@ -55,14 +55,13 @@ class MadeUpFrames:
 def measure(sheet: Sheet) -> None:
     """Eager first, as compiling takes a minute each time and time may run out."""
     small, large = ((40, 512, 2048), (64, 256, 1024)) if sheet.is_full else ((2,), (2,))
-    names = list(MODELS_256)[: None if sheet.is_full else 1]
+    names, compiled_large = (list(MODELS_256), (256,)) if sheet.is_full else (list(MODELS_256)[:1], ())
     attempts: list[Attempt] = [("against the CPU", lambda: _against_the_cpu(sheet, EAGER))]
     attempts += [_shipped(sheet, count, EAGER) for count in small]
     attempts += [_large(sheet, name, count, EAGER) for name in names for count in large]
     attempts.append(("compiled, against the CPU", lambda: _against_the_cpu(sheet, COMPILED)))
     attempts += [_shipped(sheet, count, COMPILED) for count in reversed(small)]
-    if sheet.is_full:
-        attempts.append(_large(sheet, names[0], large[1], COMPILED))
+    attempts += [_large(sheet, names[0], count, COMPILED) for count in compiled_large]
     sheet.run(attempts)
 
 
