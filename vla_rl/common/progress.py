@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, ClassVar
 
@@ -18,13 +19,18 @@ if TYPE_CHECKING:
 class Stopwatch:
     """Adds up seconds by stage. Stages must not nest, so that they sum to at most the total.
 
+    A GPU works on while the host goes on: without `waits_for` a stage is the time in which the host hands its work
+    over, and the wait for it counts to the stage that next reads a result.
+
     Attributes:
         num_measured: stages that have ended in this process, by all stopwatches: it grows while something gets done.
     """
 
     num_measured: ClassVar[int] = 0
 
-    def __init__(self) -> None:
+    def __init__(self, waits_for: str | None = None) -> None:
+        """`waits_for`: a device that a stage's begin and end wait for, which costs time and makes stages exact."""
+        self._wait = _wait_of(waits_for)
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.restart()
 
@@ -36,9 +42,11 @@ class Stopwatch:
     @contextmanager
     def measure(self, stage: str) -> Iterator[None]:
         """Count the time inside the `with` block to `stage`."""
+        self._wait()
         start = time.perf_counter()
         try:
             yield
+            self._wait()
         finally:
             self.seconds[stage] += time.perf_counter() - start
             Stopwatch.num_measured += 1
@@ -49,6 +57,15 @@ class Stopwatch:
         total, spent = now - self._started, dict(self.seconds)
         self.restart(now)
         return spent | {"other": total - sum(spent.values()), "total": total}
+
+
+def _wait_of(device: str | None) -> Callable[[], object]:
+    """What waits until a GPU has done all that it was given; for other devices, nothing."""
+    if device is None or device.partition(":")[0] not in ("cuda", "mps"):
+        return lambda: None
+    import torch
+
+    return torch.mps.synchronize if device == "mps" else partial(torch.cuda.synchronize, device)
 
 
 @contextmanager

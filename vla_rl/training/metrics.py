@@ -41,6 +41,11 @@ class LogConfig(Config):
     tags: tuple[str, ...] = Field(default=(), description="Words to find the run by there.")
     tensorboard: bool = Field(default=True, description="Write TensorBoard files into the run's folder.")
     console: bool = Field(default=True, description="Print a line per step.")
+    exact_times: bool = Field(
+        default=False,
+        description="Wait for the GPU where a stage begins and ends, so that time/... are each stage's own; slower. "
+        "Else a stage's time is that in which the host hands it over, and waiting counts where a result is read.",
+    )
     console_keys: tuple[str, ...] = Field(
         default=(
             "train/success*",

@@ -73,7 +73,8 @@ class TrainingRun:
             torch.set_num_threads(recipe.num_threads)
         self.recipe, self.config, self.algo, self.folder = recipe, recipe.train, recipe.algo, RunFolder(folder)
         self.iteration, self._saved_at, self._imagined = 0, -1, math.nan  # The last: success in the last rollouts.
-        self.world, self.stopwatch, device = current(), Stopwatch(), resolve_device(recipe.device)
+        self.world, device = current(), resolve_device(recipe.device)
+        self.stopwatch = Stopwatch(device if recipe.log.exact_times else None)
         self._best: tuple[float, int] | None = None  # validation success, iteration
         self._interrupted = self._is_looping = False
         self._handlers: dict[int, Any] = {}
@@ -115,8 +116,7 @@ class TrainingRun:
         """Where numbers go: opened with the first of them; in other processes than the first, nowhere."""
         if not self.world.is_main:
             return SilentLogger()
-        run_config = self.recipe.model_dump(mode="json")
-        total = self.config.iterations
+        run_config, total = self.recipe.model_dump(mode="json"), self.config.iterations
         return MetricLogger(
             self.folder.path, self.recipe.log, run_config=run_config, resume_step=self._resumed_at, num_iterations=total
         )

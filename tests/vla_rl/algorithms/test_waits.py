@@ -10,6 +10,7 @@ from toy_problem import ToyPolicy, roll_out
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.learner import KeptWeights
 from vla_rl.algorithms.ppo import PPOConfig
+from vla_rl.common.progress import Stopwatch
 
 install()  # When tests are collected: torch must know of all devices before its first backward pass.
 
@@ -28,7 +29,7 @@ def test_an_update_waits_once_a_step_and_once_at_its_end(name, micro_batch_size)
     here = config.build(ToyPolicy(critic))
     expected = here.update(here.prepare(episodes))
     with pretending() as device:
-        learner = config.build(ToyPolicy(critic).to(device))
+        learner = config.build(ToyPolicy(critic).to(device), stopwatch=Stopwatch())  # As `log.exact_times: false`.
         with counting() as preparing:
             batch = learner.prepare(episodes)
         with counting() as updating:

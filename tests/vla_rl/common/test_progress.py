@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from types import SimpleNamespace
 
-from vla_rl.common.progress import episode_progress
+from vla_rl.common.progress import Stopwatch, episode_progress
 from vla_rl.recipe.collect_config import CollectConfig
 from vla_rl.rollout.source import LocalRolloutConfig
 from vla_rl.workflows.collect import collect
@@ -49,3 +49,14 @@ def test_collecting_shows_the_success_of_what_was_played(monkeypatch):
     recipe = SimpleNamespace(acting_env=None, seed=0, rollout=LocalRolloutConfig())
     collect(recipe, CollectConfig(), shown.append)  # type: ignore[arg-type]
     assert shown == ["20 of 100 episodes, 90 % success, 30 frames/s"]
+
+
+def test_a_stopwatch_waits_for_the_gpu_only_where_asked_to(monkeypatch):
+    waited = []
+    monkeypatch.setattr("torch.cuda.synchronize", waited.append)
+    for device, waits in ((None, []), ("cpu", []), ("cuda:1", ["cuda:1", "cuda:1"])):
+        waited.clear()
+        stopwatch = Stopwatch(device)
+        with stopwatch.measure("forward_backward"):
+            assert waited == waits[:1]
+        assert waited == waits and stopwatch.seconds["forward_backward"] >= 0

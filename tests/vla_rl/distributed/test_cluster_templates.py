@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from packaging.specifiers import SpecifierSet
 from tiny_run import make_recipe, metrics, save_policy
 
 from vla_rl.config import dump_yaml
+from vla_rl.recipe.recipe import load_recipe
 
 ROOT = Path(__file__).resolve().parents[3]
 TEMPLATES = ROOT / "docs" / "examples" / "cluster"
@@ -61,6 +68,39 @@ def test_the_first_node_trains_and_the_others_roll_out(tmp_path: Path) -> None:
     assert "--nodelist=node1" in training and "--nproc-per-node 4" in training
     assert "train some_recipe rollout.kind=ray rollout.address=node1:6379 rollout.workers=2" in training
     assert training.endswith("--output runs/x")
+
+
+def test_the_rayjob_names_what_the_project_has() -> None:
+    job = yaml.safe_load((TEMPLATES / "rayjob.yaml").read_text(encoding="utf-8"))
+    spec, cluster = job["spec"], job["spec"]["rayClusterSpec"]
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    shell = shlex.split(spec["entrypoint"])
+    assert shell[:2] == ["bash", "-c"] and len(shell) == 3
+    subprocess.run(["bash", "-n", "-c", shell[2]], check=True)
+    folder = re.search(r"-e (\S+)/config.yaml", shell[2])
+    command = shlex.split(shell[2].partition("exec ")[2])
+    program, train, name, *overrides, output, path, resume = command
+    assert (program, train, output, resume) == ("vla-rl", "train", "--output", "${resume[@]}")
+    assert folder is not None and path == folder[1], "the run that is gone on with is the one that is written"
+    recipe = load_recipe(name, overrides)  # The keys are checked.
+    rollout: Any = recipe.rollout
+    (workers,), head = cluster["workerGroupSpecs"], cluster["headGroupSpec"]
+    assert rollout.kind == "ray" and rollout.workers == workers["replicas"] == workers["maxReplicas"]
+    containers = [group["template"]["spec"]["containers"][0] for group in (head, workers)]
+    assert all(float(c["resources"]["limits"]["nvidia.com/gpu"]) >= rollout.worker_gpus for c in containers)
+    assert rollout.worker_cpus + rollout.hosts * rollout.host_cpus <= float(containers[1]["resources"]["limits"]["cpu"])
+    assert head["rayStartParams"] == {"num-cpus": "0", "num-gpus": "0"}, "Ray gives out nothing of the head"
+    # Names: the image has its CUDA tag in the Dockerfile, the mounts have their volumes, and the run lies on one.
+    image = containers[0]["image"]
+    assert all(c["image"] == image for c in containers) and image.startswith("vla-rl:cuda")
+    assert "docker build -t vla-rl:cuda" in (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    for group, container in zip((head, workers), containers, strict=True):
+        volumes = {volume["name"] for volume in group["template"]["spec"]["volumes"]}
+        assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+        assert any(path.startswith(mount["mountPath"] + "/") for mount in container["volumeMounts"])
+    required = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    (ray,) = [SpecifierSet(name.partition("]")[2]) for name in required["ray"] if name.startswith("ray")]
+    assert cluster["rayVersion"] in ray
 
 
 @pytest.mark.slow
