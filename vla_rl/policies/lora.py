@@ -8,17 +8,18 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import peft
 import safetensors.torch
 import torch
-from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from vla_rl.config import ConfigError
 from vla_rl.distributed.tensor_files import write_tensors
 from vla_rl.policies.openvla.options import LoraOptions
+
+if TYPE_CHECKING:
+    from peft.tuners.lora import LoraLayer
 
 ADAPTER_FILE = "adapter_model.safetensors"
 ADAPTER_CONFIG_FILE = "adapter_config.json"
@@ -54,6 +55,8 @@ def _named_targets(linear: list[str], options: LoraOptions) -> list[str]:
 
 
 def _inject(network: nn.Module, targets: list[str], options: LoraOptions) -> None:
+    import peft
+
     config = peft.LoraConfig(
         r=options.rank, lora_alpha=options.alpha, lora_dropout=options.dropout, target_modules=targets
     )
@@ -64,10 +67,17 @@ def _inject(network: nn.Module, targets: list[str], options: LoraOptions) -> Non
 
 
 @torch.no_grad()
+def _layer_class() -> type[LoraLayer]:
+    """peft's, imported where there are adapters: a policy without them does not need it."""
+    from peft.tuners.lora import LoraLayer
+
+    return LoraLayer
+
+
 def merge_adapters(network: nn.Module) -> None:
     """Add each adapter's product to its layer's weight, in float32, and put the plain layer back."""
     for name, module in list(network.named_modules()):
-        if isinstance(module, LoraLayer):
+        if isinstance(module, _layer_class()):
             base = cast(nn.Linear, module.get_base_layer())
             base.weight.data = _merged_weight(module)
             network.set_submodule(name, base)
@@ -106,7 +116,7 @@ def acts_merged[**P, R](act: Callable[P, R]) -> Callable[P, R]:
 
 @contextmanager
 def _merged(policy: Any) -> Iterator[None]:
-    layers = [module for module in policy.modules() if isinstance(module, LoraLayer)]
+    layers = [module for module in policy.modules() if isinstance(module, _layer_class())]
     versions = [(p._version, p.data_ptr()) for layer in layers for p in cast(nn.Module, layer).parameters()]
     made: _Merged | None = policy.__dict__.get("_merged_lora")
     if made is None or made.versions != versions:
@@ -150,6 +160,8 @@ def write_adapters(network: nn.Module, options: LoraOptions, base: str, folder: 
     adapters = {n: p for n, p in network.named_parameters() if is_adapter(n)}
     tensors = {_PREFIX + n.replace(f".{_ADAPTER}.", "."): p for n, p in adapters.items()}
     write_tensors(folder / ADAPTER_FILE, tensors, metadata={"format": "pt"})
+    import peft
+
     config = peft.LoraConfig(
         r=options.rank,
         lora_alpha=options.alpha,
