@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vla_rl.common.progress import Stopwatch
-from vla_rl.distributed.actors.ledger import MAX_ATTEMPTS, Ticket
-from vla_rl.distributed.actors.source import LOOK_SECONDS, RaySource, say, start_worker
+from vla_rl.distributed.actors.cluster import cause_of, how_gone
+from vla_rl.distributed.actors.ledger import Ticket
+from vla_rl.distributed.actors.source import LOOK_SECONDS, RaySource, not_heard, start_worker
 from vla_rl.rollout.runner import derived_seed
 from vla_rl.rollout.source import GroupOrder
 from vla_rl.types import Episode
@@ -32,14 +34,18 @@ class _Worker:
     Attributes:
         number: since the run's start: no other gets it.
         num_held: episodes handed to it.
+        loads: what tells that weights were taken over, which it has not told yet.
         status: the last answer. look: the question for it, under way since `asked`, in seconds.
+        before: its status at the end of the rollout before.
         since: when the one was found to be gone that it replaces.
     """
 
     number: int
     actor: Any
     num_held: int = 0
+    loads: list[Any] = field(default_factory=list)
     status: dict[str, Any] | None = None
+    before: dict[str, Any] | None = None
     look: Any = None
     asked: float = 0.0
     since: float | None = None
@@ -55,7 +61,7 @@ class AheadSource(RaySource):
         super().__init__(recipe, config, connection)
         self._flying: dict[Any, tuple[Ticket, _Worker, Any]] = {}  # What tells of an episode's end -> whose, and where.
         self._workers: list[_Worker] = []
-        self._num_workers = 0
+        self._num_workers, self._looked, self._busy = 0, 0.0, {"envs": 0.0, "policy": 0.0}
 
     def _drop_actors(self) -> list[Any]:
         actors, self._workers, self._flying = [worker.actor for worker in self._workers], [], {}
@@ -65,7 +71,7 @@ class AheadSource(RaySource):
         """See `EpisodeSource.publish`."""
         super().publish(policy, version)
         for worker in self._workers:
-            worker.actor.load.remote(version, *self._weights)
+            worker.loads.append(worker.actor.load.remote(version, *self._weights))
         while len(self._workers) < self._config.workers:
             self._start()
 
@@ -73,8 +79,8 @@ class AheadSource(RaySource):
         from vla_rl.distributed.actors.ahead_worker import AheadWorker
 
         actor = start_worker(AheadWorker, self._recipe, self._config, max_concurrency=MOST_AT_ONCE)
-        actor.load.remote(self._version, *self._weights)
-        self._workers.append(_Worker(self._num_workers, actor, asked=time.monotonic(), since=since))
+        loads = [actor.load.remote(self._version, *self._weights)]
+        self._workers.append(_Worker(self._num_workers, actor, loads=loads, asked=time.monotonic(), since=since))
         self._num_workers += 1
 
     def _collect(self, order: GroupOrder, stopwatch: Stopwatch, on_episode: Callable[[Episode], None]) -> list[Episode]:
@@ -96,7 +102,6 @@ class AheadSource(RaySource):
         lags = self._version - np.array([e.chunks.version.min() for group in groups for e in group])  # type: ignore[union-attr]
         self._look()
         troubles = self._troubles.taken()
-        say(troubles)
         status = [worker.status or {} for worker in self._workers]
         self._last = {
             "rollout/lag": float(lags.mean()),
@@ -110,9 +115,22 @@ class AheadSource(RaySource):
             "rollout/stood_s": troubles.seconds,
             "rollout/seconds": time.monotonic() - started,
         }
+        self._last |= {f"rollout/{name}_busy": share for name, share in self._busy_shares().items()}
         for name in ("hosts", "running", "waiting", "asking"):
             self._last[f"rollout/{name}"] = float(sum(found.get(name, 0) for found in status))
         return [episode for episodes in groups for episode in episodes]
+
+    def _busy_shares(self) -> dict[str, float]:
+        """Share of the time since the rollout before in which hosts stepped, and in which the policy acted."""
+        spent = Counter[str]()
+        for worker in self._workers:
+            if worker.status is not None:
+                since = worker.before or {}
+                spent.update({n: worker.status[n] - since.get(n, 0.0) for n in ("clock_s", "envs_s", "policy_s")})
+                worker.before = worker.status
+        if (total := spent["clock_s"]) > 0:  # Else none has answered meanwhile.
+            self._busy = {"envs": spent["envs_s"] / (total * self._config.hosts), "policy": spent["policy_s"] / total}
+        return self._busy
 
     def _hand_out(self) -> None:
         """Give every waiting episode to the worker that has the fewest."""
@@ -136,9 +154,9 @@ class AheadSource(RaySource):
                 try:
                     episodes.append(ray.get(ref))
                 except ray.exceptions.RayTaskError as error:
-                    raise error.cause from None
+                    raise cause_of(error) from None
                 except ray.exceptions.RayError as error:
-                    self._ledger.reopen(number, member, f"it was lost with its node ({type(error).__name__})")
+                    self._ledger.reopen(number, member, f"it was lost with its node ({how_gone(error)})")
             if len(episodes) == len(refs):
                 self._ledger.take(number)
                 groups.append(episodes)
@@ -149,51 +167,68 @@ class AheadSource(RaySource):
         return groups
 
     def _hear(self) -> None:
-        """Wait for ends of episodes, and note them; look after the workers while there are none."""
+        """Wait for ends of episodes, and note them; look after the workers, too."""
         import ray
 
-        if not ray.wait(list(self._flying), num_returns=1, timeout=LOOK_SECONDS, fetch_local=False)[0]:
+        loads = {ref: worker for worker in self._workers for ref in worker.loads}
+        refs = [*self._flying, *loads]
+        if ray.wait(refs, num_returns=1, timeout=LOOK_SECONDS, fetch_local=False)[0]:
+            ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
+            for ref in ready:
+                if ref in loads:
+                    worker = loads[ref]
+                    worker.loads.remove(ref)
+                    self._answer(worker, ref)
+                elif ref in self._flying:  # Else its worker was found to be gone just now.
+                    self._note_end(ref)
+        if time.monotonic() - self._looked >= LOOK_SECONDS:
             self._look()
+
+    def _note_end(self, ended: Any) -> None:
+        ticket, worker, episode = self._flying.pop(ended)
+        if (outcome := self._answer(worker, ended)) is None:
             return
-        ready, _ = ray.wait(list(self._flying), num_returns=len(self._flying), timeout=0, fetch_local=False)
-        for ended in ready:
-            if ended not in self._flying:  # Its worker was found to be gone just now.
-                continue
-            ticket, worker, episode = self._flying.pop(ended)
-            try:
-                outcome = ray.get(ended)
-            except ray.exceptions.RayTaskError as error:
-                raise error.cause from None
-            except ray.exceptions.RayError as error:
-                self._replace(worker, f"is gone ({type(error).__name__})")
-                continue
-            worker.num_held -= 1
-            if outcome["lost"] and ticket.attempt < MAX_ATTEMPTS:
-                self._ledger.give_back(ticket, "its simulator broke")
-            else:
-                self._ledger.store(ticket, episode, outcome["oldest"])
+        worker.num_held -= 1
+        if outcome["lost"] and not ticket.is_last:
+            self._ledger.give_back(ticket, "its simulator broke; see what it prints")
+        else:
+            self._ledger.store(ticket, episode, outcome["oldest"])
+
+    def _answer(self, worker: _Worker, ref: Any) -> Any:
+        """What a worker answers; None, and the worker replaced, where it is gone. Raises what it raised."""
+        import ray
+
+        try:
+            return ray.get(ref)
+        except ray.exceptions.RayTaskError as error:
+            raise cause_of(error) from None
+        except ray.exceptions.RayError as error:
+            self._replace(worker, f"is gone ({how_gone(error)})")
+            return None
 
     def _look(self) -> None:
-        """Ask the workers how they are; replace those that have not answered for too long."""
+        """Ask the workers how they are; replace those that have not answered, or got nothing done, for too long."""
         import ray
 
         longest, now = self._config.timeout_s + self._config.start_timeout_s, time.monotonic()
+        self._looked = now
         for worker in list(self._workers):
             if worker.look is not None and ray.wait([worker.look], timeout=0)[0]:
-                try:
-                    status = ray.get(worker.look)
-                except ray.exceptions.RayError as error:
-                    self._replace(worker, f"is gone ({type(error).__name__})")
+                if (status := self._answer(worker, worker.look)) is None:
                     continue
                 self._troubles.add(status.pop("troubles"))
                 if worker.since is not None:
                     self._troubles.seconds, worker.since = self._troubles.seconds + now - worker.since, None
                 worker.status, worker.look = status, None
+                if status["stuck_s"] > longest:
+                    self._troubles.seconds += status["stuck_s"]
+                    self._replace(worker, f"got nothing done for {longest:g} s")
+                    continue
             if worker.look is None:
                 worker.look, worker.asked = worker.actor.status.remote(), now
             elif now - worker.asked > longest:
                 self._troubles.seconds += now - worker.asked
-                self._replace(worker, f"said nothing for {longest:g} s")
+                self._replace(worker, not_heard(worker.status is not None, longest, self._config))
 
     def _replace(self, worker: _Worker, why: str) -> None:
         """Start another worker, and let what this one held be begun again."""
@@ -204,7 +239,7 @@ class AheadSource(RaySource):
         self._workers.remove(worker)
         ray.kill(worker.actor)
         self._num_workers_lost += 1
-        self._troubles.lines.append(f"worker {worker.number} {why}")
+        self._troubles.note(f"worker {worker.number} {why}; its episodes are begun again elsewhere")
         self._flying = {ended: held for ended, held in self._flying.items() if held[1] is not worker}
         self._ledger.give_back_all(str(worker.number), f"its worker {why}")
         self._start(since=time.monotonic())

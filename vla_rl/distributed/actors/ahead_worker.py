@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,10 +12,17 @@ from typing import Any
 import numpy as np
 
 from vla_rl.common.row_noise import RowGenerator
-from vla_rl.distributed.actors.cluster import Setting, is_the_callers, release_freed_memory, where_here
+from vla_rl.distributed.actors.cluster import (
+    Setting,
+    cause_of,
+    how_gone,
+    is_the_callers,
+    release_freed_memory,
+    where_here,
+)
 from vla_rl.distributed.actors.host import Course, is_same, lost_result
 from vla_rl.distributed.actors.ledger import Ticket
-from vla_rl.distributed.actors.vec_env import MAX_MOVES, Troubles, start_host
+from vla_rl.distributed.actors.vec_env import MAX_MOVES, Troubles, no_host, start_host
 from vla_rl.distributed.actors.weights import Packed
 from vla_rl.distributed.actors.worker import PolicyCopy, stamped
 from vla_rl.rollout.runner import assemble
@@ -43,9 +51,14 @@ class _Letter:
 
 @dataclass
 class _Mailbox:
-    """What episodes ask of one host, which answers all that has come in turns."""
+    """What episodes ask of one host, which answers all that has come in turns.
+
+    Attributes:
+        letters: what has come. passed_on: what the host was asked, and has not answered.
+    """
 
     letters: list[_Letter] = field(default_factory=list)
+    passed_on: list[_Letter] = field(default_factory=list)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     is_broken: bool = False
 
@@ -96,7 +109,10 @@ class AheadWorker:
         self._questions: list[_Question] = []
         self._asked, self._enough, self._ready = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self._num_waiting = self._num_running = self._num_hosts = self._num_done = 0
+        self._num_waiting = self._num_running = self._num_hosts = 0
+        self._began = self._hostless_since = time.monotonic()  # The second where there is no host.
+        self._moved_on = self._began  # When something was done last, or nothing was to be done.
+        self._envs_s = self._policy_s = 0.0  # For which hosts stepped, all together, and the policy acted.
 
     async def where(self) -> tuple[str, int]:
         """See `where_here`."""
@@ -107,22 +123,43 @@ class AheadWorker:
         if self._copy is None:
             self._copy = copy = PolicyCopy(self._recipe, self._setting)
             copy.policy.eval()
+            self._hostless_since = time.monotonic()
             parts = np.array_split(np.arange(copy.recipe.env.num_envs), copy.config.hosts)
-            self._tasks = [asyncio.create_task(self._keep_host(len(part))) for part in parts]
-            self._tasks.append(asyncio.create_task(self._act_forever()))
+            for work in (*(self._keep_host(len(part)) for part in parts), self._act_forever()):
+                self._tasks.append(task := asyncio.create_task(work))
+                task.add_done_callback(self._end)
             self._ready.set()
         if version > self._copy.version:
             self._copy.load(weights, version)
             release_freed_memory()
+        self._moved_on = time.monotonic()
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        """What was to go on for ever has ended: let every episode end with its error, here and from now on."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        self._fatal = self._fatal or error
+        self._free.put_nowait(None)
+        questions, self._questions = self._questions, []
+        for question in questions:
+            question.answer.set_exception(self._fatal)
 
     async def status(self) -> dict[str, Any]:
-        """Return how busy it is, and what broke since this was last asked."""
+        """Return how busy it is, and what broke since this was last asked.
+
+        `stuck_s`: seconds for which nothing was done although there was something to do. `clock_s`: since the start;
+        `envs_s`, `policy_s`: for how many of them hosts stepped, all together, and the policy acted.
+        """
+        now = time.monotonic()
         return {
             "waiting": self._num_waiting,
             "running": self._num_running,
             "asking": len(self._questions),
             "hosts": self._num_hosts,
-            "done": self._num_done,
+            "stuck_s": now - self._moved_on if self._num_waiting + self._num_running else 0.0,
+            "clock_s": now - self._began,
+            "envs_s": self._envs_s,
+            "policy_s": self._policy_s,
             "troubles": self._troubles.taken(),
         }
 
@@ -130,6 +167,8 @@ class AheadWorker:
         """Run an episode; returns its oldest version and whether it was lost, and the episode."""
         import torch
 
+        if not self._num_waiting + self._num_running:
+            self._moved_on = time.monotonic()
         self._num_waiting += 1
         await self._ready.wait()
         course, generator = Course(ticket.spec), torch.Generator().manual_seed(ticket.seed)
@@ -146,13 +185,14 @@ class AheadWorker:
         finally:
             self._num_running -= 1
             self._free.put_nowait(seat)
-        self._num_done += 1
         episode = stamped(assemble(ticket.spec, steps, ticket.group), versions)
         return {"oldest": min(versions), "lost": episode.lost}, episode
 
     # --- the policy -------------------------------------------------------------------------
 
     async def _decide(self, obs: Observation, generator: Any) -> tuple[ActionChunk, int]:
+        if self._fatal is not None:
+            raise self._fatal
         question = _Question(obs, generator, asyncio.get_running_loop().create_future())
         self._questions.append(question)
         self._asked.set()
@@ -173,16 +213,20 @@ class AheadWorker:
             batch, self._questions = self._questions[:most], self._questions[most:]
             if not self._questions:
                 self._asked.clear()
-            noise.rows = [question.generator for question in batch]
-            obs = Observation.concatenate([question.obs for question in batch])
+            started = time.monotonic()
             try:
+                noise.rows = [question.generator for question in batch]
+                obs = Observation.concatenate([question.obs for question in batch])
                 chunk = copy.policy.act(obs, noise, copy.recipe.train.temperature)
+                answers = [chunk.select([row]) for row in range(len(batch))]
             except Exception as error:  # The episodes' callers raise it.
                 for question in batch:
                     question.answer.set_exception(error)
                 continue
-            for row, question in enumerate(batch):
-                question.answer.set_result((chunk.select([row]), copy.version))
+            self._moved_on = time.monotonic()
+            self._policy_s += self._moved_on - started
+            for question, answer in zip(batch, answers, strict=True):
+                question.answer.set_result((answer, copy.version))
             await asyncio.sleep(0)  # Weights and answers come in between.
 
     # --- the hosts --------------------------------------------------------------------------
@@ -236,30 +280,39 @@ class AheadWorker:
 
         assert self._copy is not None, "load begins this"
         config, values = self._copy.config, self._copy.recipe.env.model_dump(mode="json")
-        loop = asyncio.get_running_loop()
         broke: float | None = None
+        said = ""
         while True:
             host = start_host(values, config, self._setting)
             try:
                 await asyncio.wait_for(host.open.remote(0, num_envs), config.start_timeout_s)
             except ray.exceptions.RayTaskError as error:
-                self._fatal = error.cause
-                self._free.put_nowait(None)
-                return
-            except (ray.exceptions.RayError, TimeoutError):
+                raise cause_of(error) from error
+            except (ray.exceptions.RayError, TimeoutError) as error:
                 ray.kill(host)
+                how = how_gone(error) if isinstance(error, ray.exceptions.RayError) else "it took too long"
+                if said != (said := f"did not start ({how})"):
+                    self._troubles.note(f"a host of {num_envs} environments {said}; another is asked for")
+                if not self._num_hosts and time.monotonic() - self._hostless_since >= config.start_timeout_s:
+                    raise no_host(config, said) from None
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
+            self._moved_on, said = time.monotonic(), ""
             if broke is not None:
-                self._troubles.seconds += loop.time() - broke
+                self._troubles.seconds += self._moved_on - broke
             mailbox = _Mailbox()
             for row in range(num_envs):
                 self._free.put_nowait(_Seat(mailbox, row))
             self._num_hosts += 1
-            why = await self._serve(host, mailbox, config.timeout_s)
-            self._num_hosts, broke = self._num_hosts - 1, loop.time()
+            why = "is left"
+            try:
+                why = await self._serve(host, mailbox, config.timeout_s)
+            finally:
+                self._num_hosts -= 1
+                self._break(mailbox, why)
+            self._moved_on = self._hostless_since = broke = time.monotonic()
             self._troubles.num_hosts += 1
-            self._troubles.lines.append(f"a host of {num_envs} environments {why}")
+            self._troubles.note(f"a host of {num_envs} environments {why}; another takes over")
             ray.kill(host)
 
     async def _serve(self, host: Any, mailbox: _Mailbox, timeout: float) -> str:
@@ -269,32 +322,37 @@ class AheadWorker:
         while True:
             await mailbox.wake.wait()
             mailbox.wake.clear()
-            letters, mailbox.letters = mailbox.letters, []
+            letters = mailbox.passed_on = mailbox.letters
+            mailbox.letters = []
             starts = [letter for letter in letters if letter.chunk is None]
             steps = [letter for letter in letters if letter.chunk is not None]
             chunks = [letter.chunk for letter in letters if letter.chunk is not None]
             begun = [(letter.row, letter.course.spec, letter.course.chunks) for letter in starts]
-            actions = np.stack(chunks) if chunks else None
+            actions, started = np.stack(chunks) if chunks else None, time.monotonic()
             try:
                 turn = host.turn.remote(0, begun, [letter.row for letter in steps], actions)
                 seen, result = await asyncio.wait_for(turn, timeout)
             except ray.exceptions.RayTaskError as error:
-                if not is_the_callers(error.cause):
-                    return self._break(mailbox, letters, f"failed: {error.cause}")
+                cause = cause_of(error)
+                if not is_the_callers(cause):
+                    return f"failed: {cause}"
+                cause.__cause__ = error
                 for letter in letters:
-                    letter.answer.set_exception(error.cause)
+                    letter.answer.set_exception(cause)
                 continue
             except TimeoutError:
-                return self._break(mailbox, letters, f"said nothing for {timeout:g} s")
+                return f"said nothing for {timeout:g} s"
             except ray.exceptions.RayError as error:
-                return self._break(mailbox, letters, f"is gone ({type(error).__name__})")
+                return f"is gone ({how_gone(error)})"
+            self._moved_on = time.monotonic()
+            self._envs_s += self._moved_on - started
             for row, letter in enumerate(starts):
                 letter.answer.set_result(seen.row(row))
             for row, letter in enumerate(steps):
                 letter.answer.set_result(result.row(row))
 
-    def _break(self, mailbox: _Mailbox, letters: list[_Letter], why: str) -> str:
+    def _break(self, mailbox: _Mailbox, why: str) -> None:
         mailbox.is_broken = True
-        for letter in [*letters, *mailbox.letters]:
-            letter.answer.set_exception(HostGoneError(why))
-        return why
+        for letter in [*mailbox.passed_on, *mailbox.letters]:
+            if not letter.answer.done():
+                letter.answer.set_exception(HostGoneError(why))

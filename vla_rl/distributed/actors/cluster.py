@@ -3,45 +3,63 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import math
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vla_rl.config import ConfigError
 
 if TYPE_CHECKING:
+    from ray.exceptions import RayError, RayTaskError
+
     from vla_rl.distributed.actors.config import RayRolloutConfig
+
+log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 # Ray keeps an account of each call for its dashboard: here several a step, which would fill the first machine's memory.
 UNRECORDED: dict[str, Any] = {"enable_task_events": False}
-
+ROOM_SECONDS = 5.0  # between looks at whether enough machines have joined
 
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 
 
-@dataclass(frozen=True)
 class Connection:
-    """This process's with a Ray.
+    """This process's with a Ray. One that we joined is left when the last of its connections has ended.
+
+    Args:
+        is_ours: to end; else somebody had joined before.
 
     Attributes:
-        is_ours: to end; else somebody had joined before.
         dashboard: address of the page that Ray has of its machines; empty: it has none.
     """
 
-    is_ours: bool
-    dashboard: str = ""
+    _open: ClassVar[list[Connection]] = []  # Those that are ours.
+
+    def __init__(self, is_ours: bool, dashboard: str = "") -> None:
+        self.dashboard = dashboard
+        if is_ours:
+            self._open.append(self)
+
+    @classmethod
+    def another(cls) -> Connection:
+        """One with the Ray that this process has joined already."""
+        return cls(is_ours=bool(cls._open), dashboard=cls._open[0].dashboard if cls._open else "")
 
     def end(self) -> None:
-        """Leave Ray, where we joined it."""
+        """Leave Ray, where we joined it and nobody here uses it any more. May be called twice."""
         import ray
 
-        if self.is_ours:
-            ray.shutdown()
+        if self in self._open:
+            self._open.remove(self)
+            if not self._open:
+                ray.shutdown()
 
 
 def connect(config: RayRolloutConfig) -> Connection:
@@ -54,7 +72,7 @@ def connect(config: RayRolloutConfig) -> Connection:
         return join(config.address, "rollout.address", "set it to null for a Ray on this machine")
     ray = imported("rollout.kind: 'ray'")
     if ray.is_initialized():
-        return Connection(is_ours=False)
+        return Connection.another()
     cpus = config.workers * (config.worker_cpus + config.hosts * config.host_cpus)
     options: dict[str, Any] = {"object_store_memory": config.object_store_mb * 2**20} if config.object_store_mb else {}
     # As many CPUs as the actors reserve: here processes may share cores.
@@ -106,7 +124,7 @@ def join(address: str, option: str, otherwise: str) -> Connection:
     """
     ray = imported(option)
     if ray.is_initialized():
-        return Connection(is_ours=False)
+        return Connection.another()
     try:
         found = ray.init(address=address, **_QUIET).dashboard_url
     except (ConnectionError, ValueError) as error:
@@ -115,6 +133,51 @@ def join(address: str, option: str, otherwise: str) -> Connection:
             f"{otherwise}"
         ) from None
     return Connection(is_ours=True, dashboard=f"http://{found}" if found else "")
+
+
+def shortage(config: RayRolloutConfig) -> str:
+    """What the cluster has, what is free of it, and what a worker and a host ask for."""
+    import ray
+
+    def text(found: Mapping[str, float]) -> str:
+        return f"{found.get('CPU', 0):g} CPUs and {found.get('GPU', 0):g} GPUs"
+
+    return (
+        f"the cluster has {text(ray.cluster_resources())}, free {text(ray.available_resources())}; a worker asks for "
+        f"worker_cpus={config.worker_cpus:g}, worker_gpus={config.worker_gpus:g}, a host for "
+        f"host_cpus={config.host_cpus:g}, host_gpus={config.host_gpus:g}"
+    )
+
+
+def wait_for_room(config: RayRolloutConfig, num_trainers: int) -> None:
+    """Wait until the cluster's machines can hold all workers with a host each, for `start_timeout_s` at most.
+
+    What others have reserved counts as room, since they may end. A Ray of this machine alone gets no more machines.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    deadline = time.monotonic() + config.start_timeout_s
+    while lack := _lack(config, config.workers * num_trainers):
+        if config.address is None or time.monotonic() >= deadline:
+            raise ConfigError(f"rollout: {lack}: {shortage(config)}; ask for less, or start Ray on more machines")
+        log.warning("waiting for machines: %s", lack)
+        time.sleep(min(ROOM_SECONDS, config.start_timeout_s))
+
+
+def _lack(config: RayRolloutConfig, num_workers: int) -> str:
+    """What the cluster's machines cannot hold; empty: nothing."""
+    import ray
+
+    machines = [(n["Resources"].get("CPU", 0), n["Resources"].get("GPU", 0)) for n in ray.nodes() if n["Alive"]]
+    worker, host = (config.worker_cpus, config.worker_gpus), (config.host_cpus, config.host_gpus)
+    for kind, (cpus, gpus) in {"worker": worker, "host": host}.items():
+        if not any(cpus <= has_cpus and gpus <= has_gpus for has_cpus, has_gpus in machines):
+            return f"no machine has room for one {kind}"
+    for wanted, found in zip(zip(worker, host, strict=True), zip(*machines, strict=True), strict=True):
+        if num_workers * sum(wanted) > sum(found) + 1e-6:
+            return f"there is no room for {num_workers} workers with a host each"
+    return ""
 
 
 class StoreFullError(RuntimeError):
@@ -141,6 +204,21 @@ def full_store_said() -> Iterator[None]:
         yield
     except (ObjectStoreFullError, OutOfDiskError) as error:
         raise StoreFullError(error) from None
+
+
+def cause_of(error: RayTaskError) -> BaseException:
+    """What an actor raised. Ray's account of where is logged, unless what was asked is wrong: only then is it known."""
+    cause = error.cause if isinstance(error.cause, BaseException) else error
+    if not isinstance(cause, ValueError):
+        log.error("%s", error)
+    return cause
+
+
+def how_gone(error: RayError) -> str:
+    """In a few words how an actor or an object was lost."""
+    name = type(error).__name__
+    # What its class or module said where it was to start: the last line of Ray's account.
+    return f"{name}: {str(error).strip().splitlines()[-1]}" if getattr(error, "actor_init_failed", False) else name
 
 
 def is_the_callers(error: BaseException | None) -> bool:

@@ -48,10 +48,14 @@ class RayRolloutConfig(RolloutConfig):
         "and the workers act by rounded weights.",
     )
     timeout_s: PositiveFloat = Field(
-        default=120.0, description="Seconds after which a silent host, or a worker that gets nothing done, is replaced."
+        default=120.0,
+        description="Seconds after which a silent host is replaced; a worker that is silent, or gets nothing done, "
+        "after start_timeout_s more.",
     )
     start_timeout_s: PositiveFloat = Field(
-        default=300.0, description="Seconds that starting a host or worker may take; others take over after that."
+        default=300.0,
+        description="Seconds that starting a host or worker may take; others take over after that. Where there is no "
+        "host at all, or no machine with room, the run ends then.",
     )
     host_cpus: NonNegativeFloat = Field(default=1.0, description="CPUs that Ray reserves for a host.")
     host_gpus: NonNegativeFloat = Field(default=0.0, description="GPUs, or a part of one, for a host (rendering).")
@@ -76,11 +80,12 @@ class RayRolloutConfig(RolloutConfig):
     def build(self, recipe: Recipe, env: VecEnv, world: ProcessGroup) -> EpisodeSource:
         self.check(recipe, world)
         from vla_rl.distributed.actors.ahead import AheadSource
-        from vla_rl.distributed.actors.cluster import connect
+        from vla_rl.distributed.actors.cluster import connect, wait_for_room
         from vla_rl.distributed.actors.source import LockstepSource
 
         connection = connect(self)
         try:
+            wait_for_room(self, world.size)
             return (AheadSource if self.staleness else LockstepSource)(recipe, self, connection)
         except BaseException:
             connection.end()

@@ -33,5 +33,9 @@ class HostedEnvConfig(EnvConfig):
 
     def build(self, num_envs: int | None = None, record_frames: bool = False) -> VecEnv:
         config: RayRolloutConfig = self.rollout  # type: ignore[assignment]  # Only Ray's section makes this.
-        connect(config)
-        return RayVecEnv(self.env, config, Setting.here(), num_envs or self.env.num_envs, record_frames)
+        num, connection = num_envs or self.env.num_envs, connect(config)
+        try:
+            return RayVecEnv(self.env, config, Setting.here(), num, record_frames, connection)
+        except BaseException:
+            connection.end()
+            raise

@@ -11,7 +11,7 @@ import numpy as np
 
 from vla_rl.types import EpisodeSpec, Keyframe
 
-MAX_ATTEMPTS = 5  # of one episode, before the run ends: a spec that kills whatever runs it
+MAX_ATTEMPTS = 5  # of one episode that come to nothing, before the run ends: a spec that kills whatever runs it
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class Ticket:
     Attributes:
         group: number since the run's start. member: place in the group.
         attempt: from 1.
+        num_lost: attempts before it that came to nothing, but for those that were too old.
         seed: of the episode's sampling: the same in every attempt.
     """
 
@@ -29,6 +30,12 @@ class Ticket:
     attempt: int
     spec: EpisodeSpec
     seed: int
+    num_lost: int = 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether there is no other attempt after this one."""
+        return self.num_lost + 1 >= MAX_ATTEMPTS
 
 
 @dataclass
@@ -94,7 +101,7 @@ class Ledger[P]:
     def waiting(self) -> list[Ticket]:
         """Return the episodes that nobody runs, the longest ordered first."""
         return [
-            Ticket(number, member, place.attempt, group.spec.member(member), place.seed)
+            Ticket(number, member, place.attempt, group.spec.member(member), place.seed, place.num_lost)
             for number, group in self._groups.items()
             for member, place in enumerate(group.places)
             if place.holder is None and place.payload is None
@@ -129,7 +136,7 @@ class Ledger[P]:
         """Let an episode be run again; nothing where the attempt is not the one that is run.
 
         Raises:
-            RuntimeError: it was begun `MAX_ATTEMPTS` times.
+            RuntimeError: it was lost `MAX_ATTEMPTS` times.
         """
         place = self._open_place(ticket)
         if place is not None and place.holder is not None:
@@ -179,7 +186,7 @@ class Ledger[P]:
             spec = group.spec
             raise RuntimeError(
                 f"the episode of {spec.task!r}, {spec.split} {spec.index}, was lost {place.num_lost} times, the last "
-                f"time because {why}; see what its simulator prints"
+                f"time because {why}"
             )
 
     def state(self) -> dict[str, Any]:

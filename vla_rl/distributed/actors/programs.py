@@ -13,7 +13,7 @@ from typing import Any
 
 from vla_rl.common.child_process import start_child
 from vla_rl.config import ConfigError
-from vla_rl.distributed.actors.cluster import Setting, imported, join
+from vla_rl.distributed.actors.cluster import Setting, cause_of, imported, join
 
 OPTION = "--ray"
 
@@ -73,7 +73,7 @@ class Programs:
         try:
             return ray.get(ref)
         except ray.exceptions.RayTaskError as error:
-            raise error.cause from None
+            raise cause_of(error) from None
         except ray.exceptions.RayError as error:
             raise LostError(f"{type(error).__name__}: its machine or its process there is gone") from None
         finally:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vla_rl.common.progress import Stopwatch
-from vla_rl.distributed.actors.cluster import UNRECORDED, Connection, Setting, full_store_said
-from vla_rl.distributed.actors.ledger import MAX_ATTEMPTS, Ledger, Ticket
+from vla_rl.distributed.actors.cluster import (
+    UNRECORDED,
+    Connection,
+    Setting,
+    cause_of,
+    full_store_said,
+    how_gone,
+    shortage,
+)
+from vla_rl.distributed.actors.ledger import Ledger, Ticket
 from vla_rl.distributed.actors.vec_env import Troubles
 from vla_rl.distributed.actors.weights import shards
 from vla_rl.policies.base import resolve_path
@@ -23,8 +30,6 @@ if TYPE_CHECKING:
     from vla_rl.distributed.actors.config import RayRolloutConfig
     from vla_rl.interfaces import Policy
     from vla_rl.recipe.recipe import Recipe
-
-log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5  # between looks at whether a silent worker gets something done
 
@@ -40,10 +45,11 @@ def start_worker(worker: type, recipe: Recipe, config: RayRolloutConfig, max_con
     return ray.remote(worker).options(**options, **UNRECORDED).remote(values, Setting.here())
 
 
-def say(troubles: Troubles) -> None:
-    """Tell people what broke and was mended."""
-    for line in troubles.lines:
-        log.warning("%s; its episodes are begun again elsewhere", line)
+def not_heard(has_answered: bool, seconds: float, config: RayRolloutConfig) -> str:
+    """What is wrong with a worker that does not answer."""
+    return (
+        f"said nothing for {seconds:g} s" if has_answered else f"did not start within {seconds:g} s: {shortage(config)}"
+    )
 
 
 @dataclass
@@ -54,7 +60,8 @@ class _Job:
         tickets: its episodes, whole groups in a row.
         refs: what it happened, and each group, once they are there.
         done, heard: what it had done when it last did something, and when that was, in seconds.
-        look: the question what it has done.
+        look, asked: the question what it has done, and when it was asked, in seconds.
+        num_said: of what broke at its hosts, what was told to people.
     """
 
     worker: int
@@ -64,6 +71,8 @@ class _Job:
     done: Any = None
     heard: float = 0.0
     look: Any = None
+    asked: float = 0.0
+    num_said: int = 0
 
 
 class RaySource(ABC):
@@ -145,6 +154,7 @@ class LockstepSource(RaySource):
     def __init__(self, recipe: Recipe, config: RayRolloutConfig, connection: Connection) -> None:
         super().__init__(recipe, config, connection)
         self._workers = [self._new_worker() for _ in range(config.workers)]
+        self._since = time.monotonic()  # When the rollout before ended.
 
     def _drop_actors(self) -> list[Any]:
         actors, self._workers = self._workers, []
@@ -161,8 +171,7 @@ class LockstepSource(RaySource):
         size, seconds, attempt = order.size, {"simulation": 0.0, "inference": 0.0}, 0
         while tickets := self._ledger.waiting():
             jobs = self._deal(tickets, size if attempt == 0 else 1, order.seed, attempt)
-            for job in jobs:
-                report = self._finish(job, size if attempt == 0 else 1, attempt, on_episode)
+            for report in self._finished(jobs, size if attempt == 0 else 1, on_episode):
                 self._troubles.add(report["troubles"])
                 for stage in seconds:
                     seconds[stage] += report["seconds"].get(stage, 0.0) / len(jobs)
@@ -172,17 +181,19 @@ class LockstepSource(RaySource):
             self._ledger.take(number)
         for stage, spent in seconds.items():
             stopwatch.seconds[stage] += spent
-        troubles = self._troubles.taken()
-        say(troubles)
+        troubles, now = self._troubles.taken(), time.monotonic()
+        busy = {stage: spent / (now - self._since) for stage, spent in seconds.items()}
         self._last = {
+            "rollout/envs_busy": busy["simulation"],
+            "rollout/policy_busy": busy["inference"],
             "rollout/redone": float(self._ledger.num_redone - before),
             "rollout/moved": float(troubles.num_moved),
             "rollout/hosts_lost": float(troubles.num_hosts),
             "rollout/workers_lost": float(self._num_workers_lost),
             "rollout/stood_s": troubles.seconds,
-            "rollout/seconds": time.monotonic() - started,
+            "rollout/seconds": now - started,
         }
-        self._num_workers_lost = 0
+        self._num_workers_lost, self._since = 0, now
         groups = [whole[number] for number in numbers]
         for group, episodes in enumerate(groups):
             for episode in episodes:
@@ -204,62 +215,68 @@ class LockstepSource(RaySource):
         return jobs
 
     def _begin(self, job: _Job, size: int) -> None:
-        specs = [ticket.spec for ticket in job.tickets]
+        specs, now = [ticket.spec for ticket in job.tickets], time.monotonic()
         options = self._workers[job.worker].run.options(num_returns=1 + len(specs) // size)
-        job.refs, job.heard, job.done, job.look = (
-            options.remote(self._version, specs, size, job.seed, *self._weights),
-            time.monotonic(),
-            None,
-            None,
-        )
+        job.refs = options.remote(self._version, specs, size, job.seed, *self._weights)
+        job.heard, job.done, job.look, job.asked, job.num_said = now, None, None, now, 0
 
-    def _finish(self, job: _Job, size: int, attempt: int, on_episode: Callable[[Episode], None]) -> dict[str, Any]:
-        """Wait for a job, begin it anew where its worker breaks, and store its episodes; returns its report."""
+    def _finished(self, jobs: list[_Job], size: int, on_episode: Callable[[Episode], None]) -> Iterator[dict[str, Any]]:
+        """Wait for jobs, begin those anew whose worker breaks, and store their episodes; yields each job's report."""
         import ray
 
-        while True:
-            try:
-                self._wait(job)
-                report, *groups = ray.get(job.refs)
-                break
-            except ray.exceptions.RayTaskError as error:
-                raise error.cause from None
-            except (ray.exceptions.RayError, TimeoutError) as error:
-                self._replace(job, size, error)
-        for ticket, episode in zip(job.tickets, [e for group in groups for e in group], strict=True):
-            if episode.lost and attempt + 1 < MAX_ATTEMPTS:
-                self._ledger.give_back(ticket, "its simulator broke")
-                continue
-            self._ledger.store(ticket, episode, self._version)
-            on_episode(episode)
-        return report
+        left = list(jobs)
+        while left:
+            ray.wait([job.refs[0] for job in left], num_returns=1, timeout=LOOK_SECONDS)
+            for job in list(left):  # Each is looked at, so that none is silent for another one's sake.
+                try:
+                    if not ray.wait(job.refs[:1], timeout=0)[0]:
+                        self._look(job)
+                        continue
+                    report, *groups = ray.get(job.refs)
+                except ray.exceptions.RayTaskError as error:
+                    raise cause_of(error) from None
+                except (ray.exceptions.RayError, TimeoutError) as error:
+                    self._replace(job, size, error)
+                    continue
+                left.remove(job)
+                for ticket, episode in zip(job.tickets, [e for group in groups for e in group], strict=True):
+                    if episode.lost and not ticket.is_last:
+                        self._ledger.give_back(ticket, "its simulator broke; see what it prints")
+                        continue
+                    self._ledger.store(ticket, episode, self._version)
+                    on_episode(episode)
+                report["troubles"].lines = report["troubles"].lines[job.num_said :]
+                yield report
 
-    def _wait(self, job: _Job) -> None:
-        """Wait for a job's end.
+    def _look(self, job: _Job) -> None:
+        """See what a job has done, and say what broke there.
 
         Raises:
-            TimeoutError: nothing was done for too long.
+            TimeoutError: it has not answered, or has done nothing, for too long.
         """
         import ray
 
-        longest = self._config.timeout_s + self._config.start_timeout_s
-        while not ray.wait(job.refs, num_returns=1, timeout=LOOK_SECONDS)[0]:
-            if job.look is None:
-                job.look = self._workers[job.worker].done.remote()
-            if ray.wait([job.look], timeout=0)[0]:
-                done, job.look = ray.get(job.look), None
-                if done != job.done:
-                    job.done, job.heard = done, time.monotonic()
-            if time.monotonic() - job.heard > longest:
+        longest, now = self._config.timeout_s + self._config.start_timeout_s, time.monotonic()
+        if job.look is not None and ray.wait([job.look], timeout=0)[0]:
+            (done, lines), job.look = ray.get(job.look), None
+            self._troubles.add(Troubles(lines[job.num_said :]))
+            job.num_said = max(job.num_said, len(lines))
+            if done != job.done:
+                job.done, job.heard = done, now
+            elif job.asked - job.heard > longest:  # Not until now: we may have been busy since it answered.
                 raise TimeoutError(f"got nothing done for {longest:g} s")
+        if job.look is None:
+            job.look, job.asked = self._workers[job.worker].done.remote(), now
+        elif now - job.asked > longest:
+            raise TimeoutError(not_heard(job.done is not None, longest, self._config))
 
     def _replace(self, job: _Job, size: int, error: Exception) -> None:
         """Begin a job anew with another worker."""
         import ray
 
         started = job.heard
-        why = str(error) if isinstance(error, TimeoutError) else f"is gone ({type(error).__name__})"
-        self._troubles.lines.append(f"worker {job.worker} {why}")
+        why = f"is gone ({how_gone(error)})" if isinstance(error, ray.exceptions.RayError) else str(error)
+        self._troubles.note(f"worker {job.worker} {why}; its episodes are begun again elsewhere")
         self._num_workers_lost += 1
         ray.kill(self._workers[job.worker])
         self._ledger.give_back_all(str(job.worker), f"its worker {why}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vla_rl.distributed.actors.cluster import UNRECORDED, Setting, is_the_callers
+from vla_rl.distributed.actors.cluster import (
+    UNRECORDED,
+    Connection,
+    Setting,
+    cause_of,
+    how_gone,
+    is_the_callers,
+    shortage,
+)
 from vla_rl.distributed.actors.host import Course, EnvHost, Question, is_same, join_results, lost_result
 from vla_rl.interfaces import EnvConfig
 from vla_rl.rollout.env_checks import checked_ids
@@ -18,12 +27,14 @@ from vla_rl.types import EpisodeSpec, Keyframe, Observation, StepResult
 if TYPE_CHECKING:
     from vla_rl.distributed.actors.config import RayRolloutConfig
 
+log = logging.getLogger(__name__)
+
 MAX_MOVES = 3  # of an episode to other hosts; then it counts as lost
 
 
 @dataclass
 class Troubles:
-    """What broke and was mended.
+    """What broke and was mended. It is logged as it is noted here: in an actor into Ray's files, else for people.
 
     Attributes:
         lines: what happened, for people. num_hosts: hosts that were replaced. num_moved: episodes brought to another.
@@ -35,6 +46,11 @@ class Troubles:
     num_moved: int = 0
     seconds: float = 0.0
 
+    def note(self, line: str) -> None:
+        """Say what happened."""
+        self.lines.append(line)
+        log.warning("%s", line)
+
     def taken(self) -> Troubles:
         """What is noted here, which is then forgotten."""
         found = Troubles(self.lines, self.num_hosts, self.num_moved, self.seconds)
@@ -42,11 +58,18 @@ class Troubles:
         return found
 
     def add(self, other: Troubles) -> None:
-        """Note another's troubles too."""
-        self.lines = self.lines + other.lines
+        """Note another's troubles too, those of an actor."""
+        for line in other.lines:
+            self.note(line)
         self.num_hosts += other.num_hosts
         self.num_moved += other.num_moved
         self.seconds += other.seconds
+
+
+def no_host(config: RayRolloutConfig, why: str = "") -> RuntimeError:
+    """The error that there is no host at all; `why`: what became of the last one."""
+    after = f", the last one {why}" if why else ""
+    return RuntimeError(f"rollout.hosts: none started within {config.start_timeout_s:g} s{after}; {shortage(config)}")
 
 
 def start_host(env: Mapping[str, Any], config: RayRolloutConfig, setting: Setting, record_frames: bool = False) -> Any:
@@ -64,14 +87,24 @@ class RayVecEnv:
     brought to where it was by the same actions, so nobody notices but by the time. An episode that does not come back
     to what was seen, as in a simulator that is not deterministic, is lost.
 
+    Args:
+        connection: with Ray, to end with these environments.
+
     Attributes:
         troubles: what broke since it was last asked.
     """
 
     def __init__(
-        self, env: EnvConfig, config: RayRolloutConfig, setting: Setting, num_envs: int = 0, record_frames: bool = False
+        self,
+        env: EnvConfig,
+        config: RayRolloutConfig,
+        setting: Setting,
+        num_envs: int = 0,
+        record_frames: bool = False,
+        connection: Connection | None = None,
     ) -> None:
         self.spec, self.num_envs, self.troubles = env.env_spec(), num_envs or env.num_envs, Troubles()
+        self._connection = connection
         self._config, self._num_failures = config, 0  # The last: of hosts, with no completed step in between.
         self._courses: dict[int, Course] = {}  # Of the episodes that run.
         values, num_hosts = env.model_dump(mode="json"), min(config.hosts, self.num_envs)
@@ -161,8 +194,11 @@ class RayVecEnv:
         import ray
 
         for host in [*self._hosts, *(host for host, _ in self._joining)]:
-            ray.kill(host)
+            if ray.is_initialized():
+                ray.kill(host)
         self._hosts, self._joining = [], []
+        if self._connection is not None:
+            self._connection.end()
 
     def _seen(self, env_id: int) -> Observation:
         seen = self._courses[env_id].seen
@@ -215,10 +251,10 @@ class RayVecEnv:
                 answers[number] = ray.get(ref)
             except ray.exceptions.RayTaskError as error:
                 if is_the_callers(error.cause):
-                    raise error.cause from None
-                broken[number] = f"failed: {error.cause}"
+                    raise cause_of(error) from error
+                broken[number] = f"failed: {cause_of(error)}"
             except ray.exceptions.RayError as error:
-                broken[number] = f"is gone ({type(error).__name__})"
+                broken[number] = f"is gone ({how_gone(error)})"
         return answers, broken
 
     def _drop_hosts(self, broken: Mapping[int, str]) -> list[int]:
@@ -236,11 +272,10 @@ class RayVecEnv:
             held = [n for n, at in enumerate(self._at) if at is host]
             self._num_failures += 1
             self.troubles.num_hosts += 1
-            self.troubles.lines.append(f"host of environments {self._blocks[number]} {why}")
+            line = f"the host of environments {self._blocks[number]} {why}"
+            self.troubles.note(f"{line}; another takes over")
             if self._num_failures > MAX_MOVES * self._config.hosts:
-                raise RuntimeError(
-                    f"{self.troubles.lines[-1]}; {self._num_failures} hosts broke without a step between"
-                )
+                raise RuntimeError(f"{line}; {self._num_failures} hosts broke without a step between")
             ray.kill(host)
             self._hosts = [other for other in self._hosts if other is not host]
             for n in held:
@@ -262,7 +297,7 @@ class RayVecEnv:
         """
         import ray
 
-        deadline = time.monotonic() + self._config.start_timeout_s
+        deadline, why = time.monotonic() + self._config.start_timeout_s, ""
         while True:
             wanted = num_hosts - len(self._hosts)
             seconds = max(0.0, deadline - time.monotonic()) if wanted > 0 else 0.0
@@ -273,18 +308,16 @@ class RayVecEnv:
                 try:
                     ray.get(ref)
                     self._hosts.append(host)
-                except ray.exceptions.RayTaskError:
-                    raise  # It cannot be made anywhere.
-                except ray.exceptions.RayError:
+                except ray.exceptions.RayTaskError as error:
+                    raise cause_of(error) from error  # It cannot be made anywhere.
+                except ray.exceptions.RayError as error:
+                    if why != (why := f"did not start ({how_gone(error)})"):
+                        self.troubles.note(f"a host {why}; another is asked for")
                     self._ask_for_hosts(1)
             if len(self._hosts) >= num_hosts or time.monotonic() >= deadline:
                 break
         if not self._hosts:
-            raise RuntimeError(
-                f"rollout.hosts: none started within {self._config.start_timeout_s:g} s; the cluster has "
-                f"{ray.cluster_resources()}, free {ray.available_resources()}, and each host asks for "
-                f"host_cpus={self._config.host_cpus:g}, host_gpus={self._config.host_gpus:g}"
-            )
+            raise no_host(self._config, why)
 
     def _settle(self, homeless: list[int]) -> None:
         """Give these blocks a host each, and bring their episodes to where they were."""

@@ -65,6 +65,7 @@ class LockstepWorker:
     def __init__(self, recipe: Mapping[str, Any], setting: Setting) -> None:
         self._recipe, self._setting = recipe, setting
         self._copy: PolicyCopy | None = None
+        self._env: RayVecEnv | None = None
         self._stopwatch = Stopwatch()
         self._lock = threading.Lock()
         self._num_done = 0
@@ -73,9 +74,10 @@ class LockstepWorker:
         """See `where_here`."""
         return where_here()
 
-    def done(self) -> tuple[int, int]:
-        """Return numbers that grow while something gets done: stages of work, and episodes."""
-        return Stopwatch.num_measured, self._num_done
+    def done(self) -> tuple[tuple[int, int], list[str]]:
+        """Return numbers that grow while something gets done, stages and episodes; and what broke in this rollout."""
+        lines = [] if self._env is None else list(self._env.troubles.lines)
+        return (Stopwatch.num_measured, self._num_done), lines
 
     def run(
         self, version: int, specs: Sequence[EpisodeSpec], size: int, seed: int, *weights: Packed
@@ -88,7 +90,7 @@ class LockstepWorker:
         from vla_rl.rollout.runner import collect
 
         with self._lock:
-            if self._copy is None:
+            if self._copy is None or self._env is None:
                 self._copy = PolicyCopy(self._recipe, self._setting)
                 self._env = RayVecEnv(self._copy.recipe.env, self._copy.config, self._setting)
             self._copy.load(weights, version)
