@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import fields
 
 import numpy as np
@@ -25,7 +27,19 @@ class Schedules(RuleBasedStateMachine):
         self.running: list[tuple[str, Ticket]] = []  # Also what runs on in those set aside.
         self.taken: dict[int, list[tuple[int, int, int]]] = {}
         self.version = 0
+        self.losses = Counter[tuple[int, int]]()  # Of each place, since the last resumption.
+        self.is_over = False
 
+    def lose(self, what: Callable[[], object], places: list[tuple[int, int]]) -> None:
+        """Lose what these places had: the run ends where one was lost `MAX_ATTEMPTS` times, and only there."""
+        self.losses.update(places)
+        try:
+            what()
+        except RuntimeError:
+            self.is_over = True
+        assert self.is_over == any(num >= MAX_ATTEMPTS for num in self.losses.values())
+
+    @precondition(lambda self: not self.is_over)
     @rule(size=st.integers(1, 3))
     def order(self, size: int) -> None:
         number = self.ledger.add(
@@ -33,6 +47,11 @@ class Schedules(RuleBasedStateMachine):
         )
         self.sizes[number] = size
 
+    def holders(self) -> dict[tuple[int, int], str | None]:
+        groups = self.ledger._groups.items()
+        return {(number, member): p.holder for number, group in groups for member, p in enumerate(group.places)}
+
+    @precondition(lambda self: not self.is_over)
     @rule(data=st.data(), holder=st.sampled_from("abc"))
     def hand_out(self, data: st.DataObject, holder: str) -> None:
         if waiting := self.ledger.waiting():
@@ -40,7 +59,7 @@ class Schedules(RuleBasedStateMachine):
             self.ledger.hand_out(ticket, holder)
             self.running.append((holder, ticket))
 
-    @precondition(lambda self: self.running)
+    @precondition(lambda self: self.running and not self.is_over)
     @rule(data=st.data(), again=st.booleans(), age=st.integers(0, 2))
     def finish(self, data: st.DataObject, again: bool, age: int) -> None:
         holder, ticket = data.draw(st.sampled_from(self.running))
@@ -48,26 +67,30 @@ class Schedules(RuleBasedStateMachine):
         if not again:  # Else its answer comes a second time.
             self.running.remove((holder, ticket))
 
-    @precondition(lambda self: self.ledger.num_redone < MAX_ATTEMPTS - 1)
+    @precondition(lambda self: not self.is_over)
     @rule(holder=st.sampled_from("abc"), silent=st.booleans())
     def die(self, holder: str, silent: bool) -> None:
-        self.ledger.give_back_all(holder, "it died")
+        held = [place for place, holders in self.holders().items() if holder == holders]
+        self.lose(lambda: self.ledger.give_back_all(holder, "it died"), held)
         if not silent:  # Else it was set aside for its silence, and answers late.
             self.running = [(who, ticket) for who, ticket in self.running if who != holder]
 
-    @precondition(lambda self: self.ledger.num_redone < MAX_ATTEMPTS - 1)
+    @precondition(lambda self: not self.is_over)
     @rule(data=st.data())
     def lose_what_was_stored(self, data: st.DataObject) -> None:
         if ready := self.ledger.ready(not_before=-9):
             number, _ = data.draw(st.sampled_from(ready))
-            self.ledger.reopen(number, 0, "its object is gone")
+            self.lose(lambda: self.ledger.reopen(number, 0, "its object is gone"), [(number, 0)])
 
+    @precondition(lambda self: not self.is_over)
     @rule()
     def resume(self) -> None:
         state = json.loads(json.dumps(self.ledger.state()))
         self.ledger, self.running = Ledger(), []
+        self.losses.clear()
         self.ledger.load_state(state)
 
+    @precondition(lambda self: not self.is_over)
     @rule()
     def update(self) -> None:
         self.version += 1
@@ -87,8 +110,10 @@ class Schedules(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Whoever still runs is gone, and one runner that lives does what is left: then all of it is there."""
-        if not hasattr(self, "ledger"):
+        if not hasattr(self, "ledger") or self.is_over:
             return
+        if any(num >= MAX_ATTEMPTS - 1 for num in self.losses.values()):
+            self.resume()  # Else the end could be one loss too many.
         for holder in "abc":
             self.ledger.give_back_all(holder, "the end")
         for ticket in self.ledger.waiting():

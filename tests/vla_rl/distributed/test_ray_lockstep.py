@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from faulty_env import plant
-from ray_cluster import add_node, three_raylets
+from ray_cluster import actors_at, add_node, pause_busiest, resume, three_raylets
 from tiny_run import RECIPE, make_recipe, metrics, save_policy
 
 from vla_rl.common.run_folder import open_run
@@ -95,7 +93,7 @@ def test_an_evaluation_at_hosts_equals_the_local_one(cluster: Any, tmp_path: Pat
 
 
 def test_nothing_that_breaks_changes_an_episode(cluster: Any, tmp_path: Path) -> None:
-    options = ["env.kind=faulty_env:FaultyConfig", f"env.folder={tmp_path}", "num_threads=1", "train.iterations=9"]
+    options = ["env.kind=faulty_env:FaultyConfig", f"env.folder={tmp_path}", "num_threads=1", "train.iterations=10"]
     policy = save_policy(tmp_path / "base")
     local = TrainingRun(make_recipe(policy, *options), tmp_path / "local", resume=False)
     rollout = "rollout={kind: ray, hosts: 3, timeout_s: 15}"
@@ -132,10 +130,14 @@ def test_nothing_that_breaks_changes_an_episode(cluster: Any, tmp_path: Path) ->
         check("node killed", {})
         add_node(cluster)
         check("node joined", {})
-        away = next(n for n in cluster.list_all_nodes() if n not in (cluster.head_node, away))
-        raylet = away.all_processes["raylet"][0].process.pid
-        plant(tmp_path, pid=raylet, signal=signal.SIGSTOP)
-        timer = threading.Timer(3, os.kill, (raylet, signal.SIGCONT))
-        timer.start()
+        paused = pause_busiest(cluster)
         check("raylet paused", {})
-        timer.join()
+        lost = placed.source.metrics()
+        assert (
+            lost["rollout/hosts_lost"] + lost["rollout/workers_lost"]
+            >= 1
+            <= lost["rollout/moved"] + lost["rollout/redone"]
+        )
+        back = resume(cluster, paused)
+        check("it is back", {})
+        assert actors_at(back) >= 1, "it serves"
