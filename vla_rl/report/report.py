@@ -26,9 +26,11 @@ from vla_rl.common.run_folder import RunFolder
 from vla_rl.common.run_status import read_status
 from vla_rl.evaluation.compare import Comparison, PairedResult, compare, format_p
 from vla_rl.evaluation.results import Evaluation, EvaluationError, SuccessRate
-from vla_rl.report.charts import BLUE, GRAY, GREEN, ORANGE, PURPLE, Bar, Line, bar_chart, line_chart, stacked_bar
+from vla_rl.report.charts import BLUE, GRAY, GREEN, ORANGE, PURPLE, Bar, Line, bar_chart, line_chart
 from vla_rl.report.imagination import imagination, rounds
 from vla_rl.report.page import page_template
+from vla_rl.report.status import progress_lines
+from vla_rl.report.timing import timing
 from vla_rl.training.metrics import read_metrics
 
 # Videos beyond this are left out, so that the page still opens.
@@ -36,7 +38,6 @@ MAX_VIDEO_BYTES = 24 * 2**20
 _VIDEO_NAME = re.compile(
     r"(?P<name>.+?)__(?P<task>.+)__(?P<mode>.+?)__(?P<split>[a-z]+)-(?P<index>\d+)__(?P<outcome>success|failure)"
 )
-_STAGE_NAMES = {"simulation": "simulation and rendering", "inference": "policy forward, rollout"}
 
 
 class Run(NamedTuple):
@@ -170,7 +171,8 @@ def _page(run: Run, title: str | None) -> dict[str, Any]:
         "rounds": rounds(run.folder),
         "controls": _controls(run.ablation) if run.ablation else None,
         "curves": _curves(run.metrics),
-        "timing": _timing(run.metrics),
+        "timing": timing(run.metrics),
+        "progress": progress_lines(run.metrics),
         "clips": clips,
         "commands": _commands(run),
         "changes": change_texts(RunFolder(run.folder)),
@@ -357,29 +359,6 @@ def _curves(metrics: Sequence[Mapping[str, float]]) -> list[Markup]:
     return [Markup(chart) for chart in charts if chart]
 
 
-def _timing(metrics: Sequence[Mapping[str, float]]) -> dict[str, Any] | None:
-    """Seconds by stage, summed over the iterations."""
-    seconds: dict[str, float] = defaultdict(float)
-    totals = []
-    for row in metrics:
-        for key, value in row.items():
-            stage = key.removeprefix("time/")
-            if stage == key or stage.endswith(("fraction", "per_second")) or not math.isfinite(value):
-                continue
-            if stage == "total":
-                totals.append(value)
-            else:
-                seconds[stage] += value
-    seconds = defaultdict(float, {stage: value for stage, value in seconds.items() if value > 0})
-    if not seconds:
-        return None
-    stages = sorted(seconds, key=lambda stage: (stage == "other", -seconds[stage]))
-    named = {_STAGE_NAMES.get(stage, stage.replace("_", " ")): seconds[stage] for stage in stages}
-    total = sum(totals) or sum(seconds.values())
-    lead = f"{_duration(total)} in {len(totals)} iterations, {total / len(totals):.1f} s each." if totals else ""
-    return {"lead": lead, "chart": Markup(stacked_bar("Share of wall time", named))}
-
-
 def _clips(run: Run) -> tuple[list[dict[str, Any]], str]:
     """Videos by task, one side per evaluation; and what had to be left out."""
     names = [e.meta.name for e in (run.before, run.after) if e is not None]
@@ -443,8 +422,3 @@ def _interval_text(interval: Sequence[float | None], signed: bool = True) -> str
 
 def _capitalised(text: str) -> str:
     return text[:1].upper() + text[1:]
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

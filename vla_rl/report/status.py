@@ -18,15 +18,24 @@ def status_lines(run: RunFolder) -> list[str]:
         lines.append(status.text() or f"This run is finished. As of {status.updated.replace('T', ' ')}.")
         if status.is_running and status.dashboard:
             lines.append(f"machines: {status.dashboard} (Ray's dashboard)")
-    rows = [row for row in read_metrics(run.metrics) if "train/episodes" in row] if run.metrics.is_file() else []
+    num_of_run = len(lines)
+    lines += progress_lines(read_metrics(run.metrics) if run.metrics.is_file() else [])
+    return lines if len(lines) > num_of_run else [*lines, "No iteration has ended yet."]
+
+
+def progress_lines(metrics: Sequence[Mapping[str, float]]) -> list[str]:
+    """Say how the last iteration went, and what its rollouts lost and redid in all; nothing where none has ended."""
+    rows = [row for row in metrics if {"train/episodes", "train/success", "time/total"} <= row.keys()]
     if not rows:
-        return [*lines, "No iteration has ended yet."]
+        return []
     last = rows[-1]
-    lines.append(
+    lines = [
         f"iteration {len(rows)}: {last['train/episodes']:.0f} episodes, {100 * last['train/success']:.0f} % solved, "
         f"{last['train/episodes'] / last['time/total']:.2f} episodes/s with the update"
-    )
-    lines.append("time: " + ", ".join(_share(last, stage) for stage in STAGES if f"time/{stage}" in last))
+    ]
+    # A source that works ahead acts meanwhile: no stage of the training process's own.
+    stages = [stage for stage in STAGES if last.get(f"time/{stage}", 0.0) > 0]
+    lines.append("time: " + ", ".join(_share(last, stage) for stage in stages))
     return lines + _rollout_lines(rows)
 
 
@@ -40,6 +49,9 @@ def _rollout_lines(rows: Sequence[Mapping[str, float]]) -> list[str]:
     if "stood_s" not in last:
         return []
     lines = []
+    if "envs_busy" in last:
+        envs, policy = 100 * last["envs_busy"], 100 * last["policy_busy"]
+        lines.append(f"busy: environments {envs:.0f} % of the time, the policy in the rollouts {policy:.0f} %")
     if "lag" in last:
         busy = f"{last['running']:.0f} episodes running, {last['waiting']:.0f} waiting for an environment"
         ahead = f"{last['groups_under_way']:.0f} groups under way, {last['lag']:.2f} updates old on average"

@@ -36,7 +36,7 @@ COMMANDS = (
     "world-model rank",
     "world-model styles",
 )
-HEAVY = ("torch", "numpy", "mujoco", "transformers", "lerobot", "matplotlib", "pandas", "wandb", "sim")
+HEAVY = ("torch", "numpy", "mujoco", "transformers", "lerobot", "matplotlib", "pandas", "wandb", "ray", "sim")
 
 
 def run(*arguments: str) -> Result:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,7 @@ from stub_ray import MACHINE, StubRay, gone, never, ray
 from tiny_run import RECIPE
 
 from vla_rl.common.progress import Stopwatch
+from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import ConfigError, apply_overrides, validate
 from vla_rl.distributed.actors import ahead_worker, cluster, hosted
 from vla_rl.distributed.actors.ahead import AheadSource
@@ -21,6 +25,8 @@ from vla_rl.distributed.actors.ledger import MAX_ATTEMPTS
 from vla_rl.distributed.actors.source import LockstepSource, RaySource
 from vla_rl.distributed.actors.vec_env import RayVecEnv
 from vla_rl.recipe.recipe import Recipe
+from vla_rl.report.report import write_report
+from vla_rl.report.status import status_lines
 from vla_rl.rollout.source import GroupOrder
 from vla_rl.types import Episode, EpisodeSpec, Observation
 
@@ -148,6 +154,23 @@ def test_a_worker_tells_what_broke_before_its_rollout_ends(stub: StubRay, caplog
     with caplog.at_level(logging.WARNING), pytest.raises(AssertionError, match="for ever"):
         collect(made)
     assert caplog.text.count("a host is gone") == 1
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_status_and_page_tell_all_that_the_sources_log(staleness: int, stub: StubRay, tmp_path: Path) -> None:
+    """Each figure by a number of its own, so that one that is logged by another name is missed."""
+    made = source(recipe(f"staleness={staleness}"))
+    collect(made)
+    numbers = {name: 101 + number for number, name in enumerate(sorted(made.metrics()))}
+    row = numbers | {name: numbers[name] / 100 for name in ("rollout/envs_busy", "rollout/policy_busy")}
+    row |= {"step": 1, "train/episodes": 16, "train/success": 0.25, "time/total": 8.0, "time/simulation": 4.0}
+    run = RunFolder(tmp_path)
+    run.metrics.write_text(json.dumps(row) + "\n")
+    write_report(tmp_path)
+    for text in ("\n".join(status_lines(run)), run.report.read_text()):
+        told = text[text.index("iteration 1: 16 episodes") :]
+        missing = [name for name, number in numbers.items() if not re.search(rf"\b{number}\b", told)]
+        assert missing == ["rollout/seconds"]
 
 
 # --- staleness 0 --------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ AHEAD = {
     "rollout/lag": 0.5, "rollout/lag_max": 1, "rollout/groups_dropped": 1, "rollout/groups_under_way": 4,
     "rollout/redone": 16, "rollout/moved": 3, "rollout/hosts_lost": 1, "rollout/workers_lost": 1,
     "rollout/stood_s": 20.0, "rollout/seconds": 6.0, "rollout/hosts": 3, "rollout/running": 6, "rollout/waiting": 10,
-    "rollout/asking": 2,
+    "rollout/asking": 2, "rollout/envs_busy": 0.8, "rollout/policy_busy": 0.1,
 }  # fmt: skip
 
 
@@ -43,6 +43,7 @@ def test_a_run_in_one_process(tmp_path: Path) -> None:
 
 def test_losses_are_summed_up_and_queues_are_the_last(tmp_path: Path) -> None:
     text = said(tmp_path, LOCAL | AHEAD, LOCAL | AHEAD | {"rollout/running": 5, "rollout/redone": 0})
+    assert "busy: environments 80 % of the time, the policy in the rollouts 10 %" in text
     assert "3 hosts, 5 episodes running, 10 waiting for an environment, 2 for the policy; 4 groups under way" in text
     assert "2 hosts, 2 workers; 6 episodes went on elsewhere, 16 were begun again, 2 groups were too old" in text
     assert "stood for 40 s" in text
