@@ -103,6 +103,29 @@ def test_the_rayjob_names_what_the_project_has() -> None:
     assert cluster["rayVersion"] in ray
 
 
+@pytest.mark.parametrize(
+    ("nodes", "ray", "said"), [("1", "exit 0", "give two or more"), ("2", "exit 1", "did not answer at node1:6379")]
+)
+def test_a_job_that_cannot_work_ends_with_the_reason(nodes: str, ray: str, said: str, tmp_path: Path) -> None:
+    """One node, or a head that never answers: nothing is trained."""
+    (tmp_path / "bin").mkdir()
+    for name, what in {"scontrol": "echo node1", "srun": f"echo $* >> {tmp_path / 'calls'}", "ray": ray}.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{what}\n", encoding="utf-8")
+        (tmp_path / "bin" / name).chmod(0o755)
+    (tmp_path / "bin" / "activate").touch()
+    environment = os.environ | {
+        "PATH": f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "VENV": str(tmp_path),
+        "SLURM_JOB_NODELIST": "node1",
+        "SLURM_JOB_NUM_NODES": nodes,
+        "HEAD_TRIES": "0",
+    }
+    command = ["bash", str(TEMPLATES / "ray_nodes.sbatch"), "some_recipe"]
+    done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1 and said in done.stderr
+    assert not (tmp_path / "calls").exists() or "train" not in (tmp_path / "calls").read_text()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_job_near_its_limit_is_queued_again_and_goes_on(tmp_path: Path) -> None:
