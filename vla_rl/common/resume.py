@@ -21,7 +21,8 @@ FREE = (
     *("description", "log.*"),
     *("device", "*.device", "num_threads", "*.num_workers", "*.render_devices", "*.step_timeout", "*.start_timeout"),
     *("distributed.*", "algo.micro_batch_size", "sft.grad_accumulation", "sft.num_threads", "sft.cache_folder"),
-    *("*.save_every", "*.keep_checkpoints", "*.log_every", "*.max_bad_steps"),
+    *("rollout.address", "rollout.hosts", "rollout.host_*", "rollout.worker_*", "rollout.*timeout_s"),
+    *("rollout.object_store_mb", "*.save_every", "*.keep_checkpoints", "*.log_every", "*.max_bad_steps"),
 )
 # A run's length, which may change where something else has this value: option -> (that, the value, why).
 LENGTHS = {

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from vla_rl.common import run_folder as run
-from vla_rl.common.resume import change_texts, read_changes
+from vla_rl.common.resume import change_texts, is_free, read_changes
 from vla_rl.common.run_folder import RunFolder, git_commit, open_run
 from vla_rl.config import Config, ConfigError, read_yaml, validate
 
@@ -168,6 +168,13 @@ def test_what_cannot_change_the_result_so_far_may_change_and_is_recorded(tmp_pat
     open_run(changed.model_copy(update={"device": "cuda"}), folder, resume=True)
     assert [change["changed"].keys() for change in read_changes(RunFolder(folder))][1] == {"device"}
     assert re.search(r", after step 3: device from cpu to cuda$", change_texts(RunFolder(folder))[1])
+
+
+def test_a_resumed_run_may_use_another_cluster_but_not_other_workers():
+    assert all(
+        is_free(f"rollout.{name}") for name in ("address", "hosts", "host_gpus", "worker_cpus", "start_timeout_s")
+    )
+    assert not any(is_free(f"rollout.{name}") for name in ("workers", "staleness", "kind", "weights_dtype", "batch"))
 
 
 @pytest.mark.parametrize(
