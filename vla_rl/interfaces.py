@@ -163,6 +163,7 @@ class EnvConfig(Config):
     Attributes:
         is_imagined: episodes are a world model's, so that their outcomes are no evidence.
         shows_structure: its option `structure` shows what each pixel is part of (see `vla_rl.data.segmentation`).
+        object_names: of the objects whose poses its option `objects` tells (see `vla_rl.data.objects`).
         perturb_axes: what `perturbed` can change.
         suites: of the benchmark, by name -> what papers call it; none where it has no suites.
         averaged_suites: those that papers average over, where that is not all.
@@ -171,6 +172,7 @@ class EnvConfig(Config):
 
     is_imagined: ClassVar[bool] = False
     shows_structure: ClassVar[bool] = False
+    object_names: ClassVar[tuple[str, ...]] = ()
 
     kind: str
     num_envs: PositiveInt = Field(default=8, description="Environments stepped together.")
