@@ -27,8 +27,8 @@ class ChunkResult:
         obs: after the last executed action.
         reward: float32 (H,), zero where not executed. terminated, truncated: bool (H,).
         num_steps: actions executed. success: the task is solved.
-        objects: float32 (num_steps + 1, K, 4), poses of `EnvSpec.objects` before each executed action and after the last;
-            None where they are not told.
+        objects: float32 (num_steps + 1, K, 4), poses of `EnvSpec.objects` before each executed action and after the
+            last; None where they are not told.
         frames: with frame recording, camera -> uint8 (num_steps, height, width, 3); else empty.
         states: with frame recording, float32 (num_steps, S); else None.
     """
@@ -84,7 +84,7 @@ class SingleEnv(ABC):
         )
 
     def object_poses(self) -> np.ndarray:
-        """Poses of `EnvSpec.objects` now, float32 (K, 4): x, y, z (meters) and yaw (radians); NaN where there is none."""
+        """Poses of `EnvSpec.objects` now, float32 (K, 4): x, y, z (meters), yaw (radians); NaN where there is none."""
         raise NotImplementedError(f"{self.spec.kind} does not tell its objects' poses; leave env.objects off")
 
     def drive_home(self) -> Keyframe | None:

@@ -248,12 +248,12 @@ class ObjectsStageConfig(StageConfig):
     """How the objects part is fitted, on episodes recorded with collect.objects."""
 
     steps: NonNegativeInt = Field(default=0, description="Updates; 0 leaves the part as it is, or out.")
-    batch_size: PositiveInt = Field(default=96, description="Episodes per update, and single frames for the probe.")
+    batch_size: PositiveInt = Field(
+        default=96, description="Episodes per update; the probe sees half as many single frames."
+    )
     lr: PositiveFloat = Field(default=2e-3, description="Peak learning rate.")
     warmup_steps: NonNegativeInt = Field(default=100, description="Updates over which it rises from 0.")
-    network: ObjectsConfig | None = Field(
-        default=None, description="What it is made of; null: as it is in start_from."
-    )
+    network: ObjectsConfig | None = Field(default=None, description="What it is made of; null: as it is in start_from.")
     mirror: bool = Field(
         default=False,
         description="Half of the episodes are seen in a mirror at the plane y = 0; only where the robot is symmetrical "

@@ -73,7 +73,7 @@ class CollectConfig(Config):
     )
     objects: bool = Field(
         default=False,
-        description="Record where the task's objects are at every control step (docs/data.md), for fitting and "
+        description="Record where the task's objects are at every control step (docs/world_model.md), for fitting and "
         "measuring a world model's objects; no policy reads it. Only for simulators that tell: tabletop.",
     )
     shard_episodes: PositiveInt = Field(default=64, description="Episodes per shard: what a kill can lose.")

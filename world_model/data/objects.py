@@ -102,7 +102,7 @@ class ObjectSamples:
         return torch.from_numpy(np.concatenate(first)), torch.from_numpy(np.concatenate(positions))
 
     def batch(self, size: int, seed: int, step: int) -> ObjectBatch:
-        """`size` episodes of about one length, all of one dataset, and `size` single frames; half of these are first."""
+        """`size` episodes of about one length, and half as many single frames, half of these first ones."""
         rng = np.random.default_rng([seed, step])
         which = int(rng.choice(len(self._parts), p=self._share))
         part, is_long = self._parts[which], self._is_long[which]
@@ -113,8 +113,8 @@ class ObjectSamples:
         dataset, step_rows = part.frames.dataset, np.minimum(rows[:, :-1], len(part.frames.dataset.actions) - 1)
         values = np.clip(dataset.executed_actions[step_rows], part.frames.low, part.frames.high) * executed[..., None]
         poses = torch.from_numpy(part.poses[rows])
-        place, said = self._single_frames(part, size, rng)
-        latents = self._clips.frames(np.full(size, part.number), place[:, None]).latents[:, 0]
+        place, said = self._single_frames(part, size // 2, rng)
+        latents = self._clips.frames(np.full(len(place), part.number), place[:, None]).latents[:, 0]
         torch.manual_seed(int(rng.integers(2**31)))
         batch = ObjectBatch(
             poses=poses,
@@ -123,7 +123,7 @@ class ObjectSamples:
             actions=Actions(torch.from_numpy(values)[:, None], torch.from_numpy(executed)[:, None]),
             success=torch.from_numpy(dataset.succeeded[step_rows] & executed),
             instruction=part.frames.instruction(part.frames.starts[episode]),
-            latents=latents + 0.15 * torch.rand(size, 1, 1, 1, 1) * torch.randn_like(latents),
+            latents=latents + 0.15 * torch.rand(len(latents), 1, 1, 1, 1) * torch.randn_like(latents),
             seen=torch.from_numpy(part.poses[part.frames.place[place]]),
             is_first=torch.from_numpy(part.frames.number[place] == 0),
             said=said,

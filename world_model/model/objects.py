@@ -35,7 +35,7 @@ READ_SCALE = (0.1, 0.1, 0.1, 0.2)  # Of what the probe reads: meters and radians
 STEP_SCALE = 0.02  # Meters and radians that a slot moves in a control step for an output of 1.
 NEAR, FAR = 20.0, 10.0  # Meters times this: offsets from the end effector, and between objects.
 TURN = 0.5  # Of the rotations commanded so far, an action of 1 each.
-POSE_LOSS, YAW_LOSS, SUCCESS_LOSS = 50.0, 0.02, 0.3  # Per meter; share of a turn's; of the cross-entropy.
+POSE_LOSS, YAW_LOSS, SUCCESS_LOSS = 50.0, 0.02, 0.4  # Per meter; share of a turn's; of the cross-entropy.
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,8 @@ class ObjectMemory:
     Attributes:
         poses: float32 (B, M, 4): x, y, z (meters), yaw (radians).
         position: float32 (B, 3), where the end effector has been sent, meters.
-        gripper: float32 (B, 1), its last command's sign, 0 before any. turn: float32 (B, R), rotations commanded so far.
+        gripper: float32 (B, 1), its last command's sign, 0 before any.
+        turn: float32 (B, R), rotations commanded so far.
         hidden: float32 (B, H), of the recurrent network.
         words: float32 (B, W), the instruction.
     """
@@ -144,6 +145,12 @@ class ObjectBatch:
     is_first: torch.Tensor
     said: list[str]
 
+    def to(self, device: torch.device | str) -> ObjectBatch:
+        """The same on another device."""
+        moved = {f.name: v.to(device) for f in fields(self) if isinstance(v := getattr(self, f.name), torch.Tensor)}
+        actions = Actions(self.actions.values.to(device), self.actions.executed.to(device))
+        return replace(self, actions=actions, **moved)
+
 
 class ObjectModel(nn.Module):
     """The probe, and a recurrent dynamics of poses that also says whether the instruction has been carried out.
@@ -173,8 +180,8 @@ class ObjectModel(nn.Module):
         super().__init__()
         if state_dim < 3 or action_dim < 4:
             raise ValueError(
-                f"world_model.objects: needs states that begin with a position and actions of a translation (3 numbers) "
-                f"and a gripper; got {state_dim} and {action_dim} numbers. Leave world_model.objects.steps at 0"
+                "world_model.objects: needs states that begin with a position, and actions of a translation (3 numbers)"
+                f" and a gripper; got {state_dim} and {action_dim} numbers. Leave world_model.objects.steps at 0"
             )
         self.config, self.num_slots, self.num_turns = config, len(config.slots), action_dim - 4
         width, slots = config.width, self.num_slots
@@ -243,7 +250,7 @@ class ObjectModel(nn.Module):
         _, poses, logits = self._control_steps(memory, batch.actions)
         valid = batch.actions.executed[:, 0].float()
         error = _pose_error(poses, batch.poses[:, 1:])
-        rolled = (_smooth(error) * valid[..., None, None]).sum() / (valid.sum() * error[0, 0].numel())
+        rolled = (_smooth(error).sum(2).mean(2) * valid).sum() / valid.sum()  # Of all slots together.
         entropy = F.binary_cross_entropy_with_logits(logits, batch.success.float(), reduction="none")
         success = (entropy * valid).sum() / valid.sum()
         off = _pose_error(self.probe(batch.latents, batch.said), batch.seen) / self.probe.scale
@@ -264,9 +271,7 @@ class ObjectModel(nn.Module):
         blank = {name: poses.new_zeros(len(poses), size) for name, size in sizes.items()}
         return ObjectMemory(poses, position.float(), words=vectors.sum(1) / is_word.sum(1, keepdim=True), **blank)
 
-    def _control_steps(
-        self, memory: ObjectMemory, actions: Actions
-    ) -> tuple[ObjectMemory, torch.Tensor, torch.Tensor]:
+    def _control_steps(self, memory: ObjectMemory, actions: Actions) -> tuple[ObjectMemory, torch.Tensor, torch.Tensor]:
         """One frame of G control steps; those not executed change nothing: poses (B, G, M, 4), logits (B, G)."""
         poses, logits = [], []
         for step in range(actions.executed.shape[2]):
@@ -298,11 +303,20 @@ class ObjectModel(nn.Module):
             memory.words,
         ]
         seen = self.embed(torch.cat(inputs, 1))
-        hidden = self.memory(seen, memory.hidden)
+        hidden = _recur(self.memory, seen, memory.hidden)
         out = self.head(torch.cat([seen, hidden], 1))
         moved = poses + STEP_SCALE * out[:, :-1].unflatten(1, (self.num_slots, 4))
         turn = memory.turn + action[:, 3:-1]
         return ObjectMemory(moved, there, gripper, turn, hidden, memory.words), out[:, -1]
+
+
+def _recur(cell: nn.GRUCell, seen: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    """What `cell(seen, hidden)` is, in plain operations: its fused kernel is not there for every device."""
+    new = F.linear(seen, cell.weight_ih, cell.bias_ih).chunk(3, 1)
+    old = F.linear(hidden, cell.weight_hh, cell.bias_hh).chunk(3, 1)
+    reset, keep = torch.sigmoid(new[0] + old[0]), torch.sigmoid(new[1] + old[1])
+    candidate = torch.tanh(new[2] + reset * old[2])
+    return candidate + keep * (hidden - candidate)
 
 
 def _pose_error(poses: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
