@@ -31,6 +31,7 @@ from sim.tabletop.config import SuccessConfig, TabletopConfig
 from sim.vector.runner import InlineVecEnv
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.common.atomic import write_text_atomic
+from vla_rl.config import validate
 from vla_rl.evaluation.probability import platt
 from vla_rl.evaluation.statistics import summarize_seeds
 from vla_rl.evaluation.threshold import choose_threshold
@@ -214,9 +215,8 @@ def build_env(observations: str, reward: str, world_model: WorldModel, real_judg
             return FactorialEnv(endless_tabletop(), reward, judge, world_model.check_objects())
         judge = FrameJudge(world_model, NUM_ENVS, world_model.metadata.cameras)
         return FactorialEnv(endless_tabletop(), reward, judge, tuple(real_judge["sigmoid"]), real_judge["threshold"])
-    kind = "probability" if reward == "true" else reward
-    stop = 1 - 1e-7 if reward == "true" else STOP
-    config = ImaginationConfig(reward=kind, stop_probability=stop, dual_noise=0)
+    kind, stop = ("probability", 1 - 1e-7) if reward == "true" else (reward, STOP)
+    config = validate(ImaginationConfig, {"reward": kind, "stop_probability": stop, "dual_noise": 0})
     first = SimulatedInitialFrames(InlineVecEnv(TabletopConfig(), NUM_ENVS))
     seen = WorldModelEnv(world_model, first, config, NUM_ENVS, seed=seed)
     return FactorialEnv(seen, "true" if reward == "true" else "own")

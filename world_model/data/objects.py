@@ -10,7 +10,7 @@ import torch
 
 from vla_rl.data.config import DatasetError
 from vla_rl.data.objects import open_object_poses
-from world_model.config import ObjectsStageConfig
+from world_model.config import ObjectsConfig, ObjectsStageConfig
 from world_model.data.clips import ClipDataset
 from world_model.data.episodes import EpisodeFrames
 from world_model.model.objects import ObjectBatch, mirrored, off_by
@@ -49,6 +49,11 @@ def slot_poses(frames: EpisodeFrames, slots: Sequence[Sequence[str]]) -> np.ndar
             )
         columns.append(every[np.arange(len(every)), choice[owner]])
     return np.stack(columns, 1)
+
+
+def poses_for(config: ObjectsConfig | None, frames: EpisodeFrames) -> np.ndarray | None:
+    """`slot_poses` of an objects part; None where there is no such part."""
+    return None if config is None else slot_poses(frames, config.slots)
 
 
 @dataclass(frozen=True)

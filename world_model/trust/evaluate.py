@@ -14,7 +14,7 @@ from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.dataset import EpisodeDataset
 from world_model.config import ImaginationConfig
 from world_model.data.episodes import EpisodeFrames, logged_episodes, open_episodes
-from world_model.data.objects import slot_poses
+from world_model.data.objects import poses_for
 from world_model.metadata import WorldModelMetadata, content_key, resolve_path
 from world_model.model.world_model import load_world_model
 from world_model.trust.config import MeasureConfig, TrustConfig
@@ -69,8 +69,7 @@ def measure_trust(
 
     def episodes(dataset: EpisodeDataset) -> list[LoggedEpisode]:
         frames = EpisodeFrames.of(dataset, loaded.frame_steps, spec.action_low, spec.action_high)
-        objects = loaded.config.objects
-        return logged_episodes(frames, poses=None if objects is None else slot_poses(frames, objects.slots))
+        return logged_episodes(frames, poses=poses_for(loaded.config.objects, frames))
 
     datasets = [opened(path) for path in held_out]
     _check_unseen(datasets, loaded.metadata)

@@ -16,7 +16,7 @@ from toy import through_a_file
 from vla_rl.config import ConfigError, validate
 from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.types import EpisodeSpec
-from world_model.config import ObjectsStageConfig
+from world_model.config import ImaginationConfig, ObjectsStageConfig
 from world_model.data.clips import ClipDataset
 from world_model.data.episodes import EpisodeFrames, open_episodes
 from world_model.data.latents import open_latents
@@ -209,6 +209,7 @@ def test_an_episode_is_paid_the_parts_probability_as_it_grows(fitted) -> None:
     env = make_env(fitted)
     env.reset(SPECS)
     world_model, memory = env.world_model, env._memory
+    assert memory is not None
     actions = [chunks(0), chunks(1)]
     paid = sum(env.step(action).reward.sum(1) for action in actions)
     together = world_model.actions(np.concatenate(actions, 1), np.array([8, 8]))
@@ -256,7 +257,7 @@ def test_trust_measures_the_reward_that_is_paid_and_where_objects_are(fitted, he
     config = MeasureConfig.model_validate({"inverse_updates": 0, "num_clips": 0, "auc_frames": 1})
     reports = {}
     for reward in ("objects", "probability"):
-        imagination = validate(type(make_env(fitted).config), {"reward": reward, "dual_noise": 0})
+        imagination = validate(ImaginationConfig, {"reward": reward, "dual_noise": 0, "precision": "fp32"})
         measure_trust(config, fitted, [held_out], imagination=imagination, folder=tmp_path / reward)
         reports[reward] = TrustReport.load(tmp_path / reward / "trust.json")
     world_model = load_world_model(fitted)
