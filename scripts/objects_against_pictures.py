@@ -22,7 +22,7 @@ from world_model.data.clips import ClipDataset
 from world_model.data.episodes import EpisodeFrames, logged_episodes, open_episodes
 from world_model.data.latents import open_latents
 from world_model.data.objects import poses_for
-from world_model.fit.objects import objects_scores
+from world_model.fit.objects import EPISODES_AT_ONCE, objects_scores
 from world_model.fit.replay import replay_logits
 from world_model.model.world_model import load_world_model
 
@@ -70,7 +70,7 @@ def main() -> None:
     tasks = np.array([group.split("/")[0] for group in groups])
     each = {t: round(float(np.median(off[tasks == t])), 1) for t in dict.fromkeys(tasks.tolist())}
     print("probe, slot 0, median mm:", each)
-    rest = iter(true.split(256))  # In the batches of `objects_scores`.
+    rest = iter(true.split(EPISODES_AT_ONCE))  # In the batches of `objects_scores`.
     part.probe.forward = lambda latents, instruction: next(rest)  # type: ignore[method-assign]
     show("objects from true poses", objects_scores(world_model, clips)[0], sigmoid, real, groups)
     if arguments.pictures:
