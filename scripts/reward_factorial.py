@@ -4,7 +4,8 @@
     python scripts/reward_factorial.py table runs/factorial
 
 One arm is GRPO from the shipped base policy with observations imagined or real, and as reward the true outcome, the
-verdict of the success networks (above their threshold), or their calibrated probability. Beside every episode runs a
+verdict of the success networks (above their threshold), their calibrated probability, or that of the objects part,
+which looks at no frame but the first (only where WORLD_MODEL has it). Beside every episode runs a
 simulator with the same actions, which knows the truth: an arm's gap is its reward minus that. Advantages are not
 divided by a standard deviation in any arm, and learning rates fall to 0, or the last policy's noise would drown the
 arms. WORLD_MODEL has been fitted with a calibrated probability; where real frames are judged, threshold and probability
@@ -30,6 +31,7 @@ from sim.tabletop.config import SuccessConfig, TabletopConfig
 from sim.vector.runner import InlineVecEnv
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.common.atomic import write_text_atomic
+from vla_rl.config import validate
 from vla_rl.evaluation.probability import platt
 from vla_rl.evaluation.statistics import summarize_seeds
 from vla_rl.evaluation.threshold import choose_threshold
@@ -46,7 +48,8 @@ from world_model.model.world_model import WorldModel, load_world_model
 from world_model.types import Frames
 
 POLICY = "pretrained:tabletop_base"
-ARMS = tuple(itertools.product(("imagined", "real"), ("success", "probability", "true")))
+ARMS = tuple(itertools.product(("imagined", "real"), ("success", "probability", "objects", "true")))
+JUDGED = (("real", "success"), ("real", "probability"))  # Which judge real frames, and need a threshold for them.
 ITERATIONS, GROUPS, GROUP_SIZE, NUM_ENVS = 16, 40, 8, 40
 STOP, FALSE_SUCCESS = 0.8, 0.1
 CALIBRATION_STATES, CALIBRATION_START = 100, 700_000  # Per task; states that RL never draws.
@@ -67,7 +70,7 @@ class FrameJudge:
             self._memory[i] = self._world_model.begin(self._frames(obs, [row]), [obs.instruction[row]], [0])
             self.score[i] = -np.inf
 
-    def look(self, ids: Sequence[int], obs: Any) -> np.ndarray:
+    def look(self, ids: Sequence[int], obs: Any, actions: np.ndarray) -> np.ndarray:
         """Judge one more frame of each environment; return the highest logit so far, float64 (B,)."""
         frames = self._frames(obs, list(range(len(ids))))
         for row, i in enumerate(ids):
@@ -83,12 +86,27 @@ class FrameJudge:
         return self._world_model.encode(images[:, None], obs.state[rows][:, None])
 
 
+class ObjectsJudge(FrameJudge):
+    """The objects part, begun at each episode's real first frame and rolled by the actions."""
+
+    def look(self, ids: Sequence[int], obs: Any, actions: np.ndarray) -> np.ndarray:
+        for row, i in enumerate(ids):
+            memory = self._memory[i]
+            assert memory is not None and memory.objects is not None, "begin comes first"
+            done = self._world_model.actions(actions[[row]], np.array([actions.shape[1]]))
+            assert self._world_model.objects is not None, "its memory has objects"
+            rolled, _, logits = self._world_model.objects.roll(memory.objects, done)
+            self.score[i] = max(self.score[i], float(logits.max()))
+            self._memory[i] = replace(memory, objects=rolled)
+        return self.score[list(ids)]
+
+
 class FactorialEnv:
     """Observations of one environment, rewards of one judge, and a simulator beside it that knows the truth.
 
     Args:
         seen: gives observations. Where a judge decides, it must not end by itself before the horizon.
-        reward: "own" (`seen`'s), "true", "success" or "probability" (of `judge`'s logits).
+        reward: "own" (`seen`'s), "true", "success" or "probability" (of `judge`'s logits; also "objects").
         sigmoid: slope and intercept. threshold: logit. stop: probability that ends an episode.
     """
 
@@ -129,7 +147,7 @@ class FactorialEnv:
         if self.reward == "true":
             result = replace(real, obs=result.obs, info={})
         elif self.reward != "own":
-            result = self._judged(result, ids)
+            result = self._judged(result, ids, actions)
         self.total[ids] += result.reward.sum(1)
         for i, done in zip(ids, result.done.tolist(), strict=True):
             spec = self.specs[i]
@@ -160,9 +178,9 @@ class FactorialEnv:
         self.over[at] |= part.done
         return whole
 
-    def _judged(self, result: StepResult, ids: Sequence[int]) -> StepResult:
+    def _judged(self, result: StepResult, ids: Sequence[int], actions: np.ndarray) -> StepResult:
         assert self.judge is not None, "a judge decides"
-        score = self.judge.look(ids, result.obs)
+        score = self.judge.look(ids, result.obs, actions)
         probability = expit(self.sigmoid[0] * score + self.sigmoid[1])
         ends = score > self.threshold if self.reward == "success" else probability > self.stop
         worth = ends.astype(float) if self.reward == "success" else probability
@@ -192,11 +210,13 @@ def build_env(observations: str, reward: str, world_model: WorldModel, real_judg
     if observations == "real":
         if reward == "true":
             return FactorialEnv(endless_tabletop(), "true")
+        if reward == "objects":
+            judge = ObjectsJudge(world_model, NUM_ENVS, world_model.metadata.cameras)
+            return FactorialEnv(endless_tabletop(), reward, judge, world_model.check_objects())
         judge = FrameJudge(world_model, NUM_ENVS, world_model.metadata.cameras)
         return FactorialEnv(endless_tabletop(), reward, judge, tuple(real_judge["sigmoid"]), real_judge["threshold"])
-    kind = "success" if reward == "success" else "probability"
-    stop = STOP if reward == "probability" else 1 - 1e-7
-    config = ImaginationConfig(reward=kind, stop_probability=stop, dual_noise=0)
+    kind, stop = ("probability", 1 - 1e-7) if reward == "true" else (reward, STOP)
+    config = validate(ImaginationConfig, {"reward": kind, "stop_probability": stop, "dual_noise": 0})
     first = SimulatedInitialFrames(InlineVecEnv(TabletopConfig(), NUM_ENVS))
     seen = WorldModelEnv(world_model, first, config, NUM_ENVS, seed=seed)
     return FactorialEnv(seen, "true" if reward == "true" else "own")
@@ -276,14 +296,19 @@ def run(args: argparse.Namespace) -> None:
     args.output.mkdir(parents=True, exist_ok=True)
     judge_file, base_file = args.output / "judge.json", args.output / "base.json"
     world_model, policy = load_world_model(args.world_model), load_policy(resolve_path(POLICY), "cpu")
-    if not judge_file.exists():
+    arms = [arm for arm in ARMS if "_".join(arm) in args.arms or not args.arms]
+    if world_model.metadata.objects_probability is None and not args.arms:
+        arms = [arm for arm in arms if arm[1] != "objects"]
+    judged = any(arm in arms for arm in JUDGED)
+    if judged and not judge_file.exists():
         write_text_atomic(judge_file, json.dumps(calibrate_real(world_model, policy)))
+    judge = json.loads(judge_file.read_text()) if judged else {}
     if not base_file.exists():
         write_text_atomic(base_file, json.dumps(outcomes(policy)))
-    for seed, arm in itertools.product(args.seeds, ARMS):
+    for seed, arm in itertools.product(args.seeds, arms):
         file = args.output / f"{'_'.join(arm)}_{seed}.json"
-        if not file.exists() and (not args.arms or "_".join(arm) in args.arms):
-            found = train(arm, seed, world_model, json.loads(judge_file.read_text()), args.iterations)
+        if not file.exists():
+            found = train(arm, seed, world_model, judge, args.iterations)
             write_text_atomic(file, json.dumps(found))
 
 

@@ -114,6 +114,11 @@ class SimConfig(EnvConfig):
         description="Show what each pixel is part of, and its depth, as further cameras; collect.structure sets it.",
     )
 
+    objects: bool = Field(
+        default=False,
+        description="Tell where the task's objects are at every control step; collect.objects sets it.",
+    )
+
     perturb: PerturbConfig | None = Field(
         default=None,
         description="Make every episode differ from the usual one along an axis, {axis: camera, level: 2} (tabletop, "
@@ -157,6 +162,12 @@ class SimConfig(EnvConfig):
     def _check_structure(self) -> SimConfig:
         if self.structure and not self.shows_structure:
             raise ConfigError(f"env.structure: {type(self).__name__} draws no segmentation; leave it off")
+        return self
+
+    @model_validator(mode="after")
+    def _check_objects(self) -> SimConfig:
+        if self.objects and not self.object_names:
+            raise ConfigError(f"env.objects: {type(self).__name__} does not tell its objects' poses; leave it off")
         return self
 
     @model_validator(mode="after")
@@ -211,6 +222,7 @@ class SimConfig(EnvConfig):
             action_low=-np.ones(7, np.float32),
             action_high=np.ones(7, np.float32),
             control_hz=control_hz,
+            objects=self.object_names if self.objects else (),
         )
 
     def build(self, num_envs: int | None = None, record_frames: bool = False) -> VecEnv:

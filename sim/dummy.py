@@ -11,7 +11,7 @@ import os
 import signal
 import time
 import zlib
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
@@ -33,6 +33,7 @@ Fault = Literal["none", "start", "die", "hang", "nan", "raise"]
 class DummyConfig(SimConfig):
     """A 2-D reach task for tests."""
 
+    object_names: ClassVar[tuple[str, ...]] = ("red", "blue")
     kind: Literal["dummy"] = "dummy"
     image_size: PositiveInt = Field(default=32, description="Height and width of the images, pixels.")
     horizon: PositiveInt = Field(default=16, description="Control steps before truncation.")
@@ -132,6 +133,10 @@ class DummyEnv(SingleEnv):
         images = {camera: self._draw(self._dot if camera == "wrist" else np.zeros(2)) for camera in self.spec.cameras}
         state = np.array([*self._dot, 0, 0, 0, 0, self._finger, -self._finger], np.float32)
         return SingleObservation(images, state, self._instruction)
+
+    def object_poses(self) -> np.ndarray:
+        """Of the two squares."""
+        return np.pad(self._squares, ((0, 0), (0, 2))).astype(np.float32)
 
     def _draw(self, center: np.ndarray) -> np.ndarray:
         """The workspace around `center`, uint8 (size, size, 3); y points up."""

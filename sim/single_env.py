@@ -27,6 +27,8 @@ class ChunkResult:
         obs: after the last executed action.
         reward: float32 (H,), zero where not executed. terminated, truncated: bool (H,).
         num_steps: actions executed. success: the task is solved.
+        objects: float32 (num_steps + 1, K, 4), poses of `EnvSpec.objects` before each executed action and after the
+            last; None where they are not told.
         frames: with frame recording, camera -> uint8 (num_steps, height, width, 3); else empty.
         states: with frame recording, float32 (num_steps, S); else None.
     """
@@ -37,6 +39,7 @@ class ChunkResult:
     truncated: np.ndarray
     num_steps: int
     success: bool
+    objects: np.ndarray | None = None
     frames: dict[str, np.ndarray] = field(default_factory=dict)
     states: np.ndarray | None = None
 
@@ -80,6 +83,10 @@ class SingleEnv(ABC):
             f"{self.spec.kind} does not say how far its tasks are from being solved; rac.alarm=clock does without"
         )
 
+    def object_poses(self) -> np.ndarray:
+        """Poses of `EnvSpec.objects` now, float32 (K, 4): x, y, z (meters), yaw (radians); NaN where there is none."""
+        raise NotImplementedError(f"{self.spec.kind} does not tell its objects' poses; leave env.objects off")
+
     def drive_home(self) -> Keyframe | None:
         """End the episode: let go, and drive by itself to where episodes begin. Renders and records nothing.
 
@@ -104,12 +111,15 @@ class SingleEnv(ABC):
         terminated = np.zeros(num_actions, bool)
         truncated = np.zeros(num_actions, bool)
         recorded: list[SingleObservation] = []
+        objects = [self.object_poses()] if self.spec.objects else []
         executed = 0
         low, high = self.spec.action_low, self.spec.action_high
         for i in range(num_actions):
             solved = self.apply(np.clip(actions[i], low, high))
             self.num_steps += 1
             executed += 1
+            if objects:
+                objects.append(self.object_poses())
             if solved and self.succeeded_at is None:
                 reward[i], self.succeeded_at = 1.0, self.num_steps
             if self.succeeded_at is not None and self.num_steps - self.succeeded_at >= self.steps_after_success:
@@ -126,4 +136,5 @@ class SingleEnv(ABC):
         obs = recorded[-1] if recorded else self.observe()
         frames = {c: np.stack([o.images[c] for o in recorded]) for c in obs.images} if recorded else {}
         states = np.stack([o.state for o in recorded]) if recorded else None
-        return ChunkResult(obs, reward, terminated, truncated, executed, success, frames, states)
+        poses = np.stack(objects) if objects else None
+        return ChunkResult(obs, reward, terminated, truncated, executed, success, poses, frames, states)

@@ -163,6 +163,7 @@ class EnvConfig(Config):
     Attributes:
         is_imagined: episodes are a world model's, so that their outcomes are no evidence.
         shows_structure: its option `structure` shows what each pixel is part of (see `vla_rl.data.segmentation`).
+        object_names: of the objects whose poses its option `objects` tells (see `vla_rl.data.objects`).
         perturb_axes: what `perturbed` can change.
         suites: of the benchmark, by name -> what papers call it; none where it has no suites.
         averaged_suites: those that papers average over, where that is not all.
@@ -171,6 +172,11 @@ class EnvConfig(Config):
 
     is_imagined: ClassVar[bool] = False
     shows_structure: ClassVar[bool] = False
+    object_names: ClassVar[tuple[str, ...]] = ()
+    perturb_axes: ClassVar[tuple[str, ...]] = ()
+    reset_tasks: ClassVar[Mapping[str, str]] = {}
+    suites: ClassVar[Mapping[str, str]] = {}
+    averaged_suites: ClassVar[tuple[str, ...]] = ()
 
     kind: str
     num_envs: PositiveInt = Field(default=8, description="Environments stepped together.")
@@ -179,15 +185,9 @@ class EnvConfig(Config):
         """Return the facts about the environment, without starting a simulator where that is possible."""
         raise NotImplementedError(f"{type(self).__name__} must implement env_spec() -> EnvSpec")
 
-    perturb_axes: ClassVar[tuple[str, ...]] = ()
-    reset_tasks: ClassVar[Mapping[str, str]] = {}
-
     def perturbed(self, axis: str, level: int) -> EnvConfig:
         """The same environment with every episode perturbed along one of `perturb_axes`, at level 1, 2 or 3."""
         raise NotImplementedError(f"{type(self).__name__} has no perturbations")
-
-    suites: ClassVar[Mapping[str, str]] = {}
-    averaged_suites: ClassVar[tuple[str, ...]] = ()
 
     def in_suite(self, suite: str) -> EnvConfig:
         """The same environment with the tasks of another of its `suites`."""

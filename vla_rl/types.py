@@ -182,7 +182,9 @@ class StepResult:
         lost: bool (B,), the episode broke (its worker died or hung) and must not be counted.
         info: extras. With frame recording on: "frames" is a list of B dicts
             camera -> uint8 (num_steps, height, width, 3) and "states" a list of B arrays
-            float32 (num_steps, S), both *after* each executed step. Others are arrays (B,) of numbers.
+            float32 (num_steps, S), both *after* each executed step. Where the environment tells objects' poses:
+            "objects" is a list of B arrays float32 (num_steps + 1, K, 4), x, y, z (meters) and yaw (radians) of
+            `EnvSpec.objects` before each executed step and after the last. Others are arrays (B,) of numbers.
     """
 
     obs: Observation
@@ -250,6 +252,7 @@ class EnvSpec:
         approximation: how it deviates from what it stands for, so that no figure is measured in it; empty: not at all.
         suite: which of a simulator's sets of tasks; empty where there is one.
         labels: task name -> what tables and plots call it, its number in the suite first; empty: by its name.
+        objects: names of the K objects whose poses `StepResult.info` tells; empty: it tells none.
     """
 
     kind: str
@@ -267,6 +270,7 @@ class EnvSpec:
     approximation: str = ""
     suite: str = ""
     labels: dict[str, str] = field(default_factory=dict)
+    objects: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:

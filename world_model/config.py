@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import (
     BeforeValidator,
     Field,
+    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -196,6 +197,19 @@ class SuccessConfig(Config):
     dropout: float = Field(default=0.1, ge=0, lt=1, description="While training.")
 
 
+class ObjectsConfig(Config):
+    """The objects part: poses read off the first real frame, then rolled by the actions (see model/objects.py)."""
+
+    slots: tuple[tuple[str, ...], ...] = Field(
+        min_length=1,
+        description="M slots, the first for what is to be handled. In each episode a slot holds the first of its names "
+        "that the scene has, of those recorded with collect.objects.",
+    )
+    width: PositiveInt = Field(default=160, description="Of the recurrent network.")
+    probe_width: PositiveInt = Field(default=64, multiple_of=8, description="Of the probe's convolutions.")
+    meters_per_action: PositiveFloat = Field(default=0.05, description="Of the end effector at action 1.")
+
+
 class WorldModelConfig(Config):
     """What a world model is; saved beside its weights."""
 
@@ -207,6 +221,9 @@ class WorldModelConfig(Config):
     )
     success: SuccessConfig = Field(default_factory=SuccessConfig)
     frame_steps: PositiveInt = Field(default=8, description="G, control steps from one frame to the next.")
+    objects: ObjectsConfig | None = Field(
+        default=None, description="The objects part; null: none. A fit adds it, see world_model.objects."
+    )
 
 
 class StageConfig(TrainerConfig):
@@ -225,6 +242,27 @@ class StageConfig(TrainerConfig):
         default=20,
         description="Stop after this many updates in a row with NaN or infinite loss or gradients (each is skipped).",
     )
+
+
+class ObjectsStageConfig(StageConfig):
+    """How the objects part is fitted, on episodes recorded with collect.objects."""
+
+    steps: NonNegativeInt = Field(default=0, description="Updates; 0 leaves the part as it is, or out.")
+    batch_size: PositiveInt = Field(
+        default=96, description="Episodes per update; the probe sees half as many single frames."
+    )
+    lr: PositiveFloat = Field(default=2e-3, description="Peak learning rate.")
+    warmup_steps: NonNegativeInt = Field(default=100, description="Updates over which it rises from 0.")
+    network: ObjectsConfig | None = Field(default=None, description="What it is made of; null: as it is in start_from.")
+    mirror: bool = Field(
+        default=False,
+        description="Half of the episodes are seen in a mirror at the plane y = 0; only where the robot is symmetrical "
+        "about it, and no instruction says left or right.",
+    )
+    position_noise: NonNegativeFloat = Field(
+        default=0.002, description="On the poses that episodes are rolled from, as the probe errs, meters."
+    )
+    yaw_noise: NonNegativeFloat = Field(default=0.06, description="The same on their turns, radians.")
 
 
 class BootstrapConfig(Config):
@@ -283,13 +321,14 @@ class ImaginationConfig(Config):
         description="Compile the dynamics with torch.compile, on CUDA as graphs that are replayed: faster once warm, "
         "with minutes of compilation before; needs a C++ compiler.",
     )
-    reward: Literal["success", "probability"] = Field(
+    reward: Literal["success", "probability", "objects"] = Field(
         default="success",
         description="success: 1 where the verdicts pass their thresholds; probability: the calibrated probability that "
-        "the episode succeeds, paid as it grows, without a threshold.",
+        "the episode succeeds, paid as it grows, without a threshold; objects: the same, by the objects part, which "
+        "looks at no imagined picture.",
     )
     stop_probability: float = Field(
-        default=0.8, gt=0, lt=1, description="With reward probability: an episode ends where it passes this."
+        default=0.8, gt=0, lt=1, description="With reward probability or objects: an episode ends where it passes this."
     )
     require_both: bool = Field(
         default=True, description="A success counts where the success head and the clip classifier both say so."
@@ -324,9 +363,9 @@ class ImaginationConfig(Config):
                 f"imagination.max_disagreement: got {self.max_disagreement:g} with ensemble 1, which has nothing to "
                 "disagree with; set imagination.ensemble to 2 or more"
             )
-        if self.reward == "probability" and self.dual_noise:
+        if self.reward != "success" and self.dual_noise:
             raise ConfigError(
-                f"imagination.dual_noise: got {self.dual_noise} with reward 'probability', which knows no single "
+                f"imagination.dual_noise: got {self.dual_noise} with reward {self.reward!r}, which knows no single "
                 "success to imagine again; set imagination.dual_noise=0"
             )
         return self

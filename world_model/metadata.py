@@ -46,6 +46,13 @@ class WorldModelMetadata(Config):
         default=None, description="Slope and intercept of the value over the value head's logit; null where not fitted."
     )
     value_calibration: dict[str, Any] = Field(default={}, description="What the value is worth on held-out episodes.")
+    objects_probability: tuple[PositiveFloat, FiniteFloat] | None = Field(
+        default=None,
+        description="Slope and intercept of P(success) over the objects part's logit; null where not fitted.",
+    )
+    objects_calibration: dict[str, Any] = Field(
+        default={}, description="What the objects part is worth on held-out episodes."
+    )
     calibration: dict[str, Any] = Field(default={}, description="How the thresholds were found, and what they give.")
     refits: dict[str, Any] = Field(
         default={},

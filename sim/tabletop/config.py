@@ -100,6 +100,7 @@ class TabletopConfig(SimConfig):
 
     known_cameras: ClassVar[tuple[str, ...]] = ("agentview", "wrist")
     shows_structure: ClassVar[bool] = True
+    object_names: ClassVar[tuple[str, ...]] = ("block", "block_b", "block_c", "base", "bowl", "plate", "zone")
     perturb_axes: ClassVar[tuple[str, ...]] = (
         "camera", "light", "texture", "distractors", "layout", "robot", "noise", "wording",
     )  # fmt: skip

@@ -195,6 +195,14 @@ class TabletopEnv(SingleEnv):
         qpos = self._now.qpos
         return np.array([*qpos[:3], *_axis_angle(qpos[3:6]), qpos[6], -qpos[7]], np.float32)
 
+    def object_poses(self) -> np.ndarray:
+        """See `SingleEnv.object_poses`."""
+        poses = np.full((len(self.spec.objects), 4), np.nan, np.float32)
+        for row, name in enumerate(self.spec.objects):
+            if name in self._scene.qpos or name in self._scene.mocap:
+                poses[row] = *self._view.position(name), self._view.yaw(name)
+        return poses
+
     def expert_action(self) -> np.ndarray:
         """The scripted expert's next action, float32 (7,). Call once per control step: the expert has memory.
 

@@ -213,6 +213,14 @@ class View:
         _, x, y, _ = self.data.qpos[address + 3 : address + 7]
         return float(1 - 2 * (x * x + y * y))
 
+    def yaw(self, name: str) -> float:
+        """Turn of a body about the vertical, radians; 0 for fixed ones, which are round."""
+        if name not in self.scene.qpos:
+            return 0.0
+        address = self.scene.qpos[name]
+        w, x, y, z = self.data.qpos[address + 3 : address + 7]
+        return math.atan2(2 * (w * z + x * y), 1 - 2 * (y * y + z * z))
+
     def apart(self, a: str, b: str) -> float:
         """Horizontal distance between two bodies' centers, meters."""
         pa, pb = self.position(a), self.position(b)

@@ -99,6 +99,8 @@ class BaseVecEnv(ABC):
         info: dict[str, Any] = {}
         if self.record_frames:
             info = {"frames": [r.frames for r in results], "states": [r.states for r in results]}
+        if self.spec.objects:
+            info["objects"] = [r.objects for r in results]
         result = StepResult(
             obs=self._stack([r.obs for r in results]),
             reward=np.stack([r.reward for r in results]),
@@ -187,6 +189,7 @@ class BaseVecEnv(ABC):
             truncated=np.zeros(num_actions, bool),
             num_steps=0,
             success=False,
+            objects=np.full((1, len(self.spec.objects), 4), np.nan, np.float32) if self.spec.objects else None,
             frames={camera: np.zeros((0, *size, 3), np.uint8) for camera in self.spec.cameras},
             states=np.zeros((0, self.spec.state_dim), np.float32),
         )

@@ -131,7 +131,8 @@ class _Worker:
             self.frames["state"][env_id, : result.num_steps] = result.states
             for camera, frames in result.frames.items():
                 self.frames[f"image.{camera}"][env_id, : result.num_steps] = frames
-        return instruction, result.reward, result.terminated, result.truncated, result.num_steps, result.success
+        ends = (result.terminated, result.truncated, result.num_steps, result.success)
+        return instruction, result.reward, *ends, result.objects
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from pretend_device import pretending
 from pretend_device.counts import counting
 from vla_rl.config import validate
 from vla_rl.types import EpisodeSpec
-from world_model.config import ImaginationConfig, WorldModelConfig
+from world_model.config import ImaginationConfig, ObjectsConfig, WorldModelConfig
 from world_model.env.download import download
 from world_model.env.env import WorldModelEnv
 from world_model.model.world_model import WorldModel, build_parts
@@ -48,6 +50,31 @@ def test_a_step_copies_the_actions_in_and_what_is_seen_out(device):
     with counting() as counts:
         env.step(push(0.1, NUM_ENVS, CHUNK))
     assert counts.totals["syncs"] == counts.totals["uploads"] == counts.totals["downloads"] == 1, counts.places()
+
+
+def test_objects_are_rolled_without_a_wait_or_a_copy(device):
+    numbers = {"state_mean": (0.0,) * 3, "state_std": (1.0,) * 3, "action_low": (-1.0,) * 7, "action_high": (1.0,) * 7}
+    metadata = METADATA.model_copy(update={**numbers, "objects_probability": (1.0, 0.0)})
+    torch.manual_seed(0)
+    config = validate(WorldModelConfig, SMALL)
+    world_model = WorldModel(config, metadata, build_parts(config, metadata))
+    world_model.set_objects(validate(ObjectsConfig, {"slots": [["block"], ["plate"]], "width": 16, "probe_width": 8}))
+    options = validate(ImaginationConfig, {"precision": "fp32", "reward": "objects", "dual_noise": 0})
+    env = WorldModelEnv(world_model.to(device).eval(), ThreeDimensions(), options, NUM_ENVS)
+    env.reset([EpisodeSpec("reach", "train", i) for i in range(NUM_ENVS)])
+    actions = np.full((NUM_ENVS, CHUNK, 7), 0.1, np.float32)
+    env.step(actions)
+    with counting() as counts:
+        env.step(actions)
+    assert counts.totals["syncs"] == counts.totals["uploads"] == counts.totals["downloads"] == 1, counts.places()
+
+
+class ThreeDimensions(ToyInitialFrames):
+    """The toy's, with a state of three numbers."""
+
+    def observe(self, specs):
+        obs = super().observe(specs)
+        return replace(obs, state=np.pad(obs.state, ((0, 0), (0, 1))))
 
 
 def test_verification_asks_once_more(device):

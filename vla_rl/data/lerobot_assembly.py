@@ -12,7 +12,15 @@ import numpy as np
 
 from vla_rl.common.atomic import atomic_folder
 from vla_rl.data.keyframes import STATES_FOLDER
-from vla_rl.data.lerobot_io import COUNTS, FINAL_IMAGE_PREFIX, FINAL_STATE, SHARD_STATES, read_frames, read_shards
+from vla_rl.data.lerobot_io import (
+    COUNTS,
+    FINAL_IMAGE_PREFIX,
+    FINAL_OBJECT_POSES,
+    FINAL_STATE,
+    SHARD_STATES,
+    read_frames,
+    read_shards,
+)
 from vla_rl.data.segmentation import structure_file
 
 if TYPE_CHECKING:
@@ -101,8 +109,9 @@ class _DataWriter:
         self._write(table)
         stats = {k: {s: np.asarray(v) for s, v in entry.items()} for k, entry in json.loads(row["stats"]).items()}
         extra = {k: v for k, v in row.items() if k.startswith(FINAL_IMAGE_PREFIX)}
-        if row.get(FINAL_STATE) is not None:
-            extra[FINAL_STATE] = np.asarray(row[FINAL_STATE], np.float32)
+        for name in (FINAL_STATE, FINAL_OBJECT_POSES):
+            if row.get(name) is not None:
+                extra[name] = np.asarray(row[name], np.float32)
         meta.save_episode(
             episode_index,
             length,

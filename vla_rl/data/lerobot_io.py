@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 IMAGE_PREFIX = "observation.images."
 FINAL_IMAGE_PREFIX = "final_image_"
 FINAL_STATE = "final_state"
+OBJECT_POSES, FINAL_OBJECT_POSES = "object_poses", "final_object_poses"  # See `vla_rl.data.objects`.
 STATE = "observation.state"
 ACTION = "action"
 EXECUTED_ACTION = "executed_action"
@@ -79,6 +80,7 @@ class RecordedEpisode:
         final_png, final_state: the observation after the last action; empty and None where it was not recorded.
             Stored with the episode's metadata, since a LeRobot frame always has an action.
         simulator_states: the simulator's states along the episode, for keyframes; empty where none were saved.
+        object_poses: float32 (T + 1, K, 4), poses of the scene's objects (`vla_rl.data.objects`); None where not told.
         structure: camera -> packed structure of T + 1 images (`vla_rl.data.segmentation`); empty where not recorded.
     """
 
@@ -97,6 +99,7 @@ class RecordedEpisode:
     final_png: dict[str, bytes]
     final_state: np.ndarray | None
     simulator_states: Sequence[Keyframe] = ()
+    object_poses: np.ndarray | None = None
     structure: Mapping[str, np.ndarray] = field(default_factory=dict)
     interventions: int = 0
     recoveries: int = 0
@@ -311,6 +314,7 @@ def _frame_table(episode: RecordedEpisode, features: Mapping[str, Any]) -> pa.Ta
         (ACTION, episode.actions),
         (EXECUTED_ACTION, episode.executed_actions),
         (REQUESTED_ACTION, episode.requested_actions),
+        (OBJECT_POSES, None if episode.object_poses is None else episode.object_poses[:-1].reshape(length, -1)),
     ):
         if array is None or name not in features:
             continue
@@ -341,6 +345,7 @@ def _episode_row(episode: RecordedEpisode, features: Mapping[str, Any]) -> dict[
         **{name: getattr(episode, name) for name in COUNTS},
         "stats": json.dumps(_episode_stats(episode, features)),
         **({} if episode.final_state is None else {FINAL_STATE: episode.final_state.astype(np.float32).tolist()}),
+        **({} if episode.object_poses is None else {FINAL_OBJECT_POSES: episode.object_poses[-1].ravel().tolist()}),
         **{FINAL_IMAGE_PREFIX + camera: data for camera, data in episode.final_png.items()},
     }
 

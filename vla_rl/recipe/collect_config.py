@@ -71,6 +71,11 @@ class CollectConfig(Config):
         description="Record what each pixel shows and how far away it is, which changes of style are guided by. Only "
         "for simulators that draw it: tabletop, libero, robosuite.",
     )
+    objects: bool = Field(
+        default=False,
+        description="Record where the task's objects are at every control step (docs/world_model.md), for fitting and "
+        "measuring a world model's objects; no policy reads it. Only for simulators that tell: tabletop.",
+    )
     shard_episodes: PositiveInt = Field(default=64, description="Episodes per shard: what a kill can lose.")
 
     @model_validator(mode="after")
@@ -80,9 +85,10 @@ class CollectConfig(Config):
                 "collect.split: 'eval' is for the final claim; data for learning comes from 'train'. "
                 "Set collect.allow_eval=true if you really want it."
             )
-        if self.imagined and (self.source != "policy" or self.keyframes or self.structure):
+        if self.imagined and (self.source != "policy" or self.keyframes or self.structure or self.objects):
             raise ConfigError(
-                "collect.imagined: only for collect.source=policy, and without collect.keyframes and collect.structure"
+                "collect.imagined: only for collect.source=policy, and without collect.keyframes, collect.structure "
+                "and collect.objects"
             )
         if not self.every_frame and (self.source != "policy" or self.structure):
             raise ConfigError(

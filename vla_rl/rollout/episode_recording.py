@@ -35,6 +35,7 @@ class EpisodeRecording:
         self._actions: list[np.ndarray] = []
         self._executed: list[np.ndarray] = []
         self._reward: list[float] = []
+        self._objects: list[np.ndarray] = []
 
     def __len__(self) -> int:
         """Control steps so far."""
@@ -62,6 +63,9 @@ class EpisodeRecording:
             if frames is not None:
                 images = {camera: frames[camera][i] for camera in images}
                 state = result.info["states"][0][i]
+        if "objects" in result.info:
+            poses = result.info["objects"][0]
+            self._objects += list(poses[1:] if self._objects else poses)
         pictures, structure = split_cameras(result.obs.images)
         self.obs = replace(result.obs, images=pictures)
         for camera, image in structure.items():
@@ -90,5 +94,6 @@ class EpisodeRecording:
             final_png={camera: encode_png(image[0]) for camera, image in self.obs.images.items()},
             final_state=self.obs.state[0],
             simulator_states=self.simulator_states,
+            object_poses=np.stack(self._objects) if self._objects else None,
             structure={camera: np.stack(images) for camera, images in self._structure.items()},
         )

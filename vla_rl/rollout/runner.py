@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 
 _Attempt = tuple[int, EpisodeSpec | None, int]  # Number, spec, which attempt; None: nothing is needed for now.
+_PER_STEP = ("frames", "states", "objects")  # Of a `StepResult.info`: of each control step, not of the chunk.
 _STEP_ARRAYS = ("reward", "terminated", "truncated", "num_steps")  # Of a `StepResult`; an episode has them in a row.
 
 
@@ -258,7 +259,7 @@ def assemble(spec: EpisodeSpec, steps: Sequence[_Step], group: int) -> Episode:
         final_obs=Observation.concatenate([last.obs]),  # A copy, since a row keeps the memory of all.
         group=group,
         lost=lost,
-        info={k: np.array([r.info[k][0] for r in results]) for k in last.info if k not in ("frames", "states")},
+        info={k: np.array([r.info[k][0] for r in results]) for k in last.info if k not in _PER_STEP},
         **{name: np.concatenate([getattr(r, name) for r in results]) for name in _STEP_ARRAYS},
         **(_recorded_frames(results) if "frames" in last.info and not lost else {}),
     )

@@ -25,6 +25,7 @@ from vla_rl.config import ConfigError
 from vla_rl.data.dataset import OBSERVED_EVERY
 from vla_rl.data.lerobot_assembly import assemble
 from vla_rl.data.lerobot_io import RecordedEpisode, dataset_features, read_shards, write_shard
+from vla_rl.data.objects import object_features
 from vla_rl.data.segmentation import CAMERA_PREFIX
 from vla_rl.interfaces import EnvConfig, ImaginedEnv, Policy, VecEnv
 from vla_rl.recipe.collect_config import CollectConfig
@@ -121,7 +122,14 @@ def left_out(env_config: Any, config: CollectConfig) -> dict[str, str]:
 
 
 def _seen(env_config: Any, config: CollectConfig) -> Any:
-    """The environment's config, with the structure to see where it is to be recorded."""
+    """The environment's config, with what it is to show or tell beside observations."""
+    if config.objects:
+        if not getattr(env_config, "object_names", ()):
+            kind = getattr(env_config, "kind", type(env_config).__name__)
+            raise ConfigError(
+                f"collect.objects: {kind} does not tell where its objects are; tabletop does. Leave it off."
+            )
+        env_config = env_config.model_copy(update={"objects": True})
     if not config.structure:
         return env_config
     if not getattr(env_config, "shows_structure", False):
@@ -239,6 +247,7 @@ class _Collector:
         spec = env.spec
         cameras = [name for name in spec.cameras if not name.startswith(CAMERA_PREFIX)]
         self.features = dataset_features(cameras, spec.image_size, spec.state_dim, spec.action_dim)
+        self.features |= object_features(spec.objects)
         self.plan = RecordingPlan(config, tasks)
         self.num_shards = self.frames = self.new_frames = 0
         for rows, rejected, _ in read_shards(staging):

@@ -192,16 +192,19 @@ def tasks_of(frames: EpisodeFrames, tasks: Mapping[str, str]) -> list[str]:
     ]
 
 
-def logged_episodes(frames: EpisodeFrames, chosen: Sequence[int] | None = None) -> list[LoggedEpisode]:
+def logged_episodes(
+    frames: EpisodeFrames, chosen: Sequence[int] | None = None, poses: np.ndarray | None = None
+) -> list[LoggedEpisode]:
     """Episodes as trust is measured on.
 
     Args:
         chosen: which of the E episodes, in that order; None takes all.
+        poses: of objects by slot, by `EpisodeFrames.place` (see `world_model.data.objects.slot_poses`).
     """
-    return [_logged(frames, i) for i in (range(len(frames.episodes)) if chosen is None else chosen)]
+    return [_logged(frames, i, poses) for i in (range(len(frames.episodes)) if chosen is None else chosen)]
 
 
-def _logged(frames: EpisodeFrames, episode: int) -> LoggedEpisode:
+def _logged(frames: EpisodeFrames, episode: int, poses: np.ndarray | None = None) -> LoggedEpisode:
     start = frames.starts[episode]
     index = np.arange(start, start + frames.counts[episode])
     actions, executed = frames.actions(index)
@@ -213,6 +216,7 @@ def _logged(frames: EpisodeFrames, episode: int) -> LoggedEpisode:
         success=frames.success(index),
         instruction=frames.instruction(index[:1])[0],
         start=frames.dataset.initial_states[frames.episodes[episode]],
+        objects=None if poses is None else poses[frames.place[index]],
     )
 
 

@@ -35,7 +35,7 @@ from world_model.data.recorded_prefixes import RecordedPrefixes, remember
 from world_model.env.download import Seen, read_chunk
 from world_model.env.imagination import ImaginedChunk, imagine_chunk
 from world_model.env.places import Places, start_name
-from world_model.env.reward import LIKELY, branch_steps, judge, leaf_values
+from world_model.env.reward import LIKELY, branch_steps, check_reward, judge, leaf_values
 from world_model.metadata import shortened
 from world_model.model.memory import Memory
 from world_model.model.world_model import WorldModel
@@ -104,8 +104,7 @@ class WorldModelEnv:
         self._paid = np.zeros(num_envs, np.float32)  # Reward of the episode so far.
         self._warned = False
         self._branch = branch_steps(world_model, config)
-        if config.reward == "probability":
-            world_model.check_probability()
+        check_reward(world_model, config)
 
     # --- starting ---------------------------------------------------------------------------
 

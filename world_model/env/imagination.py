@@ -19,6 +19,7 @@ class ImaginedChunk:
     Attributes:
         frames, actions: B x F.
         success_score, clip_score: float32 (B, F), logits of the success head and the clip classifier.
+        objects_score: float32 (B, F), the objects part's, which knows no noise; None where nobody is paid by it.
         success: bool (B, F), the episode has succeeded by that frame: predicted, verified, trusted; latched.
         discarded: bool (B,), a success was predicted and did not hold under new noise.
         disagreement: float32 (B,), spread of the futures; zeros where only one is imagined.
@@ -33,6 +34,7 @@ class ImaginedChunk:
     discarded: torch.Tensor
     disagreement: torch.Tensor
     untrusted: torch.Tensor
+    objects_score: torch.Tensor | None = None
 
 
 @torch.no_grad()
@@ -83,7 +85,9 @@ def imagine_chunk(
         success_score, clip_score = gone_on_with(success_score, scores[0]), gone_on_with(clip_score, scores[1])
         success = success.index_copy(0, rows, success[rows] & ~flipped[:, None])
         discarded = discarded.index_copy(0, rows, flipped)
-    return ImaginedChunk(frames, actions, success_score, clip_score, success, discarded, disagreement, untrusted)
+    objects = world_model.objects_scores(memory, actions) if config.reward == "objects" else None
+    scores = (success_score, clip_score)
+    return ImaginedChunk(frames, actions, *scores, success, discarded, disagreement, untrusted, objects)
 
 
 def _predicted(

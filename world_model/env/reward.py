@@ -23,7 +23,27 @@ def worth(world_model: WorldModel, chunk: ImaginedChunk, config: ImaginationConf
     if config.reward == "success":
         return chunk.success
     judged = chunk.actions.executed.any(2) & ~chunk.untrusted[:, None]
-    return world_model.probability(chunk.success_score, chunk.clip_score) * judged
+    return probability(world_model, chunk, config) * judged
+
+
+def probability(world_model: WorldModel, chunk: ImaginedChunk, config: ImaginationConfig) -> torch.Tensor:
+    """The probability of success that RL is paid with rewards other than "success", float32 (B, F)."""
+    if config.reward == "objects":
+        assert chunk.objects_score is not None, "the chunk was imagined with this config"
+        return world_model.objects_probability(chunk.objects_score)
+    return world_model.probability(chunk.success_score, chunk.clip_score)
+
+
+def check_reward(world_model: WorldModel, config: ImaginationConfig) -> None:
+    """Check that the world model has what its reward asks for.
+
+    Raises:
+        ConfigError: it has not.
+    """
+    if config.reward == "probability":
+        world_model.check_probability()
+    if config.reward == "objects":
+        world_model.check_objects()
 
 
 def branch_steps(world_model: WorldModel, config: ImaginationConfig) -> int | None:
@@ -66,8 +86,9 @@ def leaf_values(
 def judge(worth: np.ndarray, config: ImaginationConfig, paid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Judge a chunk's frames by what `worth` says of them, (B, F).
 
-    With `ImaginationConfig.reward` "probability" an episode is worth the highest probability of its frames so far, and
-    it ends where that passes `stop_probability`: what comes after a success can only blur what is seen of it.
+    With `ImaginationConfig.reward` "probability" or "objects" an episode is worth the highest probability of its frames
+    so far, and it ends where that passes `stop_probability`: what comes after a success can only blur what is seen of
+    it.
 
     Args:
         paid: float32 (B,), what each episode has been paid before the chunk.

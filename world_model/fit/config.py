@@ -10,7 +10,14 @@ from pydantic import Field, PositiveInt, model_validator
 from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetConfig, MaybeDatasets
 from vla_rl.interfaces import WorldModelFitConfig
-from world_model.config import BootstrapConfig, KeyframeConfig, StageConfig, StyleConfig, WorldModelConfig
+from world_model.config import (
+    BootstrapConfig,
+    KeyframeConfig,
+    ObjectsStageConfig,
+    StageConfig,
+    StyleConfig,
+    WorldModelConfig,
+)
 from world_model.trust.config import MeasureConfig
 
 
@@ -67,6 +74,11 @@ class FitConfig(WorldModelFitConfig):
         description="The value, which says whether an episode will succeed: its network, learned from the outcomes of "
         "success_datasets or `datasets`; 0 steps: the world model has none, or keeps that of start_from.",
     )
+    objects: ObjectsStageConfig = Field(
+        default_factory=ObjectsStageConfig,
+        description="The objects part, which rolls poses with the actions and says whether an episode succeeds; it "
+        "learns from those of `datasets` that were collected with collect.objects. 0 steps: as in start_from.",
+    )
     bootstrap: BootstrapConfig = Field(
         default_factory=BootstrapConfig, description="The dynamics' own frames as context while it is fitted."
     )
@@ -120,6 +132,7 @@ class FitConfig(WorldModelFitConfig):
             "calibrate_on": bool(self.calibrate_on),
             "autoencoder.steps": self.autoencoder.steps > 0,
             "value.steps": self.value.steps > 0,
+            "objects.steps": self.objects.steps > 0,
         }
         if self.cross_fit and any(others.values()):
             found = " and ".join(name for name, used in others.items() if used)
@@ -133,6 +146,11 @@ class FitConfig(WorldModelFitConfig):
     def needs_structure(self) -> bool:
         """Whether episodes to fit on must be recorded with `collect.structure`."""
         return self.style.share > 0
+
+    @property
+    def needs_objects(self) -> bool:
+        """Whether episodes to fit on must be recorded with `collect.objects`."""
+        return self.objects.steps > 0
 
     def dataset(self, path: Path) -> DatasetConfig:
         """Return the options of the dataset at `path`: those given in `datasets`, or the defaults."""

@@ -1,4 +1,4 @@
-"""`vla-rl world-model fit`: autoencoder, dynamics, success head and classifier, value, threshold; resumable stages.
+"""`vla-rl world-model fit`: autoencoder, dynamics, success networks, value, objects, threshold; resumable stages.
 
 folder/
   stages/autoencoder/ ...        weights of finished stages, which are not fitted again
@@ -35,6 +35,7 @@ from world_model.config import StageConfig, WorldModelConfig
 from world_model.data.clips import ClipDataset, SuccessBatch, SuccessSamples
 from world_model.data.episodes import EpisodeFrames, state_statistics
 from world_model.data.latents import ImageSamples, open_latents
+from world_model.data.objects import ObjectSamples
 from world_model.data.outcomes import ValueSamples
 from world_model.data.styled import StyledImages
 from world_model.fit.calibration import SuccessCalibration, calibrate
@@ -42,6 +43,7 @@ from world_model.fit.config import FitConfig
 from world_model.fit.data import FitData, content_keys
 from world_model.fit.guard import Logits, RefitGuard
 from world_model.fit.latent_bootstrap import LatentBootstrap
+from world_model.fit.objects import calibrate_objects, objects_loss, prepare_objects
 from world_model.fit.replay import ImaginedSamples, replay_logits
 from world_model.fit.stage import resume_stage, stage_trainer
 from world_model.fit.start import check_start, for_env
@@ -103,8 +105,10 @@ def fit(
         guard.watch("dynamics", ["dynamics"], run.dynamics)
         guard.watch("success", ["success", "clip"], run.success)
     run.value()
+    run.objects()
     run.calibrate(guard)
     run.calibrate_value()
+    run.calibrate_objects()
     run.world_model.save(result, torch.float16 if config.weights == "float16" else None)
     for name in ("checkpoints", "folds"):
         shutil.rmtree(Path(folder) / name, ignore_errors=True)
@@ -114,7 +118,7 @@ def fit(
 def updates_kept(config: FitConfig, folder: Path) -> int:
     """Updates, over all stages, that `fit` would not make again in this folder."""
     stages = {"autoencoder": config.autoencoder, "dynamics": config.dynamics}
-    stages |= {"success": config.success, "clip": config.success, "value": config.value}
+    stages |= {"success": config.success, "clip": config.success, "value": config.value, "objects": config.objects}
     updates = 0
     for name, stage in stages.items():
         if stage.steps and not _finished(folder, name).is_file():
@@ -175,6 +179,7 @@ class _Fit:
             self.value_is_fresh = self.world_model.value_head is None
             if config.value.steps:
                 self.world_model.add_value_head()
+            self.objects_are_fresh = prepare_objects(self.world_model, config.objects)
         self.world_model.metadata = metadata
         sampling = {"temperature": config.temperature, "sampling_steps": config.sampling_steps}
         self.world_model.set_sampling(**{name: value for name, value in sampling.items() if value is not None})
@@ -312,6 +317,24 @@ class _Fit:
         }
         self.world_model.metadata = self.world_model.metadata.model_copy(update=values)
 
+    def objects(self) -> None:
+        """Read objects' poses off real frames, and roll them with the actions."""
+        stage, network = self.config.objects, self.world_model.objects
+        if network is None or not stage.steps:
+            return
+        samples = ObjectSamples(self._clips(self.data.fitted), network.config.slots, stage)
+
+        def begin() -> None:
+            if self.objects_are_fresh:
+                network.learn_ranges(*(values.to(self.world_model.device) for values in samples.all_poses()))
+
+        self._stage("objects", network, objects_loss(network, samples, stage, self.seed), stage, before=begin)
+
+    def calibrate_objects(self) -> None:
+        """Choose its probability, on the held-out episodes."""
+        if self.world_model.objects is not None:
+            calibrate_objects(self.world_model, self._clips(self.data.calibration))
+
     def scored(self) -> list[tuple[LoggedEpisode, np.ndarray, np.ndarray]]:
         """Fit on the other folds, and score this one's episodes: each with both networks' logits."""
         self.dynamics()
@@ -371,7 +394,7 @@ class _Fit:
             return
         folder = _checkpoints(self.folder, name)
         before()
-        low_precision = wants_bf16(self.config.precision, self.world_model.device.type)
+        low_precision = wants_bf16(self.config.precision, self.world_model.device.type) and name != "objects"
         trainer = stage_trainer(network, stage, "success" if name == "clip" else name, low_precision)
         if (checkpoint := latest_checkpoint(folder)) is not None:
             resume_stage(trainer, checkpoint)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from world_model.interfaces import Context
+from world_model.model.objects import ObjectMemory
 from world_model.noise import NoiseStream
 from world_model.types import Frames
 
@@ -23,6 +24,7 @@ class Memory:
         instruction: B strings.
         noise: of what happens, a stream for each episode; also of what else might have happened (`other_futures`), so
             that asking changes nothing.
+        objects: where the objects are, by the objects part; None where the world model has none.
     """
 
     context: Context
@@ -30,6 +32,7 @@ class Memory:
     recent: Frames
     instruction: list[str]
     noise: NoiseStream
+    objects: ObjectMemory | None = None
 
     @property
     def size(self) -> int:
@@ -45,6 +48,7 @@ class Memory:
             self.recent.select(index),
             [self.instruction[i] for i in rows],
             self.noise.select(index),
+            None if self.objects is None else self.objects.select(index),
         )
 
     def put(self, rows: Sequence[int], other: Memory) -> Memory:
@@ -52,13 +56,16 @@ class Memory:
         index = torch.tensor(list(rows), dtype=torch.int64, device=self.reference.states.device)
         place = {row: self.size + i for i, row in enumerate(rows)}
         order = [place.get(i, i) for i in range(self.size)]
-        instruction = self.instruction + other.instruction
+        instruction, objects = self.instruction + other.instruction, self.objects
+        if objects is not None and other.objects is not None:
+            objects = objects.put(index, other.objects)
         return Memory(
             self.context.put(index, other.context),
             put_frames(self.reference, index, other.reference),
             put_frames(self.recent, index, other.recent),
             [instruction[i] for i in order],
             self.noise.put(index, other.noise),
+            objects,
         )
 
     def seeing(self, frames: Frames) -> Memory:
@@ -73,20 +80,29 @@ class Memory:
     def tensors(self) -> dict[str, torch.Tensor]:
         """All but the instruction, for a keyframe; the first dimension of each is B."""
         context = {f"context.{name}": tensor for name, tensor in self.context.tensors().items()}
-        return context | {
-            "reference.latents": self.reference.latents,
-            "reference.states": self.reference.states,
-            "recent.latents": self.recent.latents,
-            "recent.states": self.recent.states,
-            "noise": self.noise.rows,
-        }
+        objects = {} if self.objects is None else self.objects.tensors()
+        return (
+            context
+            | {f"objects.{name}": tensor for name, tensor in objects.items()}
+            | {
+                "reference.latents": self.reference.latents,
+                "reference.states": self.reference.states,
+                "recent.latents": self.recent.latents,
+                "recent.states": self.recent.states,
+                "noise": self.noise.rows,
+            }
+        )
 
     def with_tensors(self, tensors: Mapping[str, torch.Tensor]) -> Memory:
         """The same episodes' instruction, with what `tensors` gave in place of the rest."""
-        names = [name for name in tensors if name.startswith("context.")]
+
+        def of(part: str) -> dict[str, torch.Tensor]:
+            return {name.removeprefix(part): tensor for name, tensor in tensors.items() if name.startswith(part)}
+
         return replace(
             self,
-            context=type(self.context).from_tensors({n.removeprefix("context."): tensors[n] for n in names}),
+            context=type(self.context).from_tensors(of("context.")),
+            objects=None if self.objects is None else self.objects.with_tensors(of("objects.")),
             reference=Frames(tensors["reference.latents"], tensors["reference.states"]),
             recent=Frames(tensors["recent.latents"], tensors["recent.states"]),
             noise=NoiseStream.from_rows(tensors["noise"]),

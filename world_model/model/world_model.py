@@ -15,18 +15,18 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import nn
 
 from vla_rl.common.atomic import atomic_folder
 from vla_rl.common.precision import Precision, wants_bf16
 from vla_rl.config import ConfigError
-from world_model.config import WorldModelConfig
+from world_model.config import ObjectsConfig, WorldModelConfig
 from world_model.interfaces import Autoencoder, Dynamics, SuccessHead
-from world_model.metadata import METADATA_FILE, WorldModelMetadata, read_metadata, resolve_path, write_metadata
+from world_model.metadata import WorldModelMetadata, read_metadata, resolve_path, write_metadata
 from world_model.model.memory import Memory
+from world_model.model.objects import ObjectModel
 from world_model.model.success import timed
+from world_model.model.weights import read_weights, write_weights
 from world_model.noise import NoiseStream
 from world_model.types import Actions, DynamicsInputs, Frames
 
@@ -40,18 +40,25 @@ NO_VALUE = (
     "this world model on: vla-rl world-model fit ... world_model.start_from=FOLDER world_model.value.steps=400, with "
     "steps=0 in the other stages to keep them as they are."
 )
+NO_OBJECTS = (
+    "env.imagination.reward: got 'objects', but the world model has no objects part with a calibrated probability. "
+    "Fit one on the policy's own episodes, collected with collect.objects=true, from this world model on: vla-rl "
+    "world-model fit ... world_model.start_from=FOLDER world_model.objects.steps=1600, with steps=0 in the other "
+    "stages to keep them as they are; or set env.imagination.reward=probability."
+)
 IMAGES_AT_ONCE = 512  # Through the autoencoder, which bounds its memory.
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The four networks, and the value head where one was fitted."""
+    """The four networks, and the value head and the objects part where they were fitted."""
 
     autoencoder: Autoencoder
     dynamics: Dynamics
     success: SuccessHead
     clip: SuccessHead
     value_head: SuccessHead | None = None
+    objects: ObjectModel | None = None
 
 
 BuildParts = Callable[[WorldModelConfig, WorldModelMetadata], Parts]
@@ -72,6 +79,7 @@ class WorldModel(nn.Module):
     success: SuccessHead
     clip: SuccessHead
     value_head: SuccessHead | None
+    objects: ObjectModel | None
 
     def __init__(self, config: WorldModelConfig, metadata: WorldModelMetadata, parts: Parts) -> None:
         super().__init__()
@@ -184,13 +192,19 @@ class WorldModel(nn.Module):
         repeats = max(self.success.num_frames, self.clip.num_frames)
         recent = Frames(first.latents.repeat_interleave(repeats, 1), first.states.repeat_interleave(repeats, 1))
         context = self.dynamics.begin(first, noise)
-        return Memory(context, first, recent, list(instruction), noise)
+        objects = None
+        if self.objects is not None:
+            objects = self.objects.begin(first, self.raw_states(first)[:, 0, :3], instruction)
+        return Memory(context, first, recent, list(instruction), noise, objects)
 
     @torch.no_grad()
     def extend(self, memory: Memory, frames: Frames, actions: Actions) -> Memory:
         """Remember F more frames, real or imagined, with the actions that led to them."""
         context = self.dynamics.extend(memory.context, frames, actions, memory.noise)
-        return replace(memory.seeing(frames), context=context)
+        objects = memory.objects
+        if self.objects is not None and objects is not None:
+            objects = self.objects.roll(objects, actions)[0]
+        return replace(memory.seeing(frames), context=context, objects=objects)
 
     @torch.no_grad()
     def scores(self, memory: Memory, frames: Frames) -> tuple[torch.Tensor, torch.Tensor]:
@@ -279,6 +293,36 @@ class WorldModel(nn.Module):
         slope, intercept = self.check_probability()
         return torch.sigmoid(slope * torch.minimum(success, clip).float() + intercept)
 
+    @torch.no_grad()
+    def objects_scores(self, memory: Memory, actions: Actions) -> torch.Tensor:
+        """Logits of success by the objects part at each of the F frames that actions lead to: float32 (B, F).
+
+        Raises:
+            ConfigError: there is no such part.
+        """
+        if self.objects is None or memory.objects is None:
+            raise ConfigError(NO_OBJECTS)
+        return self.objects.roll(memory.objects, actions)[2]
+
+    def check_objects(self) -> tuple[float, float]:
+        """Return slope and intercept of the objects part's probability of success.
+
+        Raises:
+            ConfigError: there is no such part.
+        """
+        if self.objects is None or self.metadata.objects_probability is None:
+            raise ConfigError(NO_OBJECTS)
+        return self.metadata.objects_probability
+
+    def objects_probability(self, score: torch.Tensor) -> torch.Tensor:
+        """Calibrated probability that an episode succeeds whose highest `objects_scores` these are, float32.
+
+        Raises:
+            ConfigError: there is no such part.
+        """
+        slope, intercept = self.check_objects()
+        return torch.sigmoid(slope * score.float() + intercept)
+
     def check_value(self) -> tuple[float, float]:
         """Return slope and intercept of the value.
 
@@ -295,12 +339,25 @@ class WorldModel(nn.Module):
             self.value_head = build_value_head(self.config, self.metadata, self.autoencoder.latent_shape)
             self.to(self.device).eval()
 
+    def set_objects(self, config: ObjectsConfig | None) -> None:
+        """Give it a fresh objects part, in place of one that there is, or none; seed torch before.
+
+        Raises:
+            ValueError: states or actions that it cannot read.
+        """
+        self.objects = None
+        if config is not None:
+            sizes = (len(self.metadata.cameras), self.metadata.state_dim, self.metadata.action_dim)
+            self.objects = ObjectModel(config, self.autoencoder.latent_shape, *sizes).to(self.device).eval()
+        self.config = self.config.model_copy(update={"objects": config})
+
     def compute_in(self, precision: Precision) -> WorldModel:
-        """Keep the networks' parameters in bfloat16 from here on, where `precision` says so; images, latents and states
-        stay what they are. Returns itself."""
+        """Keep the networks' parameters in bfloat16 from here on, where `precision` says so; images, latents, states
+        and the objects part, whose poses are millimeters, stay what they are. Returns itself."""
         if wants_bf16(precision, self.device.type):
-            for parameter in self.parameters():
-                parameter.data = parameter.data.bfloat16()
+            for name, parameter in self.named_parameters():
+                if not name.startswith("objects."):
+                    parameter.data = parameter.data.bfloat16()
         return self
 
     # --- files -------------------------------------------------------------------------------
@@ -318,15 +375,8 @@ class WorldModel(nn.Module):
             write_metadata(partial, self.config, self.metadata)
             for part in fields(Parts):
                 module: nn.Module | None = getattr(self, part.name)
-                if module is None:
-                    continue
-                parameters = {name for name, _ in module.named_parameters()}
-                tensors = {
-                    name: tensor.detach().to("cpu", (dtype if name in parameters else None) or tensor.dtype)
-                    for name, tensor in module.state_dict().items()
-                }
-                copies = {name: tensor.clone().contiguous() for name, tensor in tensors.items()}
-                save_file(copies, partial / f"{part.name}.safetensors")
+                if module is not None:
+                    write_weights(partial / f"{part.name}.safetensors", module, dtype)
 
 
 def load_world_model(
@@ -347,9 +397,11 @@ def load_world_model(
         world_model = WorldModel(config, metadata, (build or build_parts)(config, metadata))
         if (folder / "value_head.safetensors").is_file():  # Older ones, and most, have none.
             world_model.add_value_head()
+        if config.objects is not None:
+            world_model.set_objects(config.objects)
     for part in fields(Parts):
         if (module := getattr(world_model, part.name)) is not None:
-            _read_weights(folder / f"{part.name}.safetensors", module)
+            read_weights(folder / f"{part.name}.safetensors", module)
     return world_model.to(device).eval()
 
 
@@ -378,35 +430,3 @@ def build_value_head(
     from world_model.model.success import ValueHead
 
     return ValueHead(config.success, latent_shape, len(metadata.cameras), metadata.state_dim)
-
-
-def _read_weights(file: Path, module: nn.Module) -> None:
-    if not file.is_file():
-        raise ValueError(f"{file}: not found. Copy the world model's folder again, with all of its files.")
-    try:
-        found = load_file(file)
-    except SafetensorError as error:
-        raise ValueError(f"{file}: truncated or not a safetensors file ({error}). Copy it again.") from error
-    expected = module.state_dict()
-    problems = [f"{name}: missing" for name in expected if name not in found]
-    problems += [f"{name}: not part of it" for name in found if name not in expected]
-    problems += [
-        f"{name}: found shape {tuple(tensor.shape)}, expected {tuple(expected[name].shape)}"
-        for name, tensor in found.items()
-        if name in expected and tensor.shape != expected[name].shape
-    ]
-    if problems:
-        raise ValueError(
-            f"{file}: does not fit the networks that {METADATA_FILE} describes: {_some(problems)}. "
-            f"Use the {METADATA_FILE} that was saved with these weights."
-        )
-    if broken := [name for name, tensor in found.items() if not bool(torch.isfinite(tensor).all())]:
-        raise ValueError(
-            f"{file}: NaN or infinity in {_some(broken)}. Fit the world model again, or use an earlier one."
-        )
-    module.load_state_dict(found)
-
-
-def _some(items: list[str], limit: int = 6) -> str:
-    more = f" and {len(items) - limit} more" if len(items) > limit else ""
-    return "; ".join(items[:limit]) + more

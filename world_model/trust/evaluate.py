@@ -14,6 +14,7 @@ from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.dataset import EpisodeDataset
 from world_model.config import ImaginationConfig
 from world_model.data.episodes import EpisodeFrames, logged_episodes, open_episodes
+from world_model.data.objects import poses_for
 from world_model.metadata import WorldModelMetadata, content_key, resolve_path
 from world_model.model.world_model import load_world_model
 from world_model.trust.config import MeasureConfig, TrustConfig
@@ -67,7 +68,8 @@ def measure_trust(
         return open_episodes(DatasetConfig(path=str(path)), spec)
 
     def episodes(dataset: EpisodeDataset) -> list[LoggedEpisode]:
-        return logged_episodes(EpisodeFrames.of(dataset, loaded.frame_steps, spec.action_low, spec.action_high))
+        frames = EpisodeFrames.of(dataset, loaded.frame_steps, spec.action_low, spec.action_high)
+        return logged_episodes(frames, poses=poses_for(loaded.config.objects, frames))
 
     datasets = [opened(path) for path in held_out]
     _check_unseen(datasets, loaded.metadata)

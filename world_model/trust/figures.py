@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from vla_rl.evaluation.figure import Figure
 
-Unit = Literal["rate", "points", "gap", "dB", "times", "steps", "number"]
+Unit = Literal["rate", "points", "gap", "dB", "times", "steps", "number", "mm"]
 
 
 class FigureInfo(NamedTuple):
@@ -37,6 +37,7 @@ OUTCOMES, POLICIES, VIDEO, ACTIONS, HORIZON = (
 GROUPS = (OUTCOMES, HORIZON, ACTIONS, VIDEO, POLICIES)
 
 MAX_AUC_FRAMES = 4  # Of `auc_after_N`.
+MAX_OBJECT_FRAMES = 4  # Of `object_error_N`.
 
 FIGURES: dict[str, FigureInfo] = {
     "agreement": FigureInfo(
@@ -164,6 +165,32 @@ FIGURES: dict[str, FigureInfo] = {
             "a real frame may imagine.",
         )
         for frames in range(1, MAX_AUC_FRAMES + 1)
+    },
+    "object_error_0": FigureInfo(
+        HORIZON,
+        "Object's place on the real first frame, error",
+        "mm",
+        "How far the probe reads the handled object's place off the real first frame, horizontally. Measured where the "
+        "held-out episodes recorded poses and the world model has the objects part.",
+    ),
+    **{
+        f"object_error_{frames}": FigureInfo(
+            HORIZON,
+            f"Object's place {frames} frame{'s' * (frames > 1)} later, error",
+            "mm",
+            "The same where the objects part has rolled it from there by the actions alone, of objects that have moved "
+            "by more than 1 cm.",
+        )
+        for frames in range(1, MAX_OBJECT_FRAMES + 1)
+    },
+    **{
+        f"picture_object_error_{frames}": FigureInfo(
+            HORIZON,
+            f"Object's place in the imagined picture {frames} frame{'s' * (frames > 1)} later, error",
+            "mm",
+            "The same read off the imagined picture by the probe: what contact has done to the pictures.",
+        )
+        for frames in range(1, MAX_OBJECT_FRAMES + 1)
     },
     "trust_horizon": FigureInfo(
         HORIZON,
@@ -334,6 +361,7 @@ _SHOWN: dict[Unit, tuple[float, str, str]] = {
     "times": (1, ".2f", " ×"),
     "steps": (1, ".0f", " steps"),
     "number": (1, ".3f", ""),
+    "mm": (1000, ".1f", " mm"),
 }
 
 

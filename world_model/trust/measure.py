@@ -21,6 +21,7 @@ from world_model.trust.config import MeasureConfig
 from world_model.trust.measures.actions import InverseDynamics
 from world_model.trust.measures.horizon import horizon_figures
 from world_model.trust.measures.metrics import MIN_SSIM_SIDE, Curve, drift_curve
+from world_model.trust.measures.objects import object_figures
 from world_model.trust.measures.open_loop import (
     OTHER_ACTIONS,
     Noise,
@@ -103,6 +104,7 @@ def measure(
     if config.auc_frames:
         say(f"the same from real frames up to {config.auc_frames} before each")
         figures |= _ahead_figures(world_model, data.held_out, config)
+    figures |= object_figures(world_model, data.held_out, config.batch_size, config.seed, not_measured)
     say("the same with other noise")
     other = imagined_outcomes(world_model, data.held_out, config.batch_size, Noise(config.seed, 1))
     figures["outcome_flips"] = rate_figure(other != done.imagined[:, -1], groups)

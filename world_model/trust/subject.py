@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from world_model.config import ImaginationConfig
+from world_model.env import reward
 from world_model.env.imagination import imagine_chunk
 from world_model.model.memory import Memory
 from world_model.model.world_model import WorldModel
@@ -45,7 +46,8 @@ class OpenLoop:
         """The F frames that follow, and what the environment would say of them.
 
         Like there, no success counts after futures disagreed too much, or after the horizon. Unlike there, episodes go
-        on after they have ended, with what they ended with.
+        on after they have ended, with what they ended with. With reward "objects" the verdict is a probability above a
+        half.
         """
         device = self.world_model.device
         ended = torch.zeros(context.size, dtype=torch.bool, device=device)
@@ -62,10 +64,15 @@ class OpenLoop:
             judged = (executed > 0) & (before < (self.config.horizon or math.inf))
             chunk = imagine_chunk(self.world_model, context, part, self.config, judged)
             context = self.world_model.extend(context, chunk.frames, part)
-            success.append(succeeded[:, None] | (chunk.success & ~ended[:, None]))
+            counted = chunk.success
+            if self.config.reward == "objects":
+                probability.append(reward.probability(self.world_model, chunk, self.config))
+                counted = ((probability[-1] > reward.LIKELY) & judged & ~chunk.untrusted[:, None]).cummax(1).values
+            else:
+                probability.append(self._probability(chunk.success_score, chunk.clip_score))
+            success.append(succeeded[:, None] | (counted & ~ended[:, None]))
             succeeded, ended = success[-1][:, -1], ended | chunk.untrusted
             frames.append(chunk.frames)
-            probability.append(self._probability(chunk.success_score, chunk.clip_score))
         together = Frames.joined(frames, 1)
         return _to(together, "cpu"), _scores(probability, success)
 
@@ -98,6 +105,26 @@ class OpenLoop:
         counted = self.world_model.counts(score, clip, self.config.require_both)
         counted[:, 0] = False
         return _scores([self._probability(score, clip)], [counted.cummax(1).values])
+
+    @property
+    def has_objects(self) -> bool:
+        """See `KnowsObjects.has_objects`."""
+        return self.world_model.objects is not None
+
+    def object_poses(self, first: Frames, actions: Actions, instruction: Sequence[str]) -> np.ndarray:
+        """See `KnowsObjects.object_poses`."""
+        device, part = self.world_model.device, self.world_model.objects
+        assert part is not None, "has_objects says whether there is such a part"
+        memory = self.begin(first, instruction, [0] * len(instruction)).objects
+        assert memory is not None, "a world model with this part remembers objects"
+        actions = Actions(actions.values.to(device), actions.executed.to(device))
+        return torch.cat([memory.poses[:, None], part.roll(memory, actions)[1]], 1).cpu().numpy()
+
+    def read_objects(self, frames: Frames, instruction: Sequence[str]) -> np.ndarray:
+        """See `KnowsObjects.read_objects`."""
+        part = self.world_model.objects
+        assert part is not None, "has_objects says whether there is such a part"
+        return part.read(_to(frames, self.world_model.device), instruction).cpu().numpy()
 
     def _probability(self, score: torch.Tensor, clip: torch.Tensor) -> torch.Tensor:
         """What RL is paid with reward "probability"; the less sure network's own where none was calibrated."""

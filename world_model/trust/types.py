@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -27,6 +27,7 @@ class LoggedEpisode:
         success: bool (T,), the episode had succeeded when the frame was seen (latched).
         instruction: what the policy was told.
         start: name of the initial state ("pick_place/eval/12"). Episodes with the same name are resampled together.
+        objects: float32 (T, M, 4), where the objects part's slots really were; None where not recorded.
     """
 
     images: np.ndarray
@@ -36,6 +37,7 @@ class LoggedEpisode:
     success: np.ndarray
     instruction: str
     start: str
+    objects: np.ndarray | None = None
 
     @property
     def num_frames(self) -> int:
@@ -56,8 +58,9 @@ class Scores:
     """What the world model says about the success of B episodes, frame by frame.
 
     Attributes:
-        probability: float32 (B, F), of the instruction being carried out: what RL is paid with reward "probability",
-            or where none was calibrated, the less sure of the two success networks' own.
+        probability: float32 (B, F), of the instruction being carried out: what RL is paid with reward "objects" where
+            that is asked for; else with reward "probability", or where none was calibrated, the less sure of the two
+            success networks' own.
         success: bool (B, F), the episode counts as a success: the decision that RL is rewarded by, latched.
     """
 
@@ -108,6 +111,24 @@ class WorldModel(Protocol):
 
     def score(self, frames: Frames, instruction: Sequence[str]) -> Scores:
         """The same success head on real frames: B x F, from the episode's first frame (the reference) on."""
+        ...
+
+
+@runtime_checkable
+class KnowsObjects(WorldModel, Protocol):
+    """A world model that says where objects are, if `has_objects`."""
+
+    @property
+    def has_objects(self) -> bool:
+        """Whether it has the objects part."""
+        ...
+
+    def object_poses(self, first: Frames, actions: Actions, instruction: Sequence[str]) -> np.ndarray:
+        """Poses at the first frame, and at each of those that B x F actions lead to: float32 (B, F + 1, M, 4)."""
+        ...
+
+    def read_objects(self, frames: Frames, instruction: Sequence[str]) -> np.ndarray:
+        """Poses that are read off B x F frames, float32 (B, F, M, 4)."""
         ...
 
 

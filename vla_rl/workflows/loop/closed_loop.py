@@ -66,10 +66,12 @@ def loop(recipe: Recipe, folder: Path, program: Sequence[str], show: Callable[[s
         show(f"{title}real episodes of {explorer}")
         keeps = bool(recipe.sampling.keyframe_share) and config.save_states
         first = config.first_state + number * config.episodes
-        structure = world_model_section(recipe).needs_structure
-        collect_real(with_parts(recipe, policy=explorer), done.rollouts, config.episodes, first, show, keeps, structure)
-        first, group = HELD_OUT_START + number * config.held_out, config.held_out_group
-        collect_real(acting, done.held_out, config.held_out, first, show, group_size=group)
+        section, exploring = world_model_section(recipe), with_parts(recipe, policy=explorer)
+        more = {"keyframes": keeps, "structure": section.needs_structure, "objects": section.needs_objects}
+        collect_real(exploring, done.rollouts, config.episodes, first, show, **more)
+        first = HELD_OUT_START + number * config.held_out
+        more = {"group_size": config.held_out_group, "objects": section.needs_objects}
+        collect_real(acting, done.held_out, config.held_out, first, show, **more)
         if before and not (done.trust_before / PAGE_FILE).is_file():
             show(f"{title}how far the world model can be trusted where the new policy goes")
             measured = (Path(world_model), [done.held_out])
@@ -192,11 +194,12 @@ def collect_real(
     episodes: int,
     first_state: int,
     show: Callable[[str], None],
-    keyframes: bool = False,
-    structure: bool = False,
-    group_size: int = 1,
+    **more: Any,
 ) -> None:
     """Real episodes of the recipe's policy, sampled, from `train` states; nothing where they are there already.
+
+    Args:
+        more: options of `collect`: keyframes, structure, objects, group_size.
 
     Raises:
         ConfigError: those there are of another policy, environment or number.
@@ -206,11 +209,9 @@ def collect_real(
         dataset=str(folder),
         episodes_per_task=episodes,
         start_index=first_state,
-        group_size=group_size,
         temperature=recipe.train.temperature,
-        keyframes=keyframes,
-        structure=structure,
-        every_frame=recipe.loop.every_frame or structure,
+        every_frame=recipe.loop.every_frame or more.get("structure", False),
+        **more,
     )
     real: Any = recipe.acting_env
     if "steps_after_success" in type(real).model_fields:
