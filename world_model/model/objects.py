@@ -191,9 +191,10 @@ class ObjectModel(nn.Module):
         num_inputs = 8 * slots + 3 * num_pairs + 3 + 1 + action_dim + self.num_turns + WORDS
         self.embed = nn.Sequential(nn.Linear(num_inputs, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU())
         self.memory = nn.GRUCell(width, width)
-        self.head = nn.Sequential(nn.Linear(2 * width, width), nn.SiLU(), nn.Linear(width, 4 * slots + 1))
-        nn.init.zeros_(self.head[-1].weight)
-        nn.init.zeros_(self.head[-1].bias)
+        last = nn.Linear(width, 4 * slots + 1)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+        self.head = nn.Sequential(nn.Linear(2 * width, width), nn.SiLU(), last)
         first, second = torch.triu_indices(slots, slots, 1)
         self.register_buffer("first", first, persistent=False)
         self.register_buffer("second", second, persistent=False)

@@ -143,7 +143,7 @@ class AheadSource(RaySource):
 
     def _whole_groups(self, most: int, on_episode: Callable[[Episode], None]) -> list[list[Episode]]:
         """Fetch the groups that are whole and young enough; what cannot be fetched is begun again."""
-        import ray
+        import ray.exceptions
 
         dropped, groups = self._ledger.num_dropped, list[list[Episode]]()
         for number, refs in self._ledger.ready(self._version - self.staleness):
@@ -196,7 +196,7 @@ class AheadSource(RaySource):
 
     def _answer(self, worker: _Worker, ref: Any) -> Any:
         """What a worker answers; None, and the worker replaced, where it is gone. Raises what it raised."""
-        import ray
+        import ray.exceptions
 
         try:
             return ray.get(ref)

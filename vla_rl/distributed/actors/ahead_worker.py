@@ -276,7 +276,7 @@ class AheadWorker:
 
     async def _keep_host(self, num_envs: int) -> None:
         """Keep a host with so many environments going: start one, serve it, and when it breaks start another."""
-        import ray
+        import ray.exceptions
 
         assert self._copy is not None, "load begins this"
         config, values = self._copy.config, self._copy.recipe.env.model_dump(mode="json")
@@ -317,7 +317,7 @@ class AheadWorker:
 
     async def _serve(self, host: Any, mailbox: _Mailbox, timeout: float) -> str:
         """Pass on what episodes ask until the host breaks; returns why."""
-        import ray
+        import ray.exceptions
 
         while True:
             await mailbox.wake.wait()

@@ -62,7 +62,7 @@ class Programs:
             LostError: its machine is gone, or its process was killed.
             ConfigError: the machine that took it does not see the folder.
         """
-        import ray
+        import ray.exceptions
 
         with self._lock:
             if self.is_over:

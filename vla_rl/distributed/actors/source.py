@@ -222,7 +222,7 @@ class LockstepSource(RaySource):
 
     def _finished(self, jobs: list[_Job], size: int, on_episode: Callable[[Episode], None]) -> Iterator[dict[str, Any]]:
         """Wait for jobs, begin those anew whose worker breaks, and store their episodes; yields each job's report."""
-        import ray
+        import ray.exceptions
 
         left = list(jobs)
         while left:
@@ -272,7 +272,7 @@ class LockstepSource(RaySource):
 
     def _replace(self, job: _Job, size: int, error: Exception) -> None:
         """Begin a job anew with another worker."""
-        import ray
+        import ray.exceptions
 
         started = job.heard
         why = f"is gone ({how_gone(error)})" if isinstance(error, ray.exceptions.RayError) else str(error)

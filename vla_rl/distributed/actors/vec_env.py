@@ -239,7 +239,7 @@ class RayVecEnv:
 
     def _answers(self, refs: Mapping[int, Any], seconds: float) -> tuple[dict[int, Any], dict[int, str]]:
         """Wait for what blocks' hosts were asked: their answers, and why there is none of the others, by block."""
-        import ray
+        import ray.exceptions
 
         ready = set(ray.wait(list(refs.values()), num_returns=len(refs), timeout=seconds)[0]) if refs else set()
         answers, broken = dict[int, Any](), dict[int, str]()
@@ -295,7 +295,7 @@ class RayVecEnv:
         Raises:
             RuntimeError: there is no host at all.
         """
-        import ray
+        import ray.exceptions
 
         deadline, why = time.monotonic() + self._config.start_timeout_s, ""
         while True:
