@@ -122,17 +122,23 @@ def check_plan(recipe: Recipe, show: Callable[[str], None]) -> None:
 
 
 def in_round(recipe: Recipe, rounds: Sequence[Round], number: int, policy: str, world_model: str) -> Recipe:
-    """The recipe of a round's RL: its policy, world model and keyframes; initial states that no gate has used."""
-    done, gate = rounds[number], recipe.gate
+    """The recipe of a round's RL: its policy, world model and keyframes; initial states and noise of its own."""
+    done, gate, sampling = rounds[number], recipe.gate, recipe.sampling
     checks = gate.num_checks(recipe.train.iterations)
     changes: dict[str, Any] = {
         "gate": gate.model_copy(update={"start_index": gate.start_index + number * checks * gate.pairs})
     }
-    if recipe.sampling.keyframe_share:
-        changes["sampling"] = recipe.sampling.model_copy(update={"keyframes": done.keyframes})
+    if sampling.train_states is None:  # No state twice: no task can draw more than all groups of a round.
+        first = sampling.first_state + number * recipe.train.iterations * recipe.train.groups
+        sampling = sampling.model_copy(update={"first_state": first})
+    if sampling.keyframe_share:
+        sampling = sampling.model_copy(update={"keyframes": done.keyframes})
+    changes["sampling"] = sampling
     if number:
         changes["train"] = recipe.train.model_copy(update={"evaluate": "after"})
     result = with_parts(recipe, policy=policy, world_model=world_model).model_copy(update=changes)
+    imagined: Any = result.env
+    result = result.model_copy(update={"env": imagined.model_copy(update={"seed": imagined.seed + number})})
     if not done.world_model.is_dir():  # Not fitted again: what was measured where this round's policy goes.
         trust: Any = recipe.env.trust.model_copy(update={"report": done.trust_before / TRUST_FILE})  # type: ignore[attr-defined]
         result = result.model_copy(update={"env": result.env.model_copy(update={"trust": trust})})

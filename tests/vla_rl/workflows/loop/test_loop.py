@@ -167,6 +167,8 @@ def test_rounds_start_from_one_another(whole, two):
     assert config["policy"]["path"] == str(first.run / "policy")
     assert config["env"]["path"] == str(second.world_model)
     assert config["gate"]["start_index"] == two.gate.start_index + two.gate.pairs, "states that no gate has used"
+    assert config["sampling"]["first_state"] == two.train.iterations * two.train.groups, "nor any round's rollouts"
+    assert config["env"]["seed"] == 1, "noise of its own"
     fit = read_yaml(second.folder / "train.yaml")
     assert fit["sampling"]["keyframes"] == str(second.keyframes)
     notes = json.loads((second.rollouts / "collect.json").read_text())
@@ -181,6 +183,16 @@ def test_rounds_start_from_one_another(whole, two):
     assert base.meta.name == "base" and base.episodes == ended.episodes, "a round begins where the last one ended"
     row = json.loads((second.run / "metrics.jsonl").read_text().splitlines()[0])
     assert "train/success_from_keyframes" in row and "train/success_from_start" in row
+
+
+@pytest.mark.parametrize("states", [None, 12])
+def test_a_rounds_rl_begins_where_no_other_round_did(tmp_path, states):
+    recipe = load_recipe("tabletop_imagination", [f"sampling.train_states={states or 'null'}"])
+    rounds = [Round(tmp_path / f"round_{n}") for n in (1, 2)]
+    first, second = (loop.in_round(recipe, rounds, number, "policy", "world_model") for number in (0, 1))
+    drawn = recipe.train.iterations * recipe.train.groups
+    assert first.sampling.first_state == 0 and second.sampling.first_state == (0 if states else drawn)
+    assert (first.env.seed, second.env.seed) == (0, 1), "states that come back do so with other noise"
 
 
 def test_a_fit_learns_from_what_judged_earlier_rounds_and_not_its_own(tmp_path):
