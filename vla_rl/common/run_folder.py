@@ -11,10 +11,11 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.common.resume import check_changes, differences, record_changes
@@ -92,8 +93,16 @@ class RunFolder:
         return self.config.is_file()
 
 
+Changed = Mapping[str, tuple[Any, Any]]  # As `resume.differences` gives it.
+
+
 def open_run(
-    recipe: Config, folder: Path | None, resume: bool, root: Path = Path("runs"), free: Sequence[str] = ()
+    recipe: Config,
+    folder: Path | None,
+    resume: bool,
+    root: Path = Path("runs"),
+    free: Sequence[str] = (),
+    check: Callable[[RunFolder, Changed], None] | None = None,
 ) -> Path:
     """Create a run's folder (or use one whose run never began) and write what identifies it, or open one to resume.
 
@@ -101,13 +110,14 @@ def open_run(
         folder: where; by default `root/<name>-<date>-<time>`, with `resume` the newest of these.
         resume: resume the run in `folder`, which must hold the same resolved recipe but for what `resume.FREE` names.
         free: patterns of further fields, dotted, that may differ then: those that only matter to what is to be done.
+        check: called with the run and what differs, before that is recorded; raises `ConfigError` where it may not.
 
     Raises:
         ConfigError: a folder in use without `resume`, nothing to resume, or another recipe in it.
     """
     name = getattr(recipe, "name", "run")
     if resume:
-        return _reopen(recipe, folder or _newest_run(name, root), free)
+        return _reopen(recipe, folder or _newest_run(name, root), free, check)
     folder = folder or root / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
     _check_unused(folder)
     _describe(folder, recipe)
@@ -125,7 +135,9 @@ def _in_use(folder: Path) -> ConfigError:
     return ConfigError(f"{folder} {found}. Choose another --output{again}.")
 
 
-def _reopen(recipe: Config, folder: Path, free: Sequence[str]) -> Path:
+def _reopen(
+    recipe: Config, folder: Path, free: Sequence[str], check: Callable[[RunFolder, Changed], None] | None
+) -> Path:
     run = RunFolder(folder)
     if not run.exists:
         raise ConfigError(f"--resume: {folder} holds no earlier run (no config.yaml); see --output")
@@ -134,6 +146,8 @@ def _reopen(recipe: Config, folder: Path, free: Sequence[str]) -> Path:
             _describe(folder, recipe)
         else:
             check_changes(run, recipe, changed, free)
+            if check is not None:
+                check(run, changed)
             record_changes(run, recipe, changed)
     return folder
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vla_rl.config import ConfigError
 from vla_rl.data.dataset import EpisodeDataset
 from vla_rl.evaluation.threshold import check_outcomes
 from vla_rl.types import EnvSpec
@@ -38,6 +39,10 @@ class FitData:
         Args:
             fold: with `config.cross_fit`, the fold of the policy's episodes to leave out; None: all are fitted on, and
                 all are for calibration.
+
+        Raises:
+            ConfigError: a dataset is both fitted on and in `config.calibrate_on`.
+            DatasetError: a dataset that is damaged or of another robot.
         """
 
         def frames(dataset: EpisodeDataset) -> EpisodeFrames:
@@ -56,6 +61,8 @@ class FitData:
             fitted.append(frames(dataset))
         calibration += [frames(open_episodes(one, spec)) for one in config.calibrate_on]
         judged = [frames(open_episodes(one, spec)) for one in config.success_datasets]
+        if config.calibrate_on:
+            _check_apart([*fitted, *judged], calibration)
         style = config.style
         if not style.share:
             return cls(fitted, calibration, fitted, judged or fitted, [])
@@ -78,3 +85,15 @@ class FitData:
 def content_keys(parts: Sequence[EpisodeFrames]) -> tuple[str, ...]:
     """Of the datasets that the parts are of, sorted."""
     return tuple(sorted({part.dataset.cache.name for part in parts}))
+
+
+def _check_apart(fitted: Sequence[EpisodeFrames], calibration: Sequence[EpisodeFrames]) -> None:
+    """Check that no dataset, by what it holds, is fitted on and chooses the thresholds as well."""
+    learned = {part.dataset.cache.name: part.dataset.path for part in fitted}
+    for part in calibration:
+        if (key := part.dataset.cache.name) in learned:
+            raise ConfigError(
+                f"world_model.calibrate_on: got {part.dataset.path}, which is also fitted on ({learned[key]} in "
+                "world_model.datasets or success_datasets), so thresholds would be chosen on episodes that are known; "
+                "name other episodes of the policy, or leave calibrate_on empty, which holds some of datasets out"
+            )

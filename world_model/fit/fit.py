@@ -162,6 +162,12 @@ class _Fit:
         if fold is None:
             self.data.check_calibration(config)
         self.start_saw = () if start is None else start.metadata.datasets
+        if config.calibrate_on and set(self.start_saw) & set(content_keys(self.data.calibration)):
+            log.warning(
+                "world_model.calibrate_on: %s has learned from a dataset of it, so thresholds and probabilities may be "
+                "chosen on episodes that are known; name others of the policy",
+                config.start_from,
+            )
         fitted_on = content_keys([*self.data.fitted, *self.data.judged])
         if start is not None:
             seen = {*start.metadata.datasets, *fitted_on}

@@ -58,7 +58,10 @@ def test_every_episode_teaches_and_chooses(episodes, tmp_path, monkeypatch):
     assert [len(states) for states in scored] == [12, 12], "each episode by the fold that left it out, and never again"
     assert scored[0].isdisjoint(scored[1])
     assert not (tmp_path / "run" / "folds").exists()
-    whole = config(episodes, cross_fit=0, calibrate_on=str(episodes))
+    others = tmp_path / "others"
+    collected = {"episodes_per_task": 24, "noise": 1.5, "noise_hold": 4, "keep": "all", "start_index": 500}
+    collect_dataset(ENV, CollectConfig.model_validate({"dataset": str(others), **collected}))
+    whole = config(episodes, cross_fit=0, calibrate_on=str(others))
     same = load_world_model(fit(whole, ENV.env_spec(), tmp_path / "whole", seed=1))
     for name, tensor in fitted.dynamics.state_dict().items():
         assert np.array_equal(tensor, same.dynamics.state_dict()[name]), "the result is fitted on all of them"

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner, Result
 
 from sim.dummy import DummyConfig
-from vla_rl.config import ConfigError, validate
+from vla_rl.cli.app import app
+from vla_rl.config import ConfigError, dump_yaml, read_yaml, validate
 from vla_rl.data.config import DatasetError
 from vla_rl.evaluation.threshold import CalibrationError
 from vla_rl.recipe.recipe import Recipe
@@ -196,8 +198,54 @@ def test_success_networks_can_start_afresh_and_learn_from_episodes_of_their_own(
     assert len(set(found.values())) == 3
 
 
+def test_thresholds_are_not_chosen_on_what_is_fitted_on(episodes, fitted, held_out, tmp_path, caplog):
+    copy = shutil.copytree(episodes, tmp_path / "copy", ignore=shutil.ignore_patterns(".cache"))
+    for options in (
+        {"calibrate_on": str(episodes)},
+        {"calibrate_on": [str(held_out), str(copy)]},
+        {"calibrate_on": str(held_out), "success_datasets": str(held_out)},
+    ):
+        with pytest.raises(ConfigError, match=r"world_model\.calibrate_on: got .*, which is also fitted on"):
+            fit(config(episodes, **options), SPEC, tmp_path / "run")
+    assert not (tmp_path / "run").exists(), "before anything is fitted"
+    none = {name: {"steps": 0} for name in ("autoencoder", "dynamics", "success")}
+    known = {"model": None, "start_from": str(fitted), "calibrate_on": str(episodes)}
+    fit(config(held_out, **known, **none), SPEC, tmp_path / "run")
+    assert f"world_model.calibrate_on: {fitted} has learned from a dataset of it" in caplog.text
+
+
+def test_a_resumed_fit_keeps_holding_out_what_it_held_out(episodes, held_out, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    values = {"name": "fit", "device": "cpu", "env": ENV.model_dump(), "policy": {"kind": "openvla"}}
+    values |= {"log": {"tensorboard": False, "console": False}}
+    budget = stop_fitting(monkeypatch, 0)
+
+    def run(*arguments: str) -> Result:
+        return CliRunner().invoke(app, ["world-model", "fit", "recipe.yaml", *arguments])
+
+    def stopped(folder: str, calibrate_on: str) -> None:
+        options = config(episodes, calibrate_on=calibrate_on or [])
+        Path("recipe.yaml").write_text(dump_yaml(validate(Recipe, values | {"world_model": options.model_dump()})))
+        budget[0] = 4  # The first stage has three.
+        assert run("-o", folder).exit_code != 0 and Path(folder, "stages/autoencoder").is_dir()
+        budget[0] = 20
+
+    another = collect(tmp_path / "another", noise=1.5, noise_hold=4, start_index=900)
+    stopped("given", str(held_out))
+    result = run("world_model.calibrate_on=[]", "-o", "given", "--resume")
+    assert result.exit_code == 2 and "world_model.calibrate_on: there [{" in result.output, result.output
+    assert "keep it given (it may name other episodes)" in " ".join(result.output.split())
+    assert read_yaml(Path("given/config.yaml"))["world_model"]["calibrate_on"], "what is refused is not recorded"
+    assert run(f"world_model.calibrate_on=[{another}]", "-o", "given", "--resume").exit_code == 0
+    stopped("empty", "")
+    result = run(f"world_model.calibrate_on=[{held_out}]", "-o", "empty", "--resume")
+    assert result.exit_code == 2 and "keep it empty" in " ".join(result.output.split())
+    assert run("world_model.min_failures=2", "-o", "empty", "--resume").exit_code == 0
+
+
 def test_a_value_is_fitted_on_top_resumed_measured_and_kept(episodes, fitted, tmp_path, monkeypatch):
-    kept = {"model": None, "start_from": str(fitted), "calibrate_on": str(episodes)}  # So few are known by heart.
+    known = collect(tmp_path / "known", noise=1.5, noise_hold=4, episodes_per_task=32)  # Those, and a few others.
+    kept = {"model": None, "start_from": str(fitted), "calibrate_on": str(known)}  # So few are known by heart.
     kept |= {name: {"steps": 0} for name in ("autoencoder", "dynamics", "success")}
     options = config(
         episodes, **kept, value=STAGE | {"steps": 30, "batch_size": 32, "lr": 1e-2, "ema_decay": 0}, save_every=10
@@ -206,7 +254,7 @@ def test_a_value_is_fitted_on_top_resumed_measured_and_kept(episodes, fitted, tm
     before, after = weights(fitted), weights(valued)
     assert {name: after[name] for name in before} == before and set(after) - set(before) == {"value_head.safetensors"}
     figures = load_world_model(valued).metadata.value_calibration
-    assert figures["slope"] > 0 and len(figures["by_depth"]) == 4 and figures["by_number"][0]["num_episodes"] == 24
+    assert figures["slope"] > 0 and len(figures["by_depth"]) == 4 and figures["by_number"][0]["num_episodes"] == 32
     assert figures["open_frames"]["auc"] > 0.6 and 0 < figures["open_frames"]["brier"] < 0.3
     budget = stop_fitting(monkeypatch, 15)
     with pytest.raises(KeyboardInterrupt):

@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 import rich
 
-from vla_rl.common.run_folder import RunFolder
+from vla_rl.common.run_folder import Changed, RunFolder
+from vla_rl.config import ConfigError
 from vla_rl.distributed.process_group import resolve_device
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.workflows.collect import collect
@@ -53,3 +54,23 @@ def fit_world_model(
     with MetricLogger(folder, recipe.log, resume_step=resume, run_config=recipe.model_dump(mode="json")) as logger:
         device = resolve_device(recipe.device)
         return fit(section, env_spec(recipe), folder, seed=recipe.seed, device=device, on_metrics=logger.log)
+
+
+def check_held_out(recipe: Recipe, run: RunFolder, changed: Changed) -> None:
+    """Check that what a resumed fit has fitted so far was fitted without the episodes that are to choose its threshold.
+
+    Args:
+        recipe: as it is now. changed: as `resume.differences` gives it.
+
+    Raises:
+        ConfigError: `world_model.calibrate_on` began or ceased to be given after the first checkpoint.
+    """
+    from world_model.fit.fit import updates_kept
+
+    there, here = changed.get("world_model.calibrate_on", ((), ()))
+    if bool(there) != bool(here) and updates_kept(world_model_section(recipe), run.path):
+        kept = "hold some of world_model.datasets out" if here else "learn from all of world_model.datasets"
+        raise ConfigError(
+            f"world_model.calibrate_on: there {there!r}, here {here!r}, but the stages so far {kept}; keep it "
+            f"{'empty' if here else 'given (it may name other episodes)'}, or fit anew in another --output"
+        )
