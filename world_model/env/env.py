@@ -240,7 +240,8 @@ class WorldModelEnv:
         if leaf.any():
             horizon = np.array([self._horizon[self._task[i]] for i in ids])
             steps_left = (horizon - self._steps[ids] - planned)[leaf]
-            reached[leaf] = leaf_values(self.world_model, memory, chunk, np.flatnonzero(leaf), steps_left)
+            frame = (last // frame_steps)[leaf]
+            reached[leaf] = leaf_values(self.world_model, memory, chunk, np.flatnonzero(leaf), frame, steps_left)
         reward[row, last], self._paid[ids] = reached - self._paid[ids], reached
         terminated[row, last] = succeeded
         truncated[row, last] = ~succeeded & ~lost & ((planned == left) | untrusted)

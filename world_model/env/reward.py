@@ -70,17 +70,24 @@ def branch_steps(world_model: WorldModel, config: ImaginationConfig) -> int | No
 
 
 def leaf_values(
-    world_model: WorldModel, memory: Memory, chunk: ImaginedChunk, rows: np.ndarray, steps_left: np.ndarray
+    world_model: WorldModel,
+    memory: Memory,
+    chunk: ImaginedChunk,
+    rows: np.ndarray,
+    last: np.ndarray,
+    steps_left: np.ndarray,
 ) -> np.ndarray:
-    """The value at the last frame of a chunk, float32 (n,), for the n episodes at `rows`.
+    """The value at the last executed frame of a chunk, float32 (n,), for the n episodes at `rows`.
 
     Args:
-        memory: before the chunk. steps_left: int64 (n,), control steps from that frame to the task's horizon.
+        memory: before the chunk. last: int64 (n,), which of the chunk's frames that is. steps_left: int64 (n,), control
+            steps from it to the task's horizon.
     """
     chosen = rows.tolist()
     frames = chunk.frames.select(chosen)
     left = np.repeat(steps_left[:, None], frames.states.shape[1], 1)
-    return world_model.value(memory.select(chosen), frames, left)[:, -1].cpu().numpy()
+    values = world_model.value(memory.select(chosen), frames, left).cpu().numpy()
+    return values[np.arange(len(rows)), last]
 
 
 def judge(worth: np.ndarray, config: ImaginationConfig, paid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -49,6 +49,17 @@ def test_a_branch_can_end_within_a_chunk_and_others_go_on_beside_it() -> None:
     assert result.success.tolist() == [False, True], "a value above a half is told as a success"
 
 
+def test_a_branch_is_worth_its_last_executed_frame_not_what_else_was_imagined() -> None:
+    """With noise the toy moves also where nothing is done, so the chunk's later frames lie elsewhere."""
+    env = branching(2, toy_valued(noise=0.5), branch_frames=2)
+    env.reset([SPEC, SPEC])
+    env.step(push(0.25, 1, 4), [1])  # So the second branch ends one frame earlier in the chunk.
+    result = env.step(push(0.25, 2, 12))
+    assert result.num_steps.tolist() == [8, 4] and result.done.all()
+    paid, positions = result.reward[[0, 1], [7, 3]], result.obs.state[:, 0]
+    np.testing.assert_allclose(paid, [value(position, 16) for position in positions], rtol=1e-4)
+
+
 def test_a_full_success_on_the_way_pays_as_it_always_does() -> None:
     env = branching(branch_frames=2)
     env.reset([EpisodeSpec("reach_back", "train", 0)])
