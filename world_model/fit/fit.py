@@ -91,7 +91,7 @@ def fit(
         return result
     run = _Fit(config, spec, Path(folder), seed, device, on_metrics)
     run.autoencoder()
-    if config.cross_fit:
+    if config.cross_fit and (config.dynamics.steps or config.success.steps):
         folds = (
             _Fit(config, spec, Path(folder) / "folds" / str(k), seed, device, None, k) for k in range(config.cross_fit)
         )
@@ -102,8 +102,10 @@ def fit(
             run.success()
     else:
         guard = run.guard()
-        guard.watch("dynamics", ["dynamics"], run.dynamics)
-        guard.watch("success", ["success", "clip"], run.success)
+        if config.dynamics.steps:
+            guard.watch("dynamics", ["dynamics"], run.dynamics)
+        if config.success.steps:
+            guard.watch("success", ["success", "clip"], run.success)
     run.value()
     run.objects()
     run.calibrate(guard)
@@ -331,8 +333,11 @@ class _Fit:
         samples = ObjectSamples(self._clips(self.data.fitted), network.config.slots, stage)
 
         def begin() -> None:
+            poses, positions = (values.to(self.world_model.device) for values in samples.all_poses())
             if self.objects_are_fresh:
-                network.learn_ranges(*(values.to(self.world_model.device) for values in samples.all_poses()))
+                network.learn_ranges(poses, positions)
+            else:
+                network.widen_reach(positions)
 
         self._stage("objects", network, objects_loss(network, samples, stage, self.seed), stage, before=begin)
 

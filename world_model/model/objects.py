@@ -207,6 +207,12 @@ class ObjectModel(nn.Module):
         self.probe.center.copy_(poses.mean(0))
         self.reach.copy_(torch.stack([positions.amin(0), positions.amax(0)]))
 
+    @torch.no_grad()
+    def widen_reach(self, positions: torch.Tensor) -> None:
+        """Add positions, float32 (N, 3), meters, to the space that the end effector was seen in."""
+        lowest = torch.minimum(self.reach[0], positions.amin(0))
+        self.reach.copy_(torch.stack([lowest, torch.maximum(self.reach[1], positions.amax(0))]))
+
     # --- use ---------------------------------------------------------------------------------
 
     @torch.no_grad()

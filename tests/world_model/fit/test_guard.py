@@ -11,6 +11,8 @@ import torch
 
 from sim.tabletop import TabletopConfig
 from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
+from world_model.fit import fit as fit_module
+from world_model.fit import guard as guard_module
 from world_model.fit.config import FitConfig
 from world_model.fit.fit import fit
 from world_model.fit.guard import compare_order
@@ -60,13 +62,26 @@ def test_a_ruinous_refit_is_put_back_and_said(episodes, tmp_path, caplog, part, 
     assert known > 0.7, "thresholds and probability are of the parts that were kept"
 
 
+def test_what_is_not_fitted_is_not_compared(episodes, tmp_path, monkeypatch):
+    replays: list[int] = []
+    for module in (guard_module, fit_module):
+        replay = module.replay_logits
+        monkeypatch.setattr(module, "replay_logits", lambda *a, replay=replay: replays.append(1) or replay(*a))
+    none = {"steps": 0}
+    for name, options in {"held_out": {}, "cross_fit": {"cross_fit": 2}}.items():
+        replays.clear()
+        _, metadata = refitted(episodes, tmp_path / name, dynamics=none, success=none, **options)
+        assert metadata.refits == {} and len(replays) == 1, "imagined once, to choose the thresholds"
+    assert metadata.calibration["num_episodes"] == 60, "nothing was fitted, so all of them choose"
+
+
 def test_thresholds_are_chosen_after_the_weights_changed_also_without_success_steps(episodes, tmp_path):
     none = {"steps": 0}
     moved = {"steps": 6, "batch_size": 8, "warmup_steps": 1, "lr": 3e-4}
     _, before = refitted(episodes, tmp_path / "before", dynamics=none, success=none)
     _, after = refitted(episodes, tmp_path / "after", dynamics=moved, success=none)
-    assert before.calibrated_on == after.calibrated_on and before.refits["dynamics"]["change"]["value"] == 0
-    assert not after.refits["dynamics"]["put_back"]
+    assert before.calibrated_on == after.calibrated_on and before.refits == {}
+    assert after.refits.keys() == {"dynamics"} and not after.refits["dynamics"]["put_back"]
     assert before.success_threshold != after.success_threshold
     assert before.success_probability != after.success_probability
 

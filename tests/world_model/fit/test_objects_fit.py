@@ -163,6 +163,21 @@ def test_steps_of_0_keep_the_part_and_choose_its_probability_anew(episodes, held
     assert load_world_model(result).metadata.objects_calibration["cross_fitted"]["num_episodes"] == 24
 
 
+def test_a_refit_reaches_where_the_first_or_the_new_episodes_did(episodes, held_out, fitted, tmp_path) -> None:
+    start = load_world_model(fitted)
+    assert start.objects is not None
+    start.objects.reach.copy_(torch.tensor([[-0.2, -3.0, 0.0], [0.2, 0.1, 0.5]]))  # As of episodes elsewhere.
+    start.save(tmp_path / "start")
+    options = {"start_from": str(tmp_path / "start"), "calibrate_on": str(episodes), **KEPT}
+    refit = config(held_out, **options, objects={**OBJECTS, "steps": 1})
+    after = load_world_model(fit(refit, SPEC, tmp_path / "run")).objects
+    assert after is not None and torch.equal(after.probe.center, start.objects.probe.center)
+    low, high = samples_of(held_out, start, tmp_path).all_poses()[1].aminmax(dim=0)
+    assert (low[0] < -0.2) and (high[:2] > 0.2).all(), "the new episodes went further"
+    torch.testing.assert_close(after.reach[0], torch.tensor([low[0], -3.0, 0.0]))
+    torch.testing.assert_close(after.reach[1], torch.tensor([high[0], high[1], 0.5]))
+
+
 def test_a_part_that_says_the_opposite_is_left_out(episodes, fitted, tmp_path, monkeypatch) -> None:
     from world_model.fit import objects as module
 
