@@ -343,7 +343,7 @@ class ImaginationConfig(Config):
     horizon: PositiveInt | None = Field(
         default=None,
         description="Truncate after this many imagined control steps, if the task does not before; null: after the "
-        "trust horizon that was measured.",
+        "trust horizon that was measured, which is refused where it is 0.",
     )
     branch_frames: PositiveInt | Literal["auto"] | None = Field(
         default=None,

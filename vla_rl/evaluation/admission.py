@@ -36,7 +36,7 @@ class Admission(Config):
         problem: what refuses; "" where nothing does.
         ignored: something refuses and `env.trust.ignore=true` overruled it. To be shown in red.
         warnings: requirements that only warn and were not reached.
-        trust_horizon: control steps after which imagination should end; 0 where there is no report.
+        trust_horizon: control steps after which imagination should end, 0 where nothing holds; None: not measured.
     """
 
     report: str
@@ -44,7 +44,7 @@ class Admission(Config):
     problem: str = ""
     ignored: bool = False
     warnings: tuple[str, ...] = ()
-    trust_horizon: int = 0
+    trust_horizon: int | None = None
 
     @property
     def page(self) -> Path:

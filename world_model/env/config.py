@@ -10,7 +10,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, SerializeAsAny, model_v
 
 from vla_rl.config import ConfigError, component
 from vla_rl.data.config import MaybeDatasets
-from vla_rl.interfaces import EnvConfig
+from vla_rl.interfaces import EnvConfig, TrustError
 from vla_rl.types import EnvSpec
 from world_model.config import ImaginationConfig
 from world_model.data.initial_frames import InitialFrames, SimulatedInitialFrames, check_alike, open_recorded
@@ -81,19 +81,28 @@ class WorldModelEnvConfig(EnvConfig):
         """What trust says of the world model, and the control steps of an imagined episode, if they are limited.
 
         Raises:
-            TrustError: as `build`.
+            TrustError: as `build`, and where no step holds and no other limit is given.
         """
         from world_model.trust.report import TRUST_FILE, admit
 
         folder = resolve_path(self.path)
         admission = admit(self.trust, folder / TRUST_FILE, content_key(folder))
-        return admission, self.imagination.horizon or admission.trust_horizon or None
+        horizon = self.imagination.horizon
+        if horizon is None and admission.trust_horizon == 0:
+            raise TrustError(
+                "env.imagination.horizon: got null, which ends imagined episodes at the measured trust horizon, and "
+                f"that is 0 control steps ({admission.report}): not one imagined frame holds. Fit the world model on "
+                "more of the policy's own episodes and measure again, or say how many control steps to imagine all the "
+                "same (env.imagination.horizon=N)"
+            )
+        return admission, admission.trust_horizon if horizon is None else horizon
 
     def build(self, num_envs: int | None = None, record_frames: bool = False) -> WorldModelEnv:
         """The environment, with its `admission`: what trust says of the world model.
 
         Raises:
-            TrustError: trust is missing or fails, and `env.trust.ignore` is not set.
+            TrustError: trust is missing or fails, and `env.trust.ignore` is not set; or the horizon would be 0.
+            ConfigError: branches are longer than the horizon, or the world model lacks what the reward asks for.
             ValueError: the world model, the first frames and the config do not fit, or a file is damaged.
         """
         from world_model.env.env import WorldModelEnv

@@ -49,14 +49,32 @@ def check_reward(world_model: WorldModel, config: ImaginationConfig) -> None:
 def branch_steps(world_model: WorldModel, config: ImaginationConfig) -> int | None:
     """Control steps since a real frame after which an episode ends, worth the value; None: none.
 
+    Args:
+        config: its horizon is the one that holds, measured or given.
+
     Raises:
-        ConfigError: the world model has no value, or with "auto" none whose AUC is high enough on imagined frames.
+        ConfigError: the world model has no value, with "auto" none whose AUC is high enough on imagined frames, or the
+            horizon ends episodes before branches do.
     """
     if config.branch_frames is None:
         return None
     world_model.check_value()
-    if config.branch_frames != "auto":
-        return config.branch_frames * world_model.frame_steps
+    frame_steps = world_model.frame_steps
+    room = None if config.horizon is None else config.horizon // frame_steps
+    frames = _deepest(world_model, room) if config.branch_frames == "auto" else config.branch_frames
+    if room is not None and frames > room:
+        most = f"give {room} at most" if room else "leave it null"
+        raise ConfigError(
+            f"env.imagination.branch_frames: got {config.branch_frames!r}, {frames} frames of {frame_steps} control "
+            f"steps, but imagined episodes end after {config.horizon} (env.imagination.horizon, or where that is null "
+            f"the trust horizon that was measured), and there a branch is not worth the value; {most}, or set "
+            f"env.imagination.horizon={frames * frame_steps}"
+        )
+    return frames * frame_steps
+
+
+def _deepest(world_model: WorldModel, room: int | None) -> int:
+    """Frames since a real one up to which the value's AUC is high enough; within the horizon's `room` where any is."""
     figures = world_model.metadata.value_calibration.get("by_depth", ())
     measured = [figure["auc"] or 0.0 for figure in figures]
     deep = [depth for depth, auc in enumerate(measured) if depth and min(measured[1 : depth + 1]) >= BRANCH_AUC]
@@ -66,7 +84,7 @@ def branch_steps(world_model: WorldModel, config: ImaginationConfig) -> int | No
             f"{BRANCH_AUC:g} (by frames since a real one: {', '.join(f'{auc:.3f}' for auc in measured) or 'unknown'}); "
             "give a number, or fit the value on more episodes"
         )
-    return max(deep) * world_model.frame_steps
+    return max([depth for depth in deep if room is None or depth <= room] or deep[:1])
 
 
 def leaf_values(

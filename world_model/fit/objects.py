@@ -1,7 +1,8 @@
 """Fitting the objects part, and its probability of success on held-out episodes of the policy.
 
-An episode's score is the highest logit of its frames, rolled from the first real one with the logged actions, exactly
-as RL is paid; Platt's sigmoid turns it into a probability, as for the success networks. Poses are not needed for that.
+An episode's score is the highest logit of its frames, rolled from the first real one with the logged actions: as RL is
+paid, but that RL's episodes may end before (`stop_probability`, the horizon). Platt's sigmoid turns it into a
+probability, as for the success networks. Poses are not needed for that.
 """
 
 from __future__ import annotations

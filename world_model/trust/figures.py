@@ -128,8 +128,8 @@ FIGURES: dict[str, FigureInfo] = {
         "Calibration error",
         "gap",
         "How far probability and outcome lie apart on average (expected calibration error): an episode's highest "
-        "probability in imagination, as RL is paid it, against what really happened. 0 is perfect; with few episodes "
-        "chance alone gives some.",
+        "probability in imagination, up to its logged end or env.imagination.horizon, against what really happened. 0 "
+        "is perfect; with few episodes chance alone gives some.",
     ),
     "head_agreement": FigureInfo(
         OUTCOMES,

@@ -79,10 +79,10 @@ class TrustReport(Config):
         return self.figures.get(name)
 
     @property
-    def trust_horizon(self) -> int:
-        """Control steps after which imagination should end; 0 where nothing holds or it was not measured."""
+    def trust_horizon(self) -> int | None:
+        """Control steps after which imagination should end, 0 where nothing holds; None: it was not measured."""
         measured = self.figure("trust_horizon")
-        return int(measured.value) if measured is not None and measured.value > 0 else 0
+        return None if measured is None else max(int(measured.value), 0)
 
     @property
     def auc_by_depth(self) -> tuple[Figure, ...]:
@@ -167,7 +167,7 @@ def admit(config: TrustConfig, default_path: Path, model_key: str = "") -> Admis
     """
     path = config.report or default_path
     verdicts: list[Verdict] = []
-    problem, horizon = "", 0
+    problem, horizon = "", None
     try:
         report = TrustReport.load(path)
         if model_key and report.provenance.model_key != model_key:

@@ -45,8 +45,9 @@ class OpenLoop:
     def imagine(self, context: Memory, actions: Actions) -> tuple[Frames, Scores]:
         """The F frames that follow, and what the environment would say of them.
 
-        Like there, no success counts after futures disagreed too much, or after the horizon. Unlike there, episodes go
-        on after they have ended, with what they ended with. With reward "objects" the verdict is a probability above a
+        Like there, no success counts after futures disagreed too much, or after the config's horizon, and the
+        probability there is 0. Unlike there, episodes go on after they have ended, with what they ended with, also
+        where the probability has passed `stop_probability`. With reward "objects" the verdict is a probability above a
         half.
         """
         device = self.world_model.device
@@ -64,12 +65,14 @@ class OpenLoop:
             judged = (executed > 0) & (before < (self.config.horizon or math.inf))
             chunk = imagine_chunk(self.world_model, context, part, self.config, judged)
             context = self.world_model.extend(context, chunk.frames, part)
-            counted = chunk.success
-            if self.config.reward == "objects":
-                probability.append(reward.probability(self.world_model, chunk, self.config))
-                counted = ((probability[-1] > reward.LIKELY) & judged & ~chunk.untrusted[:, None]).cummax(1).values
-            else:
-                probability.append(self._probability(chunk.success_score, chunk.clip_score))
+            is_objects = self.config.reward == "objects"
+            found = (
+                reward.probability(self.world_model, chunk, self.config)
+                if is_objects
+                else self._probability(chunk.success_score, chunk.clip_score)
+            )
+            probability.append(found * (judged & ~chunk.untrusted[:, None] & ~ended[:, None]))
+            counted = (probability[-1] > reward.LIKELY).cummax(1).values if is_objects else chunk.success
             success.append(succeeded[:, None] | (counted & ~ended[:, None]))
             succeeded, ended = success[-1][:, -1], ended | chunk.untrusted
             frames.append(chunk.frames)

@@ -60,7 +60,7 @@ class Scores:
     Attributes:
         probability: float32 (B, F), of the instruction being carried out: what RL is paid with reward "objects" where
             that is asked for; else with reward "probability", or where none was calibrated, the less sure of the two
-            success networks' own.
+            success networks' own; 0 where the environment would not look (see `OpenLoop.imagine`).
         success: bool (B, F), the episode counts as a success: the decision that RL is rewarded by, latched.
     """
 

@@ -102,6 +102,22 @@ def test_auto_goes_as_deep_as_the_value_stays_good() -> None:
     assert branch_steps(toy_valued(), ImaginationConfig()) is None
 
 
+def test_a_branch_beyond_the_horizon_is_refused() -> None:
+    assert branch_steps(toy_valued(), ImaginationConfig(branch_frames=2, horizon=8)) == 8
+    for horizon, most in ((7, "give 1 at most"), (3, "leave it null")):
+        with pytest.raises(ConfigError, match=rf"branch_frames: got 2, 2 frames of 4 .* after {horizon} .*; {most}"):
+            branching(branch_frames=2, horizon=horizon)
+    deep = toy_valued()
+    found = {"by_depth": [{"auc": 0.9}] * 4}
+    deep.metadata = deep.metadata.model_copy(update={"value_calibration": found})
+    depths = {
+        horizon: branch_steps(deep, ImaginationConfig(branch_frames="auto", horizon=horizon)) for horizon in (9, 40)
+    }
+    assert depths == {9: 8, 40: 12}, "auto stays within it"
+    with pytest.raises(ConfigError, match=r"branch_frames: got 'auto', 1 frames"):
+        branching(world_model=deep, branch_frames="auto", horizon=3)
+
+
 def test_a_branch_needs_a_value() -> None:
     with pytest.raises(ConfigError, match=r"has no value.*world_model\.value\.steps"):
         branching(world_model=toy_world_model(metadata=METADATA))

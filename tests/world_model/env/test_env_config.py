@@ -17,6 +17,7 @@ from vla_rl.config import ConfigError, build_component
 from vla_rl.data.config import DatasetError
 from vla_rl.evaluation.figure import Figure
 from vla_rl.types import EpisodeSpec, Keyframe, Observation
+from vla_rl.workflows.imagination.real_and_imagined import imagined_env
 from world_model.config import ImaginationConfig
 from world_model.data.initial_frames import MAX_KEPT, RecordedInitialFrames, SimulatedInitialFrames, check_alike
 from world_model.env.config import WorldModelEnvConfig
@@ -217,6 +218,36 @@ def test_trust_must_be_about_these_weights_and_high_enough(folder: Path) -> None
         build(folder, trust=only)
     env = build(folder, trust={**only, "ignore": True})
     assert env.admission is not None and env.admission.ignored
+    env.close()
+
+
+def test_a_measured_horizon_of_0_is_no_missing_limit(folder: Path) -> None:
+    figures = {"skill": Figure(value=0.5, n=200)}
+
+    def report(**more: Figure) -> None:
+        provenance = Provenance(model_key=content_key(folder))
+        TrustReport(
+            created="2026-01-01T00:00:00",
+            provenance=provenance,
+            config=MeasureConfig(),
+            frame_steps=4,
+            figures=figures | more,
+        ).save(folder / TRUST_FILE)
+
+    report(trust_horizon=Figure(value=0, n=200))
+    asks_nothing = {"require": dict.fromkeys(DEFAULT_REQUIRE)}
+    for trust in (asks_nothing, {"ignore": True}):
+        with pytest.raises(TrustError, match=r"env\.imagination\.horizon: got null.* is 0 control steps .*horizon=N"):
+            build(folder, trust=trust)
+    env = build(folder, trust=asks_nothing, imagination={"horizon": 8})
+    assert env.config.horizon == 8
+    env.close()
+    config = cast(WorldModelEnvConfig, build_component("env", section(folder)))
+    measured = imagined_env(cast(Any, SimpleNamespace(env=config)), folder)
+    assert measured.admitted()[1] == max(config.env_spec().horizon.values()), "measured anew, whatever it says"
+    report()
+    env = build(folder, trust=asks_nothing)
+    assert env.config.horizon is None, "where none was measured, none is set"
     env.close()
 
 

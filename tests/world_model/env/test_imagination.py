@@ -194,7 +194,35 @@ def test_trust_sees_the_successes_that_rl_is_rewarded_for(options: dict[str, Any
     np.testing.assert_array_equal(scores.success, seen_success)
     assert 3 < scores.success[:, -1].sum() < num - 3 or "horizon" in options
     assert frames_seen.latents.shape == (num, frames, 2, 1, 1, 1)
-    np.testing.assert_array_equal((scores.probability > 0.5)[:, 0], frames_seen.latents[:, 0, 0, 0, 0, 0] > GOAL)
+    looked = scores.probability[:, 0] > 0
+    assert looked.all() or "max_disagreement" in options
+    reached = frames_seen.latents[:, 0, 0, 0, 0, 0] > GOAL
+    np.testing.assert_array_equal((scores.probability > 0.5)[looked, 0], reached[looked])
+
+
+@pytest.mark.parametrize("options", [{}, {"horizon": 12}, {"ensemble": 2, "max_disagreement": 0.8}])
+def test_trust_judges_the_probability_that_rl_is_paid(options: dict[str, Any]) -> None:
+    num, frames = 40, 6
+    options = {"reward": "probability", "dual_noise": 0, "stop_probability": 1 - 1e-9, **options}
+    actions = push(0.8, num, 4 * frames)
+    env = toy_env(num, noise=0.5, **options)
+    specs = [EpisodeSpec("reach", "train", i) for i in range(num)]
+    obs = env.reset(specs)
+    paid, going = np.zeros(num), list(range(num))
+    for start in range(0, 4 * frames, 8):
+        if not going:
+            break
+        result = env.step(actions[going, start : start + 8], going)
+        paid[going] += result.reward.sum(1)
+        going = [i for i, done in zip(going, result.done, strict=True) if not done]
+    assert not going
+    world_model = toy_world_model(noise=0.5)
+    trust = OpenLoop(world_model, ImaginationConfig.model_validate(options), chunk_frames=2)
+    images = np.stack(list(obs.images.values()), 1)
+    seeds = [env._seed_of(spec, 0) for spec in specs]
+    context = trust.begin(trust.encode(images[:, None], obs.state[:, None]), obs.instruction, seeds)
+    _, scores = trust.imagine(context, world_model.actions(actions, np.full(num, 4 * frames)))
+    np.testing.assert_allclose(scores.probability.max(1), paid, rtol=1e-4, atol=1e-6)
 
 
 def test_trust_scores_real_frames_with_the_same_heads() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -48,3 +50,20 @@ def test_without_a_calibrated_probability_the_less_sure_network_speaks() -> None
     )
     assert calibrated == pytest.approx(1 / (1 + np.exp(-2)))
     assert plain == pytest.approx(1 / (1 + np.exp(-1)))
+
+
+def test_the_probability_counts_where_the_environment_would_look() -> None:
+    """After the horizon, and from where futures disagree, it pays nothing, so trust looks at nothing there."""
+
+    def probability(noise: float = 0.0, **imagination: Any) -> np.ndarray:
+        config = ImaginationConfig.model_validate({"reward": "probability", "dual_noise": 0, **imagination})
+        subject = OpenLoop(toy_world_model(noise), config, chunk_frames=2)
+        memory = subject.begin(track(1), ["reach"], [0])
+        return subject.imagine(memory, pushes(1, 6))[1].probability[0]
+
+    whole = probability()
+    assert (whole > 0).all() and np.array_equal(probability(horizon=24), whole)
+    assert np.array_equal(probability(horizon=12), np.where(np.arange(6) < 3, whole, 0))
+    spread = {"ensemble": 2, "max_disagreement": 1e-6}
+    assert np.array_equal(probability(**spread), whole), "without noise they agree"
+    assert not probability(noise=0.5, **spread).any()

@@ -16,10 +16,14 @@ if TYPE_CHECKING:
 
 
 def imagined_env(recipe: Recipe, world_model: Path) -> Any:
-    """Return the recipe's environment with this world model in it, whatever its trust."""
-    return type(recipe.env).model_validate(
+    """Return the recipe's environment with this world model in it, whatever its trust: not limited by its horizon."""
+    env: Any = type(recipe.env).model_validate(
         recipe.env.model_dump() | {"path": str(world_model), "trust": {"ignore": True}}
     )
+    if env.imagination.horizon is not None:
+        return env
+    whole = max(env.env_spec().horizon.values())
+    return env.model_copy(update={"imagination": env.imagination.model_copy(update={"horizon": whole})})
 
 
 def success_in_both(recipe: Recipe, world_model: Path, policy: str, episodes_per_task: int) -> PolicySuccess:

@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -21,6 +22,7 @@ from vla_rl.common.atomic import write_text_atomic
 from vla_rl.config import Config, ConfigError
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.statistics import Interval, spearman
+from vla_rl.interfaces import TrustError
 from vla_rl.recipe.recipe import load_recipe
 from vla_rl.workflows.imagination.measure_trust import measure_world_model
 from vla_rl.workflows.jobs import Cluster, job, run_jobs
@@ -134,7 +136,7 @@ def study(
         alone = ["env.trust.ignore=true", "gate.every=0", "train.evaluate=after", "num_threads=0"]
         alone.append("train.allow_no_success=true")  # Where nothing is imagined to succeed: a gain of none.
         runs[task] = [
-            job("train", recipe_name, [*own, f"env.path={path}", *alone], folder / task / f"rl_{number}")
+            job("train", recipe_name, [*own, *_in_any(recipe_name, own, path), *alone], folder / task / f"rl_{number}")
             for number, path in enumerate(world_models, start=1)
         ]
     run_jobs([each for task in tasks for each in (bases[task], *runs[task])], jobs, program, show, cluster)
@@ -160,6 +162,17 @@ def study(
     write_text_atomic(folder / RESULT, result.model_dump_json(indent=1) + "\n")
     write_text_atomic(folder / TABLE, result.markdown())
     return result
+
+
+def _in_any(recipe_name: str, overrides: Sequence[str], path: str) -> list[str]:
+    """Overrides for RL in a world model whatever trust says, also where it was measured that not one frame holds."""
+    chosen = [f"env.path={path}"]
+    env: Any = load_recipe(recipe_name, [*overrides, *chosen, "env.trust.ignore=true"]).env
+    try:
+        env.admitted()
+    except TrustError:
+        chosen.append(f"env.imagination.horizon={max(env.env_spec().horizon.values())}")
+    return chosen
 
 
 def _claim(folder: Path, world_models: Sequence[str]) -> None:
