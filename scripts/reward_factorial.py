@@ -3,18 +3,20 @@
     python scripts/reward_factorial.py run WORLD_MODEL --output runs/factorial --seeds 0 1 2     (resumable, one core)
     python scripts/reward_factorial.py table runs/factorial
 
-One arm is GRPO from the shipped base policy with observations imagined or real, and as reward the true outcome, the
-verdict of the success networks (above their threshold), their calibrated probability, or that of the objects part,
-which looks at no frame but the first (only where WORLD_MODEL has it). Beside every episode runs a
+One arm is GRPO from the shipped base policy, or another (--policy), with observations imagined or real, and as reward
+the true outcome, the verdict of the success networks (above their threshold), their calibrated probability, or that of
+the objects part, which looks at no frame but the first (only where WORLD_MODEL has it). Beside every episode runs a
 simulator with the same actions, which knows the truth: an arm's gap is its reward minus that. Advantages are not
 divided by a standard deviation in any arm, and learning rates fall to 0, or the last policy's noise would drown the
 arms. WORLD_MODEL has been fitted with a calibrated probability; where real frames are judged, threshold and probability
-come from real episodes of the base policy, by the same functions.
+come from real episodes of the policy that RL starts from, by the same functions. A folder holds results of one world
+model, policy and number of iterations (subject.json), and is refused to others.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import itertools
 import json
 import time
@@ -31,7 +33,7 @@ from sim.tabletop.config import SuccessConfig, TabletopConfig
 from sim.vector.runner import InlineVecEnv
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.common.atomic import write_text_atomic
-from vla_rl.config import validate
+from vla_rl.config import ConfigError, validate
 from vla_rl.evaluation.probability import platt
 from vla_rl.evaluation.statistics import summarize_seeds
 from vla_rl.evaluation.threshold import choose_threshold
@@ -43,11 +45,14 @@ from vla_rl.types import EpisodeSpec, Keyframe, StepResult
 from world_model.config import ImaginationConfig
 from world_model.data.initial_frames import SimulatedInitialFrames
 from world_model.env.env import WorldModelEnv
+from world_model.metadata import content_key
+from world_model.metadata import resolve_path as resolve_world_model
 from world_model.model.memory import Memory
 from world_model.model.world_model import WorldModel, load_world_model
 from world_model.types import Frames
 
 POLICY = "pretrained:tabletop_base"
+SUBJECT = "subject.json"
 ARMS = tuple(itertools.product(("imagined", "real"), ("success", "probability", "objects", "true")))
 JUDGED = (("real", "success"), ("real", "probability"))  # Which judge real frames, and need a threshold for them.
 ITERATIONS, GROUPS, GROUP_SIZE, NUM_ENVS = 16, 40, 8, 40
@@ -223,7 +228,7 @@ def build_env(observations: str, reward: str, world_model: WorldModel, real_judg
 
 
 def calibrate_real(world_model: WorldModel, policy: Policy) -> dict[str, Any]:
-    """Sigmoid and threshold of the success networks on real frames, from episodes of the base policy."""
+    """Sigmoid and threshold of the success networks on real frames, from episodes of the policy before RL."""
     judge = FrameJudge(world_model, NUM_ENVS, world_model.metadata.cameras)
     env = FactorialEnv(endless_tabletop(), "probability", judge, stop=1.0)
     states = [CALIBRATION_START + i for i in range(CALIBRATION_STATES)]
@@ -241,11 +246,14 @@ def calibrate_real(world_model: WorldModel, policy: Policy) -> dict[str, Any]:
 
 
 def train(
-    arm: tuple[str, str], seed: int, world_model: WorldModel, judge: dict[str, Any], iterations: int
+    arm: tuple[str, str], seed: int, world_model: WorldModel, policy: Policy, judge: dict[str, Any], iterations: int
 ) -> dict[str, Any]:
-    """One arm and seed, from the base policy to its success on `eval` states; what the table needs of it."""
+    """One arm and seed, from a policy, which is changed, to its success on `eval` states; what the table needs of it.
+
+    Seeds with one number of iterations have no initial states in common.
+    """
     started = time.process_time()
-    policy, env = load_policy(resolve_path(POLICY), "cpu"), build_env(*arm, world_model, judge, seed)
+    env = build_env(*arm, world_model, judge, seed)
     algo = GRPOConfig(
         lr=2e-4,
         decay_iterations=iterations,
@@ -259,7 +267,7 @@ def train(
     tasks, per_task = tuple(env.spec.tasks), GROUPS // len(env.spec.tasks)
     for iteration in range(iterations):
         env.log.clear()
-        first = (seed * ITERATIONS + iteration) * per_task
+        first = (seed * iterations + iteration) * per_task
         states = [EpisodeSpec(task, "train", first + i) for i in range(per_task) for task in tasks]
         groups = np.repeat(np.arange(len(states)), GROUP_SIZE)
         specs = [states[group] for group in groups]
@@ -291,11 +299,48 @@ def outcomes(policy: Policy) -> list[list[bool]]:
     return np.array([e.success for e in episodes]).reshape(-1, EVAL_STATES).tolist()
 
 
+def fingerprint(folder: Path) -> str:
+    """Of the files in a policy's folder: their names, and what they hold."""
+    digest = hashlib.blake2b(digest_size=12)
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        digest.update(f"{file.relative_to(folder).as_posix()}\n".encode())
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).digest())
+    return digest.hexdigest()
+
+
+def claim(folder: Path, world_model: Path, policy: Path, iterations: int) -> None:
+    """Write into a folder what its results are of, or check that they are of just that.
+
+    Raises:
+        ConfigError: they are of another world model, policy or number of iterations, or do not say of which.
+    """
+    facts = {"world_model": content_key(world_model), "policy": fingerprint(policy), "iterations": iterations}
+    file = folder / SUBJECT
+    if not file.is_file():
+        if found := sorted(path.name for path in folder.glob("*.json")):
+            raise ConfigError(
+                f"--output {folder}: has {', '.join(found[:3])}, but no {SUBJECT}, which says what they are of; choose "
+                f"another --output, or, if they are of just these, write into that file: {json.dumps(facts)}"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text_atomic(file, json.dumps(facts, indent=1) + "\n")
+        return
+    there = json.loads(file.read_text())
+    if other := [name for name in facts if there.get(name) != facts[name]]:
+        parts = ", ".join(f"{name} there {there.get(name)}, here {facts[name]}" for name in other)
+        raise ConfigError(
+            f"--output {folder}: holds results of another {' and '.join(other)} ({parts}); give what it was begun with "
+            "(WORLD_MODEL, --policy, --iterations), or choose another --output"
+        )
+
+
 def run(args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
-    args.output.mkdir(parents=True, exist_ok=True)
     judge_file, base_file = args.output / "judge.json", args.output / "base.json"
-    world_model, policy = load_world_model(args.world_model), load_policy(resolve_path(POLICY), "cpu")
+    model_folder, policy_folder = resolve_world_model(args.world_model), resolve_path(args.policy)
+    claim(args.output, model_folder, policy_folder, args.iterations)
+    world_model, policy = load_world_model(model_folder), load_policy(policy_folder, "cpu")
     arms = [arm for arm in ARMS if "_".join(arm) in args.arms or not args.arms]
     if world_model.metadata.objects_probability is None and not args.arms:
         arms = [arm for arm in arms if arm[1] != "objects"]
@@ -308,7 +353,7 @@ def run(args: argparse.Namespace) -> None:
     for seed, arm in itertools.product(args.seeds, arms):
         file = args.output / f"{'_'.join(arm)}_{seed}.json"
         if not file.exists():
-            found = train(arm, seed, world_model, judge, args.iterations)
+            found = train(arm, seed, world_model, load_policy(policy_folder, "cpu"), judge, args.iterations)
             write_text_atomic(file, json.dumps(found))
 
 
@@ -338,17 +383,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
     running = commands.add_parser("run")
-    running.add_argument("world_model", type=Path)
+    running.add_argument("world_model", help="a folder, or pretrained:NAME")
     running.add_argument("--output", type=Path, required=True)
     running.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    running.add_argument("--arms", nargs="*", default=(), help="such as imagined_probability; by default all")
+    names = ["_".join(arm) for arm in ARMS]
+    running.add_argument("--arms", nargs="*", default=(), choices=names, help="by default all")
     running.add_argument("--iterations", type=int, default=ITERATIONS)
+    running.add_argument("--policy", default=POLICY, help="that RL starts from: a folder, or pretrained:NAME")
     running.set_defaults(function=run)
     showing = commands.add_parser("table")
     showing.add_argument("output", type=Path)
     showing.set_defaults(function=table)
     arguments = parser.parse_args()
-    arguments.function(arguments)
+    try:
+        arguments.function(arguments)
+    except ConfigError as error:
+        raise SystemExit(str(error)) from None
 
 
 if __name__ == "__main__":

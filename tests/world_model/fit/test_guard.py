@@ -68,11 +68,12 @@ def test_what_is_not_fitted_is_not_compared(episodes, tmp_path, monkeypatch):
         replay = module.replay_logits
         monkeypatch.setattr(module, "replay_logits", lambda *a, replay=replay: replays.append(1) or replay(*a))
     none = {"steps": 0}
-    for name, options in {"held_out": {}, "cross_fit": {"cross_fit": 2}}.items():
+    for cross_fit, num_episodes in ((0, 42), (2, 60)):  # Where nothing is fitted, all of them choose.
         replays.clear()
-        _, metadata = refitted(episodes, tmp_path / name, dynamics=none, success=none, **options)
+        folder = tmp_path / str(cross_fit)
+        _, metadata = refitted(episodes, folder, dynamics=none, success=none, cross_fit=cross_fit)
         assert metadata.refits == {} and len(replays) == 1, "imagined once, to choose the thresholds"
-    assert metadata.calibration["num_episodes"] == 60, "nothing was fitted, so all of them choose"
+        assert metadata.calibration["num_episodes"] == num_episodes
 
 
 def test_thresholds_are_chosen_after_the_weights_changed_also_without_success_steps(episodes, tmp_path):

@@ -172,7 +172,8 @@ def test_a_refit_reaches_where_the_first_or_the_new_episodes_did(episodes, held_
     refit = config(held_out, **options, objects={**OBJECTS, "steps": 1})
     after = load_world_model(fit(refit, SPEC, tmp_path / "run")).objects
     assert after is not None and torch.equal(after.probe.center, start.objects.probe.center)
-    low, high = samples_of(held_out, start, tmp_path).all_poses()[1].aminmax(dim=0)
+    seen = samples_of(held_out, start, tmp_path).all_poses()[1]
+    low, high = seen.amin(0), seen.amax(0)
     assert (low[0] < -0.2) and (high[:2] > 0.2).all(), "the new episodes went further"
     torch.testing.assert_close(after.reach[0], torch.tensor([low[0], -3.0, 0.0]))
     torch.testing.assert_close(after.reach[1], torch.tensor([high[0], high[1], 0.5]))

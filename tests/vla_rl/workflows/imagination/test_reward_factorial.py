@@ -1,0 +1,112 @@
+"""The factorial of observations and rewards: whose results a folder holds, and which states and policy a run takes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from vla_rl.policies.base import resolve_path
+
+ROOT = Path(__file__).parents[4]
+
+
+@pytest.fixture
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("reward_factorial", ROOT / "scripts" / "reward_factorial.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def done(script, monkeypatch) -> list[Any]:
+    """What is done with which policy; nothing is run."""
+    calls: list[Any] = []
+
+    def train(arm: Any, seed: int, world_model: Any, policy: str, judge: Any, iterations: int) -> dict[str, Any]:
+        calls.append(("train", policy, judge["threshold"], iterations))
+        return {}
+
+    monkeypatch.setattr(script, "load_policy", lambda path, device: Path(path).name)
+    monkeypatch.setattr(
+        script, "load_world_model", lambda path: SimpleNamespace(metadata=SimpleNamespace(objects_probability=None))
+    )
+    monkeypatch.setattr(
+        script, "calibrate_real", lambda world_model, policy: calls.append(("judge", policy)) or {"threshold": 1}
+    )
+    monkeypatch.setattr(script, "outcomes", lambda policy: calls.append(("base", policy)) or [[True]])
+    monkeypatch.setattr(script, "train", train)
+    return calls
+
+
+def start(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: Any, arm: str = "real_success") -> None:
+    words = ["run", *map(str, arguments), "--arms", arm, "--seeds", "0"]
+    monkeypatch.setattr(sys, "argv", ["reward_factorial.py", *words])
+    script.main()
+
+
+def test_a_folder_holds_one_world_model_policy_and_number_of_iterations(script, done, tmp_path, monkeypatch):
+    model, other = tmp_path / "model", tmp_path / "other_model"
+    shutil.copytree(ROOT / "world_model" / "pretrained" / "tabletop", model)
+    shutil.copytree(model, other)
+    with (other / "world_model.json").open("a") as stream:
+        stream.write(" ")
+    policy = Path(shutil.copytree(resolve_path("pretrained:tabletop_base"), tmp_path / "mine"))
+    folder = ("--output", tmp_path / "runs")
+    start(script, monkeypatch, model, *folder)
+    assert done == [("judge", "tabletop_base"), ("base", "tabletop_base"), ("train", "tabletop_base", 1, 16)]
+    start(script, monkeypatch, model, *folder)
+    start(script, monkeypatch, model, *folder, "--policy", policy)  # The same one elsewhere.
+    assert len(done) == 3, "finished"
+    (policy / "note").write_text("changed")
+    for arguments, what in (
+        ((other,), "another world_model"),
+        ((model, "--iterations", 4), r"another iterations \(iterations there 16, here 4"),
+        ((model, "--policy", policy), "another policy"),
+    ):
+        with pytest.raises(SystemExit, match=f"--output .*runs: holds results of {what}"):
+            start(script, monkeypatch, *arguments, *folder)
+    start(script, monkeypatch, model, "--output", tmp_path / "new", "--policy", policy, "--iterations", 4)
+    assert done[3:] == [("judge", "mine"), ("base", "mine"), ("train", "mine", 1, 4)]
+
+
+def test_results_that_do_not_say_of_what_are_not_taken(script, done, tmp_path, monkeypatch):
+    (tmp_path / "judge.json").write_text("{}")
+    with pytest.raises(SystemExit, match=r"has judge\.json, but no subject\.json.*write into that file: {.*}") as e:
+        start(script, monkeypatch, "pretrained:tabletop", "--output", tmp_path)
+    facts = str(e.value).split("that file: ")[1]
+    (tmp_path / "subject.json").write_text(json.dumps(json.loads(facts)))
+    (tmp_path / "judge.json").write_text('{"threshold": 2}')
+    start(script, monkeypatch, "pretrained:tabletop", "--output", tmp_path)
+    assert done == [("base", "tabletop_base"), ("train", "tabletop_base", 2, 16)]
+    with pytest.raises(SystemExit):
+        start(script, monkeypatch, "pretrained:tabletop", "--output", tmp_path, arm="real_sucess")
+
+
+def test_seeds_share_no_initial_state_however_many_iterations(script, monkeypatch):
+    def collect(policy: Any, env: Any, specs: Any, **options: Any) -> list[Any]:
+        taken.update((spec.task, spec.index) for spec in specs)
+        env.log.append(("a", 0, 1.0, True))
+        return []
+
+    env = SimpleNamespace(spec=SimpleNamespace(tasks={"a": "", "b": ""}), log=[], close=lambda: None)
+    learner = SimpleNamespace(prepare=lambda episodes: None, update=lambda batch: None)
+    monkeypatch.setattr(script, "build_env", lambda *arguments: env)
+    monkeypatch.setattr(script, "collect", collect)
+    monkeypatch.setattr(script, "outcomes", lambda policy: [])
+    monkeypatch.setattr(script.GRPOConfig, "build", lambda config, policy, seed: learner)
+    states = []
+    for seed in range(3):
+        taken: set[tuple[str, int]] = set()
+        script.train(("real", "true"), seed, None, None, {}, script.ITERATIONS + 4)
+        states.append(taken)
+    assert [len(found) for found in states] == [20 * script.GROUPS] * 3
+    assert len(set.union(*states)) == 3 * 20 * script.GROUPS
