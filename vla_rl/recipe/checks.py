@@ -7,7 +7,7 @@ alone can tell (a number out of range) is in that section's class; a new rule of
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from vla_rl.config import ConfigError
 from vla_rl.data.config import AugmentConfig
@@ -173,17 +173,16 @@ RULES = (
         Rule(
             ("loop",),
             lambda r, field=field: bool(getattr(r.world_model, field, None)),
-            lambda r, field=field, why=why: (
-                f"world_model.{field}: got {_short(getattr(r.world_model, field))}, but {why}: leave it out"
+            lambda r, field=field, none=none, why=why: (
+                f"world_model.{field}: got {_short(getattr(r.world_model, field))}, but {why}; set it to {none}"
             ),
         )
-        for field, why in (
-            ("start_from", "a loop's first fit starts from env.path, and each later one from the round before"),
-            ("calibrate_on", "a loop chooses each round's threshold on the newest policy's own episodes"),
-            ("success_datasets", "the success networks would learn nothing from a loop's own episodes"),
+        for field, none, why in (
+            ("start_from", "null", "a loop's first fit starts from env.path, and each later one from the round before"),
+            ("calibrate_on", "[]", "a loop chooses each round's threshold on the policy's own episodes of that round"),
+            ("success_datasets", "[]", "the success networks would learn nothing from a loop's own episodes"),
         )
     ),
-    Rule(("loop",), lambda r: _fits(r) and _lacking(r), lambda r: "\n".join(_lacking(r))),
     # What the other commands need.
     Rule(
         ("sft",),
@@ -278,67 +277,6 @@ def check(recipe: Recipe, command: str = "") -> None:
     wanted = [rule for rule in RULES if (command in rule.commands if command else not rule.commands)]
     if broken := [rule for rule in wanted if rule.is_broken(recipe)]:
         raise ConfigError("\n".join(rule.message(recipe) for rule in broken))
-
-
-def _fits(recipe: Recipe) -> bool:
-    """Whether a loop can fit this recipe's world model, as far as its sections tell."""
-    from world_model.env.config import WorldModelEnvConfig
-    from world_model.fit.config import FitConfig
-
-    known = isinstance(recipe.env, WorldModelEnvConfig) and isinstance(recipe.world_model, FitConfig)
-    return known and recipe.real_env is not None
-
-
-def _lacking(recipe: Recipe) -> list[str]:
-    """What a loop's RL and fits ask for, and neither its first world model has nor a fit can give; a line each.
-
-    Else the first round would say so, after its real episodes.
-
-    Raises:
-        ConfigError: there is no such world model.
-    """
-    from vla_rl.evaluation.threshold import failures_needed
-    from world_model.metadata import read_metadata, resolve_path
-
-    env: Any = recipe.env
-    section: Any = recipe.world_model
-    config, metadata = read_metadata(resolve_path(env.path))
-    imagination, objects, broken = env.imagination, section.objects, []
-    if imagination.reward == "objects" and not objects.steps and config.objects is None:
-        broken.append(
-            f"env.imagination.reward: got 'objects', but {env.path} has no objects part and world_model.objects.steps "
-            "is 0; set it above 0, or use reward=success or probability"
-        )
-    if objects.steps and objects.network is None and config.objects is None:
-        broken.append(
-            f"world_model.objects.network: got null with steps={objects.steps}, and {env.path} has no objects part; "
-            "say which objects it has, network={slots: [[NAME, ...], ...]}, or set world_model.objects.steps=0"
-        )
-    if metadata.value_probability is None and not section.value.steps:
-        remedy = f"but {env.path} has no value and world_model.value.steps is 0; set it above 0, or"
-        if imagination.branch_frames is not None:
-            broken.append(
-                f"env.imagination.branch_frames: got {imagination.branch_frames!r}, {remedy} set branch_frames=null"
-            )
-        if recipe.sampling.keyframe_share and "uncertain" in section.keyframes.kinds:
-            broken.append(f"world_model.keyframes.kinds: got 'uncertain', {remedy} leave that kind out")
-    if section.cuts > 1 and section.dynamics.steps and not (recipe.loop.every_frame or section.needs_structure):
-        broken.append(
-            f"world_model.cuts: got {section.cuts} with loop.every_frame=false, which records no picture between the "
-            "frames that other cuts begin at; set loop.every_frame=true, or world_model.cuts=1"
-        )
-    if imagination.reward == "success":
-        rollouts = recipe.loop.episodes * len(recipe.acting_env.env_spec().tasks)  # type: ignore[attr-defined]
-        held = rollouts if section.cross_fit else round(section.holdout * rollouts)
-        needed = max(section.min_failures, failures_needed(section.max_false_success))
-        if held < needed:
-            broken.append(
-                f"loop.episodes: got {recipe.loop.episodes}, of which world_model.holdout={section.holdout:g} leaves "
-                f"{held} episodes to choose the threshold of success on, all tasks together; {needed} of them must "
-                f"fail to bound the false-success rate at {section.max_false_success:.0%}. Raise either, set "
-                "world_model.cross_fit=2, or use env.imagination.reward=probability"
-            )
-    return broken
 
 
 def _short(value: object) -> str:

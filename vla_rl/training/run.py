@@ -43,6 +43,7 @@ from vla_rl.training.checkpoint import (
 from vla_rl.training.demonstrations import ContinueBC, Demonstrations
 from vla_rl.training.earlier_rollouts import EarlierRollouts
 from vla_rl.training.metrics import MetricLogger, SilentLogger
+from vla_rl.training.rollout_success import success_metrics
 from vla_rl.training.steps import AFTER, BEFORE, REPORT, RL, RunSteps
 from vla_rl.training.trainer import TrainingDivergedError
 from vla_rl.types import Episode, EpisodeSpec
@@ -195,25 +196,8 @@ class TrainingRun:
         self.iteration += 1
         episodes = self.world.gather_outcomes(episodes)
         played = [e for e in episodes if not e.lost]
-        # Success from keyframes is not to be compared with the real one, which is from initial states.
-        from_start = [e for e in played if e.spec.keyframe is None]
-        logged: dict[str, Any] = {
-            "train/success": float(np.mean([e.success for e in played])),
-            "train/episodes": len(played),
-            "train/lost": len(episodes) - len(played),
-            "train/steps": float(np.mean([e.length for e in played])),
-        }
-        for task in self.env.spec.tasks:
-            outcomes = [e.success for e in played if e.spec.task == task]
-            if outcomes:
-                logged[f"train/success/{task}"] = float(np.mean(outcomes))
-        if len(from_start) < len(played):
-            logged["train/success_from_keyframes"] = float(np.mean([e.success for e in played if e.spec.keyframe]))
-            if from_start:
-                logged["train/success_from_start"] = float(np.mean([e.success for e in from_start]))
-        self._imagined = None
-        if self.recipe.env.is_imagined and from_start:  # What they were paid: 1 for a success, or its probability.
-            self._imagined = logged["train/imagined"] = float(np.mean([e.total_reward for e in from_start]))
+        logged: dict[str, Any] = success_metrics(episodes, self.env.spec.tasks, self.recipe.env.is_imagined)
+        self._imagined = logged.get("train/imagined")
         for name in (name for name in played[0].info if name != TRUE_SUCCESS):
             logged[f"env/{name}"] = float(np.mean([e.info[name].mean() for e in played]))
         times = self.stopwatch.report()

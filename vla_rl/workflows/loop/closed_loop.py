@@ -21,7 +21,6 @@ from vla_rl.data.keyframes import KeyframeError
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.threshold import CalibrationError
 from vla_rl.interfaces import TrustError
-from vla_rl.recipe.checks import check
 from vla_rl.recipe.collect_config import CollectConfig
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.report.report import write_report
@@ -30,6 +29,7 @@ from vla_rl.workflows.imagination.fit_world_model import fit_world_model
 from vla_rl.workflows.imagination.measure_trust import measure_world_model
 from vla_rl.workflows.imagination.mine_keyframes import mine_keyframes
 from vla_rl.workflows.jobs import BASE, FINAL
+from vla_rl.workflows.loop.before import check_loop
 from vla_rl.workflows.loop.controls import evaluations, run_beside_controls, run_online, summarize_controls
 from vla_rl.workflows.loop.rounds import Round, calibrates, check_budget, gate_checks, learned_from, rounds_table
 from vla_rl.workflows.recipe_parts import world_model_section
@@ -61,7 +61,7 @@ def loop(recipe: Recipe, folder: Path, program: Sequence[str], show: Callable[[s
         CalibrationError, KeyframeError: the first round's episodes give no threshold, or no keyframe.
     """
     config = recipe.loop
-    check(recipe, "loop")
+    check_loop(recipe)
     check_plan(recipe, show)
     policy, world_model = str(recipe.policy.path), str(recipe.env.path)  # type: ignore[attr-defined]
     explorer, rounds = policy, [Round(folder / f"round_{n}") for n in range(1, config.rounds + 1)]

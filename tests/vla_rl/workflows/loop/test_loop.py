@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,9 @@ from tiny_run import save_policy
 
 from vla_rl.cli.options import PROGRAM
 from vla_rl.common import atomic
-from vla_rl.common.run_folder import RunFolder, open_run
+from vla_rl.common.run_folder import open_run
 from vla_rl.config import ConfigError, apply_overrides, dump_yaml, read_yaml, validate
-from vla_rl.data.keyframes import KeyframeError
 from vla_rl.evaluation.results import Evaluation
-from vla_rl.evaluation.threshold import CalibrationError
-from vla_rl.interfaces import TrustError
 from vla_rl.recipe.collect_config import CollectConfig
 from vla_rl.recipe.recipe import Recipe, load_recipe
 from vla_rl.workflows.collect import collect
@@ -34,13 +31,7 @@ from vla_rl.workflows.loop import controls as loop_controls
 from vla_rl.workflows.loop.rounds import (
     Round,
     RoundsTable,
-    _imagined,
-    calibrates,
-    counted_episodes,
-    learned_from,
-    planned_episodes,
 )
-from world_model.metadata import read_metadata
 
 REAL = {"kind": "dummy", "num_envs": 8, "tasks": ["reach_red"], "horizon": 40}
 STAGE = {"steps": 2, "batch_size": 4, "warmup_steps": 1}
@@ -178,7 +169,7 @@ def test_rounds_start_from_one_another(whole, two):
     assert config["policy"]["path"] == str(first.run / "policy")
     assert config["env"]["path"] == str(second.world_model)
     assert config["gate"]["start_index"] == two.gate.start_index + two.gate.pairs, "states that no gate has used"
-    assert config["sampling"]["first_state"] == two.train.iterations * two.train.groups, "nor any round's rollouts"
+    assert config["sampling"]["first_state"] == two.sampling.first_state, "of the same few states, where there are few"
     assert config["env"]["seed"] == 1, "noise of its own"
     fit = read_yaml(second.folder / "train.yaml")
     assert fit["sampling"]["keyframes"] == str(second.keyframes)
@@ -204,71 +195,6 @@ def test_a_rounds_rl_begins_where_no_other_round_did(tmp_path, states):
     drawn = recipe.train.iterations * recipe.train.groups
     assert first.sampling.first_state == 0 and second.sampling.first_state == (0 if states else drawn)
     assert (first.env.seed, second.env.seed) == (0, 1), "states that come back do so with other noise"
-
-
-def collected(folder: Path, **episodes: int) -> Round:
-    """A round that has collected so many real episodes."""
-    for name, number in episodes.items():
-        (folder / name).mkdir(parents=True)
-        (folder / name / "collect.json").write_text(json.dumps({"attempts": {"reach": number}}))
-    return Round(folder)
-
-
-def checked(done: Round, mark: int, rolled_back: bool) -> None:
-    """The round's gate has made one check."""
-    counts = {"gained": 0, "lost": 9, "tied": 1, "num_pairs": 10, "max_pairs": 10, "num_lost_pairs": 0}
-    counts |= {"num_episodes": 20, "rate_a": 0.9, "rate_b": 0, "interval": [-1, 0], "p_value": 0, "alpha": 0.05}
-    check = {"iteration": 4, "mark": mark, "comparison": counts | {"decision": "worse"}, "imagined": 0.5}
-    done.run.mkdir(parents=True)
-    found = check | {"verdict": "worse", "rolled_back": rolled_back}
-    (done.run / "gate.json").write_text(json.dumps({"mark": mark, "checks": [found]}))
-
-
-def test_a_fit_learns_from_what_judged_earlier_rounds_and_not_its_own(tmp_path):
-    rounds = [collected(tmp_path / f"round_{n}", held_out=10, rollouts=30) for n in (1, 2, 3)]
-    first, second, third = rounds
-    assert learned_from(rounds, 0, 0.5) == ([first.rollouts], [1.0])
-    datasets, weights = learned_from(rounds, 2, 0.5)
-    judged = [first.held_out, first.rollouts, second.held_out, second.rollouts]
-    assert datasets == [*judged, third.rollouts], "the newest rollouts are last, some of which choose thresholds"
-    assert weights == [0.25 / 4, 0.75 / 4, 0.5 / 4, 1.5 / 4, 1.0], "a round's weight, dealt by episodes"
-
-
-@pytest.mark.parametrize(
-    ("mark", "rolled_back", "kept_is_known"), [(0, True, True), (2, True, False), (0, False, False)]
-)
-def test_after_a_rollback_the_threshold_is_chosen_on_the_policy_that_rl_starts_from(
-    tmp_path, mark, rolled_back, kept_is_known
-):
-    """Not on the rejected policy's, whose rollouts are the newest; nor are those episodes learned from then."""
-    rounds = [collected(tmp_path / f"round_{n}", held_out=10, rollouts=30) for n in (1, 2, 3)]
-    checked(rounds[0], mark, rolled_back)
-    first, second, third = rounds
-    assert calibrates(rounds, 0) is None
-    assert calibrates(rounds, 1) == (first.held_out if kept_is_known else None)
-    assert (first.held_out in learned_from(rounds, 1, 0.5)[0]) != kept_is_known
-    assert sum(learned_from(rounds, 1, 0.5)[1]) == 1.5, "the rest of the round counts as much as all of it"
-    later = [first.held_out, first.rollouts, second.held_out, second.rollouts, third.rollouts]
-    assert learned_from(rounds, 2, 0.5)[0] == later, "learned from once they choose nothing more"
-
-
-@pytest.mark.parametrize("cross_fit", [0, 2])
-def test_a_fit_chooses_its_threshold_on_the_episodes_that_it_is_given(recipe, tmp_path, cross_fit):
-    options = [f"world_model.cross_fit={cross_fit}"]
-    recipe = validate(Recipe, apply_overrides(recipe.model_dump(mode="json"), options))
-    new = []
-    for number, name in enumerate(("rollouts", "held_out")):
-        new.append(tmp_path / name)
-        episodes = CollectConfig(
-            source="policy", dataset=str(new[-1]), episodes_per_task=24, start_index=300 + 50 * number
-        )
-        collect(recipe, episodes, lambda _: None)
-    start: Any = recipe.env
-    fitted = fit_world_model(recipe, tmp_path / "fit", new[:1], str(start.path), [1.0], "last", new[1])
-    before, after = (read_metadata(folder)[1] for folder in (Path(start.path), fitted))
-    assert after.calibration["num_episodes"] == 24 and len(after.calibrated_on) == 1
-    assert set(after.calibrated_on).isdisjoint(after.datasets)
-    assert len(after.datasets) == len(before.datasets) + 1, "all of the rollouts, none held out"
 
 
 @pytest.mark.slow
@@ -305,92 +231,6 @@ def test_every_real_episode_is_counted_once(whole, two):
         "RL in the simulator, as many real episodes" in page and f"{table.total} real episodes of at most 112" in page
     )
     assert "<h2>Rounds</h2>" in page and "Controls" in page
-
-
-@pytest.mark.slow
-def test_a_later_round_that_trust_refuses_ends_the_loop_with_the_round_before(two, tmp_path, monkeypatch):
-    run = loop.run_beside_controls
-
-    def refuse_the_second(
-        recipe: Recipe, done: Round, before: Round | None, program: Sequence[str], show: Callable[[str], None]
-    ) -> None:
-        if before is not None:
-            raise TrustError("False successes: too many")
-        run(recipe, done, before, program, show)
-
-    monkeypatch.setattr(loop, "run_beside_controls", refuse_the_second)
-    told: list[str] = []
-    folder = started(two, tmp_path / "run")
-    last = loop.loop(two, folder, PROGRAM, told.append)
-    assert last.folder.name == "round_1" and "round 2 of 2: no RL. False successes: too many" in told
-    first, second = RoundsTable.model_validate_json((folder / "rounds.json").read_text()).rows
-    assert (first.refused, second.refused) == ("", "False successes: too many")
-    assert second.real == first.real and second.episodes.rollouts == 16, "collected, so counted"
-    assert "no RL: False successes: too many" in (folder / "report.html").read_text()
-    final = Evaluation.load(folder / "evaluations" / "final.json")
-    assert final.episodes == Evaluation.load(last.run / "evaluations" / "final.json").episodes
-
-
-def without(world_model: Path, **facts: Any) -> Path:
-    """The world model, with other facts in its metadata."""
-    file = world_model / "world_model.json"
-    values = json.loads(file.read_text())
-    values["facts"] |= facts
-    file.write_text(json.dumps(values))
-    return world_model
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["threshold", "keyframe", "reward"])
-def test_a_later_round_whose_episodes_say_too_little_ends_the_loop_with_the_round_before(
-    two, tmp_path, monkeypatch, kind
-):
-    """As of a policy that hardly fails any more. It ends the same when it is resumed."""
-    two = validate(Recipe, apply_overrides(two.model_dump(mode="json"), ["loop.controls=[]", "eval.videos=0"]))
-    fit, mine = loop.fit_world_model, loop.mine_keyframes
-    message = "calibration: 3 failed episodes"
-
-    def fit_first(recipe: Recipe, folder: Path, *more: Any) -> Path:
-        if "round_2" in folder.parts and kind == "threshold":
-            raise CalibrationError(message)
-        result = fit(recipe, folder, *more)
-        return without(result, no_threshold=message) if "round_2" in folder.parts and kind == "reward" else result
-
-    def mine_first(recipe: Recipe, world_model: Path, datasets: Any, file: Path) -> Path:
-        if "round_2" in file.parts and kind == "keyframe":
-            raise KeyframeError(message)
-        return mine(recipe, world_model, datasets, file)
-
-    monkeypatch.setattr(loop, "fit_world_model", fit_first)
-    monkeypatch.setattr(loop, "mine_keyframes", mine_first)
-    folder = started(two, tmp_path / "run")
-    for _ in range(2):
-        told: list[str] = []
-        last = loop.loop(two, folder, PROGRAM, told.append)
-        assert last.folder.name == "round_1" and any("round 2 of 2: no RL. " in text for text in told)
-        assert message in (folder / "round_2" / "refused.txt").read_text()
-    rows = RoundsTable.model_validate_json((folder / "rounds.json").read_text()).rows
-    assert message in rows[1].refused and rows[1].episodes.held_out == 24 and rows[1].before, "paid for, so counted"
-    assert message in (folder / "report.html").read_text()
-
-
-@pytest.mark.parametrize(
-    ("options", "facts", "message"),
-    [
-        (["env.imagination.reward=success"], {"no_threshold": "3 failed"}, r"no threshold of success.* 3 failed"),
-        (["env.imagination.reward=probability"], {"success_probability": None}, r"probability"),
-        (["env.imagination.reward=objects"], {}, "objects"),
-        (["env.imagination.branch_frames=2"], {}, "value"),
-        (["sampling.keyframe_share=0.5", "world_model.keyframes.kinds=[uncertain]"], {}, "value"),
-    ],
-)
-def test_a_fit_that_lost_what_rl_asks_for_is_a_refusal(recipe, tmp_path, options, facts, message):
-    world_model = without(shutil.copytree(recipe.env.path, tmp_path / "world_model"), **facts)
-    options = ["env.imagination.dual_noise=0", *options]
-    asking = validate(Recipe, apply_overrides(recipe.model_dump(mode="json"), options))
-    with pytest.raises(TrustError, match=f"the fit left nothing that RL could be paid by or start from: .*{message}"):
-        loop.check_parts(asking, world_model)
-    loop.check_parts(recipe, recipe.env.path)
 
 
 class _Stopped(BaseException):
@@ -497,40 +337,6 @@ def test_a_budget_that_is_too_small_is_refused_before_anything_runs(two, tmp_pat
     with pytest.raises(ConfigError, match=message):
         loop.loop(validate(Recipe, values), tmp_path / "run", PROGRAM, lambda _: None)
     assert not (tmp_path / "run").exists()
-
-
-def test_validation_is_counted_as_it_is_run(tmp_path):
-    options = ["train.validate_every=2", "train.validation_episodes=5", "eval.samples_per_state=4"]
-    one_task = "eval.tasks=[reach_red]"
-    recipe = tiny_run.make_recipe(tmp_path / "policy", "env.tasks=[reach_red, reach_blue]", *options, one_task)
-    assert planned_episodes(recipe).validation == 2 * 5 * (1 + 4), "twice; one task; greedy and four samples"
-    done = Round(tmp_path / "round_1")
-    done.run.mkdir(parents=True)
-    rows = [{"step": step, "validation/sampled": 0.5} for step in (2, 4, 4)]
-    (done.run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert counted_episodes(recipe, done).validation == 2 * 5 * (1 + 4)
-
-
-def test_imagined_success_is_of_episodes_from_initial_states_or_not_known():
-    share = {"train/success": 0.5, "train/success_from_keyframes": 0.75}
-    rows = [{"train/imagined": 0.25} | share, {"train/success": 0.5}, share, share | {"train/success_from_start": 0.25}]
-    assert [_imagined(row) for row in rows] == [0.25, 0.5, None, 0.25]
-
-
-def test_a_round_that_was_killed_before_its_report_gets_it(tmp_path):
-    recipe = tiny_run.make_recipe(
-        save_policy(tmp_path / "policy"), "train.evaluate=after", "train.iterations=1", "train.allow_no_success=true"
-    )
-    done = Round(tmp_path / "round_1")
-    for _ in range(2):
-        done.folder.mkdir(exist_ok=True)
-        loop_controls.run_beside_controls(recipe, done, None, PROGRAM, lambda _: None)
-        run = RunFolder(done.run)
-        status = json.loads(run.status.read_text())
-        assert status["state"] == "finished" and status["done"] == 1 and done.finished
-        assert "was stopped before its end" not in run.report.read_text()
-        run.status.write_text(json.dumps(status | {"state": "running", "step": "evaluation after", "process": 0}))
-        run.report.unlink()
 
 
 def with_control(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Recipe, list[Recipe]]:
