@@ -67,10 +67,10 @@ def test_a_later_round_whose_episodes_say_too_little_ends_the_loop_with_the_roun
     fit, mine = loop.fit_world_model, loop.mine_keyframes
     message = "calibration: 3 failed episodes"
 
-    def fit_first(recipe: Recipe, folder: Path, *more: Any) -> Path:
+    def fit_first(recipe: Recipe, folder: Path, *more: Any, **options: Any) -> Path:
         if "round_2" in folder.parts and kind == "threshold":
             raise CalibrationError(message)
-        result = fit(recipe, folder, *more)
+        result = fit(recipe, folder, *more, **options)
         return without(result, no_threshold=message) if "round_2" in folder.parts and kind == "reward" else result
 
     def mine_first(recipe: Recipe, world_model: Path, datasets: Any, file: Path) -> Path:
