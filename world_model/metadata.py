@@ -39,6 +39,11 @@ class WorldModelMetadata(Config):
     projections: dict[str, tuple[Row, Row, Row]] = Field(default={}, description="See `EnvSpec.projections`.")
     success_threshold: FiniteFloat = Field(default=0.0, description="Logit of the success head above which it counts.")
     clip_threshold: FiniteFloat = Field(default=0.0, description="Logit of the clip classifier, likewise.")
+    no_threshold: str = Field(
+        default="",
+        description="Why no threshold was chosen; the two above then stand where the probability is a half. Empty: one "
+        "was.",
+    )
     success_probability: tuple[PositiveFloat, FiniteFloat] | None = Field(
         default=None, description="Slope and intercept of P(success) over the lower logit; null where not fitted."
     )

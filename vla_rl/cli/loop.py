@@ -80,9 +80,12 @@ def loop(recipe: OwnRecipe = None, overrides: Overrides = None, output: Output =
     """Real episodes, a world model fitted on them, its trust, RL in imagination, and the truth."""
     from vla_rl.common.run_folder import RunFolder, open_run
     from vla_rl.recipe.pinned import DATASETS_OF_A_FIT, pinned, pinned_demonstrations
+    from vla_rl.workflows.loop.before import check_loop
     from vla_rl.workflows.loop.closed_loop import loop as run_loop
 
-    loaded = pinned_demonstrations(load_run(recipe, overrides, output, resume, "loop"), say)
+    loaded = load_run(recipe, overrides, output, resume, "loop")
+    check_loop(loaded)
+    loaded = pinned_demonstrations(loaded, say)
     loaded = pinned(loaded, say, *DATASETS_OF_A_FIT)
     folder = open_run(loaded, output, resume)
     with resumable("loop", folder):

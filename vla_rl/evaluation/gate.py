@@ -81,7 +81,8 @@ class GateCheck(Config):
         iteration: finished when it was made. mark: the iteration of the policy compared with (0: the base policy).
         comparison: a is the mark's policy, b the one checked; real episodes, sampled, this check's alone.
         pooled: all pairs since the mark, which decide; None of a check written before evidence was pooled.
-        imagined: of the checked policy, in this iteration's rollouts: its success, or the mean probability paid for it.
+        imagined: of the checked policy, in this iteration's rollouts from initial states: its success, or the mean
+            probability paid for it; None where all of them began at keyframes.
         verdict: "better" or "worse" than the mark; "undecided": the pairs do not tell.
         rolled_back: the run went back to the mark. (Earlier versions did so of what the last check left undecided.)
         is_last: no later check can decide.
@@ -91,7 +92,7 @@ class GateCheck(Config):
     mark: int
     comparison: SequentialComparison
     pooled: Pooled | None = None
-    imagined: float
+    imagined: float | None
     verdict: Verdict
     rolled_back: bool
     is_last: bool = False
@@ -123,8 +124,13 @@ class GateCheck(Config):
             f"gate at iteration {self.iteration}: {self.verdict}{consequence}; real success {100 * c.rate_a:.0f} % -> "
             f"{100 * c.rate_b:.0f} % in {c.num_pairs} pairs against the policy of iteration {self.mark}, difference "
             f"between {100 * c.interval.low:+.0f} and {100 * c.interval.high:+.0f} points; "
-            f"imagined {100 * self.imagined:.0f} %{self._pooled_text()}"
+            f"{self._imagined_text()}{self._pooled_text()}"
         )
+
+    def _imagined_text(self) -> str:
+        if self.imagined is None:
+            return "imagined from initial states: not known, all began at keyframes"
+        return f"imagined {100 * self.imagined:.0f} %"
 
     def _pooled_text(self) -> str:
         if (pooled := self.pooled) is None:
@@ -185,7 +191,7 @@ class Gate:
         env: VecEnv,
         *,
         iteration: int,
-        imagined: float,
+        imagined: float | None,
         temperature: float,
         seed: int,
         checks_left: int,

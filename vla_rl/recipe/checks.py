@@ -169,6 +169,20 @@ RULES = (
         lambda r: f"train.evaluate: got {r.train.evaluate!r}; the loop says what it gained: set it to before_and_after",
     ),
     Rule(("loop",), lambda r: r.sft is None and "continue_bc" in r.loop.controls, lambda r: _NO_DEMONSTRATIONS),
+    *(
+        Rule(
+            ("loop",),
+            lambda r, field=field: bool(getattr(r.world_model, field, None)),
+            lambda r, field=field, none=none, why=why: (
+                f"world_model.{field}: got {_short(getattr(r.world_model, field))}, but {why}; set it to {none}"
+            ),
+        )
+        for field, none, why in (
+            ("start_from", "null", "a loop's first fit starts from env.path, and each later one from the round before"),
+            ("calibrate_on", "[]", "a loop chooses each round's threshold on the policy's own episodes of that round"),
+            ("success_datasets", "[]", "the success networks would learn nothing from a loop's own episodes"),
+        )
+    ),
     # What the other commands need.
     Rule(
         ("sft",),
@@ -263,6 +277,11 @@ def check(recipe: Recipe, command: str = "") -> None:
     wanted = [rule for rule in RULES if (command in rule.commands if command else not rule.commands)]
     if broken := [rule for rule in wanted if rule.is_broken(recipe)]:
         raise ConfigError("\n".join(rule.message(recipe) for rule in broken))
+
+
+def _short(value: object) -> str:
+    """A field's value, of datasets their paths."""
+    return repr(value) if isinstance(value, str) else str([getattr(one, "path", one) for one in value])  # type: ignore[attr-defined]
 
 
 def learns_from_demonstrations(recipe: Recipe) -> bool:

@@ -52,8 +52,8 @@ class LoopConfig(Config):
         default=0.5,
         gt=0,
         le=1,
-        description="A round's episodes, those that judged it included, count this much in the next refit, relative to "
-        "the newest; its square in the one after, and so on.",
+        description="A round's episodes, rollouts and held-out ones together, count this much in the next refit, "
+        "relative to the newest rollouts' 1; its square in the one after, and so on.",
     )
     controls: tuple[Literal["shuffled_rewards", "continue_bc", "online_grpo"], ...] = Field(
         default=(),

@@ -79,7 +79,7 @@ def _round(row: dict[str, Any]) -> dict[str, Any]:
 
 def _imagined(row: dict[str, Any]) -> str:
     if row["refused"]:
-        return "no RL: trust refused"
+        return f"no RL: {row['refused']}"
     return "–" if row["imagined"] is None else f"{100 * row['imagined']:.1f} %"
 
 

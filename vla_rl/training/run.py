@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import signal
 import threading
 from collections.abc import Mapping, Sequence
@@ -42,6 +43,7 @@ from vla_rl.training.checkpoint import (
 from vla_rl.training.demonstrations import ContinueBC, Demonstrations
 from vla_rl.training.earlier_rollouts import EarlierRollouts
 from vla_rl.training.metrics import MetricLogger, SilentLogger
+from vla_rl.training.rollout_success import success_metrics
 from vla_rl.training.steps import AFTER, BEFORE, REPORT, RL, RunSteps
 from vla_rl.training.trainer import TrainingDivergedError
 from vla_rl.types import Episode, EpisodeSpec
@@ -72,7 +74,8 @@ class TrainingRun:
 
             torch.set_num_threads(recipe.num_threads)
         self.recipe, self.config, self.algo, self.folder = recipe, recipe.train, recipe.algo, RunFolder(folder)
-        self.iteration, self._saved_at, self._imagined = 0, -1, math.nan  # The last: success in the last rollouts.
+        self.iteration, self._saved_at = 0, -1
+        self._imagined: float | None = None  # What the last rollouts' episodes from initial states were paid.
         self.world, device = current(), resolve_device(recipe.device)
         self.stopwatch = Stopwatch(device if recipe.log.exact_times else None)
         self._best: tuple[float, int] | None = None  # validation success, iteration
@@ -193,23 +196,8 @@ class TrainingRun:
         self.iteration += 1
         episodes = self.world.gather_outcomes(episodes)
         played = [e for e in episodes if not e.lost]
-        # Success from keyframes is not to be compared with the real one, which is from initial states.
-        from_start = [e for e in played if e.spec.keyframe is None]
-        logged: dict[str, Any] = {
-            "train/success": float(np.mean([e.success for e in played])),
-            "train/episodes": len(played),
-            "train/lost": len(episodes) - len(played),
-            "train/steps": float(np.mean([e.length for e in played])),
-        }
-        for task in self.env.spec.tasks:
-            outcomes = [e.success for e in played if e.spec.task == task]
-            if outcomes:
-                logged[f"train/success/{task}"] = float(np.mean(outcomes))
-        if 0 < len(from_start) < len(played):
-            logged["train/success_from_start"] = float(np.mean([e.success for e in from_start]))
-            logged["train/success_from_keyframes"] = float(np.mean([e.success for e in played if e.spec.keyframe]))
-        if self.recipe.env.is_imagined:  # What they were paid: 1 for a success, or its probability.
-            self._imagined = logged["train/imagined"] = float(np.mean([e.total_reward for e in from_start or played]))
+        logged: dict[str, Any] = success_metrics(episodes, self.env.spec.tasks, self.recipe.env.is_imagined)
+        self._imagined = logged.get("train/imagined")
         for name in (name for name in played[0].info if name != TRUE_SUCCESS):
             logged[f"env/{name}"] = float(np.mean([e.info[name].mean() for e in played]))
         times = self.stopwatch.report()
@@ -224,6 +212,12 @@ class TrainingRun:
     def is_due(self, every: int) -> bool:
         """Whether something done every so many iterations (0: never) is due; the last counts."""
         return bool(every) and (self.iteration % every == 0 or self.iteration == self.config.iterations)
+
+    def took_real_episodes(self) -> bool:
+        """Whether a validation or a check of the gate has just run real episodes that RL in imagination did not ask
+        for: a kill must not have them run again."""
+        measured = self.is_due(self.config.validate_every) or self.is_due(self.recipe.gate.every)
+        return self.recipe.env.is_imagined and measured
 
     # --- measuring --------------------------------------------------------------------------
 
@@ -275,6 +269,8 @@ class TrainingRun:
         if self.gate.is_closed:
             self._save_policy(self.folder.rejected)
             self.policy = load_policy(self.gate.confirmed, self.policy.device)
+        elif self.world.is_main:  # Of this check before a kill, which made it end otherwise.
+            shutil.rmtree(self.folder.rejected, ignore_errors=True)
         self.stopwatch.report()
 
     def evaluate(self, name: str, policy_path: Path | None = None) -> None:

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from vla_rl.common.run_status import State, write_status
+from vla_rl.common.run_status import State, read_status, write_status
 
 if TYPE_CHECKING:
     from vla_rl.common.run_folder import RunFolder
@@ -70,6 +70,13 @@ class RunSteps:
         if self.write and self.step:
             self._write(iteration, state)
             self._page()
+
+    def conclude(self) -> None:
+        """Say of a run with its last evaluation that it is finished, where a kill came before it could say so."""
+        status = read_status(self.run)
+        if status is not None and status.state != "finished":
+            self.step = REPORT
+            self.end(status.done, "finished")
 
     def _page(self) -> None:
         from vla_rl.report.report import write_report

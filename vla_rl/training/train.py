@@ -43,7 +43,11 @@ class TrainConfig(Config):
     keep: Literal["best", "last"] = Field(
         default="last", description="The policy evaluated and kept: best by validation, or last."
     )
-    save_every: PositiveInt = Field(default=5, description="Iterations between checkpoints.")
+    save_every: PositiveInt = Field(
+        default=5,
+        description="Iterations between checkpoints; in a world model one also follows each validation and check of "
+        "the gate.",
+    )
     keep_checkpoints: PositiveInt = Field(default=2, description="Checkpoints kept.")
     evaluate: Literal["before_and_after", "after", "never"] = Field(
         default="before_and_after", description="When to run the `eval` section's evaluation."
@@ -77,7 +81,7 @@ def train(recipe: Recipe, folder: Path, resume: bool = False, on_iteration: Call
                 run.validate()
             if run.is_due(recipe.gate.every):
                 run.check_gain()
-            if run.is_due(cfg.save_every):
+            if run.is_due(cfg.save_every) or run.took_real_episodes():
                 run.save()
             if on_iteration is not None:
                 on_iteration()

@@ -40,6 +40,11 @@ def check_reward(world_model: WorldModel, config: ImaginationConfig) -> None:
     Raises:
         ConfigError: it has not.
     """
+    if config.reward == "success" and (reason := world_model.metadata.no_threshold):
+        raise ConfigError(
+            "env.imagination.reward: got 'success', but the world model has no threshold of success, so nothing bounds "
+            f"its false successes; use probability or objects, or fit it on more failed episodes. It said: {reason}"
+        )
     if config.reward == "probability":
         world_model.check_probability()
     if config.reward == "objects":

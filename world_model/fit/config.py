@@ -45,7 +45,8 @@ class FitConfig(WorldModelFitConfig):
     )
     holdout: float = Field(default=0.15, gt=0, lt=1, description="Share of the episodes held out for the threshold.")
     holdout_from: Literal["all", "last"] = Field(
-        default="all", description="Of which of `datasets`; last: of the last alone, the newest policy's in the loop."
+        default="all",
+        description="Of which of `datasets`; last: of the last alone, as in a loop, whatever is said here.",
     )
     cross_fit: int = Field(
         default=0,

@@ -70,10 +70,18 @@ class FitData:
         shown = with_styles(style, fitted, makers, seed)
         return cls(fitted, calibration, shown, judged or shown, makers)
 
-    def check_calibration(self, config: FitConfig) -> None:
-        """Fail before hours of fitting where the episodes cannot give a threshold after it."""
+    def learned(self, config: FitConfig) -> list[EpisodeFrames]:
+        """What weights learn from: nothing of a stage without steps."""
+        fits = config.autoencoder.steps or config.dynamics.steps or config.objects.steps
+        judges = config.success.steps or config.value.steps
+        return [*(self.fitted if fits else ()), *(self.judged if judges else ())]
+
+    def check_calibration(self, config: FitConfig, needs_threshold: bool = True) -> None:
+        """Fail before hours of fitting where the episodes cannot give a threshold after it, or a probability alone."""
         parts = self.calibration
         real = np.concatenate([part.dataset.success[part.episodes] for part in parts])
+        if not needs_threshold and real.any() and not real.all():
+            return
         starts = np.array([part.dataset.initial_states[episode] for part in parts for episode in part.episodes])
         check_outcomes(real, starts, config.max_false_success, config.min_failures, GET_MORE)
 

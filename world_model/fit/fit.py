@@ -22,6 +22,7 @@ from torch import nn
 from vla_rl.common.atomic import atomic_folder
 from vla_rl.common.precision import wants_bf16
 from vla_rl.config import ConfigError
+from vla_rl.evaluation.threshold import CalibrationError
 from vla_rl.training.checkpoint import (
     checkpoint_path,
     checkpoint_step,
@@ -38,7 +39,7 @@ from world_model.data.latents import ImageSamples, open_latents
 from world_model.data.objects import ObjectSamples
 from world_model.data.outcomes import ValueSamples
 from world_model.data.styled import StyledImages
-from world_model.fit.calibration import SuccessCalibration, calibrate
+from world_model.fit.calibration import calibrate
 from world_model.fit.config import FitConfig
 from world_model.fit.data import FitData, content_keys
 from world_model.fit.guard import Logits, RefitGuard
@@ -47,6 +48,7 @@ from world_model.fit.objects import calibrate_objects, objects_loss, prepare_obj
 from world_model.fit.replay import ImaginedSamples, replay_logits
 from world_model.fit.stage import resume_stage, stage_trainer
 from world_model.fit.start import check_start, for_env
+from world_model.fit.threshold_values import no_threshold, threshold_values
 from world_model.fit.value import calibrate_value
 from world_model.interfaces import SuccessHead
 from world_model.metadata import WorldModelMetadata
@@ -72,6 +74,7 @@ def fit(
     seed: int = 0,
     device: str = "cpu",
     on_metrics: OnMetrics | None = None,
+    needs_threshold: bool = True,
 ) -> Path:
     """Fit a world model and return its folder, `folder`/world_model. Stopped anywhere, the same call goes on.
 
@@ -80,16 +83,19 @@ def fit(
     Args:
         spec: the environment that it imitates.
         on_metrics: called with (updates done over all stages, metrics).
+        needs_threshold: False: where the episodes cannot bound false successes, no threshold is chosen
+            (`WorldModelMetadata.no_threshold`), and the fit goes on.
 
     Raises:
         ConfigError: no dataset, or a start that does not fit the environment.
         DatasetError: a dataset that is damaged or of another robot, or without successes or failures.
-        CalibrationError: too few failures to bound false successes, or no threshold that does.
+        CalibrationError: too few failures to bound false successes, or no threshold that does; without the need of
+            one, episodes that all succeeded or all failed.
     """
     result = Path(folder) / "world_model"
     if result.is_dir():
         return result
-    run = _Fit(config, spec, Path(folder), seed, device, on_metrics)
+    run = _Fit(config, spec, Path(folder), seed, device, on_metrics, needs_threshold=needs_threshold)
     run.autoencoder()
     if config.cross_fit and (config.dynamics.steps or config.success.steps):
         folds = (
@@ -151,18 +157,19 @@ class _Fit:
         device: str,
         on_metrics: OnMetrics | None,
         fold: int | None = None,
+        needs_threshold: bool = True,
     ) -> None:
         if not config.datasets:
             raise ConfigError("world_model.datasets: empty; name at least one LeRobotDataset (`vla-rl collect`)")
         self.config, self.folder, self.seed, self.on_metrics = config, folder, seed, on_metrics
-        self.updates, self.fold = 0, fold
+        self.updates, self.fold, self.needs_threshold = 0, fold, needs_threshold
         start = load_world_model(config.start_from, device) if config.start_from else None
         if start is not None:
             check_start(start, spec, config)
         self.model = start.config if start is not None else for_env(config.model or WorldModelConfig(), spec)
         self.data = FitData.open(config, spec, self.model.frame_steps, seed, fold)
         if fold is None:
-            self.data.check_calibration(config)
+            self.data.check_calibration(config, needs_threshold)
         self.start_saw = () if start is None else start.metadata.datasets
         if config.calibrate_on and set(self.start_saw) & set(content_keys(self.data.calibration)):
             log.warning(
@@ -170,13 +177,14 @@ class _Fit:
                 "chosen on episodes that are known; name others of the policy",
                 config.start_from,
             )
-        fitted_on = content_keys([*self.data.fitted, *self.data.judged])
         if start is not None:
+            fitted_on = content_keys(self.data.learned(config))
             seen = {*start.metadata.datasets, *fitted_on}
             metadata = start.metadata.model_copy(update={"datasets": tuple(sorted(seen))})
         else:
             mean, std = state_statistics(self.data.fitted)
-            metadata = WorldModelMetadata.of(spec, mean, std, datasets=fitted_on)
+            datasets = content_keys([*self.data.fitted, *self.data.judged])
+            metadata = WorldModelMetadata.of(spec, mean, std, datasets=datasets)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.world_model = start or WorldModel(self.model, metadata, build_parts(self.model, metadata)).to(device)
@@ -365,27 +373,22 @@ class _Fit:
         """Choose the threshold on held-out episodes, imagined with their logged actions by what was kept."""
         episodes = guard.episodes
         success, clip = guard.logits or replay_logits(self.world_model, episodes, self.seed)
-        found: SuccessCalibration = calibrate(
-            success,
-            clip,
-            [episode.succeeded for episode in episodes],
-            [episode.start for episode in episodes],
-            max_false_success=self.config.max_false_success,
-            min_failures=self.config.min_failures,
-        )
-        self.world_model.metadata = self.world_model.metadata.model_copy(
-            update={
-                "success_threshold": found.success_threshold,
-                "clip_threshold": found.clip_threshold,
-                "success_probability": (
-                    None if found.probability is None else (found.probability.slope, found.probability.intercept)
-                ),
-                "calibration": found.model_dump(mode="json"),
-                "calibrated_on": content_keys(self.data.calibration),
-                "refits": {part: refit.model_dump(mode="json") for part, refit in guard.refits.items()},
-            }
-        )
-        figures = {f"calibration/{name}": figure.value for name, figure in found.figures.items()}
+        scored = (success, clip, [one.succeeded for one in episodes], [one.start for one in episodes])
+        bound = {"max_false_success": self.config.max_false_success, "min_failures": self.config.min_failures}
+        try:
+            found = calibrate(*scored, **bound)
+            values, figures = threshold_values(found), found.figures
+        except CalibrationError as error:
+            if self.needs_threshold:
+                raise
+            log.warning("no threshold of success was chosen, and RL is not paid by one. %s", error)
+            values, figures = no_threshold(*scored, reason=str(error)), {}
+        values |= {
+            "calibrated_on": content_keys(self.data.calibration),
+            "refits": {part: refit.model_dump(mode="json") for part, refit in guard.refits.items()},
+        }
+        self.world_model.metadata = self.world_model.metadata.model_copy(update=values)
+        figures = {f"calibration/{name}": figure.value for name, figure in figures.items()}
         figures |= {f"refit/{part}_auc_change": refit.change.value for part, refit in guard.refits.items()}
         self._log(self.updates, figures)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,7 +17,9 @@ from vla_rl.common.run_folder import open_run
 from vla_rl.config import ConfigError
 from vla_rl.evaluation.gate import Gate, GateCheck, GateConfig
 from vla_rl.policies.load import load_policy
+from vla_rl.training.run import TrainingRun
 from vla_rl.training.train import train
+from vla_rl.types import Keyframe
 
 COUNTS: dict[str, Any] = {
     "gained": 5, "lost": 4, "tied": 11, "num_pairs": 20, "max_pairs": 20, "num_lost_pairs": 0, "num_episodes": 40,
@@ -189,6 +192,61 @@ def test_a_run_whose_checks_do_not_tell_keeps_its_newest_policy(tmp_path, wander
     assert not (folder / "rejected").exists() and not same_weights(folder / "policy", wanderer)
     printed = capsys.readouterr().out
     assert printed.index("what the gate can tell") < printed.index("gate at iteration 2: undecided, RL continues")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["gate={every: 2, pairs: 8}"], ["train.validate_every=2", "train.validation_episodes=2"]],
+    ids=["gate", "validation"],
+)
+def test_a_kill_runs_no_finished_check_or_validation_again(tmp_path, wanderer, monkeypatch, options):
+    """A checkpoint follows each, whenever the next one is due."""
+    recipe = make_recipe(wanderer, dream(), REAL, *options, "train.save_every=100", "train.keep_checkpoints=9")
+    measured: list[int] = []
+    for name in ("check_gain", "validate"):
+        measure = getattr(TrainingRun, name)
+
+        def counted(self: TrainingRun, measure: Any = measure) -> None:
+            measured.append(self.iteration)
+            measure(self)
+
+        monkeypatch.setattr(TrainingRun, name, counted)
+    folder, iterations = open_run(recipe, tmp_path / "run", resume=False), iter([1, 2, 0])
+
+    def kill_after_two() -> None:
+        if next(iterations) == 2:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train(recipe, folder, on_iteration=kill_after_two)
+    assert measured == [2] and len(list((folder / "checkpoints").iterdir())) == 1
+    train(recipe, folder, resume=True)
+    assert measured == [2, 4], "the first was not run again"
+
+
+def test_a_check_that_does_not_reject_leaves_no_rejected_policy(tmp_path, wanderer):
+    """Where one did before a kill, and was run again: the loop's next episodes would be of that policy."""
+    recipe = make_recipe(wanderer, dream(), REAL, "gate.every=4", "gate.pairs=8")
+    folder = open_run(recipe, tmp_path / "run", resume=False)
+    load_policy(wanderer).save(folder / "rejected")
+    train(recipe, folder, resume=True)
+    gate = json.loads((folder / "gate.json").read_text())
+    assert not gate["checks"][-1]["rolled_back"] and not (folder / "rejected").exists()
+
+
+def test_imagined_success_is_not_known_where_all_episodes_began_at_keyframes(tmp_path, wanderer):
+    recipe = make_recipe(wanderer, dream(), REAL, "gate.every=1", "gate.pairs=4")
+    folder = open_run(recipe, tmp_path / "run", resume=False)
+    place = Keyframe("dummy", "reach_red", 0, {})
+    with TrainingRun(recipe, folder, resume=False) as run:
+        assert run.goes_on()
+        episodes = [replace(each, spec=replace(each.spec, keyframe=place)) for each in run.roll_out()]
+        run.finish_iteration(episodes, {})
+        run.check_gain()
+    check = GateCheck.model_validate(json.loads((folder / "gate.json").read_text())["checks"][0])
+    assert check.imagined is None and "imagined from initial states: not known" in check.text()
+    (row, *_) = metrics(folder)
+    assert row["train/success_from_keyframes"] == row["train/success"] and "train/imagined" not in row
 
 
 @pytest.mark.parametrize(

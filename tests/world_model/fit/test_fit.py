@@ -19,6 +19,8 @@ from vla_rl.training.metrics import read_metrics
 from vla_rl.training.trainer import Loss, Trainer
 from vla_rl.workflows.imagination.fit_world_model import fit_world_model
 from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
+from world_model.config import ImaginationConfig
+from world_model.env.reward import check_reward
 from world_model.fit import fit as fit_module
 from world_model.fit.config import FitConfig
 from world_model.fit.fit import fit, updates_kept
@@ -156,6 +158,35 @@ def test_episodes_of_their_own_can_choose_the_threshold_and_then_not_measure_tru
     for seen, why in ((episodes, "was fitted on it"), (others, "chose its thresholds on it")):
         with pytest.raises(DatasetError, match=why):
             measure_trust(options.measure, chosen, [seen])
+
+
+def test_too_few_failures_stop_no_fit_that_needs_no_threshold(episodes, fitted, tmp_path, caplog):
+    options = config(episodes, min_failures=400)
+    with pytest.raises(CalibrationError, match="400 are needed"):
+        fit(options, SPEC, tmp_path / "run", seed=1)
+    found = load_world_model(fit(options, SPEC, tmp_path / "run", seed=1, needs_threshold=False))
+    metadata, with_threshold = found.metadata, load_world_model(fitted).metadata
+    assert metadata.success_probability == with_threshold.success_probability
+    assert "400 are needed" in metadata.no_threshold and not with_threshold.no_threshold
+    assert "no threshold of success was chosen" in caplog.text
+    if metadata.success_probability is not None:
+        slope, intercept = metadata.success_probability
+        assert slope * metadata.success_threshold + intercept == pytest.approx(0), "a half"
+    with pytest.raises(ConfigError, match=r"got 'success', but the world model has no threshold.* 400 are needed"):
+        check_reward(found, ImaginationConfig())
+
+
+def test_only_what_weights_learned_from_is_recorded_as_that(episodes, fitted, tmp_path):
+    newest = collect(tmp_path / "newest", noise=1.5, noise_hold=4, start_index=900)
+    kept = {"model": None, "start_from": str(fitted)} | {
+        part: {"steps": 0} for part in ("autoencoder", "dynamics", "success")
+    }
+    metadata = load_world_model(fit(config(newest, **kept), SPEC, tmp_path / "run")).metadata
+    before = load_world_model(fitted).metadata
+    assert metadata.datasets == before.datasets and len(metadata.calibrated_on) == 1
+    assert metadata.calibrated_on != before.calibrated_on
+    with pytest.raises(DatasetError, match="chose its thresholds on it"):
+        measure_trust(MeasureConfig(), tmp_path / "run" / "world_model", [newest])
 
 
 def test_what_ships_with_the_package_gets_its_report_elsewhere(tmp_path):

@@ -23,12 +23,14 @@ def fit_world_model(
     start_from: str | None = None,
     weights: Sequence[float] | None = None,
     holdout_from: Literal["all", "last"] | None = None,
+    calibrate_on: Path | None = None,
 ) -> Path:
     """Fit the recipe's world model, first collecting what `datasets` lacks; goes on from what the folder holds.
 
     Args:
         datasets: to learn from beside `world_model.datasets`. start_from, holdout_from: in place of
             `world_model`'s. weights: how much each of `datasets` counts, relative to 1; None: all 1.
+        calibrate_on: episodes for the threshold, in place of held-out ones of `datasets`.
 
     Returns:
         the world model's folder, `folder`/world_model.
@@ -49,11 +51,21 @@ def fit_world_model(
     changes: dict[str, Any] = {"datasets": [*values["datasets"], *more]}
     changes |= {"start_from": start_from} if start_from else {}
     changes |= {"holdout_from": holdout_from} if holdout_from else {}
+    changes |= {"calibrate_on": [str(calibrate_on)], "cross_fit": 0} if calibrate_on else {}
+    paid = getattr(getattr(recipe.env, "imagination", None), "reward", "success")
     section = type(section).model_validate(values | changes)
     resume = updates_kept(section, folder) if run.metrics.exists() else None
     with MetricLogger(folder, recipe.log, resume_step=resume, run_config=recipe.model_dump(mode="json")) as logger:
         device = resolve_device(recipe.device)
-        return fit(section, env_spec(recipe), folder, seed=recipe.seed, device=device, on_metrics=logger.log)
+        return fit(
+            section,
+            env_spec(recipe),
+            folder,
+            seed=recipe.seed,
+            device=device,
+            on_metrics=logger.log,
+            needs_threshold=paid == "success",
+        )
 
 
 def check_held_out(recipe: Recipe, run: RunFolder, changed: Changed) -> None:

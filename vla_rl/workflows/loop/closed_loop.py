@@ -16,9 +16,11 @@ from typing import Any
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.common.run_status import write_status
+from vla_rl.config import ConfigError
+from vla_rl.data.keyframes import KeyframeError
 from vla_rl.evaluation.results import Evaluation
+from vla_rl.evaluation.threshold import CalibrationError
 from vla_rl.interfaces import TrustError
-from vla_rl.recipe.checks import check
 from vla_rl.recipe.collect_config import CollectConfig
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.report.report import write_report
@@ -27,19 +29,23 @@ from vla_rl.workflows.imagination.fit_world_model import fit_world_model
 from vla_rl.workflows.imagination.measure_trust import measure_world_model
 from vla_rl.workflows.imagination.mine_keyframes import mine_keyframes
 from vla_rl.workflows.jobs import BASE, FINAL
+from vla_rl.workflows.loop.before import check_loop
 from vla_rl.workflows.loop.controls import evaluations, run_beside_controls, run_online, summarize_controls
-from vla_rl.workflows.loop.rounds import Round, check_budget, gate_checks, learned_from, rounds_table
+from vla_rl.workflows.loop.rounds import Round, calibrates, check_budget, gate_checks, learned_from, rounds_table
 from vla_rl.workflows.recipe_parts import world_model_section
 from world_model.trust.report import PAGE_FILE, TRUST_FILE
 
 HELD_OUT_START = 500_000  # Initial states of the held-out episodes: none that RL or the fit could draw.
 ONLINE = "online_grpo"
+# What a round's episodes can say against its RL; from the second round on the loop then ends with the round before.
+REFUSALS = (TrustError, CalibrationError, KeyframeError)
 
 
 def loop(recipe: Recipe, folder: Path, program: Sequence[str], show: Callable[[str], None] = print) -> Round:
     """Run all rounds of the recipe in its folder; each starts from the policy and world model of the one before.
 
-    Where trust refuses a later round, the loop ends with the policy of the round before.
+    Where a later round is refused, the loop ends with the policy of the round before: trust says no, its episodes give
+    no threshold or no keyframe, or its fit has lost a part that RL is paid by.
 
     Args:
         program: how `vla-rl` is started, for controls in processes of their own.
@@ -50,10 +56,12 @@ def loop(recipe: Recipe, folder: Path, program: Sequence[str], show: Callable[[s
     Raises:
         ConfigError: the recipe's env is no world model, it lacks a section that a stage needs, its budget of real
             episodes is too small, or a round's episodes are there already and were collected otherwise.
-        TrustError: the first world model cannot be trusted enough, and `env.trust.ignore` is not set.
+        TrustError: the first world model cannot be trusted enough, and `env.trust.ignore` is not set; or its fit lost
+            a part that RL is paid by.
+        CalibrationError, KeyframeError: the first round's episodes give no threshold, or no keyframe.
     """
     config = recipe.loop
-    check(recipe, "loop")
+    check_loop(recipe)
     check_plan(recipe, show)
     policy, world_model = str(recipe.policy.path), str(recipe.env.path)  # type: ignore[attr-defined]
     explorer, rounds = policy, [Round(folder / f"round_{n}") for n in range(1, config.rounds + 1)]
@@ -76,21 +84,23 @@ def loop(recipe: Recipe, folder: Path, program: Sequence[str], show: Callable[[s
             show(f"{title}how far the world model can be trusted where the new policy goes")
             measured = (Path(world_model), [done.held_out])
             measure_world_model(acting, *measured, train=collected, folder=done.trust_before)
-        if config.refit or not before:
-            show(f"{title}fitting the world model from {world_model}")
-            fit_world_model(acting, done.folder / "fit", collected, world_model, weights, holdout_from="last")
-            world_model = str(done.world_model)
-            if not (done.world_model / PAGE_FILE).is_file():
-                show(f"{title}how far it can be trusted")
-                measure_world_model(acting, done.world_model, [done.held_out], train=collected)
-        if recipe.sampling.keyframe_share and not done.keyframes.is_file():
-            show(f"{title}moments that decide an episode")
-            mine_keyframes(acting, Path(world_model), [done.rollouts], done.keyframes)
-        show(f"{title}RL in imagination")
-        imagining = in_round(recipe, rounds, number, policy, world_model)
         try:
+            if config.refit or not before:
+                show(f"{title}fitting the world model from {world_model}")
+                choosing = calibrates(rounds, number)
+                fit_world_model(acting, done.folder / "fit", collected, world_model, weights, "last", choosing)
+                world_model = str(done.world_model)
+                check_parts(acting, done.world_model)
+                if not (done.world_model / PAGE_FILE).is_file():
+                    show(f"{title}how far it can be trusted")
+                    measure_world_model(acting, done.world_model, [done.held_out], train=collected)
+            if recipe.sampling.keyframe_share and not done.keyframes.is_file():
+                show(f"{title}moments that decide an episode")
+                mine_keyframes(acting, Path(world_model), [done.rollouts], done.keyframes)
+            show(f"{title}RL in imagination")
+            imagining = in_round(recipe, rounds, number, policy, world_model)
             run_beside_controls(imagining, done, before, program, show)
-        except TrustError as refusal:
+        except REFUSALS as refusal:
             if before is None:
                 raise
             show(f"{title}no RL. {refusal}")
@@ -119,6 +129,25 @@ def check_plan(recipe: Recipe, show: Callable[[str], None]) -> None:
     check_budget(recipe)
     if recipe.gate.every:
         show(recipe.gate.power(recipe.train.iterations))
+
+
+def check_parts(recipe: Recipe, world_model: Path) -> None:
+    """A fit leaves out a part that tells nothing of the newest episodes: RL must not ask for it.
+
+    Raises:
+        TrustError: it does.
+    """
+    from world_model.env.reward import branch_steps, check_reward
+    from world_model.model.world_model import load_world_model
+
+    imagination, fitted = recipe.env.imagination, load_world_model(world_model)  # type: ignore[attr-defined]
+    try:
+        check_reward(fitted, imagination)
+        branch_steps(fitted, imagination)
+        if recipe.sampling.keyframe_share and "uncertain" in world_model_section(recipe).keyframes.kinds:
+            fitted.check_value()
+    except ConfigError as error:
+        raise TrustError(f"the fit left nothing that RL could be paid by or start from: {error}") from None
 
 
 def in_round(recipe: Recipe, rounds: Sequence[Round], number: int, policy: str, world_model: str) -> Recipe:

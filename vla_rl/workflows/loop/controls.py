@@ -16,6 +16,7 @@ from vla_rl.evaluation.gate import GateConfig
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.report.report import write_report
+from vla_rl.training.steps import RunSteps
 from vla_rl.training.train import train
 from vla_rl.workflows.ablate import summarize
 from vla_rl.workflows.jobs import FINAL, Job
@@ -56,6 +57,8 @@ def run_beside_controls(
         for name, process in processes.items():
             show(f"waiting for the control {name}")
             _wait(process, name, done.control(name))
+    for run in (done.run, *map(done.control, controls)):
+        _conclude(recipe, run)
 
 
 def run_online(recipe: Recipe, folder: Path, num_episodes: int, program: Sequence[str]) -> int:
@@ -73,6 +76,7 @@ def run_online(recipe: Recipe, folder: Path, num_episodes: int, program: Sequenc
             _wait(process, "online_grpo", folder)
         finally:
             end_child(process)
+    _conclude(online, folder)
     size = online.algo.rollouts_per_group(online.train.group_size)  # type: ignore[union-attr]
     return online.train.iterations * online.train.groups * size
 
@@ -118,6 +122,11 @@ def _start(
     arguments = ["train", str(file), *overrides, "--output", str(folder)]
     threads = recipe.num_threads or int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
     return Job(folder, tuple(arguments)).start(program, threads)
+
+
+def _conclude(recipe: Recipe, run: Path) -> None:
+    """A run that was killed between its last evaluation and its report gets that now; nothing else is missing."""
+    RunSteps(RunFolder(run), recipe.train, show=False, write=True).conclude()
 
 
 def _wait(process: subprocess.Popen[bytes], name: str, folder: Path) -> None:

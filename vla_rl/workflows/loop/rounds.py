@@ -1,7 +1,7 @@
 """The rounds of the outer loop: where each keeps what, how many real episodes they take, and the table of rounds.
 
 Real episodes are counted from what a round left behind, not added up while it runs: so each counts once, however often
-the loop was stopped. Those that a kill cut off, and that were run again, count once as well.
+the loop was stopped. Those that a kill lost, and that were run again, count once as well.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from vla_rl.training.metrics import read_metrics
 from vla_rl.types import EnvSpec
 from world_model.trust.report import TRUST_FILE, TrustReport
 
-_IMAGINED = ("train/imagined", "train/success_from_start", "train/success")  # The first that a run logged.
 TRUST_FIGURES = ("agreement", "auc", "calibration_error", "informedness", "false_success", "skill", "trust_horizon")
 
 
@@ -43,16 +42,6 @@ class Round:
         return self.folder / "held_out"
 
     @property
-    def gate_episodes(self) -> Path:
-        """Real episodes of the gate's checks, where they were recorded."""
-        return self.run / "gate_episodes"
-
-    @property
-    def released(self) -> tuple[Path, ...]:
-        """Datasets that judged this round and judge nothing more: later rounds' fits learn from them."""
-        return tuple(dataset for dataset in (self.held_out, self.gate_episodes) if dataset.is_dir())
-
-    @property
     def trust_before(self) -> Path:
         """Trust of the world model before this round's refit, on this round's held-out episodes."""
         return self.folder / "trust_before"
@@ -62,6 +51,12 @@ class Round:
         """Whose real episodes the next world model is fitted on: RL's last policy, even if the gate sent it back."""
         run = RunFolder(self.run)
         return run.rejected if run.rejected.is_dir() else run.policy
+
+    @property
+    def is_where_it_began(self) -> bool:
+        """The gate sent RL all the way back: the round ended with the policy that it began with."""
+        checks = gate_checks(self)
+        return bool(checks) and checks[-1].rolled_back and checks[-1].mark == 0
 
     @property
     def world_model(self) -> Path:
@@ -79,7 +74,7 @@ class Round:
 
     @property
     def refusal(self) -> Path:
-        """Why trust did not let this round's RL start; there only then."""
+        """Why this round's RL did not start; there only then."""
         return self.folder / "refused.txt"
 
     @property
@@ -95,12 +90,29 @@ class Round:
 def learned_from(rounds: Sequence[Round], number: int, old_weight: float) -> tuple[list[Path], list[float]]:
     """Datasets that the fit of round `number`, from 0, learns from, with their weights; the newest rollouts are last.
 
-    What judged earlier rounds teaches too. What judges this one does not.
+    What judged earlier rounds teaches too, except what chooses this fit's threshold (`calibrates`). What judges this
+    round does not. A round's weight, `old_weight` to the power of its age, is dealt to its datasets by their episodes.
     """
-    found = []
+    choosing, datasets, weights = calibrates(rounds, number), [], []
     for age, done in zip(range(number, -1, -1), rounds, strict=False):
-        found += [(dataset, old_weight**age) for dataset in (*(done.released if age else ()), done.rollouts)]
-    return [dataset for dataset, _ in found], [weight for _, weight in found]
+        own = [done.rollouts]
+        if age and done.held_out != choosing:
+            own = [done.held_out, done.rollouts]
+        counts = [_collected(dataset) for dataset in own] if len(own) > 1 else [1]
+        datasets += own
+        weights += [old_weight**age * count / sum(counts) for count in counts]
+    return datasets, weights
+
+
+def calibrates(rounds: Sequence[Round], number: int) -> Path | None:
+    """Episodes of the policy that RL of round `number`, from 0, starts from, for the threshold; None: the newest
+    rollouts are the ones, or there are none that no fit has learned from.
+
+    After a rollback the rollouts are the rejected policy's. The held-out episodes of the round before are the kept
+    one's, where it is the policy which that round began with.
+    """
+    before = rounds[number - 1] if number else None
+    return before.held_out if before is not None and before.is_where_it_began else None
 
 
 class RealEpisodes(Config):
@@ -200,11 +212,12 @@ class RoundRow(Config):
         num_keyframes: by kind. explorer: success of the rollouts' policy, by task.
         before, after: trust figures ([value, low, high]) at the policy's states, before and after the refit; empty
             where not measured.
-        imagined: mean pay of the last iteration's episodes from initial states: success, or its probability.
+        imagined: mean pay of the last iteration's episodes from initial states: success, or its probability; None
+            where all began at keyframes.
         gate: what each check found.
         verdict: of the gate's last check, "better", "worse" or "undecided"; None without one.
         real: mode -> [success, low, high] on the evaluation's states, after the round.
-        refused: why trust did not let the round's RL start; empty where it did.
+        refused: why the round's RL did not start; empty where it did.
     """
 
     number: int
@@ -240,7 +253,7 @@ class RoundsTable(Config):
 
 
 def rounds_table(recipe: Recipe, rounds: Sequence[Round], online: int | None = None) -> RoundsTable:
-    """Read what rounds left behind; a last one that trust refused leaves the policy of the one before."""
+    """Read what rounds left behind; a last one that was refused leaves the policy of the one before."""
     rows, total, ended = [], 0, rounds[0]
     for number, done in enumerate(rounds, start=1):
         episodes = counted_episodes(recipe, done)
@@ -261,7 +274,7 @@ def rounds_table(recipe: Recipe, rounds: Sequence[Round], online: int | None = N
                 explorer=_json(done.rollouts / "collect.json").get("success_rate", {}),
                 before=_trust(done.trust_before),
                 after=_trust(trusted) if trusted else {},
-                imagined=next((last[name] for name in _IMAGINED if name in last), None),
+                imagined=_imagined(last),
                 gate=tuple(check.text() for check in checks),
                 verdict=checks[-1].verdict if checks else None,
                 real={mode: _rate(final, mode) for mode in final.modes},
@@ -274,6 +287,14 @@ def rounds_table(recipe: Recipe, rounds: Sequence[Round], online: int | None = N
 def _rate(evaluation: Evaluation, mode: str) -> tuple[float, float, float]:
     found = evaluation.rate(mode)
     return found.rate, found.interval.low, found.interval.high
+
+
+def _imagined(row: dict[str, Any]) -> float | None:
+    """Of an iteration's episodes from initial states; earlier versions logged success alone."""
+    names = ["train/imagined", "train/success_from_start"]
+    if "train/success_from_keyframes" not in row:
+        names.append("train/success")
+    return next((row[name] for name in names if name in row), None)
 
 
 def _trust(folder: Path) -> dict[str, tuple[float | None, float | None, float | None]]:

@@ -1,0 +1,124 @@
+"""The outer loop's rounds: what each fit learns from and chooses on, what is counted, and a late report."""
+
+# ruff: noqa: F811  (fixtures of the file beside this one)
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_run
+from test_loop import recipe  # noqa: F401  (fixtures)
+from tiny_run import save_policy
+
+from vla_rl.cli.options import PROGRAM
+from vla_rl.common.run_folder import RunFolder
+from vla_rl.config import apply_overrides, validate
+from vla_rl.recipe.collect_config import CollectConfig
+from vla_rl.recipe.recipe import Recipe
+from vla_rl.workflows.collect import collect
+from vla_rl.workflows.imagination.fit_world_model import fit_world_model
+from vla_rl.workflows.loop import controls as loop_controls
+from vla_rl.workflows.loop.rounds import Round, _imagined, calibrates, counted_episodes, learned_from, planned_episodes
+from world_model.metadata import read_metadata
+
+
+def collected(folder: Path, **episodes: int) -> Round:
+    """A round that has collected so many real episodes."""
+    for name, number in episodes.items():
+        (folder / name).mkdir(parents=True)
+        (folder / name / "collect.json").write_text(json.dumps({"attempts": {"reach": number}}))
+    return Round(folder)
+
+
+def checked(done: Round, mark: int, rolled_back: bool) -> None:
+    """The round's gate has made one check."""
+    counts = {"gained": 0, "lost": 9, "tied": 1, "num_pairs": 10, "max_pairs": 10, "num_lost_pairs": 0}
+    counts |= {"num_episodes": 20, "rate_a": 0.9, "rate_b": 0, "interval": [-1, 0], "p_value": 0, "alpha": 0.05}
+    check = {"iteration": 4, "mark": mark, "comparison": counts | {"decision": "worse"}, "imagined": 0.5}
+    done.run.mkdir(parents=True)
+    found = check | {"verdict": "worse", "rolled_back": rolled_back}
+    (done.run / "gate.json").write_text(json.dumps({"mark": mark, "checks": [found]}))
+
+
+def test_a_fit_learns_from_what_judged_earlier_rounds_and_not_its_own(tmp_path):
+    rounds = [collected(tmp_path / f"round_{n}", held_out=10, rollouts=30) for n in (1, 2, 3)]
+    first, second, third = rounds
+    assert learned_from(rounds, 0, 0.5) == ([first.rollouts], [1.0])
+    datasets, weights = learned_from(rounds, 2, 0.5)
+    judged = [first.held_out, first.rollouts, second.held_out, second.rollouts]
+    assert datasets == [*judged, third.rollouts], "the newest rollouts are last, some of which choose thresholds"
+    assert weights == [0.25 / 4, 0.75 / 4, 0.5 / 4, 1.5 / 4, 1.0], "a round's weight, dealt by episodes"
+
+
+@pytest.mark.parametrize(
+    ("mark", "rolled_back", "kept_is_known"), [(0, True, True), (2, True, False), (0, False, False)]
+)
+def test_after_a_rollback_the_threshold_is_chosen_on_the_policy_that_rl_starts_from(
+    tmp_path, mark, rolled_back, kept_is_known
+):
+    """Not on the rejected policy's, whose rollouts are the newest; nor are those episodes learned from then."""
+    rounds = [collected(tmp_path / f"round_{n}", held_out=10, rollouts=30) for n in (1, 2, 3)]
+    checked(rounds[0], mark, rolled_back)
+    first, second, third = rounds
+    assert calibrates(rounds, 0) is None
+    assert calibrates(rounds, 1) == (first.held_out if kept_is_known else None)
+    assert (first.held_out in learned_from(rounds, 1, 0.5)[0]) != kept_is_known
+    assert sum(learned_from(rounds, 1, 0.5)[1]) == 1.5, "the rest of the round counts as much as all of it"
+    later = [first.held_out, first.rollouts, second.held_out, second.rollouts, third.rollouts]
+    assert learned_from(rounds, 2, 0.5)[0] == later, "learned from once they choose nothing more"
+
+
+@pytest.mark.parametrize("cross_fit", [0, 2])
+def test_a_fit_chooses_its_threshold_on_the_episodes_that_it_is_given(recipe, tmp_path, cross_fit):
+    options = [f"world_model.cross_fit={cross_fit}"]
+    recipe = validate(Recipe, apply_overrides(recipe.model_dump(mode="json"), options))
+    new = []
+    for number, name in enumerate(("rollouts", "held_out")):
+        new.append(tmp_path / name)
+        episodes = CollectConfig(
+            source="policy", dataset=str(new[-1]), episodes_per_task=24, start_index=300 + 50 * number
+        )
+        collect(recipe, episodes, lambda _: None)
+    start: Any = recipe.env
+    fitted = fit_world_model(recipe, tmp_path / "fit", new[:1], str(start.path), [1.0], "last", new[1])
+    before, after = (read_metadata(folder)[1] for folder in (Path(start.path), fitted))
+    assert after.calibration["num_episodes"] == 24 and len(after.calibrated_on) == 1
+    assert set(after.calibrated_on).isdisjoint(after.datasets)
+    assert len(after.datasets) == len(before.datasets) + 1, "all of the rollouts, none held out"
+
+
+def test_validation_is_counted_as_it_is_run(tmp_path):
+    options = ["train.validate_every=2", "train.validation_episodes=5", "eval.samples_per_state=4"]
+    one_task = "eval.tasks=[reach_red]"
+    recipe = tiny_run.make_recipe(tmp_path / "policy", "env.tasks=[reach_red, reach_blue]", *options, one_task)
+    assert planned_episodes(recipe).validation == 2 * 5 * (1 + 4), "twice; one task; greedy and four samples"
+    done = Round(tmp_path / "round_1")
+    done.run.mkdir(parents=True)
+    rows = [{"step": step, "validation/sampled": 0.5} for step in (2, 4, 4)]
+    (done.run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert counted_episodes(recipe, done).validation == 2 * 5 * (1 + 4)
+
+
+def test_imagined_success_is_of_episodes_from_initial_states_or_not_known():
+    share = {"train/success": 0.5, "train/success_from_keyframes": 0.75}
+    rows = [{"train/imagined": 0.25} | share, {"train/success": 0.5}, share, share | {"train/success_from_start": 0.25}]
+    assert [_imagined(row) for row in rows] == [0.25, 0.5, None, 0.25]
+
+
+def test_a_round_that_was_killed_before_its_report_gets_it(tmp_path):
+    recipe = tiny_run.make_recipe(
+        save_policy(tmp_path / "policy"), "train.evaluate=after", "train.iterations=1", "train.allow_no_success=true"
+    )
+    done = Round(tmp_path / "round_1")
+    for _ in range(2):
+        done.folder.mkdir(exist_ok=True)
+        loop_controls.run_beside_controls(recipe, done, None, PROGRAM, lambda _: None)
+        run = RunFolder(done.run)
+        status = json.loads(run.status.read_text())
+        assert status["state"] == "finished" and status["done"] == 1 and done.finished
+        assert "was stopped before its end" not in run.report.read_text()
+        run.status.write_text(json.dumps(status | {"state": "running", "step": "evaluation after", "process": 0}))
+        run.report.unlink()

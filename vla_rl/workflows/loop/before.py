@@ -1,0 +1,78 @@
+"""What a loop is refused for before any real episode: what its rounds would find out only after all of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vla_rl.config import ConfigError
+from vla_rl.evaluation.threshold import failures_needed
+from vla_rl.recipe.checks import check
+from vla_rl.recipe.recipe import Recipe
+from vla_rl.workflows.recipe_parts import world_model_section
+from world_model.metadata import read_metadata, resolve_path
+
+if TYPE_CHECKING:
+    from world_model.env.config import WorldModelEnvConfig
+    from world_model.fit.config import FitConfig
+
+
+def check_loop(recipe: Recipe) -> None:
+    """Refuse a recipe that a loop cannot run; builds nothing, and reads the first world model's metadata.
+
+    Raises:
+        ConfigError: a line for each thing that RL or a fit asks for, and neither the first world model has nor a fit
+            can give; or what `check` of "loop" says.
+    """
+    from world_model.env.config import WorldModelEnvConfig
+
+    check(recipe, "loop")
+    section = world_model_section(recipe)
+    if not isinstance(recipe.env, WorldModelEnvConfig):  # One of your own says what it lacks when it is built.
+        return
+    if lacking := [*_lacking_parts(recipe, recipe.env, section), *_lacking_episodes(recipe, section)]:
+        raise ConfigError("\n".join(lacking))
+
+
+def _lacking_parts(recipe: Recipe, env: WorldModelEnvConfig, section: FitConfig) -> list[str]:
+    config, metadata = read_metadata(resolve_path(env.path))
+    imagination, objects, lacking = env.imagination, section.objects, []
+    if imagination.reward == "objects" and not objects.steps and config.objects is None:
+        lacking.append(
+            f"env.imagination.reward: got 'objects', but {env.path} has no objects part and world_model.objects.steps "
+            "is 0; set it above 0, or use reward=success or probability"
+        )
+    if objects.steps and objects.network is None and config.objects is None:
+        lacking.append(
+            f"world_model.objects.network: got null with steps={objects.steps}, and {env.path} has no objects part; "
+            "say which objects it has, network={slots: [[NAME, ...], ...]}, or set world_model.objects.steps=0"
+        )
+    if metadata.value_probability is None and not section.value.steps:
+        remedy = f"but {env.path} has no value and world_model.value.steps is 0; set it above 0, or"
+        if imagination.branch_frames is not None:
+            lacking.append(
+                f"env.imagination.branch_frames: got {imagination.branch_frames!r}, {remedy} set branch_frames=null"
+            )
+        if recipe.sampling.keyframe_share and "uncertain" in section.keyframes.kinds:
+            lacking.append(f"world_model.keyframes.kinds: got 'uncertain', {remedy} leave that kind out")
+    return lacking
+
+
+def _lacking_episodes(recipe: Recipe, section: FitConfig) -> list[str]:
+    lacking = []
+    if section.cuts > 1 and section.dynamics.steps and not (recipe.loop.every_frame or section.needs_structure):
+        lacking.append(
+            f"world_model.cuts: got {section.cuts} with loop.every_frame=false, which records no picture between the "
+            "frames that other cuts begin at; set loop.every_frame=true, or world_model.cuts=1"
+        )
+    if recipe.env.imagination.reward == "success":  # type: ignore[attr-defined]
+        rollouts = recipe.loop.episodes * len(recipe.acting_env.env_spec().tasks)  # type: ignore[attr-defined]
+        held = rollouts if section.cross_fit else round(section.holdout * rollouts)
+        needed = max(section.min_failures, failures_needed(section.max_false_success))
+        if held < needed:
+            lacking.append(
+                f"loop.episodes: got {recipe.loop.episodes}, of which world_model.holdout={section.holdout:g} leaves "
+                f"{held} episodes to choose the threshold of success on, all tasks together; {needed} of them must "
+                f"fail to bound the false-success rate at {section.max_false_success:.0%}. Raise either, set "
+                "world_model.cross_fit=2, or use env.imagination.reward=probability"
+            )
+    return lacking
