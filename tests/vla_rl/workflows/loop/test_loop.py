@@ -55,7 +55,10 @@ FIT = {
 RECIPE: dict[str, Any] = {
     "name": "tiny_loop",
     "num_threads": 1,
-    "env": {"kind": "world_model", "first_frames": REAL, "num_envs": 8, "trust": {"ignore": True}},
+    "env": {
+        **{"kind": "world_model", "first_frames": REAL, "num_envs": 8, "trust": {"ignore": True}},
+        "imagination": {"horizon": 40},  # Trust measures 0 steps after two updates.
+    },
     "real_env": REAL,
     "algo": {"kind": "grpo", "lr": 1e-3, "minibatch_size": 24},
     "sampling": {"first_state": 7, "train_states": 2},
