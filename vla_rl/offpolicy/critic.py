@@ -174,5 +174,6 @@ def _places(transitions: Transitions) -> np.ndarray:
 
 
 def _mean_and_spread(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of each number; a spread of 0 where it never varies."""
     spread = values.std(0)
-    return values.mean(0).astype(np.float32), np.where(spread > 1e-6, spread, 1).astype(np.float32)
+    return values.mean(0).astype(np.float32), np.where(spread > 1e-6, spread, 0).astype(np.float32)
