@@ -139,12 +139,12 @@ class OffPolicyLearner:
     def _edit_loss(
         self, batch: ReplayBatch, place: torch.Tensor, rng: np.random.Generator, noise: torch.Generator
     ) -> tuple[torch.Tensor, Mapping[str, Any]]:
-        """What changed chunks (the policy's own where they were drawn, else those executed) lack in Q, less entropy."""
+        """What the frozen policy's chunks, changed, lack in Q, less entropy: what is learned on is what is changed."""
         assert self.editor is not None, "asked only where there are edits"
-        count = batch.candidates.shape[1]
-        chunk = batch.chunk
-        if count:
-            chunk = batch.candidates[np.arange(len(chunk)), rng.integers(count, size=len(chunk))]
+        size, count = batch.candidates.shape[:2]
+        if not count:
+            raise ValueError("edits learn on the policy's own chunks, and of these decisions none were drawn")
+        chunk = batch.candidates[np.arange(size), rng.integers(count, size=size)]
         own = self.networks.normal_chunk(torch.from_numpy(chunk))
         edited, log_density = self.editor(self.networks, place, own, torch.randn(own.shape, generator=noise))
         value = self.networks.q_logits(place, edited).sigmoid().mean(0)

@@ -91,7 +91,8 @@ class ReplayLearning:
         from vla_rl.offpolicy.features import NO_DRAWS, Draws
         from vla_rl.rollout.runner import derived_seed
 
-        if self.config.critic.targets != "best_of_n" and self.noise_shape is None:
+        needed = self.config.critic.targets == "best_of_n" or self.config.method == "edits"
+        if not needed and self.noise_shape is None:
             return NO_DRAWS
         seed = derived_seed(self.recipe.seed, DRAWS, number) if number else 0  # Logged ones' are kept for all runs.
         return Draws(self.config.candidates, self.config.sampling_temperature, seed, self.noise_shape)
