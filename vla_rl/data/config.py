@@ -25,7 +25,11 @@ class DatasetConfig(Config):
         description="The dataset's folder (it holds meta/info.json); where there is none, the hub's "
         "ORGANIZATION/NAME[@REVISION] (a branch, tag or commit)."
     )
-    weight: PositiveFloat = Field(default=1.0, description="Share of each batch, relative to the other datasets'.")
+    weight: PositiveFloat = Field(
+        default=1.0,
+        description="Share of each batch, relative to the other datasets'. Of what a critic (of `offline`, `online` or "
+        "`hil`) draws: its share is in proportion to this times its episodes.",
+    )
     only_successes: bool = Field(default=False, description="Leave out episodes that failed.")
     control_sources: tuple[ControlSource, ...] = Field(
         default=(), description=f"Learn only from actions by these ({', '.join(CONTROL_SOURCES)}); empty means all."

@@ -9,6 +9,20 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from vla_rl.config import Config
 from vla_rl.training.config import TrainerConfig
 
+_LEAVE_OUT = "Leave it out: it does nothing here."
+_STEPS = "With final_lr_fraction below 1: updates over which the learning rate falls; else leave it out."
+_DO_NOTHING = {  # Of a section of ReplayLearningConfig, the options that do nothing, and why.
+    "critic": {"folds": "one critic learns from all decisions", "ema_decay": "the last weights act"},
+    "edits": {
+        "batch_size": "it learns on the critic's batches: critic.batch_size",
+        "ema_decay": "the last weights act",
+    },
+    "noise": {
+        "batch_size": "it learns on the critic's batches: critic.batch_size",
+        "ema_decay": "the last weights act",
+    },
+}
+
 Method = Literal["cloning", "filtered", "advantage_weighted", "best_of_n", "ppo", "recap", "preferences"]
 
 
@@ -147,17 +161,25 @@ class OnlineCriticConfig(CriticConfig):
         "outcome.",
     )
     warmup_steps: int = Field(default=0, ge=0, description="Steps over which the learning rate rises from 0.")
+    steps: PositiveInt = Field(default=1500, description=_STEPS)
     final_lr_fraction: float = Field(default=1.0, ge=0, le=1, description="Share of lr kept to the end; 1: all.")
+    ema_decay: float = Field(default=0.0, ge=0, lt=1, description=_LEAVE_OUT)
+    folds: PositiveInt = Field(default=3, ge=2, description=_LEAVE_OUT)
 
 
 class EditsConfig(TrainerConfig):
     """The edit policy: changes a candidate chunk within bounds so that Q rises (EXPO, arXiv 2507.07986)."""
 
     lr: PositiveFloat = Field(default=3e-4, description="Learning rate.")
+    steps: PositiveInt = Field(default=1000, description=_STEPS)
+    batch_size: PositiveInt = Field(default=64, description=_LEAVE_OUT)
     final_lr_fraction: float = Field(default=1.0, ge=0, le=1, description="Share of lr kept to the end; 1: all.")
+    ema_decay: float = Field(default=0.0, ge=0, lt=1, description=_LEAVE_OUT)
     hidden: PositiveInt = Field(default=256, description="Width of its two hidden layers.")
     scale: PositiveFloat = Field(
-        default=0.3, description="Largest change of each number of a chunk, in that number's standard deviations."
+        default=0.3,
+        description="Largest change of each number of a chunk, in that number's standard deviations; one that never "
+        "varies in the data is not changed.",
     )
     entropy: float = Field(
         default=1e-3, ge=0, description="Weight of its entropy, in nats of the whole chunk, beside Q in [0, 1]."
@@ -168,7 +190,10 @@ class NoiseConfig(TrainerConfig):
     """The actor that chooses the noise which a frozen flow policy's chunk starts from (DSRL, arXiv 2506.15799)."""
 
     lr: PositiveFloat = Field(default=3e-4, description="Learning rate.")
+    steps: PositiveInt = Field(default=1000, description=_STEPS)
+    batch_size: PositiveInt = Field(default=64, description=_LEAVE_OUT)
     final_lr_fraction: float = Field(default=1.0, ge=0, le=1, description="Share of lr kept to the end; 1: all.")
+    ema_decay: float = Field(default=0.0, ge=0, lt=1, description=_LEAVE_OUT)
     hidden: PositiveInt = Field(default=256, description="Width of its two hidden layers.")
     scale: PositiveFloat = Field(
         default=2.0, description="Bound of each number that it chooses; the policy's own noise has a spread of 1."
@@ -234,10 +259,27 @@ class ReplayLearningConfig(Config):
     def _something_to_choose(self) -> ReplayLearningConfig:
         if self.method == "best_of_n" and self.candidates < 2:
             raise ValueError("candidates: got 1, and method best_of_n chooses among several; give at least 2")
+        if self.method == "noise" and self.candidates < 2:
+            raise ValueError(
+                "candidates: got 1, and method noise learns from chunks of known noises, the first of which is 0; give "
+                "at least 2"
+            )
         if self.critic.targets == "actor" and self.method != "noise":
             raise ValueError(
                 f"critic.targets: got 'actor', which is of method noise, and method is {self.method!r}; set td"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _every_option_does_something(self) -> ReplayLearningConfig:
+        for name, idle in _DO_NOTHING.items():
+            section = getattr(self, name)
+            falls = section.final_lr_fraction < 1
+            options = idle if falls else idle | {"steps": f"{name}.final_lr_fraction is 1, so lr never falls"}
+            for option, why in options.items():
+                got, default = getattr(section, option), type(section).model_fields[option].default
+                if got != default:
+                    raise ValueError(f"{name}.{option}: got {got}, which does nothing ({why}); leave it out")
         return self
 
 

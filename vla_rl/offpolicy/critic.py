@@ -18,7 +18,7 @@ from torch import nn
 from vla_rl.evaluation.signal import auc
 from vla_rl.offpolicy.config import CriticConfig
 from vla_rl.offpolicy.networks import CriticNetworks
-from vla_rl.offpolicy.transitions import Transitions
+from vla_rl.offpolicy.transitions import Transitions, draw
 from vla_rl.training.trainer import Trainer
 
 
@@ -116,12 +116,13 @@ def fit_critic(
 def _fit_fold(transitions: Transitions, rows: np.ndarray, config: CriticConfig, seed: int) -> CriticNetworks:
     place, chunk = _places(transitions), transitions.chunk.reshape(len(transitions), -1)
     outcome = transitions.returns(config.discount)
+    weight = None if transitions.weight is None else transitions.weight[rows]
     rng = np.random.default_rng(seed)
     networks = new_networks(config, place[rows], chunk[rows], seed)
 
     def loss(step: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         networks.follow(config.target_decay)
-        drawn = rows[rng.integers(len(rows), size=config.batch_size)]
+        drawn = rows[draw(weight, len(rows), config.batch_size, rng)]
         here, asked = networks.normal_place(torch.from_numpy(place[drawn])), torch.from_numpy(chunk[drawn])
         target = torch.from_numpy(outcome[drawn])
         following = transitions.following[drawn]
@@ -174,5 +175,6 @@ def _places(transitions: Transitions) -> np.ndarray:
 
 
 def _mean_and_spread(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of each number; a spread of 0 where it never varies."""
     spread = values.std(0)
-    return values.mean(0).astype(np.float32), np.where(spread > 1e-6, spread, 1).astype(np.float32)
+    return values.mean(0).astype(np.float32), np.where(spread > 1e-6, spread, 0).astype(np.float32)

@@ -32,6 +32,7 @@ class OffPolicyLearner:
 
     Args:
         noise_shape: (steps, D) of the noise that `method: noise` chooses.
+        action_bounds: lowest and highest action, float32 (A,) each, that edits stay within; None: there are none.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class OffPolicyLearner:
         networks: CriticNetworks,
         seed: int,
         noise_shape: tuple[int, int] | None = None,
+        action_bounds: tuple[np.ndarray, np.ndarray] | None = None,
     ) -> None:
         self.config, self.networks, self.seed = config, networks, seed
         self.slow_q = copy.deepcopy(networks.q).requires_grad_(False)
@@ -48,10 +50,11 @@ class OffPolicyLearner:
         self.editor: EditPolicy | None = None
         self._editor: Trainer | None = None
         if config.method == "edits":
-            sizes = networks.facts
+            sizes, edits = networks.facts, config.edits
+            bounds = [bound.tolist() for bound in action_bounds or ()]
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
-                self.editor = EditPolicy(sizes["place"], sizes["chunk"], config.edits.hidden, config.edits.scale)
+                self.editor = EditPolicy(sizes["place"], sizes["chunk"], edits.hidden, edits.scale, *bounds)
             self._editor = Trainer(dict(self.editor.named_parameters()), config.edits, "online.edits")
         self.noise: NoiseLearner | None = None
         if config.method == "noise":
@@ -127,7 +130,7 @@ class OffPolicyLearner:
         chunk = self.networks.normal_chunk(torch.from_numpy(candidates[:, some]))
         where = place[:, None].expand(-1, count, -1)
         if self.editor is not None:
-            edited, _ = self.editor(where, chunk, torch.randn(chunk.shape, generator=noise))
+            edited, _ = self.editor(self.networks, where, chunk, torch.randn(chunk.shape, generator=noise))
             chunk, where = torch.cat([chunk, edited], 1), torch.cat([where, where], 1)
         members = rng.choice(len(self.slow_q), size=min(self.config.critic.subset, len(self.slow_q)), replace=False)
         networks = torch.nn.ModuleList([self.slow_q[int(number)] for number in members])
@@ -136,14 +139,14 @@ class OffPolicyLearner:
     def _edit_loss(
         self, batch: ReplayBatch, place: torch.Tensor, rng: np.random.Generator, noise: torch.Generator
     ) -> tuple[torch.Tensor, Mapping[str, Any]]:
-        """What changed chunks (the policy's own where they were drawn, else those executed) lack in Q, less entropy."""
+        """What the frozen policy's chunks, changed, lack in Q, less entropy: what is learned on is what is changed."""
         assert self.editor is not None, "asked only where there are edits"
-        count = batch.candidates.shape[1]
-        chunk = batch.chunk
-        if count:
-            chunk = batch.candidates[np.arange(len(chunk)), rng.integers(count, size=len(chunk))]
+        size, count = batch.candidates.shape[:2]
+        if not count:
+            raise ValueError("edits learn on the policy's own chunks, and of these decisions none were drawn")
+        chunk = batch.candidates[np.arange(size), rng.integers(count, size=size)]
         own = self.networks.normal_chunk(torch.from_numpy(chunk))
-        edited, log_density = self.editor(place, own, torch.randn(own.shape, generator=noise))
+        edited, log_density = self.editor(self.networks, place, own, torch.randn(own.shape, generator=noise))
         value = self.networks.q_logits(place, edited).sigmoid().mean(0)
         with torch.no_grad():
             before = self.networks.q_logits(place, own).sigmoid().mean(0)

@@ -20,6 +20,7 @@ class CriticNetworks(nn.Module):
 
     Args:
         place: (D,) mean and spread of what stands for the place, such as the embedding. chunk: of chunks, (H * A,).
+            A number whose spread is 0 never varied: it is divided by 1, and no edit moves it.
     """
 
     place_mean: torch.Tensor
@@ -58,15 +59,20 @@ class CriticNetworks(nn.Module):
 
     def normal_place(self, place: torch.Tensor) -> torch.Tensor:
         """(..., D), normalized."""
-        return (place - self.place_mean) / self.place_spread
+        return (place - self.place_mean) / _divisor(self.place_spread)
 
     def normal_chunk(self, chunk: torch.Tensor) -> torch.Tensor:
         """(..., H * A), normalized."""
-        return (chunk - self.chunk_mean) / self.chunk_spread
+        return (chunk - self.chunk_mean) / _divisor(self.chunk_spread)
 
     def chunk_of(self, normal: torch.Tensor) -> torch.Tensor:
         """The inverse of `normal_chunk`."""
-        return normal * self.chunk_spread + self.chunk_mean
+        return normal * _divisor(self.chunk_spread) + self.chunk_mean
+
+    @property
+    def chunk_varies(self) -> torch.Tensor:
+        """Which numbers of a chunk differ among the data's chunks, float32 (H * A,): 1, or 0."""
+        return (self.chunk_spread > 0).float()
 
     def q_logits(self, place: torch.Tensor, chunk: torch.Tensor) -> torch.Tensor:
         """Of each network, (members, ...), from normalized inputs."""
@@ -76,6 +82,11 @@ class CriticNetworks(nn.Module):
         """The smallest Q of the ensemble, (B, N), of N normalized chunks (B, N, H * A) at each place (B, D)."""
         where = place[:, None].expand(-1, chunk.shape[1], -1)
         return self.q_logits(where, chunk).min(0).values.sigmoid()
+
+
+def _divisor(spread: torch.Tensor) -> torch.Tensor:
+    """What normalizing divides by: 1 where the data never vary."""
+    return torch.where(spread > 0, spread, torch.ones_like(spread))
 
 
 def q_logits(networks: nn.ModuleList, place: torch.Tensor, chunk: torch.Tensor) -> torch.Tensor:

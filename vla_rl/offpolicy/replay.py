@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from vla_rl.common.atomic import atomic_folder
-from vla_rl.offpolicy.transitions import Transitions
+from vla_rl.offpolicy.transitions import Transitions, draw
 
 FORMAT = 1
 DECISIONS_FILE, FACTS_FILE = "decisions.safetensors", "episodes.json"
@@ -215,17 +215,24 @@ class Replay:
 def _mixed(
     parts: Sequence[tuple[Transitions, np.ndarray]], size: int, discount: float, fresh: bool, rng: np.random.Generator
 ) -> list[dict[str, Any]]:
-    """`size` decisions, drawn with replacement from the numbered ones of all parts."""
+    """`size` decisions, drawn with replacement from the numbered ones of all parts, by their weights."""
     if not size:
         return []
     starts = np.cumsum([0, *(len(rows) for _, rows in parts)])
-    drawn = np.sort(rng.integers(starts[-1], size=size))
+    drawn = np.sort(draw(_weights(parts), starts[-1], size, rng))
     cuts = np.searchsorted(drawn, starts)
     return [
         _drawn(part, rows[drawn[a:b] - start], discount, fresh)
         for (part, rows), start, a, b in zip(parts, starts, cuts, cuts[1:], strict=False)
         if b > a
     ]
+
+
+def _weights(parts: Sequence[tuple[Transitions, np.ndarray]]) -> np.ndarray | None:
+    """Of the numbered decisions of all parts; None: all alike."""
+    if all(part.weight is None for part, _ in parts):
+        return None
+    return np.concatenate([np.ones(len(rows)) if part.weight is None else part.weight[rows] for part, rows in parts])
 
 
 def _drawn(part: Transitions, rows: np.ndarray, discount: float, fresh: bool) -> dict[str, Any]:

@@ -32,6 +32,7 @@ class Transitions:
         log_prob: float32 (N,), log-probability of the chunk under who drew it, NaN where not known; None: of none.
         candidates: float32 (N, C, H, A), chunks of the frozen policy there, its greedy one first; None: not drawn.
         noise: float32 (N, C, steps, D), what each candidate was made of; None: not known.
+        weight: float64 (N,), how often a critic draws each decision, 1 on average; None: all alike.
     """
 
     embedding: np.ndarray
@@ -48,6 +49,7 @@ class Transitions:
     log_prob: np.ndarray | None = None
     candidates: np.ndarray | None = None
     noise: np.ndarray | None = None
+    weight: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.episode)
@@ -108,7 +110,34 @@ def logged_transitions(
     parts = [_of_dataset(policy, part, data.chunk_size, cache, draws) for part in data.parts]
     names = [[d.instructions[t] for t in d.task[d.starts]] for d in data.parts]
     states = [[_place(d, i, name) for name in d.initial_states] for i, d in enumerate(data.parts)]
-    return joined(parts, names, states)
+    return replace(joined(parts, names, states), weight=_weights(data))
+
+
+def draw(weight: np.ndarray | None, count: int, size: int, rng: np.random.Generator) -> np.ndarray:
+    """`size` of the numbers 0 .. count - 1, with replacement, as often as their weights say, int64 (size,).
+
+    Args:
+        weight: float64 (count,); None: all alike.
+    """
+    if weight is None:
+        return rng.integers(count, size=size)
+    until = np.cumsum(weight)
+    return np.minimum(np.searchsorted(until, rng.random(size) * until[-1], side="right"), count - 1)
+
+
+def _weights(data: BCDataset) -> np.ndarray | None:
+    """How often a critic draws each decision of datasets, 1 on average; None: all alike, where there is one dataset.
+
+    A dataset has the share of its episodes times its weight, however many decisions were logged of each. Within one
+    all decisions are alike: were its episodes, those of short ones would count more, and success is what ends them
+    early, so that every value would come out too high.
+    """
+    if len(data.parts) == 1:
+        return None
+    sizes = [len(part.rows) for part in data.parts]
+    share = np.array([part.weight * part.num_episodes for part in data.parts])
+    weight = np.repeat(share / sizes, sizes)
+    return weight / weight.mean()
 
 
 def episode_transitions(

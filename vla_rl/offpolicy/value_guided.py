@@ -99,7 +99,8 @@ class ValueGuidedPolicy(nn.Module, Policy):
         chunk = self.critic.normal_chunk(torch.from_numpy(drawn).to(place.device).flatten(2))
         if self.editor is not None:
             where = place[:, None].expand(-1, chunk.shape[1], -1)
-            edited, _ = self.editor(where, chunk, by_row(_normal, chunk.shape, generator).to(place.device))
+            noise = by_row(_normal, chunk.shape, generator).to(place.device)
+            edited, _ = self.editor(self.critic, where, chunk, noise)
             chunk = torch.cat([chunk, edited], 1)
             drawn = self.critic.chunk_of(chunk).reshape(len(drawn), -1, *drawn.shape[2:]).cpu().numpy()
         value = self.critic.smallest(place, chunk).cpu().numpy()

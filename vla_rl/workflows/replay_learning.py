@@ -91,7 +91,8 @@ class ReplayLearning:
         from vla_rl.offpolicy.features import NO_DRAWS, Draws
         from vla_rl.rollout.runner import derived_seed
 
-        if self.config.critic.targets != "best_of_n" and self.noise_shape is None:
+        needed = self.config.critic.targets == "best_of_n" or self.config.method == "edits"
+        if not needed and self.noise_shape is None:
             return NO_DRAWS
         seed = derived_seed(self.recipe.seed, DRAWS, number) if number else 0  # Logged ones' are kept for all runs.
         return Draws(self.config.candidates, self.config.sampling_temperature, seed, self.noise_shape)
@@ -109,7 +110,13 @@ class ReplayLearning:
 
         seed = derived_seed(self.recipe.seed, NETWORKS)
         networks = new_networks(self.config.critic, data.embedding, data.chunk.reshape(len(data), -1), seed)
-        return OffPolicyLearner(self.config, networks, seed, self.noise_shape)
+        return OffPolicyLearner(self.config, networks, seed, self.noise_shape, self._action_bounds)
+
+    @property
+    def _action_bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """What the environment clips actions to, which edits stay within."""
+        spec = env_spec(self.recipe)
+        return spec.action_low, spec.action_high
 
     def warm_up(self) -> None:
         """Fit the critic on the logged episodes, where it is to begin so."""
@@ -163,7 +170,7 @@ class ReplayLearning:
         tensors, state = load_checkpoint(path)
         networks = CriticNetworks.empty(**state["sizes"])
         seed = derived_seed(self.recipe.seed, NETWORKS)
-        self.learner = OffPolicyLearner(self.config, networks, seed, self.noise_shape)
+        self.learner = OffPolicyLearner(self.config, networks, seed, self.noise_shape, self._action_bounds)
         self.learner.load_state(tensors, state["learner"])
         self.more = state.get("more", {})
         return checkpoint_step(path)

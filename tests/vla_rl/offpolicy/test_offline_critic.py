@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -56,6 +58,17 @@ def test_it_finds_the_values_of_a_problem_whose_values_are_known(targets: str) -
     figures = judged.figures(data, 0.9)
     assert figures["critic/auc"] > 0.8 and abs(figures["critic/over_estimation"]) < 0.05
     assert figures["critic/calibration_error"] < 0.1
+
+
+def test_decisions_count_as_their_weights_say() -> None:
+    data = two_decisions()
+    weight = np.where(data.success, 3.0, 1.0)[data.episode]
+    config = CONFIG.model_copy(update={"targets": "monte_carlo"})
+    judged = fit_critic(replace(data, weight=weight), config, seed=1).judge()
+    first, right = data.elapsed == 0, data.chunk[:, 0, 0] == data.embedding[:, 0]
+    for kind, rate in ((right, RIGHT), (~right, WRONG)):
+        expected = 3 * rate / (3 * rate + 1 - rate) * 0.9**4
+        assert judged.q[first & kind].mean() == pytest.approx(expected, abs=0.06)
 
 
 def test_other_chunks_are_judged_by_the_critic_that_has_not_seen_the_state() -> None:

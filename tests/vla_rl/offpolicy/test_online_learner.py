@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,11 @@ import torch
 
 from vla_rl.offpolicy.config import OnlineConfig
 from vla_rl.offpolicy.critic import new_networks
+from vla_rl.offpolicy.edits import EditPolicy
 from vla_rl.offpolicy.learner import OffPolicyLearner
 from vla_rl.offpolicy.replay import Replay
 from vla_rl.offpolicy.transitions import Transitions
+from vla_rl.recipe.hil_config import HilConfig
 
 CRITIC = {"hidden": 16, "batch_size": 128, "lr": 5e-3, "discount": 0.9, "members": 2, "target_decay": 0.95}
 RIGHT, WRONG = 0.9, 0.1  # Success after a second chunk above zero, and below.
@@ -99,24 +102,76 @@ def test_edits_go_where_q_rises_and_no_farther_than_allowed(tmp_path: Path) -> N
     found = learn(learner, data, tmp_path, 300)
     own = torch.linspace(-1, 1, 50)[:, None]
     with torch.no_grad():
-        edited, _ = learner.editor(learner.networks.normal_place(torch.ones(50, 1)), own)
+        place = learner.networks.normal_place(torch.ones(50, 1))
+        edited, _ = learner.editor(learner.networks, place, own)
     change = (edited - own)[:, 0]
     assert (change > 0.2).all() and change.max() <= 0.5
     assert found["edits/gain"] > 0.02
 
 
+def test_edits_leave_alone_what_never_varied_and_stay_within_the_action_bounds() -> None:
+    data = rising(200)
+    constant = np.full_like(data.chunk, 0.25)
+    data = replace(data, chunk=np.concatenate([data.chunk, constant], 2), candidates=None)
+    config = OnlineConfig.model_validate({"critic": CRITIC, "method": "edits", "edits": {"scale": 3.0}})
+    networks = new_networks(config.critic, data.embedding, data.chunk.reshape(200, -1), 1)
+    one = np.ones(2, np.float32)
+    learner = OffPolicyLearner(config, networks, 1, action_bounds=(-one, one))
+    assert learner.editor is not None
+    own = networks.normal_chunk(torch.from_numpy(data.chunk.reshape(200, -1)).clamp(-1, 1))
+    assert own.isfinite().all() and not own[:, 1].any(), "the constant number is normalized by 1"
+    noise = torch.randn(own.shape, generator=torch.Generator().manual_seed(0))
+    editor = EditPolicy(**learner.editor.facts)  # As it is saved and loaded.
+    editor.load_state_dict(learner.editor.state_dict())
+    with torch.no_grad():
+        edited = networks.chunk_of(editor(networks, torch.zeros(200, 1), own, 5 * noise)[0])
+    np.testing.assert_allclose(edited[:, 1], 0.25)
+    assert edited[:, 0].min() == pytest.approx(-1) and edited[:, 0].max() == pytest.approx(1)
+    assert np.abs(edited[:, 0].numpy() - data.chunk[:, 0, 0].clip(-1, 1)).mean() > 0.1
+
+
 def test_an_edits_log_density_is_that_of_the_change_of_variables(tmp_path: Path) -> None:
-    editor = learner_of(rising(20), method="edits", edits={"hidden": 8}).editor
+    learner = learner_of(rising(20), method="edits", edits={"hidden": 8})
+    editor = learner.editor
     assert editor is not None
     noise = torch.linspace(-2, 2, 20)[:, None]
     place, chunk = torch.zeros(20, 1), torch.linspace(-1, 1, 20)[:, None]
-    edited, log_density = editor(place, chunk, noise)
+    edited, log_density = editor(learner.networks, place, chunk, noise)
     mean, raw = editor.network(torch.cat([place, chunk], -1)).chunk(2, -1)
     spread = (-5 + 6 * raw.sigmoid()).exp()
     base = torch.distributions.Normal(mean, spread)
     squashed = torch.distributions.TransformedDistribution(base, [torch.distributions.TanhTransform()])
     expected = squashed.log_prob((edited - chunk) / editor.scale)[:, 0]
     torch.testing.assert_close(log_density, expected, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"critic": {"folds": 5}}, r"critic\.folds: got 5, which does nothing .*one critic.* leave it out"),
+        ({"critic": {"ema_decay": 0.9}}, r"critic\.ema_decay: got 0\.9, which does nothing"),
+        ({"edits": {"batch_size": 32}}, r"edits\.batch_size: got 32, which does nothing .*critic\.batch_size"),
+        ({"edits": {"ema_decay": 0.5}}, r"edits\.ema_decay: got 0\.5, which does nothing"),
+        ({"noise": {"batch_size": 32}}, r"noise\.batch_size: got 32, which does nothing"),
+        ({"noise": {"ema_decay": 0.5}}, r"noise\.ema_decay: got 0\.5, which does nothing"),
+        ({"critic": {"steps": 9}}, r"critic\.steps: got 9, which does nothing .*final_lr_fraction"),
+        ({"method": "noise", "candidates": 1}, r"candidates: got 1, and method noise .*give at least 2"),
+    ],
+)
+def test_options_that_do_nothing_are_refused(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        OnlineConfig.model_validate(options)
+    OnlineConfig.model_validate(OnlineConfig().model_dump(mode="json"))  # As a run's own recipe names them.
+    OnlineConfig.model_validate({"critic": {"steps": 9, "final_lr_fraction": 0.5}})
+    if "method" not in options:
+        with pytest.raises(ValueError, match=message):
+            HilConfig.model_validate(options)
+
+
+def test_hil_refuses_options_of_a_method_that_it_does_not_have() -> None:
+    with pytest.raises(ValueError, match=r"noise: got options, which do nothing.*online\.method=noise"):
+        HilConfig.model_validate({"noise": {"scale": 1.0}})
+    HilConfig.model_validate(HilConfig().model_dump(mode="json"))
 
 
 def test_it_goes_on_to_the_bit(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +73,17 @@ def test_whatever_is_added_comes_back_mixed_and_bounded(
         again.restore(len(segments))
         other = again.draw(32, 0.9, np.random.default_rng(0))
         assert all(np.array_equal(vars(batch)[name], vars(other)[name]) for name in vars(batch))
+
+
+def test_logged_decisions_are_drawn_by_their_weights(tmp_path: Path) -> None:
+    logged = replace(episodes([2, 2], 0), weight=np.array([0.0, 1.0, 0.0, 3.0]))
+    replay = Replay(tmp_path, logged, 0.5, 10, "p")
+    drawn = replay.draw(4000, 0.9, np.random.default_rng(0)).place[:, 0]
+    assert set(drawn.tolist()) == {1.0, 3.0}
+    assert (drawn == 3).mean() == pytest.approx(0.75, abs=0.03)
+    replay.add(0, episodes([2], 10))
+    fresh = replay.draw(4000, 0.9, np.random.default_rng(0))
+    assert (fresh.place[fresh.fresh, 0] == 10).mean() == pytest.approx(0.5, abs=0.04), "fresh ones are all alike"
 
 
 def test_outcomes_are_discounted_to_the_end(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from vla_rl.data.dataset import BCDataset, DataNeeds, open_dataset
 from vla_rl.offpolicy.advantage_conditioned import AdvantageConditionedPolicy
 from vla_rl.offpolicy.config import OfflineConfig
 from vla_rl.offpolicy.examples import Examples, WeightedDataset
-from vla_rl.offpolicy.transitions import Transitions, logged_transitions
+from vla_rl.offpolicy.transitions import Transitions, draw, logged_transitions
 from vla_rl.policies.load import load_policy
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.training.checkpoint import latest_checkpoint
@@ -93,6 +94,21 @@ def test_each_dataset_keeps_its_share_of_a_batch(logged: Path) -> None:
     chunk = np.repeat([0.0, 1.0], sizes).astype(np.float32)[:, None, None] * np.ones((1, 4, 7), np.float32)
     drawn = WeightedDataset(data, Examples(np.ones(sum(sizes)), chunk)).batch(4000, 0, 0).actions[:, 0, 0]
     assert drawn.mean() == pytest.approx(0.5, abs=0.04)
+
+
+def test_a_critic_draws_datasets_by_their_episodes_and_weights_however_many_decisions_they_have(logged: Path) -> None:
+    part = opened(logged).parts[0]
+    dense = replace(part, rows=np.arange(len(part.actions)))  # A decision at each control step.
+    data = logged_transitions(None, BCDataset([part, dense], 4))
+    is_dense = np.arange(len(data)) >= len(part.rows)
+    assert is_dense.mean() > 0.7 and data.weight is not None
+    assert data.weight.mean() == pytest.approx(1) and len(np.unique(data.weight)) == 2
+    drawn = draw(data.weight, len(data), 4000, np.random.default_rng(0))
+    assert is_dense[drawn].mean() == pytest.approx(0.5, abs=0.04)
+    few = replace(part, weight=3.0).keep_episodes(np.arange(len(part.starts)) < 8)  # 24 episodes once, 8 three times.
+    weight = logged_transitions(None, BCDataset([dense, few], 4)).weight
+    assert weight is not None and weight[len(dense.rows) :].sum() == pytest.approx(weight.sum() / 2)
+    assert transitions(logged).weight is None, "of one dataset all are alike, as they were"
 
 
 def test_filtered_cloning_takes_decisions_of_successes_alone(logged: Path) -> None:

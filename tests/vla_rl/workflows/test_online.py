@@ -17,6 +17,8 @@ from vla_rl.common.run_folder import open_run
 from vla_rl.config import ConfigError, build_component
 from vla_rl.data.config import DatasetError
 from vla_rl.offpolicy.features import FILE
+from vla_rl.offpolicy.learner import OffPolicyLearner
+from vla_rl.offpolicy.replay import ReplayBatch
 from vla_rl.offpolicy.steered import SteeredPolicy
 from vla_rl.offpolicy.value_guided import ValueGuidedPolicy
 from vla_rl.policies.fake_input import fake_observation, fake_statistics
@@ -108,6 +110,21 @@ def test_it_resumes_to_the_bit_and_no_episode_is_run_again(
     run(recipe, killed, resume=True)
     again = load_policy(killed / "policy").state_dict()
     assert all(torch.equal(first[name], again[name]) for name in first)
+
+
+def test_edits_learn_on_the_policys_own_chunks_whatever_the_targets(
+    base: Path, logged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[tuple[int, ...]] = []
+    update = OffPolicyLearner.update
+
+    def spied(learner: OffPolicyLearner, batch: ReplayBatch) -> dict[str, float]:
+        drawn.append(batch.candidates.shape)
+        return update(learner, batch)
+
+    monkeypatch.setattr(OffPolicyLearner, "update", spied)
+    run(recipe_of(base, logged, rounds=1, **EDITS | {"critic": CRITIC | {"targets": "td"}}), tmp_path / "run")
+    assert set(drawn) == {(16, 3, 28)}, "logged and fresh decisions alike"
 
 
 def test_what_was_embedded_once_is_read_from_the_disk(base: Path, logged: Path, tmp_path: Path) -> None:
