@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -102,13 +103,25 @@ def logged_transitions(
         cache: what has been embedded before is read from there, and the rest written there.
         draws: the policy's chunks at each decision, for `candidates`.
 
+    Warns where episodes go on, but nothing is logged where any chunk ends: no decision then follows another.
+
     Raises:
         ValueError: the policy has no embeddings.
     """
     parts = [_of_dataset(policy, part, data.chunk_size, cache, draws) for part in data.parts]
     names = [[d.instructions[t] for t in d.task[d.starts]] for d in data.parts]
     states = [[_place(d, i, name) for name in d.initial_states] for i, d in enumerate(data.parts)]
-    return joined(parts, names, states)
+    found = joined(parts, names, states)
+    if policy is not None and (found.following < 0).all() and (found.remaining > found.num_steps).any():
+        every = ", ".join(str(number) for number in sorted({part.observed_every for part in data.parts}))
+        warnings.warn(
+            f"no logged decision follows another: the policy executes {data.chunk_size} actions, and the datasets show "
+            f"something every {every} control steps. So critic.targets=td learns from outcomes alone, as monte_carlo "
+            "does, and recap.lookahead sees them alone. Execute a multiple of these steps (policy.num_actions), or log "
+            "every step (collect.every_frame=true)",
+            stacklevel=2,
+        )
+    return found
 
 
 def episode_transitions(

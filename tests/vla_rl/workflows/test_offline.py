@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -117,6 +118,40 @@ def test_best_of_n_clones_what_the_critic_thinks_best(logged: Path) -> None:
     assert changed.any() and not changed[examples.weight == 0].any()
     assert found["best_of_n/own"] == pytest.approx(changed.sum() / 20)
     assert found["best_of_n/gain"] > 0
+
+
+def test_where_nothing_is_logged_at_the_ends_of_chunks_it_says_so(logged: Path) -> None:
+    policy = Seeing()
+    policy.chunk_size = 3
+    with pytest.warns(UserWarning, match=r"executes 3 actions.*every 4 control steps.*policy\.num_actions"):
+        found = logged_transitions(policy, BCDataset(opened(logged).parts, 3))
+    assert (found.following == -1).all()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        transitions(logged)
+
+
+@pytest.mark.parametrize("method", ["best_of_n", "recap", "advantage_weighted"])
+def test_a_policy_that_executes_fewer_actions_than_it_clones(method: str, logged: Path, tmp_path: Path) -> None:
+    values = recipe_of(logged, save_policy(tmp_path / "policy")).model_dump(mode="json")
+    values["policy"]["num_actions"] = 2
+    values["offline"] = {"method": method, "critic": SMALL, "candidates": 2, "decisions": 20, "evaluate": "never"}
+    with pytest.warns(UserWarning, match="no logged decision follows another"):
+        run_offline(Recipe.model_validate(values), tmp_path / "run")
+    assert (tmp_path / "run" / "policy").is_dir()
+
+
+def test_of_a_chunk_as_executed_nothing_is_learned_beyond_it(logged: Path) -> None:
+    data = opened(logged)
+    rows = len(data.parts[0].rows)
+    chunk = np.arange(2 * rows, dtype=np.float32).reshape(rows, 2, 1) * np.ones((1, 1, 7), np.float32)
+    batch = WeightedDataset(data, Examples(np.ones(rows), chunk)).batch(9, 0, 0)
+    assert batch.actions.shape == (9, 4, 7) and batch.valid.tolist() == [[True, True, False, False]] * 9
+    np.testing.assert_array_equal(batch.actions[:, 2:], batch.actions[:, [1, 1]])
+
+
+def run_offline(recipe: Recipe, folder: Path) -> None:
+    improve_offline(recipe, open_run(recipe, folder, False), lambda _: None)
 
 
 def recipe_of(logged: Path, policy: Path, *overrides: str) -> Recipe:
