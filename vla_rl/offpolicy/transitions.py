@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from vla_rl.data.config import DatasetError
 from vla_rl.data.dataset import BCDataset, EpisodeDataset
 from vla_rl.interfaces import Policy
 from vla_rl.offpolicy.features import NO_DRAWS, Draws, FeatureCache, Features, compute_features
 from vla_rl.types import CONTROL_SOURCES, HUMAN_SOURCES, Episode
 
 OPTIONAL = ("person", "log_prob", "candidates", "noise")
+_DEMONSTRATORS = ("demo", "expert")
 _HUMAN = np.isin(CONTROL_SOURCES, HUMAN_SOURCES)
 
 
@@ -106,8 +108,10 @@ def logged_transitions(
     Warns where episodes go on, but nothing is logged where any chunk ends: no decision then follows another.
 
     Raises:
+        DatasetError: a dataset does not record which episodes succeeded, and others than demonstrators drove in it.
         ValueError: the policy has no embeddings.
     """
+    _check_outcomes_are_known(data)
     parts = [_of_dataset(policy, part, data.chunk_size, cache, draws) for part in data.parts]
     names = [[d.instructions[t] for t in d.task[d.starts]] for d in data.parts]
     states = [[_place(d, i, name) for name in d.initial_states] for i, d in enumerate(data.parts)]
@@ -122,6 +126,18 @@ def logged_transitions(
             stacklevel=2,
         )
     return found
+
+
+def _check_outcomes_are_known(data: BCDataset) -> None:
+    """A demonstration counts as a success where nobody has said so; what a policy did does not."""
+    for part in data.parts:
+        others = sorted({CONTROL_SOURCES[code] for code in np.unique(part.source)} - set(_DEMONSTRATORS))
+        if not part.has_outcomes and others:
+            raise DatasetError(
+                f"{part.path}: does not record which episodes succeeded, and holds frames of {', '.join(others)}, all "
+                f"of which would count as successes; allowed without outcomes: {' and '.join(_DEMONSTRATORS)}. Record "
+                "with outcomes, label the episodes, or leave it out of sft.datasets"
+            )
 
 
 def episode_transitions(

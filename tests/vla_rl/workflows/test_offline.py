@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from reach_policy import ReachPolicy, log_episodes
@@ -16,7 +17,7 @@ from tiny_run import make_recipe, save_policy
 from sim.dummy import DummyConfig
 from vla_rl.common.run_folder import open_run
 from vla_rl.config import ConfigError
-from vla_rl.data.config import DatasetConfig
+from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.dataset import BCDataset, DataNeeds, open_dataset
 from vla_rl.offpolicy.advantage_conditioned import AdvantageConditionedPolicy
 from vla_rl.offpolicy.config import OfflineConfig
@@ -25,6 +26,7 @@ from vla_rl.offpolicy.transitions import Transitions, logged_transitions
 from vla_rl.policies.load import load_policy
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.training.checkpoint import latest_checkpoint
+from vla_rl.types import CONTROL_SOURCES
 from vla_rl.workflows.offline import choose_examples, improve_offline
 
 ENV = DummyConfig(num_envs=4, image_size=32, horizon=11)
@@ -118,6 +120,21 @@ def test_best_of_n_clones_what_the_critic_thinks_best(logged: Path) -> None:
     assert changed.any() and not changed[examples.weight == 0].any()
     assert found["best_of_n/own"] == pytest.approx(changed.sum() / 20)
     assert found["best_of_n/gain"] > 0
+
+
+def test_a_dataset_of_a_policy_without_outcomes_is_refused(logged: Path, tmp_path: Path) -> None:
+    """Beside one that records them: its failures would count as successes."""
+    blind = tmp_path / "blind"
+    shutil.copytree(logged, blind)
+    [file] = (blind / "meta" / "episodes").rglob("*.parquet")
+    pq.write_table(pq.read_table(file).drop_columns(["success"]), file)
+    data = BCDataset([*opened(logged).parts, *opened(blind).parts], 4)
+    with pytest.raises(DatasetError, match=r"blind: does not record which.*frames of policy.*allowed.*demo and expert"):
+        choose_examples(OfflineConfig(method="filtered"), Seeing(), data, 0, lambda _: None)
+    choose_examples(OfflineConfig(method="cloning"), Seeing(), data, 0, lambda _: None)
+    for name in ("demo", "expert"):
+        data.parts[1].source[:] = CONTROL_SOURCES.index(name)
+        assert logged_transitions(None, data).success[24:].all()
 
 
 def test_where_nothing_is_logged_at_the_ends_of_chunks_it_says_so(logged: Path) -> None:
