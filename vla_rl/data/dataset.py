@@ -91,7 +91,7 @@ class EpisodeDataset:
         state: float32 (N, S). actions, executed_actions: float32 (N, A).
         source: int8 (N,), who acted, index in `CONTROL_SOURCES`.
         task: int32 (N,), index in `instructions`.
-        starts, lengths: int64 (E,). success: bool (E,).
+        starts, lengths: int64 (E,). success: bool (E,), all True where it is not recorded (`has_outcomes`).
         succeeded: bool (N,), the task had been solved by the end of that frame's step (latched).
         rows: int64, the frames to learn from (all with an image of their own, or those that the config selects).
         final_images: the policy's camera name -> uint8 (E, height, width, 3), after each episode's last action, and
@@ -126,6 +126,7 @@ class EpisodeDataset:
     weight: float = 1.0
     observed_every: int = 1
     name: str = ""
+    has_outcomes: bool = True
 
     @property
     def episodes(self) -> np.ndarray:
@@ -233,6 +234,7 @@ def open_dataset(config: DatasetConfig, needs: DataNeeds, cache_folder: Path | N
         weight=config.weight,
         observed_every=every,
         name=source.name,
+        has_outcomes=source.success is not None,
     )
 
 

@@ -141,7 +141,7 @@ class LeRobotSource:
     def final_images(self, camera: str, size: int | None) -> Iterator[np.ndarray] | None:
         """A camera's image after each episode's last action, as `images` gives them; None where not all have one."""
         column = FINAL_IMAGE_PREFIX + camera
-        encoded = self._episode_column(column)
+        encoded = self.episode_column(column)
         if encoded is None:
             return None
         groups = (encoded[i : i + _BATCH_ROWS] for i in range(0, len(encoded), _BATCH_ROWS))
@@ -153,7 +153,7 @@ class LeRobotSource:
         Raises:
             DatasetError: of another size than the frames' states, or not finite.
         """
-        values = self._episode_column(FINAL_STATE) if self.state_dim else None
+        values = self.episode_column(FINAL_STATE) if self.state_dim else None
         if values is None:
             return None
         if sizes := {len(value) for value in values} - {self.state_dim}:
@@ -174,7 +174,7 @@ class LeRobotSource:
         columns = [self.episodes.column(name).to_pylist() for name in names]
         return [f"{task}/{split}/{index}" for task, split, index in zip(*columns, strict=True)]
 
-    def _episode_column(self, name: str) -> list[Any] | None:
+    def episode_column(self, name: str) -> list[Any] | None:
         """A column of the episodes' metadata, in order; None where it is not there or has gaps."""
         files = self._parquet_files(self.root / "meta" / "episodes")
         tables = [self._read_columns(file, lambda n: n in (name, "episode_index")) for file in files]

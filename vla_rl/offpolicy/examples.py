@@ -34,7 +34,8 @@ class Examples:
 
     Attributes:
         weight: float64 (N,), how often each counts, relative to the others; 0: never.
-        chunk: float32 (N, H, A), what is cloned in place of the logged chunk; None: the logged one.
+        chunk: float32 (N, H, A), what is cloned in place of the logged chunk; None: the logged one. H is as many as the
+            policy executes; of what it clones beyond these nothing is learned.
         positive: bool (N,), which word the instruction gets; None: none. Of all examples a share of `word_dropout`,
             float64 (1,), gets none.
     """
@@ -88,7 +89,14 @@ class WeightedDataset(BCDataset):
             batch = drop_words(batch, found.positive[drawn], float(found.word_dropout[0]), rng)
         if found.chunk is None:
             return batch
-        return replace(batch, actions=found.chunk[drawn], valid=np.ones(found.chunk[drawn].shape[:2], bool))
+        chunk = found.chunk[drawn]
+        missing = self.chunk_size - chunk.shape[1]  # A policy may clone more actions than it executes.
+        valid = np.arange(self.chunk_size) < chunk.shape[1]
+        return replace(
+            batch,
+            actions=np.concatenate([chunk, np.repeat(chunk[:, -1:], missing, 1)], 1),
+            valid=np.tile(valid, (size, 1)),
+        )
 
 
 def advantage_weights(config: OfflineConfig, transitions: Transitions, judged: Judged) -> np.ndarray:

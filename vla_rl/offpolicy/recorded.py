@@ -19,6 +19,8 @@ from vla_rl.data.config import DatasetError
 from vla_rl.data.lerobot_io import (
     ACTION,
     CONTROL_SOURCE,
+    FINAL_IMAGE_PREFIX,
+    FINAL_STATE,
     IMAGE_PREFIX,
     POLICY_VERSION,
     RECORDING_SETTINGS,
@@ -52,6 +54,7 @@ class RecordedFrames:
         initial_state: task/split/index, or the recording's name and the episode's place.
         policies: versions of the policy that drove, in order.
         rate: control steps a second, as it was recorded.
+        final: after the last action, one row; None: not recorded.
     """
 
     obs: Observation
@@ -63,6 +66,7 @@ class RecordedFrames:
     policies: tuple[str, ...]
     rate: float
     continued: bool = False
+    final: Observation | None = None
 
     @property
     def person(self) -> np.ndarray:
@@ -165,9 +169,11 @@ def _of_dataset(recording: Path, first: int, cameras: Sequence[str], most: int) 
     frames = pa.concat_tables(parts)
     states, found = source.initial_states(), []
     known = {"success", "interventions", "continued"} & set(source.episodes.column_names)
+    ending = {name: source.episode_column(name) for name in (FINAL_STATE, *(FINAL_IMAGE_PREFIX + c for c in cameras))}
     for number in wanted:
         own = frames.slice(ends[number] - source.lengths[number] - begin, source.lengths[number])
         row = {name: source.episodes.column(name)[number].as_py() for name in known}
+        row |= {name: column[number] for name, column in ending.items() if column is not None}
         instruction = source.instructions[own.column("task_index")[0].as_py()]
         found.append(_episode(recording, own, instruction, row, states[number], cameras, float(source.info["fps"])))
     return found
@@ -189,6 +195,7 @@ def _episode(
             name: np.stack([decode_image(item["bytes"]) for item in frames.column(IMAGE_PREFIX + name).to_pylist()])
             for name in cameras
         }
+        final = _final(row, cameras, instruction)
     except ValueError as error:
         raise DatasetError(f"{place}: {error}") from error
     source = np.array(frames.column(CONTROL_SOURCE).to_pylist())
@@ -203,8 +210,19 @@ def _episode(
         initial_state=state,
         rate=rate,
         continued=bool(row.get("continued")),
+        final=final,
         policies=tuple(dict.fromkeys(filter(None, frames.column(POLICY_VERSION).to_pylist()))),
     )
+
+
+def _final(row: Mapping[str, Any], cameras: Sequence[str], instruction: str) -> Observation | None:
+    """What was seen after an episode's last action, by its row of the recording."""
+    png = {name: row.get(FINAL_IMAGE_PREFIX + name) for name in cameras}
+    state = row.get(FINAL_STATE)
+    if state is None or None in png.values():
+        return None
+    images = {name: decode_image(data)[None] for name, data in png.items()}
+    return Observation(images, np.array([state], np.float32), [instruction])
 
 
 def _numbers(frames: pa.Table, column: str) -> np.ndarray:

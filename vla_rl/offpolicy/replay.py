@@ -75,7 +75,8 @@ class Replay:
         prior: decisions that were logged before; None: there are none.
         prior_share: of each batch, as soon as there are fresh decisions.
         capacity: fresh decisions held; the oldest segments leave, the newest never does.
-        fingerprint: of the policy and of what was drawn; a segment with another one is refused.
+        fingerprint: of the policy and its options; a segment with another one is refused. What was drawn at its
+            decisions is not in it.
         person_is_prior: what a person decided in a segment belongs to the prior as well.
 
     Attributes:

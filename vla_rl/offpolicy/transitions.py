@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from vla_rl.data.config import DatasetError
 from vla_rl.data.dataset import BCDataset, EpisodeDataset
 from vla_rl.interfaces import Policy
 from vla_rl.offpolicy.features import NO_DRAWS, Draws, FeatureCache, Features, compute_features
 from vla_rl.types import CONTROL_SOURCES, HUMAN_SOURCES, Episode
 
 OPTIONAL = ("person", "log_prob", "candidates", "noise")
+_DEMONSTRATORS = ("demo", "expert")
 _HUMAN = np.isin(CONTROL_SOURCES, HUMAN_SOURCES)
 
 
@@ -104,13 +107,27 @@ def logged_transitions(
         cache: what has been embedded before is read from there, and the rest written there.
         draws: the policy's chunks at each decision, for `candidates`.
 
+    Warns where episodes go on, but nothing is logged where any chunk ends: no decision then follows another.
+
     Raises:
+        DatasetError: a dataset does not record which episodes succeeded, and others than demonstrators drove in it.
         ValueError: the policy has no embeddings.
     """
+    _check_outcomes_are_known(data)
     parts = [_of_dataset(policy, part, data.chunk_size, cache, draws) for part in data.parts]
     names = [[d.instructions[t] for t in d.task[d.starts]] for d in data.parts]
     states = [[_place(d, i, name) for name in d.initial_states] for i, d in enumerate(data.parts)]
-    return replace(joined(parts, names, states), weight=_weights(data))
+    found = replace(joined(parts, names, states), weight=_weights(data))
+    if policy is not None and (found.following < 0).all() and (found.remaining > found.num_steps).any():
+        every = ", ".join(str(number) for number in sorted({part.observed_every for part in data.parts}))
+        warnings.warn(
+            f"no logged decision follows another: the policy executes {data.chunk_size} actions, and the datasets show "
+            f"something every {every} control steps. So critic.targets=td learns from outcomes alone, as monte_carlo "
+            "does, and recap.lookahead sees them alone. Execute a multiple of these steps (policy.num_actions), or log "
+            "every step (collect.every_frame=true)",
+            stacklevel=2,
+        )
+    return found
 
 
 def draw(weight: np.ndarray | None, count: int, size: int, rng: np.random.Generator) -> np.ndarray:
@@ -138,6 +155,18 @@ def _weights(data: BCDataset) -> np.ndarray | None:
     share = np.array([part.weight * part.num_episodes for part in data.parts])
     weight = np.repeat(share / sizes, sizes)
     return weight / weight.mean()
+
+
+def _check_outcomes_are_known(data: BCDataset) -> None:
+    """A demonstration counts as a success where nobody has said so; what a policy did does not."""
+    for part in data.parts:
+        others = sorted({CONTROL_SOURCES[code] for code in np.unique(part.source)} - set(_DEMONSTRATORS))
+        if not part.has_outcomes and others:
+            raise DatasetError(
+                f"{part.path}: does not record which episodes succeeded, and holds frames of {', '.join(others)}, all "
+                f"of which would count as successes; allowed without outcomes: {' and '.join(_DEMONSTRATORS)}. Record "
+                "with outcomes, label the episodes, or leave it out of sft.datasets"
+            )
 
 
 def episode_transitions(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from vla_rl.config import Config
 from vla_rl.offpolicy.config import NoiseConfig, ReplayLearningConfig
@@ -20,6 +20,16 @@ class PracticeConfig(Config):
     )
     attempts: PositiveInt = Field(
         default=3, description="Failures in a row in one scene, after which a person resets it."
+    )
+
+
+class HilPersonConfig(ScriptedPersonConfig):
+    """The person beside a policy that learns, which has to try what it would not do by itself."""
+
+    temperature: NonNegativeFloat = Field(
+        default=1.0,
+        description="Of the policy while it collects. 0: greedy; a policy that chooses among chunks then draws them "
+        "with the same noise at every decision, and never tries others.",
     )
 
 
@@ -76,7 +86,7 @@ class HilConfig(ReplayLearningConfig):
     wait: PositiveFloat = Field(
         default=0.5, description="Seconds from one look for new episodes to the next, where nothing is to be learned."
     )
-    person: ScriptedPersonConfig = Field(default_factory=ScriptedPersonConfig)
+    person: HilPersonConfig = Field(default_factory=HilPersonConfig)
     noise: NoiseConfig = Field(
         default_factory=NoiseConfig, description="Leave it out: of online.method=noise, which hil does not have."
     )

@@ -1,7 +1,7 @@
 """The contract of rewards. Imports no torch.
 
 model = recipe.env.reward.build(spec)
-judgement = model.observe(obs, env_ids, begins)      # each time something new is seen
+judgement = model.observe(obs, env_ids, begins)      # every `model.every` control steps, and where an episode ends
 judgement.success, judgement.progress, judgement.counts
 """
 
@@ -40,7 +40,13 @@ class Judgement:
 
 
 class RewardModel(Protocol):
-    """A judge of episodes under way, several at a time. It remembers of each what it needs of what came before."""
+    """A judge of episodes under way, several at a time. It remembers of each what it needs of what came before.
+
+    Attributes:
+        every: control steps from one judgement to the next, and an episode's end besides; None: any number of them.
+    """
+
+    every: int | None = None
 
     @abstractmethod
     def observe(
@@ -94,6 +100,16 @@ class ToldReward(RewardModel):
             raise ValueError("the simulator's reward needs to be told who has succeeded; nobody said so")
         value = np.asarray(told, np.float32)
         return Judgement(value, value.copy(), np.asarray(told, bool))
+
+
+def judged_steps(length: int, every: int | None) -> np.ndarray:
+    """Where an episode is judged, int64, ascending: control steps before; the first is 0, the last `length`, its end.
+
+    Args:
+        length: control steps of the episode. every: see `RewardModel`; None: at each.
+    """
+    every = every or 1
+    return np.minimum(np.arange(0, length + every, every), length)
 
 
 def judge_episodes(

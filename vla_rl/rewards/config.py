@@ -51,5 +51,7 @@ class RewardFitConfig(TrainerConfig):
     )
     lr: PositiveFloat = Field(default=1.5e-3, description="Peak learning rate.")
     steps: PositiveInt = Field(default=1500, description="Optimizer updates.")
-    batch_size: PositiveInt = Field(default=64, description="Observations per update.")
+    batch_size: PositiveInt = Field(
+        default=64, ge=2, description="Observations per update; half of them show a success, so at least 2."
+    )
     warmup_steps: int = Field(default=50, ge=0, description="Steps over which the learning rate rises from 0.")

@@ -72,7 +72,7 @@ class LearnedReward(RewardModel):
     """See `RewardModel`. Of each stream it keeps the first and the last image and state."""
 
     def __init__(self, network: RewardNetwork, facts: RewardFacts) -> None:
-        self.network, self.facts = network.eval(), facts
+        self.network, self.facts, self.every = network.eval(), facts, facts.every
         self._first: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._last: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 

@@ -24,6 +24,7 @@ from vla_rl.common.run_folder import RunFolder
 from vla_rl.offpolicy.value_guided_config import ValueGuidedConfig
 from vla_rl.recipe.checks import check
 from vla_rl.recipe.recipe import Recipe
+from vla_rl.types import Observation
 from vla_rl.workflows.hil_actor import PUBLISHED, RECORDING
 from vla_rl.workflows.offline import BASE, FINAL, collect_missing, evaluate_once, resumed_logger
 from vla_rl.workflows.recipe_parts import build_policy, env_spec, limit_threads
@@ -303,10 +304,14 @@ def _by_recording(note: Mapping[str, Any]) -> Mapping[str, int]:
 
 
 def _labeled(reward: Any, episode: RecordedFrames) -> RecordedFrames:
-    """The episode with success as a reward says: whether it counts as one at any step but the first."""
-    from vla_rl.rewards.base import judge_episodes
+    """The episode with success as a reward says: whether it counts as one anywhere but where it begins.
 
-    [judgement] = judge_episodes(reward, [episode.obs])
+    The reward is asked as often as it was fitted to be, and of what was seen last.
+    """
+    from vla_rl.rewards.base import judge_episodes, judged_steps
+
+    seen = episode.obs if episode.final is None else Observation.concatenate([episode.obs, episode.final])
+    [judgement] = judge_episodes(reward, [seen.select(judged_steps(seen.batch_size - 1, reward.every))])
     return replace(episode, success=bool(judgement.counts[1:].any()))
 
 

@@ -57,9 +57,9 @@ def act(recipe: Recipe, folder: Path, show: Callable[[str], None]) -> None:
         tasks = [task for task in tasks if task != config.practice.reset_task]
     done = {(row["task"] if len(tasks) > 1 else tasks[0], row["index"]) for row in rows}
     spent = sum(row["interventions"] for row in rows)
-    specs = [spec_of(tasks, config.start_index, number) for number in range(config.episodes)]
-    specs = [one for one in specs if (one.task, one.index) not in done]
-    if not specs:
+    numbered = [(number, spec_of(tasks, config.start_index, number)) for number in range(config.episodes)]
+    numbered = [(number, one) for number, one in numbered if (one.task, one.index) not in done]
+    if not numbered:
         return
     newest = Followed(
         folder / PUBLISHED, lambda policy, _: check_fit(policy, spec), str(resolve_device(recipe.device)), show
@@ -67,9 +67,10 @@ def act(recipe: Recipe, folder: Path, show: Callable[[str], None]) -> None:
     recording = Recording(dataset, spec.control_hz, spec.kind)
     with closing(longer(recipe.env, spec.horizon, config.person.operator_steps).build()) as env:
         practice = None if config.practice is None else new_practice(config.practice, tasks[0], env)
-        while specs:
+        while numbered:
             newest.look()
-            turn, specs = specs[: config.episodes_per_turn], specs[config.episodes_per_turn :]
+            first, turn = numbered[0][0], [one for _, one in numbered[: config.episodes_per_turn]]
+            numbered = numbered[config.episodes_per_turn :]
             left = None if config.interventions is None else max(0, config.interventions - spent)
             outcomes = run_interventions(
                 newest.policy,
@@ -80,12 +81,12 @@ def act(recipe: Recipe, folder: Path, show: Callable[[str], None]) -> None:
                 options=operator_options(config.person, budget=left),
                 policy_version=newest.published.version,
                 round=newest.published.number,
-                seed=derived_seed(recipe.seed, COLLECT, turn[0].index),
+                seed=derived_seed(recipe.seed, COLLECT, first),
                 on_episode=_told(practice),
             )
             spent += sum(one.intervened for one in outcomes)
             resets = f", {practice.num_resets} resets since the start" if practice else ""
-            show(f"{config.episodes - len(specs)} of {config.episodes} episodes, {spent} interventions{resets}")
+            show(f"{config.episodes - len(numbered)} of {config.episodes} episodes, {spent} interventions{resets}")
 
 
 def new_practice(config: PracticeConfig, forward: str, env: VecEnv) -> Practice:

@@ -201,11 +201,11 @@ def choose_examples(
         rows = sum(len(part.rows) for part in data.parts)
         return Examples(np.ones(rows)), {}
     needs_critic = config.method != "filtered"
-    if needs_critic:
-        data = BCDataset(data.parts, policy.chunk_size)  # What is judged is what is executed.
     with evaluation_mode(policy):
         if config.method == "recap":
             check_words_are_read(policy, data)
+        if needs_critic:
+            data = BCDataset(data.parts, policy.chunk_size)  # What is judged is what is executed, not what is cloned.
         transitions = logged_transitions(policy if needs_critic else None, data, cache)
     transitions.check_outcomes_differ()
     if config.control == "shuffled_outcomes":

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from vla_rl.common.progress import episode_progress
 from vla_rl.common.run_folder import RunFolder
@@ -27,6 +30,8 @@ from vla_rl.workflows.replay_learning import (  # fmt: skip
 if TYPE_CHECKING:
     from vla_rl.interfaces import Policy, VecEnv
     from vla_rl.offpolicy.transitions import Transitions
+
+SUCCEEDED = "succeeded"  # In a segment's notes: how each of its episodes ended, whatever outcomes are learned from.
 
 
 def improve_online(recipe: Recipe, folder: Path, show: Callable[[str], None]) -> dict[str, float]:
@@ -94,22 +99,35 @@ class _Run(ReplayLearning):
         return metrics
 
     def _round(self, number: int, env: VecEnv) -> dict[str, float]:
-        """Collect a round's episodes, unless they lie there already, and learn."""
+        """Collect a round's episodes, unless they lie there already, and learn. Metrics are of how they ended."""
+        from vla_rl.rollout.runner import derived_seed
+
         if self.replay.has(number):
             fresh = self.replay.load(number)
         else:
             fresh = self._collect(number, env)
-            self.replay.add(number, fresh)
+            notes = {SUCCEEDED: fresh.success.tolist()}
+            if self.config.control == "shuffled_outcomes":
+                fresh = fresh.with_shuffled_outcomes(derived_seed(self.recipe.seed, SHUFFLE, number))
+            self.replay.add(number, fresh, notes)
         learner = self.learner_for(fresh)
+        success = self.replay.notes[number].get(SUCCEEDED, fresh.success)  # An earlier version's segment has no note.
+        fresh = replace(fresh, success=np.array(success, bool))
         metrics = {
             "rollout/success_rate": float(fresh.success.mean()),
-            "rollout/episodes": float((number + 1) * self.rounds.episodes_per_round),
+            "rollout/episodes": float(self._num_episodes()),
             "replay/decisions": float(len(self.replay)),
             **fresh_figures([judged(learner, fresh, self.config.critic.discount)]),
         }
         return metrics | self.learn(self.rounds.updates_per_round)
 
+    def _num_episodes(self) -> int:
+        """Episodes of all rounds so far, without those that broke."""
+        unknown = [False] * self.rounds.episodes_per_round  # An earlier version's segment has no note.
+        return sum(len(note.get(SUCCEEDED, unknown)) for note in self.replay.notes.values())
+
     def _collect(self, number: int, env: VecEnv) -> Transitions:
+        """The decisions of a round's episodes, with the outcomes that these had."""
         from vla_rl.offpolicy.transitions import episode_transitions
         from vla_rl.rollout.runner import collect, derived_seed, evaluation_mode
 
@@ -127,10 +145,7 @@ class _Run(ReplayLearning):
             )
         with evaluation_mode(self.base):
             steered = self.noise_shape is not None and policy is not self.base
-            fresh = episode_transitions(self.base, episodes, self.draws(number + 1), steered)
-        if self.config.control == "shuffled_outcomes":
-            return fresh.with_shuffled_outcomes(derived_seed(self.recipe.seed, SHUFFLE, number))
-        return fresh
+            return episode_transitions(self.base, episodes, self.draws(number + 1), steered)
 
 
 def _line(number: int, rounds: int, metrics: dict[str, Any]) -> str:

@@ -104,7 +104,7 @@ class _Rounds:
 
     def control_states(self, control: RacControl, outcomes: Sequence[dict], number: int) -> list[EpisodeSpec]:
         """Where a control's demonstrations of a round begin: as many of each task as there were interventions."""
-        helped = [(o["task"], o["index"]) for o in outcomes if o["intervened"]]
+        helped = [(o["task"], o["index"]) for o in outcomes if o["intervened"] and not o["lost"]]
         if control == "new_states":  # Beyond the states of all rounds.
             config = self.config
             first = config.start_index + (config.rounds + number - 1) * config.episodes_per_task

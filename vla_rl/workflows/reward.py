@@ -36,7 +36,7 @@ def fit(recipe: Recipe, folder: Path, show: Callable[[str], None]) -> Path:
 
     section = _section(recipe)
     limit_threads(recipe)
-    frames = _frames(recipe, section.datasets, "reward.datasets", show)
+    frames = _frames(recipe, section.datasets, "reward.datasets", section.every, show)
     model = fit_reward(section, frames, recipe.seed, resolve_device(recipe.device), show)
     facts = model.save(folder / REWARD, frames.starts.tolist())
     found = facts.figures
@@ -67,14 +67,16 @@ def evaluate(recipe: Recipe, folder: Path, show: Callable[[str], None]) -> tuple
         raise ConfigError("reward.evaluate_on: names no dataset; give one of a policy that the reward has not seen")
     limit_threads(recipe)
     model = LearnedReward.load(folder / REWARD)
-    frames = _frames(recipe, section.evaluate_on, "reward.evaluate_on", show)
+    frames = _frames(recipe, section.evaluate_on, "reward.evaluate_on", model.facts.every, show)
     result, judged = measure(folder / REWARD, model, frames)
     result.save(folder)
     return result, write_page(result, model, frames, judged, folder / PAGE_FILE)
 
 
-def _frames(recipe: Recipe, datasets: Sequence[DatasetConfig], field: str, show: Callable[[str], None]) -> RewardFrames:
-    """The episodes of datasets, of which the recipe's own are collected first where they are not there."""
+def _frames(
+    recipe: Recipe, datasets: Sequence[DatasetConfig], field: str, every: int, show: Callable[[str], None]
+) -> RewardFrames:
+    """The episodes of datasets, judged every `every` control steps; the recipe's own are collected where not there."""
     from vla_rl.data.dataset_check import check_datasets
     from vla_rl.rewards.fit import data_needs
     from vla_rl.rewards.frames import open_frames
@@ -85,8 +87,7 @@ def _frames(recipe: Recipe, datasets: Sequence[DatasetConfig], field: str, show:
         if str(config.dataset) in wanted and not Path(config.dataset).is_dir():
             collect(recipe, config, show)
     check_datasets(wanted, field)
-    section = _section(recipe)
-    return open_frames(datasets, data_needs(section, env_spec(recipe)), section.every)
+    return open_frames(datasets, data_needs(_section(recipe), env_spec(recipe)), every)
 
 
 def _section(recipe: Recipe) -> RewardFitConfig:

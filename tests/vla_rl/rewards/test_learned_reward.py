@@ -183,6 +183,11 @@ def test_too_few_failures_and_datasets_without_outcomes_are_refused(logged: str,
         opened(str(tmp_path / "nothing"))
 
 
+def test_a_batch_that_has_room_for_no_success_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"batch_size\n.*greater than or equal to 2"):
+        section("anywhere", batch_size=1)
+
+
 def test_a_damaged_reward_is_refused(learned, tmp_path: Path) -> None:
     model, _ = learned
     copy = tmp_path / "copy"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import planted_reward  # noqa: F401  A recipe names it.
 import pytest
 from checks import check_vec_env
+from planted_reward import GripReward  # A recipe names its config.
 from reach_policy import ReachPolicy
 from tiny_run import make_recipe, metrics, save_policy
 
@@ -15,7 +15,7 @@ from sim.dummy import DummyConfig
 from vla_rl.common.run_folder import RunFolder, open_run
 from vla_rl.config import ConfigError
 from vla_rl.evaluation.results import Evaluation
-from vla_rl.rewards.env import TRUE_SUCCESS, RewardedEnv, reward_metrics
+from vla_rl.rewards.env import NEVER, TRUE_SUCCESS, RewardedEnv, reward_metrics
 from vla_rl.rollout.runner import collect
 from vla_rl.training.train import train
 from vla_rl.types import Episode, EpisodeSpec
@@ -86,6 +86,36 @@ def test_a_success_that_is_not_seen_does_not_end_the_episode() -> None:
     assert truth.all() and not any(e.success for e in episodes)
     assert all(e.length == 11 and e.truncated.any() for e in episodes)
     assert reward_metrics(episodes)["reward/missed_success"] == 1.0
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_it_is_asked_as_often_as_it_was_fitted_to_be(size: int) -> None:
+    """However many actions are executed at a time; and where the episode ends, of 11 steps here."""
+    reward = GripReward(every=4)
+    built = RewardedEnv(env(None, steps_after_success=NEVER).build(), reward)
+    built.reset([EpisodeSpec("reach_red", "train", i) for i in range(3)], [0, 1, 2])
+    actions, asked, said = np.zeros((2, size, 7), np.float32), [], []
+    for step in range(0, 11, size):
+        actions[:, :, 6] = 1.0 if step >= 4 else -1.0  # The gripper closes at step 4.
+        result = built.step(actions, [0, 2])
+        asked.append(reward.asked[2])
+        said.append((bool(result.success[1]), bool(result.done[1]), float(result.info["reward_probability"][1])))
+    built.close()
+    ends = [min(step + size, 11) for step in range(0, 11, size)]
+    assert asked == [end // 4 + (end == 11) for end in ends] and reward.asked[1] == 0
+    for end, (success, done, probability) in zip(ends, said, strict=True):
+        assert success == done == (end in (8, 11)), "an episode that counts ends; between judgements none does"
+        assert probability == float(end >= 8), "what was said last"
+
+
+def test_an_interval_that_it_was_not_fitted_for_is_refused() -> None:
+    built = RewardedEnv(env(None).build(), GripReward(every=4))
+    built.reset(SPECS[:4])
+    with pytest.raises(ValueError, match=r"every 4 control steps.*got 3 actions at a time.*reward\.every=3"):
+        built.step(np.zeros((4, 3, 7), np.float32))
+    with pytest.raises(ValueError, match="got 8 actions"):
+        built.begin_step(np.zeros((4, 8, 7), np.float32))
+    built.close()
 
 
 def test_halves_give_the_same_episodes() -> None:

@@ -11,12 +11,14 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from tiny_run import metrics
 
+from real_robot.operator.sim_interventions import OperatorOptions
 from vla_rl.config import ConfigError
 from vla_rl.data.lerobot_io import list_shards, staging_folder
 from vla_rl.data.source import LeRobotSource
@@ -24,7 +26,7 @@ from vla_rl.offpolicy.published import newest
 from vla_rl.offpolicy.replay import FACTS_FILE, Replay
 from vla_rl.recipe.recipe import load_recipe
 from vla_rl.workflows.hil import run_hil
-from vla_rl.workflows.hil_actor import PUBLISHED, RECORDING
+from vla_rl.workflows.hil_actor import PUBLISHED, RECORDING, act
 
 EPISODES = 20
 TINY = [
@@ -117,6 +119,23 @@ def test_actor_and_learner_are_killed_and_every_episode_counts_once(tmp_path: Pa
     published = newest(run / PUBLISHED)
     assert published is not None and published.number == 2 * EPISODES
     assert len(set(versions)) > 1 and all(one.startswith("policy-") for one in versions), "newer policies acted"
+
+
+def test_no_turn_has_anothers_noise_and_the_policy_explores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tasks in turns of one episode: two turns of the same state's number."""
+    seeds, temperatures = [], []
+
+    def run_interventions(*_: Any, seed: int, options: OperatorOptions, **__: Any) -> list[Any]:
+        seeds.append(seed)
+        temperatures.append(options.temperature)
+        return []
+
+    followed = SimpleNamespace(look=lambda: None, policy=None, published=SimpleNamespace(version="one", number=0))
+    monkeypatch.setattr("real_robot.operator.sim_interventions.run_interventions", run_interventions)
+    monkeypatch.setattr("vla_rl.offpolicy.published.Followed", lambda *_: followed)
+    options = ["hil.episodes=4", "hil.episodes_per_turn=1", "env.tasks=[push_to_zone,stack]"]
+    act(load_recipe("tabletop_hil", [*TINY, *options]), tmp_path, print)
+    assert len(set(seeds)) == 4 and temperatures == [1.0] * 4
 
 
 def test_what_contradicts_itself_is_refused(tmp_path: Path) -> None:

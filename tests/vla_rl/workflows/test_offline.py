@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from reach_policy import ReachPolicy, log_episodes
@@ -16,7 +18,7 @@ from tiny_run import make_recipe, save_policy
 from sim.dummy import DummyConfig
 from vla_rl.common.run_folder import open_run
 from vla_rl.config import ConfigError
-from vla_rl.data.config import DatasetConfig
+from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.dataset import BCDataset, DataNeeds, open_dataset
 from vla_rl.offpolicy.advantage_conditioned import AdvantageConditionedPolicy
 from vla_rl.offpolicy.config import OfflineConfig
@@ -25,6 +27,7 @@ from vla_rl.offpolicy.transitions import Transitions, draw, logged_transitions
 from vla_rl.policies.load import load_policy
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.training.checkpoint import latest_checkpoint
+from vla_rl.types import CONTROL_SOURCES
 from vla_rl.workflows.offline import choose_examples, improve_offline
 
 ENV = DummyConfig(num_envs=4, image_size=32, horizon=11)
@@ -133,6 +136,55 @@ def test_best_of_n_clones_what_the_critic_thinks_best(logged: Path) -> None:
     assert changed.any() and not changed[examples.weight == 0].any()
     assert found["best_of_n/own"] == pytest.approx(changed.sum() / 20)
     assert found["best_of_n/gain"] > 0
+
+
+def test_a_dataset_of_a_policy_without_outcomes_is_refused(logged: Path, tmp_path: Path) -> None:
+    """Beside one that records them: its failures would count as successes."""
+    blind = tmp_path / "blind"
+    shutil.copytree(logged, blind)
+    [file] = (blind / "meta" / "episodes").rglob("*.parquet")
+    pq.write_table(pq.read_table(file).drop_columns(["success"]), file)
+    data = BCDataset([*opened(logged).parts, *opened(blind).parts], 4)
+    with pytest.raises(DatasetError, match=r"blind: does not record which.*frames of policy.*allowed.*demo and expert"):
+        choose_examples(OfflineConfig(method="filtered"), Seeing(), data, 0, lambda _: None)
+    choose_examples(OfflineConfig(method="cloning"), Seeing(), data, 0, lambda _: None)
+    for name in ("demo", "expert"):
+        data.parts[1].source[:] = CONTROL_SOURCES.index(name)
+        assert logged_transitions(None, data).success[24:].all()
+
+
+def test_where_nothing_is_logged_at_the_ends_of_chunks_it_says_so(logged: Path) -> None:
+    policy = Seeing()
+    policy.chunk_size = 3
+    with pytest.warns(UserWarning, match=r"executes 3 actions.*every 4 control steps.*policy\.num_actions"):
+        found = logged_transitions(policy, BCDataset(opened(logged).parts, 3))
+    assert (found.following == -1).all()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        transitions(logged)
+
+
+@pytest.mark.parametrize("method", ["best_of_n", "recap", "advantage_weighted"])
+def test_a_policy_that_executes_fewer_actions_than_it_clones(method: str, logged: Path, tmp_path: Path) -> None:
+    values = recipe_of(logged, save_policy(tmp_path / "policy")).model_dump(mode="json")
+    values["policy"]["num_actions"] = 2
+    values["offline"] = {"method": method, "critic": SMALL, "candidates": 2, "decisions": 20, "evaluate": "never"}
+    with pytest.warns(UserWarning, match="no logged decision follows another"):
+        run_offline(Recipe.model_validate(values), tmp_path / "run")
+    assert (tmp_path / "run" / "policy").is_dir()
+
+
+def test_of_a_chunk_as_executed_nothing_is_learned_beyond_it(logged: Path) -> None:
+    data = opened(logged)
+    rows = len(data.parts[0].rows)
+    chunk = np.arange(2 * rows, dtype=np.float32).reshape(rows, 2, 1) * np.ones((1, 1, 7), np.float32)
+    batch = WeightedDataset(data, Examples(np.ones(rows), chunk)).batch(9, 0, 0)
+    assert batch.actions.shape == (9, 4, 7) and batch.valid.tolist() == [[True, True, False, False]] * 9
+    np.testing.assert_array_equal(batch.actions[:, 2:], batch.actions[:, [1, 1]])
+
+
+def run_offline(recipe: Recipe, folder: Path) -> None:
+    improve_offline(recipe, open_run(recipe, folder, False), lambda _: None)
 
 
 def recipe_of(logged: Path, policy: Path, *overrides: str) -> Recipe:

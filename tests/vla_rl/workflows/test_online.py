@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +28,10 @@ from vla_rl.policies.inspect import describe
 from vla_rl.policies.lerobot.config import LeRobotConfig
 from vla_rl.policies.load import load_policy
 from vla_rl.recipe.recipe import Recipe, load_recipe
+from vla_rl.rollout.runner import collect
 from vla_rl.training.checkpoint import list_checkpoints
+from vla_rl.types import Episode
+from vla_rl.workflows import online
 from vla_rl.workflows.online import improve_online
 
 ENV = DummyConfig.model_validate({"num_envs": 4, "image_size": 32, "horizon": 11, "tasks": ["reach_red"]})
@@ -125,6 +130,38 @@ def test_edits_learn_on_the_policys_own_chunks_whatever_the_targets(
     monkeypatch.setattr(OffPolicyLearner, "update", spied)
     run(recipe_of(base, logged, rounds=1, **EDITS | {"critic": CRITIC | {"targets": "td"}}), tmp_path / "run")
     assert set(drawn) == {(16, 3, 28)}, "logged and fresh decisions alike"
+
+
+@pytest.mark.parametrize("control", ["none", "shuffled_outcomes"])
+def test_what_it_tells_of_episodes_is_how_they_ended(
+    base: Path, tmp_path: Path, control: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 4 episodes a round one breaks, which counts as none; the control learns from other outcomes than it tells."""
+    asked: list[list[bool]] = []
+    judge = online.judged
+
+    def ended_otherwise(*arguments: Any, **options: Any) -> list[Episode]:
+        ends = ({"success": True}, {"success": False}, {"success": False}, {"success": False, "lost": True})
+        return [replace(e, **end) for e, end in zip(collect(*arguments, **options), ends, strict=True)]
+
+    def judged(learner: Any, fresh: Any, discount: float) -> Any:
+        asked.append(fresh.success.tolist())
+        return judge(learner, fresh, discount)
+
+    monkeypatch.setattr("vla_rl.rollout.runner.collect", ended_otherwise)
+    monkeypatch.setattr(online, "judged", judged)
+    recipe = recipe_of(base, None, prior="none", warm_updates=0, control=control)
+    run(recipe, tmp_path / "run")
+    assert asked == [[True, False, False]] * 3
+    assert [row["rollout/episodes"] for row in metrics(tmp_path / "run")] == [3, 6, 9]
+    learned = [load_file(file)["success"].tolist() for file in (tmp_path / "run").rglob("decisions.safetensors")]
+    assert (learned != asked) == (control == "shuffled_outcomes")
+
+    before = metrics(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "policy")
+    shutil.rmtree(list_checkpoints(tmp_path / "run" / "checkpoints")[-1])
+    run(recipe, tmp_path / "run", resume=True)
+    assert metrics(tmp_path / "run") == before
 
 
 def test_what_was_embedded_once_is_read_from_the_disk(base: Path, logged: Path, tmp_path: Path) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.dataset import DataNeeds, open_dataset
+from vla_rl.recipe.rac_config import RacConfig, RacControl
 from vla_rl.recipe.recipe import load_recipe
-from vla_rl.types import CONTROL_SOURCES
-from vla_rl.workflows.rac import RESULTS, _summarize, markdown, run_rac
+from vla_rl.types import CONTROL_SOURCES, EpisodeSpec
+from vla_rl.workflows.rac import RESULTS, _Rounds, _summarize, markdown, run_rac
 
 
 def outcome(success: bool, recovery: int = 0, correction: int = 0, **more: object) -> dict:
@@ -42,6 +44,16 @@ def test_a_round_in_numbers() -> None:
     assert "| 2 | 0.500 [0.150, 0.850], n = 4 | 1 | 1 | 1 | 1 : 2.00 | - | - | - |" in markdown(
         {"rounds": [row], "comparisons": []}
     )
+
+
+@pytest.mark.parametrize("control", ["new_states", "same_states"])
+def test_a_control_has_as_many_demonstrations_as_interventions_were_counted(control: RacControl) -> None:
+    """An episode that broke is counted in neither."""
+    outcomes = [outcome(True, 4, 6, index=3), outcome(True, 9, 9, index=4, lost=True), outcome(True, index=5)]
+    rounds = SimpleNamespace(config=RacConfig())
+    specs = _Rounds.control_states(rounds, control, outcomes, 1)  # type: ignore[arg-type]
+    assert len(specs) == _summarize(1, outcomes)["interventions"] == 1
+    assert control == "new_states" or specs == [EpisodeSpec("stack", "train", 3)]
 
 
 def test_the_comparisons_p_is_by_state() -> None:
