@@ -217,11 +217,11 @@ def _episode(
 
 def _final(row: Mapping[str, Any], cameras: Sequence[str], instruction: str) -> Observation | None:
     """What was seen after an episode's last action, by its row of the recording."""
-    png = {name: row.get(FINAL_IMAGE_PREFIX + name) for name in cameras}
+    encoded = {name: data for name in cameras if (data := row.get(FINAL_IMAGE_PREFIX + name)) is not None}
     state = row.get(FINAL_STATE)
-    if state is None or None in png.values():
+    if state is None or len(encoded) < len(cameras):
         return None
-    images = {name: decode_image(data)[None] for name, data in png.items()}
+    images = {name: decode_image(data)[None] for name, data in encoded.items()}
     return Observation(images, np.array([state], np.float32), [instruction])
 
 
