@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, SerializeAsAny, model_validator
 
@@ -44,6 +44,20 @@ class WorldModelEnvConfig(EnvConfig):
     num_envs: PositiveInt = Field(default=64, description="Environments stepped together.")
     device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N.")
     seed: NonNegativeInt = Field(default=0, description="Of what the world model draws.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_threshold_refuses(cls, values: Any) -> Any:
+        """Paid by a probability, RL uses no threshold: what a threshold tells apart then warns, if nothing is said."""
+        if not isinstance(values, dict):
+            return values
+        imagination, trust = values.get("imagination", {}), values.get("trust", {})
+        if not isinstance(imagination, dict) or not isinstance(trust, dict):
+            return values
+        require = trust.get("require", {})
+        if imagination.get("reward", "success") == "success" or not isinstance(require, dict):
+            return values
+        return {**values, "trust": {**trust, "require": {"informedness": {"otherwise": "warn"}, **require}}}
 
     @model_validator(mode="after")
     def _one_beginning(self) -> WorldModelEnvConfig:

@@ -142,8 +142,8 @@ class TrustConfig(Config):
         default={},
         description="Figure -> bound. What is given is laid over the defaults: auc above 0.5, informedness above 0.1, "
         "action_gain above 1.2, skill above 0, trust_horizon above 0 refuse; false_success at_most .10, "
-        "calibration_error at_most .05, outcome_flips at_most .30, pearson above .9, policy_gap at_most .10 warn. null "
-        "removes one.",
+        "calibration_error at_most .05, outcome_flips at_most .30, pearson above .9, policy_gap at_most .10 warn; "
+        "informedness warns where env.imagination.reward needs no threshold. null removes one.",
     )
     ignore: bool = Field(
         default=False, description="Train all the same where trust is missing or fails; the run's report then says so."

@@ -154,6 +154,26 @@ def section(folder: Path, **changes: Any) -> dict[str, Any]:
     return {**values, "trust": {"ignore": True}, **changes}
 
 
+@pytest.mark.parametrize(
+    ("reward", "require", "expected"),
+    [
+        ("success", {}, "refuse"),
+        ("probability", {}, "warn"),
+        ("objects", {"informedness": {"above": 0.2}}, "refuse"),
+        ("probability", {"informedness": {"otherwise": "refuse"}}, "refuse"),
+    ],
+)
+def test_what_a_threshold_tells_apart_refuses_only_where_one_is_used(
+    folder: Path, reward: str, require: dict[str, Any], expected: str
+) -> None:
+    made = WorldModelEnvConfig.model_validate(
+        section(folder, imagination={"reward": reward, "dual_noise": 0}, trust={"require": require})
+    )
+    assert made.trust.require["informedness"].otherwise == expected
+    again = WorldModelEnvConfig.model_validate(made.model_dump(mode="json"))
+    assert again.trust == made.trust, "a run's own recipe says the same"
+
+
 def build(folder: Path, **changes: Any) -> WorldModelEnv:
     return cast(Any, build_component("env", section(folder, **changes))).build()
 
