@@ -16,7 +16,6 @@ model, policy and number of iterations (subject.json), and is refused to others.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import itertools
 import json
 import time
@@ -34,6 +33,7 @@ from sim.vector.runner import InlineVecEnv
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.config import ConfigError, validate
+from vla_rl.evaluation.evaluate import policy_hash
 from vla_rl.evaluation.probability import platt
 from vla_rl.evaluation.statistics import summarize_seeds
 from vla_rl.evaluation.threshold import choose_threshold
@@ -299,23 +299,13 @@ def outcomes(policy: Policy) -> list[list[bool]]:
     return np.array([e.success for e in episodes]).reshape(-1, EVAL_STATES).tolist()
 
 
-def fingerprint(folder: Path) -> str:
-    """Of the files in a policy's folder: their names, and what they hold."""
-    digest = hashlib.blake2b(digest_size=12)
-    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-        digest.update(f"{file.relative_to(folder).as_posix()}\n".encode())
-        with file.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).digest())
-    return digest.hexdigest()
-
-
 def claim(folder: Path, world_model: Path, policy: Path, iterations: int) -> None:
     """Write into a folder what its results are of, or check that they are of just that.
 
     Raises:
         ConfigError: they are of another world model, policy or number of iterations, or do not say of which.
     """
-    facts = {"world_model": content_key(world_model), "policy": fingerprint(policy), "iterations": iterations}
+    facts = {"world_model": content_key(world_model), "policy": policy_hash(policy), "iterations": iterations}
     file = folder / SUBJECT
     if not file.is_file():
         if found := sorted(path.name for path in folder.glob("*.json")):

@@ -30,6 +30,7 @@ LENGTHS = {
     "sft.steps": ("sft.final_lr_fraction", 1, "the learning rate so far has fallen towards the last step"),
 }
 
+Changed = Mapping[str, tuple[Any, Any]]  # Option, dotted -> its value in the run's recipe and in the one given now.
 _ABSENT = "(nothing)"
 _WHAT_MAY = (
     "Only what leaves the result so far as it is may change: log, device, threads, workers, time limits, "
@@ -37,7 +38,7 @@ _WHAT_MAY = (
 )
 
 
-def differences(run: RunFolder, recipe: Config) -> dict[str, tuple[Any, Any]]:
+def differences(run: RunFolder, recipe: Config) -> Changed:
     """Option, dotted -> its value in the run's recipe and in `recipe`, where the two differ.
 
     Raises:
@@ -56,7 +57,7 @@ def is_free(name: str, free: Sequence[str] = ()) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in (*FREE, *free))
 
 
-def check_changes(run: RunFolder, recipe: Config, changed: Mapping[str, tuple[Any, Any]], free: Sequence[str]) -> None:
+def check_changes(run: RunFolder, recipe: Config, changed: Changed, free: Sequence[str]) -> None:
     """Raise `ConfigError` where a resumed run may not change what differs.
 
     Args:
@@ -96,7 +97,7 @@ def newest_step(run: RunFolder) -> int | None:
     return max((int(name) for name in names if name.isdecimal()), default=None)
 
 
-def record_changes(run: RunFolder, recipe: Config, changed: Mapping[str, tuple[Any, Any]]) -> None:
+def record_changes(run: RunFolder, recipe: Config, changed: Changed) -> None:
     """Make `recipe` the run's, and add to its changes.json what changed, when, and after which iteration."""
     entry = {
         "after": newest_step(run),

@@ -11,14 +11,13 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from vla_rl.common.atomic import write_text_atomic
-from vla_rl.common.resume import check_changes, differences, record_changes
+from vla_rl.common.resume import Changed, check_changes, differences, record_changes
 from vla_rl.config import Config, ConfigError, dump_yaml
 
 PACKAGES = ("vla-rl", "torch", "transformers", "timm", "peft", "accelerate", "lerobot", "mujoco", "robosuite",
@@ -91,9 +90,6 @@ class RunFolder:
     def exists(self) -> bool:
         """Whether a run was opened here."""
         return self.config.is_file()
-
-
-Changed = Mapping[str, tuple[Any, Any]]  # As `resume.differences` gives it.
 
 
 def open_run(

@@ -372,17 +372,17 @@ class _Fit:
     def calibrate(self, guard: RefitGuard) -> None:
         """Choose the threshold on held-out episodes, imagined with their logged actions by what was kept."""
         episodes = guard.episodes
-        success, clip = guard.logits or replay_logits(self.world_model, episodes, self.seed)
-        scored = (success, clip, [one.succeeded for one in episodes], [one.start for one in episodes])
+        logits = guard.logits or Logits(*replay_logits(self.world_model, episodes, self.seed))
+        outcomes = ([one.succeeded for one in episodes], [one.start for one in episodes])
         bound = {"max_false_success": self.config.max_false_success, "min_failures": self.config.min_failures}
         try:
-            found = calibrate(*scored, **bound)
+            found = calibrate(*logits, *outcomes, **bound)
             values, figures = threshold_values(found), found.figures
         except CalibrationError as error:
             if self.needs_threshold:
                 raise
             log.warning("no threshold of success was chosen, and RL is not paid by one. %s", error)
-            values, figures = no_threshold(*scored, reason=str(error)), {}
+            values, figures = no_threshold(logits.score, *outcomes, reason=str(error)), {}
         values |= {
             "calibrated_on": content_keys(self.data.calibration),
             "refits": {part: refit.model_dump(mode="json") for part, refit in guard.refits.items()},

@@ -36,7 +36,8 @@ class Logits(NamedTuple):
     def score(self) -> np.ndarray:
         """The highest over each episode's frames of the lower of the two, float64 (E,); NaN where one is not finite."""
         pairs = zip(self.success, self.clip, strict=True)
-        return np.array([np.minimum(*pair).max() if np.isfinite(pair).all() else np.nan for pair in pairs])
+        found = [np.minimum(*pair).max() if np.isfinite(pair).all() else np.nan for pair in pairs]
+        return np.array(found, np.float64)
 
 
 class Refit(Config):

@@ -22,22 +22,14 @@ def threshold_values(found: SuccessCalibration) -> dict[str, Any]:
     }
 
 
-def no_threshold(
-    success_logits: Sequence[np.ndarray],
-    clip_logits: Sequence[np.ndarray],
-    succeeded: Sequence[bool],
-    starts: Sequence[str],
-    reason: str,
-) -> dict[str, Any]:
+def no_threshold(score: np.ndarray, succeeded: Sequence[bool], starts: Sequence[str], reason: str) -> dict[str, Any]:
     """Without a threshold that can be vouched for: the probability, and a verdict above a half of it.
 
     Args:
-        success_logits, clip_logits: for each of E episodes, float (frames,), the initial frame left out.
+        score: float64 (E,), of each episode, as `Logits.score`.
         succeeded: bool (E,), real outcomes. starts: (E,), names of the initial states.
         reason: why there is none.
     """
-    pairs = zip(success_logits, clip_logits, strict=True)
-    score = np.array([np.minimum(*pair).max() for pair in pairs], np.float64)
     found = fit_probability(score, np.asarray(succeeded, bool), np.asarray(starts))
     half = 0.0 if found is None else -found.intercept / found.slope
     return {

@@ -166,12 +166,11 @@ def in_round(recipe: Recipe, rounds: Sequence[Round], number: int, policy: str, 
     if number:
         changes["train"] = recipe.train.model_copy(update={"evaluate": "after"})
     result = with_parts(recipe, policy=policy, world_model=world_model).model_copy(update=changes)
-    imagined: Any = result.env
-    result = result.model_copy(update={"env": imagined.model_copy(update={"seed": imagined.seed + number})})
+    env: Any = result.env
+    own: dict[str, Any] = {"seed": env.seed + number}
     if not done.world_model.is_dir():  # Not fitted again: what was measured where this round's policy goes.
-        trust: Any = recipe.env.trust.model_copy(update={"report": done.trust_before / TRUST_FILE})  # type: ignore[attr-defined]
-        result = result.model_copy(update={"env": result.env.model_copy(update={"trust": trust})})
-    return result
+        own["trust"] = env.trust.model_copy(update={"report": done.trust_before / TRUST_FILE})
+    return result.model_copy(update={"env": env.model_copy(update=own)})
 
 
 def conclude_round(recipe: Recipe, done: Round, before: Round | None) -> None:
