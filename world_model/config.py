@@ -208,6 +208,12 @@ class ObjectsConfig(Config):
     width: PositiveInt = Field(default=160, description="Of the recurrent network.")
     probe_width: PositiveInt = Field(default=64, multiple_of=8, description="Of the probe's convolutions.")
     meters_per_action: PositiveFloat = Field(default=0.05, description="Of the end effector at action 1.")
+    end_effector: Literal["commanded", "learned"] = Field(
+        default="commanded",
+        description="Where it goes. commanded: where actions say, for a robot whose deltas are from its last set-point, "
+        "as the tabletop's. learned: from the recorded state[:3], for an arm that lags behind deltas from where it is, "
+        "as LIBERO's and robosuite's.",
+    )
 
 
 class WorldModelConfig(Config):

@@ -130,7 +130,11 @@ class EpisodeFrames:
 
     def states(self, frames: np.ndarray) -> np.ndarray:
         """float32 (n, S) of `frames`, int64 (n,), in the robot's units."""
-        return _gather(self.dataset.state, self.dataset.final_state, self.place[frames])
+        return self.states_at(self.place[frames])
+
+    def states_at(self, place: np.ndarray) -> np.ndarray:
+        """float32 (..., S) at `place`, int64 (...), numbered as the attribute is; some repeat (`observed_every`)."""
+        return _gather(self.dataset.state, self.dataset.final_state, place)
 
     def actions(self, frames: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """What led to `frames`, int64 (...): clipped actions float32 (..., G, A), executed bool (..., G)."""
@@ -272,7 +276,7 @@ def _check_actions(dataset: EpisodeDataset, episodes: np.ndarray, low: np.ndarra
 
 
 def _gather(rows: np.ndarray, final: np.ndarray | None, place: np.ndarray) -> np.ndarray:
-    """`rows` (N, ...) and `final` (E, ...) one after the other, at `place`, int64 (n,)."""
+    """`rows` (N, ...) and `final` (E, ...) one after the other, at `place`, int64 (n,) or more dimensions."""
     if final is None:
         return rows[place]
     is_final = place >= len(rows)

@@ -64,6 +64,13 @@ class _Part:
     frames: EpisodeFrames
     poses: np.ndarray
 
+    def path(self, rows: np.ndarray, happened: np.ndarray) -> np.ndarray:
+        """Where the end effector was after each step, float32 (E, length, 3), meters; NaN past an episode's end, and
+        where the recording repeats an older state (`observed_every`). Arguments as `rows` returns them."""
+        dataset, after = self.frames.dataset, rows[:, 1:]
+        known = ((after - rows[:, :1]) % dataset.observed_every == 0) | (after >= len(dataset.actions))
+        return np.where((known & happened)[..., None], self.frames.states_at(after)[..., :3], np.float32(np.nan))
+
     def rows(self, episode: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows of the poses 0 .. length of each of the E selected `episode`, and whether step 1 .. length happened."""
         number = self.frames.episodes[episode]
@@ -132,6 +139,7 @@ class ObjectSamples:
             seen=torch.from_numpy(part.poses[part.frames.place[place]]),
             is_first=torch.from_numpy(part.frames.number[place] == 0),
             said=said,
+            path=torch.from_numpy(part.path(rows, executed)),
         )
         return mirrored(batch, torch.rand(size) < 0.5) if self._config.mirror else batch
 

@@ -9,7 +9,8 @@ imagined picture or draws noise: a verdict is a function of the first real frame
 poses (`vla_rl.data.objects`) are needed for fitting and for measuring only.
 
 An object fills a slot (`ObjectsConfig.slots`); slot 0 is what is to be handled. The end effector's path is integrated
-from position deltas (`kinematics: delta_pose` of the dynamics), within the space that it was seen in.
+from position deltas (`kinematics: delta_pose` of the dynamics), or learned where the arm lags behind them
+(`ObjectsConfig.end_effector`), within the space that it was seen in.
 
 Shape legend, beside `world_model.types`': M slots, H hidden units, R rotation dimensions of an action (A - 4).
 """
@@ -26,6 +27,7 @@ from torch.nn import functional as F
 
 from vla_rl.common.instruction_embedding import FilmResidual, WordEmbedding
 from world_model.config import ObjectsConfig
+from world_model.model.end_effector import SIZE, EndEffector, last_error, path_loss, recur
 from world_model.types import Actions, Frames
 
 NEVER = -20.0  # Logit of a frame to which no action led.
@@ -44,11 +46,12 @@ class ObjectMemory:
 
     Attributes:
         poses: float32 (B, M, 4): x, y, z (meters), yaw (radians).
-        position: float32 (B, 3), where the end effector has been sent, meters.
+        position: float32 (B, 3), where the end effector has been sent, or with end_effector=learned is, meters.
         gripper: float32 (B, 1), its last command's sign, 0 before any.
         turn: float32 (B, R), rotations commanded so far.
         hidden: float32 (B, H), of the recurrent network.
         words: float32 (B, W), the instruction.
+        arm: float32 (B, SIZE), of the end effector's network; None with end_effector=commanded.
     """
 
     poses: torch.Tensor
@@ -57,14 +60,23 @@ class ObjectMemory:
     turn: torch.Tensor
     hidden: torch.Tensor
     words: torch.Tensor
+    arm: torch.Tensor | None = None
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """All but the instruction, for a keyframe; the first dimension of each is B."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "words"}
+        found = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "words"}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
 
     def with_tensors(self, tensors: Mapping[str, torch.Tensor]) -> ObjectMemory:
         """The same episodes' instruction, with what `tensors` gave in place of the rest."""
         return ObjectMemory(words=self.words, **tensors)
+
+    def where(self, chosen: torch.Tensor, other: ObjectMemory) -> ObjectMemory:
+        """With the episodes that are `chosen`, bool (B,), as in `other`."""
+        new = other.tensors()
+        return self.with_tensors(
+            {n: torch.where(chosen.view(-1, *[1] * (t.ndim - 1)), new[n], t) for n, t in self.tensors().items()}
+        )
 
     def select(self, rows: torch.Tensor) -> ObjectMemory:
         """Of the episodes at `rows`, int64, in that order."""
@@ -132,6 +144,8 @@ class ObjectBatch:
         latents: float32 (N, V, C, h, w). seen: float32 (N, M, 4), the poses there. is_first: bool (N,), of episodes'
             first frames, whose turn alone is learned: a block looks the same after a quarter turn.
         said: N strings.
+        path: float32 (B, L, 3), where the end effector really was after each step, meters; NaN where not recorded.
+            None: nothing is known of it.
     """
 
     poses: torch.Tensor
@@ -144,6 +158,7 @@ class ObjectBatch:
     seen: torch.Tensor
     is_first: torch.Tensor
     said: list[str]
+    path: torch.Tensor | None = None
 
     def to(self, device: torch.device | str) -> ObjectBatch:
         """The same on another device."""
@@ -200,6 +215,7 @@ class ObjectModel(nn.Module):
         self.register_buffer("second", second, persistent=False)
         self.register_buffer("turn_scale", torch.tensor([NEAR, 2.0]), persistent=False)
         self.register_buffer("reach", torch.tensor([[-1e3] * 3, [1e3] * 3]))  # Lowest and highest position seen.
+        self.arm = EndEffector(self.num_turns, config.meters_per_action) if config.end_effector == "learned" else None
 
     @torch.no_grad()
     def learn_ranges(self, poses: torch.Tensor, positions: torch.Tensor) -> None:
@@ -241,7 +257,7 @@ class ObjectModel(nn.Module):
         """
         poses, logits = [], []
         for number in range(actions.executed.shape[1]):
-            memory, at, logit = self._control_steps(memory, actions.at(slice(number, number + 1)))
+            memory, at, logit, _ = self._control_steps(memory, actions.at(slice(number, number + 1)))
             poses.append(at[:, -1])
             logits.append(logit.masked_fill(~actions.executed[:, number], NEVER).amax(1))
         return memory, torch.stack(poses, 1), torch.stack(logits, 1)
@@ -249,12 +265,17 @@ class ObjectModel(nn.Module):
     # --- learning ----------------------------------------------------------------------------
 
     def loss(self, batch: ObjectBatch) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Poses at every control step and the cross-entropy of success; and poses read off single frames.
+        """Poses at every control step and the cross-entropy of success; and poses read off single frames. With
+        end_effector=learned also the end effector's path, at each state that was recorded.
 
-        Metrics: `pose_error` of slot 0 and `read_error` of the probe's, meters, horizontal.
+        Metrics: `pose_error` of slot 0 and `read_error` of the probe's, meters, horizontal; `hand_error`, meters, the
+        end effector's at the last state of an episode.
+
+        Raises:
+            ValueError: the end effector is to be learned, and the batch has no path.
         """
         memory = self._started(batch.start, batch.position, batch.instruction)
-        _, poses, logits = self._control_steps(memory, batch.actions)
+        _, poses, logits, path = self._control_steps(memory, batch.actions)
         valid = batch.actions.executed[:, 0].float()
         error = _pose_error(poses, batch.poses[:, 1:])
         rolled = (_smooth(error).sum(2).mean(2) * valid).sum() / valid.sum()  # Of all slots together.
@@ -268,35 +289,53 @@ class ObjectModel(nn.Module):
             "read_error": (off[:, 0, :2].square().sum(-1).sqrt().mean() * READ_SCALE[0]).detach(),
             "success_loss": success.detach(),
         }
-        return rolled + SUCCESS_LOSS * success + read, metrics
+        if batch.path is not None:
+            metrics["hand_error"] = last_error(path, batch.path).detach()
+        loss = rolled + SUCCESS_LOSS * success + read
+        if self.arm is None:
+            return loss, metrics
+        if batch.path is None:
+            raise ValueError(
+                "world_model.objects: end_effector=learned needs the recorded path in each batch; got none"
+            )
+        return loss + path_loss(path, batch.path), metrics
 
     # --- inside ------------------------------------------------------------------------------
 
     def _started(self, poses: torch.Tensor, position: torch.Tensor, instruction: Sequence[str]) -> ObjectMemory:
         vectors, is_word = self.words(instruction)
         sizes = {"gripper": 1, "turn": self.num_turns, "hidden": self.config.width}
+        if self.arm is not None:
+            sizes["arm"] = SIZE
         blank = {name: poses.new_zeros(len(poses), size) for name, size in sizes.items()}
         return ObjectMemory(poses, position.float(), words=vectors.sum(1) / is_word.sum(1, keepdim=True), **blank)
 
-    def _control_steps(self, memory: ObjectMemory, actions: Actions) -> tuple[ObjectMemory, torch.Tensor, torch.Tensor]:
-        """One frame of G control steps; those not executed change nothing: poses (B, G, M, 4), logits (B, G)."""
-        poses, logits = [], []
-        for step in range(actions.executed.shape[2]):
+    def _control_steps(
+        self, memory: ObjectMemory, actions: Actions
+    ) -> tuple[ObjectMemory, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """One frame of G control steps; those not executed change nothing.
+
+        Returns:
+            The memory; poses (B, G, M, 4), logits (B, G) and the end effector's positions (B, G, 3) after each step.
+        """
+        poses, logits, path = [], [], []
+        executed = actions.executed[:, 0]
+        for step, by_all in enumerate(executed.all(0).tolist()):
             after, logit = self._step(memory, actions.values[:, 0, step])
-            done, new = actions.executed[:, 0, step], after.tensors()
-            memory = memory.with_tensors(
-                {n: torch.where(done.view(-1, *[1] * (t.ndim - 1)), new[n], t) for n, t in memory.tensors().items()}
-            )
+            memory = after if by_all else memory.where(executed[:, step], after)
             poses.append(memory.poses)
             logits.append(logit)
-        return memory, torch.stack(poses, 1), torch.stack(logits, 1)
+            path.append(memory.position)
+        return memory, torch.stack(poses, 1), torch.stack(logits, 1), torch.stack(path, 1)
 
     def _step(self, memory: ObjectMemory, action: torch.Tensor) -> tuple[ObjectMemory, torch.Tensor]:
         """One control step; `action`: float32 (B, A)."""
         poses, here = memory.poses, memory.position
-        there = here + self.config.meters_per_action * action[:, :3]
-        there = torch.minimum(torch.maximum(there, self.reach[0]), self.reach[1])
         gripper = torch.where(action[:, -1:] != 0, action[:, -1:].sign(), memory.gripper)
+        there, arm = self._reached(memory, action, gripper)
+        after = replace(memory, position=there, gripper=gripper, arm=arm)
+        if arm is not None:  # The end effector is learned from its own states alone.
+            here, there = here.detach(), there.detach()
         at, turns = poses[..., :3], poses[..., 2:] * self.turn_scale
         inputs = [
             ((here[:, None] - at) * NEAR).flatten(1),
@@ -310,20 +349,20 @@ class ObjectModel(nn.Module):
             memory.words,
         ]
         seen = self.embed(torch.cat(inputs, 1))
-        hidden = _recur(self.memory, seen, memory.hidden)
+        hidden = recur(self.memory, seen, memory.hidden)
         out = self.head(torch.cat([seen, hidden], 1))
         moved = poses + STEP_SCALE * out[:, :-1].unflatten(1, (self.num_slots, 4))
         turn = memory.turn + action[:, 3:-1]
-        return ObjectMemory(moved, there, gripper, turn, hidden, memory.words), out[:, -1]
+        return replace(after, poses=moved, turn=turn, hidden=hidden), out[:, -1]
 
-
-def _recur(cell: nn.GRUCell, seen: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-    """What `cell(seen, hidden)` is, in plain operations: its fused kernel is not there for every device."""
-    new = F.linear(seen, cell.weight_ih, cell.bias_ih).chunk(3, 1)
-    old = F.linear(hidden, cell.weight_hh, cell.bias_hh).chunk(3, 1)
-    reset, keep = torch.sigmoid(new[0] + old[0]), torch.sigmoid(new[1] + old[1])
-    candidate = torch.tanh(new[2] + reset * old[2])
-    return candidate + keep * (hidden - candidate)
+    def _reached(
+        self, memory: ObjectMemory, action: torch.Tensor, gripper: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Where the end effector is after a control step, float32 (B, 3), and what its network remembers."""
+        if self.arm is not None and memory.arm is not None:
+            return self.arm(memory.position, memory.arm, action, gripper, memory.turn, self.reach)
+        there = memory.position + self.config.meters_per_action * action[:, :3]
+        return torch.minimum(torch.maximum(there, self.reach[0]), self.reach[1]), None
 
 
 def _pose_error(poses: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
@@ -361,5 +400,6 @@ def mirrored(batch: ObjectBatch, chosen: torch.Tensor) -> ObjectBatch:
         poses=batch.poses * pose_sign[:, None, None],
         start=batch.start * pose_sign[:, None],
         position=batch.position * pose_sign[:, :3],
+        path=None if batch.path is None else batch.path * pose_sign[:, None, :3],
         actions=Actions(values, batch.actions.executed),
     )

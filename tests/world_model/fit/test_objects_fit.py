@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,24 @@ def test_a_batch_is_what_was_recorded_and_repeats(episodes, fitted, tmp_path) ->
     again = samples.batch(8, seed=3, step=5)
     assert torch.equal(again.latents, batch.latents) and torch.equal(again.actions.values, batch.actions.values)
     assert not torch.equal(samples.batch(8, seed=3, step=6).position, batch.position)
+
+
+def test_a_batch_has_the_end_effectors_path_where_it_was_recorded(episodes, fitted, tmp_path) -> None:
+    samples = samples_of(episodes, load_world_model(fitted), tmp_path)
+    dense = samples.batch(8, seed=3, step=5)
+    executed = dense.actions.executed[:, 0]
+    assert dense.path is not None and torch.equal(dense.path.isfinite().all(-1), executed)
+    moved = dense.path[:, 0] - dense.position - 0.2 * dense.actions.values[:, 0, 0, :3]
+    inside = (dense.path[:, 0].abs() < 0.95).all(-1)
+    torch.testing.assert_close(moved[inside], torch.zeros(int(inside.sum()), 3), atol=1e-5, rtol=0)
+    part = samples._parts[0]
+    dataset = replace(part.frames.dataset, observed_every=4)
+    samples._parts = [replace(part, frames=replace(part.frames, dataset=dataset))]
+    sparse = samples.batch(8, seed=3, step=5).path
+    assert sparse is not None
+    step = torch.arange(1, executed.shape[1] + 1)
+    expected = executed & ((step % 4 == 0) | (step == executed.sum(1, keepdim=True)))
+    assert torch.equal(sparse.isfinite().all(-1), expected) and torch.equal(sparse[expected], dense.path[expected])
 
 
 def test_datasets_without_poses_are_refused(fitted, tmp_path) -> None:
@@ -243,14 +262,32 @@ def test_other_noise_changes_pictures_and_no_reward(fitted) -> None:
     np.testing.assert_array_equal(first.reward, second.reward)
 
 
-def test_a_keyframe_has_the_objects_in_memory(fitted) -> None:
-    env = make_env(fitted)
+@pytest.fixture(params=["commanded", "learned"])
+def either(request, fitted, tmp_path) -> Path:
+    """The fitted world model, and one whose end effector is not where it is told to be."""
+    if request.param == "commanded":
+        return fitted
+    world_model = load_world_model(fitted)
+    assert world_model.config.objects is not None
+    world_model.set_objects(world_model.config.objects.model_copy(update={"end_effector": "learned"}))
+    assert world_model.objects is not None
+    for parameter in world_model.objects.parameters():
+        parameter.data += 0.1 * torch.randn(parameter.shape)
+    world_model.save(tmp_path / "learned")
+    saved, loaded = world_model.objects.state_dict(), load_world_model(tmp_path / "learned").objects
+    assert loaded is not None and all(torch.equal(saved[name], t) for name, t in loaded.state_dict().items())
+    return tmp_path / "learned"
+
+
+def test_a_keyframe_has_the_objects_in_memory(either) -> None:
+    env = make_env(either)
     env.reset(SPECS)
     env.step(chunks(0))
     keyframes = [through_a_file(keyframe) for keyframe in env.save_state()]
     assert "memory.objects.hidden" in keyframes[0].arrays
+    assert ("memory.objects.arm" in keyframes[0].arrays) == (either.name == "learned")
     expected = env.step(chunks(1))
-    again = make_env(fitted)
+    again = make_env(either)
     again.reset([EpisodeSpec("reach_red", "train", s.index, keyframe=k) for s, k in zip(SPECS, keyframes, strict=True)])
     np.testing.assert_array_equal(again.step(chunks(1)).reward, expected.reward)
 

@@ -9,10 +9,12 @@ import torch
 
 from vla_rl.config import ConfigError, validate
 from world_model.config import ObjectsConfig
-from world_model.model.objects import NEVER, ObjectBatch, ObjectModel, _recur, mirrored, off_by
+from world_model.model.end_effector import last_error, path_loss, recur
+from world_model.model.objects import NEVER, ObjectBatch, ObjectModel, mirrored, off_by
 from world_model.types import Actions, Frames
 
 TWO = ObjectsConfig.model_validate({"slots": [["block"], ["plate"]], "width": 32, "probe_width": 8})
+LEARNED = TWO.model_copy(update={"end_effector": "learned"})
 LATENT = (2, 4, 4)
 TEXT = ["put the block on the plate"]
 
@@ -69,8 +71,9 @@ def test_the_end_effector_stays_within_what_was_seen() -> None:
     torch.testing.assert_close(after.position, torch.tensor([[0.12, 0.0, 0.02]]))
 
 
-def test_a_frame_to_which_no_action_led_has_no_success_and_changes_nothing() -> None:
-    model = trained_a_little()
+@pytest.mark.parametrize("config", [TWO, LEARNED], ids=["commanded", "learned"])
+def test_a_frame_to_which_no_action_led_has_no_success_and_changes_nothing(config) -> None:
+    model = trained_a_little(config)
     begun = model.begin(first_frames(), torch.zeros(1, 3), TEXT)
     whole = model.roll(begun, steps(*[MOVE] * 8, executed=4))
     assert whole[2][0, 1] == NEVER and torch.equal(whole[1][:, 0], whole[1][:, 1])
@@ -78,32 +81,35 @@ def test_a_frame_to_which_no_action_led_has_no_success_and_changes_nothing() -> 
     assert all(torch.equal(t, short[0].tensors()[name]) for name, t in whole[0].tensors().items())
 
 
-def trained_a_little() -> ObjectModel:
-    model = make()
+def trained_a_little(config: ObjectsConfig = TWO) -> ObjectModel:
+    model = make(config)
     for parameter in model.parameters():
         parameter.data += 0.1 * torch.randn(parameter.shape)
     return model
 
 
-def test_frames_one_by_one_are_frames_together_and_no_noise_is_drawn() -> None:
-    model, actions = trained_a_little(), steps(*[MOVE, REST] * 4)
+@pytest.mark.parametrize("config", [TWO, LEARNED], ids=["commanded", "learned"])
+def test_frames_one_by_one_are_frames_together_and_no_noise_is_drawn(config) -> None:
+    model, actions = trained_a_little(config), steps(*[MOVE, REST] * 4)
     begun = model.begin(first_frames(), torch.zeros(1, 3), TEXT)
     together = model.roll(begun, actions)
     state = torch.random.get_rng_state()
     half, _, one = model.roll(begun, actions.at(slice(0, 1)))
     end, _, two = model.roll(half, actions.at(slice(1, 2)))
     assert torch.equal(torch.cat([one, two], 1), together[2]) and torch.equal(end.hidden, together[0].hidden)
+    assert torch.equal(end.position, together[0].position)
     assert torch.equal(state, torch.random.get_rng_state())
 
 
-def test_memory_is_selected_put_and_kept_by_row_with_its_instruction() -> None:
-    model = trained_a_little()
+@pytest.mark.parametrize("config", [TWO, LEARNED], ids=["commanded", "learned"])
+def test_memory_is_selected_put_and_kept_by_row_with_its_instruction(config) -> None:
+    model = trained_a_little(config)
     three = model.begin(first_frames(3), torch.arange(9.0).view(3, 3), ["a", "b", "c"])
     picked = three.select(torch.tensor([2, 0]))
     assert torch.equal(picked.poses, three.poses[[2, 0]]) and torch.equal(picked.words, three.words[[2, 0]])
     put = three.put(torch.tensor([1]), picked.select(torch.tensor([0])))
     assert torch.equal(put.words, three.words[[0, 2, 2]]) and torch.equal(put.position, three.position[[0, 2, 2]])
-    assert "words" not in three.tensors()
+    assert "words" not in three.tensors() and ("arm" in three.tensors()) == (config is LEARNED)
     told = picked.with_tensors(three.select(torch.tensor([1, 1])).tensors())
     assert torch.equal(told.words, picked.words) and torch.equal(told.poses, three.poses[[1, 1]])
 
@@ -116,7 +122,9 @@ def test_a_mirror_turns_y_yaw_and_two_of_the_rotations() -> None:
     assert torch.equal(seen.position[0], batch.position[0] * sign[:3])
     flipped = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 1.0])
     assert torch.equal(seen.actions.values[0], batch.actions.values[0] * flipped)
-    for name in ("poses", "start", "position", "success"):
+    assert batch.path is not None and seen.path is not None
+    assert torch.equal(seen.path[0], batch.path[0] * sign[:3])
+    for name in ("poses", "start", "position", "success", "path"):
         assert torch.equal(getattr(seen, name)[1], getattr(batch, name)[1])
     assert torch.equal(mirrored(seen, torch.tensor([True, False])).poses, batch.poses)
 
@@ -146,7 +154,17 @@ def make_batch(size: int, length: int, seed: int = 0) -> ObjectBatch:
         seen=start,
         is_first=torch.ones(size, dtype=torch.bool),
         said=TEXT * size,
+        path=lagging(values[:, 0]),
     )
+
+
+def lagging(values: torch.Tensor) -> torch.Tensor:
+    """Where an arm is that begins at 0, goes a fifth of the way that actions (B, L, A) ask, and keeps 40 % of speed."""
+    moved, path = torch.zeros(len(values), 3), [torch.zeros(len(values), 3)]
+    for action in values.unbind(1):
+        moved = 0.2 * 0.05 * action[:, :3] + 0.4 * moved
+        path.append(path[-1] + moved)
+    return torch.stack(path[1:], 1)
 
 
 def test_it_learns_to_read_to_roll_and_to_tell_success() -> None:
@@ -166,23 +184,73 @@ def test_it_learns_to_read_to_roll_and_to_tell_success() -> None:
     assert ((logits[:, 0] > 0) == test.success.any(1)).float().mean() > 0.85
 
 
-def test_padding_teaches_nothing() -> None:
-    model, batch = trained_a_little(), make_batch(4, 5)
+@pytest.mark.parametrize("config", [TWO, LEARNED], ids=["commanded", "learned"])
+def test_padding_teaches_nothing(config) -> None:
+    model, batch = trained_a_little(config), make_batch(4, 5)
+    assert batch.path is not None
     short = replace(
         batch,
         poses=batch.poses[:, :4],
         actions=Actions(batch.actions.values[:, :, :3], batch.actions.executed[:, :, :3]),
         success=batch.success[:, :3],
+        path=batch.path[:, :3],
     )
     executed = batch.actions.executed.clone()
     executed[:, :, 3:] = False
-    padded = replace(batch, actions=Actions(batch.actions.values, executed))
+    path = torch.where(executed[:, 0, :, None], batch.path, torch.nan)
+    padded = replace(batch, actions=Actions(batch.actions.values, executed), path=path)
     torch.testing.assert_close(model.loss(padded)[0], model.loss(short)[0])
+
+
+def test_a_commanded_end_effector_is_what_it_was_before_there_were_others() -> None:
+    """Numbers of the version before `end_effector`; its weights load, and its keyframes."""
+    model = trained_a_little()
+    assert not any(name.startswith("arm") for name in model.state_dict())
+    begun = model.begin(first_frames(), torch.tensor([[0.1, 0.2, 0.3]]), TEXT)
+    assert sorted(begun.tensors()) == ["gripper", "hidden", "poses", "position", "turn"]
+    after, poses, logits = model.roll(begun, steps(*[MOVE, REST] * 4, executed=6))
+    expected = [0.01244931761, 0.03300536051, 0.0329081975, -0.0923665166]
+    torch.testing.assert_close(poses[0, -1, 0], torch.tensor(expected), rtol=0, atol=1e-6)
+    torch.testing.assert_close(logits[0], torch.tensor([0.1464778781, 0.1552741528]), rtol=0, atol=1e-5)
+    torch.testing.assert_close(after.position, torch.tensor([[0.25, 0.2, 0.15]]))
+    whole, metrics = make().loss(make_batch(8, 6))
+    without, _ = make().loss(replace(make_batch(8, 6), path=None))
+    assert torch.equal(whole, without) and metrics["hand_error"] > 0.01
+
+
+def test_the_end_effector_of_an_arm_that_lags_is_learned_and_objects_do_not_pull_at_it() -> None:
+    torch.manual_seed(0)
+    model, test = make(LEARNED).train(), make_batch(32, 16, seed=10_000)
+    assert model.arm is not None
+    commanded = make().loss(test)[1]["hand_error"]
+    optimizer = torch.optim.AdamW(model.parameters(), 5e-3)
+    for step in range(100):
+        batch = make_batch(32, 16, seed=step)
+        assert batch.path is not None
+        batch.path[:, torch.arange(16) % 4 != 3] = torch.nan  # As recordings with a state every 4 control steps.
+        loss, _ = model.loss(batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert model.loss(test)[1]["hand_error"] < 0.004 and commanded > 0.05
+    optimizer.zero_grad()
+    _, poses, logits, _ = model._control_steps(model._started(test.start, test.position, TEXT * 32), test.actions)
+    (poses.sum() + logits.sum()).backward()
+    assert all(parameter.grad is None for parameter in model.arm.parameters())
+    with pytest.raises(ValueError, match="end_effector=learned needs the path"):
+        model.loss(replace(test, path=None))
+
+
+def test_the_error_of_a_path_is_taken_at_each_episodes_last_recorded_state() -> None:
+    true = torch.full((3, 4, 3), torch.nan)
+    true[0, 3], true[0, 1], true[1, 2] = torch.tensor([0.0, 0.3, 0.4]), 9.0, torch.tensor([0.1, 0.0, 0.0])
+    assert last_error(torch.zeros(3, 4, 3), true).item() == pytest.approx(0.3), "(0.5 + 0.1) / 2; nothing of the third"
+    assert last_error(torch.zeros(1, 4, 3), true[2:]) == 0 == path_loss(torch.zeros(1, 4, 3), true[2:])
 
 
 def test_the_recurrence_is_torchs_gru() -> None:
     model, (seen, hidden) = make(), torch.randn(2, 5, TWO.width)
-    torch.testing.assert_close(_recur(model.memory, seen, hidden), model.memory(seen, hidden))
+    torch.testing.assert_close(recur(model.memory, seen, hidden), model.memory(seen, hidden))
 
 
 def test_poses_are_off_as_a_probe_errs() -> None:
