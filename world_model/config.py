@@ -210,7 +210,7 @@ class ObjectsConfig(Config):
     meters_per_action: PositiveFloat = Field(default=0.05, description="Of the end effector at action 1.")
     end_effector: Literal["commanded", "learned"] = Field(
         default="commanded",
-        description="Where it goes. commanded: where actions say, for a robot whose deltas are from its last set-point, "
+        description="Where it goes. commanded: where actions say, for deltas from the last set-point, "
         "as the tabletop's. learned: from the recorded state[:3], for an arm that lags behind deltas from where it is, "
         "as LIBERO's and robosuite's.",
     )

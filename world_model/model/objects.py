@@ -295,9 +295,7 @@ class ObjectModel(nn.Module):
         if self.arm is None:
             return loss, metrics
         if batch.path is None:
-            raise ValueError(
-                "world_model.objects: end_effector=learned needs the recorded path in each batch; got none"
-            )
+            raise ValueError("world_model.objects: end_effector=learned needs the path that was recorded; got none")
         return loss + path_loss(path, batch.path), metrics
 
     # --- inside ------------------------------------------------------------------------------
