@@ -36,6 +36,8 @@ class LiberoConfig(SimConfig):
 
     known_cameras: ClassVar[tuple[str, ...]] = tuple(CAMERAS)
     shows_structure: ClassVar[bool] = True
+    # What LIBERO lists as of interest in a task, in its order: mostly what is to be handled, then where it goes.
+    object_names: ClassVar[tuple[str, ...]] = ("interest_1", "interest_2", "interest_3", "interest_4")
     perturb_axes: ClassVar[tuple[str, ...]] = get_args(Axis)
     suites: ClassVar[Mapping[str, str]] = TITLES
     averaged_suites: ClassVar[tuple[str, ...]] = tuple(suite for suite in TITLES if suite != "libero_90")

@@ -163,6 +163,13 @@ class LiberoEnv(SingleEnv):
         obs = SingleObservation(images, loaded.scene.proprioception(shown), self._instruction)
         return self._perturbation.seen(obs, self.num_steps)
 
+    def object_poses(self) -> np.ndarray:
+        """See `SingleEnv.object_poses`: of what LIBERO lists as of interest in the task, as observations show it."""
+        poses = np.full((len(self.spec.objects), 4), np.nan, np.float32)
+        found = self.loaded.scene.poses_of_interest()
+        poses[: len(found)] = found[: len(poses)]
+        return poses
+
     def expert_action(self) -> np.ndarray:
         """The scripted expert's next action, float32 (7,). Only for tasks that it was measured to solve.
 

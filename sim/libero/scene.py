@@ -205,6 +205,26 @@ class Scene:
             [shown.site_xpos[self.control.site], axis_angle(np.array([x, y, z, w])), self._shown_fingers]
         ).astype(np.float32)
 
+    def poses_of_interest(self) -> np.ndarray:
+        """Poses of the objects, fixtures and regions that LIBERO lists as of interest, float32 (n, 4), as `shown`.
+
+        x, y, z in meters; yaw, the turn about the vertical, in radians; NaN where the scene has no such thing.
+        """
+        shown, env, poses = self.shown(), self.env, []
+        things = {**env.objects_dict, **env.fixtures_dict}
+        for name in env.parsed_problem["obj_of_interest"]:
+            if name in things:
+                part = shown.body(things[name].root_body)
+            elif name in env.object_sites_dict:
+                part = shown.site(name)
+            else:
+                poses.append(np.full(4, np.nan))
+                continue
+            turn = part.xmat.reshape(3, 3)
+            yaw = np.arctan2(turn[1, 0] - turn[0, 1], turn[0, 0] + turn[1, 1])
+            poses.append([*part.xpos, yaw])
+        return np.asarray(poses, np.float32).reshape(-1, 4)
+
     # ------------------------------------------------------------------ keyframes
 
     def save(self) -> dict[str, np.ndarray]:

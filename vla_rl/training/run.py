@@ -55,6 +55,10 @@ if TYPE_CHECKING:
 _ROLLOUT, _RESAMPLE, _GATE = 1, 2, 3  # streams of the rollouts' seeds
 
 
+class NoSuccessError(ValueError):
+    """The policy solves none of the first rollout's episodes; the message says what to do."""
+
+
 class TrainingRun:
     """One RL run: its environment, policy, learner and sampler, and the folder that records it.
 
@@ -143,7 +147,7 @@ class TrainingRun:
         With several processes: this one's share of the groups.
 
         Raises:
-            ValueError: the policy never succeeded in the first rollout, so there is nothing to learn from.
+            NoSuccessError: the policy never succeeded in the first rollout, so there is nothing to learn from.
         """
         self._is_looping, cfg = True, self.config
         ahead = min(self.source.staleness, cfg.iterations - self.iteration - 1) * cfg.groups
@@ -159,7 +163,7 @@ class TrainingRun:
         self.sampler.update(outcomes)
         played = [e for e in outcomes if not e.lost]
         if self.iteration == 0 and not cfg.allow_no_success and played and not any(e.success for e in played):
-            raise ValueError(self._no_success(len(played)))
+            raise NoSuccessError(self._no_success(len(played)))
         return episodes
 
     def with_earlier(self, episodes: list[Episode]) -> list[Episode]:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from sim.dummy import DummyConfig
-from sim.libero.config import LiberoConfig
+from sim.robosuite.env import RobosuiteConfig
 from sim.tabletop.config import TabletopConfig
 from sim.vector.processes import ProcessVecEnv
 from sim.vector.runner import InlineVecEnv
@@ -128,11 +128,11 @@ def test_poses_without_the_last_ones_are_refused(tmp_path):
 
 
 def test_a_simulator_that_does_not_tell_is_refused(tmp_path):
-    libero = LiberoConfig.model_construct(kind="libero")
-    with pytest.raises(ConfigError, match=r"collect\.objects: libero does not tell where its objects are"):
-        collect(tmp_path / "none", libero)
-    with pytest.raises(ValueError, match=r"env\.objects: LiberoConfig does not tell"):
-        LiberoConfig.model_validate({"objects": True})
+    robosuite = RobosuiteConfig.model_construct(kind="robosuite")
+    with pytest.raises(ConfigError, match=r"collect\.objects: robosuite does not tell where its objects are"):
+        collect(tmp_path / "none", robosuite)
+    with pytest.raises(ValueError, match=r"env\.objects: RobosuiteConfig does not tell"):
+        RobosuiteConfig.model_validate({"objects": True})
     with pytest.raises(ValueError, match=r"collect\.imagined: .*collect\.objects"):
         CollectConfig.model_validate({"imagined": True, "source": "policy", "objects": True})
 

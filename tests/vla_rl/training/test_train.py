@@ -35,7 +35,7 @@ from vla_rl.recipe.recipe import load_recipe
 from vla_rl.rollout import runner
 from vla_rl.training import run as training
 from vla_rl.training.checkpoint import check_whole, list_checkpoints, load_checkpoint
-from vla_rl.training.run import TrainingRun
+from vla_rl.training.run import NoSuccessError, TrainingRun
 from vla_rl.training.train import train
 from vla_rl.training.trainer import TrainingDivergedError
 
@@ -224,7 +224,7 @@ def test_validation_leaves_no_trace_in_the_training(whole, policy, tmp_path):
 
 
 def test_a_policy_that_never_succeeds_is_refused_unless_allowed(policy, tmp_path, capsys):
-    with pytest.raises(ValueError, match=r"solved none of 6 train episodes at temperature 1, .*nothing to learn from"):
+    with pytest.raises(NoSuccessError, match=r"solved none of 6 .* temperature 1, .*nothing to learn from"):
         run_in(tmp_path / "refused", make_recipe(policy, *HOPELESS))
     recipe = make_recipe(policy, *HOPELESS, "train.allow_no_success=true", "log.console=true", "train.evaluate=after")
     folder = run_in(tmp_path / "allowed", recipe)

@@ -24,6 +24,7 @@ from vla_rl.interfaces import TrustError
 from vla_rl.recipe.collect_config import CollectConfig
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.report.report import write_report
+from vla_rl.training.run import NoSuccessError
 from vla_rl.workflows.collect import collect
 from vla_rl.workflows.imagination.fit_world_model import fit_world_model
 from vla_rl.workflows.imagination.measure_trust import measure_world_model
@@ -38,14 +39,14 @@ from world_model.trust.report import PAGE_FILE, TRUST_FILE
 HELD_OUT_START = 500_000  # Initial states of the held-out episodes: none that RL or the fit could draw.
 ONLINE = "online_grpo"
 # What a round's episodes can say against its RL; from the second round on the loop then ends with the round before.
-REFUSALS = (TrustError, CalibrationError, KeyframeError)
+REFUSALS = (TrustError, CalibrationError, KeyframeError, NoSuccessError)
 
 
 def loop(recipe: Recipe, folder: Path, program: Sequence[str], show: Callable[[str], None] = print) -> Round:
     """Run all rounds of the recipe in its folder; each starts from the policy and world model of the one before.
 
     Where a later round is refused, the loop ends with the policy of the round before: trust says no, its episodes give
-    no threshold or no keyframe, or its fit has lost a part that RL is paid by.
+    no threshold or no keyframe, its fit has lost a part that RL is paid by, or nothing is imagined to succeed.
 
     Args:
         program: how `vla-rl` is started, for controls in processes of their own.
@@ -59,6 +60,7 @@ def loop(recipe: Recipe, folder: Path, program: Sequence[str], show: Callable[[s
         TrustError: the first world model cannot be trusted enough, and `env.trust.ignore` is not set; or its fit lost
             a part that RL is paid by.
         CalibrationError, KeyframeError: the first round's episodes give no threshold, or no keyframe.
+        NoSuccessError: in the first round nothing is imagined to succeed.
     """
     config = recipe.loop
     check_loop(recipe)

@@ -47,7 +47,7 @@ def run_beside_controls(
         for name in controls:
             if not RunFolder(done.control(name)).evaluation(FINAL).is_file():
                 own = [f"train.control={name}", "train.evaluate=after", "gate.every=0"]
-                own += ["train.validate_every=0", "train.keep=last"]
+                own += ["train.validate_every=0", "train.keep=last", "train.allow_no_success=true"]
                 own += [f"policy.path={RunFolder(before.control(name)).policy}"] if before else []
                 processes[name] = _start(recipe, done.folder / "train.yaml", done.control(name), own, program)
                 stack.callback(end_child, processes[name])  # Stopped half-way, it would meet the next start's.

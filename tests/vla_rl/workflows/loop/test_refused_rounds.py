@@ -20,19 +20,21 @@ from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.threshold import CalibrationError
 from vla_rl.interfaces import TrustError
 from vla_rl.recipe.recipe import Recipe
+from vla_rl.training.run import NoSuccessError
 from vla_rl.workflows.loop import closed_loop as loop
 from vla_rl.workflows.loop.rounds import Round, RoundsTable
 
 
 @pytest.mark.slow
-def test_a_later_round_that_trust_refuses_ends_the_loop_with_the_round_before(two, tmp_path, monkeypatch):
+@pytest.mark.parametrize("error", [TrustError, NoSuccessError])
+def test_a_later_round_that_is_refused_ends_the_loop_with_the_round_before(two, error, tmp_path, monkeypatch):
     run = loop.run_beside_controls
 
     def refuse_the_second(
         recipe: Recipe, done: Round, before: Round | None, program: Sequence[str], show: Callable[[str], None]
     ) -> None:
         if before is not None:
-            raise TrustError("False successes: too many")
+            raise error("False successes: too many")
         run(recipe, done, before, program, show)
 
     monkeypatch.setattr(loop, "run_beside_controls", refuse_the_second)
