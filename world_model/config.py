@@ -210,6 +210,15 @@ class ObjectsConfig(Config):
     meters_per_action: PositiveFloat = Field(default=0.05, description="Of the end effector at action 1.")
 
 
+class PosteriorConfig(Config):
+    """The model posterior: members, each a low-rank adapter of the dynamics (see world_model/model/posterior.py)."""
+
+    members: int = Field(
+        default=5, ge=2, le=64, description="K, adapters, each fitted on its own resample of the initial states."
+    )
+    rank: PositiveInt = Field(default=8, description="Of an adapter; it has some 12,000 numbers a rank at width 224.")
+
+
 class WorldModelConfig(Config):
     """What a world model is; saved beside its weights."""
 
@@ -223,6 +232,9 @@ class WorldModelConfig(Config):
     frame_steps: PositiveInt = Field(default=8, description="G, control steps from one frame to the next.")
     objects: ObjectsConfig | None = Field(
         default=None, description="The objects part; null: none. A fit adds it, see world_model.objects."
+    )
+    posterior: PosteriorConfig | None = Field(
+        default=None, description="Members of the dynamics; null: none. A fit adds them, see world_model.posterior."
     )
 
 
@@ -263,6 +275,19 @@ class ObjectsStageConfig(StageConfig):
         default=0.002, description="On the poses that episodes are rolled from, as the probe errs, meters."
     )
     yaw_noise: NonNegativeFloat = Field(default=0.06, description="The same on their turns, radians.")
+
+
+class PosteriorStageConfig(PosteriorConfig, StageConfig):
+    """How the model posterior is fitted, on the frozen dynamics that the stages before it left."""
+
+    steps: NonNegativeInt = Field(
+        default=0,
+        description="Updates of all members together; 0 fits none. A fit that changes the dynamics drops those of "
+        "start_from, which belong to other weights.",
+    )
+    batch_size: PositiveInt = Field(default=40, description="Clips per update, dealt to the members in turn.")
+    lr: PositiveFloat = Field(default=3e-3, description="Peak learning rate.")
+    warmup_steps: NonNegativeInt = Field(default=20, description="Updates over which it rises from 0.")
 
 
 class BootstrapConfig(Config):
@@ -354,6 +379,17 @@ class ImaginationConfig(Config):
         default=True,
         description="Every episode has noise of its own. false: an initial state always has the same, which pairs "
         "policies; the episodes of a GRPO group then differ by their actions alone.",
+    )
+    posterior: bool = Field(
+        default=False,
+        description="Each episode draws a member of the world model's posterior and keeps it to its end, also where it "
+        "is gone on with from a keyframe; futures of the ensemble are then other members'. The world model must have "
+        "one (world_model.posterior).",
+    )
+    posterior_by: Literal["group", "episode"] = Field(
+        default="group",
+        description="With posterior, which episodes share a draw. group: the episodes of a GRPO group, so that their "
+        "rewards differ by what was done and not by which member imagined it; episode: each draws its own.",
     )
 
     @model_validator(mode="after")

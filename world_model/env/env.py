@@ -60,7 +60,8 @@ class WorldModelEnv:
     A keyframe of a recorded episode (`KeyframeSet.recorded`) starts with the real frames that led there in memory. One
     of a real environment is where the first frames' environment is set to. One of this environment holds what the world
     model remembers, its noise too, so that the same actions lead to the same future; with `fresh_noise`, that is for
-    the first episode that starts there, and others have noise of their own.
+    the first episode that starts there, and others have noise of their own. All of them have the keyframe's member of
+    the posterior (`ImaginationConfig.posterior`).
 
     Args:
         first_frames: of episodes; closed with the environment.
@@ -105,6 +106,8 @@ class WorldModelEnv:
         self._warned = False
         self._branch = branch_steps(world_model, config)
         check_reward(world_model, config)
+        if config.posterior:
+            world_model.check_posterior()
 
     # --- starting ---------------------------------------------------------------------------
 
@@ -142,8 +145,10 @@ class WorldModelEnv:
         obs = self._first_frames.observe(specs)
         images = np.stack([obs.images[camera] for camera in self.spec.cameras], 1)
         first = self.world_model.encode(images[:, None], obs.state[:, None])
-        seeds = [self._seed_of(spec, self._places.of(spec)) for spec in specs]
-        self._remember(ids, self.world_model.begin(first, obs.instruction, seeds))
+        positions = [self._places.of(spec) for spec in specs]
+        seeds = [self._seed_of(*one) for one in zip(specs, positions, strict=True)]
+        memory = self.world_model.begin(first, obs.instruction, seeds)
+        self._remember(ids, self._with_members(memory, specs, positions))
         rows = list(ids)
         self._shown[rows], self._state[rows], self._imagined[rows] = images, obs.state, 0
         for i, spec, instruction in zip(ids, specs, obs.instruction, strict=True):
@@ -153,8 +158,10 @@ class WorldModelEnv:
     def _begin_recorded(self, ids: Sequence[int], specs: Sequence[EpisodeSpec]) -> None:
         """Start in the middle of recorded episodes."""
         prefixes = [self._prefixes.of(spec) for spec in specs]
-        seeds = [self._seed_of(spec, self._places.of(spec)) for spec in specs]
-        self._remember(ids, remember(self.world_model, prefixes, seeds))
+        positions = [self._places.of(spec) for spec in specs]
+        seeds = [self._seed_of(*one) for one in zip(specs, positions, strict=True)]
+        memory = remember(self.world_model, prefixes, seeds)
+        self._remember(ids, self._with_members(memory, specs, positions))
         for i, spec, prefix in zip(ids, specs, prefixes, strict=True):
             assert spec.keyframe is not None, "only episodes with a keyframe begin here"
             self._shown[i], self._state[i] = prefix.images, prefix.state
@@ -187,6 +194,8 @@ class WorldModelEnv:
             raise ValueError(other)
         reference = Frames(tensors["reference.latents"], tensors["reference.states"])
         blank = self.world_model.begin(reference, [instruction], [seed or 0])
+        if self.config.posterior:
+            blank = self.world_model.with_members(blank, [0])  # The keyframe has its own, which is gone on with.
         if {n: t.shape for n, t in blank.tensors().items()} != {n: t.shape for n, t in tensors.items()}:
             raise ValueError(other)
         memory = blank.with_tensors(tensors)
@@ -205,8 +214,18 @@ class WorldModelEnv:
         """See `ImaginedEnv.deal`."""
         return self._places.deal(specs, size)
 
-    def _seed_of(self, spec: EpisodeSpec, position: int) -> int:
-        text = f"{self._seed}/{start_name(spec)}/{position}".encode()
+    def _with_members(self, memory: Memory, specs: Sequence[EpisodeSpec], positions: Sequence[int]) -> Memory:
+        """Each episode in the member of the posterior that its group, or it alone, draws."""
+        if not self.config.posterior:
+            return memory
+        drawn = []
+        for spec, position in zip(specs, positions, strict=True):
+            shared = self.config.posterior_by == "group" and spec.group is not None
+            drawn.append(self._seed_of(spec, spec.group if shared else position, "/member"))
+        return self.world_model.with_members(memory, drawn)
+
+    def _seed_of(self, spec: EpisodeSpec, position: int | None, what: str = "") -> int:
+        text = f"{self._seed}/{start_name(spec)}/{position}{what}".encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest())
 
     # --- stepping ---------------------------------------------------------------------------

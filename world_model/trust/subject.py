@@ -39,8 +39,10 @@ class OpenLoop:
         return self.world_model.decode(_to(frames, self.world_model.device))
 
     def begin(self, first: Frames, instruction: Sequence[str], seeds: Sequence[int]) -> Memory:
-        """See `trust.types.WorldModel.begin`. The same seeds and actions give the same future once: noise goes on."""
-        return self.world_model.begin(_to(first, self.world_model.device), instruction, seeds)
+        """See `trust.types.WorldModel.begin`. The same seeds and actions give the same future once: noise goes on.
+        With a posterior each episode draws a member of its own."""
+        memory = self.world_model.begin(_to(first, self.world_model.device), instruction, seeds)
+        return self.world_model.with_members(memory, seeds) if self.config.posterior else memory
 
     def imagine(self, context: Memory, actions: Actions) -> tuple[Frames, Scores]:
         """The F frames that follow, and what the environment would say of them.
@@ -89,7 +91,7 @@ class OpenLoop:
         room = (0, 0, 0, 0, 0, depth - 1)  # Beyond the end nothing is executed, nor looked at.
         values = torch.nn.functional.pad(actions.values, room).to(device)
         every = Actions(values, torch.nn.functional.pad(actions.executed, room[2:]).to(device))
-        memory = self.world_model.begin(real.at(slice(0, 1)), instruction, seeds)
+        memory = self.begin(real.at(slice(0, 1)), instruction, seeds)
         found = torch.zeros(memory.size, num_frames, depth)
         for last in range(num_frames):
             ahead = self.world_model.dynamics.imagine(memory.context, every.at(slice(last, last + depth)), memory.noise)
