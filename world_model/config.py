@@ -365,6 +365,12 @@ class ImaginationConfig(Config):
     max_disagreement: PositiveFloat | None = Field(
         default=None, description="Truncate an episode where the futures' latents spread by more; None never."
     )
+    penalty: NonNegativeFloat = Field(
+        default=0.0,
+        description="A chunk's reward is lowered by this times the futures' disagreement, in multiples of what trust "
+        "found usual on held-out episodes, 4 at most (COPlanner). Needs ensemble 2 or more, and trust measured with "
+        "such an ensemble. 0: no penalty.",
+    )
     horizon: PositiveInt | None = Field(
         default=None,
         description="Truncate after this many imagined control steps, if the task does not before; null: after the "
@@ -392,12 +398,22 @@ class ImaginationConfig(Config):
         "rewards differ by what was done and not by which member imagined it; episode: each draws its own.",
     )
 
+    @property
+    def futures(self) -> str:
+        """What the futures of an ensemble differ by: "members" or "noise"; "" where there is one alone."""
+        return "" if self.ensemble < 2 else "members" if self.posterior else "noise"
+
     @model_validator(mode="after")
     def _disagreement_needs_futures(self) -> ImaginationConfig:
         if self.max_disagreement is not None and self.ensemble < 2:
             raise ConfigError(
                 f"imagination.max_disagreement: got {self.max_disagreement:g} with ensemble 1, which has nothing to "
                 "disagree with; set imagination.ensemble to 2 or more"
+            )
+        if self.penalty and self.ensemble < 2:
+            raise ConfigError(
+                f"imagination.penalty: got {self.penalty:g} with ensemble 1, which has nothing to disagree with; set "
+                "imagination.ensemble to 2 or more"
             )
         if self.reward != "success" and self.dual_noise:
             raise ConfigError(

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from vla_rl.config import ConfigError
 from vla_rl.data.keyframes import RECORDED
 from vla_rl.rollout.env_checks import (
     EnvStatus,
@@ -35,7 +36,7 @@ from world_model.data.recorded_prefixes import RecordedPrefixes, remember
 from world_model.env.download import Seen, read_chunk
 from world_model.env.imagination import ImaginedChunk, imagine_chunk
 from world_model.env.places import Places, start_name
-from world_model.env.reward import LIKELY, branch_steps, check_reward, judge, leaf_values
+from world_model.env.reward import LIKELY, branch_steps, check_reward, judge, leaf_values, penalties
 from world_model.metadata import shortened
 from world_model.model.memory import Memory
 from world_model.model.world_model import WorldModel
@@ -47,6 +48,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 KIND = "world_model"
+UNKNOWN_DISAGREEMENT = (
+    "env.imagination.penalty: is in multiples of how far futures usually disagree, which the world model's trust "
+    "report does not say for this env.imagination; measure trust with the same ensemble and posterior (vla-rl "
+    "world-model eval ... env.imagination.ensemble=2), or set env.imagination.penalty=0"
+)
 BFLOAT16 = ":bfloat16"  # Ends the name of an array that holds the bits of one, which numpy does not know.
 
 
@@ -69,9 +75,11 @@ class WorldModelEnv:
             this with the trust horizon.
         seed: an episode's noise is drawn from it, its spec, and how many have begun there before (with `fresh_noise`).
         admission: what trust said of the world model, for the run's report.
+        usual_disagreement: of futures on held-out episodes; with a penalty it must be known.
 
     Raises:
         ValueError: num_envs below 1.
+        ConfigError: the world model, or what is known of it, lacks what the config asks for.
     """
 
     def __init__(
@@ -85,6 +93,7 @@ class WorldModelEnv:
         seed: int = 0,
         record_frames: bool = False,
         admission: Admission | None = None,
+        usual_disagreement: float | None = None,
     ) -> None:
         check_num_envs(num_envs)
         self.world_model, self.config, self.num_envs = world_model, config, num_envs
@@ -108,6 +117,9 @@ class WorldModelEnv:
         check_reward(world_model, config)
         if config.posterior:
             world_model.check_posterior()
+        if config.penalty and not usual_disagreement:
+            raise ConfigError(UNKNOWN_DISAGREEMENT)
+        self._usual_disagreement = usual_disagreement
 
     # --- starting ---------------------------------------------------------------------------
 
@@ -261,7 +273,8 @@ class WorldModelEnv:
             steps_left = (horizon - self._steps[ids] - planned)[leaf]
             frame = (last // frame_steps)[leaf]
             reached[leaf] = leaf_values(self.world_model, memory, chunk, np.flatnonzero(leaf), frame, steps_left)
-        reward[row, last], self._paid[ids] = reached - self._paid[ids], reached
+        lowered = penalties(seen.disagreement, self.config, self._usual_disagreement) * ~lost
+        reward[row, last], self._paid[ids] = reached - self._paid[ids] - lowered, reached
         terminated[row, last] = succeeded
         truncated[row, last] = ~succeeded & ~lost & ((planned == left) | untrusted)
 

@@ -106,8 +106,10 @@ class VideoDynamics(Dynamics["TransformerConfig"]):
 
     def set_posterior(self, config: PosteriorConfig | None) -> None:
         """See `Dynamics.set_posterior`."""
-        width = self.place.shape[1]
-        self.posterior = config and Posterior(config, width, len(self.blocks), NUM_MODULATIONS)
+        self.posterior = None
+        if config is not None:
+            width, depth = self.place.shape[1], len(self.blocks)
+            self.posterior = Posterior(config.members, config.rank, width, depth, NUM_MODULATIONS)
 
     def with_members(self, context: VideoContext, member: torch.Tensor) -> VideoContext:
         """See `Dynamics.with_members`."""
@@ -117,7 +119,7 @@ class VideoDynamics(Dynamics["TransformerConfig"]):
         """See `Dynamics.next_members`."""
         assert self.posterior is not None and context.member is not None, "a member has imagined so far"
         later = 1 + torch.arange(count, device=context.member.device).repeat(len(context.member) // count)
-        return replace(context, member=(context.member + later) % self.posterior.config.members)
+        return replace(context, member=(context.member + later) % self.posterior.members)
 
     # --- training ---------------------------------------------------------------------------
 

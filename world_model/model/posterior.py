@@ -11,21 +11,20 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from world_model.config import PosteriorConfig
-
 
 class Posterior(nn.Module):
     """K adapters, which at first change nothing.
 
     Args:
+        members: K. rank: of an adapter.
         width: of the features that modulation is computed from, and of each of its parts.
         depth: blocks. parts: of a block's modulation.
     """
 
-    def __init__(self, config: PosteriorConfig, width: int, depth: int, parts: int) -> None:
+    def __init__(self, members: int, rank: int, width: int, depth: int, parts: int) -> None:
         super().__init__()
-        self.config, self.shape = config, (depth, parts, width)
-        rows = config.members * config.rank
+        self.members, self.rank, self.shape = members, rank, (depth, parts, width)
+        rows = members * rank
         self.down = nn.Parameter(torch.randn(rows, width) * width**-0.5)
         self.up = nn.Parameter(torch.zeros(rows, depth * parts * width))
 
@@ -37,6 +36,6 @@ class Posterior(nn.Module):
         Args:
             features: float (B, T, width).
         """
-        numbers = torch.arange(self.config.members, device=member.device).repeat_interleave(self.config.rank)
+        numbers = torch.arange(self.members, device=member.device).repeat_interleave(self.rank)
         own = (member[:, None] == numbers).to(features.dtype)
         return ((features @ self.down.T * own[:, None]) @ self.up).unflatten(-1, self.shape)

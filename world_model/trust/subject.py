@@ -58,6 +58,7 @@ class OpenLoop:
         frames: list[Frames] = []
         probability: list[torch.Tensor] = []
         success: list[torch.Tensor] = []
+        disagreement: list[torch.Tensor] = []
         for start in range(0, actions.executed.shape[1], self.chunk_frames):
             part = actions.at(slice(start, start + self.chunk_frames))
             part = Actions(part.values.to(device), part.executed.to(device))
@@ -78,8 +79,9 @@ class OpenLoop:
             success.append(succeeded[:, None] | (counted & ~ended[:, None]))
             succeeded, ended = success[-1][:, -1], ended | chunk.untrusted
             frames.append(chunk.frames)
+            disagreement.append(chunk.disagreement[:, None].expand_as(executed))
         together = Frames.joined(frames, 1)
-        return _to(together, "cpu"), _scores(probability, success)
+        return _to(together, "cpu"), _scores(probability, success, disagreement if self.config.futures else None)
 
     @torch.no_grad()
     def imagine_ahead(
@@ -138,8 +140,16 @@ class OpenLoop:
         return self.world_model.probability(score, clip)
 
 
-def _scores(probability: Sequence[torch.Tensor], success: Sequence[torch.Tensor]) -> Scores:
-    return Scores(torch.cat(list(probability), 1).cpu().numpy(), torch.cat(list(success), 1).cpu().numpy())
+def _scores(
+    probability: Sequence[torch.Tensor],
+    success: Sequence[torch.Tensor],
+    disagreement: Sequence[torch.Tensor] | None = None,
+) -> Scores:
+    def on_host(parts: Sequence[torch.Tensor]) -> np.ndarray:
+        return torch.cat(list(parts), 1).cpu().numpy()
+
+    spread = None if disagreement is None else on_host(disagreement)
+    return Scores(on_host(probability), on_host(success), spread)
 
 
 def _to(frames: Frames, device: torch.device | str) -> Frames:
