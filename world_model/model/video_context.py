@@ -75,8 +75,8 @@ class VideoContext:
     def from_tensors(tensors: dict[str, torch.Tensor]) -> VideoContext:
         """What `tensors` gave."""
         latest = Frames(tensors["latents"], tensors["states"])
-        kept = (tensors[name] for name in ("keys", "values", "filled", "num_frames"))
-        return VideoContext(*kept, latest, tensors.get("member"))
+        keys, values, member = tensors["keys"], tensors["values"], tensors.get("member")
+        return VideoContext(keys, values, tensors["filled"], tensors["num_frames"], latest, member)
 
 
 def written(old: torch.Tensor, new: torch.Tensor, row: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -49,7 +49,7 @@ def env_of(world_model: WorldModel, num_envs: int, **options: Any) -> WorldModel
 
 def drawn(env: WorldModelEnv) -> list[int]:
     """The member of each environment's episode."""
-    return env._memory.context.member.tolist()
+    return cast(Any, env._memory).context.member.tolist()
 
 
 @pytest.mark.parametrize("by", ["group", "episode"])
