@@ -150,6 +150,7 @@ class EpisodeSpec:
             environment's section says.
         place: which of a run's episodes that begin like this it is, from 0: a world model imagines each otherwise;
             None: the environment counts them.
+        group: the place of the first episode of its group; None: it is in none.
     """
 
     task: str
@@ -159,6 +160,7 @@ class EpisodeSpec:
     keyframe: Keyframe | None = field(default=None, compare=False)
     perturbation: str | None = None
     place: int | None = field(default=None, compare=False)
+    group: int | None = field(default=None, compare=False)
 
     def member(self, number: int) -> EpisodeSpec:
         """That of another episode of the same group, of whose first one this is; from 0."""

@@ -216,6 +216,15 @@ class ObjectsConfig(Config):
     )
 
 
+class PosteriorConfig(Config):
+    """The model posterior: members, each a low-rank adapter of the dynamics (see world_model/model/posterior.py)."""
+
+    members: int = Field(
+        default=5, ge=2, le=64, description="K, adapters, each fitted on its own resample of the initial states."
+    )
+    rank: PositiveInt = Field(default=8, description="Of an adapter; it has some 12,000 numbers a rank at width 224.")
+
+
 class WorldModelConfig(Config):
     """What a world model is; saved beside its weights."""
 
@@ -229,6 +238,9 @@ class WorldModelConfig(Config):
     frame_steps: PositiveInt = Field(default=8, description="G, control steps from one frame to the next.")
     objects: ObjectsConfig | None = Field(
         default=None, description="The objects part; null: none. A fit adds it, see world_model.objects."
+    )
+    posterior: PosteriorConfig | None = Field(
+        default=None, description="Members of the dynamics; null: none. A fit adds them, see world_model.posterior."
     )
 
 
@@ -269,6 +281,19 @@ class ObjectsStageConfig(StageConfig):
         default=0.002, description="On the poses that episodes are rolled from, as the probe errs, meters."
     )
     yaw_noise: NonNegativeFloat = Field(default=0.06, description="The same on their turns, radians.")
+
+
+class PosteriorStageConfig(PosteriorConfig, StageConfig):
+    """How the model posterior is fitted, on the frozen dynamics that the stages before it left."""
+
+    steps: NonNegativeInt = Field(
+        default=0,
+        description="Updates of all members together; 0 fits none. A fit that changes the dynamics drops those of "
+        "start_from, which belong to other weights.",
+    )
+    batch_size: PositiveInt = Field(default=40, description="Clips per update, dealt to the members in turn.")
+    lr: PositiveFloat = Field(default=3e-3, description="Peak learning rate.")
+    warmup_steps: NonNegativeInt = Field(default=20, description="Updates over which it rises from 0.")
 
 
 class BootstrapConfig(Config):
@@ -346,6 +371,12 @@ class ImaginationConfig(Config):
     max_disagreement: PositiveFloat | None = Field(
         default=None, description="Truncate an episode where the futures' latents spread by more; None never."
     )
+    penalty: NonNegativeFloat = Field(
+        default=0.0,
+        description="A chunk's reward is lowered by this times the futures' disagreement, in multiples of what trust "
+        "found usual on held-out episodes, 4 at most (COPlanner). Needs ensemble 2 or more, and trust measured with "
+        "such an ensemble. 0: no penalty.",
+    )
     horizon: PositiveInt | None = Field(
         default=None,
         description="Truncate after this many imagined control steps, if the task does not before; null: after the "
@@ -361,6 +392,22 @@ class ImaginationConfig(Config):
         description="Every episode has noise of its own. false: an initial state always has the same, which pairs "
         "policies; the episodes of a GRPO group then differ by their actions alone.",
     )
+    posterior: bool = Field(
+        default=False,
+        description="Each episode draws a member of the world model's posterior and keeps it to its end, also where it "
+        "is gone on with from a keyframe; futures of the ensemble are then other members'. The world model must have "
+        "one (world_model.posterior).",
+    )
+    posterior_by: Literal["group", "episode"] = Field(
+        default="group",
+        description="With posterior, which episodes share a draw. group: the episodes of a GRPO group, so that their "
+        "rewards differ by what was done and not by which member imagined it; episode: each draws its own.",
+    )
+
+    @property
+    def futures(self) -> str:
+        """What the futures of an ensemble differ by: "members" or "noise"; "" where there is one alone."""
+        return "" if self.ensemble < 2 else "members" if self.posterior else "noise"
 
     @model_validator(mode="after")
     def _disagreement_needs_futures(self) -> ImaginationConfig:
@@ -368,6 +415,11 @@ class ImaginationConfig(Config):
             raise ConfigError(
                 f"imagination.max_disagreement: got {self.max_disagreement:g} with ensemble 1, which has nothing to "
                 "disagree with; set imagination.ensemble to 2 or more"
+            )
+        if self.penalty and self.ensemble < 2:
+            raise ConfigError(
+                f"imagination.penalty: got {self.penalty:g} with ensemble 1, which has nothing to disagree with; set "
+                "imagination.ensemble to 2 or more"
             )
         if self.reward != "success" and self.dual_noise:
             raise ConfigError(

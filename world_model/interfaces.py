@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import torch
 from torch import nn
 
+from vla_rl.config import ConfigError
 from world_model.noise import NoiseStream
 from world_model.types import Actions, Clip, Frames
 
 if TYPE_CHECKING:
-    from world_model.config import DynamicsConfig
+    from world_model.config import DynamicsConfig, PosteriorConfig
 
 
 class Autoencoder(nn.Module):
@@ -93,6 +94,27 @@ class Dynamics[C: DynamicsConfig](nn.Module):
             ValueError: this dynamics cannot.
         """
         raise ValueError(f"env.imagination.compile: not for {type(self).__name__}; set it to false")
+
+    def set_posterior(self, config: PosteriorConfig | None) -> None:
+        """Take fresh members of a model posterior, in place of those there are, or none; seed torch before.
+
+        Raises:
+            ConfigError: this dynamics can have none.
+        """
+        if config is not None:
+            raise ConfigError(f"world_model.posterior: not for {type(self).__name__}; set its steps to 0")
+
+    def with_members(self, context: Any, member: torch.Tensor) -> Context:
+        """The same episodes, imagined by the members numbered `member`, int64 (B,), from here on.
+
+        What is remembered does not depend on the member: the next frame alone does.
+        """
+        raise NotImplementedError
+
+    def next_members(self, context: Any, count: int) -> Context:
+        """Of a context that holds each episode `count` times in a row: imagined by the 1, 2, ... members after its own;
+        after the last comes the first."""
+        raise NotImplementedError
 
     def imagine(self, context: Any, actions: Actions, noise: NoiseStream, num_steps: int | None = None) -> Frames:
         """Predict the F frames that follow; does not remember them (call `extend`). No gradient.

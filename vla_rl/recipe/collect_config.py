@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, SerializeAsAny, model_validator
 
-from vla_rl.config import Config, ConfigError
+from vla_rl.config import Config, ConfigError, component
+from vla_rl.interfaces import PlanningConfig
 from vla_rl.types import Split
 
 
@@ -76,6 +77,11 @@ class CollectConfig(Config):
         description="Record where the task's objects are at every control step (docs/world_model.md), for fitting and "
         "measuring a world model's objects; no policy reads it. Only for simulators that tell: tabletop.",
     )
+    plan: Annotated[SerializeAsAny[PlanningConfig] | None, component("plan")] = Field(
+        default=None,
+        description="With source=policy: it plans with a world model as in eval.plan, {world_model: FOLDER, bonus: 1}; "
+        "a bonus sends it where the world model is unsure. null: the policy's own actions.",
+    )
     shard_episodes: PositiveInt = Field(default=64, description="Episodes per shard: what a kill can lose.")
 
     @model_validator(mode="after")
@@ -89,6 +95,10 @@ class CollectConfig(Config):
             raise ConfigError(
                 "collect.imagined: only for collect.source=policy, and without collect.keyframes, collect.structure "
                 "and collect.objects"
+            )
+        if self.plan is not None and (self.source != "policy" or self.imagined):
+            raise ConfigError(
+                "collect.plan: only for real episodes of the policy; set collect.source=policy, or leave it out"
             )
         if not self.every_frame and (self.source != "policy" or self.structure):
             raise ConfigError(

@@ -28,6 +28,8 @@ def collect(recipe: Recipe, config: CollectConfig, show: Callable[[str], None]) 
         if (finished := finished_dataset(env_config, config, version, recipe.seed)) is not None:
             return finished
         policy = build_policy(recipe, env_config.env_spec())  # type: ignore[attr-defined]
+        if config.plan is not None:
+            policy = config.plan.build(policy, str(policy.device))
 
     for reason in left_out(env_config, config).values():
         show(f"left out: {reason}")

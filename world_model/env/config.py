@@ -116,7 +116,8 @@ class WorldModelEnvConfig(EnvConfig):
 
         Raises:
             TrustError: trust is missing or fails, and `env.trust.ignore` is not set; or the horizon would be 0.
-            ConfigError: branches are longer than the horizon, or the world model lacks what the reward asks for.
+            ConfigError: branches are longer than the horizon, or the world model lacks what the reward, the posterior
+                or the penalty asks for.
             ValueError: the world model, the first frames and the config do not fit, or a file is damaged.
         """
         from world_model.env.env import WorldModelEnv
@@ -139,10 +140,22 @@ class WorldModelEnvConfig(EnvConfig):
                 seed=self.seed,
                 record_frames=record_frames,
                 admission=admission,
+                usual_disagreement=self._usual_disagreement(Path(admission.report)),
             )
         except BaseException:
             first_frames.close()
             raise
+
+    def _usual_disagreement(self, report: Path) -> float | None:
+        """That of futures on held-out episodes, by the trust report; None where it does not say, or nobody asks."""
+        from world_model.trust.report import TrustReport
+
+        if not self.imagination.penalty or not report.is_file():
+            return None
+        found = TrustReport.load(report)
+        measured = found.figure("disagreement")
+        alike = found.provenance.futures == self.imagination.futures
+        return measured.value if measured is not None and alike else None
 
     def _first_frames(self, metadata: WorldModelMetadata) -> tuple[InitialFrames, EnvSpec]:
         section = self.first_frames

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from vla_rl.config import ConfigError
 from vla_rl.data.keyframes import RECORDED
 from vla_rl.rollout.env_checks import (
     EnvStatus,
@@ -35,7 +36,7 @@ from world_model.data.recorded_prefixes import RecordedPrefixes, remember
 from world_model.env.download import Seen, read_chunk
 from world_model.env.imagination import ImaginedChunk, imagine_chunk
 from world_model.env.places import Places, start_name
-from world_model.env.reward import LIKELY, branch_steps, check_reward, judge, leaf_values
+from world_model.env.reward import LIKELY, branch_steps, check_reward, judge, leaf_values, penalties
 from world_model.metadata import shortened
 from world_model.model.memory import Memory
 from world_model.model.world_model import WorldModel
@@ -47,6 +48,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 KIND = "world_model"
+UNKNOWN_DISAGREEMENT = (
+    "env.imagination.penalty: is in multiples of how far futures usually disagree, which the world model's trust "
+    "report does not say for this env.imagination; measure trust with the same ensemble and posterior (vla-rl "
+    "world-model eval ... env.imagination.ensemble=2), or set env.imagination.penalty=0"
+)
 BFLOAT16 = ":bfloat16"  # Ends the name of an array that holds the bits of one, which numpy does not know.
 
 
@@ -60,7 +66,8 @@ class WorldModelEnv:
     A keyframe of a recorded episode (`KeyframeSet.recorded`) starts with the real frames that led there in memory. One
     of a real environment is where the first frames' environment is set to. One of this environment holds what the world
     model remembers, its noise too, so that the same actions lead to the same future; with `fresh_noise`, that is for
-    the first episode that starts there, and others have noise of their own.
+    the first episode that starts there, and others have noise of their own. All of them have the keyframe's member of
+    the posterior (`ImaginationConfig.posterior`).
 
     Args:
         first_frames: of episodes; closed with the environment.
@@ -68,9 +75,11 @@ class WorldModelEnv:
             this with the trust horizon.
         seed: an episode's noise is drawn from it, its spec, and how many have begun there before (with `fresh_noise`).
         admission: what trust said of the world model, for the run's report.
+        usual_disagreement: of futures on held-out episodes; with a penalty it must be known.
 
     Raises:
         ValueError: num_envs below 1.
+        ConfigError: the world model, or what is known of it, lacks what the config asks for.
     """
 
     def __init__(
@@ -84,6 +93,7 @@ class WorldModelEnv:
         seed: int = 0,
         record_frames: bool = False,
         admission: Admission | None = None,
+        usual_disagreement: float | None = None,
     ) -> None:
         check_num_envs(num_envs)
         self.world_model, self.config, self.num_envs = world_model, config, num_envs
@@ -105,6 +115,11 @@ class WorldModelEnv:
         self._warned = False
         self._branch = branch_steps(world_model, config)
         check_reward(world_model, config)
+        if config.posterior:
+            world_model.check_posterior()
+        if config.penalty and not usual_disagreement:
+            raise ConfigError(UNKNOWN_DISAGREEMENT)
+        self._usual_disagreement = usual_disagreement
 
     # --- starting ---------------------------------------------------------------------------
 
@@ -142,8 +157,10 @@ class WorldModelEnv:
         obs = self._first_frames.observe(specs)
         images = np.stack([obs.images[camera] for camera in self.spec.cameras], 1)
         first = self.world_model.encode(images[:, None], obs.state[:, None])
-        seeds = [self._seed_of(spec, self._places.of(spec)) for spec in specs]
-        self._remember(ids, self.world_model.begin(first, obs.instruction, seeds))
+        positions = [self._places.of(spec) for spec in specs]
+        seeds = [self._seed_of(*one) for one in zip(specs, positions, strict=True)]
+        memory = self.world_model.begin(first, obs.instruction, seeds)
+        self._remember(ids, self._with_members(memory, specs, positions))
         rows = list(ids)
         self._shown[rows], self._state[rows], self._imagined[rows] = images, obs.state, 0
         for i, spec, instruction in zip(ids, specs, obs.instruction, strict=True):
@@ -153,8 +170,10 @@ class WorldModelEnv:
     def _begin_recorded(self, ids: Sequence[int], specs: Sequence[EpisodeSpec]) -> None:
         """Start in the middle of recorded episodes."""
         prefixes = [self._prefixes.of(spec) for spec in specs]
-        seeds = [self._seed_of(spec, self._places.of(spec)) for spec in specs]
-        self._remember(ids, remember(self.world_model, prefixes, seeds))
+        positions = [self._places.of(spec) for spec in specs]
+        seeds = [self._seed_of(*one) for one in zip(specs, positions, strict=True)]
+        memory = remember(self.world_model, prefixes, seeds)
+        self._remember(ids, self._with_members(memory, specs, positions))
         for i, spec, prefix in zip(ids, specs, prefixes, strict=True):
             assert spec.keyframe is not None, "only episodes with a keyframe begin here"
             self._shown[i], self._state[i] = prefix.images, prefix.state
@@ -187,6 +206,8 @@ class WorldModelEnv:
             raise ValueError(other)
         reference = Frames(tensors["reference.latents"], tensors["reference.states"])
         blank = self.world_model.begin(reference, [instruction], [seed or 0])
+        if self.config.posterior:
+            blank = self.world_model.with_members(blank, [0])  # The keyframe has its own, which is gone on with.
         if {n: t.shape for n, t in blank.tensors().items()} != {n: t.shape for n, t in tensors.items()}:
             raise ValueError(other)
         memory = blank.with_tensors(tensors)
@@ -205,8 +226,18 @@ class WorldModelEnv:
         """See `ImaginedEnv.deal`."""
         return self._places.deal(specs, size)
 
-    def _seed_of(self, spec: EpisodeSpec, position: int) -> int:
-        text = f"{self._seed}/{start_name(spec)}/{position}".encode()
+    def _with_members(self, memory: Memory, specs: Sequence[EpisodeSpec], positions: Sequence[int]) -> Memory:
+        """Each episode in the member of the posterior that its group, or it alone, draws."""
+        if not self.config.posterior:
+            return memory
+        drawn = []
+        for spec, position in zip(specs, positions, strict=True):
+            shared = self.config.posterior_by == "group" and spec.group is not None
+            drawn.append(self._seed_of(spec, spec.group if shared else position, "/member"))
+        return self.world_model.with_members(memory, drawn)
+
+    def _seed_of(self, spec: EpisodeSpec, position: int | None, what: str = "") -> int:
+        text = f"{self._seed}/{start_name(spec)}/{position}{what}".encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest())
 
     # --- stepping ---------------------------------------------------------------------------
@@ -242,7 +273,8 @@ class WorldModelEnv:
             steps_left = (horizon - self._steps[ids] - planned)[leaf]
             frame = (last // frame_steps)[leaf]
             reached[leaf] = leaf_values(self.world_model, memory, chunk, np.flatnonzero(leaf), frame, steps_left)
-        reward[row, last], self._paid[ids] = reached - self._paid[ids], reached
+        lowered = penalties(seen.disagreement, self.config, self._usual_disagreement) * ~lost
+        reward[row, last], self._paid[ids] = reached - self._paid[ids] - lowered, reached
         terminated[row, last] = succeeded
         truncated[row, last] = ~succeeded & ~lost & ((planned == left) | untrusted)
 

@@ -9,6 +9,7 @@ import torch
 from world_model.config import ImaginationConfig
 from world_model.model.memory import Memory
 from world_model.model.world_model import WorldModel
+from world_model.noise import NoiseStream
 from world_model.types import Actions, Frames
 
 
@@ -50,7 +51,8 @@ def imagine_chunk(
     Args:
         judged: bool (B, F), frames of the episode, which may succeed and disagree; None: those with an executed action.
 
-    Ensemble: `ensemble` - 1 more futures are imagined with other noise. Disagreement is the standard deviation over
+    Ensemble: `ensemble` - 1 more futures are imagined with other noise; where a member of the posterior imagines the
+    episode, with the same noise by the members after it. Disagreement is the standard deviation over
     the futures (n - 1) of each latent, averaged over the latents of the judged frames. A chunk with more than
     `max_disagreement` has no success.
 
@@ -58,11 +60,12 @@ def imagine_chunk(
     times. It stands if each of these has a success in the chunk as well. Else there was none, and the episode goes on
     in the first future in which it failed, so that no later frame inherits a success that was luck.
     """
+    noise = memory.noise.rows
     frames = world_model.dynamics.imagine(memory.context, actions, memory.noise)
     success_score, clip_score = world_model.scores(memory, frames)
     counted: torch.Tensor = actions.executed.any(2) if judged is None else judged
     success = _predicted(world_model, success_score, clip_score, counted, config)
-    disagreement = _disagreement(world_model, memory, actions, frames, counted, config.ensemble - 1)
+    disagreement = _disagreement(world_model, memory, actions, frames, noise, counted, config)
     untrusted = disagreement > (float("inf") if config.max_disagreement is None else config.max_disagreement)
     success = success & ~untrusted[:, None]
     discarded = torch.zeros_like(untrusted)
@@ -114,11 +117,31 @@ def _again(
 
 
 def _disagreement(
-    world_model: WorldModel, memory: Memory, actions: Actions, frames: Frames, judged: torch.Tensor, count: int
+    world_model: WorldModel,
+    memory: Memory,
+    actions: Actions,
+    frames: Frames,
+    noise: torch.Tensor,
+    judged: torch.Tensor,
+    config: ImaginationConfig,
 ) -> torch.Tensor:
+    """Spread of the frames and of other futures, float32 (B,). `noise`: rows that the frames were imagined from."""
+    count = config.ensemble - 1
     if not count:
         return torch.zeros(memory.size, device=judged.device)
-    others, _ = _again(world_model, memory, actions, list(range(memory.size)), count)
+    if config.posterior:
+        others = _of_other_members(world_model, memory, actions, noise, count)
+    else:
+        others, _ = _again(world_model, memory, actions, list(range(memory.size)), count)
     futures = torch.cat([frames.latents[:, None], others.latents.unflatten(0, (-1, count))], 1)
     spread = futures.std(1).flatten(2).mean(2)
     return (spread * judged).sum(1) / judged.sum(1).clamp_min(1)
+
+
+def _of_other_members(
+    world_model: WorldModel, memory: Memory, actions: Actions, noise: torch.Tensor, count: int
+) -> Frames:
+    """The chunk as the `count` members after each episode's own imagine it, row by row."""
+    rows = torch.arange(memory.size, device=noise.device).repeat_interleave(count)
+    context = world_model.dynamics.next_members(memory.context.select(rows), count)
+    return world_model.dynamics.imagine(context, actions.select(rows), NoiseStream.from_rows(noise[rows]))

@@ -38,7 +38,7 @@ class Places:
         dealt = []
         for spec in specs:
             name = start_name(spec)
-            dealt.append(replace(spec, place=self._begun[name]))
+            dealt.append(replace(spec, place=self._begun[name], group=self._begun[name]))
             self._begun[name] += size
         return dealt
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, cast
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from vla_rl.config import ConfigError
 from vla_rl.interfaces import PlanningConfig, PlanningPolicy, Policy
 
 
@@ -20,11 +21,25 @@ class PlanConfig(PlanningConfig):
         default=2, description="Chunks imagined of each: the candidate, then what the policy does next, greedily."
     )
     temperature: PositiveFloat = Field(default=1.0, description="At which the candidates are drawn.")
+    bonus: NonNegativeFloat = Field(
+        default=0.0,
+        description="Added to a candidate's score, a logit, for each time that its imagined futures disagree as much "
+        "as the candidates' do on average: by other noise, or by the members of a posterior where there is one. Real "
+        "episodes then go where the world model is unsure (COPlanner); for collecting, collect.plan. 0: none.",
+    )
     choose: Literal["best", "random"] = Field(
         default="best", description="random: any of the candidates, the control; nothing is imagined."
     )
     precision: Literal["auto", "fp32", "bf16"] = Field(default="auto", description="Of the world model's networks.")
     seed: NonNegativeInt = Field(default=0, description="Of what is imagined, and of random choices.")
+
+    @model_validator(mode="after")
+    def _bonus_is_for_the_best(self) -> PlanConfig:
+        if self.bonus and self.choose == "random":
+            raise ConfigError(
+                f"plan.bonus: got {self.bonus:g} with choose 'random', which asks no score; set bonus to 0"
+            )
+        return self
 
     def build(self, policy: Policy, device: str = "cpu") -> PlanningPolicy:
         """The policy that plans.
@@ -37,4 +52,5 @@ class PlanConfig(PlanningConfig):
         return cast(PlanningPolicy, Planner(policy, self, device))  # What it lacks, it takes from the policy.
 
     def protocol(self) -> str:
-        return f"{self.choose} of {self.candidates} chunks imagined in a world model"
+        bonus = f", with a bonus of {self.bonus:g} for disagreement" if self.bonus else ""
+        return f"{self.choose} of {self.candidates} chunks imagined in a world model{bonus}"

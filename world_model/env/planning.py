@@ -18,6 +18,8 @@ import torch
 from vla_rl.common.row_noise import RowGenerator
 from vla_rl.interfaces import Policy
 from vla_rl.types import ActionChunk, Observation
+from world_model.config import ImaginationConfig
+from world_model.env.imagination import imagine_chunk
 from world_model.model.memory import Memory
 from world_model.model.world_model import WorldModel, load_world_model
 from world_model.noise import NoiseStream
@@ -25,6 +27,9 @@ from world_model.types import Frames
 
 if TYPE_CHECKING:
     from world_model.env.plan_config import PlanConfig
+
+
+FUTURES = 2  # Of a candidate, where a bonus asks how far they disagree and no posterior says how many there are.
 
 
 class Planner:
@@ -127,7 +132,7 @@ class Planner:
 
     @torch.no_grad()
     def _scores(self, chunk: ActionChunk, rows: np.ndarray) -> np.ndarray:
-        """float (rows,): the highest logit of success in each candidate's imagined future."""
+        """float (rows,): the highest logit of success in each candidate's imagined future, and what `bonus` adds."""
         assert self._memory is not None, "what is seen has been remembered"
         world_model = self.world_model
         memory = self._memory.select([self._ids[row] for row in rows])
@@ -137,7 +142,22 @@ class Planner:
         for before, frames in imagine_ahead(world_model, self.policy, memory, chunk.actions, self.config.chunks):
             score, _ = world_model.scores(before, frames)
             best = np.maximum(best, score.float().amax(1).cpu().numpy())
+        if self.config.bonus:
+            again = replace(memory, noise=NoiseStream(seeds, world_model.device))
+            best = best + self.config.bonus * self._relative_disagreement(again, chunk.actions)
         return best
+
+    def _relative_disagreement(self, memory: Memory, actions: np.ndarray) -> np.ndarray:
+        """float (rows,): how far futures of each candidate disagree, over the mean of its decision's candidates."""
+        world_model, posterior = self.world_model, self.world_model.config.posterior
+        count = FUTURES if posterior is None else posterior.members
+        config = ImaginationConfig(dual_noise=0, ensemble=count, posterior=posterior is not None)
+        if posterior is not None:
+            memory = world_model.with_members(memory, [0] * len(actions))
+        done = world_model.actions(actions, np.full(len(actions), actions.shape[1]))
+        spread = imagine_chunk(world_model, memory, done, config).disagreement.float().cpu().numpy()
+        of_decision = spread.reshape(-1, self.config.candidates)
+        return (of_decision / np.maximum(of_decision.mean(1, keepdims=True), 1e-9)).reshape(-1)
 
     def _seed(self, *numbers: int) -> int:
         return int(np.random.SeedSequence([self.config.seed, *numbers]).generate_state(1)[0])

@@ -15,6 +15,7 @@ from world_model.model.memory import Memory
 from world_model.model.world_model import WorldModel
 
 BRANCH_AUC = 0.85  # A branch is as deep as the value's AUC stays at this.
+MOST_PENALTY = 4.0  # Times what is usual; a chunk is not penalized for more disagreement.
 LIKELY = 0.5  # An episode that ends with a probability above this is told as a success.
 
 
@@ -131,3 +132,17 @@ def judge(worth: np.ndarray, config: ImaginationConfig, paid: np.ndarray) -> tup
         return worth.astype(np.float32), worth
     value = np.maximum.accumulate(np.maximum(worth, paid[:, None]), axis=1)
     return value, value > config.stop_probability
+
+
+def penalties(disagreement: np.ndarray, config: ImaginationConfig, usual: float | None) -> np.ndarray:
+    """What the rewards of chunks are lowered by, float32 of the shape of their futures' disagreement.
+
+    COPlanner (arXiv 2310.07220) lowers rewards in imagination where models disagree.
+
+    Args:
+        usual: the disagreement on held-out episodes; None where there is no penalty.
+    """
+    if not config.penalty:
+        return np.zeros_like(disagreement)
+    assert usual is not None, "the environment checks that it is known"
+    return (config.penalty * np.minimum(disagreement / usual, MOST_PENALTY)).astype(np.float32)

@@ -14,6 +14,7 @@ from world_model.config import (
     BootstrapConfig,
     KeyframeConfig,
     ObjectsStageConfig,
+    PosteriorStageConfig,
     StageConfig,
     StyleConfig,
     WorldModelConfig,
@@ -79,6 +80,11 @@ class FitConfig(WorldModelFitConfig):
         default_factory=ObjectsStageConfig,
         description="The objects part, which rolls poses with the actions and says whether an episode succeeds; it "
         "learns from those of `datasets` that were collected with collect.objects. 0 steps: as in start_from.",
+    )
+    posterior: PosteriorStageConfig = Field(
+        default_factory=PosteriorStageConfig,
+        description="Members of the dynamics, each a small adapter fitted on its own resample of the initial states of "
+        "`datasets`, for env.imagination.posterior. 0 steps: as in start_from, or none where the dynamics is fitted.",
     )
     bootstrap: BootstrapConfig = Field(
         default_factory=BootstrapConfig, description="The dynamics' own frames as context while it is fitted."

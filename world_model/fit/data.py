@@ -72,7 +72,7 @@ class FitData:
 
     def learned(self, config: FitConfig) -> list[EpisodeFrames]:
         """What weights learn from: nothing of a stage without steps."""
-        fits = config.autoencoder.steps or config.dynamics.steps or config.objects.steps
+        fits = config.autoencoder.steps or config.dynamics.steps or config.posterior.steps or config.objects.steps
         judges = config.success.steps or config.value.steps
         return [*(self.fitted if fits else ()), *(self.judged if judges else ())]
 

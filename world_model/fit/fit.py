@@ -1,4 +1,4 @@
-"""`vla-rl world-model fit`: autoencoder, dynamics, success networks, value, objects, threshold; resumable stages.
+"""`vla-rl world-model fit`: autoencoder, dynamics, success, posterior, value, objects, threshold; resumable stages.
 
 folder/
   stages/autoencoder/ ...        weights of finished stages, which are not fitted again
@@ -25,7 +25,6 @@ from vla_rl.config import ConfigError
 from vla_rl.evaluation.threshold import CalibrationError
 from vla_rl.training.checkpoint import (
     checkpoint_path,
-    checkpoint_step,
     keep_last,
     latest_checkpoint,
     save_checkpoint,
@@ -45,8 +44,9 @@ from world_model.fit.data import FitData, content_keys
 from world_model.fit.guard import Logits, RefitGuard
 from world_model.fit.latent_bootstrap import LatentBootstrap
 from world_model.fit.objects import calibrate_objects, objects_loss, prepare_objects
+from world_model.fit.posterior import add_posterior, drop_stale, posterior_loss
 from world_model.fit.replay import ImaginedSamples, replay_logits
-from world_model.fit.stage import resume_stage, stage_trainer
+from world_model.fit.stage import WEIGHTS, checkpoints, finished, resume_stage, stage_trainer
 from world_model.fit.start import check_start, for_env
 from world_model.fit.threshold_values import no_threshold, threshold_values
 from world_model.fit.value import calibrate_value
@@ -63,7 +63,7 @@ log = logging.getLogger(__name__)
 OnMetrics = Callable[[int, Mapping[str, Any]], None]
 CALIBRATION_IMAGES = 1024
 LOG_EVERY = 50
-WEIGHTS = "weights.safetensors"
+IN_FLOAT32 = ("posterior", "objects")  # Adapters of a dynamics in float32; poses are millimeters.
 
 
 def fit(
@@ -112,6 +112,7 @@ def fit(
             guard.watch("dynamics", ["dynamics"], run.dynamics)
         if config.success.steps:
             guard.watch("success", ["success", "clip"], run.success)
+    run.posterior()
     run.value()
     run.objects()
     run.calibrate(guard)
@@ -121,28 +122,6 @@ def fit(
     for name in ("checkpoints", "folds"):
         shutil.rmtree(Path(folder) / name, ignore_errors=True)
     return result
-
-
-def updates_kept(config: FitConfig, folder: Path) -> int:
-    """Updates, over all stages, that `fit` would not make again in this folder."""
-    stages = {"autoencoder": config.autoencoder, "dynamics": config.dynamics}
-    stages |= {"success": config.success, "clip": config.success, "value": config.value, "objects": config.objects}
-    updates = 0
-    for name, stage in stages.items():
-        if stage.steps and not _finished(folder, name).is_file():
-            checkpoint = latest_checkpoint(_checkpoints(folder, name))
-            return updates + (checkpoint_step(checkpoint) if checkpoint else 0)
-        updates += stage.steps
-    return updates
-
-
-def _finished(folder: Path, name: str) -> Path:
-    """A stage's weights, there once it is finished."""
-    return folder / "stages" / name / WEIGHTS
-
-
-def _checkpoints(folder: Path, name: str) -> Path:
-    return folder / "checkpoints" / name
 
 
 class _Fit:
@@ -166,6 +145,7 @@ class _Fit:
         start = load_world_model(config.start_from, device) if config.start_from else None
         if start is not None:
             check_start(start, spec, config)
+            drop_stale(start, config)
         self.model = start.config if start is not None else for_env(config.model or WorldModelConfig(), spec)
         self.data = FitData.open(config, spec, self.model.frame_steps, seed, fold)
         if fold is None:
@@ -297,6 +277,14 @@ class _Fit:
 
         return loss
 
+    def posterior(self) -> None:
+        """Members of the dynamics, on the dynamics as it is kept."""
+        stage = self.config.posterior
+        if stage.steps:
+            network = add_posterior(self.world_model, stage, self.seed)
+            clips = self._clips(self.data.shown, self.config.cuts)
+            self._stage("posterior", network, posterior_loss(self.world_model, clips, stage, self.seed), stage)
+
     def value(self) -> None:
         """Tell at every real frame whether its episode will succeed; a first value starts as the success head."""
         stage, network, device = self.config.value, self.world_model.value_head, self.world_model.device
@@ -406,9 +394,12 @@ class _Fit:
         earlier, self.updates = self.updates, self.updates + stage.steps
         if self._load_finished(name, network):
             return
-        folder = _checkpoints(self.folder, name)
+        folder = checkpoints(self.folder, name)
         before()
-        low_precision = wants_bf16(self.config.precision, self.world_model.device.type) and name != "objects"
+        low_precision = wants_bf16(self.config.precision, self.world_model.device.type) and name not in (
+            "objects",
+            "posterior",
+        )
         trainer = stage_trainer(network, stage, "success" if name == "clip" else name, low_precision)
         if (checkpoint := latest_checkpoint(folder)) is not None:
             resume_stage(trainer, checkpoint)
@@ -424,11 +415,11 @@ class _Fit:
         network.eval()
         after()
         tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in network.state_dict().items()}
-        with atomic_folder(_finished(self.folder, name).parent, f"{name} stage", replace=True) as partial:
+        with atomic_folder(finished(self.folder, name).parent, f"{name} stage", replace=True) as partial:
             save_file(tensors, partial / WEIGHTS)
 
     def _load_finished(self, name: str, network: nn.Module) -> bool:
-        file = _finished(self.folder, name)
+        file = finished(self.folder, name)
         if not file.is_file():
             return False
         network.load_state_dict(load_file(file))

@@ -92,6 +92,8 @@ class RefitGuard:
             return
         self.score = before
         start = load_world_model(self.start_from)
+        if "dynamics" in networks:
+            start.set_posterior(None)  # Members are fitted after this.
         for name in networks:
             network: nn.Module = getattr(self.world_model, name)
             network.load_state_dict(getattr(start, name).state_dict())

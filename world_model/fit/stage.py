@@ -1,4 +1,4 @@
-"""The training of one part of a world model: in float32 or bfloat16, and from its checkpoint on."""
+"""The training of one part of a world model: in float32 or bfloat16, from its checkpoint on, and where it is kept."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from vla_rl.training.checkpoint import load_checkpoint
+from vla_rl.training.checkpoint import checkpoint_step, latest_checkpoint, load_checkpoint
 from vla_rl.training.trainer import Trainer
 from world_model.config import StageConfig
+from world_model.fit.config import FitConfig
+
+WEIGHTS = "weights.safetensors"
 
 
 def stage_trainer(network: nn.Module, stage: StageConfig, name: str, low_precision: bool = False) -> Trainer:
@@ -39,3 +42,26 @@ def resume_stage(trainer: Trainer, checkpoint: Path) -> None:
         counters = {"num_steps": state["step"], "num_bad_steps": bad, "_bad_streak": bad}
         state = {"optimizers": [state[f"optimizer{i}"] for i in numbers], "counters": counters}
     trainer.load_state(tensors, state)
+
+
+def updates_kept(config: FitConfig, folder: Path) -> int:
+    """Updates, over all stages, that `fit` would not make again in this folder."""
+    stages = {"autoencoder": config.autoencoder, "dynamics": config.dynamics}
+    stages |= {"success": config.success, "clip": config.success, "posterior": config.posterior}
+    stages |= {"value": config.value, "objects": config.objects}
+    updates = 0
+    for name, stage in stages.items():
+        if stage.steps and not finished(folder, name).is_file():
+            checkpoint = latest_checkpoint(checkpoints(folder, name))
+            return updates + (checkpoint_step(checkpoint) if checkpoint else 0)
+        updates += stage.steps
+    return updates
+
+
+def finished(folder: Path, name: str) -> Path:
+    """A stage's weights, there once it is finished."""
+    return folder / "stages" / name / WEIGHTS
+
+
+def checkpoints(folder: Path, name: str) -> Path:
+    return folder / "checkpoints" / name

@@ -23,7 +23,8 @@ def check_start(start: WorldModel, spec: EnvSpec, config: FitConfig) -> None:
     Raises:
         ConfigError: it is not; the message says how they differ.
     """
-    wanted = config.model and for_env(config.model, spec).model_copy(update={"objects": start.config.objects})
+    added = {"objects": start.config.objects, "posterior": start.config.posterior}
+    wanted = config.model and for_env(config.model, spec).model_copy(update=added)
     if wanted is not None and wanted != start.config:
         raise ConfigError(
             "world_model.model: differs from that of start_from, whose weights then do not fit; leave model out, or "

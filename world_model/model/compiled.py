@@ -29,6 +29,8 @@ def compiled[**P, R](function: Callable[P, R], device: torch.device, backend: st
 
 
 def _copied(value: Any) -> Any:
+    if value is None:
+        return None
     if isinstance(value, torch.Tensor):
         return value.clone()
     return replace(value, **{field.name: _copied(getattr(value, field.name)) for field in fields(value)})

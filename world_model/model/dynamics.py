@@ -12,8 +12,8 @@ it. So imagining frame by frame over cached keys and values computes what traini
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -25,12 +25,14 @@ from world_model.interfaces import Dynamics
 from world_model.model.action_conditioning import ActionConditioning, Condition
 from world_model.model.compiled import compiled
 from world_model.model.flow import Noisy, mix, sample, sampling_levels, shifted
+from world_model.model.posterior import Posterior
 from world_model.model.transformer_block import NUM_MODULATIONS, TransformerBlock, level_features
+from world_model.model.video_context import VideoContext, written
 from world_model.noise import NoiseStream
 from world_model.types import Actions, Clip, Frames
 
 if TYPE_CHECKING:
-    from world_model.config import TransformerConfig
+    from world_model.config import PosteriorConfig, TransformerConfig
 
 # preset -> (width, depth, heads)
 PRESETS = {"tiny": (160, 6, 5), "small": (384, 8, 6), "base": (768, 16, 12), "large": (1280, 23, 20)}
@@ -38,66 +40,6 @@ MIN_LEVEL = 0.1  # The loss weighs the error of a frame at noise level t by 1 / 
 CONTEXT_SPAN = 5.0  # Remembered frames have up to this many times the noise in training that they have in imagination.
 STATE_BETA = 0.05  # Standard deviations; beyond it the error of a state counts linearly: collisions are rare and large.
 PURE_NOISE = 0.25  # Share of frames that are predicted from noise alone, as imagining begins with them.
-
-
-@dataclass(frozen=True)
-class VideoContext:
-    """Keys and values of B episodes' remembered frames, W = 1 + memory slots: the reference, then the last ones
-    in turn (a ring; their order is in the keys' rotation).
-
-    Attributes:
-        keys, values: float (B, depth, W, N, heads, D).
-        filled: bool (B, W).
-        num_frames: int64 (B,), frames seen; the number of the next one.
-        latest: B x 1 frames, the last one remembered, as it was remembered (with its noise).
-    """
-
-    keys: torch.Tensor
-    values: torch.Tensor
-    filled: torch.Tensor
-    num_frames: torch.Tensor
-    latest: Frames
-
-    def select(self, rows: torch.Tensor) -> VideoContext:
-        """Of the episodes at `rows`, int64, in that order."""
-        return VideoContext(
-            self.keys[rows], self.values[rows], self.filled[rows], self.num_frames[rows], self.latest.select(rows)
-        )
-
-    def put(self, rows: torch.Tensor, other: VideoContext) -> VideoContext:
-        """With the episodes at `rows` replaced by those of `other`."""
-
-        def replaced(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-            result = old.clone()
-            result[rows] = new
-            return result
-
-        return VideoContext(
-            replaced(self.keys, other.keys),
-            replaced(self.values, other.values),
-            replaced(self.filled, other.filled),
-            replaced(self.num_frames, other.num_frames),
-            Frames(
-                replaced(self.latest.latents, other.latest.latents), replaced(self.latest.states, other.latest.states)
-            ),
-        )
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """For a keyframe."""
-        return {
-            "keys": self.keys,
-            "values": self.values,
-            "filled": self.filled,
-            "num_frames": self.num_frames,
-            "latents": self.latest.latents,
-            "states": self.latest.states,
-        }
-
-    @staticmethod
-    def from_tensors(tensors: dict[str, torch.Tensor]) -> VideoContext:
-        """What `tensors` gave."""
-        latest = Frames(tensors["latents"], tensors["states"])
-        return VideoContext(tensors["keys"], tensors["values"], tensors["filled"], tensors["num_frames"], latest)
 
 
 class VideoDynamics(Dynamics["TransformerConfig"]):
@@ -155,18 +97,42 @@ class VideoDynamics(Dynamics["TransformerConfig"]):
         for layer in (self.modulation, self.head_patch, self.head_state):
             nn.init.zeros_(layer.weight)
             nn.init.zeros_(layer.bias)
+        self.posterior: Posterior | None = None
 
     @property
     def dtype(self) -> torch.dtype:
         """Of the parameters, in which it computes; latents and states go in and come out as float32."""
         return self.place.dtype
 
+    def set_posterior(self, config: PosteriorConfig | None) -> None:
+        """See `Dynamics.set_posterior`."""
+        self.posterior = None
+        if config is not None:
+            width, depth = self.place.shape[1], len(self.blocks)
+            self.posterior = Posterior(config.members, config.rank, width, depth, NUM_MODULATIONS)
+
+    def with_members(self, context: VideoContext, member: torch.Tensor) -> VideoContext:
+        """See `Dynamics.with_members`."""
+        return replace(context, member=member)
+
+    def next_members(self, context: VideoContext, count: int) -> VideoContext:
+        """See `Dynamics.next_members`."""
+        assert self.posterior is not None and context.member is not None, "a member has imagined so far"
+        later = 1 + torch.arange(count, device=context.member.device).repeat(len(context.member) // count)
+        return replace(context, member=(context.member + later) % self.posterior.members)
+
     # --- training ---------------------------------------------------------------------------
 
     def loss(
-        self, clip: Clip, generator: torch.Generator, seen: Frames | None = None
+        self,
+        clip: Clip,
+        generator: torch.Generator,
+        seen: Frames | None = None,
+        member: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, dict[str, Any]]:
         """Rectified-flow loss of every frame that follows a frame of the clip; `seen`: these in the clip's place.
+
+        `member`, int64 (B,): which of the posterior predicts each clip; None: the dynamics itself.
 
         The network predicts the clean frame; its squared error at noise level t is weighed by 1 / t (t at least 0.1).
         The error of the velocity would be weighed by 1 / t^2, and levels are often drawn around the middle: then most
@@ -184,7 +150,7 @@ class VideoDynamics(Dynamics["TransformerConfig"]):
         before = context.frames.at(slice(0, -1))
         # Frame 1 of a clip from an episode's middle has no frame before it in the clip.
         counted = clip.valid[:, 1:] & (number[:, 1:] == number[:, :-1] + 1)
-        predicted = self._two_streams(context, noisy, before, clip.actions, number, clip.valid)
+        predicted = self._two_streams(context, noisy, before, clip.actions, number, clip.valid, member)
         weight = counted / levels.clamp_min(MIN_LEVEL)
         weight = weight / counted.sum().clamp_min(1)
         latent_error = (predicted.latents - target.latents).square().mean((2, 3, 4, 5))
@@ -225,6 +191,7 @@ class VideoDynamics(Dynamics["TransformerConfig"]):
         actions: Actions,
         number: torch.Tensor,
         valid: torch.Tensor,
+        member: torch.Tensor | None = None,
     ) -> Frames:
         """Predictions for frames 1 .. T-1, each from the context stream before it."""
         length = number.shape[1]
@@ -232,13 +199,9 @@ class VideoDynamics(Dynamics["TransformerConfig"]):
         remembered = self._tokens(context, None, condition, number)
         wanted = self._tokens(noisy, before, condition.at(slice(1, None)), number[:, 1:])
         tokens = torch.cat([remembered, wanted], 1)
-        modulation = torch.cat(
-            [
-                self._modulation(context.levels, condition),
-                self._modulation(noisy.levels, condition.at(slice(1, None))),
-            ],
-            1,
-        )
+        predicting = self._modulation(noisy.levels, condition.at(slice(1, None)), member)
+        remembering = self._modulation(context.levels, condition).expand(-1, -1, predicting.shape[2], -1, -1)
+        modulations = self._each_block(torch.cat([remembering, predicting], 1))
         order = torch.cat([number, number[:, 1:]], 1)
         in_context = torch.arange(2 * length - 1, device=number.device) < length
         age = order[:, :, None] - order[:, None, :]
@@ -246,7 +209,7 @@ class VideoDynamics(Dynamics["TransformerConfig"]):
         seen = in_context[None, None, :] & (age > 0) & ((age <= self.config.memory) | kept)
         seen = seen | torch.eye(2 * length - 1, dtype=torch.bool, device=number.device)
         seen = seen & (torch.cat([valid, valid[:, 1:]], 1)[:, None, :] | (age == 0))
-        for block in self.blocks:
+        for block, modulation in zip(self.blocks, modulations, strict=True):
             tokens = block(tokens, modulation, order, seen)
         return self._predict(tokens[:, length:], before, actions.at(slice(1, None)))
 
@@ -305,11 +268,12 @@ class VideoDynamics(Dynamics["TransformerConfig"]):
         filled = context.filled.clone()
         filled[row, slot] = True
         return VideoContext(
-            _written(context.keys, keys, row, slot),
-            _written(context.values, values, row, slot),
+            written(context.keys, keys, row, slot),
+            written(context.values, values, row, slot),
             filled,
             context.num_frames + 1,
             noisy.frames,
+            context.member,
         )
 
     @torch.no_grad()
@@ -335,7 +299,7 @@ class VideoDynamics(Dynamics["TransformerConfig"]):
         def predict(noisy: Frames, level: float) -> Frames:
             levels = torch.full_like(before.states[..., 0], level)
             tokens = self._tokens(Noisy(noisy, levels), before, condition, number)
-            tokens, _, _ = self._run(context, tokens, self._modulation(levels, condition), number)
+            tokens, _, _ = self._run(context, tokens, self._modulation(levels, condition, context.member), number)
             return self._predict(tokens, before, actions)
 
         return sample(predict, start, levels, self.config.temperature)
@@ -347,9 +311,10 @@ class VideoDynamics(Dynamics["TransformerConfig"]):
         keys, values, filled = [], [], context.filled
         if not self.config.reference:  # It is in the first slot.
             filled = torch.cat([filled[:, :1] & (number <= self.config.memory), filled[:, 1:]], 1)
+        modulations = self._each_block(modulation)
         for i, block in enumerate(cast(Iterable[TransformerBlock], self.blocks)):
             past = (context.keys[:, i], context.values[:, i], filled)
-            tokens, key, value = block.step(tokens, modulation, number, past)
+            tokens, key, value = block.step(tokens, modulations[i], number, past)
             keys.append(key)
             values.append(value)
         return tokens, torch.stack(keys, 1), torch.stack(values, 1)
@@ -380,10 +345,22 @@ class VideoDynamics(Dynamics["TransformerConfig"]):
         states = before.states + self.action_maps.moved(actions, before.states)
         return Frames(before.latents + latents, states + self.head_state(tokens[:, :, -1]).float())
 
-    def _modulation(self, levels: torch.Tensor, condition: Condition) -> torch.Tensor:
-        """(B, T, 9, width): from each frame's noise level and actions."""
-        embedded = self.embed_level(level_features(levels).to(self.dtype)) + condition.frame
-        return self.modulation(F.silu(embedded)).unflatten(-1, (NUM_MODULATIONS, -1))
+    def _modulation(
+        self, levels: torch.Tensor, condition: Condition, member: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """From each frame's noise level and actions: (B, T, 1, 9, width), the blocks' in common; a member's, of each
+        block, (B, T, depth, 9, width)."""
+        features = F.silu(self.embed_level(level_features(levels).to(self.dtype)) + condition.frame)
+        shared = self.modulation(features).unflatten(-1, (1, NUM_MODULATIONS, -1))
+        if member is None:
+            return shared
+        assert self.posterior is not None, "a member is of a posterior"
+        return shared + self.posterior(features, member)
+
+    def _each_block(self, modulation: torch.Tensor) -> Sequence[torch.Tensor]:
+        """(B, T, 9, width) for each block, of what `_modulation` gives."""
+        found = modulation.unbind(2)
+        return found if len(found) > 1 else found * len(self.blocks)
 
     def _path_starts(self, frames: Frames, actions: Actions, number: torch.Tensor) -> torch.Tensor:
         """The state from which each frame's actions set out (B, T, S): the frame before's, where the clip has it.
@@ -408,10 +385,3 @@ class VideoDynamics(Dynamics["TransformerConfig"]):
         (channels, height, width), (rows, columns), side = self.latent_shape, self.grid, self.config.patch
         cut = patches.reshape(batch, length, self.num_views, rows, columns, channels, side, side)
         return cut.permute(0, 1, 2, 5, 3, 6, 4, 7).reshape(batch, length, self.num_views, channels, height, width)
-
-
-def _written(old: torch.Tensor, new: torch.Tensor, row: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
-    """`old` (B, depth, W, ...) with `new` (B, depth, ...) in each row's slot."""
-    result = old.clone()
-    result[row, :, slot] = new
-    return result

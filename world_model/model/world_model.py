@@ -20,9 +20,10 @@ from torch import nn
 from vla_rl.common.atomic import atomic_folder
 from vla_rl.common.precision import Precision, wants_bf16
 from vla_rl.config import ConfigError
-from world_model.config import ObjectsConfig, WorldModelConfig
+from world_model.config import ObjectsConfig, PosteriorConfig, WorldModelConfig
 from world_model.interfaces import Autoencoder, Dynamics, SuccessHead
 from world_model.metadata import WorldModelMetadata, read_metadata, resolve_path, write_metadata
+from world_model.model.lacking import NO_OBJECTS, NO_POSTERIOR, NO_PROBABILITY, NO_VALUE
 from world_model.model.memory import Memory
 from world_model.model.objects import ObjectModel
 from world_model.model.success import timed
@@ -30,22 +31,6 @@ from world_model.model.weights import read_weights, write_weights
 from world_model.noise import NoiseStream
 from world_model.types import Actions, DynamicsInputs, Frames
 
-NO_PROBABILITY = (
-    "env.imagination.reward: got 'probability', but the world model has no calibrated probability of success: it was "
-    "fitted before there were any, or a higher score means no more success on its held-out episodes. Fit it again "
-    "(vla-rl world-model fit), or set env.imagination.reward=success."
-)
-NO_VALUE = (
-    "world model: has no value, which says whether an episode will succeed. Fit one on the policy's own episodes, from "
-    "this world model on: vla-rl world-model fit ... world_model.start_from=FOLDER world_model.value.steps=400, with "
-    "steps=0 in the other stages to keep them as they are."
-)
-NO_OBJECTS = (
-    "env.imagination.reward: got 'objects', but the world model has no objects part with a calibrated probability. "
-    "Fit one on the policy's own episodes, collected with collect.objects=true, from this world model on: vla-rl "
-    "world-model fit ... world_model.start_from=FOLDER world_model.objects.steps=1600, with steps=0 in the other "
-    "stages to keep them as they are; or set env.imagination.reward=probability."
-)
 IMAGES_AT_ONCE = 512  # Through the autoencoder, which bounds its memory.
 
 
@@ -351,6 +336,35 @@ class WorldModel(nn.Module):
             self.objects = ObjectModel(config, self.autoencoder.latent_shape, *sizes).to(self.device).eval()
         self.config = self.config.model_copy(update={"objects": config})
 
+    def set_posterior(self, config: PosteriorConfig | None) -> None:
+        """Give its dynamics fresh members or none; see `Dynamics.set_posterior`."""
+        self.dynamics.set_posterior(config)
+        self.to(self.device).eval()
+        self.config = self.config.model_copy(update={"posterior": config})
+
+    def check_posterior(self) -> PosteriorConfig:
+        """Return how many members there are, and of which size.
+
+        Raises:
+            ConfigError: there are none.
+        """
+        if self.config.posterior is None:
+            raise ConfigError(NO_POSTERIOR)
+        return self.config.posterior
+
+    def with_members(self, memory: Memory, drawn: Sequence[int]) -> Memory:
+        """The same episodes, each imagined from here on by the member of the posterior that a number of it chooses.
+
+        Args:
+            drawn: (B,), of any size; their remainders are the members' numbers.
+
+        Raises:
+            ConfigError: there are none.
+        """
+        count = self.check_posterior().members
+        member = torch.tensor([number % count for number in drawn], dtype=torch.int64, device=self.device)
+        return replace(memory, context=self.dynamics.with_members(memory.context, member))
+
     def compute_in(self, precision: Precision) -> WorldModel:
         """Keep the networks' parameters in bfloat16 from here on, where `precision` says so; images, latents, states
         and the objects part, whose poses are millimeters, stay what they are. Returns itself."""
@@ -399,6 +413,8 @@ def load_world_model(
             world_model.add_value_head()
         if config.objects is not None:
             world_model.set_objects(config.objects)
+        if config.posterior is not None:
+            world_model.set_posterior(config.posterior)
     for part in fields(Parts):
         if (module := getattr(world_model, part.name)) is not None:
             read_weights(folder / f"{part.name}.safetensors", module)

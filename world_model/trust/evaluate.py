@@ -73,7 +73,6 @@ def measure_trust(
 
     datasets = [opened(path) for path in held_out]
     _check_unseen(datasets, loaded.metadata)
-    outcomes = [PolicyOutcomes(name, starts, np.array(a), np.array(b)) for name, starts, a, b in policies]
     chunk_frames = -(-(chunk_size or 1) // loaded.frame_steps)
     measured = measure(
         OpenLoop(loaded, imagination, chunk_frames),
@@ -81,7 +80,7 @@ def measure_trust(
             held_out=[episode for dataset in datasets for episode in episodes(dataset)],
             train=[episode for path in train for episode in episodes(opened(path))],
             styles={name: episodes(opened(path)) for name, path in (styles or {}).items()},
-            policies=outcomes,
+            policies=[PolicyOutcomes(name, starts, np.array(a), np.array(b)) for name, starts, a, b in policies],
         ),
         config,
         Provenance(
@@ -90,6 +89,7 @@ def measure_trust(
             datasets=tuple(str(path) for path in held_out),
             dataset_keys=tuple(dataset.cache.name for dataset in datasets),
             chunk_frames=chunk_frames,
+            futures=imagination.futures,
             command=shlex.join(["vla-rl", *sys.argv[1:]]),
         ),
         show,

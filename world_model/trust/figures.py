@@ -123,6 +123,20 @@ FIGURES: dict[str, FigureInfo] = {
         "Share of episodes that end otherwise when imagined again with other noise: outcomes the world model does not "
         "know.",
     ),
+    "disagreement": FigureInfo(
+        OUTCOMES,
+        "Disagreement of futures",
+        "number",
+        "How far the futures of env.imagination.ensemble spread (standard deviation of the latents, whose variance is "
+        "about 1), by their noise or, with a posterior, by its members. env.imagination.penalty calls this usual.",
+    ),
+    "disagreement_auc": FigureInfo(
+        OUTCOMES,
+        "Disagreement where the verdict is wrong (AUC)",
+        "number",
+        "Of an episode whose outcome is imagined wrongly and one that is imagined rightly, how often do the futures of "
+        "the first disagree more? 0.5: disagreement says nothing of where the world model errs.",
+    ),
     "calibration_error": FigureInfo(
         OUTCOMES,
         "Calibration error",

@@ -278,6 +278,10 @@ def _signal_figures(done: Replay, groups: np.ndarray, not_measured: dict[str, st
             )
         else:
             figures[name] = found
+    if done.disagreement is not None:
+        wrong, count = done.imagined[:, -1] != real, np.ones(len(groups))
+        figures["disagreement"] = figure(*ratio_interval(done.disagreement, count, groups), len(groups))
+        figures["disagreement_auc"] = auc_figure(done.disagreement, wrong, groups)
     return figures
 
 

@@ -39,8 +39,10 @@ class OpenLoop:
         return self.world_model.decode(_to(frames, self.world_model.device))
 
     def begin(self, first: Frames, instruction: Sequence[str], seeds: Sequence[int]) -> Memory:
-        """See `trust.types.WorldModel.begin`. The same seeds and actions give the same future once: noise goes on."""
-        return self.world_model.begin(_to(first, self.world_model.device), instruction, seeds)
+        """See `trust.types.WorldModel.begin`. The same seeds and actions give the same future once: noise goes on.
+        With a posterior each episode draws a member of its own."""
+        memory = self.world_model.begin(_to(first, self.world_model.device), instruction, seeds)
+        return self.world_model.with_members(memory, seeds) if self.config.posterior else memory
 
     def imagine(self, context: Memory, actions: Actions) -> tuple[Frames, Scores]:
         """The F frames that follow, and what the environment would say of them.
@@ -56,6 +58,7 @@ class OpenLoop:
         frames: list[Frames] = []
         probability: list[torch.Tensor] = []
         success: list[torch.Tensor] = []
+        disagreement: list[torch.Tensor] = []
         for start in range(0, actions.executed.shape[1], self.chunk_frames):
             part = actions.at(slice(start, start + self.chunk_frames))
             part = Actions(part.values.to(device), part.executed.to(device))
@@ -76,8 +79,9 @@ class OpenLoop:
             success.append(succeeded[:, None] | (counted & ~ended[:, None]))
             succeeded, ended = success[-1][:, -1], ended | chunk.untrusted
             frames.append(chunk.frames)
+            disagreement.append(chunk.disagreement[:, None].expand_as(executed))
         together = Frames.joined(frames, 1)
-        return _to(together, "cpu"), _scores(probability, success)
+        return _to(together, "cpu"), _scores(probability, success, disagreement if self.config.futures else None)
 
     @torch.no_grad()
     def imagine_ahead(
@@ -89,7 +93,7 @@ class OpenLoop:
         room = (0, 0, 0, 0, 0, depth - 1)  # Beyond the end nothing is executed, nor looked at.
         values = torch.nn.functional.pad(actions.values, room).to(device)
         every = Actions(values, torch.nn.functional.pad(actions.executed, room[2:]).to(device))
-        memory = self.world_model.begin(real.at(slice(0, 1)), instruction, seeds)
+        memory = self.begin(real.at(slice(0, 1)), instruction, seeds)
         found = torch.zeros(memory.size, num_frames, depth)
         for last in range(num_frames):
             ahead = self.world_model.dynamics.imagine(memory.context, every.at(slice(last, last + depth)), memory.noise)
@@ -136,8 +140,16 @@ class OpenLoop:
         return self.world_model.probability(score, clip)
 
 
-def _scores(probability: Sequence[torch.Tensor], success: Sequence[torch.Tensor]) -> Scores:
-    return Scores(torch.cat(list(probability), 1).cpu().numpy(), torch.cat(list(success), 1).cpu().numpy())
+def _scores(
+    probability: Sequence[torch.Tensor],
+    success: Sequence[torch.Tensor],
+    disagreement: Sequence[torch.Tensor] | None = None,
+) -> Scores:
+    def on_host(parts: Sequence[torch.Tensor]) -> np.ndarray:
+        return torch.cat(list(parts), 1).cpu().numpy()
+
+    spread = None if disagreement is None else on_host(disagreement)
+    return Scores(on_host(probability), on_host(success), spread)
 
 
 def _to(frames: Frames, device: torch.device | str) -> Frames:

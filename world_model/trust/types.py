@@ -62,10 +62,12 @@ class Scores:
             that is asked for; else with reward "probability", or where none was calibrated, the less sure of the two
             success networks' own; 0 where the environment would not look (see `OpenLoop.imagine`).
         success: bool (B, F), the episode counts as a success: the decision that RL is rewarded by, latched.
+        disagreement: float32 (B, F), of the futures of the chunk that a frame is in; None where there is one alone.
     """
 
     probability: np.ndarray
     success: np.ndarray
+    disagreement: np.ndarray | None = None
 
 
 class WorldModel(Protocol):

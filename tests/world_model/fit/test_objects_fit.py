@@ -23,8 +23,9 @@ from world_model.data.episodes import EpisodeFrames, open_episodes
 from world_model.data.latents import open_latents
 from world_model.data.objects import ObjectSamples, slot_poses
 from world_model.env.config import WorldModelEnvConfig
-from world_model.fit.fit import fit, updates_kept
+from world_model.fit.fit import fit
 from world_model.fit.objects import objects_scores
+from world_model.fit.stage import updates_kept
 from world_model.model.world_model import load_world_model
 from world_model.trust.config import MeasureConfig
 from world_model.trust.evaluate import measure_trust

@@ -37,7 +37,8 @@ def fit_world_model(
         the world model's folder, `folder`/world_model.
     """
     from vla_rl.training.metrics import MetricLogger
-    from world_model.fit.fit import fit, updates_kept
+    from world_model.fit.fit import fit
+    from world_model.fit.stage import updates_kept
 
     limit_threads(recipe)
     section = world_model_section(recipe)
@@ -78,7 +79,7 @@ def check_held_out(recipe: Recipe, run: RunFolder, changed: Changed) -> None:
     Raises:
         ConfigError: `world_model.calibrate_on` began or ceased to be given after the first checkpoint.
     """
-    from world_model.fit.fit import updates_kept
+    from world_model.fit.stage import updates_kept
 
     there, here = changed.get("world_model.calibrate_on", ((), ()))
     if bool(there) != bool(here) and updates_kept(world_model_section(recipe), run.path):

@@ -20,10 +20,10 @@ def imagined_env(recipe: Recipe, world_model: Path) -> Any:
     env: Any = type(recipe.env).model_validate(
         recipe.env.model_dump() | {"path": str(world_model), "trust": {"ignore": True}}
     )
-    if env.imagination.horizon is not None:
-        return env
-    whole = max(env.env_spec().horizon.values())
-    return env.model_copy(update={"imagination": env.imagination.model_copy(update={"horizon": whole})})
+    changes: dict[str, Any] = {"penalty": 0.0}  # Success is asked, not reward; and trust may be measured only after.
+    if env.imagination.horizon is None:
+        changes["horizon"] = max(env.env_spec().horizon.values())
+    return env.model_copy(update={"imagination": env.imagination.model_copy(update=changes)})
 
 
 def success_in_both(recipe: Recipe, world_model: Path, policy: str, episodes_per_task: int) -> PolicySuccess:

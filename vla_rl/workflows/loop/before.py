@@ -46,6 +46,11 @@ def _lacking_parts(recipe: Recipe, env: WorldModelEnvConfig, section: FitConfig)
             f"world_model.objects.network: got null with steps={objects.steps}, and {env.path} has no objects part; "
             "say which objects it has, network={slots: [[NAME, ...], ...]}, or set world_model.objects.steps=0"
         )
+    if imagination.posterior and not section.posterior.steps and (config.posterior is None or section.dynamics.steps):
+        lacking.append(
+            "env.imagination.posterior: got true, but no members would be there to draw from: "
+            "world_model.posterior.steps is 0; set it above 0, or env.imagination.posterior=false"
+        )
     if metadata.value_probability is None and not section.value.steps:
         remedy = f"but {env.path} has no value and world_model.value.steps is 0; set it above 0, or"
         if imagination.branch_frames is not None:

@@ -146,6 +146,8 @@ def check_parts(recipe: Recipe, world_model: Path) -> None:
     try:
         check_reward(fitted, imagination)
         branch_steps(fitted, imagination)
+        if imagination.posterior:
+            fitted.check_posterior()
         if recipe.sampling.keyframe_share and "uncertain" in world_model_section(recipe).keyframes.kinds:
             fitted.check_value()
     except ConfigError as error:

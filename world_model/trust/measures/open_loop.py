@@ -45,6 +45,7 @@ class Replay:
         probability: float (E,), the highest of an episode, imagined.
         head, head_probability: bool (E,), float (E,): the success head's verdict on the real frames.
         features: of imagined and of real clips, float (E x V, D), for the Fréchet video distance; None without weights.
+        disagreement: float (E,), of futures, the mean over an episode's frames; None where there is one future alone.
     """
 
     frames: dict[str, np.ndarray]
@@ -54,6 +55,7 @@ class Replay:
     head: np.ndarray
     head_probability: np.ndarray
     features: tuple[np.ndarray, np.ndarray] | None
+    disagreement: np.ndarray | None = None
 
     @property
     def num_episodes(self) -> np.ndarray:
@@ -76,6 +78,7 @@ def replay(
     probability, head_probability = np.zeros((2, len(episodes)))
     head = np.zeros(len(episodes), bool)
     features: list[tuple[np.ndarray, np.ndarray]] = []
+    spread: list[np.ndarray] = []
     for rows in _chunks(len(episodes), batch_size):
         batch = collate([episodes[i] for i in rows])
         real = world_model.encode(batch.images, batch.states)
@@ -94,6 +97,8 @@ def replay(
         probability[rows] = np.where(valid, scores.probability, 0).max(1)
         head[rows] = on_real.success[each, last + 1]
         head_probability[rows] = np.where(batch.valid, on_real.probability, 0).max(1)
+        if scores.disagreement is not None:
+            spread.append(np.where(valid, scores.disagreement, 0).sum(1) / valid.sum(1))
         if video is not None:
             held = np.minimum(np.arange(_VIDEO_FRAMES), last[:, None])
             videos = (world_model.decode(imagined), batch.images[:, 1:])
@@ -108,6 +113,7 @@ def replay(
         head=head,
         head_probability=head_probability,
         features=(crowds[0], crowds[1]) if crowds else None,
+        disagreement=np.concatenate(spread) if spread else None,
     )
 
 

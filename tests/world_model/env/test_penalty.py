@@ -1,0 +1,133 @@
+"""Reward lowered where imagined futures disagree, and real episodes sent there: worked out by hand on the toy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from test_planning import Wanderer, observed, planner
+from toy import ToyInitialFrames, push, toy_env, toy_world_model
+
+from vla_rl.config import ConfigError, validate
+from vla_rl.evaluation.figure import Figure
+from vla_rl.recipe.collect_config import CollectConfig
+from vla_rl.types import EpisodeSpec
+from world_model.config import ImaginationConfig
+from world_model.env.config import WorldModelEnvConfig
+from world_model.env.env import WorldModelEnv
+from world_model.env.plan_config import PlanConfig
+from world_model.trust.config import MeasureConfig
+from world_model.trust.measure import _signal_figures
+from world_model.trust.measures.open_loop import Replay
+from world_model.trust.report import Provenance, TrustReport
+from world_model.trust.subject import OpenLoop
+
+SPECS = [EpisodeSpec("reach_back", "train", i) for i in range(4, 12)]  # Some will pass the goal.
+
+
+def env_of(usual: float | None, **options: Any) -> WorldModelEnv:
+    config = ImaginationConfig.model_validate({"dual_noise": 0, "ensemble": 3, **options})
+    return WorldModelEnv(toy_world_model(0.5), ToyInitialFrames(), config, len(SPECS), usual_disagreement=usual)
+
+
+def test_a_chunk_is_paid_less_by_its_disagreement_up_to_a_bound() -> None:
+    plain, penalized = env_of(None), env_of(0.15, penalty=0.1)
+    for env in (plain, penalized):
+        env.reset(SPECS)
+    before, after = (env.step(push(0, len(SPECS), 4)) for env in (plain, penalized))
+    disagreement = after.info["disagreement"]
+    np.testing.assert_array_equal(before.info["disagreement"], disagreement)
+    times = np.minimum(disagreement / 0.15, 4)
+    assert (times == 4).any() and (times < 4).any() and after.success.any() and not after.success.all()
+    np.testing.assert_array_equal(before.success, after.success)
+    np.testing.assert_allclose(before.reward - after.reward, np.eye(4)[3] * (0.1 * times)[:, None], atol=1e-6)
+
+
+def test_what_is_usual_must_be_known_and_futures_must_be_able_to_disagree() -> None:
+    with pytest.raises(ConfigError, match=r"env\.imagination\.penalty:.*measure trust with the same ensemble"):
+        env_of(None, penalty=0.1)
+    with pytest.raises(ConfigError, match=r"imagination\.penalty: got 0\.1 with ensemble 1"):
+        validate(ImaginationConfig, {"penalty": 0.1})
+    assert not toy_env(1, ensemble=2).config.penalty
+
+
+def test_what_is_usual_is_in_the_trust_report_of_the_same_futures(tmp_path: Path) -> None:
+    def usual(futures: str, **imagination: Any) -> float | None:
+        report = TrustReport(
+            created="",
+            provenance=Provenance(futures=futures),
+            config=MeasureConfig(),
+            frame_steps=4,
+            figures={"disagreement": Figure(value=0.25, n=3)},
+        )
+        report.save(tmp_path / "trust.json")
+        config = WorldModelEnvConfig.model_construct(imagination=ImaginationConfig.model_validate(imagination))
+        return config._usual_disagreement(tmp_path / "trust.json")
+
+    assert usual("noise", ensemble=2, penalty=0.1) == 0.25
+    assert usual("members", ensemble=2, penalty=0.1, posterior=True) == 0.25
+    assert usual("noise", ensemble=2, penalty=0.1, posterior=True) is None
+    assert usual("noise", ensemble=2) is None, "nobody asks"
+
+
+def test_trust_measures_the_disagreement_that_the_environment_sees() -> None:
+    env = env_of(None)
+    obs = env.reset(SPECS)
+    expected = env.step(push(0, len(SPECS), 4)).info["disagreement"]
+    trust = OpenLoop(env.world_model, env.config)
+    images = np.stack(list(obs.images.values()), 1)
+    seeds = [env._seed_of(spec, 0) for spec in SPECS]
+    context = trust.begin(trust.encode(images[:, None], obs.state[:, None]), obs.instruction, seeds)
+    _, scores = trust.imagine(context, env.world_model.actions(push(0, len(SPECS), 4), np.full(len(SPECS), 4)))
+    np.testing.assert_allclose(cast(np.ndarray, scores.disagreement)[:, 0], expected, rtol=1e-6)
+    alone = OpenLoop(env.world_model, ImaginationConfig(dual_noise=0))
+    context = alone.begin(alone.encode(images[:, None], obs.state[:, None]), obs.instruction, seeds)
+    _, scores = alone.imagine(context, env.world_model.actions(push(0, len(SPECS), 4), np.full(len(SPECS), 4)))
+    assert scores.disagreement is None
+
+
+def test_trust_says_whether_disagreement_is_where_verdicts_are_wrong() -> None:
+    real, imagined = np.array([[True], [False], [True], [False]]), np.array([[True], [True], [False], [False]])
+    spread = np.array([0.1, 0.5, 0.4, 0.2])
+    done = Replay({}, real, imagined, np.linspace(0, 1, 4), real[:, 0], np.linspace(0, 1, 4), None, spread)
+    found = _signal_figures(done, np.arange(4), {})
+    assert found["disagreement"].value == pytest.approx(0.3) and found["disagreement_auc"].value == 1
+    without = Replay({}, real, imagined, np.linspace(0, 1, 4), real[:, 0], np.linspace(0, 1, 4), None)
+    assert "disagreement" not in _signal_figures(without, np.arange(4), {})
+
+
+def test_a_bonus_sends_the_policy_where_futures_disagree(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = {}
+    for bonus in (0.0, 0.01, 50.0):
+        policy = Wanderer()
+        plan = planner(monkeypatch, policy, candidates=5, chunks=1, bonus=bonus)
+        dynamics = plan.world_model.dynamics
+        move = dynamics.imagine
+
+        def unsure_of_small_pushes(context, actions, noise, num_steps=None, move=move):
+            frames = move(context, actions, noise)
+            still = (1 - actions.values[:, :, 0, 0])[:, :, None, None, None, None]
+            drawn = noise.normal(1).view(-1, 1, 1, 1, 1, 1)
+            return type(frames)(frames.latents + 1e-3 * still * drawn, frames.states)
+
+        monkeypatch.setattr(dynamics, "imagine", unsure_of_small_pushes)
+        plan.watch([0, 1], [True, True])
+        chunk = plan.act(observed([1.0, 2.0]), torch.Generator().manual_seed(0))
+        drawn = policy.drawn[0].reshape(2, 5)
+        chosen[bonus] = chunk.actions[:, 0, 0]
+    np.testing.assert_array_equal(chosen[0.0], drawn.max(1))
+    np.testing.assert_array_equal(chosen[0.01], drawn.max(1), "a small bonus decides between likes")
+    np.testing.assert_array_equal(chosen[50.0], drawn.min(1))
+
+
+def test_a_bonus_and_a_plan_to_collect_by_are_refused_where_they_mean_nothing() -> None:
+    with pytest.raises(ConfigError, match=r"plan\.bonus: got 1 with choose 'random'"):
+        validate(PlanConfig, {"world_model": "x", "choose": "random", "bonus": 1})
+    plan = {"world_model": "x", "bonus": 1}
+    with pytest.raises(ConfigError, match=r"collect\.plan: only for real episodes of the policy"):
+        validate(CollectConfig, {"source": "expert", "plan": plan})
+    config = validate(CollectConfig, {"source": "policy", "plan": plan})
+    assert isinstance(config.plan, PlanConfig) and "bonus of 1" in config.plan.protocol()
