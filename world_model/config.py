@@ -48,9 +48,11 @@ class DynamicsConfig(Config):
 
     Attributes:
         learns_from_own_frames: `Dynamics.loss` takes `seen`, which `world_model.bootstrap` needs.
+        can_be_distilled: it has `Dynamics.distillation_loss`, which `world_model.distillation` needs.
     """
 
     learns_from_own_frames: ClassVar[bool] = False
+    can_be_distilled: ClassVar[bool] = False
 
     kind: str = Field(description="The dynamics: transformer, wan, or package.module:Class.")
     temperature: float = Field(
@@ -79,6 +81,7 @@ class TransformerConfig(DynamicsConfig):
 
     renamed: ClassVar[Mapping[str, str]] = {"metres_per_action": "meters_per_action"}
     learns_from_own_frames: ClassVar[bool] = True
+    can_be_distilled: ClassVar[bool] = True
 
     kind: str = Field(default="transformer", description="The dynamics: this transformer.")
     preset: Literal["tiny", "small", "base", "large"] = Field(
@@ -241,6 +244,20 @@ class StageConfig(TrainerConfig):
     max_bad_steps: PositiveInt = Field(
         default=20,
         description="Stop after this many updates in a row with NaN or infinite loss or gradients (each is skipped).",
+    )
+
+
+class DistillationConfig(StageConfig):
+    """How the dynamics learns to imagine in one step of the flow (see world_model/fit/distillation.py)."""
+
+    steps: NonNegativeInt = Field(
+        default=0,
+        description="Updates, after which the world model imagines with one step of the flow; 0: no distillation. What "
+        "it learns from is the dynamics with its own sampling_steps, which must be 2 or more.",
+    )
+    lr: PositiveFloat = Field(default=2e-4, description="Peak learning rate.")
+    ema_decay: float = Field(
+        default=0.98, ge=0, lt=1, description="Decay of an average of the weights, which is the result; 0: the last."
     )
 
 

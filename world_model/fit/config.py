@@ -12,6 +12,7 @@ from vla_rl.data.config import DatasetConfig, MaybeDatasets
 from vla_rl.interfaces import WorldModelFitConfig
 from world_model.config import (
     BootstrapConfig,
+    DistillationConfig,
     KeyframeConfig,
     ObjectsStageConfig,
     StageConfig,
@@ -70,6 +71,11 @@ class FitConfig(WorldModelFitConfig):
     autoencoder: StageConfig = Field(default_factory=StageConfig)
     dynamics: StageConfig = Field(default_factory=StageConfig)
     success: StageConfig = Field(default_factory=StageConfig)
+    distillation: DistillationConfig = Field(
+        default_factory=DistillationConfig,
+        description="The dynamics learns to reach in one step of the flow what it reaches in several, after the "
+        "success networks are fitted; 0 steps: it does not.",
+    )
     value: StageConfig = Field(
         default_factory=lambda: StageConfig(steps=0, batch_size=64, lr=3e-4, ema_decay=0.98),
         description="The value, which says whether an episode will succeed: its network, learned from the outcomes of "
@@ -132,6 +138,7 @@ class FitConfig(WorldModelFitConfig):
         others = {
             "calibrate_on": bool(self.calibrate_on),
             "autoencoder.steps": self.autoencoder.steps > 0,
+            "distillation.steps": self.distillation.steps > 0,
             "value.steps": self.value.steps > 0,
             "objects.steps": self.objects.steps > 0,
         }

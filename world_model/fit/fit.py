@@ -1,4 +1,5 @@
-"""`vla-rl world-model fit`: autoencoder, dynamics, success networks, value, objects, threshold; resumable stages.
+"""`vla-rl world-model fit`: autoencoder, dynamics, success networks, distillation, value, objects, threshold; resumable
+stages.
 
 folder/
   stages/autoencoder/ ...        weights of finished stages, which are not fitted again
@@ -33,7 +34,7 @@ from vla_rl.training.checkpoint import (
 from vla_rl.training.trainer import Loss
 from vla_rl.types import EnvSpec
 from world_model.config import StageConfig, WorldModelConfig
-from world_model.data.clips import ClipDataset, SuccessBatch, SuccessSamples
+from world_model.data.clips import ClipDataset
 from world_model.data.episodes import EpisodeFrames, state_statistics
 from world_model.data.latents import ImageSamples, open_latents
 from world_model.data.objects import ObjectSamples
@@ -42,14 +43,16 @@ from world_model.data.styled import StyledImages
 from world_model.fit.calibration import calibrate
 from world_model.fit.config import FitConfig
 from world_model.fit.data import FitData, content_keys
+from world_model.fit.distillation import Distillation, check_distillation
 from world_model.fit.guard import Logits, RefitGuard
 from world_model.fit.latent_bootstrap import LatentBootstrap
 from world_model.fit.objects import calibrate_objects, objects_loss, prepare_objects
 from world_model.fit.replay import ImaginedSamples, replay_logits
-from world_model.fit.stage import resume_stage, stage_trainer
+from world_model.fit.stage import WEIGHTS, finished_weights, resume_stage, stage_checkpoints, stage_trainer
 from world_model.fit.start import check_start, for_env
+from world_model.fit.success import success_loss
 from world_model.fit.threshold_values import no_threshold, threshold_values
-from world_model.fit.value import calibrate_value
+from world_model.fit.value import calibrate_value, value_loss
 from world_model.interfaces import SuccessHead
 from world_model.metadata import WorldModelMetadata
 from world_model.model.autoencoder import TinyAutoencoder
@@ -63,7 +66,6 @@ log = logging.getLogger(__name__)
 OnMetrics = Callable[[int, Mapping[str, Any]], None]
 CALIBRATION_IMAGES = 1024
 LOG_EVERY = 50
-WEIGHTS = "weights.safetensors"
 
 
 def fit(
@@ -112,6 +114,9 @@ def fit(
             guard.watch("dynamics", ["dynamics"], run.dynamics)
         if config.success.steps:
             guard.watch("success", ["success", "clip"], run.success)
+    if config.distillation.steps:
+        distillation = Distillation(run.world_model, config.distillation, seed)
+        guard.weigh("distillation", lambda: run.distillation(distillation), distillation.undo)
     run.value()
     run.objects()
     run.calibrate(guard)
@@ -126,23 +131,15 @@ def fit(
 def updates_kept(config: FitConfig, folder: Path) -> int:
     """Updates, over all stages, that `fit` would not make again in this folder."""
     stages = {"autoencoder": config.autoencoder, "dynamics": config.dynamics}
-    stages |= {"success": config.success, "clip": config.success, "value": config.value, "objects": config.objects}
+    stages |= {"success": config.success, "clip": config.success, "distillation": config.distillation}
+    stages |= {"value": config.value, "objects": config.objects}
     updates = 0
     for name, stage in stages.items():
-        if stage.steps and not _finished(folder, name).is_file():
-            checkpoint = latest_checkpoint(_checkpoints(folder, name))
+        if stage.steps and not finished_weights(folder, name).is_file():
+            checkpoint = latest_checkpoint(stage_checkpoints(folder, name))
             return updates + (checkpoint_step(checkpoint) if checkpoint else 0)
         updates += stage.steps
     return updates
-
-
-def _finished(folder: Path, name: str) -> Path:
-    """A stage's weights, there once it is finished."""
-    return folder / "stages" / name / WEIGHTS
-
-
-def _checkpoints(folder: Path, name: str) -> Path:
-    return folder / "checkpoints" / name
 
 
 class _Fit:
@@ -199,6 +196,8 @@ class _Fit:
         self.world_model.metadata = metadata
         sampling = {"temperature": config.temperature, "sampling_steps": config.sampling_steps}
         self.world_model.set_sampling(**{name: value for name, value in sampling.items() if value is not None})
+        if config.distillation.steps:
+            check_distillation(self.world_model.config.dynamics)
 
     # --- data --------------------------------------------------------------------------------
 
@@ -276,26 +275,15 @@ class _Fit:
                 continue
             if imagined is None and self.config.imagined_share:
                 imagined = ImaginedSamples.of(self.world_model, clips, self.config.imagined_episodes, self.seed)
-            self._stage(name, network, self._success_loss(network, clips, imagined, number), stage)
+            loss = success_loss(network, clips, imagined, self.config, self.seed, number, self.world_model.device)
+            self._stage(name, network, loss, stage)
 
-    def _success_loss(
-        self, network: SuccessHead, clips: ClipDataset, imagined: ImaginedSamples | None, number: int
-    ) -> Loss:
-        stage, device = self.config.success, self.world_model.device
-        num_imagined = round(stage.batch_size * self.config.imagined_share) if imagined is not None else 0
-        real = SuccessSamples(clips, network.num_frames)
-
-        def loss(step: int) -> tuple[torch.Tensor, dict[str, Any]]:
-            torch.manual_seed(np.random.SeedSequence([self.seed, number, step]).generate_state(1)[0])  # Dropout.
-            parts = []
-            if num_imagined < stage.batch_size:
-                parts.append(real.batch(stage.batch_size - num_imagined, self.seed + number, step))
-            if imagined is not None and num_imagined:
-                parts.append(imagined.batch(num_imagined, network.num_frames, self.seed + number, step))
-            batch = SuccessBatch.concatenate(parts).to(device)
-            return network.loss(batch.frames, batch.reference, batch.instruction, batch.success)
-
-        return loss
+    def distillation(self, distillation: Distillation) -> None:
+        """Learn to imagine in one step of the flow, and imagine so from then on."""
+        clips = self._clips(self.data.shown, self.config.cuts)
+        network, stage = self.world_model.dynamics, self.config.distillation
+        self._stage("distillation", network, distillation.loss(clips), stage)
+        self.world_model.set_sampling(sampling_steps=1)
 
     def value(self) -> None:
         """Tell at every real frame whether its episode will succeed; a first value starts as the success head."""
@@ -304,17 +292,12 @@ class _Fit:
             return
         samples = ValueSamples(self._clips(self.data.judged), self.world_model.metadata, network.num_frames)
 
-        def loss(step: int) -> tuple[torch.Tensor, dict[str, Any]]:
-            torch.manual_seed(np.random.SeedSequence([self.seed, 2, step]).generate_state(1)[0])  # Dropout.
-            batch = samples.batch(stage.batch_size, self.seed, step).to(device)
-            return network.loss(batch.frames, batch.reference, batch.instruction, batch.success)
-
         def begin() -> None:
             success = self.world_model.success
             if self.value_is_fresh and isinstance(network, ValueHead) and isinstance(success, LatentSuccessHead):
                 network.start_from(success)
 
-        self._stage("value", network, loss, stage, before=begin)
+        self._stage("value", network, value_loss(network, samples, stage, self.seed, device), stage, before=begin)
 
     def calibrate_value(self) -> None:
         """Turn the value into a probability, on the held-out episodes; it goes where it tells nothing of them."""
@@ -406,7 +389,7 @@ class _Fit:
         earlier, self.updates = self.updates, self.updates + stage.steps
         if self._load_finished(name, network):
             return
-        folder = _checkpoints(self.folder, name)
+        folder = stage_checkpoints(self.folder, name)
         before()
         low_precision = wants_bf16(self.config.precision, self.world_model.device.type) and name != "objects"
         trainer = stage_trainer(network, stage, "success" if name == "clip" else name, low_precision)
@@ -424,11 +407,11 @@ class _Fit:
         network.eval()
         after()
         tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in network.state_dict().items()}
-        with atomic_folder(_finished(self.folder, name).parent, f"{name} stage", replace=True) as partial:
+        with atomic_folder(finished_weights(self.folder, name).parent, f"{name} stage", replace=True) as partial:
             save_file(tensors, partial / WEIGHTS)
 
     def _load_finished(self, name: str, network: nn.Module) -> bool:
-        file = _finished(self.folder, name)
+        file = finished_weights(self.folder, name)
         if not file.is_file():
             return False
         network.load_state_dict(load_file(file))

@@ -1,4 +1,4 @@
-"""The training of one part of a world model: in float32 or bfloat16, and from its checkpoint on."""
+"""The training of one part of a world model: in float32 or bfloat16, from its checkpoint on, and where it is kept."""
 
 from __future__ import annotations
 
@@ -10,6 +10,18 @@ from torch import nn
 from vla_rl.training.checkpoint import load_checkpoint
 from vla_rl.training.trainer import Trainer
 from world_model.config import StageConfig
+
+WEIGHTS = "weights.safetensors"
+
+
+def finished_weights(folder: Path, name: str) -> Path:
+    """A stage's weights in a fit's folder, there once it is finished."""
+    return folder / "stages" / name / WEIGHTS
+
+
+def stage_checkpoints(folder: Path, name: str) -> Path:
+    """Those of a stage under way."""
+    return folder / "checkpoints" / name
 
 
 def stage_trainer(network: nn.Module, stage: StageConfig, name: str, low_precision: bool = False) -> Trainer:

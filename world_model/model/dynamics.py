@@ -13,8 +13,7 @@ it. So imagining frame by frame over cached keys and values computes what traini
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 import torch
@@ -26,6 +25,7 @@ from world_model.model.action_conditioning import ActionConditioning, Condition
 from world_model.model.compiled import compiled
 from world_model.model.flow import Noisy, mix, sample, sampling_levels, shifted
 from world_model.model.transformer_block import NUM_MODULATIONS, TransformerBlock, level_features
+from world_model.model.video_context import VideoContext
 from world_model.noise import NoiseStream
 from world_model.types import Actions, Clip, Frames
 
@@ -37,67 +37,8 @@ PRESETS = {"tiny": (160, 6, 5), "small": (384, 8, 6), "base": (768, 16, 12), "la
 MIN_LEVEL = 0.1  # The loss weighs the error of a frame at noise level t by 1 / max(t, this).
 CONTEXT_SPAN = 5.0  # Remembered frames have up to this many times the noise in training that they have in imagination.
 STATE_BETA = 0.05  # Standard deviations; beyond it the error of a state counts linearly: collisions are rare and large.
+STATE_WEIGHT = 0.1  # Of the states' error beside the latents'.
 PURE_NOISE = 0.25  # Share of frames that are predicted from noise alone, as imagining begins with them.
-
-
-@dataclass(frozen=True)
-class VideoContext:
-    """Keys and values of B episodes' remembered frames, W = 1 + memory slots: the reference, then the last ones
-    in turn (a ring; their order is in the keys' rotation).
-
-    Attributes:
-        keys, values: float (B, depth, W, N, heads, D).
-        filled: bool (B, W).
-        num_frames: int64 (B,), frames seen; the number of the next one.
-        latest: B x 1 frames, the last one remembered, as it was remembered (with its noise).
-    """
-
-    keys: torch.Tensor
-    values: torch.Tensor
-    filled: torch.Tensor
-    num_frames: torch.Tensor
-    latest: Frames
-
-    def select(self, rows: torch.Tensor) -> VideoContext:
-        """Of the episodes at `rows`, int64, in that order."""
-        return VideoContext(
-            self.keys[rows], self.values[rows], self.filled[rows], self.num_frames[rows], self.latest.select(rows)
-        )
-
-    def put(self, rows: torch.Tensor, other: VideoContext) -> VideoContext:
-        """With the episodes at `rows` replaced by those of `other`."""
-
-        def replaced(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-            result = old.clone()
-            result[rows] = new
-            return result
-
-        return VideoContext(
-            replaced(self.keys, other.keys),
-            replaced(self.values, other.values),
-            replaced(self.filled, other.filled),
-            replaced(self.num_frames, other.num_frames),
-            Frames(
-                replaced(self.latest.latents, other.latest.latents), replaced(self.latest.states, other.latest.states)
-            ),
-        )
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """For a keyframe."""
-        return {
-            "keys": self.keys,
-            "values": self.values,
-            "filled": self.filled,
-            "num_frames": self.num_frames,
-            "latents": self.latest.latents,
-            "states": self.latest.states,
-        }
-
-    @staticmethod
-    def from_tensors(tensors: dict[str, torch.Tensor]) -> VideoContext:
-        """What `tensors` gave."""
-        latest = Frames(tensors["latents"], tensors["states"])
-        return VideoContext(tensors["keys"], tensors["values"], tensors["filled"], tensors["num_frames"], latest)
 
 
 class VideoDynamics(Dynamics["TransformerConfig"]):
@@ -176,20 +117,16 @@ class VideoDynamics(Dynamics["TransformerConfig"]):
         clean, batch, length = clip.frames, clip.size, clip.valid.shape[1]
         shown = seen or clean
         context = self._with_noise(shown, self._context_levels(batch, length, generator), generator).with_states(shown)
-        number = clip.first[:, None] - 1 + torch.arange(length, device=clip.first.device)
-        number[:, 0] = 0
+        number, counted = _numbers(clip)
         levels = self._target_levels(batch, length - 1, generator).to(clip.valid.device)
         target = clean.at(slice(1, None))
         noisy = self._with_noise(target, levels, generator)
         before = context.frames.at(slice(0, -1))
-        # Frame 1 of a clip from an episode's middle has no frame before it in the clip.
-        counted = clip.valid[:, 1:] & (number[:, 1:] == number[:, :-1] + 1)
         predicted = self._two_streams(context, noisy, before, clip.actions, number, clip.valid)
         weight = counted / levels.clamp_min(MIN_LEVEL)
         weight = weight / counted.sum().clamp_min(1)
-        latent_error = (predicted.latents - target.latents).square().mean((2, 3, 4, 5))
-        state_error = F.smooth_l1_loss(predicted.states, target.states, reduction="none", beta=STATE_BETA).mean(2)
-        loss = (weight * (latent_error + 0.1 * state_error)).sum()
+        latent_error, state_error = _errors(predicted, target)
+        loss = (weight * (latent_error + STATE_WEIGHT * state_error)).sum()
         with torch.no_grad():
             copied = (clean.latents[:, :-1] - target.latents).square().mean((2, 3, 4, 5))
             share = counted & (levels == 1)
@@ -200,6 +137,38 @@ class VideoDynamics(Dynamics["TransformerConfig"]):
                 "state_error": (share * state_error).sum(),
             }
         return loss, metrics
+
+    def distillation_loss(
+        self, teacher: Self, clip: Clip, generator: torch.Generator
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        """See `Dynamics.distillation_loss`. Real frames with noise are the context, as in `loss`.
+
+        `latent_error` is the mean squared error against the teacher's frames, `real_error` against the real ones.
+        """
+        batch, length = clip.valid.shape
+        levels = self._context_levels(batch, length, generator)
+        context = self._with_noise(clip.frames, levels, generator).with_states(clip.frames)
+        number, counted = _numbers(clip)
+        target = clip.frames.at(slice(1, None))
+        noise = self._with_noise(target, torch.ones(batch, length - 1), generator).frames
+
+        def imagined(network: VideoDynamics, num_steps: int) -> Frames:
+            def predict(frames: Frames, level: float) -> Frames:
+                noisy = Noisy(frames, torch.full_like(frames.states[..., 0], level))
+                before = context.frames.at(slice(0, -1))
+                return network._two_streams(context, noisy, before, clip.actions, number, clip.valid)
+
+            return sample(predict, noise, sampling_levels(num_steps), self.config.temperature)
+
+        with torch.no_grad():
+            example = imagined(teacher, teacher.config.sampling_steps)
+        predicted = imagined(self, 1)
+        share = counted / counted.sum().clamp_min(1)
+        latent_error, state_error = ((share * error).sum() for error in _errors(predicted, example))
+        with torch.no_grad():
+            real_error = (share * _errors(predicted, target)[0]).sum()
+        errors = {"latent_error": latent_error.detach(), "state_error": state_error.detach(), "real_error": real_error}
+        return latent_error + STATE_WEIGHT * state_error, errors
 
     def _context_levels(self, batch: int, length: int, generator: torch.Generator) -> torch.Tensor:
         """Noise of remembered frames, float32 (B, T): uniform up to CONTEXT_SPAN times what imagination uses."""
@@ -408,6 +377,22 @@ class VideoDynamics(Dynamics["TransformerConfig"]):
         (channels, height, width), (rows, columns), side = self.latent_shape, self.grid, self.config.patch
         cut = patches.reshape(batch, length, self.num_views, rows, columns, channels, side, side)
         return cut.permute(0, 1, 2, 5, 3, 6, 4, 7).reshape(batch, length, self.num_views, channels, height, width)
+
+
+def _numbers(clip: Clip) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of a clip's frames, int64 (B, T): their numbers in the episode; bool (B, T - 1): frames 1 .. T-1 that follow one.
+
+    Frame 1 of a clip from an episode's middle has no frame before it in the clip.
+    """
+    number = clip.first[:, None] - 1 + torch.arange(clip.valid.shape[1], device=clip.first.device)
+    number[:, 0] = 0
+    return number, clip.valid[:, 1:] & (number[:, 1:] == number[:, :-1] + 1)
+
+
+def _errors(predicted: Frames, target: Frames) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the latents, squared, and of the states, float32 (B, T) each."""
+    states = F.smooth_l1_loss(predicted.states, target.states, reduction="none", beta=STATE_BETA).mean(2)
+    return (predicted.latents - target.latents).square().mean((2, 3, 4, 5)), states
 
 
 def _written(old: torch.Tensor, new: torch.Tensor, row: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
