@@ -347,6 +347,14 @@ class ImaginationConfig(Config):
     stop_probability: float = Field(
         default=0.8, gt=0, lt=1, description="With reward probability or objects: an episode ends where it passes this."
     )
+    action_penalty: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Taken off a chunk's reward where its imagined frames do not show its actions: this, times an "
+        "error from 0 (as real frames show theirs) to 1 (as if other actions had been executed), by the inverse "
+        "dynamics, which the world model must have. No verdict changes. 0: nothing is taken off.",
+    )
     require_both: bool = Field(
         default=True, description="A success counts where the success head and the clip classifier both say so."
     )

@@ -86,6 +86,11 @@ class FitConfig(WorldModelFitConfig):
         description="The objects part, which rolls poses with the actions and says whether an episode succeeds; it "
         "learns from those of `datasets` that were collected with collect.objects. 0 steps: as in start_from.",
     )
+    inverse: StageConfig = Field(
+        default_factory=lambda: StageConfig(steps=0, batch_size=32),
+        description="The inverse dynamics, which reads actions off pairs of frames for env.imagination.action_penalty; "
+        "it learns from the real frames of `datasets`. 0 steps: the world model has none, or keeps that of start_from.",
+    )
     bootstrap: BootstrapConfig = Field(
         default_factory=BootstrapConfig, description="The dynamics' own frames as context while it is fitted."
     )
@@ -141,6 +146,7 @@ class FitConfig(WorldModelFitConfig):
             "distillation.steps": self.distillation.steps > 0,
             "value.steps": self.value.steps > 0,
             "objects.steps": self.objects.steps > 0,
+            "inverse.steps": self.inverse.steps > 0,
         }
         if self.cross_fit and any(others.values()):
             found = " and ".join(name for name, used in others.items() if used)

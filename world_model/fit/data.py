@@ -72,7 +72,7 @@ class FitData:
 
     def learned(self, config: FitConfig) -> list[EpisodeFrames]:
         """What weights learn from: nothing of a stage without steps."""
-        stages = (config.autoencoder, config.dynamics, config.distillation, config.objects)
+        stages = (config.autoencoder, config.dynamics, config.distillation, config.objects, config.inverse)
         fits = any(stage.steps for stage in stages)
         judges = config.success.steps or config.value.steps
         return [*(self.fitted if fits else ()), *(self.judged if judges else ())]

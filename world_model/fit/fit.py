@@ -1,5 +1,5 @@
-"""`vla-rl world-model fit`: autoencoder, dynamics, success networks, distillation, value, objects, threshold; resumable
-stages.
+"""`vla-rl world-model fit`: autoencoder, dynamics, success networks, distillation, value, objects, inverse dynamics,
+threshold; resumable stages.
 
 folder/
   stages/autoencoder/ ...        weights of finished stages, which are not fitted again
@@ -45,6 +45,7 @@ from world_model.fit.config import FitConfig
 from world_model.fit.data import FitData, content_keys
 from world_model.fit.distillation import Distillation, check_distillation
 from world_model.fit.guard import Logits, RefitGuard
+from world_model.fit.inverse import calibrate_inverse, inverse_loss, learn_scale
 from world_model.fit.latent_bootstrap import LatentBootstrap
 from world_model.fit.objects import calibrate_objects, objects_loss, prepare_objects
 from world_model.fit.replay import ImaginedSamples, replay_logits
@@ -66,6 +67,7 @@ log = logging.getLogger(__name__)
 OnMetrics = Callable[[int, Mapping[str, Any]], None]
 CALIBRATION_IMAGES = 1024
 LOG_EVERY = 50
+IN_FLOAT32 = ("objects", "inverse")  # Small networks that imagine in float32 as well, see `WorldModel.compute_in`.
 
 
 def fit(
@@ -119,9 +121,11 @@ def fit(
         guard.weigh("distillation", lambda: run.distillation(distillation), distillation.undo)
     run.value()
     run.objects()
+    run.inverse()
     run.calibrate(guard)
     run.calibrate_value()
     run.calibrate_objects()
+    run.calibrate_inverse()
     run.world_model.save(result, torch.float16 if config.weights == "float16" else None)
     for name in ("checkpoints", "folds"):
         shutil.rmtree(Path(folder) / name, ignore_errors=True)
@@ -132,7 +136,7 @@ def updates_kept(config: FitConfig, folder: Path) -> int:
     """Updates, over all stages, that `fit` would not make again in this folder."""
     stages = {"autoencoder": config.autoencoder, "dynamics": config.dynamics}
     stages |= {"success": config.success, "clip": config.success, "distillation": config.distillation}
-    stages |= {"value": config.value, "objects": config.objects}
+    stages |= {"value": config.value, "objects": config.objects, "inverse": config.inverse}
     updates = 0
     for name, stage in stages.items():
         if stage.steps and not finished_weights(folder, name).is_file():
@@ -193,6 +197,8 @@ class _Fit:
             if config.value.steps:
                 self.world_model.add_value_head()
             self.objects_are_fresh = prepare_objects(self.world_model, config.objects)
+            if config.inverse.steps:
+                self.world_model.add_inverse()
         self.world_model.metadata = metadata
         sampling = {"temperature": config.temperature, "sampling_steps": config.sampling_steps}
         self.world_model.set_sampling(**{name: value for name, value in sampling.items() if value is not None})
@@ -337,6 +343,20 @@ class _Fit:
         if self.world_model.objects is not None:
             calibrate_objects(self.world_model, self._clips(self.data.calibration))
 
+    def inverse(self) -> None:
+        """Read actions off pairs of real frames."""
+        network, stage = self.world_model.inverse, self.config.inverse
+        if network is None or not stage.steps:
+            return
+        clips, seed = self._clips(self.data.fitted), self.seed
+        loss = inverse_loss(network, clips, stage, seed)
+        self._stage("inverse", network, loss, stage, before=lambda: learn_scale(network, clips, seed))
+
+    def calibrate_inverse(self) -> None:
+        """Find the errors between which the action penalty rises, on the held-out episodes."""
+        if self.world_model.inverse is not None:
+            calibrate_inverse(self.world_model, self._clips(self.data.calibration), self.seed)
+
     def scored(self) -> list[tuple[LoggedEpisode, np.ndarray, np.ndarray]]:
         """Fit on the other folds, and score this one's episodes: each with both networks' logits."""
         self.dynamics()
@@ -391,7 +411,7 @@ class _Fit:
             return
         folder = stage_checkpoints(self.folder, name)
         before()
-        low_precision = wants_bf16(self.config.precision, self.world_model.device.type) and name != "objects"
+        low_precision = wants_bf16(self.config.precision, self.world_model.device.type) and name not in IN_FLOAT32
         trainer = stage_trainer(network, stage, "success" if name == "clip" else name, low_precision)
         if (checkpoint := latest_checkpoint(folder)) is not None:
             resume_stage(trainer, checkpoint)
