@@ -76,11 +76,11 @@ class Dynamics[C: DynamicsConfig](nn.Module):
         raise NotImplementedError
 
     def distillation_loss(
-        self, teacher: Self, clip: Clip, generator: torch.Generator
+        self, teacher: Any, clip: Clip, generator: torch.Generator
     ) -> tuple[torch.Tensor, dict[str, Any]]:
         """Loss, and metrics, of imagining in one step what `teacher` imagines in its own number from the same noise.
 
-        Needed where the options say `can_be_distilled`.
+        The teacher is a copy of this dynamics. Needed where the options say `can_be_distilled`.
         """
         raise NotImplementedError
 

@@ -63,13 +63,14 @@ def calibrate_inverse(world_model: WorldModel, clips: ClipDataset, seed: int) ->
     Args:
         clips: the held-out episodes.
     """
-    assert world_model.inverse is not None, "there is something to calibrate"
+    network = world_model.inverse
+    assert network is not None, "there is something to calibrate"
     before, after, actions = real_pairs(clips, JUDGED_CLIPS, seed, _JUDGED)
     order = torch.from_numpy(np.random.default_rng([seed, _JUDGED]).permutation(len(before)))
     latents, device = torch.stack([before, after], 1).to(world_model.device), world_model.device
 
     def quantile(rows: Actions) -> float:
-        errors = world_model.inverse.errors(latents, Actions(rows.values.to(device), rows.executed.to(device)))
+        errors = network.errors(latents, Actions(rows.values.to(device), rows.executed.to(device)))
         return float(errors.quantile(QUANTILE))
 
     following, other = quantile(actions), quantile(actions.select(order))

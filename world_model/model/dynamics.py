@@ -13,7 +13,7 @@ it. So imagining frame by frame over cached keys and values computes what traini
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -139,7 +139,7 @@ class VideoDynamics(Dynamics["TransformerConfig"]):
         return loss, metrics
 
     def distillation_loss(
-        self, teacher: Self, clip: Clip, generator: torch.Generator
+        self, teacher: VideoDynamics, clip: Clip, generator: torch.Generator
     ) -> tuple[torch.Tensor, dict[str, Any]]:
         """See `Dynamics.distillation_loss`. Real frames with noise are the context, as in `loss`.
 
