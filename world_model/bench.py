@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -33,13 +33,20 @@ def run_bench(load: Callable[[], WorldModel], num_envs: int) -> dict[str, float]
         memory.noise.frames(first, 1)
         memory.noise.frames(first, 1)
 
-    parts = {"eager": _frame(plain, num_envs), "compiled": _frame(fast, num_envs), "noise": noise}
+    return in_turns(
+        {"eager": imagined_frame(plain, num_envs), "compiled": imagined_frame(fast, num_envs), "noise": noise},
+        plain.device,
+    )
+
+
+def in_turns(parts: Mapping[str, Callable[[], None]], device: torch.device) -> dict[str, float]:
+    """Seconds of each of `parts`, the median of `NUM_TURNS`, in which they run one after another."""
     seconds: dict[str, list[float]] = {name: [] for name in parts}
     for run in parts.values():
         run()  # Compiles.
     for _ in range(NUM_TURNS):
         for name, run in parts.items():
-            seconds[name].append(_seconds(run, plain.device))
+            seconds[name].append(_seconds(run, device))
     return {name: float(np.median(values)) for name, values in seconds.items()}
 
 
@@ -50,7 +57,8 @@ def _begun(world_model: WorldModel, num_envs: int) -> tuple[Frames, Memory]:
     return first, world_model.begin(first, list(metadata.tasks)[:1] * num_envs, range(num_envs))
 
 
-def _frame(world_model: WorldModel, num_envs: int) -> Callable[[], None]:
+def imagined_frame(world_model: WorldModel, num_envs: int) -> Callable[[], None]:
+    """A frame of `num_envs` episodes: imagined, judged, decoded and remembered."""
     _, memory = _begun(world_model, num_envs)
     shape = (num_envs, world_model.frame_steps, world_model.metadata.action_dim)
     chunk = np.random.default_rng(1).uniform(-1, 1, shape).astype(np.float32)

@@ -48,9 +48,11 @@ class DynamicsConfig(Config):
 
     Attributes:
         learns_from_own_frames: `Dynamics.loss` takes `seen`, which `world_model.bootstrap` needs.
+        can_be_distilled: it has `Dynamics.distillation_loss`, which `world_model.distillation` needs.
     """
 
     learns_from_own_frames: ClassVar[bool] = False
+    can_be_distilled: ClassVar[bool] = False
 
     kind: str = Field(description="The dynamics: transformer, wan, or package.module:Class.")
     temperature: float = Field(
@@ -79,6 +81,7 @@ class TransformerConfig(DynamicsConfig):
 
     renamed: ClassVar[Mapping[str, str]] = {"metres_per_action": "meters_per_action"}
     learns_from_own_frames: ClassVar[bool] = True
+    can_be_distilled: ClassVar[bool] = True
 
     kind: str = Field(default="transformer", description="The dynamics: this transformer.")
     preset: Literal["tiny", "small", "base", "large"] = Field(
@@ -262,6 +265,20 @@ class StageConfig(TrainerConfig):
     )
 
 
+class DistillationConfig(StageConfig):
+    """How the dynamics learns to imagine in one step of the flow (see world_model/fit/distillation.py)."""
+
+    steps: NonNegativeInt = Field(
+        default=0,
+        description="Updates, after which the world model imagines with one step of the flow; 0: no distillation. What "
+        "it learns from is the dynamics with its own sampling_steps, which must be 2 or more.",
+    )
+    lr: PositiveFloat = Field(default=2e-4, description="Peak learning rate.")
+    ema_decay: float = Field(
+        default=0.98, ge=0, lt=1, description="Decay of an average of the weights, which is the result; 0: the last."
+    )
+
+
 class ObjectsStageConfig(StageConfig):
     """How the objects part is fitted, on episodes recorded with collect.objects."""
 
@@ -360,6 +377,14 @@ class ImaginationConfig(Config):
     )
     stop_probability: float = Field(
         default=0.8, gt=0, lt=1, description="With reward probability or objects: an episode ends where it passes this."
+    )
+    action_penalty: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Taken off a chunk's reward where its imagined frames do not show its actions: this, times an "
+        "error from 0 (as real frames show theirs) to 1 (as if other actions had been executed), by the inverse "
+        "dynamics, which the world model must have. No verdict changes. 0: nothing is taken off.",
     )
     require_both: bool = Field(
         default=True, description="A success counts where the success head and the clip classifier both say so."

@@ -76,6 +76,15 @@ class Dynamics[C: DynamicsConfig](nn.Module):
         """
         raise NotImplementedError
 
+    def distillation_loss(
+        self, teacher: Any, clip: Clip, generator: torch.Generator
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Loss, and metrics, of imagining in one step what `teacher` imagines in its own number from the same noise.
+
+        The teacher is a copy of this dynamics. Needed where the options say `can_be_distilled`.
+        """
+        raise NotImplementedError
+
     def begin(self, reference: Frames, noise: NoiseStream) -> Context:
         """Start B episodes at their first frame (F = 1). No gradient."""
         raise NotImplementedError

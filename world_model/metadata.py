@@ -58,6 +58,11 @@ class WorldModelMetadata(Config):
     objects_calibration: dict[str, Any] = Field(
         default={}, description="What the objects part is worth on held-out episodes."
     )
+    inverse_errors: tuple[FiniteFloat, FiniteFloat] | None = Field(
+        default=None,
+        description="Errors of the inverse dynamics at which the action penalty begins and is whole: on real frames, "
+        "three of four lie below the first, and with other actions below the second; null where not fitted.",
+    )
     calibration: dict[str, Any] = Field(default={}, description="How the thresholds were found, and what they give.")
     refits: dict[str, Any] = Field(
         default={},

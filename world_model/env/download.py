@@ -23,6 +23,7 @@ class Seen:
         untrusted, discarded, disagreement: (B,), see `ImaginedChunk`.
         states: float32 (B, F, S), the robot's units.
         images: uint8 (B, F, V, height, width, 3); None where one frame of several will be asked for.
+        action_error: float32 (B, F), see `ImaginedChunk`; None where nothing is taken off for it.
     """
 
     worth: np.ndarray
@@ -31,7 +32,8 @@ class Seen:
     discarded: np.ndarray
     disagreement: np.ndarray
     states: np.ndarray
-    images: np.ndarray | None
+    images: np.ndarray | None = None
+    action_error: np.ndarray | None = None
 
 
 @torch.no_grad()
@@ -41,18 +43,19 @@ def read_chunk(
     """Bring a chunk to the host; with a single frame, or `every_image`, its pictures come along."""
     frames = chunk.frames
     finite = frames.latents.isfinite().flatten(1).all(1) & frames.states.isfinite().flatten(1).all(1)
-    wanted = [
-        worth(world_model, chunk, config),
-        finite,
-        chunk.untrusted,
-        chunk.discarded,
-        chunk.disagreement,
-        world_model.raw_states(frames),
-    ]
+    wanted = {
+        "worth": worth(world_model, chunk, config),
+        "finite": finite,
+        "untrusted": chunk.untrusted,
+        "discarded": chunk.discarded,
+        "disagreement": chunk.disagreement,
+        "states": world_model.raw_states(frames),
+    }
     if every_image or frames.states.shape[1] == 1:
-        wanted.append(world_model.decoded(frames))
-    arrays = download(*wanted)
-    return Seen(*arrays[:6], images=arrays[6] if len(arrays) > 6 else None)
+        wanted["images"] = world_model.decoded(frames)
+    if chunk.action_error is not None:
+        wanted["action_error"] = chunk.action_error
+    return Seen(**dict(zip(wanted, download(*wanted.values()), strict=True)))
 
 
 def download(*tensors: torch.Tensor) -> list[np.ndarray]:

@@ -36,7 +36,7 @@ from world_model.data.recorded_prefixes import RecordedPrefixes, remember
 from world_model.env.download import Seen, read_chunk
 from world_model.env.imagination import ImaginedChunk, imagine_chunk
 from world_model.env.places import Places, start_name
-from world_model.env.reward import LIKELY, branch_steps, check_reward, judge, leaf_values, penalties
+from world_model.env.reward import LIKELY, branch_steps, check_reward, chunk_error, judge, leaf_values, penalties
 from world_model.metadata import shortened
 from world_model.model.memory import Memory
 from world_model.model.world_model import WorldModel
@@ -60,7 +60,8 @@ class WorldModelEnv:
     """B imagined environments. See the module's text and `VecEnv`.
 
     `StepResult.info` has, for each environment, "discarded" (bool: a predicted success did not hold under new noise),
-    "disagreement" (float32: spread of the futures) and "untrusted" (bool: more than is allowed). Recorded frames repeat
+    "disagreement" (float32: spread of the futures) and "untrusted" (bool: more than is allowed); with
+    `ImaginationConfig.action_penalty` also "action_error" (float32: see `reward.chunk_error`). Recorded frames repeat
     the last one that was imagined until there is a new one.
 
     A keyframe of a recorded episode (`KeyframeSet.recorded`) starts with the real frames that led there in memory. One
@@ -275,6 +276,10 @@ class WorldModelEnv:
             reached[leaf] = leaf_values(self.world_model, memory, chunk, np.flatnonzero(leaf), frame, steps_left)
         lowered = penalties(seen.disagreement, self.config, self._usual_disagreement) * ~lost
         reward[row, last], self._paid[ids] = reached - self._paid[ids] - lowered, reached
+        errors: dict[str, np.ndarray] = {}
+        if seen.action_error is not None:
+            errors["action_error"] = chunk_error(seen.action_error, num_steps, frame_steps)
+            reward[row, last] -= self.config.action_penalty * errors["action_error"]
         terminated[row, last] = succeeded
         truncated[row, last] = ~succeeded & ~lost & ((planned == left) | untrusted)
 
@@ -287,6 +292,7 @@ class WorldModelEnv:
             "discarded": seen.discarded & ~lost,
             "disagreement": seen.disagreement,
             "untrusted": untrusted,
+            **errors,
             **self._show(ids, chunk, seen, num_steps),
         }
         self._set_status([i for i, goes_on in zip(ids, going, strict=True) if not goes_on], "ended")

@@ -25,6 +25,7 @@ class ImaginedChunk:
         discarded: bool (B,), a success was predicted and did not hold under new noise.
         disagreement: float32 (B,), spread of the futures; zeros where only one is imagined.
         untrusted: bool (B,), they spread by more than is allowed.
+        action_error: float32 (B, F), see `WorldModel.action_errors`; None where nothing is taken off for it.
     """
 
     frames: Frames
@@ -36,6 +37,7 @@ class ImaginedChunk:
     disagreement: torch.Tensor
     untrusted: torch.Tensor
     objects_score: torch.Tensor | None = None
+    action_error: torch.Tensor | None = None
 
 
 @torch.no_grad()
@@ -89,8 +91,9 @@ def imagine_chunk(
         success = success.index_copy(0, rows, success[rows] & ~flipped[:, None])
         discarded = discarded.index_copy(0, rows, flipped)
     objects = world_model.objects_scores(memory, actions) if config.reward == "objects" else None
+    error = world_model.action_errors(memory, frames, actions) if config.action_penalty else None
     scores = (success_score, clip_score)
-    return ImaginedChunk(frames, actions, *scores, success, discarded, disagreement, untrusted, objects)
+    return ImaginedChunk(frames, actions, *scores, success, discarded, disagreement, untrusted, objects, error)
 
 
 def _predicted(

@@ -50,6 +50,8 @@ def check_reward(world_model: WorldModel, config: ImaginationConfig) -> None:
         world_model.check_probability()
     if config.reward == "objects":
         world_model.check_objects()
+    if config.action_penalty:
+        world_model.check_inverse()
 
 
 def branch_steps(world_model: WorldModel, config: ImaginationConfig) -> int | None:
@@ -146,3 +148,17 @@ def penalties(disagreement: np.ndarray, config: ImaginationConfig, usual: float 
         return np.zeros_like(disagreement)
     assert usual is not None, "the environment checks that it is known"
     return (config.penalty * np.minimum(disagreement / usual, MOST_PENALTY)).astype(np.float32)
+
+
+def chunk_error(error: np.ndarray, num_steps: np.ndarray, frame_steps: int) -> np.ndarray:
+    """How far the frames of a chunk are from showing their actions: the mean over its executed frames, float32 (B,).
+
+    EVA (arXiv 2603.17808) and RLIR (arXiv 2509.23958) reward a video model by an inverse dynamics; here the policy pays
+    where it leads imagination to where that does not follow.
+
+    Args:
+        error: float32 (B, F), see `WorldModel.action_errors`. num_steps: int64 (B,), executed; 0: the error is 0.
+    """
+    executed = np.arange(error.shape[1]) * frame_steps < num_steps[:, None]
+    total = np.where(executed, error, 0).sum(1)
+    return (total / np.maximum(executed.sum(1), 1)).astype(np.float32)

@@ -12,6 +12,7 @@ from vla_rl.data.config import DatasetConfig, MaybeDatasets
 from vla_rl.interfaces import WorldModelFitConfig
 from world_model.config import (
     BootstrapConfig,
+    DistillationConfig,
     KeyframeConfig,
     ObjectsStageConfig,
     PosteriorStageConfig,
@@ -71,6 +72,11 @@ class FitConfig(WorldModelFitConfig):
     autoencoder: StageConfig = Field(default_factory=StageConfig)
     dynamics: StageConfig = Field(default_factory=StageConfig)
     success: StageConfig = Field(default_factory=StageConfig)
+    distillation: DistillationConfig = Field(
+        default_factory=DistillationConfig,
+        description="The dynamics learns to reach in one step of the flow what it reaches in several, after the "
+        "success networks are fitted; 0 steps: it does not.",
+    )
     value: StageConfig = Field(
         default_factory=lambda: StageConfig(steps=0, batch_size=64, lr=3e-4, ema_decay=0.98),
         description="The value, which says whether an episode will succeed: its network, learned from the outcomes of "
@@ -85,6 +91,11 @@ class FitConfig(WorldModelFitConfig):
         default_factory=PosteriorStageConfig,
         description="Members of the dynamics, each a small adapter fitted on its own resample of the initial states of "
         "`datasets`, for env.imagination.posterior. 0 steps: as in start_from, or none where the dynamics is fitted.",
+    )
+    inverse: StageConfig = Field(
+        default_factory=lambda: StageConfig(steps=0, batch_size=32),
+        description="The inverse dynamics, which reads actions off pairs of frames for env.imagination.action_penalty; "
+        "it learns from the real frames of `datasets`. 0 steps: the world model has none, or keeps that of start_from.",
     )
     bootstrap: BootstrapConfig = Field(
         default_factory=BootstrapConfig, description="The dynamics' own frames as context while it is fitted."
@@ -138,8 +149,10 @@ class FitConfig(WorldModelFitConfig):
         others = {
             "calibrate_on": bool(self.calibrate_on),
             "autoencoder.steps": self.autoencoder.steps > 0,
+            "distillation.steps": self.distillation.steps > 0,
             "value.steps": self.value.steps > 0,
             "objects.steps": self.objects.steps > 0,
+            "inverse.steps": self.inverse.steps > 0,
         }
         if self.cross_fit and any(others.values()):
             found = " and ".join(name for name, used in others.items() if used)

@@ -72,7 +72,15 @@ class FitData:
 
     def learned(self, config: FitConfig) -> list[EpisodeFrames]:
         """What weights learn from: nothing of a stage without steps."""
-        fits = config.autoencoder.steps or config.dynamics.steps or config.posterior.steps or config.objects.steps
+        stages = (
+            config.autoencoder,
+            config.dynamics,
+            config.distillation,
+            config.posterior,
+            config.objects,
+            config.inverse,
+        )
+        fits = any(stage.steps for stage in stages)
         judges = config.success.steps or config.value.steps
         return [*(self.fitted if fits else ()), *(self.judged if judges else ())]
 

@@ -1,4 +1,5 @@
-"""`vla-rl world-model fit`: autoencoder, dynamics, success, posterior, value, objects, threshold; resumable stages.
+"""`vla-rl world-model fit`: autoencoder, dynamics, success networks, distillation, posterior, value, objects, inverse
+dynamics, threshold; resumable stages.
 
 folder/
   stages/autoencoder/ ...        weights of finished stages, which are not fitted again
@@ -32,7 +33,7 @@ from vla_rl.training.checkpoint import (
 from vla_rl.training.trainer import Loss
 from vla_rl.types import EnvSpec
 from world_model.config import StageConfig, WorldModelConfig
-from world_model.data.clips import ClipDataset, SuccessBatch, SuccessSamples
+from world_model.data.clips import ClipDataset
 from world_model.data.episodes import EpisodeFrames, state_statistics
 from world_model.data.latents import ImageSamples, open_latents
 from world_model.data.objects import ObjectSamples
@@ -41,15 +42,18 @@ from world_model.data.styled import StyledImages
 from world_model.fit.calibration import calibrate
 from world_model.fit.config import FitConfig
 from world_model.fit.data import FitData, content_keys
+from world_model.fit.distillation import Distillation, check_distillation
 from world_model.fit.guard import Logits, RefitGuard
+from world_model.fit.inverse import calibrate_inverse, inverse_loss, learn_scale
 from world_model.fit.latent_bootstrap import LatentBootstrap
 from world_model.fit.objects import calibrate_objects, objects_loss, prepare_objects
 from world_model.fit.posterior import add_posterior, drop_stale, posterior_loss
 from world_model.fit.replay import ImaginedSamples, replay_logits
-from world_model.fit.stage import WEIGHTS, checkpoints, finished, resume_stage, stage_trainer
+from world_model.fit.stage import WEIGHTS, finished_weights, resume_stage, stage_checkpoints, stage_trainer
 from world_model.fit.start import check_start, for_env
+from world_model.fit.success import success_loss
 from world_model.fit.threshold_values import no_threshold, threshold_values
-from world_model.fit.value import calibrate_value
+from world_model.fit.value import calibrate_value, value_loss
 from world_model.interfaces import SuccessHead
 from world_model.metadata import WorldModelMetadata
 from world_model.model.autoencoder import TinyAutoencoder
@@ -63,7 +67,8 @@ log = logging.getLogger(__name__)
 OnMetrics = Callable[[int, Mapping[str, Any]], None]
 CALIBRATION_IMAGES = 1024
 LOG_EVERY = 50
-IN_FLOAT32 = ("posterior", "objects")  # Adapters of a dynamics in float32; poses are millimeters.
+# Small networks that imagine in float32 as well, see `WorldModel.compute_in`, and adapters of a dynamics in float32.
+IN_FLOAT32 = ("posterior", "objects", "inverse")
 
 
 def fit(
@@ -112,12 +117,17 @@ def fit(
             guard.watch("dynamics", ["dynamics"], run.dynamics)
         if config.success.steps:
             guard.watch("success", ["success", "clip"], run.success)
+    if config.distillation.steps:
+        distillation = Distillation(run.world_model, config.distillation, seed)
+        guard.weigh("distillation", lambda: run.distillation(distillation), distillation.undo)
     run.posterior()
     run.value()
     run.objects()
+    run.inverse()
     run.calibrate(guard)
     run.calibrate_value()
     run.calibrate_objects()
+    run.calibrate_inverse()
     run.world_model.save(result, torch.float16 if config.weights == "float16" else None)
     for name in ("checkpoints", "folds"):
         shutil.rmtree(Path(folder) / name, ignore_errors=True)
@@ -176,9 +186,13 @@ class _Fit:
             if config.value.steps:
                 self.world_model.add_value_head()
             self.objects_are_fresh = prepare_objects(self.world_model, config.objects)
+            if config.inverse.steps:
+                self.world_model.add_inverse()
         self.world_model.metadata = metadata
         sampling = {"temperature": config.temperature, "sampling_steps": config.sampling_steps}
         self.world_model.set_sampling(**{name: value for name, value in sampling.items() if value is not None})
+        if config.distillation.steps:
+            check_distillation(self.world_model.config.dynamics)
 
     # --- data --------------------------------------------------------------------------------
 
@@ -256,26 +270,15 @@ class _Fit:
                 continue
             if imagined is None and self.config.imagined_share:
                 imagined = ImaginedSamples.of(self.world_model, clips, self.config.imagined_episodes, self.seed)
-            self._stage(name, network, self._success_loss(network, clips, imagined, number), stage)
+            loss = success_loss(network, clips, imagined, self.config, self.seed, number, self.world_model.device)
+            self._stage(name, network, loss, stage)
 
-    def _success_loss(
-        self, network: SuccessHead, clips: ClipDataset, imagined: ImaginedSamples | None, number: int
-    ) -> Loss:
-        stage, device = self.config.success, self.world_model.device
-        num_imagined = round(stage.batch_size * self.config.imagined_share) if imagined is not None else 0
-        real = SuccessSamples(clips, network.num_frames)
-
-        def loss(step: int) -> tuple[torch.Tensor, dict[str, Any]]:
-            torch.manual_seed(np.random.SeedSequence([self.seed, number, step]).generate_state(1)[0])  # Dropout.
-            parts = []
-            if num_imagined < stage.batch_size:
-                parts.append(real.batch(stage.batch_size - num_imagined, self.seed + number, step))
-            if imagined is not None and num_imagined:
-                parts.append(imagined.batch(num_imagined, network.num_frames, self.seed + number, step))
-            batch = SuccessBatch.concatenate(parts).to(device)
-            return network.loss(batch.frames, batch.reference, batch.instruction, batch.success)
-
-        return loss
+    def distillation(self, distillation: Distillation) -> None:
+        """Learn to imagine in one step of the flow, and imagine so from then on."""
+        clips = self._clips(self.data.shown, self.config.cuts)
+        network, stage = self.world_model.dynamics, self.config.distillation
+        self._stage("distillation", network, distillation.loss(clips), stage)
+        self.world_model.set_sampling(sampling_steps=1)
 
     def posterior(self) -> None:
         """Members of the dynamics, on the dynamics as it is kept."""
@@ -292,17 +295,12 @@ class _Fit:
             return
         samples = ValueSamples(self._clips(self.data.judged), self.world_model.metadata, network.num_frames)
 
-        def loss(step: int) -> tuple[torch.Tensor, dict[str, Any]]:
-            torch.manual_seed(np.random.SeedSequence([self.seed, 2, step]).generate_state(1)[0])  # Dropout.
-            batch = samples.batch(stage.batch_size, self.seed, step).to(device)
-            return network.loss(batch.frames, batch.reference, batch.instruction, batch.success)
-
         def begin() -> None:
             success = self.world_model.success
             if self.value_is_fresh and isinstance(network, ValueHead) and isinstance(success, LatentSuccessHead):
                 network.start_from(success)
 
-        self._stage("value", network, loss, stage, before=begin)
+        self._stage("value", network, value_loss(network, samples, stage, self.seed, device), stage, before=begin)
 
     def calibrate_value(self) -> None:
         """Turn the value into a probability, on the held-out episodes; it goes where it tells nothing of them."""
@@ -341,6 +339,20 @@ class _Fit:
         """Choose its probability, on the held-out episodes."""
         if self.world_model.objects is not None:
             calibrate_objects(self.world_model, self._clips(self.data.calibration))
+
+    def inverse(self) -> None:
+        """Read actions off pairs of real frames."""
+        network, stage = self.world_model.inverse, self.config.inverse
+        if network is None or not stage.steps:
+            return
+        clips, seed = self._clips(self.data.fitted), self.seed
+        loss = inverse_loss(network, clips, stage, seed)
+        self._stage("inverse", network, loss, stage, before=lambda: learn_scale(network, clips, seed))
+
+    def calibrate_inverse(self) -> None:
+        """Find the errors between which the action penalty rises, on the held-out episodes."""
+        if self.world_model.inverse is not None:
+            calibrate_inverse(self.world_model, self._clips(self.data.calibration), self.seed)
 
     def scored(self) -> list[tuple[LoggedEpisode, np.ndarray, np.ndarray]]:
         """Fit on the other folds, and score this one's episodes: each with both networks' logits."""
@@ -394,12 +406,9 @@ class _Fit:
         earlier, self.updates = self.updates, self.updates + stage.steps
         if self._load_finished(name, network):
             return
-        folder = checkpoints(self.folder, name)
+        folder = stage_checkpoints(self.folder, name)
         before()
-        low_precision = wants_bf16(self.config.precision, self.world_model.device.type) and name not in (
-            "objects",
-            "posterior",
-        )
+        low_precision = wants_bf16(self.config.precision, self.world_model.device.type) and name not in IN_FLOAT32
         trainer = stage_trainer(network, stage, "success" if name == "clip" else name, low_precision)
         if (checkpoint := latest_checkpoint(folder)) is not None:
             resume_stage(trainer, checkpoint)
@@ -415,11 +424,11 @@ class _Fit:
         network.eval()
         after()
         tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in network.state_dict().items()}
-        with atomic_folder(finished(self.folder, name).parent, f"{name} stage", replace=True) as partial:
+        with atomic_folder(finished_weights(self.folder, name).parent, f"{name} stage", replace=True) as partial:
             save_file(tensors, partial / WEIGHTS)
 
     def _load_finished(self, name: str, network: nn.Module) -> bool:
-        file = finished(self.folder, name)
+        file = finished_weights(self.folder, name)
         if not file.is_file():
             return False
         network.load_state_dict(load_file(file))

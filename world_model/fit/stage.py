@@ -15,6 +15,16 @@ from world_model.fit.config import FitConfig
 WEIGHTS = "weights.safetensors"
 
 
+def finished_weights(folder: Path, name: str) -> Path:
+    """A stage's weights in a fit's folder, there once it is finished."""
+    return folder / "stages" / name / WEIGHTS
+
+
+def stage_checkpoints(folder: Path, name: str) -> Path:
+    """Those of a stage under way."""
+    return folder / "checkpoints" / name
+
+
 def stage_trainer(network: nn.Module, stage: StageConfig, name: str, low_precision: bool = False) -> Trainer:
     """Return the trainer of a part, which steps on float32 copies of its weights.
 
@@ -47,21 +57,13 @@ def resume_stage(trainer: Trainer, checkpoint: Path) -> None:
 def updates_kept(config: FitConfig, folder: Path) -> int:
     """Updates, over all stages, that `fit` would not make again in this folder."""
     stages = {"autoencoder": config.autoencoder, "dynamics": config.dynamics}
-    stages |= {"success": config.success, "clip": config.success, "posterior": config.posterior}
-    stages |= {"value": config.value, "objects": config.objects}
+    stages |= {"success": config.success, "clip": config.success, "distillation": config.distillation}
+    stages |= {"posterior": config.posterior, "value": config.value}
+    stages |= {"objects": config.objects, "inverse": config.inverse}
     updates = 0
     for name, stage in stages.items():
-        if stage.steps and not finished(folder, name).is_file():
-            checkpoint = latest_checkpoint(checkpoints(folder, name))
+        if stage.steps and not finished_weights(folder, name).is_file():
+            checkpoint = latest_checkpoint(stage_checkpoints(folder, name))
             return updates + (checkpoint_step(checkpoint) if checkpoint else 0)
         updates += stage.steps
     return updates
-
-
-def finished(folder: Path, name: str) -> Path:
-    """A stage's weights, there once it is finished."""
-    return folder / "stages" / name / WEIGHTS
-
-
-def checkpoints(folder: Path, name: str) -> Path:
-    return folder / "checkpoints" / name

@@ -7,14 +7,19 @@ judged here come from sigmoids that were fitted without the episode's own initia
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from pydantic import FiniteFloat, PositiveFloat
 
 from vla_rl.config import Config
 from vla_rl.evaluation.probability import CrossFitted, cross_fit, measure, platt
+from vla_rl.training.trainer import Loss
+from world_model.config import StageConfig
 from world_model.data.clips import ClipDataset
-from world_model.data.outcomes import Outcomes, steps_left
+from world_model.data.outcomes import Outcomes, ValueSamples, steps_left
+from world_model.interfaces import SuccessHead
 from world_model.model.world_model import WorldModel
 
 DEEPEST = 3  # Frames since a real one that it is measured at.
@@ -38,6 +43,19 @@ class ValueCalibration(Config):
     open_frames: CrossFitted
     by_number: tuple[CrossFitted, ...]
     by_depth: tuple[CrossFitted, ...]
+
+
+def value_loss(
+    network: SuccessHead, samples: ValueSamples, stage: StageConfig, seed: int, device: torch.device
+) -> Loss:
+    """What a step of the stage learns from."""
+
+    def loss(step: int) -> tuple[torch.Tensor, dict[str, Any]]:
+        torch.manual_seed(np.random.SeedSequence([seed, 2, step]).generate_state(1)[0])  # Dropout.
+        batch = samples.batch(stage.batch_size, seed, step).to(device)
+        return network.loss(batch.frames, batch.reference, batch.instruction, batch.success)
+
+    return loss
 
 
 def calibrate_value(world_model: WorldModel, clips: ClipDataset, seed: int) -> ValueCalibration | None:

@@ -39,6 +39,7 @@ PRESETS = {"tiny": (160, 6, 5), "small": (384, 8, 6), "base": (768, 16, 12), "la
 MIN_LEVEL = 0.1  # The loss weighs the error of a frame at noise level t by 1 / max(t, this).
 CONTEXT_SPAN = 5.0  # Remembered frames have up to this many times the noise in training that they have in imagination.
 STATE_BETA = 0.05  # Standard deviations; beyond it the error of a state counts linearly: collisions are rare and large.
+STATE_WEIGHT = 0.1  # Of the states' error beside the latents'.
 PURE_NOISE = 0.25  # Share of frames that are predicted from noise alone, as imagining begins with them.
 
 
@@ -142,20 +143,16 @@ class VideoDynamics(Dynamics["TransformerConfig"]):
         clean, batch, length = clip.frames, clip.size, clip.valid.shape[1]
         shown = seen or clean
         context = self._with_noise(shown, self._context_levels(batch, length, generator), generator).with_states(shown)
-        number = clip.first[:, None] - 1 + torch.arange(length, device=clip.first.device)
-        number[:, 0] = 0
+        number, counted = _numbers(clip)
         levels = self._target_levels(batch, length - 1, generator).to(clip.valid.device)
         target = clean.at(slice(1, None))
         noisy = self._with_noise(target, levels, generator)
         before = context.frames.at(slice(0, -1))
-        # Frame 1 of a clip from an episode's middle has no frame before it in the clip.
-        counted = clip.valid[:, 1:] & (number[:, 1:] == number[:, :-1] + 1)
         predicted = self._two_streams(context, noisy, before, clip.actions, number, clip.valid, member)
         weight = counted / levels.clamp_min(MIN_LEVEL)
         weight = weight / counted.sum().clamp_min(1)
-        latent_error = (predicted.latents - target.latents).square().mean((2, 3, 4, 5))
-        state_error = F.smooth_l1_loss(predicted.states, target.states, reduction="none", beta=STATE_BETA).mean(2)
-        loss = (weight * (latent_error + 0.1 * state_error)).sum()
+        latent_error, state_error = _errors(predicted, target)
+        loss = (weight * (latent_error + STATE_WEIGHT * state_error)).sum()
         with torch.no_grad():
             copied = (clean.latents[:, :-1] - target.latents).square().mean((2, 3, 4, 5))
             share = counted & (levels == 1)
@@ -166,6 +163,38 @@ class VideoDynamics(Dynamics["TransformerConfig"]):
                 "state_error": (share * state_error).sum(),
             }
         return loss, metrics
+
+    def distillation_loss(
+        self, teacher: VideoDynamics, clip: Clip, generator: torch.Generator
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        """See `Dynamics.distillation_loss`. Real frames with noise are the context, as in `loss`.
+
+        `latent_error` is the mean squared error against the teacher's frames, `real_error` against the real ones.
+        """
+        batch, length = clip.valid.shape
+        levels = self._context_levels(batch, length, generator)
+        context = self._with_noise(clip.frames, levels, generator).with_states(clip.frames)
+        number, counted = _numbers(clip)
+        target = clip.frames.at(slice(1, None))
+        noise = self._with_noise(target, torch.ones(batch, length - 1), generator).frames
+
+        def imagined(network: VideoDynamics, num_steps: int) -> Frames:
+            def predict(frames: Frames, level: float) -> Frames:
+                noisy = Noisy(frames, torch.full_like(frames.states[..., 0], level))
+                before = context.frames.at(slice(0, -1))
+                return network._two_streams(context, noisy, before, clip.actions, number, clip.valid)
+
+            return sample(predict, noise, sampling_levels(num_steps), self.config.temperature)
+
+        with torch.no_grad():
+            example = imagined(teacher, teacher.config.sampling_steps)
+        predicted = imagined(self, 1)
+        share = counted / counted.sum().clamp_min(1)
+        latent_error, state_error = ((share * error).sum() for error in _errors(predicted, example))
+        with torch.no_grad():
+            real_error = (share * _errors(predicted, target)[0]).sum()
+        errors = {"latent_error": latent_error.detach(), "state_error": state_error.detach(), "real_error": real_error}
+        return latent_error + STATE_WEIGHT * state_error, errors
 
     def _context_levels(self, batch: int, length: int, generator: torch.Generator) -> torch.Tensor:
         """Noise of remembered frames, float32 (B, T): uniform up to CONTEXT_SPAN times what imagination uses."""
@@ -385,3 +414,19 @@ class VideoDynamics(Dynamics["TransformerConfig"]):
         (channels, height, width), (rows, columns), side = self.latent_shape, self.grid, self.config.patch
         cut = patches.reshape(batch, length, self.num_views, rows, columns, channels, side, side)
         return cut.permute(0, 1, 2, 5, 3, 6, 4, 7).reshape(batch, length, self.num_views, channels, height, width)
+
+
+def _numbers(clip: Clip) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of a clip's frames, int64 (B, T): their numbers in the episode; bool (B, T - 1): frames 1 .. T-1 that follow one.
+
+    Frame 1 of a clip from an episode's middle has no frame before it in the clip.
+    """
+    number = clip.first[:, None] - 1 + torch.arange(clip.valid.shape[1], device=clip.first.device)
+    number[:, 0] = 0
+    return number, clip.valid[:, 1:] & (number[:, 1:] == number[:, :-1] + 1)
+
+
+def _errors(predicted: Frames, target: Frames) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the latents, squared, and of the states, float32 (B, T) each."""
+    states = F.smooth_l1_loss(predicted.states, target.states, reduction="none", beta=STATE_BETA).mean(2)
+    return (predicted.latents - target.latents).square().mean((2, 3, 4, 5)), states

@@ -23,10 +23,11 @@ from vla_rl.config import ConfigError
 from world_model.config import ObjectsConfig, PosteriorConfig, WorldModelConfig
 from world_model.interfaces import Autoencoder, Dynamics, SuccessHead
 from world_model.metadata import WorldModelMetadata, read_metadata, resolve_path, write_metadata
-from world_model.model.lacking import NO_OBJECTS, NO_POSTERIOR, NO_PROBABILITY, NO_VALUE
+from world_model.model.inverse import InverseDynamics
+from world_model.model.lacking import NO_INVERSE, NO_OBJECTS, NO_POSTERIOR, NO_PROBABILITY, NO_VALUE
 from world_model.model.memory import Memory
 from world_model.model.objects import ObjectModel
-from world_model.model.success import timed
+from world_model.model.success import ValueHead, timed
 from world_model.model.weights import read_weights, write_weights
 from world_model.noise import NoiseStream
 from world_model.types import Actions, DynamicsInputs, Frames
@@ -36,7 +37,7 @@ IMAGES_AT_ONCE = 512  # Through the autoencoder, which bounds its memory.
 
 @dataclass(frozen=True)
 class Parts:
-    """The four networks, and the value head and the objects part where they were fitted."""
+    """The four networks, and the value head, the objects part and the inverse dynamics where they were fitted."""
 
     autoencoder: Autoencoder
     dynamics: Dynamics
@@ -44,6 +45,7 @@ class Parts:
     clip: SuccessHead
     value_head: SuccessHead | None = None
     objects: ObjectModel | None = None
+    inverse: InverseDynamics | None = None
 
 
 BuildParts = Callable[[WorldModelConfig, WorldModelMetadata], Parts]
@@ -65,6 +67,7 @@ class WorldModel(nn.Module):
     clip: SuccessHead
     value_head: SuccessHead | None
     objects: ObjectModel | None
+    inverse: InverseDynamics | None
 
     def __init__(self, config: WorldModelConfig, metadata: WorldModelMetadata, parts: Parts) -> None:
         super().__init__()
@@ -308,6 +311,31 @@ class WorldModel(nn.Module):
         slope, intercept = self.check_objects()
         return torch.sigmoid(slope * score.float() + intercept)
 
+    def check_inverse(self) -> tuple[float, float]:
+        """Return the inverse dynamics' errors at which the action penalty begins and is whole.
+
+        Raises:
+            ConfigError: there is no such part.
+        """
+        if self.inverse is None or self.metadata.inverse_errors is None:
+            raise ConfigError(NO_INVERSE)
+        return self.metadata.inverse_errors
+
+    @torch.no_grad()
+    def action_errors(self, memory: Memory, frames: Frames, actions: Actions) -> torch.Tensor:
+        """How far each of the F frames that follow `memory` is from showing its actions: float32 (B, F) in 0 .. 1.
+
+        0 is as real frames show theirs, 1 as if other actions had been executed; 0 where none were.
+
+        Raises:
+            ConfigError: there is no inverse dynamics.
+        """
+        begins, whole = self.check_inverse()
+        assert self.inverse is not None, "check_inverse has seen it"
+        latents = torch.cat([memory.recent.latents[:, -1:], frames.latents], 1).float()
+        error = (self.inverse.errors(latents, actions) - begins) / (whole - begins)
+        return error.clamp(0, 1).where(actions.executed.any(-1), 0.0)
+
     def check_value(self) -> tuple[float, float]:
         """Return slope and intercept of the value.
 
@@ -321,8 +349,14 @@ class WorldModel(nn.Module):
     def add_value_head(self) -> None:
         """Give it a fresh value head, if it has none; seed torch before."""
         if self.value_head is None:
-            self.value_head = build_value_head(self.config, self.metadata, self.autoencoder.latent_shape)
-            self.to(self.device).eval()
+            sizes = (self.autoencoder.latent_shape, len(self.metadata.cameras), self.metadata.state_dim)
+            self.value_head = ValueHead(self.config.success, *sizes).to(self.device).eval()
+
+    def add_inverse(self) -> None:
+        """Give it a fresh inverse dynamics, if it has none; seed torch before."""
+        if self.inverse is None:
+            shape, num_views = self.autoencoder.latent_shape, len(self.metadata.cameras)
+            self.inverse = InverseDynamics(shape, num_views, self.metadata.action_dim).to(self.device).eval()
 
     def set_objects(self, config: ObjectsConfig | None) -> None:
         """Give it a fresh objects part, in place of one that there is, or none; seed torch before.
@@ -366,11 +400,11 @@ class WorldModel(nn.Module):
         return replace(memory, context=self.dynamics.with_members(memory.context, member))
 
     def compute_in(self, precision: Precision) -> WorldModel:
-        """Keep the networks' parameters in bfloat16 from here on, where `precision` says so; images, latents, states
-        and the objects part, whose poses are millimeters, stay what they are. Returns itself."""
+        """Keep the networks' parameters in bfloat16 from here on, where `precision` says so; images, latents, states,
+        the objects part, whose poses are millimeters, and the inverse dynamics stay what they are. Returns itself."""
         if wants_bf16(precision, self.device.type):
             for name, parameter in self.named_parameters():
-                if not name.startswith("objects."):
+                if not name.startswith(("objects.", "inverse.")):
                     parameter.data = parameter.data.bfloat16()
         return self
 
@@ -415,6 +449,8 @@ def load_world_model(
             world_model.set_objects(config.objects)
         if config.posterior is not None:
             world_model.set_posterior(config.posterior)
+        if (folder / "inverse.safetensors").is_file():
+            world_model.add_inverse()
     for part in fields(Parts):
         if (module := getattr(world_model, part.name)) is not None:
             read_weights(folder / f"{part.name}.safetensors", module)
@@ -437,12 +473,3 @@ def build_parts(config: WorldModelConfig, metadata: WorldModelMetadata) -> Parts
     dynamics = config.dynamics.build(DynamicsInputs(shape, metadata.cameras, *sizes, mean, std))
     success = LatentSuccessHead(config.success, shape, num_views, metadata.state_dim)
     return Parts(autoencoder, dynamics, success, ClipSuccessClassifier(config.success, shape, num_views))
-
-
-def build_value_head(
-    config: WorldModelConfig, metadata: WorldModelMetadata, latent_shape: tuple[int, int, int]
-) -> SuccessHead:
-    """A fresh value head of a world model with latents (C, h, w) of a view."""
-    from world_model.model.success import ValueHead
-
-    return ValueHead(config.success, latent_shape, len(metadata.cameras), metadata.state_dim)

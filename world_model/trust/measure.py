@@ -18,7 +18,7 @@ from vla_rl.evaluation.outcomes import Calibration, calibration, majority_guess,
 from vla_rl.evaluation.signal import auc_figure, calibration_interval, group_correlation
 from vla_rl.evaluation.statistics import Interval
 from world_model.trust.config import MeasureConfig
-from world_model.trust.measures.actions import InverseDynamics
+from world_model.trust.measures.actions import ActionReader
 from world_model.trust.measures.horizon import horizon_figures
 from world_model.trust.measures.metrics import MIN_SSIM_SIDE, Curve, drift_curve
 from world_model.trust.measures.objects import object_figures
@@ -184,7 +184,7 @@ def _action_figures(
 
 def _inverse_dynamics(
     world_model: WorldModel, data: TrustData, config: MeasureConfig, not_measured: dict[str, str]
-) -> tuple[InverseDynamics | None, np.ndarray]:
+) -> tuple[ActionReader | None, np.ndarray]:
     """The network, trained on `data.train` or on half of the initial states; and which held-out episodes judge it."""
     judged = np.ones(len(data.held_out), bool)
     train: Sequence[LoggedEpisode] = data.train
@@ -198,7 +198,7 @@ def _inverse_dynamics(
         )
         not_measured |= dict.fromkeys(_INVERSE_FIGURES, why)
         return None, judged
-    return InverseDynamics(world_model, train, config.inverse_pairs, config.inverse_updates, config.seed), judged
+    return ActionReader(world_model, train, config.inverse_pairs, config.inverse_updates, config.seed), judged
 
 
 def _perceptual(config: MeasureConfig, not_measured: dict[str, str]) -> tuple[Lpips | None, VideoFeatures | None]:

@@ -62,6 +62,16 @@ def test_a_ruinous_refit_is_put_back_and_said(episodes, tmp_path, caplog, part, 
     assert known > 0.7, "thresholds and probability are of the parts that were kept"
 
 
+def test_a_ruinous_distillation_is_put_back_with_its_steps_of_the_flow(episodes, tmp_path, caplog):
+    none = {"steps": 0}
+    world_model, metadata = refitted(episodes, tmp_path / "run", dynamics=none, success=none, distillation=RUINOUS)
+    assert metadata.refits.keys() == {"distillation"} and metadata.refits["distillation"]["put_back"]
+    assert "world_model.distillation: the fit made it worse" in caplog.text
+    start = load_world_model("pretrained:tabletop")
+    assert same(world_model.dynamics, start.dynamics)
+    assert world_model.config == start.config and start.config.dynamics.model_dump()["sampling_steps"] == 2
+
+
 def test_what_is_not_fitted_is_not_compared(episodes, tmp_path, monkeypatch):
     replays: list[int] = []
     for module in (guard_module, fit_module):

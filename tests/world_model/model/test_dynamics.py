@@ -304,3 +304,55 @@ def moving_blobs(batch: int, length: int, g: torch.Generator) -> Clip:
         frames=Frames(latents.clone(), torch.zeros(batch, length, STATE_DIM)),
         actions=Actions(values, clip.actions.executed),
     )
+
+
+# --- distillation -------------------------------------------------------------------------------
+
+
+def distilled(student: VideoDynamics, teacher: VideoDynamics, clip: Clip) -> dict[str, float]:
+    loss, metrics = student.distillation_loss(teacher, clip, torch.Generator().manual_seed(3))
+    return {"loss": float(loss.detach()), **{name: float(value) for name, value in metrics.items()}}
+
+
+def test_a_dynamics_is_its_own_example_in_one_step_and_no_longer_in_several():
+    clip = make_clip(2, 4)
+    same = distilled(make_dynamics(sampling_steps=4), make_dynamics(sampling_steps=1), clip)
+    assert same["loss"] == same["latent_error"] == same["state_error"] == 0 and same["real_error"] > 0
+    several = distilled(make_dynamics(sampling_steps=1), make_dynamics(sampling_steps=4), clip)
+    assert several["latent_error"] > 0
+    assert several["loss"] == pytest.approx(several["latent_error"] + 0.1 * several["state_error"])
+    assert several["real_error"] == same["real_error"], "from the same noise, the student's one step is the same"
+
+
+def test_padding_and_the_gap_after_the_reference_are_not_distilled():
+    teacher, student = make_dynamics(sampling_steps=3), make_dynamics(seed=1)
+    clip = make_clip(2, 4)
+    short = replace(clip, valid=torch.tensor([[True, True, True, False]] * 2))
+    other = replace(short, frames=Frames(short.frames.latents.clone(), short.frames.states.clone()))
+    other.frames.latents[:, 3], other.frames.states[:, 3] = 7.0, -7.0
+    assert distilled(student, teacher, short) == distilled(student, teacher, other)
+    middle = replace(clip, first=torch.tensor([3, 3]))  # Nothing is known of what came before its frame 1.
+    changed = replace(middle, valid=torch.tensor([[True, True, False, False]] * 2))
+    assert distilled(student, teacher, changed)["loss"] == 0
+
+
+def test_one_step_learns_what_several_imagine():
+    teacher = make_dynamics(sampling_steps=4, temperature=0.5)
+    student = make_dynamics(sampling_steps=1, temperature=0.5)
+    clips = [make_clip(8, 4, seed=seed) for seed in range(4)]
+
+    def imagined(dynamics: VideoDynamics) -> Frames:
+        clip, noise = make_clip(8, 2, seed=9), NoiseStream(range(8))
+        context = dynamics.begin(clip.frames.at(slice(0, 1)), noise)
+        return dynamics.imagine(context, clip.actions.at(slice(1, 2)), noise)
+
+    def gap() -> float:
+        return float((imagined(student).latents - imagined(teacher).latents).square().mean())
+
+    before, optimizer = gap(), torch.optim.Adam(student.parameters(), 3e-3)
+    for step in range(60):
+        optimizer.zero_grad()
+        student.distillation_loss(teacher, clips[step % 4], torch.Generator().manual_seed(step))[0].backward()
+        optimizer.step()
+    assert all(parameter.grad is None for parameter in teacher.parameters())
+    assert gap() < 0.5 * before

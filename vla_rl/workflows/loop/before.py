@@ -41,12 +41,18 @@ def _lacking_parts(recipe: Recipe, env: WorldModelEnvConfig, section: FitConfig)
             f"env.imagination.reward: got 'objects', but {env.path} has no objects part and world_model.objects.steps "
             "is 0; set it above 0, or use reward=success or probability"
         )
+    if imagination.action_penalty and not section.inverse.steps and metadata.inverse_errors is None:
+        lacking.append(
+            f"env.imagination.action_penalty: got {imagination.action_penalty:g}, but {env.path} has no inverse "
+            "dynamics and world_model.inverse.steps is 0; set it above 0, or use action_penalty=0"
+        )
     if objects.steps and objects.network is None and config.objects is None:
         lacking.append(
             f"world_model.objects.network: got null with steps={objects.steps}, and {env.path} has no objects part; "
             "say which objects it has, network={slots: [[NAME, ...], ...]}, or set world_model.objects.steps=0"
         )
-    if imagination.posterior and not section.posterior.steps and (config.posterior is None or section.dynamics.steps):
+    changed = section.dynamics.steps or section.distillation.steps
+    if imagination.posterior and not section.posterior.steps and (config.posterior is None or changed):
         lacking.append(
             "env.imagination.posterior: got true, but no members would be there to draw from: "
             "world_model.posterior.steps is 0; set it above 0, or env.imagination.posterior=false"

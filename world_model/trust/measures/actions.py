@@ -6,17 +6,14 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from torch import nn
-from torch.nn import functional as F
 from torch.optim.lr_scheduler import OneCycleLR
 
 from vla_rl.training.config import TrainerConfig
 from vla_rl.training.trainer import Trainer
+from world_model.model.inverse import InverseDynamics, mean_actions
 from world_model.trust.types import LoggedEpisode, WorldModel, collate
-from world_model.types import Frames
+from world_model.types import Actions, Frames
 
-# Latents are pooled to at most this side: where things are matters, fine texture does not.
-_MAX_SIDE = 16
 _ENCODE_EPISODES = 16
 
 
@@ -54,12 +51,10 @@ def _replaced(episode: LoggedEpisode, actions: np.ndarray) -> np.ndarray:
     return result
 
 
-class InverseDynamics:
-    """Reads the mean action between two frames off their latents; a small convolutional network.
+class ActionReader:
+    """The inverse dynamics (world_model/model/inverse.py), trained on real frames alone.
 
-    Trained on real frames alone; its error on imagined frames then shows whether their motion is the motion that the
-    actions ask for (as EVA, arXiv 2603.17808, and RLIR, arXiv 2509.23958, use such networks). It sees no
-    proprioception, from which the action would follow without looking at the images.
+    Its error on imagined frames shows whether their motion is the motion that the actions ask for.
 
     Args:
         world_model: encodes the frames.
@@ -71,17 +66,17 @@ class InverseDynamics:
         self, world_model: WorldModel, episodes: Sequence[LoggedEpisode], num_pairs: int, num_updates: int, seed: int
     ) -> None:
         before, after, actions = _training_pairs(world_model, episodes, num_pairs, seed)
-        self.mean = actions.mean(0)
-        self.std = actions.std(0).clamp(min=1e-6)
-        self.varies = actions.std(0) > 1e-4  # Dimensions that never move would count as read.
+        num_views, *shape = before.shape[1:]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            features = self._features(before[:1], after[:1])
-            self.network = _network(features.shape[1:], actions.shape[1])
-        self._fit(self._features(before, after), (actions - self.mean) / self.std, num_updates, seed)
+            self.network = InverseDynamics((shape[0], shape[1], shape[2]), num_views, actions.shape[1])
+        self.network.learn_scale(actions)
+        self._fit(before, after, actions, num_updates, seed)
         self.num_pairs = len(actions)
 
-    def _fit(self, features: torch.Tensor, targets: torch.Tensor, num_updates: int, seed: int) -> None:
+    def _fit(
+        self, before: torch.Tensor, after: torch.Tensor, actions: torch.Tensor, num_updates: int, seed: int
+    ) -> None:
         generator = torch.Generator().manual_seed(seed)
         config = TrainerConfig(
             steps=num_updates, batch_size=64, lr=2e-3, betas=(0.9, 0.999), weight_decay=0.05, grad_clip=None
@@ -91,17 +86,14 @@ class InverseDynamics:
             return OneCycleLR(optimizer, config.lr, total_steps=max(num_updates, 2))
 
         def loss(step: int) -> tuple[torch.Tensor, dict[str, float]]:
-            rows = torch.randint(len(features), (config.batch_size,), generator=generator)
-            return F.mse_loss(self.network(features[rows]), targets[rows]), {}
+            rows = torch.randint(len(actions), (config.batch_size,), generator=generator)
+            return self.network.loss(before[rows], after[rows], actions[rows]), {}
 
         parameters = dict(self.network.named_parameters())
         Trainer(parameters, config, "inverse_dynamics", scheduler=one_cycle).run(loss)
 
-    @torch.no_grad()
     def errors(self, frames: Frames, actions: torch.Tensor, executed: torch.Tensor) -> np.ndarray:
         """Mean squared error of the actions read off each pair of frames, in variances of the action.
-
-        1 is what guessing the training episodes' mean action gives.
 
         Args:
             frames: B x T. actions: (B, T, G, A), executed: bool (B, T, G), those that led to each.
@@ -109,39 +101,8 @@ class InverseDynamics:
         Returns:
             float64 (B, T - 1) for frames 1 .. T - 1; NaN where nothing was executed.
         """
-        latents = frames.latents.float().cpu()
-        batch, length = latents.shape[:2]
-        features = self._features(latents[:, :-1].flatten(0, 1), latents[:, 1:].flatten(0, 1))
-        guess = self.network(features).unflatten(0, (batch, length - 1))
-        wanted = (_mean_actions(actions[:, 1:], executed[:, 1:]) - self.mean) / self.std
-        error = (guess - wanted).square()[..., self.varies].mean(-1).double()
-        return torch.where(executed[:, 1:].any(-1), error, torch.nan).numpy()
-
-    def _features(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-        """(N, V, C, h, w) twice -> (N, 2 V C, h', w'): the earlier frame and what changed."""
-        both = torch.cat([before, after - before], 1).flatten(1, 2)
-        height, width = both.shape[-2:]
-        return F.adaptive_avg_pool2d(both, (min(height, _MAX_SIDE), min(width, _MAX_SIDE)))
-
-
-def _network(shape: Sequence[int], action_dim: int) -> nn.Sequential:
-    channels, height, width = shape
-    cells = -(-height // 2) * -(-width // 2)
-    return nn.Sequential(
-        nn.Conv2d(channels, 32, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(32, 32, 3, stride=2, padding=1),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(32 * cells, 128),
-        nn.ReLU(),
-        nn.Linear(128, action_dim),
-    )
-
-
-def _mean_actions(actions: torch.Tensor, executed: torch.Tensor) -> torch.Tensor:
-    """(..., G, A) -> (..., A), over the executed ones."""
-    return (actions * executed[..., None]).sum(-2) / executed.sum(-1, keepdim=True).clamp(min=1)
+        led = Actions(actions[:, 1:], executed[:, 1:])
+        return self.network.errors(frames.latents.float().cpu(), led).double().numpy()
 
 
 def _training_pairs(
@@ -158,8 +119,8 @@ def _training_pairs(
             continue
         latents = world_model.encode(batch.images, batch.states).latents.float().cpu()
         keep = torch.from_numpy(wanted)
-        actions = _mean_actions(torch.from_numpy(batch.actions[:, 1:]), torch.from_numpy(batch.executed[:, 1:]))
-        found.append((latents[:, :-1][keep], latents[:, 1:][keep], actions[keep]))
+        led = Actions(torch.from_numpy(batch.actions[:, 1:]), torch.from_numpy(batch.executed[:, 1:]))
+        found.append((latents[:, :-1][keep], latents[:, 1:][keep], mean_actions(led)[keep]))
     if not found:
         raise ValueError("no frame with an executed action to train the inverse dynamics on")
     before, after, actions = (torch.cat(parts) for parts in zip(*found, strict=True))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from world_model.trust.measures.actions import InverseDynamics, other_actions
+from world_model.trust.measures.actions import ActionReader, other_actions
 from world_model.trust.measures.metrics import MIN_SSIM_SIDE, psnr, ssim
 from world_model.trust.measures.perceptual import Lpips, VideoFeatures
 from world_model.trust.types import Batch, LoggedEpisode, Scores, WorldModel, collate
@@ -157,7 +157,7 @@ def action_errors(
     batch_size: int,
     num_frames: int,
     seed: int,
-    inverse: InverseDynamics | None,
+    inverse: ActionReader | None,
 ) -> dict[str, np.ndarray]:
     """How the imagined frames 1 .. num_frames depend on the actions, the noise being the same throughout.
 
