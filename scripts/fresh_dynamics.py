@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from world_model.model.world_model import build_parts, load_world_model
+from world_model.model.parts import build_parts
+from world_model.model.world_model import load_world_model
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "complete": {},

@@ -16,7 +16,8 @@ from vla_rl.types import EpisodeSpec
 from world_model.config import ImaginationConfig, ObjectsConfig, WorldModelConfig
 from world_model.env.download import download
 from world_model.env.env import WorldModelEnv
-from world_model.model.world_model import WorldModel, build_parts
+from world_model.model.parts import build_parts
+from world_model.model.world_model import WorldModel
 
 NUM_ENVS, CHUNK = 3, 4
 SMALL = {

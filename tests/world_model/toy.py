@@ -23,7 +23,8 @@ from world_model.config import ImaginationConfig, TransformerConfig, WorldModelC
 from world_model.env.env import WorldModelEnv
 from world_model.interfaces import Autoencoder, Dynamics, SuccessHead
 from world_model.metadata import WorldModelMetadata
-from world_model.model.world_model import Parts, WorldModel
+from world_model.model.parts import Parts
+from world_model.model.world_model import WorldModel
 from world_model.noise import NoiseStream
 from world_model.types import Actions, Clip, Frames
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from vla_rl.data.segmentation import BACKGROUND, FIRST_THING, MAX_ID, TABLE
-from world_model.config import StyleConfig
 from world_model.data.colors import NAMES, color_name, from_hsv, to_hsv
+from world_model.stage_config import StyleConfig
 
 SURFACES = (BACKGROUND, TABLE)
 CLEAR = 0.25  # Colors (0 .. 1, Euclidean) that are this far apart stay so; nearer ones do not come nearer.

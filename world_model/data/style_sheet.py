@@ -8,9 +8,9 @@ import numpy as np
 
 from vla_rl.data.config import DatasetConfig
 from vla_rl.types import EnvSpec
-from world_model.config import StyleConfig
 from world_model.data.episodes import EpisodeFrames, open_episodes
 from world_model.data.styled import restylers
+from world_model.stage_config import StyleConfig
 
 SMALLEST = 96  # Side of a picture on the sheet, pixels.
 

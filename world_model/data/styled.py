@@ -18,11 +18,11 @@ import torch
 from vla_rl.config import ConfigError
 from vla_rl.data.dataset import EpisodeDataset
 from vla_rl.data.segmentation import Structure, open_structure
-from world_model.config import StyleConfig
 from world_model.data.colors import named_colors
 from world_model.data.episodes import EpisodeFrames
 from world_model.data.latents import ImageSamples
 from world_model.data.style import Palette, Style, draw_style, restyle
+from world_model.stage_config import StyleConfig
 
 PALETTE_IMAGES = 8  # Of each camera, that an episode's colors are measured on.
 _IMAGE_STYLES = 5  # Stream of random numbers.

@@ -10,15 +10,14 @@ from pydantic import Field, PositiveInt, model_validator
 from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetConfig, MaybeDatasets
 from vla_rl.interfaces import WorldModelFitConfig
-from world_model.config import (
+from world_model.config import KeyframeConfig, WorldModelConfig
+from world_model.stage_config import (
     BootstrapConfig,
     DistillationConfig,
-    KeyframeConfig,
     ObjectsStageConfig,
     PosteriorStageConfig,
     StageConfig,
     StyleConfig,
-    WorldModelConfig,
 )
 from world_model.trust.config import MeasureConfig
 

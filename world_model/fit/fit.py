@@ -32,7 +32,7 @@ from vla_rl.training.checkpoint import (
 )
 from vla_rl.training.trainer import Loss
 from vla_rl.types import EnvSpec
-from world_model.config import StageConfig, WorldModelConfig
+from world_model.config import WorldModelConfig
 from world_model.data.clips import ClipDataset
 from world_model.data.episodes import EpisodeFrames, state_statistics
 from world_model.data.latents import ImageSamples, open_latents
@@ -57,8 +57,10 @@ from world_model.fit.value import calibrate_value, value_loss
 from world_model.interfaces import SuccessHead
 from world_model.metadata import WorldModelMetadata
 from world_model.model.autoencoder import TinyAutoencoder
+from world_model.model.parts import build_parts
 from world_model.model.success import LatentSuccessHead, ValueHead
-from world_model.model.world_model import WorldModel, build_parts, load_world_model
+from world_model.model.world_model import WorldModel, load_world_model
+from world_model.stage_config import StageConfig
 from world_model.trust.types import LoggedEpisode
 from world_model.types import Frames
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from world_model.config import BootstrapConfig
 from world_model.data.clips import ClipDataset
 from world_model.interfaces import Dynamics
 from world_model.noise import NoiseStream
+from world_model.stage_config import BootstrapConfig
 from world_model.types import Clip, Frames
 
 EPISODES_AT_ONCE = 32

@@ -14,11 +14,12 @@ import torch
 from torch import nn
 
 from vla_rl.training.trainer import Loss
-from world_model.config import PosteriorConfig, PosteriorStageConfig
+from world_model.config import PosteriorConfig
 from world_model.data.clips import ClipDataset
 from world_model.fit.config import FitConfig
 from world_model.model.dynamics import VideoDynamics
 from world_model.model.world_model import WorldModel
+from world_model.stage_config import PosteriorStageConfig
 
 log = logging.getLogger(__name__)
 

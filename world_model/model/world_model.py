@@ -9,8 +9,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -27,28 +27,13 @@ from world_model.model.inverse import InverseDynamics
 from world_model.model.lacking import NO_INVERSE, NO_OBJECTS, NO_POSTERIOR, NO_PROBABILITY, NO_VALUE
 from world_model.model.memory import Memory
 from world_model.model.objects import ObjectModel
+from world_model.model.parts import BuildParts, Parts, build_parts
 from world_model.model.success import ValueHead, timed
 from world_model.model.weights import read_weights, write_weights
 from world_model.noise import NoiseStream
-from world_model.types import Actions, DynamicsInputs, Frames
+from world_model.types import Actions, Frames
 
 IMAGES_AT_ONCE = 512  # Through the autoencoder, which bounds its memory.
-
-
-@dataclass(frozen=True)
-class Parts:
-    """The four networks, and the value head, the objects part and the inverse dynamics where they were fitted."""
-
-    autoencoder: Autoencoder
-    dynamics: Dynamics
-    success: SuccessHead
-    clip: SuccessHead
-    value_head: SuccessHead | None = None
-    objects: ObjectModel | None = None
-    inverse: InverseDynamics | None = None
-
-
-BuildParts = Callable[[WorldModelConfig, WorldModelMetadata], Parts]
 
 
 class WorldModel(nn.Module):
@@ -455,21 +440,3 @@ def load_world_model(
         if (module := getattr(world_model, part.name)) is not None:
             read_weights(folder / f"{part.name}.safetensors", module)
     return world_model.to(device).eval()
-
-
-def build_parts(config: WorldModelConfig, metadata: WorldModelMetadata) -> Parts:
-    """Fresh networks of a config, for the robot and the cameras that the metadata name; seed torch before.
-
-    Raises:
-        ValueError: sizes that do not fit each other, or an autoencoder folder that cannot be read.
-    """
-    from world_model.model.autoencoder import build_autoencoder
-    from world_model.model.success import ClipSuccessClassifier, LatentSuccessHead
-
-    autoencoder = build_autoencoder(config.autoencoder, metadata.image_size)
-    shape, num_views = autoencoder.latent_shape, len(metadata.cameras)
-    mean, std = (np.array(values, np.float32) for values in (metadata.state_mean, metadata.state_std))
-    sizes = (metadata.state_dim, metadata.action_dim, config.frame_steps)
-    dynamics = config.dynamics.build(DynamicsInputs(shape, metadata.cameras, *sizes, mean, std))
-    success = LatentSuccessHead(config.success, shape, num_views, metadata.state_dim)
-    return Parts(autoencoder, dynamics, success, ClipSuccessClassifier(config.success, shape, num_views))

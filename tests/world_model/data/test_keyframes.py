@@ -25,7 +25,8 @@ from world_model.data.recorded_prefixes import RecordedPrefixes
 from world_model.env.env import WorldModelEnv
 from world_model.metadata import WorldModelMetadata
 from world_model.model.memory import Memory
-from world_model.model.world_model import WorldModel, build_parts, load_world_model
+from world_model.model.parts import build_parts
+from world_model.model.world_model import WorldModel, load_world_model
 from world_model.types import Actions
 
 TABLETOP = TabletopConfig(tasks=("stack", "push_to_zone"), num_envs=4)

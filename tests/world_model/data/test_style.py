@@ -11,9 +11,9 @@ from sim.tabletop.config import TabletopConfig
 from sim.tabletop.env import TabletopEnv
 from vla_rl.data.segmentation import CAMERA_PREFIX, TABLE, unpack
 from vla_rl.types import EpisodeSpec
-from world_model.config import StyleConfig
 from world_model.data.colors import NAMES, color_name, from_hsv, named_colors, to_hsv
 from world_model.data.style import AT_ONCE, CLEAR, Palette, Style, draw_style, neighbor, restyle
+from world_model.stage_config import StyleConfig
 
 CAMERAS = ("agentview", "wrist")
 RED, GREY = NAMES.index("red"), NAMES.index("grey")

@@ -15,7 +15,6 @@ from test_fit import ENV, STAGE, collect, config, fit_with_stops, weights
 from vla_rl.config import ConfigError, validate
 from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.segmentation import open_structure, structure_file
-from world_model.config import StyleConfig
 from world_model.data.clips import ClipDataset
 from world_model.data.episodes import EpisodeFrames, open_episodes
 from world_model.data.latents import ImageSamples, open_latents
@@ -24,6 +23,7 @@ from world_model.data.styled import Restyler, StyledFrames, StyledImages, restyl
 from world_model.fit.config import FitConfig
 from world_model.fit.fit import fit
 from world_model.model.world_model import load_world_model
+from world_model.stage_config import StyleConfig
 
 SPEC = ENV.env_spec()
 STYLE = {"share": 0.5, "copies": 2, "recolor": 1.0}

@@ -23,7 +23,8 @@ from world_model.data.initial_frames import MAX_KEPT, RecordedInitialFrames, Sim
 from world_model.env.config import WorldModelEnvConfig
 from world_model.env.env import WorldModelEnv
 from world_model.metadata import WorldModelMetadata, content_key
-from world_model.model.world_model import WorldModel, build_parts
+from world_model.model.parts import build_parts
+from world_model.model.world_model import WorldModel
 from world_model.trust.config import DEFAULT_REQUIRE, MeasureConfig
 from world_model.trust.report import TRUST_FILE, Provenance, TrustError, TrustReport
 

@@ -11,7 +11,7 @@ from test_fit import ENV, MODEL, collect, config, stop_fitting, weights
 
 from vla_rl.config import ConfigError, validate
 from vla_rl.data.config import DatasetConfig
-from world_model.config import BootstrapConfig, WorldModelConfig
+from world_model.config import WorldModelConfig
 from world_model.data.clips import ClipDataset
 from world_model.data.episodes import EpisodeFrames, open_episodes
 from world_model.data.latents import open_latents
@@ -19,7 +19,9 @@ from world_model.fit.config import FitConfig
 from world_model.fit.fit import fit
 from world_model.fit.latent_bootstrap import LatentBootstrap
 from world_model.metadata import WorldModelMetadata
-from world_model.model.world_model import WorldModel, build_parts
+from world_model.model.parts import build_parts
+from world_model.model.world_model import WorldModel
+from world_model.stage_config import BootstrapConfig
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,8 @@ from world_model.data.latents import open_latents
 from world_model.data.outcomes import Outcomes, ValueSamples, steps_left
 from world_model.fit.value import DEEPEST, calibrate_value
 from world_model.metadata import WorldModelMetadata
-from world_model.model.world_model import WorldModel, build_parts
+from world_model.model.parts import build_parts
+from world_model.model.world_model import WorldModel
 
 ENV = DummyConfig(num_envs=8, tasks=("reach_red",), horizon=12, steps_after_success=4)
 MODEL = WorldModelConfig.model_validate(

@@ -16,7 +16,8 @@ from toy import CONFIG, GOAL, METADATA, push, toy_parts, toy_valued, toy_world_m
 from vla_rl.config import ConfigError
 from world_model.config import WorldModelConfig
 from world_model.metadata import METADATA_FILE, WorldModelMetadata, content_key, read_metadata, resolve_path, shortened
-from world_model.model.world_model import WorldModel, build_parts, load_world_model
+from world_model.model.parts import build_parts
+from world_model.model.world_model import WorldModel, load_world_model
 from world_model.noise import NoiseStream
 from world_model.types import Actions, Frames
 

@@ -147,7 +147,8 @@ def _random_world_model(dynamics: dict[str, object], image_size: int, device: to
     """A world model that was never fitted, for its speed."""
     from world_model.config import WorldModelConfig
     from world_model.metadata import WorldModelMetadata
-    from world_model.model.world_model import WorldModel, build_parts
+    from world_model.model.parts import build_parts
+    from world_model.model.world_model import WorldModel
 
     spec = fake_env_spec(image_size=image_size)
     metadata = WorldModelMetadata.of(spec, np.zeros(spec.state_dim), np.ones(spec.state_dim))

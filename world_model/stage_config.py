@@ -1,0 +1,123 @@
+"""Options of how each part of a world model is fitted: its updates, and the clips that it learns from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from vla_rl.config import Config
+from vla_rl.training.config import TrainerConfig
+from world_model.config import ObjectsConfig, PosteriorConfig
+
+
+class StageConfig(TrainerConfig):
+    """How one part is fitted."""
+
+    renamed: ClassVar[Mapping[str, str]] = {"ema": "ema_decay"}
+
+    steps: NonNegativeInt = Field(default=1000, description="Updates; 0 leaves the part as it is.")
+    batch_size: PositiveInt = Field(default=32, description="Images (autoencoder) or clips per update.")
+    lr: PositiveFloat = Field(default=1e-3, description="Peak learning rate.")
+    warmup_steps: NonNegativeInt = Field(default=50, description="Updates over which the learning rate rises from 0.")
+    final_lr_fraction: float = Field(
+        default=0.05, ge=0, le=1, description="Share of lr that a cosine decay after the warm-up ends at; 1: no decay."
+    )
+    max_bad_steps: PositiveInt = Field(
+        default=20,
+        description="Stop after this many updates in a row with NaN or infinite loss or gradients (each is skipped).",
+    )
+
+
+class DistillationConfig(StageConfig):
+    """How the dynamics learns to imagine in one step of the flow (see world_model/fit/distillation.py)."""
+
+    steps: NonNegativeInt = Field(
+        default=0,
+        description="Updates, after which the world model imagines with one step of the flow; 0: no distillation. What "
+        "it learns from is the dynamics with its own sampling_steps, which must be 2 or more.",
+    )
+    lr: PositiveFloat = Field(default=2e-4, description="Peak learning rate.")
+    ema_decay: float = Field(
+        default=0.98, ge=0, lt=1, description="Decay of an average of the weights, which is the result; 0: the last."
+    )
+
+
+class ObjectsStageConfig(StageConfig):
+    """How the objects part is fitted, on episodes recorded with collect.objects."""
+
+    steps: NonNegativeInt = Field(default=0, description="Updates; 0 leaves the part as it is, or out.")
+    batch_size: PositiveInt = Field(
+        default=96, description="Episodes per update; the probe sees half as many single frames."
+    )
+    lr: PositiveFloat = Field(default=2e-3, description="Peak learning rate.")
+    warmup_steps: NonNegativeInt = Field(default=100, description="Updates over which it rises from 0.")
+    network: ObjectsConfig | None = Field(default=None, description="What it is made of; null: as it is in start_from.")
+    mirror: bool = Field(
+        default=False,
+        description="Half of the episodes are seen in a mirror at the plane y = 0; only where the robot is symmetrical "
+        "about it, and no instruction says left or right.",
+    )
+    position_noise: NonNegativeFloat = Field(
+        default=0.002, description="On the poses that episodes are rolled from, as the probe errs, meters."
+    )
+    yaw_noise: NonNegativeFloat = Field(default=0.06, description="The same on their turns, radians.")
+
+
+class PosteriorStageConfig(PosteriorConfig, StageConfig):
+    """How the model posterior is fitted, on the frozen dynamics that the stages before it left."""
+
+    steps: NonNegativeInt = Field(
+        default=0,
+        description="Updates of all members together; 0 fits none. A fit that changes the dynamics drops those of "
+        "start_from, which belong to other weights.",
+    )
+    batch_size: PositiveInt = Field(default=40, description="Clips per update, dealt to the members in turn.")
+    lr: PositiveFloat = Field(default=3e-3, description="Peak learning rate.")
+    warmup_steps: NonNegativeInt = Field(default=20, description="Updates over which it rises from 0.")
+
+
+class BootstrapConfig(Config):
+    """Dynamic latent bootstrapping: the dynamics' own frames as context (see world_model/fit/latent_bootstrap.py)."""
+
+    share: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Of the clips, at the end; 0: none, no bootstrapping. Measured, it made imagination worse, most "
+        "far from a real frame (docs/results.md, the closed loop on the tabletop): leave it at 0.",
+    )
+    start: float = Field(default=0.2, ge=0, lt=1, description="Share of the updates after which it rises from 0.")
+    ramp: float = Field(default=0.5, gt=0, le=1, description="Share of the updates over which it rises.")
+    refresh_every: PositiveInt = Field(default=100, description="Updates after which the cache is imagined anew.")
+    episodes: PositiveInt = Field(default=64, description="Imagined at each refresh, at most.")
+    max_frames: PositiveInt = Field(default=4096, description="Kept in the cache, at most.")
+
+
+class StyleConfig(Config):
+    """Training clips in other styles, guided by segmentation (see docs/style_robust.md)."""
+
+    share: float = Field(
+        default=0.0, ge=0, lt=1, description="Of the images and clips that are in another style; 0: none."
+    )
+    copies: PositiveInt = Field(
+        default=2, le=64, description="Styles of each episode that clips are drawn from; latents of each are kept."
+    )
+    renamed: ClassVar[Mapping[str, str]] = {"recolour": "recolor"}
+
+    recolor: float = Field(default=0.8, ge=0, le=1, description="Share of the segments that get another color.")
+    texture: float = Field(
+        default=0.25, ge=0, le=0.5, description="Strongest pattern on table and background, of their brightness."
+    )
+    light: float = Field(
+        default=0.3, ge=0, le=0.6, description="Largest relative change of brightness, and from place to place."
+    )
+    depth: bool = Field(
+        default=False, description="Also light from another side, for which the datasets must have recorded depth."
+    )
+    still_cameras: tuple[str, ...] | None = Field(
+        default=None,
+        description="Cameras that do not move; only these get patterns and uneven light. null: those whose projection "
+        "the environment knows.",
+    )
