@@ -59,8 +59,7 @@ def loop(recipe: Recipe, folder: Path, program: Sequence[str], show: Callable[[s
             episodes is too small, or a round's episodes are there already and were collected otherwise.
         TrustError: the first world model cannot be trusted enough, and `env.trust.ignore` is not set; or its fit lost
             a part that RL is paid by.
-        CalibrationError, KeyframeError: the first round's episodes give no threshold, or no keyframe.
-        NoSuccessError: in the first round nothing is imagined to succeed.
+        CalibrationError, KeyframeError, NoSuccessError: the first round gives no threshold, no keyframe, no success.
     """
     config = recipe.loop
     check_loop(recipe)
