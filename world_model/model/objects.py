@@ -318,9 +318,9 @@ class ObjectModel(nn.Module):
         """
         poses, logits, path = [], [], []
         executed = actions.executed[:, 0]
-        for step, by_all in enumerate(executed.all(0).tolist()):
+        for step in range(executed.shape[1]):
             after, logit = self._step(memory, actions.values[:, 0, step])
-            memory = after if by_all else memory.where(executed[:, step], after)
+            memory = memory.where(executed[:, step], after)
             poses.append(memory.poses)
             logits.append(logit)
             path.append(memory.position)

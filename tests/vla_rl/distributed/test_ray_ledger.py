@@ -189,7 +189,7 @@ def test_keyframes_survive_the_checkpoint(seed: int) -> None:
 
 
 def test_every_field_of_a_spec_survives_the_checkpoint() -> None:
-    spec = EpisodeSpec("stack", "validation", 7, "another wording", perturbation="camera-2", place=3)
+    spec = EpisodeSpec("stack", "validation", 7, "another wording", perturbation="camera-2", place=3, group=3)
     defaults = EpisodeSpec("reach")
     for part in fields(EpisodeSpec):
         if part.name != "keyframe":
@@ -200,3 +200,4 @@ def test_every_field_of_a_spec_survives_the_checkpoint() -> None:
     again.load_state(json.loads(json.dumps(ledger.state())))
     assert [ticket.spec for ticket in again.waiting()] == [spec, spec]
     assert [ticket.spec.place for ticket in again.waiting()] == [3, 4], "a member each"
+    assert [ticket.spec.group for ticket in again.waiting()] == [3, 3], "of one group"
