@@ -284,7 +284,7 @@ class ImaginationConfig(Config):
     max_disagreement: PositiveFloat | None = Field(
         default=None, description="Truncate an episode where the futures' latents spread by more; None never."
     )
-    penalty: NonNegativeFloat = Field(
+    disagreement_penalty: NonNegativeFloat = Field(
         default=0.0,
         description="A chunk's reward is lowered by this times the futures' disagreement, in multiples of what trust "
         "found usual on held-out episodes, 4 at most (COPlanner). Needs ensemble 2 or more, and trust measured with "
@@ -329,10 +329,10 @@ class ImaginationConfig(Config):
                 f"imagination.max_disagreement: got {self.max_disagreement:g} with ensemble 1, which has nothing to "
                 "disagree with; set imagination.ensemble to 2 or more"
             )
-        if self.penalty and self.ensemble < 2:
+        if self.disagreement_penalty and self.ensemble < 2:
             raise ConfigError(
-                f"imagination.penalty: got {self.penalty:g} with ensemble 1, which has nothing to disagree with; set "
-                "imagination.ensemble to 2 or more"
+                f"imagination.disagreement_penalty: got {self.disagreement_penalty:g} with ensemble 1, which has "
+                "nothing to disagree with; set imagination.ensemble to 2 or more"
             )
         if self.reward != "success" and self.dual_noise:
             raise ConfigError(

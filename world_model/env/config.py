@@ -150,7 +150,7 @@ class WorldModelEnvConfig(EnvConfig):
         """That of futures on held-out episodes, by the trust report; None where it does not say, or nobody asks."""
         from world_model.trust.report import TrustReport
 
-        if not self.imagination.penalty or not report.is_file():
+        if not self.imagination.disagreement_penalty or not report.is_file():
             return None
         found = TrustReport.load(report)
         measured = found.figure("disagreement")

@@ -36,7 +36,15 @@ from world_model.data.recorded_prefixes import RecordedPrefixes, remember
 from world_model.env.download import Seen, read_chunk
 from world_model.env.imagination import ImaginedChunk, imagine_chunk
 from world_model.env.places import Places, start_name
-from world_model.env.reward import LIKELY, branch_steps, check_reward, chunk_error, judge, leaf_values, penalties
+from world_model.env.reward import (
+    LIKELY,
+    branch_steps,
+    check_reward,
+    chunk_error,
+    disagreement_penalties,
+    judge,
+    leaf_values,
+)
 from world_model.metadata import shortened
 from world_model.model.memory import Memory
 from world_model.model.world_model import WorldModel
@@ -49,9 +57,9 @@ log = logging.getLogger(__name__)
 
 KIND = "world_model"
 UNKNOWN_DISAGREEMENT = (
-    "env.imagination.penalty: is in multiples of how far futures usually disagree, which the world model's trust "
-    "report does not say for this env.imagination; measure trust with the same ensemble and posterior (vla-rl "
-    "world-model eval ... env.imagination.ensemble=2), or set env.imagination.penalty=0"
+    "env.imagination.disagreement_penalty: is in multiples of how far futures usually disagree, which the world "
+    "model's trust report does not say for this env.imagination; measure trust with the same ensemble and posterior "
+    "(vla-rl world-model eval ... env.imagination.ensemble=2), or set env.imagination.disagreement_penalty=0"
 )
 BFLOAT16 = ":bfloat16"  # Ends the name of an array that holds the bits of one, which numpy does not know.
 
@@ -118,7 +126,7 @@ class WorldModelEnv:
         check_reward(world_model, config)
         if config.posterior:
             world_model.check_posterior()
-        if config.penalty and not usual_disagreement:
+        if config.disagreement_penalty and not usual_disagreement:
             raise ConfigError(UNKNOWN_DISAGREEMENT)
         self._usual_disagreement = usual_disagreement
 
@@ -274,7 +282,7 @@ class WorldModelEnv:
             steps_left = (horizon - self._steps[ids] - planned)[leaf]
             frame = (last // frame_steps)[leaf]
             reached[leaf] = leaf_values(self.world_model, memory, chunk, np.flatnonzero(leaf), frame, steps_left)
-        lowered = penalties(seen.disagreement, self.config, self._usual_disagreement) * ~lost
+        lowered = disagreement_penalties(seen.disagreement, self.config, self._usual_disagreement) * ~lost
         reward[row, last], self._paid[ids] = reached - self._paid[ids] - lowered, reached
         errors: dict[str, np.ndarray] = {}
         if seen.action_error is not None:

@@ -136,7 +136,7 @@ def judge(worth: np.ndarray, config: ImaginationConfig, paid: np.ndarray) -> tup
     return value, value > config.stop_probability
 
 
-def penalties(disagreement: np.ndarray, config: ImaginationConfig, usual: float | None) -> np.ndarray:
+def disagreement_penalties(disagreement: np.ndarray, config: ImaginationConfig, usual: float | None) -> np.ndarray:
     """What the rewards of chunks are lowered by, float32 of the shape of their futures' disagreement.
 
     COPlanner (arXiv 2310.07220) lowers rewards in imagination where models disagree.
@@ -144,10 +144,10 @@ def penalties(disagreement: np.ndarray, config: ImaginationConfig, usual: float 
     Args:
         usual: the disagreement on held-out episodes; None where there is no penalty.
     """
-    if not config.penalty:
+    if not config.disagreement_penalty:
         return np.zeros_like(disagreement)
     assert usual is not None, "the environment checks that it is known"
-    return (config.penalty * np.minimum(disagreement / usual, MOST_PENALTY)).astype(np.float32)
+    return (config.disagreement_penalty * np.minimum(disagreement / usual, MOST_PENALTY)).astype(np.float32)
 
 
 def chunk_error(error: np.ndarray, num_steps: np.ndarray, frame_steps: int) -> np.ndarray:

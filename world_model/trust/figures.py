@@ -128,7 +128,8 @@ FIGURES: dict[str, FigureInfo] = {
         "Disagreement of futures",
         "number",
         "How far the futures of env.imagination.ensemble spread (standard deviation of the latents, whose variance is "
-        "about 1), by their noise or, with a posterior, by its members. env.imagination.penalty calls this usual.",
+        "about 1), by their noise or, with a posterior, by its members. env.imagination.disagreement_penalty calls "
+        "this usual.",
     ),
     "disagreement_auc": FigureInfo(
         OUTCOMES,

@@ -34,7 +34,7 @@ def env_of(usual: float | None, **options: Any) -> WorldModelEnv:
 
 
 def test_a_chunk_is_paid_less_by_its_disagreement_up_to_a_bound() -> None:
-    plain, penalized = env_of(None), env_of(0.15, penalty=0.1)
+    plain, penalized = env_of(None), env_of(0.15, disagreement_penalty=0.1)
     for env in (plain, penalized):
         env.reset(SPECS)
     before, after = (env.step(push(0, len(SPECS), 4)) for env in (plain, penalized))
@@ -47,11 +47,13 @@ def test_a_chunk_is_paid_less_by_its_disagreement_up_to_a_bound() -> None:
 
 
 def test_what_is_usual_must_be_known_and_futures_must_be_able_to_disagree() -> None:
-    with pytest.raises(ConfigError, match=r"env\.imagination\.penalty:.*measure trust with the same ensemble"):
-        env_of(None, penalty=0.1)
-    with pytest.raises(ConfigError, match=r"imagination\.penalty: got 0\.1 with ensemble 1"):
-        validate(ImaginationConfig, {"penalty": 0.1})
-    assert not toy_env(1, ensemble=2).config.penalty
+    with pytest.raises(
+        ConfigError, match=r"env\.imagination\.disagreement_penalty:.*measure trust with the same ensemble"
+    ):
+        env_of(None, disagreement_penalty=0.1)
+    with pytest.raises(ConfigError, match=r"imagination\.disagreement_penalty: got 0\.1 with ensemble 1"):
+        validate(ImaginationConfig, {"disagreement_penalty": 0.1})
+    assert not toy_env(1, ensemble=2).config.disagreement_penalty
 
 
 def test_what_is_usual_is_in_the_trust_report_of_the_same_futures(tmp_path: Path) -> None:
@@ -67,9 +69,9 @@ def test_what_is_usual_is_in_the_trust_report_of_the_same_futures(tmp_path: Path
         config = WorldModelEnvConfig.model_construct(imagination=ImaginationConfig.model_validate(imagination))
         return config._usual_disagreement(tmp_path / "trust.json")
 
-    assert usual("noise", ensemble=2, penalty=0.1) == 0.25
-    assert usual("members", ensemble=2, penalty=0.1, posterior=True) == 0.25
-    assert usual("noise", ensemble=2, penalty=0.1, posterior=True) is None
+    assert usual("noise", ensemble=2, disagreement_penalty=0.1) == 0.25
+    assert usual("members", ensemble=2, disagreement_penalty=0.1, posterior=True) == 0.25
+    assert usual("noise", ensemble=2, disagreement_penalty=0.1, posterior=True) is None
     assert usual("noise", ensemble=2) is None, "nobody asks"
 
 

@@ -38,6 +38,8 @@ MODEL = {
     "success": {"width": 32, "depth": 1},
     "frame_steps": 4,
 }
+# Options of a fit on top of another that leaves its parts as they are.
+KEPT = {"autoencoder": {"steps": 0}, "dynamics": {"steps": 0}, "success": {"steps": 0}, "model": None}
 STAGE = {"steps": 3, "batch_size": 4, "warmup_steps": 1}
 
 

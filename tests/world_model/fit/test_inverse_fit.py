@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_fit import SPEC, collect, config, stop_fitting, weights
+from test_fit import KEPT, SPEC, collect, config, stop_fitting, weights
 
 from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetConfig
@@ -22,7 +22,6 @@ from world_model.model.world_model import WorldModel, load_world_model
 from world_model.types import Actions
 
 INVERSE = {"steps": 120, "batch_size": 16, "lr": 3e-3, "warmup_steps": 5}
-KEPT = {"autoencoder": {"steps": 0}, "dynamics": {"steps": 0}, "success": {"steps": 0}, "model": None}
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_fit import ENV, collect, config, weights
+from test_fit import ENV, KEPT, collect, config, weights
 from toy import through_a_file
 
 from vla_rl.config import ConfigError, validate
@@ -35,7 +35,6 @@ from world_model.trust.report import TrustReport
 SPEC = ENV.env_spec()
 NETWORK = {"slots": [["green", "red"], ["blue"]], "width": 32, "probe_width": 8, "meters_per_action": 0.2}
 OBJECTS = {"steps": 160, "batch_size": 24, "lr": 6e-3, "warmup_steps": 5, "network": NETWORK}
-KEPT = {"autoencoder": {"steps": 0}, "dynamics": {"steps": 0}, "success": {"steps": 0}, "model": None}
 
 
 @pytest.fixture(scope="module")

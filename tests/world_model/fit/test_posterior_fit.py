@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_fit import ENV, SPEC, collect, config, stop_fitting, weights
+from test_fit import ENV, KEPT, SPEC, collect, config, stop_fitting, weights
 
 from vla_rl.data.config import DatasetConfig
 from world_model.data.clips import ClipDataset
@@ -20,7 +20,6 @@ from world_model.fit.posterior import resample
 from world_model.fit.stage import updates_kept
 from world_model.model.world_model import load_world_model
 
-KEPT = {"autoencoder": {"steps": 0}, "dynamics": {"steps": 0}, "success": {"steps": 0}, "model": None}
 POSTERIOR = {"steps": 3, "batch_size": 5, "members": 2, "rank": 2, "warmup_steps": 1}
 
 
