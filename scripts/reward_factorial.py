@@ -1,16 +1,19 @@
 """What limits RL in imagination, pictures or rewards: each from the simulator or the world model, in every pairing.
 
     python scripts/reward_factorial.py run WORLD_MODEL --output runs/factorial --seeds 0 1 2     (resumable, one core)
+    python scripts/reward_factorial.py run WORLD_MODEL --output runs/libero --recipe libero_closed_loop --policy FOLDER
     python scripts/reward_factorial.py table runs/factorial
 
-One arm is GRPO from the shipped base policy, or another (--policy), with observations imagined or real, and as reward
-the true outcome, the verdict of the success networks (above their threshold), their calibrated probability, or that of
-the objects part, which looks at no frame but the first (only where WORLD_MODEL has it). Beside every episode runs a
-simulator with the same actions, which knows the truth: an arm's gap is its reward minus that. Advantages are not
+One arm is GRPO from a recipe's policy (by default the tabletop's base), with observations imagined or real, and as
+reward the true outcome, the verdict of the success networks (above their threshold), their calibrated probability, or
+that of the objects part, which looks at no frame but the first (only where WORLD_MODEL has it). Beside every episode
+runs a simulator with the same actions, which knows the truth: an arm's gap is its reward minus that. Advantages are not
 divided by a standard deviation in any arm, and learning rates fall to 0, or the last policy's noise would drown the
 arms. WORLD_MODEL has been fitted with a calibrated probability; where real frames are judged, threshold and probability
-come from real episodes of the policy that RL starts from, by the same functions. A folder holds results of one world
-model, policy and number of iterations (subject.json), and is refused to others.
+come from real episodes of the policy that RL starts from, by the same functions. Of the recipe (env a world model,
+real_env its simulator) come simulators, imagination, algorithm, groups and evaluation (one sample a state); --override
+changes it, such as real_env.num_envs=16. A folder holds results of one world model, policy, recipe and number of
+iterations (subject.json), and is refused to others. Each arm's policy is saved beside its results.
 """
 
 from __future__ import annotations
@@ -28,9 +31,8 @@ import numpy as np
 import torch
 from scipy.special import expit, logit
 
-from sim.tabletop.config import SuccessConfig, TabletopConfig
+from sim.base import SimConfig
 from sim.vector.runner import InlineVecEnv
-from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.config import ConfigError, validate
 from vla_rl.evaluation.evaluate import policy_hash
@@ -40,10 +42,12 @@ from vla_rl.evaluation.threshold import choose_threshold
 from vla_rl.interfaces import Policy, VecEnv
 from vla_rl.policies.base import resolve_path
 from vla_rl.policies.load import load_policy
+from vla_rl.recipe.recipe import Recipe, load_recipe
 from vla_rl.rollout.runner import collect, derived_seed
 from vla_rl.types import EpisodeSpec, Keyframe, StepResult
 from world_model.config import ImaginationConfig
 from world_model.data.initial_frames import SimulatedInitialFrames
+from world_model.env.config import WorldModelEnvConfig
 from world_model.env.env import WorldModelEnv
 from world_model.metadata import content_key
 from world_model.metadata import resolve_path as resolve_world_model
@@ -51,14 +55,13 @@ from world_model.model.memory import Memory
 from world_model.model.world_model import WorldModel, load_world_model
 from world_model.types import Frames
 
-POLICY = "pretrained:tabletop_base"
+RECIPE = "tabletop_imagination"
 SUBJECT = "subject.json"
 ARMS = tuple(itertools.product(("imagined", "real"), ("success", "probability", "objects", "true")))
 JUDGED = (("real", "success"), ("real", "probability"))  # Which judge real frames, and need a threshold for them.
-ITERATIONS, GROUPS, GROUP_SIZE, NUM_ENVS = 16, 40, 8, 40
+ITERATIONS = 16
 STOP, FALSE_SUCCESS = 0.8, 0.1
 CALIBRATION_STATES, CALIBRATION_START = 100, 700_000  # Per task; states that RL never draws.
-EVAL_STATES = 100  # Per task.
 ENDLESS = 10**6
 
 
@@ -111,6 +114,7 @@ class FactorialEnv:
 
     Args:
         seen: gives observations. Where a judge decides, it must not end by itself before the horizon.
+        truth: knows what has happened; as many environments. Closed with this one, as `seen` is.
         reward: "own" (`seen`'s), "true", "success" or "probability" (of `judge`'s logits; also "objects").
         sigmoid: slope and intercept. threshold: logit. stop: probability that ends an episode.
     """
@@ -118,6 +122,7 @@ class FactorialEnv:
     def __init__(
         self,
         seen: VecEnv,
+        truth: VecEnv,
         reward: str,
         judge: FrameJudge | None = None,
         sigmoid: tuple[float, float] = (1.0, 0.0),
@@ -127,7 +132,7 @@ class FactorialEnv:
         self.seen, self.reward, self.judge = seen, reward, judge
         self.sigmoid, self.threshold, self.stop = sigmoid, threshold, stop
         self.spec, self.num_envs, self.record_frames = seen.spec, seen.num_envs, False
-        self.truth_env = InlineVecEnv(TabletopConfig(), seen.num_envs)
+        self.truth_env = truth
         self.over, self.truth = np.zeros(seen.num_envs, bool), np.zeros(seen.num_envs, bool)
         self.total, self.paid = np.zeros(seen.num_envs), np.zeros(seen.num_envs)
         self.specs: list[EpisodeSpec | None] = [None] * seen.num_envs
@@ -206,31 +211,42 @@ class FactorialEnv:
         self.truth_env.close()
 
 
-def endless_tabletop() -> VecEnv:
-    """The tabletop with its horizons, where no success ends an episode."""
-    return InlineVecEnv(TabletopConfig(success=SuccessConfig(hold_steps=ENDLESS)), NUM_ENVS)
+def simulators(recipe: Recipe, endless: bool = False) -> VecEnv:
+    """The recipe's simulators, in this process; endless: no success ends an episode before its horizon."""
+    config = recipe.acting_env
+    if not isinstance(config, SimConfig):
+        raise ConfigError(f"real_env: got {config.kind!r}, must be one of the simulators in sim/")
+    if endless:
+        config = config.model_copy(update={"steps_after_success": ENDLESS})
+    return InlineVecEnv(config, config.num_envs)
 
 
-def build_env(observations: str, reward: str, world_model: WorldModel, real_judge: dict[str, Any], seed: int) -> Any:
+def build_env(
+    recipe: Recipe, observations: str, reward: str, world_model: WorldModel, real_judge: dict[str, Any], seed: int
+) -> FactorialEnv:
+    truth = simulators(recipe)
     if observations == "real":
+        seen, cameras = simulators(recipe, endless=True), world_model.metadata.cameras
         if reward == "true":
-            return FactorialEnv(endless_tabletop(), "true")
+            return FactorialEnv(seen, truth, "true")
         if reward == "objects":
-            judge = ObjectsJudge(world_model, NUM_ENVS, world_model.metadata.cameras)
-            return FactorialEnv(endless_tabletop(), reward, judge, world_model.check_objects())
-        judge = FrameJudge(world_model, NUM_ENVS, world_model.metadata.cameras)
-        return FactorialEnv(endless_tabletop(), reward, judge, tuple(real_judge["sigmoid"]), real_judge["threshold"])
+            judge = ObjectsJudge(world_model, seen.num_envs, cameras)
+            return FactorialEnv(seen, truth, reward, judge, world_model.check_objects())
+        judge = FrameJudge(world_model, seen.num_envs, cameras)
+        return FactorialEnv(seen, truth, reward, judge, tuple(real_judge["sigmoid"]), real_judge["threshold"])
     kind, stop = ("probability", 1 - 1e-7) if reward == "true" else (reward, STOP)
-    config = validate(ImaginationConfig, {"reward": kind, "stop_probability": stop, "dual_noise": 0})
-    first = SimulatedInitialFrames(InlineVecEnv(TabletopConfig(), NUM_ENVS))
-    seen = WorldModelEnv(world_model, first, config, NUM_ENVS, seed=seed)
-    return FactorialEnv(seen, "true" if reward == "true" else "own")
+    assert isinstance(recipe.env, WorldModelEnvConfig), "checked before"
+    options = recipe.env.imagination.model_dump() | {"reward": kind, "stop_probability": stop}
+    first = SimulatedInitialFrames(simulators(recipe))
+    seen = WorldModelEnv(world_model, first, validate(ImaginationConfig, options), truth.num_envs, seed=seed)
+    return FactorialEnv(seen, truth, "true" if reward == "true" else "own")
 
 
-def calibrate_real(world_model: WorldModel, policy: Policy) -> dict[str, Any]:
+def calibrate_real(recipe: Recipe, world_model: WorldModel, policy: Policy) -> dict[str, Any]:
     """Sigmoid and threshold of the success networks on real frames, from episodes of the policy before RL."""
-    judge = FrameJudge(world_model, NUM_ENVS, world_model.metadata.cameras)
-    env = FactorialEnv(endless_tabletop(), "probability", judge, stop=1.0)
+    seen = simulators(recipe, endless=True)
+    judge = FrameJudge(world_model, seen.num_envs, world_model.metadata.cameras)
+    env = FactorialEnv(seen, simulators(recipe), "probability", judge, stop=1.0)
     states = [CALIBRATION_START + i for i in range(CALIBRATION_STATES)]
     specs = [EpisodeSpec(task, "train", i) for i in states for task in env.spec.tasks]
     collect(policy, env, specs, temperature=1.0, seed=derived_seed(99))
@@ -246,30 +262,23 @@ def calibrate_real(world_model: WorldModel, policy: Policy) -> dict[str, Any]:
 
 
 def train(
-    arm: tuple[str, str], seed: int, world_model: WorldModel, policy: Policy, judge: dict[str, Any], iterations: int
+    recipe: Recipe, arm: tuple[str, str], seed: int, world_model: WorldModel, policy: Policy, judge: dict[str, Any]
 ) -> dict[str, Any]:
     """One arm and seed, from a policy, which is changed, to its success on `eval` states; what the table needs of it.
 
     Seeds with one number of iterations have no initial states in common.
     """
     started = time.process_time()
-    env = build_env(*arm, world_model, judge, seed)
-    algo = GRPOConfig(
-        lr=2e-4,
-        decay_iterations=iterations,
-        warmup_steps=20,
-        epochs=2,
-        minibatch_size=256,
-        micro_batch_size=64,
-        normalize_std=False,
-    )
-    learner, history = algo.build(policy, seed), []
-    tasks, per_task = tuple(env.spec.tasks), GROUPS // len(env.spec.tasks)
+    env = build_env(recipe, *arm, world_model, judge, seed)
+    assert recipe.algo is not None, "checked before"
+    learner, history = recipe.algo.build(policy, seed), []
+    iterations, group_size = recipe.train.iterations, recipe.train.group_size
+    tasks, per_task = tuple(env.spec.tasks), recipe.train.groups // len(env.spec.tasks)
     for iteration in range(iterations):
         env.log.clear()
         first = (seed * iterations + iteration) * per_task
         states = [EpisodeSpec(task, "train", first + i) for i in range(per_task) for task in tasks]
-        groups = np.repeat(np.arange(len(states)), GROUP_SIZE)
+        groups = np.repeat(np.arange(len(states)), group_size)
         specs = [states[group] for group in groups]
         episodes = collect(policy, env, specs, seed=derived_seed(seed, iteration), groups=groups.tolist())
         learner.update(learner.prepare(episodes))
@@ -277,7 +286,7 @@ def train(
         history.append({"reward": reward.mean(), "truth": truth.mean(), "correlation": within_groups(env.log)})
         print(f"{'_'.join(arm)} seed {seed} iteration {iteration + 1}: {json.dumps(history[-1])}", flush=True)
     env.close()
-    return {"outcomes": outcomes(policy), "history": history, "cpu_seconds": time.process_time() - started}
+    return {"outcomes": outcomes(recipe, policy), "history": history, "cpu_seconds": time.process_time() - started}
 
 
 def within_groups(log: Sequence[tuple[str, int, float, bool]]) -> float:
@@ -290,22 +299,42 @@ def within_groups(log: Sequence[tuple[str, int, float, bool]]) -> float:
     return float((x * y).sum() / norm) if norm else float("nan")
 
 
-def outcomes(policy: Policy) -> list[list[bool]]:
+def outcomes(recipe: Recipe, policy: Policy) -> list[list[bool]]:
     """Success on each task's `eval` states, sampled: tasks x states."""
-    env = InlineVecEnv(TabletopConfig(), NUM_ENVS)
-    specs = [EpisodeSpec(task, "eval", i) for task in env.spec.tasks for i in range(EVAL_STATES)]
+    env, states = simulators(recipe), recipe.eval.episodes_per_task
+    specs = [EpisodeSpec(task, "eval", i) for task in env.spec.tasks for i in range(states)]
     episodes = collect(policy, env, specs, temperature=1.0, seed=0)
     env.close()
-    return np.array([e.success for e in episodes]).reshape(-1, EVAL_STATES).tolist()
+    return np.array([e.success for e in episodes]).reshape(-1, states).tolist()
 
 
-def claim(folder: Path, world_model: Path, policy: Path, iterations: int) -> None:
+def read_recipe(args: argparse.Namespace) -> Recipe:
+    """The recipe with what every arm has in common, and what was asked for on the command line.
+
+    Raises:
+        ConfigError: a wrong recipe or override, or one without imagination, simulator or algorithm.
+    """
+    recipe = load_recipe(args.recipe, args.override)
+    if not isinstance(recipe.env, WorldModelEnvConfig) or recipe.real_env is None or recipe.algo is None:
+        raise ConfigError(
+            f"--recipe {args.recipe}: must have an env of kind world_model, and the sections real_env and algo"
+        )
+    common = [
+        "algo.normalize_std=false",
+        f"algo.decay_iterations={args.iterations}",
+        f"train.iterations={args.iterations}",
+    ]
+    return load_recipe(args.recipe, [*args.override, *common, *([f"policy.path={args.policy}"] if args.policy else [])])
+
+
+def claim(folder: Path, world_model: Path, policy: Path, args: argparse.Namespace) -> None:
     """Write into a folder what its results are of, or check that they are of just that.
 
     Raises:
-        ConfigError: they are of another world model, policy or number of iterations, or do not say of which.
+        ConfigError: they are of another world model, policy, recipe or number of iterations, or do not say of which.
     """
-    facts = {"world_model": content_key(world_model), "policy": policy_hash(policy), "iterations": iterations}
+    facts = {"world_model": content_key(world_model), "policy": policy_hash(policy), "iterations": args.iterations}
+    facts |= {"recipe": args.recipe, "overrides": sorted(args.override)}
     file = folder / SUBJECT
     if not file.is_file():
         if found := sorted(path.name for path in folder.glob("*.json")):
@@ -321,29 +350,32 @@ def claim(folder: Path, world_model: Path, policy: Path, iterations: int) -> Non
         parts = ", ".join(f"{name} there {there.get(name)}, here {facts[name]}" for name in other)
         raise ConfigError(
             f"--output {folder}: holds results of another {' and '.join(other)} ({parts}); give what it was begun with "
-            "(WORLD_MODEL, --policy, --iterations), or choose another --output"
+            "(WORLD_MODEL, --policy, --iterations, --recipe, --override), or choose another --output"
         )
 
 
 def run(args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
+    recipe = read_recipe(args)
     judge_file, base_file = args.output / "judge.json", args.output / "base.json"
-    model_folder, policy_folder = resolve_world_model(args.world_model), resolve_path(args.policy)
-    claim(args.output, model_folder, policy_folder, args.iterations)
+    model_folder, policy_folder = resolve_world_model(args.world_model), resolve_path(recipe.policy.path or "")
+    claim(args.output, model_folder, policy_folder, args)
     world_model, policy = load_world_model(model_folder), load_policy(policy_folder, "cpu")
     arms = [arm for arm in ARMS if "_".join(arm) in args.arms or not args.arms]
     if world_model.metadata.objects_probability is None and not args.arms:
         arms = [arm for arm in arms if arm[1] != "objects"]
     judged = any(arm in arms for arm in JUDGED)
     if judged and not judge_file.exists():
-        write_text_atomic(judge_file, json.dumps(calibrate_real(world_model, policy)))
+        write_text_atomic(judge_file, json.dumps(calibrate_real(recipe, world_model, policy)))
     judge = json.loads(judge_file.read_text()) if judged else {}
     if not base_file.exists():
-        write_text_atomic(base_file, json.dumps(outcomes(policy)))
+        write_text_atomic(base_file, json.dumps(outcomes(recipe, policy)))
     for seed, arm in itertools.product(args.seeds, arms):
         file = args.output / f"{'_'.join(arm)}_{seed}.json"
         if not file.exists():
-            found = train(arm, seed, world_model, load_policy(policy_folder, "cpu"), judge, args.iterations)
+            learned = load_policy(policy_folder, "cpu")
+            found = train(recipe, arm, seed, world_model, learned, judge)
+            learned.save(file.with_suffix("") / "policy")
             write_text_atomic(file, json.dumps(found))
 
 
@@ -379,7 +411,9 @@ def main() -> None:
     names = ["_".join(arm) for arm in ARMS]
     running.add_argument("--arms", nargs="*", default=(), choices=names, help="by default all")
     running.add_argument("--iterations", type=int, default=ITERATIONS)
-    running.add_argument("--policy", default=POLICY, help="that RL starts from: a folder, or pretrained:NAME")
+    running.add_argument("--recipe", default=RECIPE, help=f"by default {RECIPE}")
+    running.add_argument("--policy", help="that RL starts from, a folder or pretrained:NAME; by default the recipe's")
+    running.add_argument("--override", nargs="*", default=[], metavar="KEY=VALUE", help="of the recipe")
     running.set_defaults(function=run)
     showing = commands.add_parser("table")
     showing.add_argument("output", type=Path)

@@ -112,7 +112,7 @@ def differences(now: Any, before: Any, place: str = "") -> list[str]:
         pairs = enumerate(zip(now, before, strict=True))
         return [text for i, pair in pairs for text in differences(*pair, f"{place}/{i}")]
     if isinstance(now, float) and isinstance(before, float):
-        same = math.isclose(now, before, rel_tol=1e-4, abs_tol=1e-6)
+        same = math.isclose(now, before, rel_tol=5e-4, abs_tol=1e-6)
     else:
         same = now == before
     return [] if same else [f"{place}: {before!r} became {now!r}"]

@@ -384,7 +384,7 @@ def measure(
         logits=logits,
         working=peak - activations - logits,
         gathered=0,
-        step=optimizer_step_bytes(optimizer, named, is_fused=device_type == "cuda"),
+        step=optimizer_step_bytes(optimizer, named, device_type=device_type),
         resuming=reference,  # The one that the run began with is there until the checkpoint's has been read.
         rollout=rollout,
         host_last_good=sum(kept) if keeps_last_good else 0,

@@ -10,6 +10,7 @@ import torch
 
 from vla_rl.config import ConfigError
 from vla_rl.distributed.fsdp import is_sharded
+from vla_rl.training.muon import Float32Muon
 
 if TYPE_CHECKING:
     from vla_rl.training.config import OptimizerConfig, OptimizerName
@@ -57,7 +58,8 @@ def build_optimizers(
 
 
 def _muon(config: OptimizerConfig, hidden: list[torch.Tensor]) -> torch.optim.Muon:
-    return torch.optim.Muon(hidden, lr=config.lr, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw")
+    kind = Float32Muon if all(p.device.type == "cpu" for p in hidden) else torch.optim.Muon
+    return kind(hidden, lr=config.lr, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw")
 
 
 def _tell_of_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -92,23 +94,24 @@ def optimizer_bytes(optimizer: OptimizerName, parameters: Mapping[str, torch.Ten
     return total
 
 
-def optimizer_step_bytes(optimizer: OptimizerName, parameters: Mapping[str, torch.Tensor], is_fused: bool) -> int:
-    """What a step makes and drops: one parameter's at a time, so the largest's. A test measures each.
+def optimizer_step_bytes(optimizer: OptimizerName, parameters: Mapping[str, torch.Tensor], device_type: str) -> int:
+    """What a step makes and drops: one parameter's at a time, so the largest's. A test measures each on a CPU.
 
-    `is_fused`: AdamW in one kernel, which makes nothing. 8-bit AdamW is counted as written; compiled, as on a GPU, it
+    On CUDA, AdamW is one kernel, which makes nothing. 8-bit AdamW is counted as written; compiled, as on a GPU, it
     makes less.
     """
     most = 0
     for name, parameter in parameters.items():
         if optimizer == "muon" and _is_hidden_matrix(name, parameter):
             rows, columns = sorted(parameter.shape)
-            # The step, and its orthogonal form in bfloat16 with two square products; then in the parameter's dtype.
+            # The step; its orthogonal form, twice, and two square products, in bfloat16, on a CPU in float32.
             numbers, squares = rows * columns, 2 * rows * rows
-            size = parameter.element_size() * numbers + 2 * (2 * numbers + squares)
+            width = 4 if device_type == "cpu" else 2
+            size = parameter.element_size() * numbers + width * (2 * numbers + squares)
         elif optimizer == "adamw_8bit":
             size = 32 * parameter.numel()
         else:
-            size = 0 if is_fused else 2 * parameter.numel() * parameter.element_size()
+            size = 0 if device_type == "cuda" else 2 * parameter.numel() * parameter.element_size()
         most = max(most, size)
     return most
 

@@ -31,18 +31,24 @@ def done(script, monkeypatch) -> list[Any]:
     """What is done with which policy; nothing is run."""
     calls: list[Any] = []
 
-    def train(arm: Any, seed: int, world_model: Any, policy: str, judge: Any, iterations: int) -> dict[str, Any]:
-        calls.append(("train", policy, judge["threshold"], iterations))
+    def train(recipe: Any, arm: Any, seed: int, world_model: Any, policy: Any, judge: Any) -> dict[str, Any]:
+        calls.append(("train", policy.name, judge["threshold"], recipe.train.iterations))
+        assert recipe.algo.decay_iterations == recipe.train.iterations
         return {}
 
-    monkeypatch.setattr(script, "load_policy", lambda path, device: Path(path).name)
+    def load(path: Path, device: str) -> SimpleNamespace:
+        return SimpleNamespace(name=path.name, save=lambda folder: calls.append(("save", folder.parent.name)))
+
+    monkeypatch.setattr(script, "load_policy", load)
     monkeypatch.setattr(
         script, "load_world_model", lambda path: SimpleNamespace(metadata=SimpleNamespace(objects_probability=None))
     )
     monkeypatch.setattr(
-        script, "calibrate_real", lambda world_model, policy: calls.append(("judge", policy)) or {"threshold": 1}
+        script,
+        "calibrate_real",
+        lambda recipe, world_model, policy: calls.append(("judge", policy.name)) or {"threshold": 1},
     )
-    monkeypatch.setattr(script, "outcomes", lambda policy: calls.append(("base", policy)) or [[True]])
+    monkeypatch.setattr(script, "outcomes", lambda recipe, policy: calls.append(("base", policy.name)) or [[True]])
     monkeypatch.setattr(script, "train", train)
     return calls
 
@@ -62,20 +68,24 @@ def test_a_folder_holds_one_world_model_policy_and_number_of_iterations(script, 
     policy = Path(shutil.copytree(resolve_path("pretrained:tabletop_base"), tmp_path / "mine"))
     folder = ("--output", tmp_path / "runs")
     start(script, monkeypatch, model, *folder)
-    assert done == [("judge", "tabletop_base"), ("base", "tabletop_base"), ("train", "tabletop_base", 1, 16)]
+    first = [("judge", "tabletop_base"), ("base", "tabletop_base"), ("train", "tabletop_base", 1, 16)]
+    assert done == [*first, ("save", "real_success_0")]
     start(script, monkeypatch, model, *folder)
     start(script, monkeypatch, model, *folder, "--policy", policy)  # The same one elsewhere.
-    assert len(done) == 3, "finished"
+    assert len(done) == 4, "finished"
     (policy / "note").write_text("changed")
     for arguments, what in (
         ((other,), "another world_model"),
         ((model, "--iterations", 4), r"another iterations \(iterations there 16, here 4"),
         ((model, "--policy", policy), "another policy"),
+        ((model, "--override", "train.groups=8"), "another overrides"),
     ):
         with pytest.raises(SystemExit, match=f"--output .*runs: holds results of {what}"):
             start(script, monkeypatch, *arguments, *folder)
     start(script, monkeypatch, model, "--output", tmp_path / "new", "--policy", policy, "--iterations", 4)
-    assert done[3:] == [("judge", "mine"), ("base", "mine"), ("train", "mine", 1, 4)]
+    assert done[4:7] == [("judge", "mine"), ("base", "mine"), ("train", "mine", 1, 4)]
+    with pytest.raises(SystemExit, match="--recipe tabletop_grpo: must have an env of kind world_model"):
+        start(script, monkeypatch, model, "--output", tmp_path / "grpo", "--recipe", "tabletop_grpo")
 
 
 def test_results_that_do_not_say_of_what_are_not_taken(script, done, tmp_path, monkeypatch):
@@ -86,7 +96,7 @@ def test_results_that_do_not_say_of_what_are_not_taken(script, done, tmp_path, m
     (tmp_path / "subject.json").write_text(json.dumps(json.loads(facts)))
     (tmp_path / "judge.json").write_text('{"threshold": 2}')
     start(script, monkeypatch, "pretrained:tabletop", "--output", tmp_path)
-    assert done == [("base", "tabletop_base"), ("train", "tabletop_base", 2, 16)]
+    assert done[:2] == [("base", "tabletop_base"), ("train", "tabletop_base", 2, 16)]
     with pytest.raises(SystemExit):
         start(script, monkeypatch, "pretrained:tabletop", "--output", tmp_path, arm="real_sucess")
 
@@ -99,14 +109,15 @@ def test_seeds_share_no_initial_state_however_many_iterations(script, monkeypatc
 
     env = SimpleNamespace(spec=SimpleNamespace(tasks={"a": "", "b": ""}), log=[], close=lambda: None)
     learner = SimpleNamespace(prepare=lambda episodes: None, update=lambda batch: None)
+    sizes = SimpleNamespace(iterations=script.ITERATIONS + 4, groups=40, group_size=8)
+    recipe = SimpleNamespace(train=sizes, algo=SimpleNamespace(build=lambda policy, seed: learner))
     monkeypatch.setattr(script, "build_env", lambda *arguments: env)
     monkeypatch.setattr(script, "collect", collect)
-    monkeypatch.setattr(script, "outcomes", lambda policy: [])
-    monkeypatch.setattr(script.GRPOConfig, "build", lambda config, policy, seed: learner)
+    monkeypatch.setattr(script, "outcomes", lambda recipe, policy: [])
     states = []
     for seed in range(3):
         taken: set[tuple[str, int]] = set()
-        script.train(("real", "true"), seed, None, None, {}, script.ITERATIONS + 4)
+        script.train(recipe, ("real", "true"), seed, None, None, {})
         states.append(taken)
-    assert [len(found) for found in states] == [20 * script.GROUPS] * 3
-    assert len(set.union(*states)) == 3 * 20 * script.GROUPS
+    assert [len(found) for found in states] == [20 * 40] * 3
+    assert len(set.union(*states)) == 3 * 20 * 40
