@@ -142,12 +142,14 @@ def disagreement_penalties(disagreement: np.ndarray, config: ImaginationConfig, 
     COPlanner (arXiv 2310.07220) lowers rewards in imagination where models disagree.
 
     Args:
+        disagreement: float32 (B,); where futures are not finite, it counts as the most.
         usual: the disagreement on held-out episodes; None where there is no penalty.
     """
     if not config.disagreement_penalty:
         return np.zeros_like(disagreement)
     assert usual is not None, "the environment checks that it is known"
-    return (config.disagreement_penalty * np.minimum(disagreement / usual, MOST_PENALTY)).astype(np.float32)
+    times = np.fmin(disagreement / usual, MOST_PENALTY)
+    return (config.disagreement_penalty * times).astype(np.float32)
 
 
 def chunk_error(error: np.ndarray, num_steps: np.ndarray, frame_steps: int) -> np.ndarray:

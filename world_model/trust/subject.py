@@ -79,7 +79,8 @@ class OpenLoop:
             success.append(succeeded[:, None] | (counted & ~ended[:, None]))
             succeeded, ended = success[-1][:, -1], ended | chunk.untrusted
             frames.append(chunk.frames)
-            disagreement.append(chunk.disagreement[:, None].expand_as(executed))
+            spread = chunk.disagreement.nan_to_num(nan=math.inf)
+            disagreement.append(torch.where(judged, spread[:, None], math.nan))
         together = Frames.joined(frames, 1)
         return _to(together, "cpu"), _scores(probability, success, disagreement if self.config.futures else None)
 
