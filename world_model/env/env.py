@@ -125,7 +125,7 @@ class WorldModelEnv:
         self._branch = branch_steps(world_model, config)
         check_reward(world_model, config)
         if config.posterior:
-            world_model.check_posterior()
+            world_model.check_posterior(config.ensemble)
         if config.disagreement_penalty and not usual_disagreement:
             raise ConfigError(UNKNOWN_DISAGREEMENT)
         self._usual_disagreement = usual_disagreement
