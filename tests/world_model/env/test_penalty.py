@@ -15,6 +15,8 @@ from toy import SIZE, ToyInitialFrames, push, toy_env, toy_world_model
 from vla_rl.config import ConfigError, validate
 from vla_rl.evaluation.figure import Figure
 from vla_rl.recipe.collect_config import CollectConfig
+from vla_rl.rollout.runner import collect
+from vla_rl.training.rollout_success import success_metrics
 from vla_rl.types import EpisodeSpec
 from world_model.config import ImaginationConfig
 from world_model.env.config import WorldModelEnvConfig
@@ -46,6 +48,17 @@ def test_a_chunk_is_paid_less_by_its_disagreement_up_to_a_bound() -> None:
     assert (times == 4).any() and (times < 4).any() and after.success.any() and not after.success.all()
     np.testing.assert_array_equal(before.success, after.success)
     np.testing.assert_allclose(before.reward - after.reward, np.eye(4)[3] * (0.1 * times)[:, None], atol=1e-6)
+    np.testing.assert_allclose(after.info["penalty"], 0.1 * times, rtol=1e-6)
+    assert "penalty" not in before.info
+
+
+def test_success_that_is_compared_with_the_real_one_is_without_what_was_taken_off() -> None:
+    for usual, options in ((None, {}), (0.15, {"disagreement_penalty": 0.1})):
+        episodes = collect(cast(Any, Wanderer()), env_of(usual, **options), SPECS, temperature=0)
+        success = np.mean([e.success for e in episodes])
+        assert (np.mean([e.total_reward for e in episodes]) < success) == bool(options) and 0 < success < 1
+        found = success_metrics(episodes, ["reach_back"], is_imagined=True)
+        assert found["train/imagined"] == pytest.approx(success)
 
 
 def test_what_is_not_finite_costs_the_most_and_an_episode_that_is_lost_nothing() -> None:
