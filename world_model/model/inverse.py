@@ -79,7 +79,8 @@ class InverseDynamics(nn.Module):
         """
         shape = actions.executed.shape[:2]
         guess = self.network(features(latents[:, :-1].flatten(0, 1), latents[:, 1:].flatten(0, 1))).unflatten(0, shape)
-        error = (guess - (mean_actions(actions) - self.mean) / self.std).square()[..., self.varies].mean(-1)
+        off = (guess - (mean_actions(actions) - self.mean) / self.std).where(self.varies, 0.0)
+        error = off.square().sum(-1) / self.varies.sum()  # Not `[self.varies]`, which the host would wait for.
         return torch.where(actions.executed.any(-1), error, torch.nan)
 
 

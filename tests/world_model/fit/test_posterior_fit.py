@@ -48,7 +48,8 @@ def test_members_are_fitted_on_top_and_change_nothing_else(episodes, base, tmp_p
         assert torch.equal(value, after.state_dict()[name]), name
     up = after.dynamics.posterior.up
     assert up[:2].any() and up[2:].any() and not torch.equal(up[:2], up[2:])
-    assert after.metadata.success_probability == before.metadata.success_probability or after.metadata.calibration
+    assert after.metadata.success_probability == before.metadata.success_probability is not None
+    assert after.metadata.success_threshold == before.metadata.success_threshold
     budget = stop_fitting(monkeypatch, 2)
     with pytest.raises(KeyboardInterrupt):
         on_top(episodes, base, tmp_path / "cut")
