@@ -48,10 +48,12 @@ class DynamicsConfig(Config):
     Attributes:
         learns_from_own_frames: `Dynamics.loss` takes `seen`, which `world_model.bootstrap` needs.
         can_be_distilled: it has `Dynamics.distillation_loss`, which `world_model.distillation` needs.
+        can_have_members: it takes a posterior (`Dynamics.set_posterior`), which `world_model.posterior` fits.
     """
 
     learns_from_own_frames: ClassVar[bool] = False
     can_be_distilled: ClassVar[bool] = False
+    can_have_members: ClassVar[bool] = False
 
     kind: str = Field(description="The dynamics: transformer, wan, or package.module:Class.")
     temperature: float = Field(
@@ -81,6 +83,7 @@ class TransformerConfig(DynamicsConfig):
     renamed: ClassVar[Mapping[str, str]] = {"metres_per_action": "meters_per_action"}
     learns_from_own_frames: ClassVar[bool] = True
     can_be_distilled: ClassVar[bool] = True
+    can_have_members: ClassVar[bool] = True
 
     kind: str = Field(default="transformer", description="The dynamics: this transformer.")
     preset: Literal["tiny", "small", "base", "large"] = Field(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from vla_rl.config import Config
+from vla_rl.config import Config, ConfigError
 from vla_rl.training.config import TrainerConfig
 from world_model.config import ObjectsConfig, PosteriorConfig
 
@@ -73,9 +73,20 @@ class PosteriorStageConfig(PosteriorConfig, StageConfig):
         description="Updates of all members together; 0 fits none. A fit that changes the dynamics drops those of "
         "start_from, which belong to other weights.",
     )
-    batch_size: PositiveInt = Field(default=40, description="Clips per update, dealt to the members in turn.")
+    batch_size: PositiveInt = Field(
+        default=40, description="Clips per update, dealt to the members in turn; at least one for each."
+    )
     lr: PositiveFloat = Field(default=3e-3, description="Peak learning rate.")
     warmup_steps: NonNegativeInt = Field(default=20, description="Updates over which it rises from 0.")
+
+    @model_validator(mode="after")
+    def _each_member_learns(self) -> PosteriorStageConfig:
+        if self.steps and self.batch_size < self.members:
+            raise ConfigError(
+                f"world_model.posterior.batch_size: got {self.batch_size} for {self.members} members, some of which "
+                f"would never see a clip; set it to {self.members} or more, or world_model.posterior.members lower"
+            )
+        return self
 
 
 class BootstrapConfig(Config):

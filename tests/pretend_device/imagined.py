@@ -26,10 +26,10 @@ _MODEL = {
 _STAGE = {"steps": 3, "batch_size": 4, "warmup_steps": 1}
 
 
-def collect(folder: Path, start_index: int = 0) -> Path:
+def collect(folder: Path, start_index: int = 0, objects: bool = False) -> Path:
     """Episodes of a noisy expert, which fails now and then."""
     options = {"dataset": str(folder), "episodes_per_task": 24, "noise": 1.5, "noise_hold": 4, "keep": "all"}
-    collect_dataset(ENV, validate(CollectConfig, options | {"start_index": start_index}))
+    collect_dataset(ENV, validate(CollectConfig, options | {"start_index": start_index, "objects": objects}))
     return folder
 
 
@@ -38,6 +38,15 @@ def fit_config(episodes: Path) -> FitConfig:
     values = {"model": _MODEL, "datasets": str(episodes), "clip_frames": 3, "holdout": 0.5, "precision": "fp32"}
     values |= {"autoencoder": _STAGE, "dynamics": _STAGE, "success": _STAGE}
     return validate(FitConfig, values | {"max_false_success": 0.99, "min_failures": 1})
+
+
+def more_parts(episodes: Path, start: Path) -> FitConfig:
+    """On top of a fit: all that may be added, a few updates each."""
+    values = fit_config(episodes).model_dump(exclude={"model"}) | {"start_from": str(start), "sampling_steps": 2}
+    values |= {name: {"steps": 0} for name in ("autoencoder", "dynamics", "success")}
+    network = {"slots": [["red"], ["blue"]], "width": 16, "probe_width": 8, "end_effector": "learned"}
+    values |= {"distillation": _STAGE, "inverse": _STAGE, "objects": _STAGE | {"network": network}}
+    return validate(FitConfig, values | {"posterior": _STAGE | {"members": 2, "rank": 2}})
 
 
 def make_env(world_model: Path, device: str, num_envs: int = 4, **imagination: Any) -> WorldModelEnv:

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from pretend_device import pretending
-from pretend_device.imagined import ENV, collect, fit_config, make_env, wan_frames
+from pretend_device.imagined import ENV, collect, fit_config, make_env, more_parts, wan_frames
 from vla_rl.types import EpisodeSpec
+from world_model.fit import fit as fit_module
 from world_model.fit.fit import fit
 from world_model.model.world_model import load_world_model
 from world_model.trust.config import MeasureConfig
@@ -38,6 +39,17 @@ def fitted(tmp_path_factory) -> dict[str, Path]:
 def test_a_fit_learns_the_same_weights(fitted):
     here, there = (load_world_model(fitted[device]).state_dict() for device in DEVICES)
     assert here.keys() == there.keys()
+    for name, value in here.items():
+        assert (value.float() - there[name].float()).abs().max() < 1e-3, name
+
+
+def test_parts_added_to_it_learn_the_same_weights(fitted, tmp_path, monkeypatch):
+    monkeypatch.setattr(fit_module, "calibrate_objects", lambda *_: None)  # After so few updates they tell nothing
+    monkeypatch.setattr(fit_module, "calibrate_inverse", lambda *_: None)  # and would be left out.
+    config = more_parts(collect(tmp_path / "episodes", objects=True), fitted["cpu"])
+    made = [fit(config, ENV.env_spec(), tmp_path / device, seed=1, device=device) for device in DEVICES]
+    here, there = (load_world_model(folder).state_dict() for folder in made)
+    assert here.keys() == there.keys() > {"inverse.mean", "objects.arm.gains", "dynamics.posterior.up"}
     for name, value in here.items():
         assert (value.float() - there[name].float()).abs().max() < 1e-3, name
 

@@ -13,7 +13,7 @@ from pretend_device import pretending
 from pretend_device.counts import counting
 from vla_rl.config import validate
 from vla_rl.types import EpisodeSpec
-from world_model.config import ImaginationConfig, ObjectsConfig, WorldModelConfig
+from world_model.config import ImaginationConfig, ObjectsConfig, PosteriorConfig, WorldModelConfig
 from world_model.env.download import download
 from world_model.env.env import WorldModelEnv
 from world_model.model.parts import build_parts
@@ -53,13 +53,15 @@ def test_a_step_copies_the_actions_in_and_what_is_seen_out(device):
     assert counts.totals["syncs"] == counts.totals["uploads"] == counts.totals["downloads"] == 1, counts.places()
 
 
-def test_objects_are_rolled_without_a_wait_or_a_copy(device):
+@pytest.mark.parametrize("end_effector", ["commanded", "learned"])
+def test_objects_are_rolled_without_a_wait_or_a_copy(device, end_effector):
     numbers = {"state_mean": (0.0,) * 3, "state_std": (1.0,) * 3, "action_low": (-1.0,) * 7, "action_high": (1.0,) * 7}
     metadata = METADATA.model_copy(update={**numbers, "objects_probability": (1.0, 0.0)})
     torch.manual_seed(0)
     config = validate(WorldModelConfig, SMALL)
     world_model = WorldModel(config, metadata, build_parts(config, metadata))
-    world_model.set_objects(validate(ObjectsConfig, {"slots": [["block"], ["plate"]], "width": 16, "probe_width": 8}))
+    parts = {"slots": [["block"], ["plate"]], "width": 16, "probe_width": 8, "end_effector": end_effector}
+    world_model.set_objects(validate(ObjectsConfig, parts))
     options = validate(ImaginationConfig, {"precision": "fp32", "reward": "objects", "dual_noise": 0})
     env = WorldModelEnv(world_model.to(device).eval(), ThreeDimensions(), options, NUM_ENVS)
     env.reset([EpisodeSpec("reach", "train", i) for i in range(NUM_ENVS)])
@@ -76,6 +78,29 @@ class ThreeDimensions(ToyInitialFrames):
     def observe(self, specs):
         obs = super().observe(specs)
         return replace(obs, state=np.pad(obs.state, ((0, 0), (0, 1))))
+
+
+def test_members_and_penalties_wait_and_copy_no_more(device):
+    torch.manual_seed(0)
+    config = validate(WorldModelConfig, SMALL)
+    metadata = METADATA.model_copy(update={"inverse_errors": (-1.0, 1.0)})
+    world_model = WorldModel(config, metadata, build_parts(config, metadata)).to(device).eval()
+    world_model.set_posterior(PosteriorConfig(members=3, rank=2))
+    world_model.add_inverse()
+    options = {"precision": "fp32", "dual_noise": 0, "posterior": True, "ensemble": 3}
+    options |= {"action_penalty": 0.1, "disagreement_penalty": 0.1}
+    env = WorldModelEnv(
+        world_model, ToyInitialFrames(), validate(ImaginationConfig, options), NUM_ENVS, usual_disagreement=0.1
+    )
+    env.reset([EpisodeSpec("reach", "train", i) for i in range(NUM_ENVS)])
+    env.step(push(0.1, NUM_ENVS, CHUNK))
+    with counting() as counts:
+        result = env.step(push(0.1, NUM_ENVS, CHUNK))
+    assert counts.totals["syncs"] == counts.totals["uploads"] == counts.totals["downloads"] == 1, counts.places()
+    assert np.isfinite(result.reward).all() and (result.info["penalty"] > 0).all()
+    keyframe = env.save_state([1])[0]
+    env.reset([EpisodeSpec("reach", "train", 1, keyframe=keyframe)], [2])
+    assert np.isfinite(env.step(push(0.1, 2, CHUNK), [0, 2]).reward).all()
 
 
 def test_verification_asks_once_more(device):

@@ -44,15 +44,24 @@ def auc_draws(score: np.ndarray, real: np.ndarray, groups: np.ndarray, seed: int
     return np.where(total > 0, (up * below).sum(1) / np.maximum(total, 1), np.nan)
 
 
-def auc_figure(score: np.ndarray, real: np.ndarray, groups: np.ndarray) -> Figure:
-    """AUC of float (E,) for outcomes bool (E,), with its interval; n is that of the rarer outcome."""
+def auc_figure(
+    score: np.ndarray,
+    real: np.ndarray,
+    groups: np.ndarray,
+    kinds: tuple[str, str] = ("successful episodes", "failed episodes"),
+) -> Figure:
+    """AUC of float (E,) for outcomes bool (E,), with its interval; n is that of the rarer outcome.
+
+    Args:
+        kinds: what episodes with True and with False are called.
+    """
     successes, failures = int(real.sum()), int((~real).sum())
-    rarer = "successful" if successes < failures else "failed"
+    rarer = kinds[0] if successes < failures else kinds[1]
     return figure(
         auc(score, real),
         interval_of(auc_draws(score, real, groups)),
         min(successes, failures),
-        f"{rarer} episodes, the rarer outcome",
+        f"{rarer}, the rarer outcome",
     )
 
 

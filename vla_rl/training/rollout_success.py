@@ -8,6 +8,8 @@ import numpy as np
 
 from vla_rl.types import Episode
 
+PENALTY = "penalty"  # In `Episode.info`: what was taken off each chunk's reward, which says nothing of success.
+
 
 def success_metrics(episodes: Sequence[Episode], tasks: Iterable[str], is_imagined: bool) -> dict[str, float]:
     """Metrics of an iteration's E episodes, lost ones included, by their names in the log.
@@ -31,6 +33,7 @@ def success_metrics(episodes: Sequence[Episode], tasks: Iterable[str], is_imagin
         found["train/success_from_keyframes"] = float(np.mean([e.success for e in played if e.spec.keyframe]))
         if from_start:
             found["train/success_from_start"] = float(np.mean([e.success for e in from_start]))
-    if is_imagined and from_start:  # What they were paid: 1 for a success, or its probability.
-        found["train/imagined"] = float(np.mean([e.total_reward for e in from_start]))
+    if is_imagined and from_start:  # What they were paid: 1 for a success, or its probability; without penalties.
+        paid = [e.total_reward + float(np.sum(e.info.get(PENALTY, 0.0))) for e in from_start]
+        found["train/imagined"] = float(np.mean(paid))
     return found

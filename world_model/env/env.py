@@ -29,6 +29,7 @@ from vla_rl.rollout.env_checks import (
     checked_actions,
     checked_ids,
 )
+from vla_rl.training.rollout_success import PENALTY
 from vla_rl.types import EnvSpec, EpisodeSpec, Keyframe, Observation, StepResult
 from world_model.config import ImaginationConfig
 from world_model.data.initial_frames import InitialFrames
@@ -36,15 +37,7 @@ from world_model.data.recorded_prefixes import RecordedPrefixes, remember
 from world_model.env.download import Seen, read_chunk
 from world_model.env.imagination import ImaginedChunk, imagine_chunk
 from world_model.env.places import Places, start_name
-from world_model.env.reward import (
-    LIKELY,
-    branch_steps,
-    check_reward,
-    chunk_error,
-    disagreement_penalties,
-    judge,
-    leaf_values,
-)
+from world_model.env.reward import LIKELY, branch_steps, check_reward, judge, leaf_values, penalties
 from world_model.metadata import shortened
 from world_model.model.memory import Memory
 from world_model.model.world_model import WorldModel
@@ -68,8 +61,8 @@ class WorldModelEnv:
     """B imagined environments. See the module's text and `VecEnv`.
 
     `StepResult.info` has, for each environment, "discarded" (bool: a predicted success did not hold under new noise),
-    "disagreement" (float32: spread of the futures) and "untrusted" (bool: more than is allowed); with
-    `ImaginationConfig.action_penalty` also "action_error" (float32: see `reward.chunk_error`). Recorded frames repeat
+    "disagreement" (float32: spread of the futures) and "untrusted" (bool: more than is allowed); where a penalty lowers
+    rewards also "penalty" (float32: by how much) and "action_error" (see `reward.penalties`). Recorded frames repeat
     the last one that was imagined until there is a new one.
 
     A keyframe of a recorded episode (`KeyframeSet.recorded`) starts with the real frames that led there in memory. One
@@ -125,7 +118,7 @@ class WorldModelEnv:
         self._branch = branch_steps(world_model, config)
         check_reward(world_model, config)
         if config.posterior:
-            world_model.check_posterior()
+            world_model.check_posterior(config.ensemble)
         if config.disagreement_penalty and not usual_disagreement:
             raise ConfigError(UNKNOWN_DISAGREEMENT)
         self._usual_disagreement = usual_disagreement
@@ -282,12 +275,10 @@ class WorldModelEnv:
             steps_left = (horizon - self._steps[ids] - planned)[leaf]
             frame = (last // frame_steps)[leaf]
             reached[leaf] = leaf_values(self.world_model, memory, chunk, np.flatnonzero(leaf), frame, steps_left)
-        lowered = disagreement_penalties(seen.disagreement, self.config, self._usual_disagreement) * ~lost
-        reward[row, last], self._paid[ids] = reached - self._paid[ids] - lowered, reached
-        errors: dict[str, np.ndarray] = {}
-        if seen.action_error is not None:
-            errors["action_error"] = chunk_error(seen.action_error, num_steps, frame_steps)
-            reward[row, last] -= self.config.action_penalty * errors["action_error"]
+        signals = (seen.disagreement, seen.action_error, num_steps, frame_steps)
+        lowered = penalties(*signals, self.config, self._usual_disagreement)
+        reward[row, last] = reached - self._paid[ids] - lowered.get(PENALTY, 0.0)
+        self._paid[ids] = reached
         terminated[row, last] = succeeded
         truncated[row, last] = ~succeeded & ~lost & ((planned == left) | untrusted)
 
@@ -300,7 +291,7 @@ class WorldModelEnv:
             "discarded": seen.discarded & ~lost,
             "disagreement": seen.disagreement,
             "untrusted": untrusted,
-            **errors,
+            **lowered,
             **self._show(ids, chunk, seen, num_steps),
         }
         self._set_status([i for i, goes_on in zip(ids, going, strict=True) if not goes_on], "ended")

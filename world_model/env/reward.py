@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from vla_rl.config import ConfigError
+from vla_rl.training.rollout_success import PENALTY
 from world_model.config import ImaginationConfig
 from world_model.env.imagination import ImaginedChunk
 from world_model.model.memory import Memory
@@ -142,12 +143,41 @@ def disagreement_penalties(disagreement: np.ndarray, config: ImaginationConfig, 
     COPlanner (arXiv 2310.07220) lowers rewards in imagination where models disagree.
 
     Args:
+        disagreement: float32 (B,); where futures are not finite, it counts as the most.
         usual: the disagreement on held-out episodes; None where there is no penalty.
     """
     if not config.disagreement_penalty:
         return np.zeros_like(disagreement)
     assert usual is not None, "the environment checks that it is known"
-    return (config.disagreement_penalty * np.minimum(disagreement / usual, MOST_PENALTY)).astype(np.float32)
+    times = np.fmin(disagreement / usual, MOST_PENALTY)
+    return (config.disagreement_penalty * times).astype(np.float32)
+
+
+def penalties(
+    disagreement: np.ndarray,
+    action_error: np.ndarray | None,
+    num_steps: np.ndarray,
+    frame_steps: int,
+    config: ImaginationConfig,
+    usual: float | None,
+) -> dict[str, np.ndarray]:
+    """What the rewards of B chunks are lowered by, for `StepResult.info`: nothing is told where none can be.
+
+    Args:
+        disagreement: float32 (B,), and usual: see `disagreement_penalties`. action_error: float32 (B, F), see
+            `WorldModel.action_errors`; None without `ImaginationConfig.action_penalty`. num_steps: int64 (B,),
+            executed; 0 where the episode is lost, whose chunk costs nothing.
+
+    Returns:
+        `PENALTY`, float32 (B,); and with an action penalty "action_error", see `chunk_error`.
+    """
+    found: dict[str, np.ndarray] = {}
+    if config.disagreement_penalty or config.action_penalty:
+        found[PENALTY] = disagreement_penalties(disagreement, config, usual) * (num_steps > 0)
+    if action_error is not None:
+        found["action_error"] = chunk_error(action_error, num_steps, frame_steps)
+        found[PENALTY] = found[PENALTY] + np.float32(config.action_penalty) * found["action_error"]
+    return found
 
 
 def chunk_error(error: np.ndarray, num_steps: np.ndarray, frame_steps: int) -> np.ndarray:

@@ -47,7 +47,7 @@ from world_model.fit.guard import Logits, RefitGuard
 from world_model.fit.inverse import calibrate_inverse, inverse_loss, learn_scale
 from world_model.fit.latent_bootstrap import LatentBootstrap
 from world_model.fit.objects import calibrate_objects, objects_loss, prepare_objects
-from world_model.fit.posterior import add_posterior, drop_stale, posterior_loss
+from world_model.fit.posterior import add_posterior, check_members, drop_stale, posterior_loss
 from world_model.fit.replay import ImaginedSamples, replay_logits
 from world_model.fit.stage import WEIGHTS, finished_weights, resume_stage, stage_checkpoints, stage_trainer
 from world_model.fit.start import check_start, for_env
@@ -195,6 +195,8 @@ class _Fit:
         self.world_model.set_sampling(**{name: value for name, value in sampling.items() if value is not None})
         if config.distillation.steps:
             check_distillation(self.world_model.config.dynamics)
+        if config.posterior.steps:
+            check_members(self.model.dynamics)
 
     # --- data --------------------------------------------------------------------------------
 

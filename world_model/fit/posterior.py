@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from vla_rl.config import ConfigError
 from vla_rl.training.trainer import Loss
-from world_model.config import PosteriorConfig
+from world_model.config import DynamicsConfig, PosteriorConfig
 from world_model.data.clips import ClipDataset
 from world_model.fit.config import FitConfig
 from world_model.model.dynamics import VideoDynamics
@@ -24,6 +25,16 @@ from world_model.stage_config import PosteriorStageConfig
 log = logging.getLogger(__name__)
 
 _RESAMPLE, _BATCH = 11, 12  # Streams of the random generator.
+
+
+def check_members(dynamics: DynamicsConfig) -> None:
+    """Check, before anything is fitted, that a dynamics with these options can have members.
+
+    Raises:
+        ConfigError: it can have none.
+    """
+    if not dynamics.can_have_members:
+        raise ConfigError(f"world_model.posterior.steps: not for dynamics of kind {dynamics.kind!r}; set it to 0")
 
 
 def drop_stale(world_model: WorldModel, config: FitConfig) -> None:
@@ -41,11 +52,7 @@ def drop_stale(world_model: WorldModel, config: FitConfig) -> None:
 
 
 def add_posterior(world_model: WorldModel, stage: PosteriorStageConfig, seed: int) -> nn.Module:
-    """Give a world model fresh members, which are returned.
-
-    Raises:
-        ConfigError: its dynamics can have none.
-    """
+    """Give a world model fresh members, which are returned."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         world_model.set_posterior(PosteriorConfig(members=stage.members, rank=stage.rank))

@@ -57,8 +57,12 @@ class InverseDynamics(nn.Module):
         self.varies.copy_(std > 1e-4)
 
     def loss(self, before: torch.Tensor, after: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
-        """Mean squared error, in variances, of the mean actions (N, A) between latents (N, V, C, h, w)."""
-        return F.mse_loss(self.network(features(before, after)), (actions - self.mean) / self.std)
+        """Mean squared error, in variances, of the mean actions (N, A) between latents (N, V, C, h, w).
+
+        Of dimensions that do not vary the mean is asked, whatever they are: what is rare has no scale.
+        """
+        wanted = ((actions - self.mean) / self.std).where(self.varies, 0.0)
+        return F.mse_loss(self.network(features(before, after)), wanted)
 
     @torch.no_grad()
     def errors(self, latents: torch.Tensor, actions: Actions) -> torch.Tensor:
@@ -75,7 +79,8 @@ class InverseDynamics(nn.Module):
         """
         shape = actions.executed.shape[:2]
         guess = self.network(features(latents[:, :-1].flatten(0, 1), latents[:, 1:].flatten(0, 1))).unflatten(0, shape)
-        error = (guess - (mean_actions(actions) - self.mean) / self.std).square()[..., self.varies].mean(-1)
+        off = (guess - (mean_actions(actions) - self.mean) / self.std).where(self.varies, 0.0)
+        error = off.square().sum(-1) / self.varies.sum()  # Not `[self.varies]`, which the host would wait for.
         return torch.where(actions.executed.any(-1), error, torch.nan)
 
 

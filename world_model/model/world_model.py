@@ -24,7 +24,7 @@ from world_model.config import ObjectsConfig, PosteriorConfig, WorldModelConfig
 from world_model.interfaces import Autoencoder, Dynamics, SuccessHead
 from world_model.metadata import WorldModelMetadata, read_metadata, resolve_path, write_metadata
 from world_model.model.inverse import InverseDynamics
-from world_model.model.lacking import NO_INVERSE, NO_OBJECTS, NO_POSTERIOR, NO_PROBABILITY, NO_VALUE
+from world_model.model.lacking import FEW_MEMBERS, NO_INVERSE, NO_OBJECTS, NO_POSTERIOR, NO_PROBABILITY, NO_VALUE
 from world_model.model.memory import Memory
 from world_model.model.objects import ObjectModel
 from world_model.model.parts import BuildParts, Parts, build_parts
@@ -361,14 +361,16 @@ class WorldModel(nn.Module):
         self.to(self.device).eval()
         self.config = self.config.model_copy(update={"posterior": config})
 
-    def check_posterior(self) -> PosteriorConfig:
+    def check_posterior(self, futures: int = 1) -> PosteriorConfig:
         """Return how many members there are, and of which size.
 
         Raises:
-            ConfigError: there are none.
+            ConfigError: there are none, or fewer than `futures` of an ensemble, each of which is another member's.
         """
         if self.config.posterior is None:
             raise ConfigError(NO_POSTERIOR)
+        if futures > self.config.posterior.members:
+            raise ConfigError(FEW_MEMBERS.format(futures, self.config.posterior.members))
         return self.config.posterior
 
     def with_members(self, memory: Memory, drawn: Sequence[int]) -> Memory:

@@ -281,7 +281,8 @@ def _signal_figures(done: Replay, groups: np.ndarray, not_measured: dict[str, st
     if done.disagreement is not None:
         wrong, count = done.imagined[:, -1] != real, np.ones(len(groups))
         figures["disagreement"] = figure(*ratio_interval(done.disagreement, count, groups), len(groups))
-        figures["disagreement_auc"] = auc_figure(done.disagreement, wrong, groups)
+        kinds = ("episodes with a wrong verdict", "episodes with a right verdict")
+        figures["disagreement_auc"] = auc_figure(done.disagreement, wrong, groups, kinds)
     return figures
 
 

@@ -24,9 +24,15 @@ class OpenLoop:
         config: how the environment imagines: what counts as a success, verification, disagreement, horizon.
         chunk_frames: frames of the policy's chunk, ceil(H / G): success is verified, and futures compared, chunk by
             chunk.
+
+    Raises:
+        ConfigError: the config asks for members of a posterior that the world model has not.
     """
 
     def __init__(self, world_model: WorldModel, config: ImaginationConfig, chunk_frames: int = 1) -> None:
+        if config.posterior:
+            world_model.check_posterior(config.ensemble)
+        config = config.model_copy(update={"action_penalty": 0.0})  # Nobody is paid here.
         self.world_model, self.config, self.chunk_frames = world_model, config, chunk_frames
         self.frame_steps = world_model.frame_steps
 
@@ -79,7 +85,8 @@ class OpenLoop:
             success.append(succeeded[:, None] | (counted & ~ended[:, None]))
             succeeded, ended = success[-1][:, -1], ended | chunk.untrusted
             frames.append(chunk.frames)
-            disagreement.append(chunk.disagreement[:, None].expand_as(executed))
+            spread = chunk.disagreement.nan_to_num(nan=math.inf)
+            disagreement.append(torch.where(judged, spread[:, None], math.nan))
         together = Frames.joined(frames, 1)
         return _to(together, "cpu"), _scores(probability, success, disagreement if self.config.futures else None)
 

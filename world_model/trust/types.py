@@ -62,7 +62,8 @@ class Scores:
             that is asked for; else with reward "probability", or where none was calibrated, the less sure of the two
             success networks' own; 0 where the environment would not look (see `OpenLoop.imagine`).
         success: bool (B, F), the episode counts as a success: the decision that RL is rewarded by, latched.
-        disagreement: float32 (B, F), of the futures of the chunk that a frame is in; None where there is one alone.
+        disagreement: float32 (B, F), of the futures of the chunk that a frame is in; NaN after the config's horizon and
+            where nothing was executed, infinite where futures are not finite. None where there is one alone.
     """
 
     probability: np.ndarray

@@ -52,6 +52,7 @@ def test_frames_that_follow_cost_nothing_and_others_up_to_the_penalty() -> None:
         found, free = (steps(penalized(share, action_penalty=p), size) for p in (0.2, 0.0))
         for one, other in zip(found, free, strict=True):
             assert one.info["action_error"] == pytest.approx([error], abs=1e-5)
+            assert one.info.get("penalty", 0) == pytest.approx(0.2 * error, abs=1e-5)
             assert one.reward[0, 7] == pytest.approx(other.reward[0, 7] - 0.2 * error, abs=1e-6)
             assert not one.reward[0, :7].any()
 

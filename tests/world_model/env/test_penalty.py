@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 from test_planning import Wanderer, observed, planner
-from toy import ToyInitialFrames, push, toy_env, toy_world_model
+from toy import SIZE, ToyInitialFrames, push, toy_env, toy_world_model
 
 from vla_rl.config import ConfigError, validate
 from vla_rl.evaluation.figure import Figure
 from vla_rl.recipe.collect_config import CollectConfig
+from vla_rl.rollout.runner import collect
+from vla_rl.training.rollout_success import success_metrics
 from vla_rl.types import EpisodeSpec
 from world_model.config import ImaginationConfig
 from world_model.env.config import WorldModelEnvConfig
@@ -21,9 +24,10 @@ from world_model.env.env import WorldModelEnv
 from world_model.env.plan_config import PlanConfig
 from world_model.trust.config import MeasureConfig
 from world_model.trust.measure import _signal_figures
-from world_model.trust.measures.open_loop import Replay
+from world_model.trust.measures.open_loop import Noise, Replay, imagine, replay
 from world_model.trust.report import Provenance, TrustReport
 from world_model.trust.subject import OpenLoop
+from world_model.trust.types import LoggedEpisode, collate
 
 SPECS = [EpisodeSpec("reach_back", "train", i) for i in range(4, 12)]  # Some will pass the goal.
 
@@ -44,6 +48,30 @@ def test_a_chunk_is_paid_less_by_its_disagreement_up_to_a_bound() -> None:
     assert (times == 4).any() and (times < 4).any() and after.success.any() and not after.success.all()
     np.testing.assert_array_equal(before.success, after.success)
     np.testing.assert_allclose(before.reward - after.reward, np.eye(4)[3] * (0.1 * times)[:, None], atol=1e-6)
+    np.testing.assert_allclose(after.info["penalty"], 0.1 * times, rtol=1e-6)
+    assert "penalty" not in before.info
+
+
+def test_success_that_is_compared_with_the_real_one_is_without_what_was_taken_off() -> None:
+    for usual, options in ((None, {}), (0.15, {"disagreement_penalty": 0.1})):
+        episodes = collect(cast(Any, Wanderer()), env_of(usual, **options), SPECS, temperature=0)
+        success = np.mean([e.success for e in episodes])
+        assert (np.mean([e.total_reward for e in episodes]) < success) == bool(options) and 0 < success < 1
+        found = success_metrics(episodes, ["reach_back"], is_imagined=True)
+        assert found["train/imagined"] == pytest.approx(success)
+
+
+def test_what_is_not_finite_costs_the_most_and_an_episode_that_is_lost_nothing() -> None:
+    env = env_of(0.15, disagreement_penalty=0.1)
+    env.reset(SPECS)
+    env.world_model.dynamics.broken = 6.0  # type: ignore[assignment]
+    result = env.step(push(0, len(SPECS), 4))
+    disagreement = result.info["disagreement"]
+    unknown = np.isnan(disagreement) & ~result.lost
+    assert unknown.any() and result.lost.any(), "another future broke, or the episode itself"
+    lowered = np.where(unknown, 0.4, 0.1 * np.minimum(np.nan_to_num(disagreement) / 0.15, 4))
+    expected = np.where(result.lost, 0, result.success - lowered)
+    np.testing.assert_allclose(result.reward.sum(1), expected, atol=1e-6)
 
 
 def test_what_is_usual_must_be_known_and_futures_must_be_able_to_disagree() -> None:
@@ -91,12 +119,37 @@ def test_trust_measures_the_disagreement_that_the_environment_sees() -> None:
     assert scores.disagreement is None
 
 
+def test_what_is_usual_is_of_frames_that_the_environment_would_imagine() -> None:
+    """After the horizon nothing is compared, which is no agreement."""
+    whole, ended = (
+        OpenLoop(toy_world_model(0.5), ImaginationConfig(dual_noise=0, ensemble=3, horizon=horizon))
+        for horizon in (None, 4)
+    )
+    episode = LoggedEpisode(
+        images=np.full((4, 2, SIZE, SIZE, 3), 16, np.uint8),
+        states=np.zeros((4, 2), np.float32),
+        actions=np.zeros((4, 4, 3), np.float32),
+        executed=np.arange(4)[:, None].repeat(4, 1) > 0,
+        success=np.zeros(4, bool),
+        instruction="reach the goal",
+        start="reach/train/0",
+    )
+    batch = collate([episode])
+    first = whole.encode(batch.images[:, :1], batch.states[:, :1])
+    _, scores = imagine(whole, batch, first, Noise(0).of([0]))
+    found = [cast(np.ndarray, replay(one, [episode], 1, Noise(0)).disagreement) for one in (whole, ended)]
+    assert found[0] == pytest.approx(cast(np.ndarray, scores.disagreement).mean())
+    assert found[1] == pytest.approx(cast(np.ndarray, scores.disagreement)[0, 0])
+
+
 def test_trust_says_whether_disagreement_is_where_verdicts_are_wrong() -> None:
     real, imagined = np.array([[True], [False], [True], [False]]), np.array([[True], [True], [False], [False]])
     spread = np.array([0.1, 0.5, 0.4, 0.2])
     done = Replay({}, real, imagined, np.linspace(0, 1, 4), real[:, 0], np.linspace(0, 1, 4), None, spread)
     found = _signal_figures(done, np.arange(4), {})
     assert found["disagreement"].value == pytest.approx(0.3) and found["disagreement_auc"].value == 1
+    rare = replace(done, imagined=np.array([[True], [True], [True], [False]]))
+    assert _signal_figures(rare, np.arange(4), {})["disagreement_auc"].of.startswith("episodes with a wrong verdict")
     without = Replay({}, real, imagined, np.linspace(0, 1, 4), real[:, 0], np.linspace(0, 1, 4), None)
     assert "disagreement" not in _signal_figures(without, np.arange(4), {})
 

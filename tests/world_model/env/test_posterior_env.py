@@ -102,6 +102,9 @@ def test_members_disagree_by_what_they_are_and_not_by_noise() -> None:
     assert env.step(push(0.3, 2, 4)).info["disagreement"].min() > 1e-3
 
 
-def test_a_world_model_without_members_is_refused() -> None:
+def test_a_world_model_without_members_or_with_too_few_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"env\.imagination\.ensemble: got 5 with posterior=true.* has 4 members"):
+        env_of(members(4), 1, ensemble=5)
+    assert env_of(members(4), 1, ensemble=4).config.futures == "members"
     with pytest.raises(ConfigError, match=r"env\.imagination\.posterior: got true, but the world model has no members"):
         toy_env(posterior=True)

@@ -11,12 +11,14 @@ import pytest
 import torch
 from test_fit import ENV, KEPT, SPEC, collect, config, stop_fitting, weights
 
+from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetConfig
+from world_model.config import TransformerConfig, WanConfig
 from world_model.data.clips import ClipDataset
 from world_model.data.episodes import EpisodeFrames, open_episodes
 from world_model.data.latents import open_latents
 from world_model.fit.fit import fit
-from world_model.fit.posterior import resample
+from world_model.fit.posterior import check_members, resample
 from world_model.fit.stage import updates_kept
 from world_model.model.world_model import load_world_model
 
@@ -46,7 +48,8 @@ def test_members_are_fitted_on_top_and_change_nothing_else(episodes, base, tmp_p
         assert torch.equal(value, after.state_dict()[name]), name
     up = after.dynamics.posterior.up
     assert up[:2].any() and up[2:].any() and not torch.equal(up[:2], up[2:])
-    assert after.metadata.success_probability == before.metadata.success_probability or after.metadata.calibration
+    assert after.metadata.success_probability == before.metadata.success_probability is not None
+    assert after.metadata.success_threshold == before.metadata.success_threshold
     budget = stop_fitting(monkeypatch, 2)
     with pytest.raises(KeyboardInterrupt):
         on_top(episodes, base, tmp_path / "cut")
@@ -66,6 +69,17 @@ def test_members_stay_unless_the_dynamics_is_fitted(episodes, base, tmp_path, ca
         dropped = on_top(episodes, found, tmp_path / "dropped", posterior={"steps": 0}, dynamics=dynamics)
     assert load_world_model(dropped).config.posterior is None
     assert "has members, which belong to its dynamics" in caplog.text
+
+
+def test_what_no_member_could_learn_from_is_refused_before_anything_is_fitted(episodes, tmp_path, monkeypatch) -> None:
+    with pytest.raises(ValueError, match=r"posterior\.batch_size: got 1 for 2 members.*never see a clip"):
+        config(episodes, posterior={**POSTERIOR, "batch_size": 1})
+    with pytest.raises(ConfigError, match=r"world_model\.posterior\.steps: not for dynamics of kind 'wan'"):
+        check_members(WanConfig.model_validate({"transformer": {}}))
+    monkeypatch.setattr(TransformerConfig, "can_have_members", False)
+    with pytest.raises(ConfigError, match=r"world_model\.posterior\.steps: not for dynamics of kind 'transformer'"):
+        fit(config(episodes, posterior=POSTERIOR), SPEC, tmp_path / "run")
+    assert not (tmp_path / "run" / "stages").exists()
 
 
 def test_a_resample_draws_initial_states_with_all_their_episodes(episodes, base, tmp_path) -> None:

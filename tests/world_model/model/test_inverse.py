@@ -48,6 +48,18 @@ def test_it_reads_what_moves_and_guesses_what_does_not() -> None:
     assert 0.7 < float(network.errors(latents, actions).mean()) < 1.4, "the mean is the best guess"
 
 
+def test_what_did_not_vary_where_the_scale_was_taken_is_not_learned() -> None:
+    """The scale is of some clips: an action that is rare may be in none of them."""
+    torch.manual_seed(0)
+    network, (latents, actions) = InverseDynamics((1, SIDE, SIDE), 1, 3), moving(8, 5)
+    network.learn_scale(mean_actions(moving(1000, 0)[1])[:, 0])
+    wanted = mean_actions(actions)[:, 0]
+    usual = network.loss(latents[:, 0], latents[:, 1], wanted)
+    rare = wanted.clone()
+    rare[0, 2] = 1.0
+    assert torch.equal(network.loss(latents[:, 0], latents[:, 1], rare), usual)
+
+
 def test_frames_that_nothing_led_to_are_no_number_and_parts_of_a_chunk_count_alone() -> None:
     torch.manual_seed(0)
     network = InverseDynamics((1, SIDE, SIDE), 1, 3)

@@ -52,6 +52,14 @@ def test_without_a_calibrated_probability_the_less_sure_network_speaks() -> None
     assert plain == pytest.approx(1 / (1 + np.exp(-1)))
 
 
+def test_what_rewards_are_lowered_by_is_not_asked_of_a_world_model() -> None:
+    """Trust pays nobody: a world model without the inverse dynamics is measured all the same."""
+    plain, lowered = (OpenLoop(toy_world_model(), ImaginationConfig(action_penalty=p)) for p in (0, 0.1))
+    found = [one.imagine(one.begin(track(1), ["reach"], [0]), pushes(1, 2)) for one in (plain, lowered)]
+    assert torch.equal(found[0][0].latents, found[1][0].latents)
+    assert np.array_equal(found[0][1].probability, found[1][1].probability)
+
+
 def test_the_probability_counts_where_the_environment_would_look() -> None:
     """After the horizon, and from where futures disagree, it pays nothing, so trust looks at nothing there."""
 

@@ -21,7 +21,7 @@ def imagined_env(recipe: Recipe, world_model: Path) -> Any:
         recipe.env.model_dump() | {"path": str(world_model), "trust": {"ignore": True}}
     )
     # Success is asked, not reward; and trust may be measured only after.
-    changes: dict[str, Any] = {"disagreement_penalty": 0.0}
+    changes: dict[str, Any] = {"disagreement_penalty": 0.0, "action_penalty": 0.0}
     if env.imagination.horizon is None:
         changes["horizon"] = max(env.env_spec().horizon.values())
     return env.model_copy(update={"imagination": env.imagination.model_copy(update=changes)})

@@ -10,10 +10,13 @@ from vla_rl.recipe.checks import check
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.workflows.recipe_parts import world_model_section
 from world_model.metadata import read_metadata, resolve_path
+from world_model.model.lacking import FEW_MEMBERS
 
 if TYPE_CHECKING:
+    from world_model.config import DynamicsConfig, WorldModelConfig
     from world_model.env.config import WorldModelEnvConfig
     from world_model.fit.config import FitConfig
+    from world_model.metadata import WorldModelMetadata
 
 
 def check_loop(recipe: Recipe) -> None:
@@ -29,12 +32,20 @@ def check_loop(recipe: Recipe) -> None:
     section = world_model_section(recipe)
     if not isinstance(recipe.env, WorldModelEnvConfig):  # One of your own says what it lacks when it is built.
         return
-    if lacking := [*_lacking_parts(recipe, recipe.env, section), *_lacking_episodes(recipe, section)]:
+    config, metadata = read_metadata(resolve_path(recipe.env.path))
+    lacking = _lacking_parts(recipe, recipe.env, section, config, metadata)
+    lacking += [*_lacking_dynamics(recipe, section, config.dynamics), *_lacking_episodes(recipe, section)]
+    if lacking:
         raise ConfigError("\n".join(lacking))
 
 
-def _lacking_parts(recipe: Recipe, env: WorldModelEnvConfig, section: FitConfig) -> list[str]:
-    config, metadata = read_metadata(resolve_path(env.path))
+def _lacking_parts(
+    recipe: Recipe,
+    env: WorldModelEnvConfig,
+    section: FitConfig,
+    config: WorldModelConfig,
+    metadata: WorldModelMetadata,
+) -> list[str]:
     imagination, objects, lacking = env.imagination, section.objects, []
     if imagination.reward == "objects" and not objects.steps and config.objects is None:
         lacking.append(
@@ -57,6 +68,9 @@ def _lacking_parts(recipe: Recipe, env: WorldModelEnvConfig, section: FitConfig)
             "env.imagination.posterior: got true, but no members would be there to draw from: "
             "world_model.posterior.steps is 0; set it above 0, or env.imagination.posterior=false"
         )
+    members = section.posterior if section.posterior.steps else config.posterior
+    if imagination.posterior and members is not None and imagination.ensemble > members.members:
+        lacking.append(FEW_MEMBERS.format(imagination.ensemble, members.members))
     if metadata.value_probability is None and not section.value.steps:
         remedy = f"but {env.path} has no value and world_model.value.steps is 0; set it above 0, or"
         if imagination.branch_frames is not None:
@@ -65,6 +79,30 @@ def _lacking_parts(recipe: Recipe, env: WorldModelEnvConfig, section: FitConfig)
             )
         if recipe.sampling.keyframe_share and "uncertain" in section.keyframes.kinds:
             lacking.append(f"world_model.keyframes.kinds: got 'uncertain', {remedy} leave that kind out")
+    return lacking
+
+
+def _lacking_dynamics(recipe: Recipe, section: FitConfig, dynamics: DynamicsConfig) -> list[str]:
+    """What stages on top of the first world model's dynamics cannot do with it."""
+    from world_model.fit.distillation import check_distillation
+    from world_model.fit.posterior import check_members
+
+    lacking, steps = [], section.sampling_steps
+    if steps is not None:
+        dynamics = dynamics.model_copy(update={"sampling_steps": steps})
+    for stage, check_stage in ((section.distillation, check_distillation), (section.posterior, check_members)):
+        try:
+            if stage.steps:
+                check_stage(dynamics)
+        except ConfigError as error:
+            lacking.append(str(error))
+    rounds = recipe.loop.rounds if recipe.loop.refit else 1
+    if section.distillation.steps and rounds > 1 and steps is None:
+        lacking.append(
+            f"world_model.sampling_steps: got null with distillation and {rounds} rounds: after the first one the "
+            "world model imagines in one step of the flow, and there is nothing left to distill; set it to a number, "
+            "such as 4, or world_model.distillation.steps to 0"
+        )
     return lacking
 
 

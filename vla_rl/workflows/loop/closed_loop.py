@@ -146,7 +146,7 @@ def check_parts(recipe: Recipe, world_model: Path) -> None:
         check_reward(fitted, imagination)
         branch_steps(fitted, imagination)
         if imagination.posterior:
-            fitted.check_posterior()
+            fitted.check_posterior(imagination.ensemble)
         if recipe.sampling.keyframe_share and "uncertain" in world_model_section(recipe).keyframes.kinds:
             fitted.check_value()
     except ConfigError as error:

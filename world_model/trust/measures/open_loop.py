@@ -45,7 +45,8 @@ class Replay:
         probability: float (E,), the highest of an episode, imagined.
         head, head_probability: bool (E,), float (E,): the success head's verdict on the real frames.
         features: of imagined and of real clips, float (E x V, D), for the Fréchet video distance; None without weights.
-        disagreement: float (E,), of futures, the mean over an episode's frames; None where there is one future alone.
+        disagreement: float (E,), of futures, the mean over an episode's frames up to the environment's horizon; None
+            where there is one future alone.
     """
 
     frames: dict[str, np.ndarray]
@@ -98,7 +99,7 @@ def replay(
         head[rows] = on_real.success[each, last + 1]
         head_probability[rows] = np.where(batch.valid, on_real.probability, 0).max(1)
         if scores.disagreement is not None:
-            spread.append(np.where(valid, scores.disagreement, 0).sum(1) / valid.sum(1))
+            spread.append(np.nanmean(np.where(valid, scores.disagreement, np.nan), 1))
         if video is not None:
             held = np.minimum(np.arange(_VIDEO_FRAMES), last[:, None])
             videos = (world_model.decode(imagined), batch.images[:, 1:])
@@ -213,6 +214,7 @@ def imagine(
     values = torch.from_numpy(batch.actions if actions is None else actions)[:, 1:]
     imagined, scores = world_model.imagine(context, Actions(values, torch.from_numpy(batch.executed)[:, 1:]))
     finite = bool(imagined.latents.isfinite().all()) and bool(imagined.states.isfinite().all())
+    finite = finite and (scores.disagreement is None or not np.isinf(scores.disagreement).any())
     if not finite or not np.isfinite(scores.probability).all():
         raise ValueError(
             "the world model imagines NaN or infinity on held-out episodes; nothing can be measured. Fit it again, "

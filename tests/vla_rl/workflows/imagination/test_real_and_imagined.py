@@ -10,8 +10,10 @@ import pytest
 from sim.dummy import DummyConfig
 from vla_rl.evaluation.evaluate import EvalConfig
 from vla_rl.evaluation.results import EpisodeRecord
+from vla_rl.recipe.recipe import load_recipe
 from vla_rl.rollout.source import LocalRolloutConfig
-from vla_rl.workflows.imagination.real_and_imagined import paired, success_in_both
+from vla_rl.workflows.imagination.real_and_imagined import imagined_env, paired, success_in_both
+from world_model.metadata import resolve_path
 
 
 def record(index: int, success: bool = True, lost: bool = False, task: str = "stack") -> EpisodeRecord:
@@ -30,6 +32,13 @@ def test_pairs_are_of_one_initial_state_and_neither_is_lost() -> None:
         ("stack/validation/1", True, False),
         ("stack/validation/4", False, True),
     ]
+
+
+def test_success_in_imagination_needs_nothing_that_lowers_rewards_alone() -> None:
+    options = ["disagreement_penalty=0.1", "ensemble=2", "action_penalty=0.1"]
+    recipe = load_recipe("tabletop_imagination", [f"env.imagination.{option}" for option in options])
+    found = imagined_env(recipe, resolve_path("pretrained:tabletop")).imagination
+    assert (found.disagreement_penalty, found.action_penalty, found.ensemble) == (0, 0, 2)
 
 
 def test_an_episode_lost_in_imagination_is_no_imagined_failure(monkeypatch: pytest.MonkeyPatch) -> None:
