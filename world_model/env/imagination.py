@@ -68,7 +68,8 @@ def imagine_chunk(
     counted: torch.Tensor = actions.executed.any(2) if judged is None else judged
     success = _predicted(world_model, success_score, clip_score, counted, config)
     disagreement = _disagreement(world_model, memory, actions, frames, noise, counted, config)
-    untrusted = disagreement > (float("inf") if config.max_disagreement is None else config.max_disagreement)
+    limit = config.max_disagreement  # Futures that are not finite are above any.
+    untrusted = torch.zeros_like(disagreement, dtype=torch.bool) if limit is None else ~(disagreement <= limit)
     success = success & ~untrusted[:, None]
     discarded = torch.zeros_like(untrusted)
     # The one question whose answer the host waits for here: what follows depends on how many rows there are.

@@ -74,6 +74,18 @@ def test_what_is_not_finite_costs_the_most_and_an_episode_that_is_lost_nothing()
     np.testing.assert_allclose(result.reward.sum(1), expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("limit", [None, 1e3])
+def test_what_is_not_finite_is_not_trusted_where_there_is_a_limit(limit: float | None) -> None:
+    env = env_of(None, max_disagreement=limit)
+    env.reset(SPECS)
+    env.world_model.dynamics.broken = 6.0  # type: ignore[assignment]
+    result = env.step(push(0, len(SPECS), 4))
+    unknown = np.isnan(result.info["disagreement"]) & ~result.lost
+    assert unknown.any()
+    assert result.info["untrusted"][unknown].tolist() == [limit is not None] * unknown.sum()
+    assert not result.success[unknown].any() or limit is None
+
+
 def test_what_is_usual_must_be_known_and_futures_must_be_able_to_disagree() -> None:
     with pytest.raises(
         ConfigError, match=r"env\.imagination\.disagreement_penalty:.*measure trust with the same ensemble"
