@@ -262,6 +262,10 @@ def validate(config_class: type[C], values: dict[str, Any], prefix: str = "") ->
         raise ConfigError("\n".join(_explain(config_class, e, prefix) for e in error.errors())) from None
 
 
+_A_LIST = "A list is needed, such as [a, b]"
+_PLAIN = {"tuple_type": _A_LIST, "list_type": _A_LIST, "model_type": "A section is needed, such as {key: value}"}
+
+
 def _explain(config_class: type[BaseModel], error: Any, prefix: str) -> str:
     path = [str(p) for p in error["loc"]]
     owner, shown = _follow(config_class, path)
@@ -276,7 +280,7 @@ def _explain(config_class: type[BaseModel], error: Any, prefix: str) -> str:
         return f"{name}: unknown key (value {error['input']!r}).{hint} Allowed: {', '.join(sorted(fields))}."
     if error["type"] == "missing":
         return f"{name}: required, but not given."
-    reason = f"{cause or error['msg']}".rstrip(".") + "."
+    reason = f"{cause or _PLAIN.get(error['type'], error['msg'])}".rstrip(".") + "."
     if cause is not None and isinstance(error["input"], Mapping | BaseModel):
         return f"{name}: {reason}"  # A fault of several fields together, which the reason names.
     return f"{name}: got {error['input']!r}. {reason}"
@@ -319,7 +323,15 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML that also reads 1e-5 as a number (YAML 1.1 takes it for a string)."""
+    """Safe YAML that reads 1e-5 as a number (YAML 1.1: a string) and refuses a key given twice (YAML: the last)."""
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node = super().compose_mapping_node(anchor)
+        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
+        for i, key in enumerate(keys):
+            if any(key.value == earlier.value for earlier in keys[:i]):
+                raise yaml.MarkedYAMLError(problem=f"{key.value!r} is given twice", problem_mark=key.start_mark)
+        return node
 
 
 class _Dumper(yaml.SafeDumper):

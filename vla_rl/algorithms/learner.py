@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from vla_rl.algorithms.base import AlgoConfig, Control
 
 NO_CRITIC = (
-    "algo.kind {!r} needs a critic, but the policy has no trainable 'value_head' parameters. Turn on the policy's "
-    "value head, or use grpo, mc_grpo, rloo or reinforce_pp, which need none."
+    "algo.kind {!r} needs a critic, but the policy has no trainable 'value_head' parameters. Set "
+    "policy.value_head=true, or use grpo, mc_grpo, rloo or reinforce_pp, which need none."
 )
 NO_ANCHOR = (
     "algo.bc_coef is above 0, but no demonstrations are given to anchor to: name a dataset in sft.datasets, or set "

@@ -129,7 +129,7 @@ def report(
 
     run = RunFolder(folder)
     if not run.exists:
-        raise ConfigError(f"{folder}: holds no run (no config.yaml); name a run's folder, which the run said as `run:`")
+        raise ConfigError(f"{folder}: holds no run (no config.yaml); name the folder that the run printed after `run:`")
     status = read_status(run)
     if status is not None and status.text():
         typer.echo(status.text())
@@ -146,7 +146,7 @@ def status(
 
     run = RunFolder(folder)
     if not run.exists:
-        raise ConfigError(f"{folder}: holds no run (no config.yaml); name a run's folder, which the run said as `run:`")
+        raise ConfigError(f"{folder}: holds no run (no config.yaml); name the folder that the run printed after `run:`")
     for line in status_lines(run):
         typer.echo(line)
 

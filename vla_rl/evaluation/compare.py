@@ -221,6 +221,7 @@ def compare(a: Evaluation, b: Evaluation, seed: int = 0) -> Comparison:
         for task in [*tasks, None]:
             chosen = [p for p in pairs if task in (None, p[0].task)]
             results.append(_paired_result(mode, task, chosen, seed))
+        warnings.extend(_no_width(results[-1]))
     return Comparison(
         name_a=a.meta.name,
         name_b=b.meta.name,
@@ -305,6 +306,17 @@ def _differences_in_making(a: Evaluation, b: Evaluation) -> list[str]:
         changed = [k for k in config_a if k not in _HOW_RUN and config_a[k] != config_b.get(k)]
         warnings.extend(f"env.{key} is {config_a[key]!r} in a, {config_b.get(key)!r} in b" for key in changed)
     return warnings
+
+
+def _no_width(whole: PairedResult) -> list[str]:
+    """Warn of an interval without width: resampling cannot show what none of the states showed."""
+    if whole.bootstrap.low != whole.bootstrap.high:
+        return []
+    unseen = 1 - 0.05 ** (1 / whole.num_states)  # Clopper and Pearson's one-sided 95 % limit for 0 of n.
+    return [
+        f"{whole.mode}: the difference's interval has no width, since the {whole.num_states} states (within each task) "
+        f"agree; up to {100 * unseen:.2g} % of all states may be otherwise (95 %). Evaluate more states."
+    ]
 
 
 def _paired_result(

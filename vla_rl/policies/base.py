@@ -12,6 +12,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from vla_rl.common.hub import is_offline, parse_name
 from vla_rl.common.pretrained import pretrained_entry
+from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import Config, ConfigError
 from vla_rl.policies import hub
 from vla_rl.types import EnvSpec
@@ -132,6 +133,16 @@ def describing_folder(path: str | Path) -> Iterator[tuple[Path, str]]:
         yield folder, str(exact)
 
 
+def policy_of_run(folder: Path) -> str:
+    """What to say to those who name a run's folder where its policy's is needed; empty for other folders."""
+    run = RunFolder(folder)
+    if not run.exists:
+        return ""
+    if run.policy.is_dir():
+        return f" {folder} is a run's folder; its policy is {run.policy}."
+    return f" {folder} is a run's folder, and has no policy."
+
+
 def read_json(file: Path) -> dict[str, Any]:
     """The mapping in a JSON file of a policy folder.
 
@@ -139,7 +150,10 @@ def read_json(file: Path) -> dict[str, Any]:
         ValueError: the file is missing, or holds something else.
     """
     if not file.is_file():
-        raise ValueError(f"{file}: not found. A policy folder holds {CONFIG_FILE}, model.safetensors and more.")
+        raise ValueError(
+            f"{file}: not found. A policy folder holds {CONFIG_FILE}, model.safetensors and more."
+            f"{policy_of_run(file.parent)}"
+        )
     try:
         values = json.loads(file.read_text())
     except ValueError as error:

@@ -65,7 +65,11 @@ def find_evaluation(path: Path, preferred: str) -> Path:
         return path
     if not path.is_dir():
         raise ConfigError(f"{path}: no such file or folder. Give an evaluation's JSON file, or a run's folder.")
-    found = sorted(RunFolder(path).evaluations.glob("*.json")) or sorted(path.glob("*.json"))
+    run = RunFolder(path)
+    found = sorted(run.evaluations.glob("*.json"))
+    if not found and run.exists:
+        raise ConfigError(f"{path}: this run has no evaluation so far; `vla-rl eval` makes one of a policy.")
+    found = found or sorted(path.glob("*.json"))
     for file in found:
         if file.stem == preferred or len(found) == 1:
             return file

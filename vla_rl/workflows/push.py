@@ -89,6 +89,7 @@ def _copy_run(folder: Path, target: Path) -> None:
 
 
 def _upload(name: str, kind: str, folders: list[Path], private: bool, show: Callable[[str], None]) -> str:
+    from httpx import HTTPError
     from huggingface_hub import CommitOperationAdd, HfApi
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 
@@ -108,7 +109,7 @@ def _upload(name: str, kind: str, folders: list[Path], private: bool, show: Call
         raise ConfigError(
             f"push: you are not logged in to the Hub. Run `hf auth login`, or set HF_TOKEN ({error})"
         ) from None
-    except (HfHubHTTPError, OSError) as error:
+    except (HfHubHTTPError, HTTPError, OSError) as error:
         said = str(error).strip().splitlines()
         raise ConfigError(
             f"push: the Hub did not take {name}: {said[0] if said else type(error).__name__}. May the token write "

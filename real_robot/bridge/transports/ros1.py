@@ -53,7 +53,8 @@ class Ros1Transport:
         self._master = master_pid(self._uri)
         if self._master is None:
             raise TransportError(
-                f"no ROS master answers at {self._uri}. Start one (roscore), or set transport.master or ROS_MASTER_URI"
+                f"no ROS master answers at {self._uri}. Start one (roscore; without ROS "
+                "`vla-rl ros master`), or set transport.master or ROS_MASTER_URI"
             )
         if Ros1Transport._used:
             raise TransportError("rospy allows one node a process, and this process has had its own")

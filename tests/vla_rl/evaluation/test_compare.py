@@ -119,7 +119,15 @@ def test_warns_of_what_is_not_alike():
     assert "push: horizon is 16 steps in a, 20 in b" in text
     assert "env.horizon is 16 in a, 20 in b" in text and "num_envs" not in text
     assert "the same weights" in text
-    assert compare(make({"push": [1]}), make({"push": [0]})).warnings == ()
+    assert compare(make({"push": [1, 0]}), make({"push": [0, 0]})).warnings == ()
+
+
+def test_an_interval_without_width_is_no_certainty():
+    same = make({"push": [1, 0], "pick": [1, 0]})
+    (warning,) = compare(same, same).warnings
+    assert "no width, since the 4 states (within each task) agree; up to 53 % of all states" in warning  # 0.47^4 = 0.05
+    (warning,) = compare(make({"push": [0] * 50}), make({"push": [1] * 50})).warnings
+    assert "the 50 states" in warning and "up to 5.8 % of all states" in warning
 
 
 def test_how_an_environment_was_run_is_no_difference():

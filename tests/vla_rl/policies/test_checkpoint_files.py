@@ -11,6 +11,7 @@ import torch
 from vla_rl.config import ConfigError
 from vla_rl.policies.checkpoint_files import write_folder
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics
+from vla_rl.policies.inspect import describe
 from vla_rl.policies.load import load_policy
 from vla_rl.policies.openvla.config import OpenVLAConfig
 
@@ -96,6 +97,17 @@ def test_missing_file(folder, name):
     (folder / name).unlink()
     with pytest.raises(ValueError, match=rf"policy/{name}: not found"):
         load_policy(folder)
+
+
+def test_a_runs_folder_in_place_of_its_policys_is_answered_with_that(folder):
+    run = folder.parent
+    (run / "config.yaml").touch()
+    for look in (load_policy, describe):
+        with pytest.raises(ValueError, match=rf"{run.name} is a run's folder; its policy is .*{run.name}/policy\."):
+            look(run)
+    folder.rename(run / "elsewhere")
+    with pytest.raises(ValueError, match=r"is a run's folder, and has no policy\."):
+        load_policy(run)
 
 
 def test_truncated_weights(folder):

@@ -107,6 +107,8 @@ def write(folder: Path, name: str, text: str) -> Path:
         ("steps=0", ["steps: got 0", "greater than 0"]),
         ("inner.learning_rate=-1e-5", ["inner.learning_rate: got -1e-05", "greater than 0"]),
         ("inner.mode=slow", ["inner.mode: got 'slow'", "'fast' or 'exact'"]),
+        ("sizes=one", ["sizes: got 'one'. A list is needed, such as [a, b]."]),
+        ("inner=5", ["inner: got 5. A section is needed, such as {key: value}."]),
         ("sizes=[1,two]", ["sizes.1: got 'two'", "valid integer"]),
         ("env={num_envs: 2}", ["env: needs a 'kind'", "tabletop", "got {'num_envs': 2}"]),
         ("env={kind: tabletopp}", ["env.kind: got 'tabletopp'", "tabletop", "Did you mean 'tabletop'?"]),
@@ -188,6 +190,7 @@ def test_a_cycle_of_bases_is_named(tmp_path: Path) -> None:
         ("a: [1, 2\n", "not valid YAML"),
         ("base: nowhere.yaml\n", r"recipe not found: .*nowhere\.yaml"),
         ("base: 3\n", r"base: .*3"),
+        ("train:\n  lr: 1\n  steps: 2\n  lr: 3\n", r"(?s)r\.yaml: not valid YAML: 'lr' is given twice.*line 4"),
     ],
 )
 def test_a_file_that_is_no_recipe(tmp_path: Path, text: str, message: str) -> None:
@@ -201,6 +204,11 @@ def test_a_file_that_is_not_text(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe\x00name")
     with pytest.raises(ConfigError, match=r"r\.yaml: not"):
         read_yaml(path)
+
+
+def test_a_key_may_stand_again_over_one_that_yaml_merges_in(tmp_path: Path) -> None:
+    path = write(tmp_path, "r.yaml", "a: &a {x: 1, y: 2}\nb: &b {<<: *a, x: 3}\nc: {<<: *b, y: 4}\n")
+    assert read_yaml(path) == {"a": {"x": 1, "y": 2}, "b": {"x": 3, "y": 2}, "c": {"x": 3, "y": 4}}
 
 
 def test_an_empty_file_is_an_empty_recipe(tmp_path: Path) -> None:

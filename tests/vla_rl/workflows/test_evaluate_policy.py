@@ -68,3 +68,10 @@ def test_finding_an_evaluation(tmp_path: Path) -> None:
         find_evaluation(tmp_path, "final")
     (folder / "final.json").touch()
     assert find_evaluation(tmp_path, "final") == folder / "final.json"
+
+
+def test_a_run_without_evaluations_is_not_asked_which_of_its_other_files(tmp_path: Path) -> None:
+    for name in ("config.yaml", "status.json", "versions.json"):
+        (tmp_path / name).touch()
+    with pytest.raises(ConfigError, match="this run has no evaluation so far"):
+        find_evaluation(tmp_path, "final")

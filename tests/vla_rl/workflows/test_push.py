@@ -6,6 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
+import httpx
 import pytest
 import yaml
 from tiny_run import make_recipe, save_policy
@@ -116,6 +117,15 @@ def test_what_the_hub_refuses_is_said_and_nothing_is_there(run: Path, refuses: s
         assert done.returncode == 2, done.stdout + done.stderr
         assert re.search(said, done.stderr) and "Traceback" not in done.stderr
         assert not hub.files
+
+
+def test_a_hub_that_cannot_be_reached_is_said(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*_: object, **__: object) -> None:
+        raise httpx.ConnectError("[Errno -2] Name or service not known")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.create_repo", unreachable)
+    with pytest.raises(ConfigError, match=r"did not take lab/tiny: .*service not known\. .* is the connection up"):
+        push(run, "lab/tiny")
 
 
 def test_what_is_nothing_to_push_is_refused(run: Path, tmp_path: Path) -> None:
