@@ -19,19 +19,19 @@ LEVELS = {
     "harm": "run, no gain",
     "update": "updates run",
     "contract": "contract tested",
-    "loads": "loads, outputs as the reference's",
+    "loads": "loads, outputs equal the reference's",
     "none": "not run",
 }
 WEIGHTS = ("ours", "random", "published", "–")
 FIELDS = {"simulator", "policy", "algorithm", "level", "weights", "evidence", "note"}
 HEAD = """# What was run
 
-Which simulator, policy family and algorithm have been run together, and how far. All rows are the project's own,
-on CPUs. `python scripts/support_table.py` writes this page from `support.yaml` and checks that each row's evidence is
-there; if you have run another, send the row ([contributing](CONTRIBUTING.md)).
+Which simulator, policy family and algorithm have been run together, and with what result. All rows were run by
+the project itself, on CPUs. `python scripts/support_table.py` writes this page from `support.yaml` and checks that each
+row's evidence exists. If you have run another combination, send the row ([contributing](CONTRIBUTING.md)).
 
-**gain**: success rose, with an interval, on states that training had not seen. Weights: *ours* were trained here,
-*random* are tiny ones in the published layout, *published* are those of the hub.
+**gain** means that success rose, with an interval, on states that training had not seen. Weights: *ours* were trained
+here, *random* are tiny random weights in the published layout, *published* are those on the hub.
 
 | simulator | policy | algorithm | how far | weights | evidence |
 |---|---|---|---|---|---|
