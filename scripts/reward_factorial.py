@@ -314,17 +314,12 @@ def read_recipe(args: argparse.Namespace) -> Recipe:
     Raises:
         ConfigError: a wrong recipe or override, or one without imagination, simulator or algorithm.
     """
-    recipe = load_recipe(args.recipe, args.override)
-    if not isinstance(recipe.env, WorldModelEnvConfig) or recipe.real_env is None or recipe.algo is None:
-        raise ConfigError(
-            f"--recipe {args.recipe}: must have an env of kind world_model, and the sections real_env and algo"
-        )
-    common = [
-        "algo.normalize_std=false",
-        f"algo.decay_iterations={args.iterations}",
-        f"train.iterations={args.iterations}",
-    ]
-    return load_recipe(args.recipe, [*args.override, *common, *([f"policy.path={args.policy}"] if args.policy else [])])
+    common = ["algo.normalize_std=false", f"algo.decay_iterations={args.iterations}"]
+    common += [f"train.iterations={args.iterations}", *([f"policy.path={args.policy}"] if args.policy else [])]
+    recipe = load_recipe(args.recipe, [*args.override, *common])
+    if not isinstance(recipe.env, WorldModelEnvConfig) or recipe.real_env is None:
+        raise ConfigError(f"--recipe {args.recipe}: must have an env of kind world_model, and the section real_env")
+    return recipe
 
 
 def claim(folder: Path, world_model: Path, policy: Path, args: argparse.Namespace) -> None:

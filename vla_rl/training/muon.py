@@ -25,6 +25,7 @@ class Float32Muon(torch.optim.Muon):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
+            assert group["adjust_lr_fn"] == "match_rms_adamw", "the only scale of its steps"
             parameters: list[torch.Tensor] = []
             gradients: list[torch.Tensor] = []
             buffers: list[torch.Tensor] = []

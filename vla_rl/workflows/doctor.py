@@ -126,6 +126,8 @@ def check_device(wanted: str = "auto") -> Check:
         import torch
     except (ImportError, OSError):
         return Check("device", "missing", "needs torch", "see torch above", needed=wanted.startswith("cuda"))
+    from vla_rl.common.precision import wants_bf16
+
     try:
         devices.check_device(wanted)
     except ConfigError as error:
@@ -136,11 +138,8 @@ def check_device(wanted: str = "auto") -> Check:
         bf16 = "bf16" if torch.cuda.is_bf16_supported() else "no bf16: use fp16 or fp32"
         names = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
         return Check("device", "ok", f"CUDA: {names}, {memory:.0f} GiB, {bf16}", advice(memory * 2**30))
-    from vla_rl.common.precision import wants_bf16
-
-    products = (
-        "products in bf16" if wants_bf16("auto", "cpu") else "no products in bf16: updates take three times as long"
-    )
+    has_bf16 = wants_bf16("auto", "cpu")
+    products = "products in bf16" if has_bf16 else "no products in bf16: updates take three times as long"
     threads = f"{os.cpu_count()} cores, {torch.get_num_threads()} torch threads; {products}"
     if shutil.which("nvidia-smi"):
         fix = "torch does not see the GPU: compare `nvidia-smi`'s CUDA version with torch's above, and renew the older"
