@@ -188,7 +188,7 @@ def test_a_guard_gives_the_goals_and_cancels_them_when_the_loop_is_killed(scene:
     scene.run("--guarded")
     scene.ask(finger=0.08, arm=[1.5, 0.0], suction=1.0)
     until(lambda: scene.finger() > 0.004 and scene.events("moved", joint="a"), "motion", 30)
-    assert scene.events("service", name="suction")
+    until(lambda: scene.events("service", name="suction"), "the switch", 30)
     killed = time.monotonic()
     assert scene.loop is not None
     scene.loop.signal(signal.SIGKILL)
