@@ -372,7 +372,11 @@ def _read_base(path: Path, base: Any, above: tuple[Path, ...]) -> dict[str, Any]
     if not isinstance(base, str):
         raise ConfigError(f"{path}: base: expected the path or name of a recipe, got {base!r}")
     beside = path.parent / base
-    return read_yaml(beside if beside.is_file() else find_recipe(base), (*above, path))
+    try:
+        found = beside if beside.is_file() else find_recipe(base)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: base: {error}") from None
+    return read_yaml(found, (*above, path))
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -327,6 +327,11 @@ class ImaginationConfig(Config):
 
     @model_validator(mode="after")
     def _disagreement_needs_futures(self) -> ImaginationConfig:
+        if self.posterior_by != "group" and not self.posterior:
+            raise ConfigError(
+                f"imagination.posterior_by: got {self.posterior_by} without a posterior to draw from; set "
+                "imagination.posterior=true, or leave it out"
+            )
         if self.max_disagreement is not None and self.ensemble < 2:
             raise ConfigError(
                 f"imagination.max_disagreement: got {self.max_disagreement:g} with ensemble 1, which has nothing to "

@@ -101,6 +101,11 @@ class CollectConfig(Config):
             raise ConfigError(
                 "collect.plan: only for real episodes of the policy; set collect.source=policy, or leave it out"
             )
+        if self.plan is not None and self.temperature not in (0.0, 1.0):
+            raise ConfigError(
+                f"collect.temperature: got {self.temperature:g} with collect.plan, which draws its candidates at "
+                "collect.plan.temperature; set that one, or 0 here for a greedy candidate among them"
+            )
         if not self.every_frame and (self.source != "policy" or self.structure):
             raise ConfigError(
                 "collect.every_frame: false is only for collect.source=policy, and without collect.structure; the "

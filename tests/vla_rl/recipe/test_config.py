@@ -188,7 +188,7 @@ def test_a_cycle_of_bases_is_named(tmp_path: Path) -> None:
     [
         ("- a\n- b\n", "a recipe is a mapping of sections, got list"),
         ("a: [1, 2\n", "not valid YAML"),
-        ("base: nowhere.yaml\n", r"recipe not found: .*nowhere\.yaml"),
+        ("base: nowhere.yaml\n", r"r\.yaml: base: recipe not found: .*nowhere\.yaml"),
         ("base: 3\n", r"base: .*3"),
         ("train:\n  lr: 1\n  steps: 2\n  lr: 3\n", r"(?s)r\.yaml: not valid YAML: 'lr' is given twice.*line 4"),
     ],

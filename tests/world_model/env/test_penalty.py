@@ -196,5 +196,8 @@ def test_a_bonus_and_a_plan_to_collect_by_are_refused_where_they_mean_nothing() 
     plan = {"world_model": "x", "bonus": 1}
     with pytest.raises(ConfigError, match=r"collect\.plan: only for real episodes of the policy"):
         validate(CollectConfig, {"source": "expert", "plan": plan})
+    with pytest.raises(ConfigError, match=r"collect\.temperature: got 0\.5 with collect\.plan"):
+        validate(CollectConfig, {"source": "policy", "plan": plan, "temperature": 0.5})
+    assert validate(CollectConfig, {"source": "policy", "plan": plan, "temperature": 0}).temperature == 0
     config = validate(CollectConfig, {"source": "policy", "plan": plan})
     assert isinstance(config.plan, PlanConfig) and "bonus of 1" in config.plan.protocol()

@@ -13,7 +13,7 @@ import pytest
 import torch
 from toy import ToyInitialFrames, push, through_a_file, toy_env
 
-from vla_rl.config import ConfigError
+from vla_rl.config import ConfigError, validate
 from vla_rl.types import EpisodeSpec, Observation
 from world_model.config import ImaginationConfig, PosteriorConfig
 from world_model.env.env import WorldModelEnv
@@ -50,6 +50,11 @@ def env_of(world_model: WorldModel, num_envs: int, **options: Any) -> WorldModel
 def drawn(env: WorldModelEnv) -> list[int]:
     """The member of each environment's episode."""
     return cast(Any, env._memory).context.member.tolist()
+
+
+def test_a_draw_by_episodes_needs_a_posterior() -> None:
+    with pytest.raises(ConfigError, match=r"imagination\.posterior_by: got episode without a posterior"):
+        validate(ImaginationConfig, {"posterior_by": "episode"})
 
 
 @pytest.mark.parametrize("by", ["group", "episode"])
