@@ -52,13 +52,14 @@ class RunFolder:
     # What was changed when it was resumed.
     changes = _Inside("changes.json")
     # What it writes on the way: where it is, one JSON object per logged step, the folder of what it resumes from, the
-    # policies that the gate found better, the one that the gate sent back, the one before an update that diverged, and
-    # the best by validation so far.
+    # policies that the gate found better, the one that the gate sent back, its checks' real episodes, the policy before
+    # an update that diverged, and the best by validation so far.
     status = _Inside("status.json")
     metrics = _Inside("metrics.jsonl")
     checkpoints = _Inside("checkpoints")
     confirmed = _Inside("confirmed")
     rejected = _Inside("rejected")
+    gate_episodes = _Inside("gate_episodes")
     last_good = _Inside("last_good")
     best = _Inside("best")
     # What it ends with: a policy, or a fit's world model.

@@ -10,18 +10,19 @@ check leaves undecided is kept, its gain not shown.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from vla_rl.config import Config
+from vla_rl.config import Config, ConfigError
 from vla_rl.distributed.process_group import ALONE, ProcessGroup
 from vla_rl.evaluation.sequential_compare import SequentialComparison, SequentialConfig, compare_sequential
 from vla_rl.interfaces import Policy, VecEnv
 from vla_rl.policies.load import load_policy
-from vla_rl.types import Split
+from vla_rl.types import EnvSpec, Episode, Split
 
 Verdict = Literal["better", "worse", "undecided"]
 _OLD_OUTCOMES = ("confirmed", "open", "rolled back")
@@ -42,6 +43,12 @@ class GateConfig(Config):
     split: Split = Field(default="validation", description="Initial states of the checks.")
     start_index: NonNegativeInt = Field(
         default=1000, description="First initial state, beyond those of `train.validation_episodes`."
+    )
+    keep_episodes: Literal["none", "decisions", "frames"] = Field(
+        default="none",
+        description="Whether the checks' real episodes are written, a dataset a check, into the run's gate_episodes/. "
+        "decisions: with what was seen before each action chunk; frames: after each control step. A loop chooses for "
+        "itself: the fit of its next round learns from them.",
     )
 
     def num_checks(self, iterations: int, done: int = 0) -> int:
@@ -150,6 +157,11 @@ def verdict_of(comparison: SequentialComparison) -> Verdict:
     return "undecided" if comparison.decision == "no_gain" else comparison.decision
 
 
+def _extend(kept: dict[str, list[Episode]], *batches: Sequence[Episode]) -> None:
+    for episodes, batch in zip(kept.values(), batches, strict=True):
+        episodes.extend(batch)
+
+
 class Gate:
     """Checks a policy against the mark, the last one found better, which it keeps in a folder named by its iteration.
 
@@ -157,12 +169,28 @@ class Gate:
         folder: for the policies that became the mark.
         policy: what the run starts from, the mark of iteration 0.
         world: processes that check together; the first one writes.
+        episodes: folder for the datasets of `config.keep_episodes`, one a check, by its iteration.
+
+    Raises:
+        ConfigError: several processes are to keep episodes.
     """
 
-    def __init__(self, config: GateConfig, folder: Path, policy: Any, world: ProcessGroup = ALONE) -> None:
+    def __init__(
+        self,
+        config: GateConfig,
+        folder: Path,
+        policy: Any,
+        world: ProcessGroup = ALONE,
+        episodes: Path = Path("gate_episodes"),
+    ) -> None:
         from vla_rl.evaluation.pooled import PooledEvidence
 
-        self.config, self.folder, self.world = config, Path(folder), world
+        if config.keep_episodes != "none" and world.size > 1:
+            raise ConfigError(
+                f"gate.keep_episodes: got {config.keep_episodes!r} with {world.size} processes, each of which has a "
+                "part of the episodes; set it to none, or run one process"
+            )
+        self.config, self.folder, self.world, self.episodes = config, Path(folder), world, Path(episodes)
         self.mark = 0
         self.checks: list[GateCheck] = []
         self.evidence = PooledEvidence(config.alpha)
@@ -204,6 +232,7 @@ class Gate:
         """
         from vla_rl.evaluation.pooled import PooledEvidence, PooledTest
 
+        kept = {f"iteration {self.mark}": list[Episode](), f"iteration {iteration}": list[Episode]()}
         confirmed: Policy = self.world.load(lambda: load_policy(self.confirmed, policy.device))
         used = sum(check.comparison.num_pairs for check in self.checks)
         self.evidence.begin(self.config.pairs, checks_left)
@@ -222,7 +251,9 @@ class Gate:
             on_batch,
             self.world,
             PooledTest(self.config.alpha, evidence=self.evidence),
+            None if self.config.keep_episodes == "none" else partial(_extend, kept),
         )
+        self._write(kept, env.spec, iteration)
         verdict = verdict_of(comparison)
         check = GateCheck(
             iteration=iteration,
@@ -240,6 +271,12 @@ class Gate:
             self.evidence = PooledEvidence(self.config.alpha)
             self._confirm(policy)
         return check
+
+    def _write(self, kept: dict[str, list[Episode]], spec: EnvSpec, iteration: int) -> None:
+        from vla_rl.rollout.rollout_dataset import write_rollouts
+
+        dataset = self.episodes / f"iteration_{iteration:05d}"
+        write_rollouts(dataset, kept, spec, {"gate": {"mark": self.mark, "iteration": iteration}})
 
     def _pooled(self, newest: SequentialComparison) -> Pooled:
         earlier = [check.comparison for check in self.checks if check.mark == self.mark and check.pooled is not None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
@@ -15,7 +15,7 @@ from vla_rl.evaluation.compare import format_p
 from vla_rl.evaluation.results import EvaluationError
 from vla_rl.evaluation.statistics import Interval
 from vla_rl.interfaces import Policy, VecEnv
-from vla_rl.types import EpisodeSpec, Split
+from vla_rl.types import Episode, EpisodeSpec, Split
 
 if TYPE_CHECKING:
     from vla_rl.evaluation.sequential import PairedSequentialTest
@@ -94,6 +94,7 @@ def compare_sequential(
     on_batch: Callable[[int, float], None] | None = None,
     world: ProcessGroup = ALONE,
     test: PairedSequentialTest | None = None,
+    on_episodes: Callable[[Sequence[Episode], Sequence[Episode]], None] | None = None,
 ) -> SequentialComparison:
     """Run both policies on the same states, batch by batch, until the difference is clear.
 
@@ -103,6 +104,7 @@ def compare_sequential(
         on_batch: called with (pairs so far, anytime-valid p-value), for progress.
         world: processes that call this together, each with both policies and an environment; all get the result.
         test: decides; by default at the config's alpha and min_gain.
+        on_episodes: called with a batch's episodes of a and of b, this process's own.
     """
     from vla_rl.evaluation.evaluate import run_episodes
     from vla_rl.evaluation.sequential import PairedSequentialTest
@@ -117,6 +119,7 @@ def compare_sequential(
         if not specs or test.decision != "undecided":
             break
         outcomes: list[list[bool | None]] = []
+        both: list[list[Episode]] = []
         for policy in (policy_a, policy_b):
             with world.unsharded(policy):
                 episodes, num_retried = run_episodes(
@@ -128,6 +131,7 @@ def compare_sequential(
                     max_retries=config.max_retries,
                 )
             num_episodes += len(specs) + sum(world.gather(num_retried))
+            both.append(episodes)
             outcomes.append(world.collect_dealt([None if e.lost else bool(e.success) for e in episodes]))
         for success_a, success_b in zip(*outcomes, strict=True):
             if success_a is None or success_b is None:
@@ -135,6 +139,8 @@ def compare_sequential(
             elif test.decision == "undecided":
                 test.update(success_a, success_b)
                 num_successes += (success_a, success_b)
+        if on_episodes is not None:
+            on_episodes(*both)
         if on_batch is not None:
             on_batch(test.num_pairs, test.p_value)
     if test.num_pairs == 0:

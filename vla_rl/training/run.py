@@ -132,7 +132,7 @@ class TrainingRun:
         """Open the gate, and say what its checks can tell."""
         if self.world.is_main and self.recipe.log.console:
             print(self._gate_power)
-        return Gate(self.recipe.gate, self.folder.confirmed, self.policy, self.world)
+        return Gate(self.recipe.gate, self.folder.confirmed, self.policy, self.world, self.folder.gate_episodes)
 
     @cached_property
     def _gate_power(self) -> str:
@@ -246,7 +246,7 @@ class TrainingRun:
         if self.recipe.acting_env is self.recipe.env:
             return self.env
         if self._real_env is None:
-            self._real_env = build_env(self.recipe.acting_env)
+            self._real_env = build_env(self.recipe.acting_env, record_frames=self.recipe.gate.keep_episodes == "frames")
         return self._real_env
 
     def check_gain(self) -> None:

@@ -6,7 +6,8 @@ import json
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar, cast
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from tiny_run import make_recipe, metrics, save_policy
 from sim.dummy import DummyConfig
 from vla_rl.common.run_folder import open_run
 from vla_rl.config import ConfigError
+from vla_rl.data.source import LeRobotSource
 from vla_rl.evaluation.gate import Gate, GateCheck, GateConfig
 from vla_rl.policies.load import load_policy
 from vla_rl.training.run import TrainingRun
@@ -78,6 +80,33 @@ def test_a_real_gain_moves_the_mark(tmp_path, stone, wanderer):
     assert gate.mark == 5 and not gate.is_closed and same_weights(gate.confirmed, wanderer)
     assert gate.evidence.evidence.tolist() == [1, 1], "starts anew where the mark moved"
     assert "gate at iteration 5: better; real success" in check.text() and "imagined 90 %" in check.text()
+
+
+@pytest.mark.parametrize("keep", ["decisions", "frames"])
+def test_a_checks_episodes_are_kept_of_both_policies(tmp_path, stone, wanderer, keep):
+    config = GateConfig(every=1, pairs=12, keep_episodes=keep, alpha=1e-9)
+    gate = Gate(config, tmp_path / "confirmed", load_policy(stone), episodes=tmp_path / "kept")
+    with closing(DummyConfig(num_envs=8, horizon=32).build(record_frames=keep == "frames")) as env:
+        for _ in range(2):  # After a kill a check is made again.
+            check = gate.check(
+                load_policy(wanderer), env, iteration=5, imagined=None, temperature=1.0, seed=0, checks_left=1
+            )
+    source = LeRobotSource(tmp_path / "kept" / "iteration_00005")
+    real = check.comparison
+    assert len(source.lengths) == real.num_episodes == 24 and source.success is not None
+    assert source.success[:12].mean() == real.rate_a and source.success[12:].mean() == pytest.approx(real.rate_b)
+    starts = source.initial_states()
+    assert starts[:12] == starts[12:] and starts[0].endswith(f"/validation/{config.start_index + 12}")
+    notes = json.loads((source.root / "collect.json").read_text())
+    assert notes["gate"] == {"mark": 0, "iteration": 5} and (notes["observed_every"] == 1) == (keep == "frames")
+
+
+def test_nothing_is_kept_unless_asked_for_and_not_of_several_processes(tmp_path, stone, wanderer):
+    gate, _ = checked(tmp_path, stone, wanderer, checks_left=1, pairs=8)
+    assert not gate.episodes.exists()
+    several = cast(Any, SimpleNamespace(size=2))
+    with pytest.raises(ConfigError, match=r"gate\.keep_episodes: got 'frames' with 2 processes"):
+        Gate(GateConfig(every=1, keep_episodes="frames"), tmp_path, load_policy(stone), several)
 
 
 def test_a_loss_is_rolled_back_by_any_check(tmp_path, stone, wanderer):

@@ -157,9 +157,10 @@ def in_round(recipe: Recipe, rounds: Sequence[Round], number: int, policy: str, 
     """The recipe of a round's RL: its policy, world model and keyframes; initial states and noise of its own."""
     done, gate, sampling = rounds[number], recipe.gate, recipe.sampling
     checks = gate.num_checks(recipe.train.iterations)
-    changes: dict[str, Any] = {
-        "gate": gate.model_copy(update={"start_index": gate.start_index + number * checks * gate.pairs})
-    }
+    of_gate: dict[str, Any] = {"start_index": gate.start_index + number * checks * gate.pairs}
+    if teaches(recipe, number):
+        of_gate["keep_episodes"] = "frames" if recipe.loop.every_frame else "decisions"
+    changes: dict[str, Any] = {"gate": gate.model_copy(update=of_gate)}
     if sampling.train_states is None:  # No state twice: no task can draw more than all groups of a round.
         first = sampling.first_state + number * recipe.train.iterations * recipe.train.groups
         sampling = sampling.model_copy(update={"first_state": first})
@@ -174,6 +175,13 @@ def in_round(recipe: Recipe, rounds: Sequence[Round], number: int, policy: str, 
     if not done.world_model.is_dir():  # Not fitted again: what was measured where this round's policy goes.
         own["trust"] = env.trust.model_copy(update={"report": done.trust_before / TRUST_FILE})
     return result.model_copy(update={"env": env.model_copy(update=own)})
+
+
+def teaches(recipe: Recipe, number: int) -> bool:
+    """Whether a later fit learns from the episodes of this round's gate: not where it needs more than they tell."""
+    section = world_model_section(recipe)
+    is_followed = number + 1 < recipe.loop.rounds and recipe.loop.refit
+    return bool(recipe.gate.every) and is_followed and not (section.needs_structure or section.needs_objects)
 
 
 def conclude_round(recipe: Recipe, done: Round, before: Round | None) -> None:

@@ -73,6 +73,11 @@ class Round:
         return self.folder / "train"
 
     @property
+    def gate_episodes(self) -> list[Path]:
+        """Real episodes of the gate's checks, of both policies; a dataset a check, in order."""
+        return sorted(RunFolder(self.run).gate_episodes.glob("iteration_*"))
+
+    @property
     def refusal(self) -> Path:
         """Why this round's RL did not start; there only then."""
         return self.folder / "refused.txt"
@@ -96,8 +101,8 @@ def learned_from(rounds: Sequence[Round], number: int, old_weight: float) -> tup
     choosing, datasets, weights = calibrates(rounds, number), [], []
     for age, done in zip(range(number, -1, -1), rounds, strict=False):
         own = [done.rollouts]
-        if age and done.held_out != choosing:
-            own = [done.held_out, done.rollouts]
+        if age:
+            own = [*([done.held_out] if done.held_out != choosing else []), *done.gate_episodes, done.rollouts]
         counts = [_collected(dataset) for dataset in own] if len(own) > 1 else [1]
         datasets += own
         weights += [old_weight**age * count / sum(counts) for count in counts]

@@ -21,6 +21,7 @@ from vla_rl.cli.options import PROGRAM
 from vla_rl.common import atomic
 from vla_rl.common.run_folder import open_run
 from vla_rl.config import ConfigError, apply_overrides, dump_yaml, read_yaml, validate
+from vla_rl.data.source import LeRobotSource
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.recipe.collect_config import CollectConfig
 from vla_rl.recipe.recipe import Recipe, load_recipe
@@ -209,7 +210,11 @@ def test_what_judged_a_round_teaches_the_next_and_judges_no_more(whole):
         judged.append(set(json.loads((done.world_model / "trust.json").read_text())["provenance"]["dataset_keys"]))
     assert judged[0].isdisjoint(learned[0]) and judged[1].isdisjoint(learned[1])
     assert judged[0] <= learned[1] and judged[0].isdisjoint(judged[1])
-    assert len(learned[1]) == len(learned[0]) + 2, "the new rollouts, and what judged round 1"
+    (kept,) = Round(whole / "round_1").gate_episodes
+    checks = json.loads((whole / "round_1/train/gate.json").read_text())["checks"]
+    assert len(LeRobotSource(kept).lengths) == checks[0]["comparison"]["num_episodes"]
+    assert len(learned[1]) == len(learned[0]) + 3, "the new rollouts, what judged round 1, and what its gate saw"
+    assert not Round(whole / "round_2").gate_episodes, "no fit follows"
 
 
 @pytest.mark.slow

@@ -17,10 +17,11 @@ from vla_rl.cli.options import PROGRAM
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import apply_overrides, validate
 from vla_rl.recipe.collect_config import CollectConfig
-from vla_rl.recipe.recipe import Recipe
+from vla_rl.recipe.recipe import Recipe, load_recipe
 from vla_rl.workflows.collect import collect
 from vla_rl.workflows.imagination.fit_world_model import fit_world_model
 from vla_rl.workflows.loop import controls as loop_controls
+from vla_rl.workflows.loop.closed_loop import in_round
 from vla_rl.workflows.loop.rounds import Round, _imagined, calibrates, counted_episodes, learned_from, planned_episodes
 from world_model.metadata import read_metadata
 
@@ -51,6 +52,27 @@ def test_a_fit_learns_from_what_judged_earlier_rounds_and_not_its_own(tmp_path):
     judged = [first.held_out, first.rollouts, second.held_out, second.rollouts]
     assert datasets == [*judged, third.rollouts], "the newest rollouts are last, some of which choose thresholds"
     assert weights == [0.25 / 4, 0.75 / 4, 0.5 / 4, 1.5 / 4, 1.0], "a round's weight, dealt by episodes"
+    checks = [f"train/gate_episodes/iteration_{n:05d}" for n in (20, 10)]
+    collected(first.folder, **dict.fromkeys(checks, 20))
+    datasets, weights = learned_from(rounds, 2, 0.5)
+    assert datasets[:4] == [first.held_out, *(first.folder / one for one in reversed(checks)), first.rollouts]
+    assert weights == [0.25 * part / 8 for part in (1, 2, 2, 3)] + [0.5 / 4, 1.5 / 4, 1.0], "the gate's teach as well"
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ([], ["frames", "none"]),  # Of rounds 1 and 2.
+        (["loop.every_frame=false"], ["decisions", "none"]),
+        (["loop.refit=false"], ["none", "none"]),
+        (["world_model.objects.steps=10"], ["none", "none"]),
+    ],
+)
+def test_the_gates_episodes_are_kept_where_a_later_fit_can_learn_from_them(tmp_path, options, kept):
+    recipe = load_recipe("tabletop_imagination", ["loop.rounds=2", *options])
+    rounds = [Round(tmp_path / f"round_{n}") for n in (1, 2)]
+    found = [in_round(recipe, rounds, number, "policy", "world_model").gate.keep_episodes for number in (0, 1)]
+    assert found == kept
 
 
 @pytest.mark.parametrize(
