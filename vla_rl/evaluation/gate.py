@@ -11,7 +11,7 @@ check leaves undecided is kept, its gain not shown.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ from vla_rl.policies.load import load_policy
 from vla_rl.types import EnvSpec, Episode, Split
 
 Verdict = Literal["better", "worse", "undecided"]
+MARK, CHECKED = "mark", "checked"  # A check's datasets.
 _OLD_OUTCOMES = ("confirmed", "open", "rolled back")
 
 
@@ -46,9 +47,9 @@ class GateConfig(Config):
     )
     keep_episodes: Literal["none", "decisions", "frames"] = Field(
         default="none",
-        description="Whether the checks' real episodes are written, a dataset a check, into the run's gate_episodes/. "
-        "decisions: with what was seen before each action chunk; frames: after each control step. A loop chooses for "
-        "itself: the fit of its next round learns from them.",
+        description="Whether the checks' real episodes are written into the run's gate_episodes/, a folder a check "
+        "with the datasets `mark` and `checked`. decisions: with what was seen before each action chunk; frames: after "
+        "each control step. A loop chooses for itself: trust after RL and the next round's fit read them.",
     )
 
     def num_checks(self, iterations: int, done: int = 0) -> int:
@@ -157,9 +158,17 @@ def verdict_of(comparison: SequentialComparison) -> Verdict:
     return "undecided" if comparison.decision == "no_gain" else comparison.decision
 
 
-def _extend(kept: dict[str, list[Episode]], *batches: Sequence[Episode]) -> None:
-    for episodes, batch in zip(kept.values(), batches, strict=True):
-        episodes.extend(batch)
+@dataclass
+class KeptEpisodes:
+    """Real episodes of a check, of both policies."""
+
+    mark: list[Episode]
+    checked: list[Episode]
+
+    def add(self, mark: Sequence[Episode], checked: Sequence[Episode]) -> None:
+        """Append a batch of each."""
+        self.mark += mark
+        self.checked += checked
 
 
 class Gate:
@@ -169,7 +178,7 @@ class Gate:
         folder: for the policies that became the mark.
         policy: what the run starts from, the mark of iteration 0.
         world: processes that check together; the first one writes.
-        episodes: folder for the datasets of `config.keep_episodes`, one a check, by its iteration.
+        episodes: folder for the datasets of `config.keep_episodes`, in a folder a check, by its iteration.
 
     Raises:
         ConfigError: several processes are to keep episodes.
@@ -232,7 +241,7 @@ class Gate:
         """
         from vla_rl.evaluation.pooled import PooledEvidence, PooledTest
 
-        kept = {f"iteration {self.mark}": list[Episode](), f"iteration {iteration}": list[Episode]()}
+        kept = KeptEpisodes(list[Episode](), list[Episode]())
         confirmed: Policy = self.world.load(lambda: load_policy(self.confirmed, policy.device))
         used = sum(check.comparison.num_pairs for check in self.checks)
         self.evidence.begin(self.config.pairs, checks_left)
@@ -251,7 +260,7 @@ class Gate:
             on_batch,
             self.world,
             PooledTest(self.config.alpha, evidence=self.evidence),
-            None if self.config.keep_episodes == "none" else partial(_extend, kept),
+            None if self.config.keep_episodes == "none" else kept.add,
         )
         self._write(kept, env.spec, iteration)
         verdict = verdict_of(comparison)
@@ -272,11 +281,15 @@ class Gate:
             self._confirm(policy)
         return check
 
-    def _write(self, kept: dict[str, list[Episode]], spec: EnvSpec, iteration: int) -> None:
+    def _write(self, kept: KeptEpisodes, spec: EnvSpec, iteration: int) -> None:
         from vla_rl.rollout.rollout_dataset import write_rollouts
 
-        dataset = self.episodes / f"iteration_{iteration:05d}"
-        write_rollouts(dataset, kept, spec, {"gate": {"mark": self.mark, "iteration": iteration}})
+        folder = self.episodes / f"iteration_{iteration:05d}"
+        for name, number, episodes in ((MARK, self.mark, kept.mark), (CHECKED, iteration, kept.checked)):
+            version = f"iteration {number}"
+            write_rollouts(
+                folder / name, episodes, spec, version, {"gate": {"mark": self.mark, "iteration": iteration}}
+            )
 
     def _pooled(self, newest: SequentialComparison) -> Pooled:
         earlier = [check.comparison for check in self.checks if check.mark == self.mark and check.pooled is not None]

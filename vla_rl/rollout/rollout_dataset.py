@@ -19,29 +19,29 @@ from vla_rl.types import EnvSpec, Episode, StepResult
 
 
 def write_rollouts(
-    dataset: Path, episodes: Mapping[str, Sequence[Episode]], spec: EnvSpec, notes: Mapping[str, Any]
+    dataset: Path, episodes: Sequence[Episode], spec: EnvSpec, policy_version: str, notes: Mapping[str, Any]
 ) -> int:
-    """Write the episodes of some policies as one dataset, in place of one that is there; lost ones are left out.
+    """Write a policy's episodes as a dataset, in place of one that is there; lost ones are left out.
 
     Args:
-        episodes: by what the dataset calls the policy that acted. Where they have no frames, images and states repeat
-            within a chunk, and the dataset says so.
+        episodes: where they have no frames, images and states repeat within a chunk, and the dataset says so.
         spec: of the environment that they were run in.
+        policy_version: which policy acted, recorded with every frame.
         notes: JSON-able provenance.
 
     Returns:
         how many were written.
     """
-    kept = [(version, episode) for version, own in episodes.items() for episode in own if not episode.lost]
+    kept = [episode for episode in episodes if not episode.lost]
     if not kept:
         return 0
     features = dataset_features(list(spec.cameras), spec.image_size, spec.state_dim, spec.action_dim)
     staging = dataset.parent / f".{dataset.name}.writing"
     shutil.rmtree(staging, ignore_errors=True)
     with ThreadPoolExecutor(max_workers=2, thread_name_prefix="png") as encoders:
-        recorded = [_record(episode, spec, version, encoders) for version, episode in kept]
+        recorded = [_record(episode, spec, policy_version, encoders) for episode in kept]
     write_shard(staging / "shard_00000", recorded, [], features)
-    every = 1 if kept[0][1].frames is not None else int(kept[0][1].reward.shape[1])
+    every = 1 if kept[0].frames is not None else int(kept[0].reward.shape[1])
     shutil.rmtree(dataset, ignore_errors=True)
     assemble(
         staging,
@@ -49,19 +49,19 @@ def write_rollouts(
         fps=round(spec.control_hz),
         features=features,
         robot=spec.kind,
-        notes={**notes, "attempts": Counter(episode.spec.task for _, episode in kept), OBSERVED_EVERY: every},
+        notes={**notes, "attempts": Counter(episode.spec.task for episode in kept), OBSERVED_EVERY: every},
     )
     shutil.rmtree(staging)
     return len(kept)
 
 
-def _record(episode: Episode, spec: EnvSpec, version: str, encoders: ThreadPoolExecutor) -> RecordedEpisode:
+def _record(episode: Episode, spec: EnvSpec, policy_version: str, encoders: ThreadPoolExecutor) -> RecordedEpisode:
     recording = EpisodeRecording(episode.spec, episode.obs.select([0]), encoders)
     actions = np.clip(episode.chunks.actions, spec.action_low, spec.action_high)
     starts = np.concatenate([[0], np.cumsum(episode.num_steps)])
     for k in range(episode.num_chunks):
         recording.add(actions[k], actions[k], _result(episode, k, slice(starts[k], starts[k + 1])))
-    return recording.finish(episode.success, "policy", version)
+    return recording.finish(episode.success, "policy", policy_version)
 
 
 def _result(episode: Episode, k: int, steps: slice) -> StepResult:

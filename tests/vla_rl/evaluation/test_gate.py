@@ -91,13 +91,14 @@ def test_a_checks_episodes_are_kept_of_both_policies(tmp_path, stone, wanderer, 
             check = gate.check(
                 load_policy(wanderer), env, iteration=5, imagined=None, temperature=1.0, seed=0, checks_left=1
             )
-    source = LeRobotSource(tmp_path / "kept" / "iteration_00005")
+    mark, own = (LeRobotSource(tmp_path / "kept/iteration_00005" / name) for name in ("mark", "checked"))
     real = check.comparison
-    assert len(source.lengths) == real.num_episodes == 24 and source.success is not None
-    assert source.success[:12].mean() == real.rate_a and source.success[12:].mean() == pytest.approx(real.rate_b)
-    starts = source.initial_states()
-    assert starts[:12] == starts[12:] and starts[0].endswith(f"/validation/{config.start_index + 12}")
-    notes = json.loads((source.root / "collect.json").read_text())
+    assert len(mark.lengths) == len(own.lengths) == 12 == real.num_episodes / 2
+    assert mark.success is not None and own.success is not None
+    assert (mark.success.mean(), own.success.mean()) == (real.rate_a, real.rate_b)
+    starts = mark.initial_states()
+    assert starts == own.initial_states() and starts[0].endswith(f"/validation/{config.start_index + 12}")
+    notes = json.loads((own.root / "collect.json").read_text())
     assert notes["gate"] == {"mark": 0, "iteration": 5} and (notes["observed_every"] == 1) == (keep == "frames")
 
 

@@ -45,7 +45,7 @@ def test_it_is_what_collect_writes_of_the_same_episodes(tmp_path: Path, every_fr
     collect_dataset(ENV, config, policy=policy, policy_version="v1")
     with closing(ENV.build(record_frames=every_frame)) as env:
         episodes = collect(policy, env, SPECS, temperature=0)
-        assert write_rollouts(tmp_path / "written", {"v1": episodes}, env.spec, {"why": "a test"}) == 5
+        assert write_rollouts(tmp_path / "written", episodes, env.spec, "v1", {"why": "a test"}) == 5
     order = [opened(tmp_path / "collected").initial_states.index(f"reach_red/train/{i}") for i in range(5)]
     one, other = opened(tmp_path / "collected"), opened(tmp_path / "written")
     assert other.initial_states == [one.initial_states[e] for e in order] and one.observed_every == other.observed_every
@@ -63,14 +63,14 @@ def test_it_is_what_collect_writes_of_the_same_episodes(tmp_path: Path, every_fr
     assert (notes["why"], notes["attempts"]) == ("a test", {"reach_red": 5})
 
 
-def test_policies_are_told_apart_lost_episodes_left_out_and_a_dataset_replaced(tmp_path: Path) -> None:
+def test_lost_episodes_are_left_out_and_a_dataset_is_replaced(tmp_path: Path) -> None:
     with closing(ENV.build()) as env:
         episodes = collect(chunked_policy(), env, SPECS, temperature=0)
         broken = replace(episodes[0], lost=True)
         folder = tmp_path / "written"
-        assert write_rollouts(folder, {"a": episodes, "b": [broken, *episodes[1:3]]}, env.spec, {}) == 7
-        assert LeRobotSource(folder).initial_states()[5:] == ["reach_red/train/1", "reach_red/train/2"]
-        assert write_rollouts(folder, {"a": [broken]}, env.spec, {}) == 0, "nothing to write: what is there stays"
-        assert write_rollouts(folder, {"a": episodes[:2], "b": []}, env.spec, {}) == 2
+        assert write_rollouts(folder, [broken, *episodes[1:]], env.spec, "v1", {}) == 4
+        assert LeRobotSource(folder).initial_states() == [f"reach_red/train/{i}" for i in range(1, 5)]
+        assert write_rollouts(folder, [broken], env.spec, "v1", {}) == 0, "nothing to write: what is there stays"
+        assert write_rollouts(folder, episodes[:2], env.spec, "v1", {}) == 2
     assert len(LeRobotSource(folder).lengths) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["written"]

@@ -108,6 +108,9 @@ def loop(recipe: Recipe, folder: Path, program: Sequence[str], show: Callable[[s
             write_text_atomic(done.refusal, str(refusal))
             rounds = rounds[: number + 1]
             break
+        if done.newest_episodes is not None and not (done.trust_after / PAGE_FILE).is_file():
+            show(f"{title}how far the world model can be trusted where RL has led")
+            measure_newest(imagining, done.newest_episodes, collected, done.trust_after)
         conclude_round(imagining, done, before)
         policy, explorer = str(RunFolder(done.run).policy), str(done.explorer)
     conclude(recipe, RunFolder(folder), rounds, program, show)
@@ -158,7 +161,8 @@ def in_round(recipe: Recipe, rounds: Sequence[Round], number: int, policy: str, 
     done, gate, sampling = rounds[number], recipe.gate, recipe.sampling
     checks = gate.num_checks(recipe.train.iterations)
     of_gate: dict[str, Any] = {"start_index": gate.start_index + number * checks * gate.pairs}
-    if teaches(recipe, number):
+    section = world_model_section(recipe)
+    if gate.every and not (section.needs_structure or section.needs_objects):  # Which the gate's environment lacks.
         of_gate["keep_episodes"] = "frames" if recipe.loop.every_frame else "decisions"
     changes: dict[str, Any] = {"gate": gate.model_copy(update=of_gate)}
     if sampling.train_states is None:  # No state twice: no task can draw more than all groups of a round.
@@ -177,11 +181,17 @@ def in_round(recipe: Recipe, rounds: Sequence[Round], number: int, policy: str, 
     return result.model_copy(update={"env": env.model_copy(update=own)})
 
 
-def teaches(recipe: Recipe, number: int) -> bool:
-    """Whether a later fit learns from the episodes of this round's gate: not where it needs more than they tell."""
+def measure_newest(recipe: Recipe, episodes: Path, learned: Sequence[Path], folder: Path) -> None:
+    """Trust where RL has led, without what takes long: the inverse dynamics and AUC by frames.
+
+    Args:
+        recipe: of the round's RL. episodes: real ones of its last policy. learned: what the world model was fitted on.
+    """
     section = world_model_section(recipe)
-    is_followed = number + 1 < recipe.loop.rounds and recipe.loop.refit
-    return bool(recipe.gate.every) and is_followed and not (section.needs_structure or section.needs_objects)
+    measure = section.measure.model_copy(update={"inverse_updates": 0, "auc_frames": 0})
+    brief = recipe.model_copy(update={"world_model": section.model_copy(update={"measure": measure})})
+    world_model: Path = recipe.env.path  # type: ignore[attr-defined]
+    measure_world_model(brief, world_model, [episodes], train=learned, folder=folder)
 
 
 def conclude_round(recipe: Recipe, done: Round, before: Round | None) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import Config, ConfigError
-from vla_rl.evaluation.gate import GateCheck, Verdict
+from vla_rl.evaluation.gate import CHECKED, GateCheck, Verdict
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.training.metrics import read_metrics
@@ -74,8 +74,19 @@ class Round:
 
     @property
     def gate_episodes(self) -> list[Path]:
-        """Real episodes of the gate's checks, of both policies; a dataset a check, in order."""
-        return sorted(RunFolder(self.run).gate_episodes.glob("iteration_*"))
+        """Real episodes of the gate's checks, in order: the checked policy's and the mark's, a dataset each."""
+        return sorted(RunFolder(self.run).gate_episodes.glob("iteration_*/*"))
+
+    @property
+    def newest_episodes(self) -> Path | None:
+        """Those of RL's last policy, which the last check was of; None where they were not kept."""
+        checked = [dataset for dataset in self.gate_episodes if dataset.name == CHECKED]
+        return checked[-1] if checked else None
+
+    @property
+    def trust_after(self) -> Path:
+        """Trust of the world model that RL ran in, on `newest_episodes`."""
+        return self.folder / "trust_after"
 
     @property
     def refusal(self) -> Path:
@@ -216,7 +227,7 @@ class RoundRow(Config):
         episodes: real ones. total: of all rounds so far.
         num_keyframes: by kind. explorer: success of the rollouts' policy, by task.
         before, after: trust figures ([value, low, high]) at the policy's states, before and after the refit; empty
-            where not measured.
+            where not measured. newest: after RL, at those of RL's last policy, likewise.
         imagined: mean pay of the last iteration's episodes from initial states: success, or its probability; None
             where all began at keyframes.
         gate: what each check found.
@@ -232,6 +243,7 @@ class RoundRow(Config):
     explorer: dict[str, float]
     before: dict[str, tuple[float | None, float | None, float | None]]
     after: dict[str, tuple[float | None, float | None, float | None]]
+    newest: dict[str, tuple[float | None, float | None, float | None]]
     imagined: float | None
     gate: tuple[str, ...]
     verdict: Verdict | None = None
@@ -279,6 +291,7 @@ def rounds_table(recipe: Recipe, rounds: Sequence[Round], online: int | None = N
                 explorer=_json(done.rollouts / "collect.json").get("success_rate", {}),
                 before=_trust(done.trust_before),
                 after=_trust(trusted) if trusted else {},
+                newest=_trust(done.trust_after),
                 imagined=_imagined(last),
                 gate=tuple(check.text() for check in checks),
                 verdict=checks[-1].verdict if checks else None,

@@ -210,11 +210,24 @@ def test_what_judged_a_round_teaches_the_next_and_judges_no_more(whole):
         judged.append(set(json.loads((done.world_model / "trust.json").read_text())["provenance"]["dataset_keys"]))
     assert judged[0].isdisjoint(learned[0]) and judged[1].isdisjoint(learned[1])
     assert judged[0] <= learned[1] and judged[0].isdisjoint(judged[1])
-    (kept,) = Round(whole / "round_1").gate_episodes
-    checks = json.loads((whole / "round_1/train/gate.json").read_text())["checks"]
-    assert len(LeRobotSource(kept).lengths) == checks[0]["comparison"]["num_episodes"]
-    assert len(learned[1]) == len(learned[0]) + 3, "the new rollouts, what judged round 1, and what its gate saw"
-    assert not Round(whole / "round_2").gate_episodes, "no fit follows"
+    first = Round(whole / "round_1")
+    checks = json.loads((first.run / "gate.json").read_text())["checks"]
+    assert sum(len(LeRobotSource(kept).lengths) for kept in first.gate_episodes) == sum(
+        check["comparison"]["num_episodes"] for check in checks
+    )
+    new = len(first.gate_episodes) + 2
+    assert len(learned[1]) == len(learned[0]) + new, "the new rollouts, what judged round 1, and what its gate saw"
+
+
+@pytest.mark.slow
+def test_trust_after_rl_is_of_the_last_policys_episodes(whole):
+    table = RoundsTable.model_validate_json((whole / "rounds.json").read_text())
+    for row, done in zip(table.rows, (Round(whole / "round_1"), Round(whole / "round_2")), strict=True):
+        measured = json.loads((done.trust_after / "trust.json").read_text())
+        assert measured["provenance"]["datasets"] == [str(done.newest_episodes)]
+        assert measured["provenance"]["model"] == str(done.world_model)
+        assert row.newest["agreement"][0] == measured["figures"]["agreement"]["value"]
+    assert "trust after RL" in (whole / "report.html").read_text()
 
 
 @pytest.mark.slow
