@@ -123,6 +123,15 @@ class RewardFrames:
                 images[camera][rows] = _gather(stored, (data.final_images or {}).get(camera), place)
         return Observation(images, state, self.instructions[self.owner[frames]].tolist())
 
+    def states(self) -> np.ndarray:
+        """What is recorded of the robot's state before each action of these episodes, float32 (N, S)."""
+        found = []
+        for number, data in enumerate(self.parts):
+            firsts = self.place[self.first][self.part[self.first] == number]
+            ends = data.ends[firsts]
+            found += [data.state[first:end] for first, end in zip(firsts, ends, strict=True)]
+        return np.concatenate(found)
+
     def episode(self, number: int) -> Observation:
         """What is seen at the frames of one episode, T rows."""
         return self.observation(np.flatnonzero(self.owner == number))
