@@ -124,7 +124,7 @@ def logged_transitions(
     _check_outcomes_are_known(data)
     parts = [_of_dataset(policy, part, data.chunk_size, cache, draws) for part in data.parts]
     names = [[d.instructions[t] for t in d.task[d.starts]] for d in data.parts]
-    states = [[_place(d, i, name) for name in d.initial_states] for i, d in enumerate(data.parts)]
+    states = [d.state_names(str(i)) for i, d in enumerate(data.parts)]
     found = replace(joined(parts, names, states), weight=_weights(data))
     if policy is not None and (found.following < 0).all() and (found.remaining > found.num_steps).any():
         every = ", ".join(str(number) for number in sorted({part.observed_every for part in data.parts}))
@@ -260,11 +260,6 @@ def joined(
         task=_numbered([name for part in tasks for name in part]),
         initial_state=_numbered([name for part in initial_states for name in part]),
     )
-
-
-def _place(data: EpisodeDataset, number: int, name: str) -> str:
-    """An initial state's name: the environment's is one for all datasets, a recording's own is not."""
-    return name if name.count("/") == 2 else f"{number}/{name}"
 
 
 def _numbered(names: Sequence[str]) -> np.ndarray:

@@ -203,10 +203,9 @@ def _frames(data: EpisodeDataset, every: int, policies: tuple[str, ...]) -> Rewa
         ]
     )
     instructions = np.array([data.instructions[i] for i in data.task[first_row]])
-    # An environment's state is the same in every dataset; a recording's own number is not.
     names = [data.initial_states[e] for e in chosen]
     tasks = [split_start(name)[0] or text for name, text in zip(names, instructions, strict=True)]
-    starts = [name if name.count("/") == 2 else f"{data.path}/{name}" for name in names]
+    starts = np.array(data.state_names(str(data.path)))[chosen]
     return RewardFrames(
         parts=[data],
         policies=policies,
@@ -219,7 +218,7 @@ def _frames(data: EpisodeDataset, every: int, policies: tuple[str, ...]) -> Rewa
         steps_to_success=np.minimum(to_success, steps),
         instructions=instructions,
         tasks=np.array(tasks),
-        starts=np.array(starts),
+        starts=starts,
     )
 
 
