@@ -1,9 +1,10 @@
-"""The offline leaderboard: every method of `vla-rl offline` on the same 2,000 logged episodes, in one table.
+"""The offline leaderboard: the cloning methods and preferences of `vla-rl offline` on the same 2,000 logged episodes.
 
     python scripts/offline_leaderboard.py --output runs/leaderboard
     python scripts/offline_leaderboard.py --output runs/leaderboard --seeds 0,1,2 --methods filtered,best_of_n
 
-The same command goes on where it stopped: finished runs are not repeated, and another seed or method joins the table.
+The same command goes on where it stopped: finished runs are not repeated, and another seed or method joins the table
+(a method's line is then of all its seeds). Method ppo, whose policy is not cloned, is run by itself.
 The episodes are those of the recipe tabletop_offline, collected where they are missing: 240 initial states a task from
 200000 on by the shipped policy, 80 from 210000 by it at temperature 1.5, 80 from 220000 by a noisy expert, all of the
 split `train`; every policy is evaluated on the split `eval`, paired with the policy that all begin with. The
@@ -72,6 +73,12 @@ def check_same_episodes(found: str, table: Path) -> None:
             f"{table}: is about other logged episodes (fingerprint {before}, now {found}). Choose another --output, or "
             "put the episodes back"
         )
+
+
+def earlier_seeds(table: Path, label: str) -> list[int]:
+    """The seeds that a line of the table is of; none where it has no such line."""
+    rows = json.loads(table.read_text())["rows"] if table.is_file() else []
+    return next((old["seeds"] for old in rows if old["method"] == label), [])
 
 
 def row(label: str, seeds: Sequence[int], base: Evaluation, runs: Sequence[Evaluation]) -> dict[str, Any]:
@@ -150,6 +157,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         )
     check_same_episodes(found, table)
     args.output.mkdir(parents=True, exist_ok=True)
+    seeds = {label: sorted({*args.seeds, *earlier_seeds(table, label)}) for label in arms}
     base = job("eval", args.recipe, args.overrides, args.output / "base")
     jobs = {
         (label, seed): job(
@@ -159,7 +167,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             args.output / f"{label}-seed{seed}",
         )
         for label, own in arms.items()
-        for seed in args.seeds
+        for seed in seeds[label]
     }
     run_jobs([base, *jobs.values()], args.jobs, [sys.executable, "-m", "vla_rl"], print)
     document = collect_table(args, found, Evaluation.load(base.result), jobs)
@@ -171,9 +179,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 def collect_table(args: argparse.Namespace, found: str, base: Evaluation, jobs: dict[Any, Any]) -> dict[str, Any]:
     """The table of this command's runs, and of the lines that earlier ones left."""
     labels = list(dict.fromkeys(label for label, _ in jobs))
+    runs = {label: {seed: one for (name, seed), one in jobs.items() if name == label} for label in labels}
     rows = [
-        row(label, args.seeds, base, [Evaluation.load(jobs[label, seed].result) for seed in args.seeds])
-        for label in labels
+        row(label, list(own), base, [Evaluation.load(one.result) for one in own.values()])
+        for label, own in runs.items()
     ]
     table = args.output / TABLE
     if table.is_file():

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from vla_rl.data.cache import open_cache
 from vla_rl.data.config import DatasetConfig, DatasetError
+from vla_rl.data.keyframes import split_start
 from vla_rl.data.masks import training_mask
 from vla_rl.data.source import LeRobotSource
 from vla_rl.types import CONTROL_SOURCES, Observation
@@ -18,6 +20,7 @@ from vla_rl.types import CONTROL_SOURCES, Observation
 # In collect.json: control steps from one image to the next. A dataset that was imagined, or collected without
 # every_frame, repeats its images in between, from which nothing can be learned of what to do there.
 OBSERVED_EVERY = "observed_every"
+NOTES_FILE = "collect.json"
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,7 @@ class EpisodeDataset:
 
     Attributes:
         images: the policy's camera name -> uint8 (N, height, width, 3), memory-mapped.
+        cameras: the policy's camera name -> the dataset's.
         state: float32 (N, S). actions, executed_actions: float32 (N, A).
         source: int8 (N,), who acted, index in `CONTROL_SOURCES`.
         task: int32 (N,), index in `instructions`.
@@ -100,6 +104,7 @@ class EpisodeDataset:
         observed_every: control steps from one image and state to the next; in between they are repeated.
         name: the dataset's own, without the folders above it.
         cache: folder of the decoded arrays; its name stands for the content, the cameras and the image size.
+        is_recording: a recorder wrote it, of a robot or beside a simulator.
     """
 
     path: Path
@@ -127,6 +132,8 @@ class EpisodeDataset:
     observed_every: int = 1
     name: str = ""
     has_outcomes: bool = True
+    cameras: dict[str, str] = field(default_factory=dict)
+    is_recording: bool = False
 
     @property
     def episodes(self) -> np.ndarray:
@@ -137,6 +144,20 @@ class EpisodeDataset:
     def num_episodes(self) -> int:
         """Episodes with at least one selected frame."""
         return len(self.episodes)
+
+    def state_names(self, own: str) -> list[str]:
+        """Names of the E initial states that are equal, of several datasets too, where episodes began alike alone.
+
+        An environment's is one for all datasets. A recording's own number is not, which a robot's recorder writes
+        behind the instruction in place of a task: it gets `own` before it.
+        """
+        texts = [self.instructions[number] for number in self.task[self.starts]]
+        return [
+            name
+            if name.count("/") == 2 and not (self.is_recording and split_start(name)[0] == text)
+            else f"{own}/{name}"
+            for name, text in zip(self.initial_states, texts, strict=True)
+        ]
 
     def keep_episodes(self, keep: np.ndarray) -> EpisodeDataset:
         """The same with frames selected only in episodes where `keep`, bool (E,)."""
@@ -235,6 +256,8 @@ def open_dataset(config: DatasetConfig, needs: DataNeeds, cache_folder: Path | N
         observed_every=every,
         name=source.name,
         has_outcomes=source.success is not None,
+        cameras=names,
+        is_recording=_notes(source.root).get("source") == "recording",
     )
 
 
@@ -244,13 +267,21 @@ def observed_every(root: Path) -> int:
     Raises:
         DatasetError: its notes are damaged.
     """
-    notes = root / "collect.json"
-    if not notes.is_file():
-        return 1
     try:
-        return int(json.loads(notes.read_text(encoding="utf-8")).get(OBSERVED_EVERY, 1))
-    except (ValueError, TypeError, AttributeError) as error:
-        raise DatasetError(f"{notes}: damaged ({error}). Copy or collect the dataset again.") from error
+        return int(_notes(root).get(OBSERVED_EVERY, 1))
+    except (ValueError, TypeError) as error:
+        raise DatasetError(f"{root / NOTES_FILE}: damaged ({error}). Copy or collect the dataset again.") from error
+
+
+def _notes(root: Path) -> dict[str, Any]:
+    """What is noted of where a dataset comes from; empty where nothing is."""
+    file = root / NOTES_FILE
+    if not file.is_file():
+        return {}
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise DatasetError(f"{file}: damaged ({error}). Copy or collect the dataset again.") from error
 
 
 def _frames_mask(config: DatasetConfig, source: LeRobotSource, codes: np.ndarray, starts: np.ndarray) -> np.ndarray:

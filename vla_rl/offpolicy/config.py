@@ -147,7 +147,16 @@ class OfflineConfig(Config):
     critic: CriticConfig = Field(default_factory=CriticConfig)
     recap: RecapConfig = Field(default_factory=RecapConfig, description="Of method recap.")
     preferences: PreferencesConfig = Field(default_factory=PreferencesConfig, description="Of method preferences.")
-    ppo: OfflinePPOConfig = Field(default_factory=OfflinePPOConfig)
+    ppo: OfflinePPOConfig = Field(default_factory=OfflinePPOConfig, description="Of method ppo.")
+
+    @model_validator(mode="after")
+    def _control_does_something(self) -> OfflineConfig:
+        if self.method == "cloning" and self.control != "none":
+            raise ValueError(
+                f"control: got {self.control!r}, but method cloning asks for no outcomes, so the control would be the "
+                "same run; leave it out, or choose another method"
+            )
+        return self
 
 
 class OnlineCriticConfig(CriticConfig):
@@ -159,6 +168,12 @@ class OnlineCriticConfig(CriticConfig):
         "there the best of the policy's own chunks, by the smallest of some Q (EXPO); actor: of method=noise, what "
         "the actor chooses there, by the smallest of some Q of noises (SAC); monte_carlo: the episode's discounted "
         "outcome.",
+    )
+    expectile: float = Field(
+        default=0.5,
+        ge=0.5,
+        lt=1,
+        description="targets=td: what V is of the Q of executed chunks: .5 their mean; toward 1 the best ones' (IQL).",
     )
     warmup_steps: int = Field(default=0, ge=0, description="Steps over which the learning rate rises from 0.")
     steps: PositiveInt = Field(default=1500, description=_STEPS)
@@ -247,8 +262,8 @@ class ReplayLearningConfig(Config):
     )
     keep_checkpoints: PositiveInt = Field(default=2, description="Checkpoints kept, one of each round.")
     critic: OnlineCriticConfig = Field(default_factory=OnlineCriticConfig)
-    edits: EditsConfig = Field(default_factory=EditsConfig)
-    noise: NoiseConfig = Field(default_factory=NoiseConfig)
+    edits: EditsConfig = Field(default_factory=EditsConfig, description="Of method edits.")
+    noise: NoiseConfig = Field(default_factory=NoiseConfig, description="Of method noise.")
 
     @property
     def reads_datasets(self) -> bool:

@@ -63,7 +63,10 @@ class Examples:
 
 
 class WeightedDataset(BCDataset):
-    """Datasets of which each decision is drawn as often as its weight says, within its dataset's share of a batch."""
+    """Datasets of which each decision is drawn as often as its weight says.
+
+    A dataset has its share of a batch times its decisions' mean weight: one of which less is cloned is drawn less.
+    """
 
     def __init__(self, data: BCDataset, examples: Examples) -> None:
         super().__init__(data.parts, data.chunk_size)
@@ -133,7 +136,8 @@ def best_of_n(
     """At logged observations, the best of the policy's own chunks and the logged one, by the ensemble's smallest Q.
 
     Returns:
-        The examples, and how much better the chosen chunks are than the logged and the policy's own, by the critic.
+        The examples; by the critic, how much better the chosen chunks are than the policy's own on average (`gain`,
+        which is above 0 by choice alone); and how often one of the policy's own was chosen (`own`).
     """
     rng = np.random.default_rng(derived_seed(seed, 1))
     rows = np.sort(rng.permutation(len(transitions))[: config.decisions])

@@ -106,6 +106,7 @@ class FeatureCache:
         drawn = [draws.count, draws.temperature, draws.seed] if draws.count else []
         drawn += [list(draws.noise)] if draws.noise else []
         facts = [FORMAT, data.cache.name, rows, chunk_size, self.policy, self.section, drawn]
+        facts += [renamed] if (renamed := {c: name for c, name in sorted(data.cameras.items()) if c != name}) else []
         key = hashlib.blake2b(json.dumps(facts).encode(), digest_size=12).hexdigest()
         return data.cache.parent / f"features-{key}"
 

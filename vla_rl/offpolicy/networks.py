@@ -61,6 +61,10 @@ class CriticNetworks(nn.Module):
         """(..., D), normalized."""
         return (place - self.place_mean) / _divisor(self.place_spread)
 
+    def place_of(self, features: torch.Tensor) -> torch.Tensor:
+        """A policy's features (B, D), from whatever device, where these networks are, and normalized."""
+        return self.normal_place(features.float().to(self.place_mean.device))
+
     def normal_chunk(self, chunk: torch.Tensor) -> torch.Tensor:
         """(..., H * A), normalized."""
         return (chunk - self.chunk_mean) / _divisor(self.chunk_spread)

@@ -35,12 +35,12 @@ class SteeredPolicy(ValueGuidedPolicy):
         chosen: list[torch.Tensor] = []
 
         def choose(features: torch.Tensor) -> torch.Tensor:
-            place = self.critic.normal_place(features.float())
+            place = self.critic.place_of(features)
             chosen.append(self.actor.choose(place, generator, temperature)[:, None])
             return chosen[0]
 
         features, chunks = self.base.steer(obs, choose)
-        place = self.critic.normal_place(features.float())
+        place = self.critic.place_of(features)
         value = self.critic.smallest(place, self.critic.normal_chunk(torch.from_numpy(chunks).to(place).flatten(2)))
         return ActionChunk(chunks[:, 0], path=chosen[0].cpu().numpy(), value=value[:, 0].cpu().numpy())
 

@@ -61,24 +61,31 @@ class Transitions:
         """The discounted outcome from each decision on, float32 (N,): discount^(steps to the end), 0 for a failure."""
         return (self.success[self.episode] * discount ** self.remaining.astype(np.float64)).astype(np.float32)
 
+    @property
+    def learned_from(self) -> np.ndarray:
+        """Episodes with a decision, int64, ascending: others of a dataset may have none that is learned from."""
+        return np.unique(self.episode)
+
     def check_outcomes_differ(self) -> None:
-        """Refuse episodes that all ended alike.
+        """Refuse episodes that all ended alike, of those that are learned from.
 
         Raises:
             ValueError: they did.
         """
-        if self.success.all() or not self.success.any():
-            kind = "succeeded" if self.success.all() else "failed"
+        success = self.success[self.learned_from]
+        if success.all() or not success.any():
+            kind = "succeeded" if success.all() else "failed"
             raise ValueError(
-                f"all {len(self.success)} logged episodes {kind}, or were recorded without outcomes: none can be told "
-                "from another. Log episodes of both kinds (collect.keep=all), or set offline.method=cloning"
+                f"all {len(success)} logged episodes {kind}, or were recorded without outcomes: none can be told from "
+                "another. Log episodes of both kinds (collect.keep=all), and let sft.datasets keep both "
+                "(only_successes=false), or clone them all (`vla-rl sft`)"
             )
 
     def with_shuffled_outcomes(self, seed: int) -> Transitions:
-        """The same with outcomes dealt anew among the episodes of each task: a negative control."""
-        success, rng = self.success.copy(), np.random.default_rng(seed)
+        """The same with outcomes dealt anew among each task's episodes that are learned from: a negative control."""
+        success, rng, learned = self.success.copy(), np.random.default_rng(seed), self.learned_from
         for task in np.unique(self.task):
-            own = np.flatnonzero(self.task == task)
+            own = learned[self.task[learned] == task]
             success[own] = success[rng.permutation(own)]
         return replace(self, success=success)
 
@@ -88,12 +95,13 @@ class Transitions:
         Raises:
             ValueError: fewer initial states than folds.
         """
-        states, place = np.unique(self.initial_state, return_inverse=True)
+        states = np.unique(self.initial_state[self.learned_from])
         if len(states) < count:
             raise ValueError(
                 f"episodes of {len(states)} initial states; {count} folds (offline.critic.folds) need more"
             )
-        return (np.random.default_rng(seed).permutation(len(states)) % count)[place][self.episode]
+        place = np.searchsorted(states, self.initial_state[self.episode])
+        return (np.random.default_rng(seed).permutation(len(states)) % count)[place]
 
 
 def logged_transitions(
@@ -116,7 +124,7 @@ def logged_transitions(
     _check_outcomes_are_known(data)
     parts = [_of_dataset(policy, part, data.chunk_size, cache, draws) for part in data.parts]
     names = [[d.instructions[t] for t in d.task[d.starts]] for d in data.parts]
-    states = [[_place(d, i, name) for name in d.initial_states] for i, d in enumerate(data.parts)]
+    states = [d.state_names(str(i)) for i, d in enumerate(data.parts)]
     found = replace(joined(parts, names, states), weight=_weights(data))
     if policy is not None and (found.following < 0).all() and (found.remaining > found.num_steps).any():
         every = ", ".join(str(number) for number in sorted({part.observed_every for part in data.parts}))
@@ -252,11 +260,6 @@ def joined(
         task=_numbered([name for part in tasks for name in part]),
         initial_state=_numbered([name for part in initial_states for name in part]),
     )
-
-
-def _place(data: EpisodeDataset, number: int, name: str) -> str:
-    """An initial state's name: the environment's is one for all datasets, a recording's own is not."""
-    return name if name.count("/") == 2 else f"{number}/{name}"
 
 
 def _numbered(names: Sequence[str]) -> np.ndarray:

@@ -86,7 +86,7 @@ class ValueGuidedPolicy(nn.Module, Policy):
         same chunk; else by the generator, at this temperature.
         """
         if temperature == 0:
-            generator, temperature = _same_noise(obs.batch_size, self.device), self.sampling_temperature
+            generator, temperature = _same_noise(obs.batch_size), self.sampling_temperature
         found = self.judge(obs, generator, temperature)
         rows = np.arange(obs.batch_size)
         return ActionChunk(found.chunks[rows, found.best], value=found.value[rows, found.best])
@@ -95,7 +95,7 @@ class ValueGuidedPolicy(nn.Module, Policy):
     def judge(self, obs: Observation, generator: torch.Generator | None, temperature: float) -> Judgement:
         """Draw candidates for each observation and judge them."""
         features, drawn = embed_and_draw(self.base, obs, self.candidates, generator, temperature)
-        place = self.critic.normal_place(features.float())
+        place = self.critic.place_of(features)
         chunk = self.critic.normal_chunk(torch.from_numpy(drawn).to(place.device).flatten(2))
         if self.editor is not None:
             where = place[:, None].expand(-1, chunk.shape[1], -1)
@@ -168,9 +168,9 @@ def _normal(shape: tuple[int, ...], generator: torch.Generator | None) -> torch.
     return torch.randn(shape, generator=generator, device=None if generator is None else generator.device)
 
 
-def _same_noise(rows: int, device: torch.device) -> RowGenerator:
-    """A generator that gives each row the same numbers, whatever other rows there are."""
-    noise = RowGenerator(device)
+def _same_noise(rows: int) -> RowGenerator:
+    """A generator that gives each row the same numbers, whatever other rows there are, on whatever device."""
+    noise = RowGenerator()
     noise.manual_seed(0)
-    noise.rows = [torch.Generator(device).manual_seed(0) for _ in range(rows)]
+    noise.rows = [torch.Generator().manual_seed(0) for _ in range(rows)]
     return noise

@@ -215,6 +215,25 @@ RULES = (
     ),
     Rule(
         ("offline",),
+        lambda r: r.offline and r.offline.method == "ppo" and _idle_of_ppo(r),
+        lambda r: (
+            f"algo.{_idle_of_ppo(r)}: got {getattr(r.algo, _idle_of_ppo(r)):g}, which offline.method=ppo makes no use "  # type: ignore[arg-type]
+            "of: it learns from no episodes' rewards or demonstrations, and makes steps smaller by offline.ppo.shrink; "
+            "leave it at 0"
+        ),
+    ),
+    Rule(
+        ("hil",),
+        lambda r: (
+            r.hil and r.hil.actor == "recordings" and getattr(getattr(r.env, "reward", None), "kind", "") == "simulator"
+        ),
+        lambda r: (
+            "env.reward.kind: got 'simulator' with hil.actor=recordings, where no simulator says who succeeded; leave "
+            "env.reward out (the recordings say so), or name a learned reward"
+        ),
+    ),
+    Rule(
+        ("offline",),
         lambda r: r.sft and r.sft.validation_fraction,
         lambda r: (
             f"sft.validation_fraction: got {r.sft.validation_fraction:g}; `offline` judges decisions by critics that "  # type: ignore[union-attr]
@@ -291,6 +310,12 @@ def learns_from_demonstrations(recipe: Recipe) -> bool:
 
 def _learns_preferences(recipe: Recipe) -> bool:
     return recipe.offline is not None and recipe.offline.method == "preferences"
+
+
+def _idle_of_ppo(recipe: Recipe) -> str:
+    """The first option of `algo` that is set and does nothing in offline.method=ppo; "" if there is none."""
+    names = ("kl_coef", "bc_coef", "decay_iterations")
+    return next((name for name in names if getattr(recipe.algo, name, 0)), "")
 
 
 def _check_practice(recipe: Recipe, reset_task: str) -> None:

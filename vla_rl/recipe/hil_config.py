@@ -61,7 +61,9 @@ class HilConfig(ReplayLearningConfig):
         default=20, description="Episodes learned from until the policy is published, and a checkpoint saved."
     )
     keep_published: int = Field(default=3, ge=2, description="Published policies kept, the newest ones.")
-    start_index: NonNegativeInt = Field(default=500_000, description="First initial state of the train split.")
+    start_index: NonNegativeInt = Field(
+        default=500_000, description="actor=simulator: first initial state of the train split."
+    )
     prior_share: float = Field(
         default=0.5, ge=0, lt=1, description="Share of each batch from the prior: logged episodes and interventions."
     )
@@ -86,7 +88,7 @@ class HilConfig(ReplayLearningConfig):
     wait: PositiveFloat = Field(
         default=0.5, description="Seconds from one look for new episodes to the next, where nothing is to be learned."
     )
-    person: HilPersonConfig = Field(default_factory=HilPersonConfig)
+    person: HilPersonConfig = Field(default_factory=HilPersonConfig, description="actor=simulator: the scripted one.")
     noise: NoiseConfig = Field(
         default_factory=NoiseConfig, description="Leave it out: of online.method=noise, which hil does not have."
     )

@@ -21,7 +21,10 @@ class RewardNetworkConfig(Config):
 class RewardFitConfig(TrainerConfig):
     """How a reward is learned from episodes of which it is recorded how they ended."""
 
-    datasets: Datasets = Field(description="Episodes to learn from, successes and failures.")
+    datasets: Datasets = Field(
+        description="Episodes to learn from, successes and failures. Their `weight` does nothing: half of a batch "
+        "shows a success, whichever dataset it is from."
+    )
     evaluate_on: MaybeDatasets = Field(
         default=(), description="Episodes that `vla-rl reward eval` measures on, of a policy not among those above."
     )

@@ -140,7 +140,8 @@ def _check_outcomes(config: RewardFitConfig, train: RewardFrames, held: RewardFr
 
 
 def _normalize(network: RewardNetwork, frames: RewardFrames) -> None:
-    states = np.concatenate([data.state for data in frames.parts]).astype(np.float64)
+    """By the states of these episodes' control steps: of those to learn from, not of those held out."""
+    states = frames.states().astype(np.float64)
     network.state_mean.copy_(torch.from_numpy(states.mean(0)))
     network.state_spread.copy_(torch.from_numpy(np.maximum(states.std(0), 0.01)))
 

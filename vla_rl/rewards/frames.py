@@ -123,6 +123,15 @@ class RewardFrames:
                 images[camera][rows] = _gather(stored, (data.final_images or {}).get(camera), place)
         return Observation(images, state, self.instructions[self.owner[frames]].tolist())
 
+    def states(self) -> np.ndarray:
+        """What is recorded of the robot's state before each action of these episodes, float32 (N, S)."""
+        found = []
+        for number, data in enumerate(self.parts):
+            firsts = self.place[self.first][self.part[self.first] == number]
+            ends = data.ends[firsts]
+            found += [data.state[first:end] for first, end in zip(firsts, ends, strict=True)]
+        return np.concatenate(found)
+
     def episode(self, number: int) -> Observation:
         """What is seen at the frames of one episode, T rows."""
         return self.observation(np.flatnonzero(self.owner == number))
@@ -194,10 +203,9 @@ def _frames(data: EpisodeDataset, every: int, policies: tuple[str, ...]) -> Rewa
         ]
     )
     instructions = np.array([data.instructions[i] for i in data.task[first_row]])
-    # An environment's state is the same in every dataset; a recording's own number is not.
     names = [data.initial_states[e] for e in chosen]
     tasks = [split_start(name)[0] or text for name, text in zip(names, instructions, strict=True)]
-    starts = [name if name.count("/") == 2 else f"{data.path}/{name}" for name in names]
+    starts = np.array(data.state_names(str(data.path)))[chosen]
     return RewardFrames(
         parts=[data],
         policies=policies,
@@ -210,7 +218,7 @@ def _frames(data: EpisodeDataset, every: int, policies: tuple[str, ...]) -> Rewa
         steps_to_success=np.minimum(to_success, steps),
         instructions=instructions,
         tasks=np.array(tasks),
-        starts=np.array(starts),
+        starts=starts,
     )
 
 

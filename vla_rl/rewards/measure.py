@@ -12,6 +12,7 @@ import numpy as np
 
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.config import Config
+from vla_rl.data.source import LeRobotSource
 from vla_rl.evaluation.bootstrap import mean_bands
 from vla_rl.evaluation.figure import Figure, figure
 from vla_rl.evaluation.outcomes import Calibration, calibration, outcome_figures
@@ -140,7 +141,7 @@ def measure(folder: Path, model: LearnedReward, frames: RewardFrames) -> tuple[R
     Raises:
         ValueError: it has seen some of their initial states, or all ended alike.
     """
-    _check_unseen(folder, frames)
+    _check_unseen(folder, model, frames)
     real = frames.success
     if real.all() or not real.any():
         raise ValueError(
@@ -166,13 +167,20 @@ def measure(folder: Path, model: LearnedReward, frames: RewardFrames) -> tuple[R
     return result, judged
 
 
-def _check_unseen(folder: Path, frames: RewardFrames) -> None:
+def _check_unseen(folder: Path, model: LearnedReward, frames: RewardFrames) -> None:
     seen = set(json.loads((folder / STATES_FILE).read_text(encoding="utf-8")))
     if shared := sorted(seen & set(frames.starts.tolist())):
         raise ValueError(
             f"reward.evaluate_on: {len(shared)} initial states, such as {shared[0]}, are among those that the reward "
             "was fitted on; figures would be too good. Set another dataset, start_index or split"
         )
+    fitted_on = {content: path for path, content in model.facts.datasets.items()}
+    for data in frames.parts:  # A recording's states have its path in their names, which may be written otherwise.
+        if (path := fitted_on.get(LeRobotSource(data.path).fingerprint())) is not None:
+            raise ValueError(
+                f"reward.evaluate_on: {data.path} holds what the reward was fitted on, as {path}; figures would be too "
+                "good. Set another dataset"
+            )
 
 
 def _figures(model: LearnedReward, frames: RewardFrames, judged: Judged, chosen: np.ndarray) -> dict[str, Figure]:

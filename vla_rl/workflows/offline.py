@@ -47,18 +47,19 @@ def improve_offline(recipe: Recipe, folder: Path, show: Callable[[str], None]) -
     limit_threads(recipe)
     run, spec = RunFolder(folder), env_spec(recipe)
     collect_missing(recipe, show)
-    if recipe.offline.evaluate == "before_and_after":
+    section, saved = recipe.offline, None
+    if section.evaluate == "before_and_after":
         evaluate_once(recipe, folder, BASE)
     policy = build_policy(recipe, spec)
-    section = recipe.offline
     if section.method == "recap":
         policy = unconditioned(policy)
+        saved = condition(policy, section.recap.guidance)  # Refused before anything is learned.
     with resumed_logger(recipe, folder) as logger:
         improve = _improve_by_ppo if section.method == "ppo" else _clone_chosen
         summary = improve(recipe, folder, policy, logger, show)
     trained = recipe.policy.model_copy(update={"path": str(run.policy)})
-    if section.method == "recap":
-        condition(policy, section.recap.guidance).save(run.policy)
+    if saved is not None:
+        saved.save(run.policy)
         trained = AdvantageConditionedConfig(path=str(run.policy))
     if section.evaluate != "never":
         evaluate_once(recipe.model_copy(update={"policy": trained}), folder, FINAL)

@@ -66,7 +66,8 @@ class ReplayLearning:
             rng = np.random.default_rng([derived_seed(self.recipe.seed, BATCHES), self.learner.num_updates])
             batch = self.replay.draw(self.config.critic.batch_size, self.config.critic.discount, rng)
             found.append(self.learner.update(batch))
-        return {name: float(np.mean([one[name] for one in found if name in one])) for name in found[-1]}
+        names = dict.fromkeys(name for one in found for name in one)  # An update that was skipped has others.
+        return {name: float(np.mean([one[name] for one in found if name in one])) for name in names}
 
     def _logged(self) -> Transitions:
         """The decisions of the datasets."""

@@ -130,3 +130,21 @@ def test_episodes_that_all_ended_alike_are_refused() -> None:
             alike.check_outcomes_differ()
     with pytest.raises(ValueError, match=r"4 initial states; 5 folds \(offline.critic.folds\)"):
         data.folds(5, 0)
+
+
+def test_episodes_without_a_decision_to_learn_from_count_nowhere() -> None:
+    """Of a dataset opened with only_successes or episodes_per_task; every 3rd episode's decisions are left."""
+    data = two_decisions(60)
+    rows = np.flatnonzero(data.episode % 3 == 0)
+    columns = ("embedding", "chunk", "num_steps", "elapsed", "remaining", "episode")
+    part = replace(data, following=np.full(len(rows), -1), **{name: getattr(data, name)[rows] for name in columns})
+    shuffled, learned = part.with_shuffled_outcomes(1), np.arange(0, 60, 3)
+    assert shuffled.success[learned].sum() == data.success[learned].sum()
+    others = np.delete(np.arange(60), learned)
+    np.testing.assert_array_equal(shuffled.success[others], data.success[others])
+    with pytest.raises(ValueError, match="episodes of 20 initial states; 21 folds"):
+        replace(part, initial_state=np.arange(60)).folds(21, 0)
+    assert (np.bincount(part.folds(5, 0)) > 0).all()
+    alike = replace(part, success=np.arange(60) % 3 == 0)
+    with pytest.raises(ValueError, match=r"all 20 logged episodes succeeded.*only_successes=false"):
+        alike.check_outcomes_differ()

@@ -61,6 +61,25 @@ REFUSED = [
     ("train", ["rollout={kind: ray, object_store_mb: 10}"], r"rollout\.object_store_mb: got 10.*Ray takes 75 or more"),
     ("sft", [], r"sft: the recipe has no sft section"),
     ("sft", ["sft.datasets=[/no/a, /no/b]"], r"/no/a is not there\. .*\nsft\.datasets: /no/b is not there"),
+    *(
+        (
+            "offline",
+            ["sft.datasets=/no/a", "offline.method=ppo", f"algo.{option}", "train.iterations=1"],
+            rf"algo\.{option.replace('=', ': got ')}, which offline\.method=ppo makes no use of",
+        )
+        for option in ("kl_coef=0.1", "bc_coef=0.1", "decay_iterations=4")
+    ),
+    (
+        "hil",
+        [
+            "hil.actor=recordings",
+            "hil.recordings=/no",
+            "hil.prior=none",
+            "hil.warm_updates=0",
+            "env.reward.kind=simulator",
+        ],
+        r"env\.reward\.kind: got 'simulator' with hil\.actor=recordings",
+    ),
     ("eval", ["policy.path=/no/policy"], r"policy path '/no/policy': no such folder"),
     ("eval", ["eval.tasks=[nosuch]"], r"eval\.tasks: unknown task 'nosuch'"),
     ("collect", ["collect.source=policy", "policy.path=/no/policy"], r"policy path '/no/policy': no such folder"),

@@ -129,6 +129,17 @@ def test_initial_states_are_held_out_whole(logged: str) -> None:
     assert {len(np.unique(held.starts[held.tasks == task])) for task in np.unique(held.tasks)} == {32}
 
 
+def test_states_are_normalized_by_the_episodes_that_it_learns_from(learned, logged: str) -> None:
+    frames = opened(logged)
+    data, train = frames.parts[0], frames.hold_out(SETTINGS["holdout"], 0)[0]
+    own = np.isin(frames.starts, train.starts)
+    states = data.state[np.repeat(own, data.lengths)].astype(np.float64)
+    network = learned[0].network
+    np.testing.assert_allclose(network.state_mean, states.mean(0), rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(network.state_spread, np.maximum(states.std(0), 0.01), rtol=1e-5)
+    assert not np.allclose(network.state_mean, data.state.mean(0), rtol=1e-5)
+
+
 def test_figures_are_those_of_its_verdicts(learned, unseen: str) -> None:
     model, folder = learned
     frames = opened(unseen)

@@ -23,11 +23,13 @@ from vla_rl.data.dataset import BCDataset, DataNeeds, open_dataset
 from vla_rl.offpolicy.advantage_conditioned import AdvantageConditionedPolicy
 from vla_rl.offpolicy.config import OfflineConfig
 from vla_rl.offpolicy.examples import Examples, WeightedDataset
+from vla_rl.offpolicy.features import NO_DRAWS, FeatureCache
 from vla_rl.offpolicy.transitions import Transitions, draw, logged_transitions
 from vla_rl.policies.load import load_policy
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.training.checkpoint import latest_checkpoint
 from vla_rl.types import CONTROL_SOURCES
+from vla_rl.workflows import offline
 from vla_rl.workflows.offline import choose_examples, improve_offline
 
 ENV = DummyConfig(num_envs=4, image_size=32, horizon=11)
@@ -119,6 +121,8 @@ def test_filtered_cloning_takes_decisions_of_successes_alone(logged: Path) -> No
     found = transitions(logged)
     examples, _ = choose_examples(OfflineConfig(method="filtered"), Seeing(), data, 0, lambda _: None)
     np.testing.assert_array_equal(examples.weight > 0, found.success[found.episode])
+    with pytest.raises(ValueError, match="control: got 'shuffled_outcomes', but method cloning asks for no outcomes"):
+        OfflineConfig(method="cloning", control="shuffled_outcomes")
     shuffled = OfflineConfig(method="filtered", control="shuffled_outcomes")
     other, _ = choose_examples(shuffled, Seeing(), data, 0, lambda _: None)
     assert (other.weight != examples.weight).any()
@@ -172,6 +176,17 @@ def test_a_policy_that_executes_fewer_actions_than_it_clones(method: str, logged
     with pytest.warns(UserWarning, match="no logged decision follows another"):
         run_offline(Recipe.model_validate(values), tmp_path / "run")
     assert (tmp_path / "run" / "policy").is_dir()
+
+
+def test_what_was_seen_by_other_cameras_is_embedded_anew(logged: Path, tmp_path: Path) -> None:
+    """The decoded images are the same ones where a camera_map is corrected; what the policy sees is not."""
+    part = opened(logged).parts[0]
+    assert part.cameras == {"agentview": "agentview"}
+    part, computed = replace(part, cache=tmp_path / part.cache.name), []
+    for cameras in ({"agentview": "agentview"}, {"agentview": "wrist"}, {"agentview": "agentview"}):
+        policy = Seeing()
+        FeatureCache("hash", "", computed.append).of_dataset(policy, replace(part, cameras=cameras), 4, NO_DRAWS)
+    assert len(computed) == 2
 
 
 def test_of_a_chunk_as_executed_nothing_is_learned_beyond_it(logged: Path) -> None:
@@ -243,6 +258,19 @@ def test_a_policy_that_cannot_read_the_words_is_refused(logged: Path) -> None:
 
     with pytest.raises(ValueError, match=r"does the same whether its instruction ends in 'negative' or in 'positive'"):
         choose_examples(OfflineConfig(method="recap"), Deaf(), opened(logged), 0, lambda _: None)
+
+
+def test_guidance_that_the_policy_cannot_have_is_refused_before_it_learns(
+    logged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = recipe_of(logged, save_policy(tmp_path / "policy"))
+    section = OfflineConfig.model_validate({"method": "recap", "recap": {"guidance": 2}, "evaluate": "never"})
+    policy = load_policy(tmp_path / "policy")
+    policy.no_guidance_reason = "for a test"  # type: ignore[attr-defined]
+    monkeypatch.setattr(offline, "build_policy", lambda *_: policy)
+    with pytest.raises(ConfigError, match="guidance: got 2, but OpenVLAPolicy cannot be guided: for a test"):
+        run_offline(recipe.model_copy(update={"offline": section}), tmp_path / "run")
+    assert not (tmp_path / "run" / "examples").exists() and not (tmp_path / "run" / "policy").exists()
 
 
 @pytest.mark.parametrize("method", ["recap", "preferences"])

@@ -108,6 +108,14 @@ def test_a_line_says_gain_interval_episodes_and_seeds(leaderboard: ModuleType) -
     assert lines[4].startswith("| filtered | 0 | 100 | 60.0 % | +40.0 [+3") and "needs 3 seeds" in lines[5]
 
 
+def test_another_seed_joins_the_line_that_an_earlier_command_left(leaderboard: ModuleType, tmp_path: Path) -> None:
+    table = tmp_path / "leaderboard.json"
+    assert leaderboard.earlier_seeds(table, "filtered") == []
+    table.write_text(json.dumps({"rows": [{"method": "filtered", "seeds": [0, 2]}, {"method": "recap", "seeds": [1]}]}))
+    assert leaderboard.earlier_seeds(table, "filtered") == [0, 2]
+    assert leaderboard.earlier_seeds(table, "cloning") == []
+
+
 def test_an_unknown_method_is_refused(leaderboard: ModuleType) -> None:
     with pytest.raises(ConfigError, match=r"got \['best'\]; methods are cloning, filtered"):
         leaderboard.run(Namespace(methods=["best"], controls=[], seeds=[0]))

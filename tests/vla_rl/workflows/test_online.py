@@ -5,7 +5,9 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from sim.dummy import DummyConfig
 from vla_rl.common.run_folder import open_run
 from vla_rl.config import ConfigError, build_component
 from vla_rl.data.config import DatasetError
+from vla_rl.offpolicy.config import OnlineCriticConfig
 from vla_rl.offpolicy.features import FILE
 from vla_rl.offpolicy.learner import OffPolicyLearner
 from vla_rl.offpolicy.replay import ReplayBatch
@@ -33,6 +36,7 @@ from vla_rl.training.checkpoint import list_checkpoints
 from vla_rl.types import Episode
 from vla_rl.workflows import online
 from vla_rl.workflows.online import improve_online
+from vla_rl.workflows.replay_learning import ReplayLearning
 
 ENV = DummyConfig.model_validate({"num_envs": 4, "image_size": 32, "horizon": 11, "tasks": ["reach_red"]})
 CRITIC = {"hidden": 8, "batch_size": 16, "members": 2}
@@ -162,6 +166,16 @@ def test_what_it_tells_of_episodes_is_how_they_ended(
     shutil.rmtree(list_checkpoints(tmp_path / "run" / "checkpoints")[-1])
     run(recipe, tmp_path / "run", resume=True)
     assert metrics(tmp_path / "run") == before
+
+
+def test_the_metrics_of_updates_are_there_when_the_last_one_was_skipped() -> None:
+    """Its loss was not finite: it says that alone, and what it lacks is asked for by name."""
+    made = [{"critic/loss": 1.0, "critic/q": 0.5}, {"critic/loss": 3.0, "critic/q": 0.3}, {"critic/bad_step": 1.0}]
+    learner = SimpleNamespace(num_updates=0, update=lambda _: made.pop(0))
+    section = SimpleNamespace(critic=OnlineCriticConfig())
+    run = SimpleNamespace(learner=learner, config=section, recipe=SimpleNamespace(seed=0), replay=Mock())
+    found = ReplayLearning.learn(run, 3)  # type: ignore[arg-type]
+    assert found == {"critic/loss": 2.0, "critic/q": 0.4, "critic/bad_step": 1.0}
 
 
 def test_what_was_embedded_once_is_read_from_the_disk(base: Path, logged: Path, tmp_path: Path) -> None:
