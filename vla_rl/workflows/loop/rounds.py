@@ -15,7 +15,7 @@ from typing import Any
 
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import Config, ConfigError
-from vla_rl.evaluation.gate import CHECKED, GateCheck, Verdict
+from vla_rl.evaluation.gate import CHECKED, MARK, GateCheck, Verdict
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.training.metrics import read_metrics
@@ -75,7 +75,9 @@ class Round:
     @property
     def gate_episodes(self) -> list[Path]:
         """Real episodes of the gate's checks, in order: the checked policy's and the mark's, a dataset each."""
-        return sorted(RunFolder(self.run).gate_episodes.glob("iteration_*/*"))
+        checks = sorted(RunFolder(self.run).gate_episodes.glob("iteration_*"))
+        datasets = [check / name for check in checks for name in (CHECKED, MARK)]
+        return [dataset for dataset in datasets if dataset.is_dir()]
 
     @property
     def newest_episodes(self) -> Path | None:
