@@ -272,7 +272,7 @@ def test_stopped_at_every_stage_it_ends_the_same(whole, two, tmp_path, monkeypat
 
     monkeypatch.setattr(atomic, "_publish", limited)
     for _ in range(200):
-        allowed[0] = 3 + stops % 6  # A check of the gate, which a stop loses whole, publishes six times.
+        allowed[0] = 3 + stops % 6  # A check of the gate, which a stop loses whole, publishes several times.
         try:
             loop.loop(two, folder, PROGRAM, lambda _: None)
             break
