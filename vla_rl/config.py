@@ -372,11 +372,7 @@ def _read_base(path: Path, base: Any, above: tuple[Path, ...]) -> dict[str, Any]
     if not isinstance(base, str):
         raise ConfigError(f"{path}: base: expected the path or name of a recipe, got {base!r}")
     beside = path.parent / base
-    try:
-        found = beside if beside.is_file() else find_recipe(base)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: base: {error}") from None
-    return read_yaml(found, (*above, path))
+    return read_yaml(beside if beside.is_file() else find_recipe(base, f"{path}: base: "), (*above, path))
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -421,7 +417,7 @@ def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict
     return result
 
 
-def find_recipe(name: str | Path) -> Path:
+def find_recipe(name: str | Path, asked_by: str = "") -> Path:
     """A recipe by path, or by the name of one that ships with the package (with or without .yaml)."""
     path = Path(name)
     if path.is_file():
@@ -429,12 +425,10 @@ def find_recipe(name: str | Path) -> Path:
     shipped = recipes_folder() / (path.name if path.suffix else f"{path.name}.yaml")
     if shipped.is_file() and path.parent == Path("."):
         return shipped
-    raise _no_recipe(path)
-
-
-def _no_recipe(path: Path) -> ConfigError:
     hint = _nearest(path.stem, (p.stem for p in recipes_folder().glob("*.yaml")))
-    return ConfigError(f"recipe not found: {path}.{hint} `vla-rl list recipes` shows those that ship with the package.")
+    raise ConfigError(
+        f"{asked_by}recipe not found: {path}.{hint} `vla-rl list recipes` shows those that ship with the package."
+    )
 
 
 def recipes_folder() -> Path:

@@ -106,9 +106,7 @@ def compare_sequential(
         test: decides; by default at the config's alpha and min_gain.
         on_episodes: called with a batch's episodes of a and of b, this process's own.
     """
-    from vla_rl.evaluation.evaluate import run_episodes
     from vla_rl.evaluation.sequential import PairedSequentialTest
-    from vla_rl.rollout.runner import derived_seed
 
     test = test or PairedSequentialTest(config.alpha, config.min_gain)
     num_lost = num_episodes = 0
@@ -121,15 +119,7 @@ def compare_sequential(
         outcomes: list[list[bool | None]] = []
         both: list[list[Episode]] = []
         for policy in (policy_a, policy_b):
-            with world.unsharded(policy):
-                episodes, num_retried = run_episodes(
-                    policy,
-                    env,
-                    world.deal(specs),
-                    temperature=config.temperature,
-                    seed=derived_seed(config.seed, batch, *world.stream),
-                    max_retries=config.max_retries,
-                )
+            episodes, num_retried = _run(policy, env, world.deal(specs), config, batch, world)
             num_episodes += len(specs) + sum(world.gather(num_retried))
             both.append(episodes)
             outcomes.append(world.collect_dealt([None if e.lost else bool(e.success) for e in episodes]))
@@ -161,6 +151,29 @@ def compare_sequential(
         p_value=test.p_value,
         alpha=config.alpha,
     )
+
+
+def _run(
+    policy: Policy,
+    env: VecEnv,
+    specs: Sequence[EpisodeSpec],
+    config: SequentialConfig,
+    batch: int,
+    world: ProcessGroup,
+) -> tuple[list[Episode], int]:
+    """Return a policy's episodes of a batch, this process's own, and how many were run again."""
+    from vla_rl.evaluation.evaluate import run_episodes
+    from vla_rl.rollout.runner import derived_seed
+
+    with world.unsharded(policy):
+        return run_episodes(
+            policy,
+            env,
+            specs,
+            temperature=config.temperature,
+            seed=derived_seed(config.seed, batch, *world.stream),
+            max_retries=config.max_retries,
+        )
 
 
 def _states(env: VecEnv, config: SequentialConfig) -> Iterator[EpisodeSpec]:

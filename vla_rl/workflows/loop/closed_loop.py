@@ -108,10 +108,7 @@ def loop(recipe: Recipe, folder: Path, program: Sequence[str], show: Callable[[s
             write_text_atomic(done.refusal, str(refusal))
             rounds = rounds[: number + 1]
             break
-        if done.newest_episodes is not None and not (done.trust_after / PAGE_FILE).is_file():
-            show(f"{title}how far the world model can be trusted where RL has led")
-            measure_newest(imagining, done.newest_episodes, collected, done.trust_after)
-        conclude_round(imagining, done, before)
+        conclude_round(imagining, done, before, collected, show)
         policy, explorer = str(RunFolder(done.run).policy), str(done.explorer)
     conclude(recipe, RunFolder(folder), rounds, program, show)
     return [done for done in rounds if done.finished][-1]
@@ -181,21 +178,34 @@ def in_round(recipe: Recipe, rounds: Sequence[Round], number: int, policy: str, 
     return result.model_copy(update={"env": env.model_copy(update=own)})
 
 
-def measure_newest(recipe: Recipe, episodes: Path, learned: Sequence[Path], folder: Path) -> None:
-    """Trust where RL has led, without what takes long: the inverse dynamics and AUC by frames.
+def measure_newest(recipe: Recipe, done: Round, learned: Sequence[Path], show: Callable[[str], None]) -> None:
+    """Trust where RL has led, on real episodes of its last policy; without the inverse dynamics and AUC by frames.
 
     Args:
-        recipe: of the round's RL. episodes: real ones of its last policy. learned: what the world model was fitted on.
+        recipe: of the round's RL. learned: datasets that its world model was fitted on.
     """
+    newest = done.newest_episodes
+    if newest is None or (done.trust_after / PAGE_FILE).is_file():
+        return
+    show("how far the world model can be trusted where RL has led")
     section = world_model_section(recipe)
     measure = section.measure.model_copy(update={"inverse_updates": 0, "auc_frames": 0})
     brief = recipe.model_copy(update={"world_model": section.model_copy(update={"measure": measure})})
     world_model: Path = recipe.env.path  # type: ignore[attr-defined]
-    measure_world_model(brief, world_model, [episodes], train=learned, folder=folder)
+    measure_world_model(brief, world_model, [newest], train=learned, folder=done.trust_after)
 
 
-def conclude_round(recipe: Recipe, done: Round, before: Round | None) -> None:
-    """Put before and after side by side: a round's "before" is what the round before it ended with."""
+def conclude_round(
+    recipe: Recipe, done: Round, before: Round | None, learned: Sequence[Path], show: Callable[[str], None]
+) -> None:
+    """Measure trust after RL, and put before and after side by side.
+
+    A round's "before" is what the round before it ended with.
+
+    Args:
+        learned: datasets that the round's world model was fitted on.
+    """
+    measure_newest(recipe, done, learned, show)
     base = RunFolder(done.run).evaluation(BASE)
     if before is not None and not base.is_file():
         ended = Evaluation.load(RunFolder(before.run).evaluation(FINAL))
