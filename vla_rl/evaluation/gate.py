@@ -11,7 +11,7 @@ check leaves undecided is kept, its gain not shown.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -162,8 +162,8 @@ def verdict_of(comparison: SequentialComparison) -> Verdict:
 class KeptEpisodes:
     """Real episodes of a check, of both policies."""
 
-    mark: list[Episode]
-    checked: list[Episode]
+    mark: list[Episode] = field(default_factory=list)
+    checked: list[Episode] = field(default_factory=list)
 
     def add(self, mark: Sequence[Episode], checked: Sequence[Episode]) -> None:
         """Append a batch of each."""
@@ -241,7 +241,7 @@ class Gate:
         """
         from vla_rl.evaluation.pooled import PooledEvidence, PooledTest
 
-        kept = KeptEpisodes(list[Episode](), list[Episode]())
+        kept = KeptEpisodes()
         confirmed: Policy = self.world.load(lambda: load_policy(self.confirmed, policy.device))
         used = sum(check.comparison.num_pairs for check in self.checks)
         self.evidence.begin(self.config.pairs, checks_left)
@@ -285,11 +285,9 @@ class Gate:
         from vla_rl.rollout.rollout_dataset import write_rollouts
 
         folder = self.episodes / f"iteration_{iteration:05d}"
-        for name, number, episodes in ((MARK, self.mark, kept.mark), (CHECKED, iteration, kept.checked)):
-            version = f"iteration {number}"
-            write_rollouts(
-                folder / name, episodes, spec, version, {"gate": {"mark": self.mark, "iteration": iteration}}
-            )
+        notes = {"gate": {"mark": self.mark, "iteration": iteration}}
+        write_rollouts(folder / MARK, kept.mark, spec, f"iteration {self.mark}", notes)
+        write_rollouts(folder / CHECKED, kept.checked, spec, f"iteration {iteration}", notes)
 
     def _pooled(self, newest: SequentialComparison) -> Pooled:
         earlier = [check.comparison for check in self.checks if check.mark == self.mark and check.pooled is not None]

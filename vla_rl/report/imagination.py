@@ -16,7 +16,7 @@ from vla_rl.evaluation.gate import GateCheck
 
 _COUNTED = {"rollouts": "to fit on", "held_out": "held out", "gate": "gate", "validation": "validation"}
 _TRUSTED = {"informedness": "successes told from failures", "false_success": "false successes"}
-_NEWEST = {"auc": "AUC", "calibration_error": "calibration error", **_TRUSTED}
+_NEWEST = {"calibration_error": "calibration error", **_TRUSTED}
 MAX_CLIPS, MAX_CLIP_BYTES = 8, 4 * 2**20
 
 
@@ -72,13 +72,21 @@ def _round(row: dict[str, Any]) -> dict[str, Any]:
             else f"{title} {_figure(row['after'].get(name))}"
             for name, title in _TRUSTED.items()
         ],
-        "newest": [f"{title} {_figure(row['newest'].get(name))}" for name, title in _NEWEST.items()]
-        if row.get("newest")
-        else ["–"],
+        "newest": _newest(row.get("newest")),
         "imagined": _imagined(row),
         "gate": row.get("verdict") or "–",
         "real": [f"{100 * rate:.1f} % [{100 * low:.1f}, {100 * high:.1f}]" for rate, low, high in row["real"].values()],
     }
+
+
+def _newest(figures: dict[str, list[float | None]] | None) -> list[str]:
+    """Lines on trust after RL."""
+    if not figures:
+        return ["–"]
+    auc, low, high = figures.get("auc") or (None, None, None)
+    interval = f" [{low:.2f}, {high:.2f}]" if low is not None and high is not None else ""
+    first = "AUC not measured" if auc is None else f"AUC {auc:.2f}{interval}"
+    return [first, *(f"{title} {_figure(figures.get(name))}" for name, title in _NEWEST.items())]
 
 
 def _imagined(row: dict[str, Any]) -> str:

@@ -83,18 +83,34 @@ def test_the_gates_checks_are_told(imagined):
     assert "What it can tell." in page
 
 
-@pytest.mark.parametrize(("verdict", "shown"), [({"verdict": "undecided"}, "undecided"), ({}, "–")])
-def test_the_table_of_rounds_has_the_gates_verdict(tmp_path, verdict, shown):
-    """Rounds written before verdicts have none."""
+@pytest.mark.parametrize(
+    ("found", "column", "shown"),
+    [
+        ({"verdict": "undecided"}, "gate", "undecided"),
+        ({}, "gate", "–"),  # Rounds written before verdicts have none.
+        ({}, "newest", ["–"]),  # Before trust was measured after RL.
+        (
+            {"newest": {"auc": [0.876, 0.8, 0.95], "calibration_error": [0.05, 0.02, 0.1], "informedness": [None] * 3}},
+            "newest",
+            [
+                "AUC 0.88 [0.80, 0.95]",
+                "calibration error 5 % [2, 10]",
+                "successes told from failures not measured",
+                "false successes not measured",
+            ],
+        ),
+    ],
+)
+def test_the_table_of_rounds(tmp_path, found, column, shown):
     row = {
         "number": 1, "episodes": {"rollouts": 8, "held_out": 8, "gate": 4, "validation": 0}, "total": 20,
         "num_keyframes": {}, "explorer": {}, "before": {}, "after": {}, "imagined": 0.5, "gate": [], "refused": "",
         "real": {"sampled": [0.5, 0.4, 0.6]},
     }  # fmt: skip
-    table = {"rows": [row | verdict], "budget": None, "online": None}
+    table = {"rows": [row | found], "budget": None, "online": None}
     (tmp_path / "rounds.json").write_text(json.dumps(table))
     shown_table = rounds(tmp_path)
-    assert shown_table is not None and shown_table["rows"][0]["gate"] == shown
+    assert shown_table is not None and shown_table["rows"][0][column] == shown
 
 
 def test_a_run_in_a_simulator_says_nothing_of_world_models(run):  # noqa: F811
