@@ -178,7 +178,7 @@ class Gate:
         folder: for the policies that became the mark.
         policy: what the run starts from, the mark of iteration 0.
         world: processes that check together; the first one writes.
-        episodes: folder for the datasets of `config.keep_episodes`, in a folder a check, by its iteration.
+        episodes: folder for the datasets of `config.keep_episodes`, which needs it; in a folder a check, by iteration.
 
     Raises:
         ConfigError: several processes are to keep episodes.
@@ -190,7 +190,7 @@ class Gate:
         folder: Path,
         policy: Any,
         world: ProcessGroup = ALONE,
-        episodes: Path = Path("gate_episodes"),
+        episodes: Path | None = None,
     ) -> None:
         from vla_rl.evaluation.pooled import PooledEvidence
 
@@ -199,7 +199,7 @@ class Gate:
                 f"gate.keep_episodes: got {config.keep_episodes!r} with {world.size} processes, each of which has a "
                 "part of the episodes; set it to none, or run one process"
             )
-        self.config, self.folder, self.world, self.episodes = config, Path(folder), world, Path(episodes)
+        self.config, self.folder, self.world, self.episodes = config, Path(folder), world, episodes
         self.mark = 0
         self.checks: list[GateCheck] = []
         self.evidence = PooledEvidence(config.alpha)
@@ -262,7 +262,8 @@ class Gate:
             PooledTest(self.config.alpha, evidence=self.evidence),
             None if self.config.keep_episodes == "none" else kept.add,
         )
-        self._write(kept, env.spec, iteration)
+        if self.config.keep_episodes != "none":
+            self._write(kept, env.spec, iteration)
         verdict = verdict_of(comparison)
         check = GateCheck(
             iteration=iteration,
@@ -284,6 +285,7 @@ class Gate:
     def _write(self, kept: KeptEpisodes, spec: EnvSpec, iteration: int) -> None:
         from vla_rl.rollout.rollout_dataset import write_rollouts
 
+        assert self.episodes is not None, "given with config.keep_episodes"
         folder = self.episodes / f"iteration_{iteration:05d}"
         notes = {"gate": {"mark": self.mark, "iteration": iteration}}
         write_rollouts(folder / MARK, kept.mark, spec, f"iteration {self.mark}", notes)

@@ -83,10 +83,8 @@ def _newest(figures: dict[str, list[float | None]] | None) -> list[str]:
     """Lines on trust after RL."""
     if not figures:
         return ["–"]
-    auc, low, high = figures.get("auc") or (None, None, None)
-    interval = f" [{low:.2f}, {high:.2f}]" if low is not None and high is not None else ""
-    first = "AUC not measured" if auc is None else f"AUC {auc:.2f}{interval}"
-    return [first, *(f"{title} {_figure(figures.get(name))}" for name, title in _NEWEST.items())]
+    auc = f"AUC {_figure(figures.get('auc'), '{:.2f}')}"
+    return [auc, *(f"{title} {_figure(figures.get(name))}" for name, title in _NEWEST.items())]
 
 
 def _imagined(row: dict[str, Any]) -> str:
@@ -95,13 +93,14 @@ def _imagined(row: dict[str, Any]) -> str:
     return "–" if row["imagined"] is None else f"{100 * row['imagined']:.1f} %"
 
 
-def _figure(figure: list[float | None] | None) -> str:
-    """A fraction in per cent, with its interval."""
+def _figure(figure: list[float | None] | None, form: str = "") -> str:
+    """A fraction with its interval, as `form` writes it; by default in per cent."""
     value, low, high = figure or (None, None, None)
     if value is None:
         return "not measured"
-    interval = f" [{100 * low:.0f}, {100 * high:.0f}]" if low is not None and high is not None else ""
-    return f"{100 * value:.0f} %{interval}"
+    shown = [form.format(one) if form else f"{100 * one:.0f}" for one in (value, low, high) if one is not None]
+    interval = f" [{shown[1]}, {shown[2]}]" if len(shown) == 3 else ""
+    return shown[0] + ("" if form else " %") + interval
 
 
 def _state(verdict: Verdict) -> str:

@@ -103,8 +103,8 @@ def test_a_checks_episodes_are_kept_of_both_policies(tmp_path, stone, wanderer, 
 
 
 def test_nothing_is_kept_unless_asked_for_and_not_of_several_processes(tmp_path, stone, wanderer):
-    gate, _ = checked(tmp_path, stone, wanderer, checks_left=1, pairs=8)
-    assert not gate.episodes.exists()
+    checked(tmp_path, stone, wanderer, checks_left=1, pairs=8)
+    assert [path.name for path in tmp_path.iterdir()] == ["confirmed"]
     several = cast(Any, SimpleNamespace(size=2))
     with pytest.raises(ConfigError, match=r"gate\.keep_episodes: got 'frames' with 2 processes"):
         Gate(GateConfig(every=1, keep_episodes="frames"), tmp_path, load_policy(stone), several)
