@@ -162,6 +162,13 @@ def build_env(env_config: EnvConfig, num_envs: int = 0, record_frames: bool = Fa
     return env_config.build(num_envs=num_envs or None, record_frames=record_frames)
 
 
+def going_on(env_config: EnvConfig, steps: int) -> EnvConfig:
+    """The same environment, whose episodes go on for so many control steps after success, where it has that option."""
+    if "steps_after_success" not in type(env_config).model_fields:
+        return env_config
+    return env_config.model_copy(update={"steps_after_success": steps})
+
+
 def policy_hash(folder: Path) -> str:
     """SHA-256 over a saved policy's files (names and contents), so that results can be tied to weights.
 

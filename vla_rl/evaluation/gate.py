@@ -20,7 +20,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from vla_rl.config import Config, ConfigError
 from vla_rl.distributed.process_group import ALONE, ProcessGroup
 from vla_rl.evaluation.sequential_compare import SequentialComparison, SequentialConfig, compare_sequential
-from vla_rl.interfaces import Policy, VecEnv
+from vla_rl.interfaces import EnvConfig, Policy, VecEnv
 from vla_rl.policies.load import load_policy
 from vla_rl.types import EnvSpec, Episode, Split
 
@@ -51,6 +51,17 @@ class GateConfig(Config):
         "with the datasets `mark` and `checked`. decisions: with what was seen before each action chunk; frames: after "
         "each control step. A loop chooses for itself: trust after RL and the next round's fit read them.",
     )
+    steps_after_success: NonNegativeInt = Field(
+        default=0,
+        description="Control steps for which the checks' episodes go on after success, for those that are kept: a "
+        "world model judges an episode by what is seen after it, too. A loop takes its own (loop.steps_after_success).",
+    )
+
+    def build_env(self, real: EnvConfig) -> VecEnv:
+        """Start the checks' environment, which records what is to be kept."""
+        from vla_rl.evaluation.evaluate import build_env, going_on
+
+        return build_env(going_on(real, self.steps_after_success), record_frames=self.keep_episodes == "frames")
 
     def num_checks(self, iterations: int, done: int = 0) -> int:
         """Checks of a run of so many iterations that come after the first `done` of them; the last counts."""

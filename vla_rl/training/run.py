@@ -21,7 +21,7 @@ from vla_rl.common.atomic import restore_replaced, write_text_atomic
 from vla_rl.common.progress import Stopwatch, episode_progress
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.distributed.process_group import current, resolve_device
-from vla_rl.evaluation.evaluate import build_env, evaluate
+from vla_rl.evaluation.evaluate import evaluate
 from vla_rl.evaluation.gate import Gate
 from vla_rl.interfaces import ImaginedEnv, Learner, StatefulEnv, VecEnv
 from vla_rl.policies.base import resolve_path
@@ -246,7 +246,7 @@ class TrainingRun:
         if self.recipe.acting_env is self.recipe.env:
             return self.env
         if self._real_env is None:
-            self._real_env = build_env(self.recipe.acting_env, record_frames=self.recipe.gate.keep_episodes == "frames")
+            self._real_env = self.recipe.gate.build_env(self.recipe.acting_env)
         return self._real_env
 
     def check_gain(self) -> None:

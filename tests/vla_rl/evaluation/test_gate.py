@@ -9,8 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
+import numpy as np
 import pytest
 import torch
+from pyarrow import parquet
 from tiny_run import make_recipe, metrics, save_policy
 
 from sim.dummy import DummyConfig
@@ -100,6 +102,20 @@ def test_a_checks_episodes_are_kept_of_both_policies(tmp_path, stone, wanderer, 
     assert starts == own.initial_states() and starts[0].endswith(f"/validation/{config.start_index + 12}")
     notes = json.loads((own.root / "collect.json").read_text())
     assert notes["gate"] == {"mark": 0, "iteration": 5} and (notes["observed_every"] == 1) == (keep == "frames")
+
+
+@pytest.mark.parametrize("steps", [0, 6])
+def test_kept_episodes_go_on_after_success(tmp_path, wanderer, steps):
+    """As those do that a world model learns from: it judges an episode by what is seen afterwards, too."""
+    config = GateConfig(every=1, pairs=24, keep_episodes="frames", steps_after_success=steps, alpha=1e-9)
+    gate = Gate(config, tmp_path / "confirmed", load_policy(wanderer), episodes=tmp_path / "kept")
+    with closing(config.build_env(DummyConfig(num_envs=8, horizon=32))) as env:
+        gate.check(load_policy(wanderer), env, iteration=5, imagined=None, temperature=1.0, seed=0, checks_left=1)
+    table = parquet.read_table(tmp_path / "kept/iteration_00005/checked/data")
+    reward, numbers = (np.array(table[name]) for name in ("next.reward", "episode_index"))
+    found = [reward[numbers == number] for number in np.unique(numbers)]
+    after = [(len(row) - 1 - row.argmax(), len(row)) for row in found if row.any()]
+    assert after and all(left == steps or length == 32 for left, length in after)
 
 
 def test_nothing_is_kept_unless_asked_for_and_not_of_several_processes(tmp_path, stone, wanderer):

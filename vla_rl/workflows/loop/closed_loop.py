@@ -18,6 +18,7 @@ from vla_rl.common.run_folder import RunFolder
 from vla_rl.common.run_status import write_status
 from vla_rl.config import ConfigError
 from vla_rl.data.keyframes import KeyframeError
+from vla_rl.evaluation.evaluate import going_on
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.threshold import CalibrationError
 from vla_rl.interfaces import TrustError
@@ -161,6 +162,7 @@ def in_round(recipe: Recipe, rounds: Sequence[Round], number: int, policy: str, 
     section = world_model_section(recipe)
     if gate.every and not (section.needs_structure or section.needs_objects):  # Which the gate's environment lacks.
         of_gate["keep_episodes"] = "frames" if recipe.loop.every_frame else "decisions"
+        of_gate["steps_after_success"] = recipe.loop.steps_after_success
     changes: dict[str, Any] = {"gate": gate.model_copy(update=of_gate)}
     if sampling.train_states is None:  # No state twice: no task can draw more than all groups of a round.
         first = sampling.first_state + number * recipe.train.iterations * recipe.train.groups
@@ -278,9 +280,7 @@ def collect_real(
         every_frame=recipe.loop.every_frame or more.get("structure", False),
         **more,
     )
-    real: Any = recipe.acting_env
-    if "steps_after_success" in type(real).model_fields:
-        real = real.model_copy(update={"steps_after_success": recipe.loop.steps_after_success})
+    real = going_on(recipe.acting_env, recipe.loop.steps_after_success)
     collect(recipe.model_copy(update={"real_env": real}), config, show)
 
 

@@ -62,18 +62,19 @@ def test_a_fit_learns_from_what_judged_earlier_rounds_and_not_its_own(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "kept"),
+    ("options", "kept", "going_on"),
     [
-        ([], "frames"),
-        (["loop.every_frame=false"], "decisions"),
-        (["gate.every=0"], "none"),
-        (["world_model.objects.steps=10"], "none"),
+        ([], "frames", 8),
+        (["loop.every_frame=false", "loop.steps_after_success=4"], "decisions", 4),
+        (["gate.every=0"], "none", 0),
+        (["world_model.objects.steps=10"], "none", 0),
     ],
 )
-def test_the_gates_episodes_are_kept_where_a_fit_can_learn_from_them(tmp_path, options, kept):
+def test_the_gates_episodes_are_kept_where_a_fit_can_learn_from_them(tmp_path, options, kept, going_on):
     recipe = load_recipe("tabletop_imagination", options)
     rounds = [Round(tmp_path / "round_1")]
-    assert in_round(recipe, rounds, 0, "policy", "world_model").gate.keep_episodes == kept
+    gate = in_round(recipe, rounds, 0, "policy", "world_model").gate
+    assert (gate.keep_episodes, gate.steps_after_success) == (kept, going_on)
 
 
 @pytest.mark.parametrize(
