@@ -14,6 +14,7 @@ from vla_rl.interfaces import EnvConfig, TrustError
 from vla_rl.types import EnvSpec
 from world_model.config import ImaginationConfig
 from world_model.data.initial_frames import InitialFrames, SimulatedInitialFrames, check_alike, open_recorded
+from world_model.env.branches import steps_of_branches
 from world_model.metadata import WorldModelMetadata, content_key, read_metadata, resolve_path, shortened
 from world_model.trust.config import TrustConfig
 
@@ -95,13 +96,16 @@ class WorldModelEnvConfig(EnvConfig):
         """What trust says of the world model, and the control steps of an imagined episode, if they are limited.
 
         Raises:
-            TrustError: as `build`, and where no step holds and no other limit is given.
+            TrustError: as `build`, and where no step holds, or fewer than a branch has, and no other limit is given.
+            ConfigError: branches are longer than the horizon given, or the world model has no value to pay them.
         """
         from world_model.trust.report import TRUST_FILE, admit
 
-        folder = resolve_path(self.path)
+        folder, imagination = resolve_path(self.path), self.imagination
+        config, metadata = read_metadata(folder)
+        steps_of_branches(metadata, config.frame_steps, imagination)
         admission = admit(self.trust, folder / TRUST_FILE, content_key(folder))
-        horizon = self.imagination.horizon
+        horizon = imagination.horizon
         if horizon is None and admission.trust_horizon == 0:
             raise TrustError(
                 "env.imagination.horizon: got null, which ends imagined episodes at the measured trust horizon, and "
@@ -109,15 +113,22 @@ class WorldModelEnvConfig(EnvConfig):
                 "more of the policy's own episodes and measure again, or say how many control steps to imagine all the "
                 "same (env.imagination.horizon=N)"
             )
-        return admission, admission.trust_horizon if horizon is None else horizon
+        if horizon is None:
+            horizon = admission.trust_horizon
+            try:
+                steps_of_branches(metadata, config.frame_steps, imagination.model_copy(update={"horizon": horizon}))
+            except ConfigError as error:
+                raise TrustError(str(error)) from None
+        return admission, horizon
 
     def build(self, num_envs: int | None = None, record_frames: bool = False) -> WorldModelEnv:
         """The environment, with its `admission`: what trust says of the world model.
 
         Raises:
-            TrustError: trust is missing or fails, and `env.trust.ignore` is not set; or the horizon would be 0.
-            ConfigError: branches are longer than the horizon, or the world model lacks what the reward, the posterior
-                or the penalty asks for.
+            TrustError: trust is missing or fails, and `env.trust.ignore` is not set; or the measured horizon is 0, or
+                shorter than branches.
+            ConfigError: branches are longer than the horizon given, or the world model lacks what the reward, the
+                posterior or the penalty asks for.
             ValueError: the world model, the first frames and the config do not fit, or a file is damaged.
         """
         from world_model.env.env import WorldModelEnv

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +23,7 @@ from world_model.config import ImaginationConfig
 from world_model.data.initial_frames import MAX_KEPT, RecordedInitialFrames, SimulatedInitialFrames, check_alike
 from world_model.env.config import WorldModelEnvConfig
 from world_model.env.env import WorldModelEnv
-from world_model.metadata import WorldModelMetadata, content_key
+from world_model.metadata import METADATA_FILE, WorldModelMetadata, content_key
 from world_model.model.parts import build_parts
 from world_model.model.world_model import WorldModel
 from world_model.trust.config import DEFAULT_REQUIRE, MeasureConfig
@@ -270,6 +271,31 @@ def test_a_measured_horizon_of_0_is_no_missing_limit(folder: Path) -> None:
     env = build(folder, trust=asks_nothing)
     assert env.config.horizon is None, "where none was measured, none is set"
     env.close()
+
+
+def test_branches_that_imagined_episodes_are_too_short_for_are_refused_before_a_worker_is_started(folder: Path) -> None:
+    """A horizon that was measured is a matter of trust: another fit may have a longer one."""
+    file = folder / METADATA_FILE
+    values = json.loads(file.read_text())
+    file.write_text(json.dumps(values | {"facts": values["facts"] | {"value_probability": [1.0, 0.0]}}))
+    TrustReport(
+        created="2026-01-01T00:00:00",
+        provenance=Provenance(model_key=content_key(folder)),
+        config=MeasureConfig(),
+        frame_steps=4,
+        figures={"trust_horizon": Figure(value=8, n=200)},
+    ).save(folder / TRUST_FILE)
+
+    def elsewhere(**imagination: Any) -> Any:
+        return cast(WorldModelEnvConfig, build_component("env", section(folder, imagination=imagination)))
+
+    frames = 8 // SMALL.frame_steps
+    assert elsewhere(branch_frames=frames).build_elsewhere().spec.horizon["reach_red"] == 8
+    message = rf"branch_frames: got {frames + 1}, {frames + 1} frames of .* after 8 "
+    with pytest.raises(TrustError, match=message):
+        elsewhere(branch_frames=frames + 1).build_elsewhere()
+    with pytest.raises(ConfigError, match=message):
+        elsewhere(branch_frames=frames + 1, horizon=8).build_elsewhere()
 
 
 def test_what_does_not_fit_is_refused(folder: Path) -> None:

@@ -9,6 +9,7 @@ from vla_rl.evaluation.threshold import failures_needed
 from vla_rl.recipe.checks import check
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.workflows.recipe_parts import world_model_section
+from world_model.env.branches import check_depth
 from world_model.metadata import read_metadata, resolve_path
 from world_model.model.lacking import FEW_MEMBERS
 
@@ -71,6 +72,11 @@ def _lacking_parts(
     members = section.posterior if section.posterior.steps else config.posterior
     if imagination.posterior and members is not None and imagination.ensemble > members.members:
         lacking.append(FEW_MEMBERS.format(imagination.ensemble, members.members))
+    if isinstance(imagination.branch_frames, int):
+        try:
+            check_depth(imagination.branch_frames, config.frame_steps, imagination)
+        except ConfigError as error:
+            lacking.append(str(error))
     if metadata.value_probability is None and not section.value.steps:
         remedy = f"but {env.path} has no value and world_model.value.steps is 0; set it above 0, or"
         if imagination.branch_frames is not None:

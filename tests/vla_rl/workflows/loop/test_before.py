@@ -25,6 +25,10 @@ DISTILLED = ("world_model.distillation.steps=2", "world_model.sampling_steps=nul
         (["env.imagination.reward=objects"], r"reward: got 'objects', but pretrained:tabletop has no objects part"),
         (["world_model.objects={steps: 2, network: null}"], r"objects\.network: got null with steps=2, and pretrained"),
         (["env.imagination.branch_frames=2"], r"branch_frames: got 2, but pretrained:tabletop has no value and"),
+        (
+            ["env.imagination={branch_frames: 2, horizon: 12}", "world_model.value.steps=2"],
+            r"branch_frames: got 2, 2 frames of 8 control steps, but imagined episodes end after 12",
+        ),
         (["env.imagination.action_penalty=0.1"], r"action_penalty: got 0\.1, but pretrained:tabletop has no inverse"),
         (["env.imagination.posterior=true"], r"imagination\.posterior: got true, but no members would be there"),
         ([*MEMBERS, "env.imagination.ensemble=4"], r"imagination\.ensemble: got 4 .*posterior=true.* has 3 members"),
