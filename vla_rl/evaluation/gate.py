@@ -254,7 +254,7 @@ class Gate:
 
         kept = KeptEpisodes()
         confirmed: Policy = self.world.load(lambda: load_policy(self.confirmed, policy.device))
-        used = sum(check.comparison.num_pairs for check in self.checks)
+        used = sum(check.comparison.num_pairs + check.comparison.num_lost_pairs for check in self.checks)
         self.evidence.begin(self.config.pairs, checks_left)
         comparison = compare_sequential(
             confirmed,

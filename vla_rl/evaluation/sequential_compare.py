@@ -28,7 +28,9 @@ class SequentialConfig(Config):
     tasks: tuple[str, ...] = Field(default=(), description="Tasks; empty means all of the environment's.")
     start_index: NonNegativeInt = Field(default=0, description="First initial state of the split.")
     temperature: float = Field(default=1.0, ge=0, description="Of the action sampling; 0 is greedy.")
-    max_pairs: PositiveInt = Field(default=400, description="Give up undecided after this many pairs.")
+    max_pairs: PositiveInt = Field(
+        default=400, description="Give up undecided after this many pairs, those lost with a worker included."
+    )
     alpha: float = Field(
         default=0.05, gt=0, lt=1, description="Chance of calling equal policies different, over all looks."
     )
@@ -113,7 +115,8 @@ def compare_sequential(
     num_successes = np.zeros(2, np.int64)
     states = _states(env, config)
     for batch in range(config.max_pairs):
-        specs = list(islice(states, min(env.num_envs * world.size, config.max_pairs - test.num_pairs)))
+        left = config.max_pairs - test.num_pairs - num_lost
+        specs = list(islice(states, min(env.num_envs * world.size, left)))
         if not specs or test.decision != "undecided":
             break
         outcomes: list[list[bool | None]] = []

@@ -210,6 +210,31 @@ def test_later_checks_use_fresh_states_and_a_checkpoint_remembers_them(tmp_path,
     assert min(spec.index for spec in seen) == gate.config.start_index + first.comparison.num_pairs
 
 
+def test_pairs_that_are_lost_take_their_states_and_their_part_of_the_budget(tmp_path, wanderer, monkeypatch):
+    """Else a later check would come back to states that have decided, and a loop's next round to this one's."""
+    gate = Gate(GateConfig(every=1, pairs=10, alpha=1e-9), tmp_path / "confirmed", load_policy(wanderer))
+    first, begun, running = gate.config.start_index, [], {}
+    options: dict[str, Any] = {"imagined": 0.9, "temperature": 1.0, "seed": 0, "checks_left": 2}
+    with closing(DummyConfig(num_envs=4, horizon=8, tasks=("reach_red",)).build()) as env:
+        reset, step = env.reset, env.step
+
+        def noted(specs: Any, env_ids: Any = None) -> Any:
+            begun.extend(spec.index for spec in specs)
+            running.update(zip(env_ids, specs, strict=True))
+            return reset(specs, env_ids)
+
+        def broken(actions: Any, env_ids: Any = None) -> Any:
+            lost = np.array([running[i].index in (first, first + 9) for i in env_ids])
+            return replace(step(actions, env_ids), lost=lost)
+
+        monkeypatch.setattr(env, "reset", noted)
+        monkeypatch.setattr(env, "step", broken)
+        found = [gate.check(load_policy(wanderer), env, iteration=n, **options).comparison for n in (1, 2)]
+    assert [(each.num_pairs, each.num_lost_pairs) for each in found] == [(8, 2), (10, 0)]
+    assert sorted(set(begun)) == list(range(first, first + 20)), "ten of each check"
+    assert [begun.count(first + n) for n in (0, 5, 10)] == [6, 2, 2], "three tries of either policy"
+
+
 def test_a_run_that_got_worse_goes_back_to_its_base_policy(tmp_path, wanderer):
     """RL with a rate that harms the policy, 7 points in 80 pairs; a gate that asks for little evidence says so."""
     gate_options = "gate={every: 2, pairs: 80, alpha: 0.8}"
