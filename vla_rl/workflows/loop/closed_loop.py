@@ -160,12 +160,15 @@ def in_round(recipe: Recipe, rounds: Sequence[Round], number: int, policy: str, 
     checks = gate.num_checks(recipe.train.iterations)
     of_gate: dict[str, Any] = {"start_index": gate.start_index + number * checks * gate.pairs}
     section = world_model_section(recipe)
-    if gate.every and not (section.needs_structure or section.needs_objects):  # Which the gate's environment lacks.
+    if gate.every and not (section.needs_structure or section.needs_objects):
         of_gate["keep_episodes"] = "frames" if recipe.loop.every_frame else "decisions"
         of_gate["steps_after_success"] = recipe.loop.steps_after_success
+    else:  # Whatever the recipe says: the gate's environment shows neither, and a fit refuses what lacks structure.
+        of_gate |= {"keep_episodes": "none", "steps_after_success": 0}
     changes: dict[str, Any] = {"gate": gate.model_copy(update=of_gate)}
     if sampling.train_states is None:  # No state twice: no task can draw more than all groups of a round.
-        first = sampling.first_state + number * recipe.train.iterations * recipe.train.groups
+        groups = recipe.train.iterations * (recipe.train.groups + recipe.train.resample_budget)
+        first = sampling.first_state + number * groups
         sampling = sampling.model_copy(update={"first_state": first})
     if sampling.keyframe_share:
         sampling = sampling.model_copy(update={"keyframes": done.keyframes})

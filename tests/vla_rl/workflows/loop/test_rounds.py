@@ -68,6 +68,7 @@ def test_a_fit_learns_from_what_judged_earlier_rounds_and_not_its_own(tmp_path):
         (["loop.every_frame=false", "loop.steps_after_success=4"], "decisions", 4),
         (["gate.every=0"], "none", 0),
         (["world_model.objects.steps=10"], "none", 0),
+        (["world_model.objects.steps=10", "gate.keep_episodes=frames", "gate.steps_after_success=8"], "none", 0),
     ],
 )
 def test_the_gates_episodes_are_kept_where_a_fit_can_learn_from_them(tmp_path, options, kept, going_on):
@@ -75,6 +76,18 @@ def test_the_gates_episodes_are_kept_where_a_fit_can_learn_from_them(tmp_path, o
     rounds = [Round(tmp_path / "round_1")]
     gate = in_round(recipe, rounds, 0, "policy", "world_model").gate
     assert (gate.keep_episodes, gate.steps_after_success) == (kept, going_on)
+
+
+def test_no_two_rounds_imagine_from_the_same_initial_state(tmp_path):
+    """Also where every group of a rollout is drawn again."""
+    options = ["train.iterations=3", "train.groups=4", "train.resample_budget=2", "env.tasks=[push_to_zone]"]
+    recipe = load_recipe("tabletop_imagination", options)
+    rounds = [Round(tmp_path / f"round_{n}") for n in (1, 2)]
+    drawn = []
+    for number in range(2):
+        sampler = in_round(recipe, rounds, number, "policy", "world_model").sampling.build(["push_to_zone"])
+        drawn.append({spec.index for _ in range(3) for spec in [*sampler.draw(4), *sampler.draw(2)]})
+    assert len(drawn[0]) == len(drawn[1]) == 18 and not drawn[0] & drawn[1]
 
 
 @pytest.mark.parametrize(
