@@ -26,7 +26,8 @@ from vla_rl.interfaces import TrustError
 from vla_rl.recipe.recipe import load_recipe
 from vla_rl.workflows.imagination.measure_trust import measure_world_model
 from vla_rl.workflows.jobs import Cluster, job, run_jobs
-from vla_rl.workflows.loop.closed_loop import HELD_OUT_START, collect_real
+from vla_rl.workflows.loop.closed_loop import collect_real
+from vla_rl.workflows.loop.rounds import HELD_OUT_START
 from world_model.trust.report import PAGE_FILE, TRUST_FILE, TrustReport
 
 MIN_WORLD_MODELS = 4  # With three, a rank correlation is 1, .5, -.5 or -1.

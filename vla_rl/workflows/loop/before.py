@@ -8,6 +8,7 @@ from vla_rl.config import ConfigError
 from vla_rl.evaluation.threshold import failures_needed
 from vla_rl.recipe.checks import check
 from vla_rl.recipe.recipe import Recipe
+from vla_rl.workflows.loop.rounds import HELD_OUT_START
 from vla_rl.workflows.recipe_parts import world_model_section
 from world_model.env.branches import check_depth
 from world_model.metadata import read_metadata, resolve_path
@@ -36,6 +37,7 @@ def check_loop(recipe: Recipe) -> None:
     config, metadata = read_metadata(resolve_path(recipe.env.path))
     lacking = _lacking_parts(recipe, recipe.env, section, config, metadata)
     lacking += [*_lacking_dynamics(recipe, section, config.dynamics), *_lacking_episodes(recipe, section)]
+    lacking += _shared_states(recipe)
     if lacking:
         raise ConfigError("\n".join(lacking))
 
@@ -110,6 +112,23 @@ def _lacking_dynamics(recipe: Recipe, section: FitConfig, dynamics: DynamicsConf
             "such as 4, or world_model.distillation.steps to 0"
         )
     return lacking
+
+
+def _shared_states(recipe: Recipe) -> list[str]:
+    """What draws initial states of which trust judges the world model, in any round."""
+    loop, train, sampling = recipe.loop, recipe.train, recipe.sampling
+    groups = train.iterations * (train.groups + train.resample_budget)
+    drawn = {
+        "loop.first_state": (loop.first_state, loop.rounds * loop.episodes),
+        "sampling.first_state": (sampling.first_state, sampling.train_states or loop.rounds * groups),
+    }
+    end = HELD_OUT_START + loop.rounds * loop.held_out
+    return [
+        f"{name}: got {first}, from which on states up to {first + count - 1} may be drawn, but {HELD_OUT_START} to "
+        f"{end - 1} are those of the held-out episodes; keep it below, or set it to {end}"
+        for name, (first, count) in drawn.items()
+        if first < end and first + count > HELD_OUT_START
+    ]
 
 
 def _lacking_episodes(recipe: Recipe, section: FitConfig) -> list[str]:

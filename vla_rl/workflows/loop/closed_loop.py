@@ -33,11 +33,18 @@ from vla_rl.workflows.imagination.mine_keyframes import mine_keyframes
 from vla_rl.workflows.jobs import BASE, FINAL
 from vla_rl.workflows.loop.before import check_loop
 from vla_rl.workflows.loop.controls import evaluations, run_beside_controls, run_online, summarize_controls
-from vla_rl.workflows.loop.rounds import Round, calibrates, check_budget, gate_checks, learned_from, rounds_table
+from vla_rl.workflows.loop.rounds import (
+    HELD_OUT_START,
+    Round,
+    calibrates,
+    check_budget,
+    gate_checks,
+    learned_from,
+    rounds_table,
+)
 from vla_rl.workflows.recipe_parts import world_model_section
 from world_model.trust.report import PAGE_FILE, TRUST_FILE
 
-HELD_OUT_START = 500_000  # Initial states of the held-out episodes: none that RL or the fit could draw.
 ONLINE = "online_grpo"
 # What a round's episodes can say against its RL; from the second round on the loop then ends with the round before.
 REFUSALS = (TrustError, CalibrationError, KeyframeError, NoSuccessError)

@@ -22,6 +22,7 @@ from vla_rl.training.metrics import read_metrics
 from vla_rl.types import EnvSpec
 from world_model.trust.report import TRUST_FILE, TrustReport
 
+HELD_OUT_START = 500_000  # Initial states of the held-out episodes; `before` checks that RL and the fit draw others.
 TRUST_FIGURES = ("agreement", "auc", "calibration_error", "informedness", "false_success", "skill", "trust_horizon")
 
 

@@ -37,6 +37,11 @@ DISTILLED = ("world_model.distillation.steps=2", "world_model.sampling_steps=nul
         ([*UNCERTAIN], r"keyframes\.kinds: got 'uncertain', but pretrained:tabletop has no value"),
         (["world_model.cuts=4", "loop.every_frame=false"], r"world_model\.cuts: got 4 with loop\.every_frame=false"),
         (["loop.episodes=20"], r"loop\.episodes: got 20, of which .*=0\.5 leaves 50 episodes .* 52 of them must fail"),
+        (
+            ["loop.first_state=499850"],
+            r"loop\.first_state: got 499850, .* up to 500049 .* 500000 to 500199 are .* 500200",
+        ),
+        (["sampling.first_state=500199"], r"sampling\.first_state: got 500199, .* those of the held-out episodes"),
         (["env.path=nowhere"], r"world model 'nowhere': no such folder"),
     ],
 )
@@ -57,6 +62,8 @@ def test_what_a_loop_would_refuse_after_its_real_episodes_is_refused_before(opti
         [*UNCERTAIN, "world_model.value.steps=2"],
         ["world_model.cuts=4"],
         ["loop.episodes=20", "world_model.cross_fit=2"],
+        ["loop.first_state=499800", "sampling.first_state=500200"],
+        ["sampling={first_state: 499990, train_states: 10}"],
         ["loop.episodes=20", "env.imagination.reward=probability"],
     ],
 )
