@@ -20,8 +20,8 @@ def imagined_env(recipe: Recipe, world_model: Path) -> Any:
     env: Any = type(recipe.env).model_validate(
         recipe.env.model_dump() | {"path": str(world_model), "trust": {"ignore": True}}
     )
-    # Success is asked, not reward; and trust may be measured only after.
-    changes: dict[str, Any] = {"disagreement_penalty": 0.0, "action_penalty": 0.0}
+    # Success is asked, not reward, nor what a branch is worth at its end; and trust may be measured only after.
+    changes: dict[str, Any] = {"disagreement_penalty": 0.0, "action_penalty": 0.0, "branch_frames": None}
     if env.imagination.horizon is None:
         changes["horizon"] = max(env.env_spec().horizon.values())
     return env.model_copy(update={"imagination": env.imagination.model_copy(update=changes)})
