@@ -58,6 +58,14 @@ RULES = (
     ),
     Rule(
         (),
+        lambda r: r.gate.every and r.gate.split == "eval",
+        lambda r: (
+            "gate.split: got 'eval', whose initial states are for the final claim, but the gate says which policy is "
+            "kept, and a loop's next world model learns from its episodes; set it to validation"
+        ),
+    ),
+    Rule(
+        (),
         lambda r: r.gate.every and r.train.keep == "best",
         lambda r: "train.keep: got 'best', but the gate says which policy is kept; set it to last",
     ),

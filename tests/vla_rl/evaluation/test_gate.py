@@ -329,6 +329,7 @@ def test_imagined_success_is_not_known_where_all_episodes_began_at_keyframes(tmp
         ([dream(), REAL.replace("8}", "8, image_size: 48}"), "gate.every=2"], "real_env: its image_size is"),
         ([dream(tasks=["reach_blue"]), REAL, "gate.every=2"], "real_env.tasks: lacks reach_blue"),
         (["gate.every=2"], "gate.every: env is no world model"),
+        ([dream(), REAL, "gate={every: 2, split: eval}"], "gate.split: got 'eval', .* are for the final claim"),
         ([REAL], "real_env: is for a recipe whose env is a world model"),
         ([dream(), f"real_env={dream().removeprefix('env=')}"], "and is itself a simulator or robot"),
     ],
