@@ -11,7 +11,6 @@ check leaves undecided is kept, its gain not shown.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -169,17 +168,32 @@ def verdict_of(comparison: SequentialComparison) -> Verdict:
     return "undecided" if comparison.decision == "no_gain" else comparison.decision
 
 
-@dataclass
 class KeptEpisodes:
-    """Real episodes of a check, of both policies."""
+    """Real episodes of a check, of both policies, written as they come: none stays in memory.
 
-    mark: list[Episode] = field(default_factory=list)
-    checked: list[Episode] = field(default_factory=list)
+    Args:
+        folder: for the check's datasets. spec: of the real environment.
+        mark, iteration: of the policies.
+    """
+
+    def __init__(self, folder: Path, spec: EnvSpec, mark: int, iteration: int) -> None:
+        from vla_rl.rollout.rollout_dataset import RolloutWriter
+
+        notes = {"gate": {"mark": mark, "iteration": iteration}}
+        self._writers = [
+            RolloutWriter(folder / name, spec, f"iteration {number}", notes)
+            for name, number in ((MARK, mark), (CHECKED, iteration))
+        ]
 
     def add(self, mark: Sequence[Episode], checked: Sequence[Episode]) -> None:
-        """Append a batch of each."""
-        self.mark += mark
-        self.checked += checked
+        """Write a batch of each."""
+        for writer, episodes in zip(self._writers, (mark, checked), strict=True):
+            writer.add(episodes)
+
+    def finish(self) -> None:
+        """Make the datasets."""
+        for writer in self._writers:
+            writer.finish()
 
 
 class Gate:
@@ -252,7 +266,7 @@ class Gate:
         """
         from vla_rl.evaluation.pooled import PooledEvidence, PooledTest
 
-        kept = KeptEpisodes()
+        kept = self._kept_episodes(env.spec, iteration)
         confirmed: Policy = self.world.load(lambda: load_policy(self.confirmed, policy.device))
         used = sum(check.comparison.num_pairs + check.comparison.num_lost_pairs for check in self.checks)
         self.evidence.begin(self.config.pairs, checks_left)
@@ -271,10 +285,10 @@ class Gate:
             on_batch,
             self.world,
             PooledTest(self.config.alpha, evidence=self.evidence),
-            None if self.config.keep_episodes == "none" else kept.add,
+            kept.add if kept else None,
         )
-        if self.config.keep_episodes != "none":
-            self._write(kept, env.spec, iteration)
+        if kept:
+            kept.finish()
         verdict = verdict_of(comparison)
         check = GateCheck(
             iteration=iteration,
@@ -293,14 +307,11 @@ class Gate:
             self._confirm(policy)
         return check
 
-    def _write(self, kept: KeptEpisodes, spec: EnvSpec, iteration: int) -> None:
-        from vla_rl.rollout.rollout_dataset import write_rollouts
-
+    def _kept_episodes(self, spec: EnvSpec, iteration: int) -> KeptEpisodes | None:
+        if self.config.keep_episodes == "none":
+            return None
         assert self.episodes is not None, "given with config.keep_episodes"
-        folder = self.episodes / f"iteration_{iteration:05d}"
-        notes = {"gate": {"mark": self.mark, "iteration": iteration}}
-        write_rollouts(folder / MARK, kept.mark, spec, f"iteration {self.mark}", notes)
-        write_rollouts(folder / CHECKED, kept.checked, spec, f"iteration {iteration}", notes)
+        return KeptEpisodes(self.episodes / f"iteration_{iteration:05d}", spec, self.mark, iteration)
 
     def _pooled(self, newest: SequentialComparison) -> Pooled:
         earlier = [check.comparison for check in self.checks if check.mark == self.mark and check.pooled is not None]

@@ -18,41 +18,59 @@ from vla_rl.rollout.episode_recording import EpisodeRecording
 from vla_rl.types import EnvSpec, Episode, StepResult
 
 
-def write_rollouts(
-    dataset: Path, episodes: Sequence[Episode], spec: EnvSpec, policy_version: str, notes: Mapping[str, Any]
-) -> int:
-    """Write a policy's episodes as a dataset, in place of one that is there; lost ones are left out.
+class RolloutWriter:
+    """Writes a policy's episodes as a dataset, batch by batch: none stays in memory. Lost ones are left out.
 
     Args:
-        episodes: where they have no frames, images and states repeat within a chunk, and the dataset says so.
-        spec: of the environment that they were run in.
-        policy_version: which policy acted, recorded with every frame.
+        dataset: its folder, which `finish` makes; one that is there is replaced.
+        spec: of the environment that the episodes are run in.
+        policy_version: which policy acts, recorded with every frame.
         notes: JSON-able provenance.
-
-    Returns:
-        how many were written.
     """
-    kept = [episode for episode in episodes if not episode.lost]
-    if not kept:
-        return 0
-    features = dataset_features(list(spec.cameras), spec.image_size, spec.state_dim, spec.action_dim)
-    staging = dataset.parent / f".{dataset.name}.writing"
-    shutil.rmtree(staging, ignore_errors=True)
-    with ThreadPoolExecutor(max_workers=2, thread_name_prefix="png") as encoders:
-        recorded = [_record(episode, spec, policy_version, encoders) for episode in kept]
-    write_shard(staging / "shard_00000", recorded, [], features)
-    every = 1 if kept[0].frames is not None else int(kept[0].reward.shape[1])
-    shutil.rmtree(dataset, ignore_errors=True)
-    assemble(
-        staging,
-        dataset,
-        fps=round(spec.control_hz),
-        features=features,
-        robot=spec.kind,
-        notes={**notes, "attempts": Counter(episode.spec.task for episode in kept), OBSERVED_EVERY: every},
-    )
-    shutil.rmtree(staging)
-    return len(kept)
+
+    def __init__(self, dataset: Path, spec: EnvSpec, policy_version: str, notes: Mapping[str, Any]) -> None:
+        self._dataset, self._spec, self._version, self._notes = dataset, spec, policy_version, notes
+        self._features = dataset_features(list(spec.cameras), spec.image_size, spec.state_dim, spec.action_dim)
+        self._staging = dataset.parent / f".{dataset.name}.writing"
+        self._num_shards = self._observed_every = 0
+        self._written = Counter[str]()  # By task.
+        shutil.rmtree(self._staging, ignore_errors=True)
+
+    def add(self, episodes: Sequence[Episode]) -> None:
+        """Write a batch. Where episodes have no frames, images and states repeat within a chunk; the dataset says so.
+
+        Args:
+            episodes: all with frames, or all without, as those of other batches.
+        """
+        kept = [episode for episode in episodes if not episode.lost]
+        if not kept:
+            return
+        with ThreadPoolExecutor(max_workers=2, thread_name_prefix="png") as encoders:
+            recorded = [_record(episode, self._spec, self._version, encoders) for episode in kept]
+        write_shard(self._staging / f"shard_{self._num_shards:05d}", recorded, [], self._features)
+        self._num_shards += 1
+        self._observed_every = 1 if kept[0].frames is not None else int(kept[0].reward.shape[1])
+        self._written.update(episode.spec.task for episode in kept)
+
+    def finish(self) -> int:
+        """Make the dataset of all batches; what is there stays where there is nothing to write.
+
+        Returns:
+            how many episodes were written.
+        """
+        if not self._written:
+            return 0
+        shutil.rmtree(self._dataset, ignore_errors=True)
+        assemble(
+            self._staging,
+            self._dataset,
+            fps=round(self._spec.control_hz),
+            features=self._features,
+            robot=self._spec.kind,
+            notes={**self._notes, "attempts": self._written, OBSERVED_EVERY: self._observed_every},
+        )
+        shutil.rmtree(self._staging)
+        return self._written.total()
 
 
 def _record(episode: Episode, spec: EnvSpec, policy_version: str, encoders: ThreadPoolExecutor) -> RecordedEpisode:

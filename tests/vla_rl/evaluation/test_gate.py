@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +21,7 @@ from sim.dummy import DummyConfig
 from vla_rl.common.run_folder import open_run
 from vla_rl.config import ConfigError
 from vla_rl.data.source import LeRobotSource
-from vla_rl.evaluation.gate import Gate, GateCheck, GateConfig
+from vla_rl.evaluation.gate import Gate, GateCheck, GateConfig, KeptEpisodes
 from vla_rl.policies.load import load_policy
 from vla_rl.training.run import TrainingRun
 from vla_rl.training.train import train
@@ -102,6 +104,26 @@ def test_a_checks_episodes_are_kept_of_both_policies(tmp_path, stone, wanderer, 
     assert starts == own.initial_states() and starts[0].endswith(f"/validation/{config.start_index + 12}")
     notes = json.loads((own.root / "collect.json").read_text())
     assert notes["gate"] == {"mark": 0, "iteration": 5} and (notes["observed_every"] == 1) == (keep == "frames")
+
+
+def test_kept_episodes_do_not_stay_in_memory(tmp_path, wanderer, monkeypatch):
+    """A check's, with an image a control step, would be gigabytes."""
+    config = GateConfig(every=1, pairs=24, keep_episodes="frames", alpha=1e-9)
+    gate = Gate(config, tmp_path / "confirmed", load_policy(wanderer), episodes=tmp_path / "kept")
+    episodes: list[weakref.ref[Any]] = []
+    left: list[int] = []
+    add = KeptEpisodes.add
+
+    def noted(self: KeptEpisodes, *both: Any) -> None:
+        gc.collect()
+        left.append(sum(one() is not None for one in episodes))
+        episodes.extend(weakref.ref(episode.frames["agentview"]) for part in both for episode in part)
+        add(self, *both)
+
+    monkeypatch.setattr(KeptEpisodes, "add", noted)
+    with closing(DummyConfig(num_envs=8, horizon=8).build(record_frames=True)) as env:
+        gate.check(load_policy(wanderer), env, iteration=5, imagined=None, temperature=1.0, seed=0, checks_left=1)
+    assert len(episodes) == 48 and left == [0, 0, 0]
 
 
 @pytest.mark.parametrize("steps", [0, 6])

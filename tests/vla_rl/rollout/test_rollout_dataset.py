@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +17,9 @@ from vla_rl.data.dataset import DataNeeds, EpisodeDataset, open_dataset
 from vla_rl.data.source import LeRobotSource
 from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.recipe.collect_config import CollectConfig
-from vla_rl.rollout.rollout_dataset import write_rollouts
+from vla_rl.rollout.rollout_dataset import RolloutWriter
 from vla_rl.rollout.runner import collect
-from vla_rl.types import EpisodeSpec
+from vla_rl.types import Episode, EpisodeSpec
 from vla_rl.workflows.record_dataset import collect_dataset
 
 ENV = DummyConfig(num_envs=3, image_size=32, cameras=("agentview", "wrist"), tasks=("reach_red",))
@@ -37,6 +38,13 @@ def opened(folder: Path) -> EpisodeDataset:
     return open_dataset(DatasetConfig(path=str(folder)), DataNeeds(ENV.cameras, 7))
 
 
+def written(folder: Path, *batches: Sequence[Episode]) -> int:
+    writer = RolloutWriter(folder, ENV.env_spec(), "v1", {"why": "a test"})
+    for batch in batches:
+        writer.add(batch)
+    return writer.finish()
+
+
 @pytest.mark.parametrize("every_frame", [True, False])
 def test_it_is_what_collect_writes_of_the_same_episodes(tmp_path: Path, every_frame: bool) -> None:
     policy = chunked_policy()
@@ -45,7 +53,7 @@ def test_it_is_what_collect_writes_of_the_same_episodes(tmp_path: Path, every_fr
     collect_dataset(ENV, config, policy=policy, policy_version="v1")
     with closing(ENV.build(record_frames=every_frame)) as env:
         episodes = collect(policy, env, SPECS, temperature=0)
-        assert write_rollouts(tmp_path / "written", episodes, env.spec, "v1", {"why": "a test"}) == 5
+    assert written(tmp_path / "written", episodes[:2], episodes[2:]) == 5
     order = [opened(tmp_path / "collected").initial_states.index(f"reach_red/train/{i}") for i in range(5)]
     one, other = opened(tmp_path / "collected"), opened(tmp_path / "written")
     assert other.initial_states == [one.initial_states[e] for e in order] and one.observed_every == other.observed_every
@@ -66,11 +74,11 @@ def test_it_is_what_collect_writes_of_the_same_episodes(tmp_path: Path, every_fr
 def test_lost_episodes_are_left_out_and_a_dataset_is_replaced(tmp_path: Path) -> None:
     with closing(ENV.build()) as env:
         episodes = collect(chunked_policy(), env, SPECS, temperature=0)
-        broken = replace(episodes[0], lost=True)
-        folder = tmp_path / "written"
-        assert write_rollouts(folder, [broken, *episodes[1:]], env.spec, "v1", {}) == 4
-        assert LeRobotSource(folder).initial_states() == [f"reach_red/train/{i}" for i in range(1, 5)]
-        assert write_rollouts(folder, [broken], env.spec, "v1", {}) == 0, "nothing to write: what is there stays"
-        assert write_rollouts(folder, episodes[:2], env.spec, "v1", {}) == 2
+    broken = replace(episodes[0], lost=True)
+    folder = tmp_path / "written"
+    assert written(folder, [broken], [broken, *episodes[1:]]) == 4
+    assert LeRobotSource(folder).initial_states() == [f"reach_red/train/{i}" for i in range(1, 5)]
+    assert written(folder, [broken]) == 0, "nothing to write: what is there stays"
+    assert written(folder, episodes[:2]) == 2
     assert len(LeRobotSource(folder).lengths) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["written"]
