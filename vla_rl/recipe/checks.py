@@ -133,6 +133,15 @@ RULES = (
             "initial state; set it to at least 2, or use algo.kind=ppo or reinforce_pp"
         ),
     ),
+    Rule(
+        _RL,
+        lambda r: getattr(r.algo, "bootstrap_truncated", False) and _branch_frames(r),
+        lambda r: (
+            f"algo.bootstrap_truncated: got true with env.imagination.branch_frames={_branch_frames(r)}, whose "
+            "branches are paid the world model's value where they end; the critic's would be counted on top: set it to "
+            "false"
+        ),
+    ),
     Rule(_RL, lambda r: r.sft is None and learns_from_demonstrations(r), lambda r: _NO_DEMONSTRATIONS),
     Rule(_RL, lambda r: r.sft and learns_from_demonstrations(r) and check_datasets(d.path for d in r.sft.datasets)),
     Rule(
@@ -347,6 +356,11 @@ def _unknown_axes(recipe: Recipe) -> list[str]:
     """Axes along which training episodes cannot be perturbed."""
     perturb = recipe.sampling.perturb
     return [axis for axis in perturb.axes if axis not in (*recipe.env.perturb_axes, "clean")] if perturb else []
+
+
+def _branch_frames(recipe: Recipe) -> object:
+    """After how many frames imagined episodes end, worth a value; None: they go on."""
+    return getattr(getattr(recipe.env, "imagination", None), "branch_frames", None)
 
 
 def _acts(recipe: Recipe) -> bool:

@@ -56,6 +56,11 @@ REFUSED = [
     ),
     ("train", ["train.evaluate=after", "eval.tasks=[reach_red, reach_red]"], r"eval\.tasks: got .*name each once"),
     ("train", [MEASURED, *IMAGINED], r"real_env: the recipe has none, and its env is a world model"),
+    (
+        "train",
+        [*IMAGINED, "env.imagination.branch_frames=2", "algo.kind=ppo"],
+        r"algo\.bootstrap_truncated: got true with env\.imagination\.branch_frames=2, .* set it to false",
+    ),
     ("train", ["env.horizon=0"], r"env\.horizon: got 0\. Input should be greater than 0"),
     ("train", ["train.groups=0"], r"train\.groups: got 0\. Input should be greater than 0"),
     ("train", ["rollout={kind: ray, object_store_mb: 10}"], r"rollout\.object_store_mb: got 10.*Ray takes 75 or more"),
