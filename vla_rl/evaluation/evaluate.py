@@ -340,8 +340,9 @@ def _batch_size(env: VecEnv, policy: Policy) -> int:
     """Episodes per `collect`, so that their images stay below `_MAX_BATCH_BYTES`; at least two a slot."""
     height, width = env.spec.image_size
     image = height * width * 3 * len(env.spec.cameras)
-    decisions = max(env.spec.horizon.values()) / policy.chunk_size + 2
-    return max(2 * env.num_envs, int(_MAX_BATCH_BYTES / (image * decisions)))
+    horizon = max(env.spec.horizon.values())
+    seen = horizon / policy.chunk_size + 2 + (horizon if getattr(env, "record_frames", False) else 0)
+    return max(2 * env.num_envs, int(_MAX_BATCH_BYTES / (image * seen)))
 
 
 def _batches[T](items: Sequence[T], size: int) -> Iterator[Sequence[T]]:

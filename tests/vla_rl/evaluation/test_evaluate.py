@@ -11,9 +11,11 @@ from reach_policy import ReachPolicy
 
 from sim.dummy import DummyConfig
 from vla_rl.config import ConfigError, validate
+from vla_rl.evaluation import evaluate as evaluate_module
 from vla_rl.evaluation.evaluate import EvalConfig, episode_specs, evaluate, policy_hash
 from vla_rl.evaluation.results import Evaluation, EvaluationError
 from vla_rl.evaluation.statistics import wilson_interval
+from vla_rl.rollout.runner import collect
 
 ENV = DummyConfig(num_envs=4)
 SMALL = EvalConfig(episodes_per_task=6, videos=0)
@@ -92,6 +94,28 @@ def test_modes_are_named_by_temperature():
     for wrong in ([], [-1.0], [1.0, 1.0]):
         with pytest.raises(ConfigError, match=r"eval\.temperatures"):
             validate(EvalConfig, {"temperatures": wrong}, "eval").modes()
+
+
+@pytest.mark.parametrize("record_frames", [False, True])
+def test_a_batchs_images_stay_within_the_memory_that_is_meant_for_them(record_frames, monkeypatch):
+    """The gate's environment, in which validation runs too, may record an image a control step."""
+    made = []
+
+    def noted(*args, **kwargs):
+        made.append(collect(*args, **kwargs))
+        return made[-1]
+
+    limit = 2**18
+    monkeypatch.setattr(evaluate_module, "_MAX_BATCH_BYTES", limit)
+    monkeypatch.setattr(evaluate_module, "collect", noted)
+    with closing(DummyConfig(num_envs=2, horizon=16, image_size=16).build(record_frames=record_frames)) as env:
+        evaluate(ReachPolicy(speed=0.2), env, replace_config(SMALL, episodes_per_task=50, temperatures=(0.0,)))
+    sizes = [
+        sum(image.nbytes for e in batch for image in (*e.obs.images.values(), *(e.frames or {}).values()))
+        for batch in made
+    ]
+    assert len(sizes) > 1 and max(sizes) <= limit
+    assert min(map(len, made[:-1])) > 4, "and are as large as that allows"
 
 
 def test_lost_episodes_are_run_again():
