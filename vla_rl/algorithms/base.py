@@ -7,12 +7,13 @@ learning rate is for a 7B policy trained whole. A recipe for a small policy sets
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypedDict, Unpack
 
 import numpy as np
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from vla_rl.algorithms.batch import episode_batch, has_spread, shuffle_advantages
+from vla_rl.config import ConfigError
 from vla_rl.training.config import Beta, OptimizerConfig
 
 if TYPE_CHECKING:
@@ -131,6 +132,15 @@ class AlgoConfig(OptimizerConfig):
     bc_coef: float = Field(
         default=0.0, ge=0, description="Weight of the behavior-cloning anchor (needs demonstrations)."
     )
+
+    @model_validator(mode="after")
+    def _share_is_of_weights(self) -> Self:
+        if self.min_effective_share and self.proximal == "interpolate":
+            raise ConfigError(
+                f"algo.min_effective_share: got {self.min_effective_share:g} with proximal 'interpolate', which knows "
+                "no importance weights before the update; set proximal=recompute, or min_effective_share=0"
+            )
+        return self
 
     @property
     def critic_lr(self) -> float | None:

@@ -169,6 +169,11 @@ def test_recomputed_is_exact_and_interpolated_needs_no_pass(recompute_old, monke
     assert np.array_equal(exact.behavior_log_prob, recorded)
 
 
+def test_chunks_are_left_out_by_their_weights_which_interpolation_does_not_know():
+    with pytest.raises(ValueError, match=r"min_effective_share: got 0\.3 with proximal 'interpolate', which knows no"):
+        GRPOConfig(proximal="interpolate", min_effective_share=0.3)
+
+
 def test_a_critic_learns_beside_interpolated_chunks():
     episodes = stamped(toy.roll_out(toy.ToyPolicy(critic=True, seed=4), 6, 4, seed=0), 0)
     metrics, _ = learnt(PPOConfig(proximal="interpolate", **OPTIONS), episodes, iteration=1, critic=True)
