@@ -17,8 +17,8 @@ class RecordingPlan:
     """Which initial states to run next, one task after another, and what came of them.
 
     Attributes:
-        kept, successes, running: task -> episodes. tried: task -> how often each initial state, by
-            its index, was started so far.
+        kept, successes, running: task -> episodes. lost: those that broke in every try.
+        tried: task -> how often each initial state, by its index, was started so far.
     """
 
     def __init__(self, config: CollectConfig, tasks: Sequence[str]) -> None:
@@ -27,6 +27,7 @@ class RecordingPlan:
         self.successes = dict.fromkeys(self.tasks, 0)
         self.tried: dict[str, Counter[int]] = {task: Counter() for task in self.tasks}
         self.running = dict.fromkeys(self.tasks, 0)
+        self.lost = dict.fromkeys(self.tasks, 0)
 
     @property
     def wanted(self) -> int:
@@ -71,6 +72,7 @@ class RecordingPlan:
     def give_up(self, spec: EpisodeSpec) -> None:
         """Note an episode that broke `MAX_ATTEMPTS` times."""
         self.running[spec.task] -= 1
+        self.lost[spec.task] += 1
         warnings.warn(f"{spec.task} {spec.split} {spec.index}: broke {MAX_ATTEMPTS} times; given up", stacklevel=2)
 
     def restore(self, rows: Sequence[dict[str, Any]], rejected: Sequence[tuple[str, int]]) -> None:

@@ -61,8 +61,8 @@ def collect_dataset(
         place: says where the environments run (see `RolloutConfig.placed`); episodes are the same everywhere.
 
     Returns:
-        dataset, episodes, frames, success_rate (task -> of all attempts this call made and restored),
-        frames_per_second (simulation included; of this call).
+        dataset, episodes, frames, success_rate (task -> of all attempts this call made and restored, but those whose
+        worker broke in every try), frames_per_second (simulation included; of this call).
 
     Raises:
         ConfigError: the dataset exists already with other settings, a task is unknown, or a policy is missing.
@@ -304,7 +304,7 @@ class _Collector:
             "episodes": sum(plan.kept.values()),
             "episodes_wanted": plan.wanted,
             "frames": self.frames,
-            "success_rate": {task: plan.successes[task] / max(n, 1) for task, n in attempts.items()},
+            "success_rate": {task: plan.successes[task] / max(n - plan.lost[task], 1) for task, n in attempts.items()},
             "attempts": attempts,
             "frames_per_second": self.new_frames / elapsed,
         }

@@ -349,6 +349,7 @@ def test_lost_episodes_are_tried_again_then_given_up(tmp_path):
         result = collect_dataset(env, config)
     assert result["episodes"] == 2
     assert [e["env_index"] for e in read_episodes(tmp_path / "d")] == [0, 2]
+    assert (result["attempts"], result["success_rate"]) == ({"reach_red": 3}, {"reach_red": 1.0}), "lost, not failed"
 
 
 def test_disk_full_is_said_and_finished_shards_stay(tmp_path, monkeypatch):
