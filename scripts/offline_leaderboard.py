@@ -152,8 +152,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     print(f"logged episodes: fingerprint {found}")
     if args.recipe == RECIPE and found != PUBLISHED:
         print(
-            f"These are not the episodes of docs/results_experience.md ({PUBLISHED}): another processor or library draws others "
-            "from the same states. Compare the methods of this table with one another, not with figures there."
+            f"These are not the episodes of docs/results_experience.md ({PUBLISHED}): another processor or library "
+            "draws others from the same states. Compare the methods of this table with one another, not with figures "
+            "there."
         )
     check_same_episodes(found, table)
     args.output.mkdir(parents=True, exist_ok=True)
