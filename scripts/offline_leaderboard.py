@@ -35,7 +35,7 @@ from vla_rl.workflows.jobs import job, run_jobs
 from vla_rl.workflows.offline import collect_missing
 
 RECIPE = "tabletop_offline"
-# Of the episodes whose figures are in docs/results.md.
+# Of the episodes whose figures are in docs/results_experience.md.
 PUBLISHED = "afcecc842579b1d6"
 # A method's own options, where the recipe's are not for it.
 METHODS: dict[str, list[str]] = {
@@ -152,8 +152,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     print(f"logged episodes: fingerprint {found}")
     if args.recipe == RECIPE and found != PUBLISHED:
         print(
-            f"These are not the episodes of docs/results.md ({PUBLISHED}): another processor or library draws others "
-            "from the same states. Compare the methods of this table with one another, not with figures there."
+            f"These are not the episodes of docs/results_experience.md ({PUBLISHED}): another processor or library "
+            "draws others from the same states. Compare the methods of this table with one another, not with figures "
+            "there."
         )
     check_same_episodes(found, table)
     args.output.mkdir(parents=True, exist_ok=True)

@@ -97,7 +97,7 @@ class BootstrapConfig(Config):
         ge=0,
         le=1,
         description="Of the clips, at the end; 0: none, no bootstrapping. Measured, it made imagination worse, most "
-        "far from a real frame (docs/results.md, the closed loop on the tabletop): leave it at 0.",
+        "far from a real frame (docs/results_world_model.md): leave it at 0.",
     )
     start: float = Field(default=0.2, ge=0, lt=1, description="Share of the updates after which it rises from 0.")
     ramp: float = Field(default=0.5, gt=0, le=1, description="Share of the updates over which it rises.")

@@ -5,8 +5,7 @@ collection loses at most the shard under way. `lerobot_assembly.assemble` then w
 LeRobot's own `LeRobotDatasetMetadata`, in a temporary folder that is renamed when whole. Images are PNG
 bytes embedded in the parquet files, as LeRobot's `use_videos=False` writes them.
 
-LeRobot's `add_frame`/`save_episode` store the same, through one PNG file per frame; docs/results.md
-has both rates.
+LeRobot's `add_frame`/`save_episode` store the same, through one PNG file per frame.
 """
 
 from __future__ import annotations

@@ -36,12 +36,14 @@ class Examples:
         weight: float64 (N,), how often each counts, relative to the others; 0: never.
         chunk: float32 (N, H, A), what is cloned in place of the logged chunk; None: the logged one. H is as many as the
             policy executes; of what it clones beyond these nothing is learned.
+        own: bool (N,), where `chunk` replaces the logged one; None: everywhere.
         positive: bool (N,), which word the instruction gets; None: none. Of all examples a share of `word_dropout`,
             float64 (1,), gets none.
     """
 
     weight: np.ndarray
     chunk: np.ndarray | None = None
+    own: np.ndarray | None = None
     positive: np.ndarray | None = None
     word_dropout: np.ndarray | None = None
 
@@ -94,12 +96,13 @@ class WeightedDataset(BCDataset):
             return batch
         chunk = found.chunk[drawn]
         missing = self.chunk_size - chunk.shape[1]  # A policy may clone more actions than it executes.
-        valid = np.arange(self.chunk_size) < chunk.shape[1]
-        return replace(
-            batch,
-            actions=np.concatenate([chunk, np.repeat(chunk[:, -1:], missing, 1)], 1),
-            valid=np.tile(valid, (size, 1)),
-        )
+        actions = np.concatenate([chunk, np.repeat(chunk[:, -1:], missing, 1)], 1)
+        valid = np.tile(np.arange(self.chunk_size) < chunk.shape[1], (size, 1))
+        if found.own is not None:  # A logged chunk ends with its episode.
+            own = found.own[drawn, None]
+            actions = np.where(own[..., None], actions, batch.actions)
+            valid = np.where(own, valid, batch.valid)
+        return replace(batch, actions=actions, valid=valid)
 
 
 def advantage_weights(config: OfflineConfig, transitions: Transitions, judged: Judged) -> np.ndarray:
@@ -143,7 +146,7 @@ def best_of_n(
     rows = np.sort(rng.permutation(len(transitions))[: config.decisions])
     generator = torch.Generator().manual_seed(derived_seed(seed, 2))
     chunk = transitions.chunk.copy()
-    gains, own = [], []
+    gains, own = [], np.zeros(len(chunk), bool)
     with evaluation_mode(policy):
         for first in range(0, len(rows), _BATCH):
             chosen = rows[first : first + _BATCH]
@@ -153,13 +156,13 @@ def best_of_n(
             best = value.argmax(1)
             chunk[chosen] = candidates[np.arange(len(chosen)), best]
             gains.append(value.max(1) - value[:, 1:].mean(1))
-            own.append(best > 0)
+            own[chosen] = best > 0
             if first // _BATCH % 10 == 0:
                 show(f"best of {config.candidates + 1}: {first + len(chosen)} of {len(rows)} observations")
     weight = np.zeros(len(transitions))
     weight[rows] = 1.0
-    found = {"best_of_n/gain": float(np.concatenate(gains).mean()), "best_of_n/own": float(np.concatenate(own).mean())}
-    return Examples(weight, chunk), found
+    found = {"best_of_n/gain": float(np.concatenate(gains).mean()), "best_of_n/own": float(own[rows].mean())}
+    return Examples(weight, chunk, own), found
 
 
 def _draw(policy: Policy, obs: Observation, config: OfflineConfig, generator: torch.Generator) -> np.ndarray:

@@ -58,7 +58,7 @@ def demo(
     _show(recipe, done)
     rich.print(
         f"in {(time.monotonic() - started) / 60:.1f} minutes. One run is no proof that RL did it: "
-        "docs/results.md has several seeds, with both controls."
+        "docs/results_tabletop.md has several seeds, with both controls."
     )
     return RunFolder(done.run).report
 

@@ -161,6 +161,12 @@ class FitConfig(WorldModelFitConfig):
             )
         return self
 
+    def without_learning(self) -> FitConfig:
+        """The same, of which no stage learns: such a fit chooses thresholds and probabilities anew."""
+        stages = {name: value for name, value in self if isinstance(value, StageConfig)}
+        unlearned = {name: stage.model_copy(update={"steps": 0}) for name, stage in stages.items()}
+        return self.model_copy(update={**unlearned, "fresh_success": False, "cross_fit": 0})
+
     @property
     def needs_structure(self) -> bool:
         """Whether episodes to fit on must be recorded with `collect.structure`."""

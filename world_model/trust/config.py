@@ -99,7 +99,8 @@ class Requirement(Config):
 
 # What refuses tells a world model in which nothing can be learned: no order of successes and failures, deaf to actions,
 # worse than a still image. Which figure predicts how much is gained in a live one is not known: over twelve world
-# models the correlations rest on the two dead ones (docs/results.md, "Which trust figure predicts the gain").
+# models the correlations rest on the two dead ones (docs/results_world_model.md, "Which trust figure predicts the
+# gain").
 DEFAULT_REQUIRE: dict[str, dict[str, Any]] = {
     "auc": {"above": 0.5},
     "informedness": {"above": 0.1},

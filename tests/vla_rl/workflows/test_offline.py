@@ -198,6 +198,18 @@ def test_of_a_chunk_as_executed_nothing_is_learned_beyond_it(logged: Path) -> No
     np.testing.assert_array_equal(batch.actions[:, 2:], batch.actions[:, [1, 1]])
 
 
+def test_a_logged_chunk_that_stays_the_best_is_cloned_to_its_episodes_end_and_no_further(logged: Path) -> None:
+    data, found = opened(logged), transitions(logged)
+    own = np.arange(len(found)) % 2 == 0
+    batch = WeightedDataset(data, Examples(np.ones(len(found)), np.full_like(found.chunk, 9), own)).batch(400, 0, 0)
+    plain = WeightedDataset(data, Examples(np.ones(len(found)))).batch(400, 0, 0)
+    replaced = (batch.actions == 9).all((1, 2))
+    assert plain.valid is not None and not plain.valid.all() and 100 < replaced.sum() < 300
+    assert batch.valid is not None and batch.valid[replaced].all()
+    np.testing.assert_array_equal(batch.actions[~replaced], plain.actions[~replaced])
+    np.testing.assert_array_equal(batch.valid[~replaced], plain.valid[~replaced])
+
+
 def run_offline(recipe: Recipe, folder: Path) -> None:
     improve_offline(recipe, open_run(recipe, folder, False), lambda _: None)
 

@@ -24,14 +24,16 @@ def fit_world_model(
     start_from: str | None = None,
     weights: Sequence[float] | None = None,
     holdout_from: Literal["all", "last"] | None = None,
-    calibrate_on: Path | None = None,
+    calibrate_on: Sequence[Path] = (),
+    needs_threshold: bool | None = None,
 ) -> Path:
     """Fit the recipe's world model, first collecting what `datasets` lacks; goes on from what the folder holds.
 
     Args:
         datasets: to learn from beside `world_model.datasets`. start_from, holdout_from: in place of
             `world_model`'s. weights: how much each of `datasets` counts, relative to 1; None: all 1.
-        calibrate_on: episodes for the threshold, in place of held-out ones of `datasets`.
+        calibrate_on: datasets for the threshold, in place of held-out episodes of `datasets`.
+        needs_threshold: see `world_model.fit.fit`; None: where RL is paid by it.
 
     Returns:
         the world model's folder, `folder`/world_model.
@@ -53,8 +55,9 @@ def fit_world_model(
     changes: dict[str, Any] = {"datasets": [*values["datasets"], *more]}
     changes |= {"start_from": start_from} if start_from else {}
     changes |= {"holdout_from": holdout_from} if holdout_from else {}
-    changes |= {"calibrate_on": [str(calibrate_on)], "cross_fit": 0} if calibrate_on else {}
-    paid = getattr(getattr(recipe.env, "imagination", None), "reward", "success")
+    changes |= {"calibrate_on": [str(path) for path in calibrate_on], "cross_fit": 0} if calibrate_on else {}
+    if needs_threshold is None:
+        needs_threshold = getattr(getattr(recipe.env, "imagination", None), "reward", "success") == "success"
     section = type(section).model_validate(values | changes)
     resume = updates_kept(section, folder) if run.metrics.exists() else None
     with MetricLogger(folder, recipe.log, resume_step=resume, run_config=recipe.model_dump(mode="json")) as logger:
@@ -66,7 +69,7 @@ def fit_world_model(
             seed=recipe.seed,
             device=device,
             on_metrics=logger.log,
-            needs_threshold=paid == "success",
+            needs_threshold=needs_threshold,
         )
 
 

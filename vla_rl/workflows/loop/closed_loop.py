@@ -118,6 +118,7 @@ def loop(recipe: Recipe, folder: Path, program: Sequence[str], show: Callable[[s
             break
         conclude_round(imagining, done, before, collected, show)
         policy, explorer = str(RunFolder(done.run).policy), str(done.explorer)
+        world_model = str(done.calibrated) if done.calibrated.is_dir() else world_model
     conclude(recipe, RunFolder(folder), rounds, program, show)
     return [done for done in rounds if done.finished][-1]
 
@@ -190,34 +191,43 @@ def in_round(recipe: Recipe, rounds: Sequence[Round], number: int, policy: str, 
     return result.model_copy(update={"env": env.model_copy(update=own)})
 
 
-def measure_newest(recipe: Recipe, done: Round, learned: Sequence[Path], show: Callable[[str], None]) -> None:
-    """Trust where RL has led, on real episodes of its last policy; without the inverse dynamics and AUC by frames.
+def calibrate_newest(recipe: Recipe, done: Round, learned: Sequence[Path], show: Callable[[str], None]) -> None:
+    """Choose thresholds and probabilities where RL has led, and measure trust there, on its last policy's episodes.
+
+    No weight changes. Trust is measured without the inverse dynamics and AUC by frames.
 
     Args:
         recipe: of the round's RL. learned: datasets that its world model was fitted on.
     """
     newest = done.newest_episodes
-    if newest is None or (done.trust_after / PAGE_FILE).is_file():
+    if newest is None or (done.calibrated / PAGE_FILE).is_file():
         return
-    show("how far the world model can be trusted where RL has led")
+    show("thresholds and probabilities where RL has led, and how far the world model can be trusted there")
     section = world_model_section(recipe)
     measure = section.measure.model_copy(update={"inverse_updates": 0, "auc_frames": 0})
-    brief = recipe.model_copy(update={"world_model": section.model_copy(update={"measure": measure})})
-    world_model: Path = recipe.env.path  # type: ignore[attr-defined]
-    measure_world_model(brief, world_model, [newest], train=learned, folder=done.trust_after)
+    unlearned = section.without_learning().model_copy(update={"measure": measure})
+    brief = recipe.model_copy(update={"world_model": unlearned})
+    ran_in = str(recipe.env.path)  # type: ignore[attr-defined]
+    chosen_on = {"calibrate_on": done.calibrating, "needs_threshold": False}
+    try:
+        fit_world_model(brief, done.calibrated.parent, learned, ran_in, **chosen_on)
+    except CalibrationError as error:  # All of them succeeded, or all failed.
+        show(f"not known. {error}")
+        return
+    measure_world_model(brief, done.calibrated, [newest], train=learned)
 
 
 def conclude_round(
     recipe: Recipe, done: Round, before: Round | None, learned: Sequence[Path], show: Callable[[str], None]
 ) -> None:
-    """Measure trust after RL, and put before and after side by side.
+    """Calibrate the world model where RL has led, and put before and after side by side.
 
     A round's "before" is what the round before it ended with.
 
     Args:
         learned: datasets that the round's world model was fitted on.
     """
-    measure_newest(recipe, done, learned, show)
+    calibrate_newest(recipe, done, learned, show)
     base = RunFolder(done.run).evaluation(BASE)
     if before is not None and not base.is_file():
         ended = Evaluation.load(RunFolder(before.run).evaluation(FINAL))

@@ -87,9 +87,14 @@ class Round:
         return checked[-1] if checked else None
 
     @property
-    def trust_after(self) -> Path:
-        """Trust of the world model that RL ran in, on `newest_episodes`."""
-        return self.folder / "trust_after"
+    def calibrated(self) -> Path:
+        """The world model that RL ran in, with thresholds and probabilities for the policy that RL has led to."""
+        return RunFolder(self.folder / "calibrated").world_model
+
+    @property
+    def calibrating(self) -> list[Path]:
+        """What chooses those: no fit has learned from it, nor is it what trust is then measured on."""
+        return [self.held_out, *(dataset for dataset in self.gate_episodes if dataset != self.newest_episodes)]
 
     @property
     def refusal(self) -> Path:
@@ -116,22 +121,22 @@ def learned_from(rounds: Sequence[Round], number: int, old_weight: float) -> tup
     for age, done in zip(range(number, -1, -1), rounds, strict=False):
         own = [done.rollouts]
         if age:
-            own = [*([done.held_out] if done.held_out != choosing else []), *done.gate_episodes, done.rollouts]
+            own = [*([] if done.held_out in choosing else [done.held_out]), *done.gate_episodes, done.rollouts]
         counts = [_collected(dataset) for dataset in own] if len(own) > 1 else [1]
         datasets += own
         weights += [old_weight**age * count / sum(counts) for count in counts]
     return datasets, weights
 
 
-def calibrates(rounds: Sequence[Round], number: int) -> Path | None:
-    """Episodes of the policy that RL of round `number`, from 0, starts from, for the threshold; None: the newest
+def calibrates(rounds: Sequence[Round], number: int) -> list[Path]:
+    """Episodes of the policy that RL of round `number`, from 0, starts from, for the threshold; none: the newest
     rollouts are the ones, or there are none that no fit has learned from.
 
     After a rollback the rollouts are the rejected policy's. The held-out episodes of the round before are the kept
     one's, where it is the policy which that round began with.
     """
     before = rounds[number - 1] if number else None
-    return before.held_out if before is not None and before.is_where_it_began else None
+    return [before.held_out] if before is not None and before.is_where_it_began else []
 
 
 class RealEpisodes(Config):
@@ -294,7 +299,7 @@ def rounds_table(recipe: Recipe, rounds: Sequence[Round], online: int | None = N
                 explorer=_json(done.rollouts / "collect.json").get("success_rate", {}),
                 before=_trust(done.trust_before),
                 after=_trust(trusted) if trusted else {},
-                newest=_trust(done.trust_after),
+                newest=_trust(done.calibrated),
                 imagined=_imagined(last),
                 gate=tuple(check.text() for check in checks),
                 verdict=checks[-1].verdict if checks else None,

@@ -33,6 +33,7 @@ from vla_rl.workflows.loop.rounds import (
     Round,
     RoundsTable,
 )
+from world_model.metadata import read_metadata
 
 REAL = {"kind": "dummy", "num_envs": 8, "tasks": ["reach_red"], "horizon": 40}
 STAGE = {"steps": 2, "batch_size": 4, "warmup_steps": 1}
@@ -220,12 +221,20 @@ def test_what_judged_a_round_teaches_the_next_and_judges_no_more(whole):
 
 
 @pytest.mark.slow
-def test_trust_after_rl_is_of_the_last_policys_episodes(whole):
+def test_after_rl_the_world_model_is_calibrated_and_measured_where_rl_has_led(whole):
     table = RoundsTable.model_validate_json((whole / "rounds.json").read_text())
     for row, done in zip(table.rows, (Round(whole / "round_1"), Round(whole / "round_2")), strict=True):
-        measured = json.loads((done.trust_after / "trust.json").read_text())
+        (_, before), (_, after) = read_metadata(done.world_model), read_metadata(done.calibrated)
+        assert before.datasets == after.datasets and set(before.calibrated_on) != set(after.calibrated_on)
+        assert len(after.calibrated_on) == len(done.calibrating) == len(done.gate_episodes)
+        for file in ("dynamics", "success", "clip"):
+            assert (done.world_model / f"{file}.safetensors").read_bytes() == (
+                done.calibrated / f"{file}.safetensors"
+            ).read_bytes(), "no weight changes"
+        measured = json.loads((done.calibrated / "trust.json").read_text())
         assert measured["provenance"]["datasets"] == [str(done.newest_episodes)]
-        assert measured["provenance"]["model"] == str(done.world_model)
+        assert measured["provenance"]["model"] == str(done.calibrated)
+        assert set(measured["provenance"]["dataset_keys"]).isdisjoint(after.calibrated_on)
         assert row.newest["agreement"][0] == measured["figures"]["agreement"]["value"]
     assert "trust after RL" in (whole / "report.html").read_text()
 

@@ -56,6 +56,7 @@ def test_a_fit_learns_from_what_judged_earlier_rounds_and_not_its_own(tmp_path):
     checks = [f"train/gate_episodes/iteration_{n:05d}/{name}" for n in (10, 20) for name in ("checked", "mark")]
     collected(first.folder, **dict.fromkeys(checks, 10))
     assert first.newest_episodes == first.folder / "train/gate_episodes/iteration_00020/checked"
+    assert first.calibrating == [first.held_out, *(first.folder / checks[number] for number in (0, 1, 3))]
     datasets, weights = learned_from(rounds, 2, 0.5)
     assert datasets[:6] == [first.held_out, *(first.folder / one for one in checks), first.rollouts]
     assert weights == [0.25 * part / 8 for part in (1, 1, 1, 1, 1, 3)] + [0.5 / 4, 1.5 / 4, 1.0], "the gate's teach too"
@@ -100,8 +101,8 @@ def test_after_a_rollback_the_threshold_is_chosen_on_the_policy_that_rl_starts_f
     rounds = [collected(tmp_path / f"round_{n}", held_out=10, rollouts=30) for n in (1, 2, 3)]
     checked(rounds[0], mark, rolled_back)
     first, second, third = rounds
-    assert calibrates(rounds, 0) is None
-    assert calibrates(rounds, 1) == (first.held_out if kept_is_known else None)
+    assert calibrates(rounds, 0) == []
+    assert calibrates(rounds, 1) == ([first.held_out] if kept_is_known else [])
     assert (first.held_out in learned_from(rounds, 1, 0.5)[0]) != kept_is_known
     assert sum(learned_from(rounds, 1, 0.5)[1]) == 1.5, "the rest of the round counts as much as all of it"
     later = [first.held_out, first.rollouts, second.held_out, second.rollouts, third.rollouts]
@@ -120,7 +121,7 @@ def test_a_fit_chooses_its_threshold_on_the_episodes_that_it_is_given(recipe, tm
         )
         collect(recipe, episodes, lambda _: None)
     start: Any = recipe.env
-    fitted = fit_world_model(recipe, tmp_path / "fit", new[:1], str(start.path), [1.0], "last", new[1])
+    fitted = fit_world_model(recipe, tmp_path / "fit", new[:1], str(start.path), [1.0], "last", new[1:])
     before, after = (read_metadata(folder)[1] for folder in (Path(start.path), fitted))
     assert after.calibration["num_episodes"] == 24 and len(after.calibrated_on) == 1
     assert set(after.calibrated_on).isdisjoint(after.datasets)
