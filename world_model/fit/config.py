@@ -162,10 +162,14 @@ class FitConfig(WorldModelFitConfig):
         return self
 
     def without_learning(self) -> FitConfig:
-        """The same, of which no stage learns: such a fit chooses thresholds and probabilities anew."""
+        """The same, of which no stage learns: such a fit chooses thresholds and probabilities anew.
+
+        The world model imagines as it does: with `sampling_steps` a distilled one would go back to several steps.
+        """
         stages = {name: value for name, value in self if isinstance(value, StageConfig)}
         unlearned = {name: stage.model_copy(update={"steps": 0}) for name, stage in stages.items()}
-        return self.model_copy(update={**unlearned, "fresh_success": False, "cross_fit": 0})
+        kept = {"fresh_success": False, "cross_fit": 0, "sampling_steps": None, "temperature": None}
+        return self.model_copy(update=unlearned | kept)
 
     @property
     def needs_structure(self) -> bool:
