@@ -118,7 +118,8 @@ def loop(recipe: Recipe, folder: Path, program: Sequence[str], show: Callable[[s
             break
         conclude_round(imagining, done, before, collected, show)
         policy, explorer = str(RunFolder(done.run).policy), str(done.explorer)
-        world_model = str(done.calibrated) if done.calibrated.is_dir() else world_model
+        if config.refit and done.calibrated.is_dir():  # Else no fit would give a threshold again, where it has none.
+            world_model = str(done.calibrated)
     conclude(recipe, RunFolder(folder), rounds, program, show)
     return [done for done in rounds if done.finished][-1]
 
