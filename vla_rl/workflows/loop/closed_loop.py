@@ -193,7 +193,7 @@ def in_round(recipe: Recipe, rounds: Sequence[Round], number: int, policy: str, 
 
 
 def calibrate_newest(recipe: Recipe, done: Round, learned: Sequence[Path], show: Callable[[str], None]) -> None:
-    """Choose thresholds and probabilities where RL has led, and measure trust there, on its last policy's episodes.
+    """Choose thresholds and probabilities anew, and measure trust where RL has led, on its last policy's episodes.
 
     No weight changes. Trust is measured without the inverse dynamics and AUC by frames.
 
@@ -203,7 +203,7 @@ def calibrate_newest(recipe: Recipe, done: Round, learned: Sequence[Path], show:
     newest = done.newest_episodes
     if newest is None or (done.calibrated / PAGE_FILE).is_file():
         return
-    show("thresholds and probabilities where RL has led, and how far the world model can be trusted there")
+    show("thresholds and probabilities anew, and how far the world model can be trusted where RL has led")
     section = world_model_section(recipe)
     measure = section.measure.model_copy(update={"inverse_updates": 0, "auc_frames": 0})
     unlearned = section.without_learning().model_copy(update={"measure": measure})

@@ -88,12 +88,15 @@ class Round:
 
     @property
     def calibrated(self) -> Path:
-        """The world model that RL ran in, with thresholds and probabilities for the policy that RL has led to."""
+        """The world model that RL ran in, with thresholds and probabilities chosen on `calibrating`."""
         return RunFolder(self.folder / "calibrated").world_model
 
     @property
     def calibrating(self) -> list[Path]:
-        """What chooses those: no fit has learned from it, nor is it what trust is then measured on."""
+        """What chooses those: no fit has learned from it, nor is it what trust is then measured on.
+
+        With one check, all of it is of the policy that RL began with.
+        """
         return [self.held_out, *(dataset for dataset in self.gate_episodes if dataset != self.newest_episodes)]
 
     @property
