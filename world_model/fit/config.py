@@ -140,6 +140,17 @@ class FitConfig(WorldModelFitConfig):
         return self
 
     @model_validator(mode="after")
+    def _members_are_not_distilled(self) -> FitConfig:
+        if self.distillation.steps and self.posterior.steps:
+            raise ConfigError(
+                f"world_model.posterior.steps: got {self.posterior.steps} with distillation.steps="
+                f"{self.distillation.steps}. Members learn from the flow's loss, which at pure noise asks for the mean "
+                "of what may come, and a distilled dynamics imagines from pure noise alone: they would blur what it "
+                "has learned. Set one of the two to 0"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _can_cross_fit(self) -> FitConfig:
         if self.cross_fit == 1:
             raise ConfigError(
