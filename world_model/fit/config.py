@@ -44,7 +44,12 @@ class FitConfig(WorldModelFitConfig):
     calibrate_on: MaybeDatasets = Field(
         default=(), description="The policy's own episodes, for the threshold; empty holds some of `datasets` out."
     )
-    holdout: float = Field(default=0.15, gt=0, lt=1, description="Share of the episodes held out for the threshold.")
+    holdout: float = Field(
+        default=0.15,
+        gt=0,
+        lt=1,
+        description="Share of the episodes held out for the threshold, with all others of their initial states.",
+    )
     holdout_from: Literal["all", "last"] = Field(
         default="all",
         description="Of which of `datasets`; last: of the last alone, as in a loop, whatever is said here.",
