@@ -23,6 +23,7 @@ from world_model.config import ImaginationConfig
 from world_model.env.reward import check_reward
 from world_model.fit import fit as fit_module
 from world_model.fit.config import FitConfig
+from world_model.fit.data import FitData
 from world_model.fit.fit import fit
 from world_model.fit.stage import updates_kept
 from world_model.model.world_model import load_world_model
@@ -246,6 +247,21 @@ def test_thresholds_are_not_chosen_on_what_is_fitted_on(episodes, fitted, held_o
     known = {"model": None, "start_from": str(fitted), "calibrate_on": str(episodes)}
     fit(config(held_out, **known, **none), SPEC, tmp_path / "run")
     assert f"world_model.calibrate_on: {fitted} has learned from a dataset of it" in caplog.text
+
+
+def test_held_out_episodes_are_not_fitted_on_by_another_mention(episodes, held_out, tmp_path):
+    copy = shutil.copytree(episodes, tmp_path / "copy", ignore=shutil.ignore_patterns(".cache"))
+    for options in (
+        {"success_datasets": str(episodes)},
+        {"success_datasets": [str(held_out), str(copy)]},
+        {"datasets": [{"path": str(episodes), "only_successes": True}, str(episodes)]},
+        {"datasets": [str(copy), str(episodes)], "holdout_from": "last"},
+        {"success_datasets": str(episodes), "cross_fit": 2, "autoencoder": {"steps": 0}},
+    ):
+        with pytest.raises(ConfigError, match=r"world_model\.datasets: some episodes of .* are held out .* named once"):
+            fit(config(episodes, **options), SPEC, tmp_path / "run")
+    apart = {"datasets": [str(held_out), str(episodes)], "holdout_from": "last", "success_datasets": str(held_out)}
+    assert len(FitData.open(config(episodes, **apart), SPEC, 4, seed=0).judged[0].episodes) == 24
 
 
 def test_a_resumed_fit_keeps_holding_out_what_it_held_out(episodes, held_out, tmp_path, monkeypatch):
