@@ -31,11 +31,13 @@ def auc(score: np.ndarray, real: np.ndarray) -> float:
 def auc_draws(score: np.ndarray, real: np.ndarray, groups: np.ndarray, seed: int = 0) -> np.ndarray:
     """AUC of resamples of the initial states, float64 (resamples,); NaN where one lacks successes, or failures.
 
-    The same groups and seed give the same resamples, so that two scores of the same episodes can be compared draw by
-    draw.
+    All are NaN where there is one initial state: what others would give is not known. The same groups and seed give the
+    same resamples, so that two scores of the same episodes can be compared draw by draw.
     """
     place = np.unique(groups, return_inverse=True)[1]
     counts = resampled_counts(int(place.max()) + 1, seed)
+    if counts.shape[1] < 2:
+        return np.full(len(counts), np.nan)
     order = np.argsort(score, kind="stable")
     _, tie = np.unique(score[order], return_inverse=True)
     starts = np.flatnonzero(np.r_[True, np.diff(tie) > 0])
@@ -102,7 +104,7 @@ def group_correlation(reward: np.ndarray, real: np.ndarray, groups: np.ndarray) 
 
     drawn = correlation(*(resampled_counts(len(sums)) @ sums).T)
     value = float(correlation(*sums.sum(0)))
-    interval = interval_of(drawn) if math.isfinite(value) else NO_INTERVAL
+    interval = interval_of(drawn) if math.isfinite(value) and len(sums) > 1 else NO_INTERVAL
     return figure(value, interval, len(sums), "initial states with several episodes")
 
 
