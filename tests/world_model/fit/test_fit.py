@@ -287,6 +287,13 @@ def test_a_resumed_fit_keeps_holding_out_what_it_held_out(episodes, held_out, tm
     assert "keep it given (it may name other episodes)" in " ".join(result.output.split())
     assert read_yaml(Path("given/config.yaml"))["world_model"]["calibrate_on"], "what is refused is not recorded"
     assert run(f"world_model.calibrate_on=[{another}]", "-o", "given", "--resume").exit_code == 0
+    kept = f"world_model.calibrate_on=[{another}]"
+    for name, options in (("max_false_success", [kept, "world_model.max_false_success=0.5"]), ("calibrate_on", [])):
+        result = run(*options, "-o", "given", "--resume")
+        assert result.exit_code == 2 and f"world_model.{name}: there" in result.output, result.output
+        assert "is finished, and its threshold chosen" in " ".join(result.output.split())
+    assert read_yaml(Path("given/config.yaml"))["world_model"]["max_false_success"] == 0.99
+    assert run("world_model.save_every=3", kept, "-o", "given", "--resume").exit_code == 0
     stopped("empty", "")
     result = run(f"world_model.calibrate_on=[{held_out}]", "-o", "empty", "--resume")
     assert result.exit_code == 2 and "keep it empty" in " ".join(result.output.split())
