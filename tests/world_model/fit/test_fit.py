@@ -162,6 +162,10 @@ def test_episodes_of_their_own_can_choose_the_threshold_and_then_not_measure_tru
     for seen, why in ((episodes, "was fitted on it"), (others, "chose its thresholds on it")):
         with pytest.raises(DatasetError, match=why):
             measure_trust(options.measure, chosen, [seen])
+    unseen = collect(tmp_path / "unseen", noise=1.5, noise_hold=4, start_index=600)
+    copy = shutil.copytree(unseen, tmp_path / "copy", ignore=shutil.ignore_patterns(".cache"))
+    with pytest.raises(DatasetError, match=r"copy: is held out, and the inverse dynamics is to learn from it"):
+        measure_trust(options.measure, chosen, [unseen], train=[episodes, copy])
 
 
 def test_too_few_failures_stop_no_fit_that_needs_no_threshold(episodes, fitted, tmp_path, caplog):
