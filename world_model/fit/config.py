@@ -105,7 +105,9 @@ class FitConfig(WorldModelFitConfig):
         default_factory=BootstrapConfig, description="The dynamics' own frames as context while it is fitted."
     )
     style: StyleConfig = Field(
-        default_factory=StyleConfig, description="Images and clips in other styles, for every stage."
+        default_factory=StyleConfig,
+        description="Images and clips in other styles, for every stage but objects and inverse; those of "
+        "success_datasets stay as recorded.",
     )
     imagined_share: float = Field(
         default=0.5, ge=0, le=1, description="Of the success heads' examples, those on frames that the model imagined."
