@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -355,6 +356,9 @@ def test_a_start_of_another_robot_is_refused(episodes, fitted, tmp_path):
     spec = DummyConfig(cameras=("wrist",)).env_spec()
     with pytest.raises(ConfigError, match=r"has cameras \('agentview',\), the environment \('wrist',\)"):
         fit(config(episodes, model=None, start_from=str(fitted)), spec, tmp_path / "run")
+    wider = replace(SPEC, action_high=2 * SPEC.action_high)
+    with pytest.raises(ConfigError, match=r"has action_high \(1\.0, .*\), the environment \(2\.0, .*control mode"):
+        fit(config(episodes, model=None, start_from=str(fitted)), wider, tmp_path / "run")
 
 
 def test_episodes_without_failures_are_refused(tmp_path):
