@@ -12,6 +12,7 @@ import numpy as np
 
 from vla_rl.data.cache import open_cache
 from vla_rl.data.config import DatasetConfig, DatasetError
+from vla_rl.data.hold_out import whole_states
 from vla_rl.data.keyframes import split_start
 from vla_rl.data.masks import training_mask
 from vla_rl.data.source import LeRobotSource
@@ -164,13 +165,18 @@ class EpisodeDataset:
         return replace(self, rows=self.rows[np.repeat(keep, self.lengths)[self.rows]])
 
     def hold_out(self, fraction: float, seed: Sequence[int]) -> tuple[EpisodeDataset, EpisodeDataset]:
-        """Split whole episodes at random: (to train on, held out), at least one episode in each."""
+        """Split whole initial states at random: (to train on, held out), at least one state in each.
+
+        See `whole_states`. Of one state alone, its episodes are split.
+        """
         episodes = self.episodes
         if len(episodes) < 2:
             raise DatasetError(f"{self.path}: {len(episodes)} episode; holding some out needs at least 2")
         count = min(max(round(fraction * len(episodes)), 1), len(episodes) - 1)
+        order = np.random.default_rng(seed).permutation(episodes)
+        states = [self.initial_states[e] for e in order]
         held = np.zeros(len(self.starts), bool)
-        held[np.random.default_rng(seed).permutation(episodes)[:count]] = True
+        held[order] = whole_states(states, count) if len(set(states)) > 1 else np.arange(len(order)) < count
         return self.keep_episodes(~held), self.keep_episodes(held)
 
     def fold(self, number: int | None, count: int, seed: Sequence[int]) -> tuple[EpisodeDataset, EpisodeDataset]:
@@ -374,7 +380,7 @@ class BCDataset:
         return BCBatch.concatenate(drawn).select(rng.permutation(size))
 
     def hold_out(self, fraction: float, seed: int) -> tuple[BCDataset, BCDataset]:
-        """Split whole episodes at random: (to train on, held out), at least one episode in each of both."""
+        """Split each part by whole initial states: (to train on, held out); see `EpisodeDataset.hold_out`."""
         train, held = zip(*(part.hold_out(fraction, [seed, i]) for i, part in enumerate(self.parts)), strict=True)
         return BCDataset(train, self.chunk_size), BCDataset(held, self.chunk_size)
 

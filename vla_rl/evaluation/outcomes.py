@@ -11,7 +11,7 @@ import numpy as np
 
 from vla_rl.common.numbers import Number
 from vla_rl.config import Config
-from vla_rl.evaluation.figure import Figure, figure
+from vla_rl.evaluation.figure import NO_INTERVAL, Figure, figure
 from vla_rl.evaluation.statistics import (
     clustered_wilson_interval,
     paired_bootstrap_interval,
@@ -33,8 +33,9 @@ def majority_guess(real: np.ndarray) -> np.ndarray:
 
 
 def difference_figure(before: np.ndarray, after: np.ndarray, groups: np.ndarray) -> Figure:
-    """Mean of after minus before, bool (E,), with a paired bootstrap interval over initial states."""
-    interval = paired_bootstrap_interval(before, after, clusters=groups)
+    """Mean of after minus before, bool (E,), with a paired bootstrap interval over initial states, if several."""
+    several = len(np.unique(groups)) > 1
+    interval = paired_bootstrap_interval(before, after, clusters=groups) if several else NO_INTERVAL
     return figure(float(after.mean() - before.mean()), interval, len(before))
 
 

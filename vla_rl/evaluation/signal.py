@@ -16,6 +16,8 @@ from vla_rl.evaluation.bootstrap import resampled_counts
 from vla_rl.evaluation.figure import NO_INTERVAL, Figure, figure
 from vla_rl.evaluation.statistics import Interval
 
+_BLOCK = 4_000_000  # Numbers at a time, some 30 MB, of resamples of many episodes or frames.
+
 
 def auc(score: np.ndarray, real: np.ndarray) -> float:
     """Area under the ROC curve: P(a success scores above a failure), ties counting half; NaN without both."""
@@ -29,16 +31,28 @@ def auc(score: np.ndarray, real: np.ndarray) -> float:
 def auc_draws(score: np.ndarray, real: np.ndarray, groups: np.ndarray, seed: int = 0) -> np.ndarray:
     """AUC of resamples of the initial states, float64 (resamples,); NaN where one lacks successes, or failures.
 
-    The same groups and seed give the same resamples, so that two scores of the same episodes can be compared draw by
-    draw.
+    All are NaN where there is one initial state: what others would give is not known. The same groups and seed give the
+    same resamples, so that two scores of the same episodes can be compared draw by draw.
     """
     place = np.unique(groups, return_inverse=True)[1]
+    counts = resampled_counts(int(place.max()) + 1, seed)
+    if counts.shape[1] < 2:
+        return np.full(len(counts), np.nan)
     order = np.argsort(score, kind="stable")
     _, tie = np.unique(score[order], return_inverse=True)
-    weights = resampled_counts(int(place.max()) + 1, seed)[:, place[order]]  # (resamples, E)
-    positive, negative = weights * real[order], weights * ~real[order]
     starts = np.flatnonzero(np.r_[True, np.diff(tie) > 0])
-    up, down = np.add.reduceat(positive, starts, axis=1), np.add.reduceat(negative, starts, axis=1)
+    step = max(_BLOCK // len(score), 1)
+    blocks = (counts[begin : begin + step, place[order]] for begin in range(0, len(counts), step))
+    return np.concatenate([_weighted_auc(weights, real[order], starts) for weights in blocks])
+
+
+def _weighted_auc(weights: np.ndarray, real: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """AUC of episodes in the order of their scores, each counted as often as float (R, E) says: float64 (R,).
+
+    Args:
+        real: bool (E,). starts: int64, where another score begins.
+    """
+    up, down = (np.add.reduceat(weights * rows, starts, axis=1) for rows in (real, ~real))
     below = np.cumsum(down, axis=1) - down / 2
     total = up.sum(1) * down.sum(1)
     return np.where(total > 0, (up * below).sum(1) / np.maximum(total, 1), np.nan)
@@ -90,7 +104,7 @@ def group_correlation(reward: np.ndarray, real: np.ndarray, groups: np.ndarray) 
 
     drawn = correlation(*(resampled_counts(len(sums)) @ sums).T)
     value = float(correlation(*sums.sum(0)))
-    interval = interval_of(drawn) if math.isfinite(value) else NO_INTERVAL
+    interval = interval_of(drawn) if math.isfinite(value) and len(sums) > 1 else NO_INTERVAL
     return figure(value, interval, len(sums), "initial states with several episodes")
 
 

@@ -44,7 +44,12 @@ class FitConfig(WorldModelFitConfig):
     calibrate_on: MaybeDatasets = Field(
         default=(), description="The policy's own episodes, for the threshold; empty holds some of `datasets` out."
     )
-    holdout: float = Field(default=0.15, gt=0, lt=1, description="Share of the episodes held out for the threshold.")
+    holdout: float = Field(
+        default=0.15,
+        gt=0,
+        lt=1,
+        description="Share of the episodes held out for the threshold, with all others of their initial states.",
+    )
     holdout_from: Literal["all", "last"] = Field(
         default="all",
         description="Of which of `datasets`; last: of the last alone, as in a loop, whatever is said here.",
@@ -100,7 +105,9 @@ class FitConfig(WorldModelFitConfig):
         default_factory=BootstrapConfig, description="The dynamics' own frames as context while it is fitted."
     )
     style: StyleConfig = Field(
-        default_factory=StyleConfig, description="Images and clips in other styles, for every stage."
+        default_factory=StyleConfig,
+        description="Images and clips in other styles, for every stage but objects and inverse; those of "
+        "success_datasets stay as recorded.",
     )
     imagined_share: float = Field(
         default=0.5, ge=0, le=1, description="Of the success heads' examples, those on frames that the model imagined."
@@ -136,6 +143,17 @@ class FitConfig(WorldModelFitConfig):
             raise ConfigError(
                 f"world_model.bootstrap.refresh_every: got {every}, must divide save_every ({self.save_every}), or a "
                 "stopped fit would not go on as it was"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _members_are_not_distilled(self) -> FitConfig:
+        if self.distillation.steps and self.posterior.steps:
+            raise ConfigError(
+                f"world_model.posterior.steps: got {self.posterior.steps} with distillation.steps="
+                f"{self.distillation.steps}. Members learn from the flow's loss, which at pure noise asks for the mean "
+                "of what may come, and a distilled dynamics imagines from pure noise alone: they would blur what it "
+                "has learned. Set one of the two to 0"
             )
         return self
 

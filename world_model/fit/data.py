@@ -41,7 +41,8 @@ class FitData:
                 all are for calibration.
 
         Raises:
-            ConfigError: a dataset is both fitted on and in `config.calibrate_on`.
+            ConfigError: a dataset is both fitted on and in `config.calibrate_on`, or a dataset given twice brings back
+                episodes that are held out.
             DatasetError: a dataset that is damaged or of another robot.
         """
 
@@ -63,6 +64,8 @@ class FitData:
         judged = [frames(open_episodes(one, spec)) for one in config.success_datasets]
         if config.calibrate_on:
             _check_apart([*fitted, *judged], calibration)
+        elif not config.cross_fit or fold is not None:
+            _check_unknown([*fitted, *judged], calibration)
         style = config.style
         if not style.share:
             return cls(fitted, calibration, fitted, judged or fitted, [])
@@ -112,4 +115,17 @@ def _check_apart(fitted: Sequence[EpisodeFrames], calibration: Sequence[EpisodeF
                 f"world_model.calibrate_on: got {part.dataset.path}, which is also fitted on ({learned[key]} in "
                 "world_model.datasets or success_datasets), so thresholds would be chosen on episodes that are known; "
                 "name other episodes of the policy, or leave calibrate_on empty, which holds some of datasets out"
+            )
+
+
+def _check_unknown(fitted: Sequence[EpisodeFrames], held: Sequence[EpisodeFrames]) -> None:
+    """Check that no held-out episode is fitted on by way of its dataset's other mention."""
+    for part in held:
+        key = part.dataset.cache.name
+        again = [other for other in fitted if other.dataset.cache.name == key]
+        if again and np.isin(np.concatenate([other.episodes for other in again]), part.episodes).any():
+            raise ConfigError(
+                f"world_model.datasets: some episodes of {part.dataset.path} are held out to choose the thresholds, "
+                f"and fitted on as well, since {again[-1].dataset.path} is named once more, there or in "
+                "world_model.success_datasets; name it once, or name other episodes of the policy in calibrate_on"
             )

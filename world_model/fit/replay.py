@@ -119,13 +119,16 @@ class ImaginedSamples:
 
 
 def _choose(clips: ClipDataset, most: int, seed: int) -> np.ndarray:
-    """int64 (E, 2): part, and episode in it."""
+    """int64 (E, 2): part, and episode in it; about `most`, or as many as there are, in proportion to the weights.
+
+    An episode comes again, to be imagined with other noise, where its part has fewer than its share.
+    """
     rng = np.random.default_rng([seed, 2])
     weights = np.array([part.frames.dataset.weight for part in clips.parts])
-    chosen = []
+    chosen, most = [], min(most, clips.num_episodes)
     for number, part in enumerate(clips.parts):
         share = int(np.ceil(most * weights[number] / weights.sum()))
-        episodes = rng.permutation(part.chosen)[:share]
+        episodes = np.resize(rng.permutation(part.chosen), share)
         chosen.append(np.stack([np.full(len(episodes), number), episodes], 1))
     return np.concatenate(chosen)
 

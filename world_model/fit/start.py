@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from vla_rl.config import ConfigError
 from vla_rl.types import EnvSpec
 from world_model.config import WorldModelConfig
@@ -37,10 +39,16 @@ def check_start(start: WorldModel, spec: EnvSpec, config: FitConfig) -> None:
         ("state_dim", metadata.state_dim, spec.state_dim),
         ("action_dim", metadata.action_dim, spec.action_dim),
         ("control_hz", metadata.control_hz, spec.control_hz),
+        ("action_low", _floats(metadata.action_low), _floats(spec.action_low)),
+        ("action_high", _floats(metadata.action_high), _floats(spec.action_high)),
     )
     for name, found, wanted in pairs:
         if found != wanted:
             raise ConfigError(
                 f"world_model.start_from: {config.start_from} has {name} {found}, the environment {wanted}; start from "
-                "one of the same robot and cameras, or from scratch"
+                "one of the same robot, control mode and cameras, or from scratch"
             )
+
+
+def _floats(values: Sequence[float] | np.ndarray) -> tuple[float, ...]:
+    return tuple(np.asarray(values, np.float32).tolist())

@@ -47,7 +47,7 @@ def measure_trust(
     Args:
         held_out: datasets of real episodes of the policy, on none of which it was fitted or its thresholds chosen.
         policies: name, names of initial states, real and imagined success from each.
-        train: datasets that the inverse dynamics learns from; empty takes half of the held-out episodes.
+        train: other datasets, that the inverse dynamics learns from; empty takes half of the held-out episodes.
         styles: name -> dataset of episodes with another look.
         imagination: how the environment imagines. trust: what is required of it. None takes the defaults.
         chunk_size: H, actions of the policy's chunk, over which successes are verified; None: one frame.
@@ -55,7 +55,7 @@ def measure_trust(
 
     Raises:
         ConfigError: no such world model, or one that ships with the package and no `folder`.
-        DatasetError: a dataset that the world model was fitted on or its thresholds chosen on, or of another robot.
+        DatasetError: held-out episodes that something judged by them has seen, or a dataset of another robot.
     """
     source = resolve_path(world_model)
     imagination = imagination or ImaginationConfig()
@@ -72,13 +72,13 @@ def measure_trust(
         return logged_episodes(frames, poses=poses_for(loaded.config.objects, frames))
 
     datasets = [opened(path) for path in held_out]
-    _check_unseen(datasets, loaded.metadata)
+    _check_unseen(datasets, learned := [opened(path) for path in train], loaded.metadata)
     chunk_frames = -(-(chunk_size or 1) // loaded.frame_steps)
     measured = measure(
         OpenLoop(loaded, imagination, chunk_frames),
         TrustData(
             held_out=[episode for dataset in datasets for episode in episodes(dataset)],
-            train=[episode for path in train for episode in episodes(opened(path))],
+            train=[episode for dataset in learned for episode in episodes(dataset)],
             styles={name: episodes(opened(path)) for name, path in (styles or {}).items()},
             policies=[PolicyOutcomes(name, starts, np.array(a), np.array(b)) for name, starts, a, b in policies],
         ),
@@ -99,7 +99,10 @@ def measure_trust(
     return target / PAGE_FILE
 
 
-def _check_unseen(datasets: Sequence[EpisodeDataset], metadata: WorldModelMetadata) -> None:
+def _check_unseen(
+    datasets: Sequence[EpisodeDataset], train: Sequence[EpisodeDataset], metadata: WorldModelMetadata
+) -> None:
+    """Check that neither the world model, its thresholds nor the inverse dynamics has seen what judges them."""
     seen = {"was fitted": metadata.datasets, "chose its thresholds": metadata.calibrated_on}
     for dataset in datasets:
         for what, keys in seen.items():
@@ -107,3 +110,9 @@ def _check_unseen(datasets: Sequence[EpisodeDataset], metadata: WorldModelMetada
                 raise DatasetError(
                     f"{dataset.path}: the world model {what} on it; trust needs episodes it has not seen"
                 )
+    keys = {dataset.cache.name for dataset in datasets}
+    if again := [dataset.path for dataset in train if dataset.cache.name in keys]:
+        raise DatasetError(
+            f"{again[0]}: is held out, and the inverse dynamics is to learn from it (--train) and be judged on it; "
+            "name other episodes there, or none: then it learns from half of the held-out ones, and the others judge it"
+        )

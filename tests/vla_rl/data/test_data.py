@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -256,6 +257,23 @@ def test_hold_out_splits_whole_episodes(shared):
     assert (train.num_episodes, held.num_episodes) == (8, 2)
     assert not set(train.parts[0].rows) & set(held.parts[0].rows)
     assert train.num_frames + held.num_frames == data.num_frames
+
+
+def test_hold_out_parts_no_episodes_of_one_initial_state(shared):
+    """Else what is fitted on an episode's state would judge it."""
+    data = read(shared)
+    whole = {tuple(part.episodes.tolist()) for part in data.hold_out(0.2, [0, 0])}
+    order = np.random.default_rng([0, 0]).permutation(10)
+    assert whole == {tuple(sorted(order[2:].tolist())), tuple(sorted(order[:2].tolist()))}
+    for size, share, num_held in ((2, 0.2, 2), (2, 0.3, 4), (5, 0.1, 5), (5, 0.9, 5), (10, 0.3, 3)):
+        grouped = replace(data, initial_states=[f"s{episode // size}" for episode in range(10)])
+        for seed in range(5):
+            train, held = grouped.hold_out(share, [seed])
+            states = [{grouped.initial_states[e] for e in part.episodes} for part in (train, held)]
+            assert size == 10 or states[0].isdisjoint(states[1])
+            assert held.num_episodes == num_held and train.num_episodes == 10 - num_held
+    uneven = replace(data, initial_states=["many"] * 8 + ["few"] * 2)
+    assert {uneven.hold_out(0.2, [seed])[1].num_episodes for seed in range(5)} == {2}
 
 
 def test_statistics_by_hand(shared):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
 
-from vla_rl.evaluation.outcomes import calibration
+from vla_rl.evaluation import signal
+from vla_rl.evaluation.outcomes import calibration, difference_figure
 from vla_rl.evaluation.signal import auc, auc_draws, auc_figure, calibration_interval, group_correlation
 
 
@@ -36,6 +38,36 @@ def test_aucs_interval_knows_that_episodes_share_states() -> None:
     alone, repeated = (auc_figure(np.tile(score, k), np.tile(real, k), np.tile(np.arange(60), k)) for k in (1, 4))
     assert (repeated.low, repeated.high) == (pytest.approx(alone.low), pytest.approx(alone.high))
     assert alone.n == real.sum() and alone.of == "successful episodes, the rarer outcome"
+
+
+def test_one_initial_state_gives_no_interval() -> None:
+    """Its resamples are all alike: an interval without width would vouch for states that nobody has seen."""
+    real, one, two = np.array([True, True, False, False]), np.full(4, "a"), np.array(["a", "a", "b", "b"])
+    score = np.array([0.9, 0.6, 0.7, 0.1])
+    alone = auc_figure(score, real, one)
+    assert alone.value == 0.75 and math.isnan(alone.low) and math.isnan(alone.high)
+    order = group_correlation(score, np.array([True, False, True, False]), one)
+    assert order is not None and order.value > 0 and math.isnan(order.low) and math.isnan(order.high)
+    assert not math.isnan(auc_figure(score, real[[0, 2, 1, 3]], two).low)
+    gap = difference_figure(real, ~real, one)
+    assert gap.value == 0 and math.isnan(gap.low) and math.isnan(gap.high)
+
+
+def test_aucs_memory_does_not_grow_with_the_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value is measured on frames, tens of thousands of them."""
+    rng, count = np.random.default_rng(3), 20_000
+    real, groups = rng.random(count) < 0.4, rng.integers(50, size=count)
+    score = rng.normal(size=count) + real
+    tracemalloc.start()
+    try:
+        draws = auc_draws(score, real, groups)
+        assert tracemalloc.get_traced_memory()[1] < 400e6
+    finally:
+        tracemalloc.stop()
+    few = slice(0, 500)
+    whole = auc_draws(score[few], real[few], groups[few])
+    monkeypatch.setattr(signal, "_BLOCK", 3 * 500)
+    assert np.array_equal(auc_draws(score[few], real[few], groups[few]), whole) and np.isfinite(draws).all()
 
 
 def test_group_correlation_leaves_out_what_states_differ_in() -> None:

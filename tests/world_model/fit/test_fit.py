@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from world_model.config import ImaginationConfig
 from world_model.env.reward import check_reward
 from world_model.fit import fit as fit_module
 from world_model.fit.config import FitConfig
+from world_model.fit.data import FitData
 from world_model.fit.fit import fit
 from world_model.fit.stage import updates_kept
 from world_model.model.world_model import load_world_model
@@ -161,6 +163,10 @@ def test_episodes_of_their_own_can_choose_the_threshold_and_then_not_measure_tru
     for seen, why in ((episodes, "was fitted on it"), (others, "chose its thresholds on it")):
         with pytest.raises(DatasetError, match=why):
             measure_trust(options.measure, chosen, [seen])
+    unseen = collect(tmp_path / "unseen", noise=1.5, noise_hold=4, start_index=600)
+    copy = shutil.copytree(unseen, tmp_path / "copy", ignore=shutil.ignore_patterns(".cache"))
+    with pytest.raises(DatasetError, match=r"copy: is held out, and the inverse dynamics is to learn from it"):
+        measure_trust(options.measure, chosen, [unseen], train=[episodes, copy])
 
 
 def test_too_few_failures_stop_no_fit_that_needs_no_threshold(episodes, fitted, tmp_path, caplog):
@@ -248,6 +254,21 @@ def test_thresholds_are_not_chosen_on_what_is_fitted_on(episodes, fitted, held_o
     assert f"world_model.calibrate_on: {fitted} has learned from a dataset of it" in caplog.text
 
 
+def test_held_out_episodes_are_not_fitted_on_by_another_mention(episodes, held_out, tmp_path):
+    copy = shutil.copytree(episodes, tmp_path / "copy", ignore=shutil.ignore_patterns(".cache"))
+    for options in (
+        {"success_datasets": str(episodes)},
+        {"success_datasets": [str(held_out), str(copy)]},
+        {"datasets": [{"path": str(episodes), "only_successes": True}, str(episodes)]},
+        {"datasets": [str(copy), str(episodes)], "holdout_from": "last"},
+        {"success_datasets": str(episodes), "cross_fit": 2, "autoencoder": {"steps": 0}},
+    ):
+        with pytest.raises(ConfigError, match=r"world_model\.datasets: some episodes of .* are held out .* named once"):
+            fit(config(episodes, **options), SPEC, tmp_path / "run")
+    apart = {"datasets": [str(held_out), str(episodes)], "holdout_from": "last", "success_datasets": str(held_out)}
+    assert len(FitData.open(config(episodes, **apart), SPEC, 4, seed=0).judged[0].episodes) == 24
+
+
 def test_a_resumed_fit_keeps_holding_out_what_it_held_out(episodes, held_out, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     values = {"name": "fit", "device": "cpu", "env": ENV.model_dump(), "policy": {"kind": "openvla"}}
@@ -271,6 +292,13 @@ def test_a_resumed_fit_keeps_holding_out_what_it_held_out(episodes, held_out, tm
     assert "keep it given (it may name other episodes)" in " ".join(result.output.split())
     assert read_yaml(Path("given/config.yaml"))["world_model"]["calibrate_on"], "what is refused is not recorded"
     assert run(f"world_model.calibrate_on=[{another}]", "-o", "given", "--resume").exit_code == 0
+    kept = f"world_model.calibrate_on=[{another}]"
+    for name, options in (("max_false_success", [kept, "world_model.max_false_success=0.5"]), ("calibrate_on", [])):
+        result = run(*options, "-o", "given", "--resume")
+        assert result.exit_code == 2 and f"world_model.{name}: there" in result.output, result.output
+        assert "is finished, and its threshold chosen" in " ".join(result.output.split())
+    assert read_yaml(Path("given/config.yaml"))["world_model"]["max_false_success"] == 0.99
+    assert run("world_model.save_every=3", kept, "-o", "given", "--resume").exit_code == 0
     stopped("empty", "")
     result = run(f"world_model.calibrate_on=[{held_out}]", "-o", "empty", "--resume")
     assert result.exit_code == 2 and "keep it empty" in " ".join(result.output.split())
@@ -328,6 +356,9 @@ def test_a_start_of_another_robot_is_refused(episodes, fitted, tmp_path):
     spec = DummyConfig(cameras=("wrist",)).env_spec()
     with pytest.raises(ConfigError, match=r"has cameras \('agentview',\), the environment \('wrist',\)"):
         fit(config(episodes, model=None, start_from=str(fitted)), spec, tmp_path / "run")
+    wider = replace(SPEC, action_high=2 * SPEC.action_high)
+    with pytest.raises(ConfigError, match=r"has action_high \(1\.0, .*\), the environment \(2\.0, .*control mode"):
+        fit(config(episodes, model=None, start_from=str(fitted)), wider, tmp_path / "run")
 
 
 def test_episodes_without_failures_are_refused(tmp_path):

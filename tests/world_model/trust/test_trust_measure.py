@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -142,6 +143,20 @@ def test_a_probability_that_is_too_sure_is_warned_of(tmp_path: Path) -> None:
     assert "calibration_error" in {v.figure for v in report.check(TrustConfig().require) if not v.passed}
     assert report.figures["calibration_error"].low > 0.05
     assert report.figures["head_calibration_error"].value < 0.01, "on real frames it is as good as it says"
+
+
+def test_first_frames_which_the_success_networks_never_learned_are_not_asked_about() -> None:
+    class SureAtFirst(BlockWorldModel):
+        """It takes every first frame for a success."""
+
+        def score(self, frames: Frames, instruction: Sequence[str]) -> Scores:
+            found = super().score(frames, instruction)
+            found.probability[:, 0] = 1.0
+            return found
+
+    names = ("head_auc", "head_calibration_error", "head_agreement")
+    plain, sure = (measure(w, TrustData(HELD_OUT), QUICK).report for w in (BlockWorldModel(), SureAtFirst()))
+    assert [sure.figures[name] for name in names] == [plain.figures[name] for name in names]
 
 
 def test_how_far_a_branch_may_imagine() -> None:

@@ -16,6 +16,9 @@ from vla_rl.recipe.recipe import Recipe
 from vla_rl.workflows.collect import collect
 from vla_rl.workflows.recipe_parts import env_spec, limit_threads, world_model_section
 
+# What only a fit's threshold, chosen last, depends on.
+CHOOSE_THE_THRESHOLD = tuple(f"world_model.{name}" for name in ("calibrate_on", "max_false_success", "min_failures"))
+
 
 def fit_world_model(
     recipe: Recipe,
@@ -73,17 +76,25 @@ def fit_world_model(
         )
 
 
-def check_held_out(recipe: Recipe, run: RunFolder, changed: Changed) -> None:
-    """Check that what a resumed fit has fitted so far was fitted without the episodes that are to choose its threshold.
+def check_threshold(recipe: Recipe, run: RunFolder, changed: Changed) -> None:
+    """Check that a resumed fit can choose its threshold as the recipe says now.
 
     Args:
         recipe: as it is now. changed: as `resume.differences` gives it.
 
     Raises:
-        ConfigError: `world_model.calibrate_on` began or ceased to be given after the first checkpoint.
+        ConfigError: it is finished, and the threshold was chosen otherwise; or `world_model.calibrate_on` began or
+            ceased to be given after the first checkpoint, so that the stages have learned from what is to choose it.
     """
     from world_model.fit.stage import updates_kept
 
+    if run.world_model.is_dir() and (late := sorted(changed.keys() & set(CHOOSE_THE_THRESHOLD))):
+        there, here = changed[late[0]]
+        raise ConfigError(
+            f"{late[0]}: there {there!r}, here {here!r}, but {run.world_model} is finished, and its threshold chosen. "
+            f"Choose another in another --output, with world_model.start_from={run.world_model} and steps=0 in the "
+            "stages"
+        )
     there, here = changed.get("world_model.calibrate_on", ((), ()))
     if bool(there) != bool(here) and updates_kept(world_model_section(recipe), run.path):
         kept = "hold some of world_model.datasets out" if here else "learn from all of world_model.datasets"

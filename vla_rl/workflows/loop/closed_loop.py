@@ -215,7 +215,7 @@ def calibrate_newest(recipe: Recipe, done: Round, learned: Sequence[Path], show:
     except CalibrationError as error:  # All of them succeeded, or all failed.
         show(f"not known. {error}")
         return
-    measure_world_model(brief, done.calibrated, [newest], train=learned)
+    measure_world_model(brief, done.calibrated, [newest])
 
 
 def conclude_round(

@@ -43,7 +43,8 @@ class Replay:
             "psnr", "psnr_copy", "psnr_reconstruction", and "ssim" and "lpips" where they can be had.
         real, imagined: bool (E, F), has it succeeded by that frame; past an episode's end, as at its end.
         probability: float (E,), the highest of an episode, imagined.
-        head, head_probability: bool (E,), float (E,): the success head's verdict on the real frames.
+        head, head_probability: bool (E,), float (E,): the success head's verdict on the real frames, and the highest
+            probability there; the first frame is not asked about.
         features: of imagined and of real clips, float (E x V, D), for the Fréchet video distance; None without weights.
         disagreement: float (E,), of futures, the mean over an episode's frames up to the environment's horizon; None
             where there is one future alone.
@@ -97,7 +98,7 @@ def replay(
             outcomes[name][rows, :length] = np.where(valid, latched, ended)
         probability[rows] = np.where(valid, scores.probability, 0).max(1)
         head[rows] = on_real.success[each, last + 1]
-        head_probability[rows] = np.where(batch.valid, on_real.probability, 0).max(1)
+        head_probability[rows] = np.where(valid, on_real.probability[:, 1:], 0).max(1)
         if scores.disagreement is not None:
             spread.append(np.nanmean(np.where(valid, scores.disagreement, np.nan), 1))
         if video is not None:
