@@ -59,8 +59,7 @@ def fit_world_model(
     changes |= {"start_from": start_from} if start_from else {}
     changes |= {"holdout_from": holdout_from} if holdout_from else {}
     changes |= {"calibrate_on": [str(path) for path in calibrate_on], "cross_fit": 0} if calibrate_on else {}
-    if needs_threshold is None:
-        needs_threshold = getattr(getattr(recipe.env, "imagination", None), "reward", "success") == "success"
+    paid = getattr(getattr(recipe.env, "imagination", None), "reward", "success")
     section = type(section).model_validate(values | changes)
     resume = updates_kept(section, folder) if run.metrics.exists() else None
     with MetricLogger(folder, recipe.log, resume_step=resume, run_config=recipe.model_dump(mode="json")) as logger:
@@ -72,7 +71,7 @@ def fit_world_model(
             seed=recipe.seed,
             device=device,
             on_metrics=logger.log,
-            needs_threshold=needs_threshold,
+            needs_threshold=paid == "success" if needs_threshold is None else needs_threshold,
         )
 
 

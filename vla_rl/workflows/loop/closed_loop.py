@@ -81,18 +81,16 @@ def loop(recipe: Recipe, folder: Path, program: Sequence[str], show: Callable[[s
         acting = with_parts(recipe, policy=policy)
         collected, weights = learned_from(rounds, number, config.old_weight)
         show(f"{title}real episodes of {explorer}")
-        keeps = bool(recipe.sampling.keyframe_share) and config.save_states
+        section, keeps = world_model_section(recipe), bool(recipe.sampling.keyframe_share) and config.save_states
         first = config.first_state + number * config.episodes
-        section, exploring = world_model_section(recipe), with_parts(recipe, policy=explorer)
         more = {"keyframes": keeps, "structure": section.needs_structure, "objects": section.needs_objects}
-        collect_real(exploring, done.rollouts, config.episodes, first, show, **more)
+        collect_real(with_parts(recipe, explorer), done.rollouts, config.episodes, first, show, **more)
         first = HELD_OUT_START + number * config.held_out
         more = {"group_size": config.held_out_group, "objects": section.needs_objects}
         collect_real(acting, done.held_out, config.held_out, first, show, **more)
         if before and not (done.trust_before / PAGE_FILE).is_file():
             show(f"{title}how far the world model can be trusted where the new policy goes")
-            measured = (Path(world_model), [done.held_out])
-            measure_world_model(acting, *measured, train=collected, folder=done.trust_before)
+            measure_world_model(acting, Path(world_model), [done.held_out], train=collected, folder=done.trust_before)
         try:
             if config.refit or not before:
                 show(f"{title}fitting the world model from {world_model}")
@@ -118,8 +116,8 @@ def loop(recipe: Recipe, folder: Path, program: Sequence[str], show: Callable[[s
             break
         conclude_round(imagining, done, before, collected, show)
         policy, explorer = str(RunFolder(done.run).policy), str(done.explorer)
-        if config.refit and done.calibrated.is_dir():  # Else no fit would give a threshold again, where it has none.
-            world_model = str(done.calibrated)
+        # Without a refit nothing would give a threshold again, where the episodes gave none.
+        world_model = str(done.calibrated) if config.refit and done.calibrated.is_dir() else world_model
     conclude(recipe, RunFolder(folder), rounds, program, show)
     return [done for done in rounds if done.finished][-1]
 
