@@ -116,8 +116,6 @@ def loop(recipe: Recipe, folder: Path, program: Sequence[str], show: Callable[[s
             break
         conclude_round(imagining, done, before, collected, show)
         policy, explorer = str(RunFolder(done.run).policy), str(done.explorer)
-        # Without a refit nothing would give a threshold again, where the episodes gave none.
-        world_model = str(done.calibrated) if config.refit and done.calibrated.is_dir() else world_model
     conclude(recipe, RunFolder(folder), rounds, program, show)
     return [done for done in rounds if done.finished][-1]
 

@@ -20,7 +20,6 @@ from vla_rl.recipe.collect_config import CollectConfig
 from vla_rl.recipe.recipe import Recipe, load_recipe
 from vla_rl.workflows.collect import collect
 from vla_rl.workflows.imagination.fit_world_model import fit_world_model
-from vla_rl.workflows.loop import closed_loop
 from vla_rl.workflows.loop import controls as loop_controls
 from vla_rl.workflows.loop.closed_loop import in_round
 from vla_rl.workflows.loop.rounds import Round, _imagined, calibrates, counted_episodes, learned_from, planned_episodes
@@ -78,36 +77,6 @@ def test_the_gates_episodes_are_kept_where_a_fit_can_learn_from_them(tmp_path, o
     rounds = [Round(tmp_path / "round_1")]
     gate = in_round(recipe, rounds, 0, "policy", "world_model").gate
     assert (gate.keep_episodes, gate.steps_after_success) == (kept, going_on)
-
-
-@pytest.mark.parametrize("refit", [True, False])
-def test_only_a_refit_starts_from_what_was_calibrated_after_rl(tmp_path, monkeypatch, refit):
-    """Its thresholds are chosen anew. Without one, those of the first fit stay: new ones may be none."""
-    recipe = load_recipe("tabletop_imagination", ["loop.rounds=2", f"loop.refit={refit}", "loop.real_episodes=null"])
-    ran_in = []
-
-    def gathered(_: Any, folder: Path, *__: Any, **___: Any) -> None:
-        collected(folder.parent, **{folder.name: 10})
-
-    def trained(recipe: Any, done: Round, *_: Any) -> None:
-        ran_in.append(Path(recipe.env.path))
-        (done.run / "evaluations").mkdir(parents=True)
-        (done.run / "evaluations" / "final.json").touch()
-
-    def fitted(recipe: Any, folder: Path, datasets: Any, start_from: str, *_: Any) -> None:
-        ran_in.append(Path(start_from))
-        (folder / "world_model").mkdir(parents=True)
-
-    for name in ("measure_world_model", "check_parts", "conclude", "write_status"):
-        monkeypatch.setattr(closed_loop, name, lambda *_, **__: None)
-    monkeypatch.setattr(closed_loop, "collect_real", gathered)
-    monkeypatch.setattr(closed_loop, "run_beside_controls", trained)
-    monkeypatch.setattr(closed_loop, "fit_world_model", fitted)
-    monkeypatch.setattr(closed_loop, "conclude_round", lambda _, done, *__: done.calibrated.mkdir(parents=True))
-    closed_loop.loop(recipe, tmp_path, PROGRAM, lambda _: None)
-    first, second = (Round(tmp_path / f"round_{n}") for n in (1, 2))
-    later = [first.calibrated, second.world_model] if refit else [first.world_model]
-    assert ran_in == [Path("pretrained:tabletop"), first.world_model, *later]
 
 
 def test_no_two_rounds_imagine_from_the_same_initial_state(tmp_path):
