@@ -55,7 +55,8 @@ def clustered_wilson_interval(
 
     Samples of one state resemble each other, so n is divided by the design effect, the variance of
     the rate over clusters relative to independent episodes (Korn & Graubard 1998, Survey
-    Methodology 24:193-201), never below 1. With one sample per state this is `wilson_interval`.
+    Methodology 24:193-201), never below 1. With one sample per state this is `wilson_interval`. Where all succeeded, or
+    none, outcomes do not say how alike a state's are: then each state counts once, as if they were the same.
 
     Args:
         outcomes: 0/1 (n,). clusters: (n,) the state of each. strata: (n,) the task of each.
@@ -63,8 +64,11 @@ def clustered_wilson_interval(
     outcomes = np.asarray(outcomes, np.float64)
     n, successes = outcomes.size, int(outcomes.sum())
     cluster = np.unique(clusters, return_inverse=True)[1]
-    if n == 0 or successes in (0, n) or cluster.max() + 1 == n:
+    if n == 0 or cluster.max() + 1 == n:
         return wilson_interval(successes, n, confidence)
+    if successes in (0, n):
+        states = int(cluster.max()) + 1
+        return wilson_interval(states if successes else 0, states, confidence)
     rate = successes / n
     stratum = np.zeros(n, np.int64) if strata is None else np.unique(strata, return_inverse=True)[1]
     variance = 0.0

@@ -68,6 +68,15 @@ def test_clustered_wilson_interval_covers_the_truth():
     assert covered / 400 >= 0.92 > naive / 400
 
 
+@pytest.mark.parametrize("outcome", [0, 1])
+def test_repeating_adds_no_evidence_where_all_outcomes_are_alike(outcome):
+    states = np.repeat(np.arange(10), 8)
+    interval = statistics.clustered_wilson_interval(np.full(80, outcome), states)
+    assert interval == statistics.wilson_interval(10 * outcome, 10)
+    same = statistics.clustered_wilson_interval(np.full(80, outcome), np.zeros(80))
+    assert same == statistics.wilson_interval(outcome, 1), "one state, however often"
+
+
 def test_clustered_sign_test_is_mcnemar_for_single_pairs_and_exact_for_clusters():
     for gained, lost in ((9, 1), (4, 4), (30, 12), (0, 3)):
         differences = [1] * gained + [-1] * lost + [0] * 7
