@@ -90,7 +90,11 @@ def _newest(figures: dict[str, list[float | None]] | None) -> list[str]:
 def _imagined(row: dict[str, Any]) -> str:
     if row["refused"]:
         return f"no RL: {row['refused']}"
-    return "–" if row["imagined"] is None else f"{100 * row['imagined']:.1f} %"
+    if row["imagined"] is None:
+        return "–"
+    probability = row.get("imagined_probability")
+    more = "" if probability is None else f"; {100 * probability:.1f} % by its probability"
+    return f"{100 * row['imagined']:.1f} %{more}"
 
 
 def _figure(figure: list[float | None] | None, form: str = "") -> str:

@@ -8,7 +8,9 @@ import numpy as np
 
 from vla_rl.types import Episode
 
-PENALTY = "penalty"  # In `Episode.info`: what was taken off each chunk's reward, which says nothing of success.
+# In `Episode.info`: what was taken off each chunk's reward, which says nothing of success; and where the reward is a
+# verdict, the highest probability of success in each chunk.
+PENALTY, PROBABILITY = "penalty", "probability"
 
 
 def success_metrics(episodes: Sequence[Episode], tasks: Iterable[str], is_imagined: bool) -> dict[str, float]:
@@ -36,4 +38,7 @@ def success_metrics(episodes: Sequence[Episode], tasks: Iterable[str], is_imagin
     if is_imagined and from_start:  # What they were paid: 1 for a success, or its probability; without penalties.
         paid = [e.total_reward + float(np.sum(e.info.get(PENALTY, 0.0))) for e in from_start]
         found["train/imagined"] = float(np.mean(paid))
+        likely = [e.info[PROBABILITY].max() for e in from_start if PROBABILITY in e.info]
+        if len(likely) == len(from_start):
+            found["train/imagined_probability"] = float(np.mean(likely))
     return found

@@ -9,7 +9,7 @@ import torch
 
 from world_model.config import ImaginationConfig
 from world_model.env.imagination import ImaginedChunk
-from world_model.env.reward import worth
+from world_model.env.reward import probability, worth
 from world_model.model.world_model import WorldModel
 
 
@@ -24,6 +24,7 @@ class Seen:
         states: float32 (B, F, S), the robot's units.
         images: uint8 (B, F, V, height, width, 3); None where one frame of several will be asked for.
         action_error: float32 (B, F), see `ImaginedChunk`; None where nothing is taken off for it.
+        probability: float32 (B, F), of success, where it is known and `worth` is a verdict.
     """
 
     worth: np.ndarray
@@ -34,6 +35,7 @@ class Seen:
     states: np.ndarray
     images: np.ndarray | None = None
     action_error: np.ndarray | None = None
+    probability: np.ndarray | None = None
 
 
 @torch.no_grad()
@@ -55,6 +57,8 @@ def read_chunk(
         wanted["images"] = world_model.decoded(frames)
     if chunk.action_error is not None:
         wanted["action_error"] = chunk.action_error
+    if config.reward == "success" and world_model.metadata.success_probability is not None:
+        wanted["probability"] = probability(world_model, chunk, config)
     return Seen(**dict(zip(wanted, download(*wanted.values()), strict=True)))
 
 

@@ -29,7 +29,7 @@ from vla_rl.rollout.env_checks import (
     checked_actions,
     checked_ids,
 )
-from vla_rl.training.rollout_success import PENALTY
+from vla_rl.training.rollout_success import PENALTY, PROBABILITY
 from vla_rl.types import EnvSpec, EpisodeSpec, Keyframe, Observation, StepResult
 from world_model.config import ImaginationConfig
 from world_model.data.initial_frames import InitialFrames
@@ -62,7 +62,8 @@ class WorldModelEnv:
 
     `StepResult.info` has, for each environment, "discarded" (bool: a predicted success did not hold under new noise),
     "disagreement" (float32: spread of the futures) and "untrusted" (bool: more than is allowed); where a penalty lowers
-    rewards also "penalty" (float32: by how much) and "action_error" (see `reward.penalties`). Recorded frames repeat
+    rewards also "penalty" (float32: by how much) and "action_error" (see `reward.penalties`); where they are a verdict,
+    "probability" (float32: the highest of success in the chunk), if the world model has one. Recorded frames repeat
     the last one that was imagined until there is a new one.
 
     A keyframe of a recorded episode (`KeyframeSet.recorded`) starts with the real frames that led there in memory. One
@@ -292,6 +293,7 @@ class WorldModelEnv:
             "disagreement": seen.disagreement,
             "untrusted": untrusted,
             **lowered,
+            **_likely(seen, last // frame_steps),
             **self._show(ids, chunk, seen, num_steps),
         }
         self._set_status([i for i, goes_on in zip(ids, going, strict=True) if not goes_on], "ended")
@@ -429,6 +431,14 @@ def _as_array(name: str, tensor: torch.Tensor) -> tuple[str, np.ndarray]:
     if tensor.dtype == torch.bfloat16:
         return name + BFLOAT16, tensor.view(torch.int16).numpy().copy()
     return name, tensor.numpy().copy()
+
+
+def _likely(seen: Seen, last: np.ndarray) -> dict[str, np.ndarray]:
+    """The highest probability of success up to each episode's last executed frame, float32 (B,), where it is told."""
+    if seen.probability is None:
+        return {}
+    executed = np.arange(seen.probability.shape[1]) <= last[:, None]
+    return {PROBABILITY: np.where(executed, seen.probability, 0).max(1)}
 
 
 def _as_tensor(name: str, array: np.ndarray) -> torch.Tensor:

@@ -88,6 +88,8 @@ def test_the_gates_checks_are_told(imagined):
     [
         ({"verdict": "undecided"}, "gate", "undecided"),
         ({}, "gate", "–"),  # Rounds written before verdicts have none.
+        ({}, "imagined", "50.0 %"),
+        ({"imagined_probability": 0.4}, "imagined", "50.0 %; 40.0 % by its probability"),
         ({}, "newest", ["–"]),  # Before trust was measured after RL.
         (
             {"newest": {"auc": [0.876, 0.8, 0.95], "calibration_error": [0.05, 0.02, 0.1], "informedness": [None] * 3}},

@@ -5,16 +5,35 @@ In the toy world P(success) = sigmoid(2 * (position - 6)): .119 at 5, .5 at 6, .
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any, cast
+
 import numpy as np
 import pytest
+import torch
 from toy import GOAL, METADATA, ToyInitialFrames, push, through_a_file, toy_env, toy_world_model
 
 from vla_rl.config import ConfigError
-from vla_rl.types import EpisodeSpec
+from vla_rl.rollout.runner import collect
+from vla_rl.training.rollout_success import success_metrics
+from vla_rl.types import ActionChunk, EpisodeSpec, Observation
 from world_model.config import ImaginationConfig
 from world_model.env.env import WorldModelEnv
 
 SPEC = EpisodeSpec("reach", "train", 1)  # Starts at 1.125; a frame of pushes by 1 moves by 1.
+
+
+class Pusher(torch.nn.Module):
+    """Pushes ahead, always by as much."""
+
+    chunk_size, action_dim, cameras, uses_state = 8, 3, ("wrist",), True
+
+    def __init__(self, size: float) -> None:
+        super().__init__()
+        self.size = size
+
+    def act(self, obs: Observation, generator: torch.Generator | None = None, temperature: float = 1.0) -> ActionChunk:
+        return ActionChunk(push(self.size, obs.batch_size, 8))
 
 
 def probability(position: float) -> float:
@@ -87,6 +106,36 @@ def test_a_keyframe_remembers_what_was_paid() -> None:
     env.reset([SPEC])  # Another episode begins with nothing paid.
     env.step(push(1, 1, 8))
     assert env.step(push(1, 1, 8)).reward.sum() == pytest.approx(probability(5.125) - probability(3.125), rel=1e-4)
+
+
+def test_beside_a_verdict_the_probability_of_success_is_told_up_to_where_the_episode_ends() -> None:
+    env = toy_env(1, dual_noise=0)
+    env.reset([SPEC])
+    for position in (3.125, 5.125):
+        assert env.step(push(1, 1, 8)).info["probability"] == pytest.approx(probability(position), rel=1e-4)
+    result = env.step(push(1, 1, 8))  # Past the goal in the first frame, at 6.125; the second is not executed.
+    assert result.success[0] and result.num_steps.tolist() == [4]
+    assert result.info["probability"] == pytest.approx(probability(6.125), rel=1e-4)
+    paid = probable_env()
+    paid.reset([SPEC])
+    assert "probability" not in paid.step(push(1, 1, 8)).info, "which is what was paid"
+    unknown = METADATA.model_copy(update={"success_probability": None})
+    env = WorldModelEnv(toy_world_model(metadata=unknown), ToyInitialFrames(), ImaginationConfig(dual_noise=0), 1)
+    env.reset([SPEC])
+    assert "probability" not in env.step(push(1, 1, 8)).info
+
+
+def test_an_iteration_tells_the_probability_beside_the_success_that_it_paid() -> None:
+    episodes = []
+    for size in (1.0, 0.5):
+        env = toy_env(1, dual_noise=0)
+        episodes += collect(cast(Any, Pusher(size)), env, [SPEC], temperature=0)
+    found = success_metrics(episodes, ["reach"], is_imagined=True)
+    assert found["train/imagined"] == 0.5
+    likely = [probability(6.125), probability(1.125 + 0.5 * 6)]
+    assert found["train/imagined_probability"] == pytest.approx(np.mean(likely), rel=1e-4)
+    known = [replace(episodes[0], info={}), episodes[1]]
+    assert "train/imagined_probability" not in success_metrics(known, ["reach"], is_imagined=True)
 
 
 def test_a_world_model_without_a_probability_is_refused() -> None:

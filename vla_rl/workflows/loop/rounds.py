@@ -240,7 +240,7 @@ class RoundRow(Config):
         before, after: trust figures ([value, low, high]) at the policy's states, before and after the refit; empty
             where not measured. newest: after RL, at those of RL's last policy, likewise.
         imagined: mean pay of the last iteration's episodes from initial states: success, or its probability; None
-            where all began at keyframes.
+            where all began at keyframes. imagined_probability: where it is success, its probability for comparison.
         gate: what each check found.
         verdict: of the gate's last check, "better", "worse" or "undecided"; None without one.
         real: mode -> [success, low, high] on the evaluation's states, after the round.
@@ -256,6 +256,7 @@ class RoundRow(Config):
     after: dict[str, tuple[float | None, float | None, float | None]]
     newest: dict[str, tuple[float | None, float | None, float | None]]
     imagined: float | None
+    imagined_probability: float | None = None
     gate: tuple[str, ...]
     verdict: Verdict | None = None
     real: dict[str, tuple[float, float, float]]
@@ -304,6 +305,7 @@ def rounds_table(recipe: Recipe, rounds: Sequence[Round], online: int | None = N
                 after=_trust(trusted) if trusted else {},
                 newest=_trust(done.calibrated),
                 imagined=_imagined(last),
+                imagined_probability=last.get("train/imagined_probability"),
                 gate=tuple(check.text() for check in checks),
                 verdict=checks[-1].verdict if checks else None,
                 real={mode: _rate(final, mode) for mode in final.modes},
