@@ -28,12 +28,6 @@ from vla_rl.cli.options import (
 
 WorldModelFolder = Annotated[str, typer.Argument(metavar="WORLD_MODEL", help="A world model's folder.")]
 
-# Of a fit that is resumed: what only its threshold, chosen last, depends on, and what is collected for it. Datasets
-# that are there already were collected as the recipe says, or are refused. `calibrate_on` may name others, but not
-# begin or cease to name any once something is fitted (`check_threshold`): without it, episodes to fit on are held out.
-# Once the fit is finished, none of them may change.
-FREE_IN_A_FIT = ("datasets", *(f"world_model.{name}" for name in ("calibrate_on", "max_false_success", "min_failures")))
-
 
 def register(app: typer.Typer) -> None:
     """Add the group to the program."""
@@ -49,11 +43,11 @@ def fit(recipe: OwnRecipe = None, overrides: Overrides = None, output: Output = 
     """Fit a world model: autoencoder, dynamics, success head and classifier, and their threshold."""
     from vla_rl.common.run_folder import open_run
     from vla_rl.recipe.pinned import DATASETS_OF_A_FIT, pinned
-    from vla_rl.workflows.imagination.fit_world_model import check_threshold, fit_world_model
+    from vla_rl.workflows.imagination.fit_world_model import CHOOSE_THE_THRESHOLD, check_threshold, fit_world_model
 
     loaded = pinned(load_run(recipe, overrides, output, resume), say, *DATASETS_OF_A_FIT)
     check = partial(check_threshold, loaded)
-    folder = open_run(loaded, output, resume, free=FREE_IN_A_FIT, check=check)
+    folder = open_run(loaded, output, resume, free=("datasets", *CHOOSE_THE_THRESHOLD), check=check)
     with resumable("world-model fit", folder):
         typer.echo(f"world model: {fit_world_model(loaded, folder)}")
 

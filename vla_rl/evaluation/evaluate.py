@@ -162,7 +162,7 @@ def build_env(env_config: EnvConfig, num_envs: int = 0, record_frames: bool = Fa
     return env_config.build(num_envs=num_envs or None, record_frames=record_frames)
 
 
-def going_on(env_config: EnvConfig, steps: int) -> EnvConfig:
+def with_steps_after_success(env_config: EnvConfig, steps: int) -> EnvConfig:
     """The same environment, whose episodes go on for so many control steps after success, where it has that option."""
     if "steps_after_success" not in type(env_config).model_fields:
         return env_config

@@ -58,9 +58,11 @@ class GateConfig(Config):
 
     def build_env(self, real: EnvConfig) -> VecEnv:
         """Start the checks' environment, which records what is to be kept."""
-        from vla_rl.evaluation.evaluate import build_env, going_on
+        from vla_rl.evaluation.evaluate import build_env, with_steps_after_success
 
-        return build_env(going_on(real, self.steps_after_success), record_frames=self.keep_episodes == "frames")
+        return build_env(
+            with_steps_after_success(real, self.steps_after_success), record_frames=self.keep_episodes == "frames"
+        )
 
     def num_checks(self, iterations: int, done: int = 0) -> int:
         """Checks of a run of so many iterations that come after the first `done` of them; the last counts."""

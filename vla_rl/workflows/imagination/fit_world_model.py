@@ -16,7 +16,8 @@ from vla_rl.recipe.recipe import Recipe
 from vla_rl.workflows.collect import collect
 from vla_rl.workflows.recipe_parts import env_spec, limit_threads, world_model_section
 
-# What only a fit's threshold, chosen last, depends on.
+# What only a fit's threshold, chosen last, depends on: free in a fit that is resumed, as is what is collected for it
+# (`datasets`: what is there was collected as the recipe says, or is refused); but see `check_threshold`.
 CHOOSE_THE_THRESHOLD = tuple(f"world_model.{name}" for name in ("calibrate_on", "max_false_success", "min_failures"))
 
 

@@ -8,7 +8,7 @@ from vla_rl.config import ConfigError
 from vla_rl.evaluation.threshold import failures_needed
 from vla_rl.recipe.checks import check
 from vla_rl.recipe.recipe import Recipe
-from vla_rl.workflows.loop.rounds import HELD_OUT_START
+from vla_rl.workflows.loop.rounds import HELD_OUT_START, groups_of_a_round
 from vla_rl.workflows.recipe_parts import world_model_section
 from world_model.env.branches import check_depth
 from world_model.metadata import read_metadata, resolve_path
@@ -116,8 +116,8 @@ def _lacking_dynamics(recipe: Recipe, section: FitConfig, dynamics: DynamicsConf
 
 def _shared_states(recipe: Recipe) -> list[str]:
     """What draws initial states of which trust judges the world model, in any round."""
-    loop, train, sampling = recipe.loop, recipe.train, recipe.sampling
-    groups = train.iterations * (train.groups + train.resample_budget)
+    loop, sampling = recipe.loop, recipe.sampling
+    groups = groups_of_a_round(recipe.train)
     drawn = {
         "loop.first_state": (loop.first_state, loop.rounds * loop.episodes),
         "sampling.first_state": (sampling.first_state, sampling.train_states or loop.rounds * groups),

@@ -18,7 +18,7 @@ from vla_rl.common.run_folder import RunFolder
 from vla_rl.common.run_status import write_status
 from vla_rl.config import ConfigError
 from vla_rl.data.keyframes import KeyframeError
-from vla_rl.evaluation.evaluate import going_on
+from vla_rl.evaluation.evaluate import with_steps_after_success
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.threshold import CalibrationError
 from vla_rl.interfaces import TrustError
@@ -39,6 +39,7 @@ from vla_rl.workflows.loop.rounds import (
     calibrates,
     check_budget,
     gate_checks,
+    groups_of_a_round,
     learned_from,
     rounds_table,
 )
@@ -172,8 +173,7 @@ def in_round(recipe: Recipe, rounds: Sequence[Round], number: int, policy: str, 
         of_gate |= {"keep_episodes": "none", "steps_after_success": 0}
     changes: dict[str, Any] = {"gate": gate.model_copy(update=of_gate)}
     if sampling.train_states is None:  # No state twice: no task can draw more than all groups of a round.
-        groups = recipe.train.iterations * (recipe.train.groups + recipe.train.resample_budget)
-        first = sampling.first_state + number * groups
+        first = sampling.first_state + number * groups_of_a_round(recipe.train)
         sampling = sampling.model_copy(update={"first_state": first})
     if sampling.keyframe_share:
         sampling = sampling.model_copy(update={"keyframes": done.keyframes})
@@ -297,7 +297,7 @@ def collect_real(
         every_frame=recipe.loop.every_frame or more.get("structure", False),
         **more,
     )
-    real = going_on(recipe.acting_env, recipe.loop.steps_after_success)
+    real = with_steps_after_success(recipe.acting_env, recipe.loop.steps_after_success)
     collect(recipe.model_copy(update={"real_env": real}), config, show)
 
 

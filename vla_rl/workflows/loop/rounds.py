@@ -19,6 +19,7 @@ from vla_rl.evaluation.gate import CHECKED, MARK, GateCheck, Verdict
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.training.metrics import read_metrics
+from vla_rl.training.train import TrainConfig
 from vla_rl.types import EnvSpec
 from world_model.trust.report import TRUST_FILE, TrustReport
 
@@ -140,6 +141,11 @@ def calibrates(rounds: Sequence[Round], number: int) -> list[Path]:
     """
     before = rounds[number - 1] if number else None
     return [before.held_out] if before is not None and before.is_where_it_began else []
+
+
+def groups_of_a_round(train: TrainConfig) -> int:
+    """Groups that a round's RL draws at most, those drawn again included."""
+    return train.iterations * (train.groups + train.resample_budget)
 
 
 class RealEpisodes(Config):
