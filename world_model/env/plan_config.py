@@ -20,6 +20,11 @@ class PlanConfig(PlanningConfig):
     chunks: PositiveInt = Field(
         default=2, description="Chunks imagined of each: the candidate, then what the policy does next, greedily."
     )
+    judge: Literal["success", "value"] = Field(
+        default="success",
+        description="success: the highest logit of success in the imagined frames. value: that of success by the end, "
+        "at the last of them, for tasks that are much longer than what is imagined; the world model needs a value.",
+    )
     temperature: PositiveFloat = Field(default=1.0, description="At which the candidates are drawn.")
     bonus: NonNegativeFloat = Field(
         default=0.0,
@@ -46,6 +51,7 @@ class PlanConfig(PlanningConfig):
 
         Raises:
             ValueError: no such world model, or one of other cameras or another chunk length than the policy's.
+            ConfigError: `judge` is the value, and the world model has none.
         """
         from world_model.env.planning import Planner
 
@@ -53,4 +59,5 @@ class PlanConfig(PlanningConfig):
 
     def protocol(self) -> str:
         bonus = f", with a bonus of {self.bonus:g} for disagreement" if self.bonus else ""
-        return f"{self.choose} of {self.candidates} chunks imagined in a world model{bonus}"
+        judge = ", by its value" if self.judge == "value" and self.choose == "best" else ""
+        return f"{self.choose} of {self.candidates} chunks imagined in a world model{judge}{bonus}"

@@ -1,8 +1,8 @@
-"""Best of N: draw several action chunks, imagine each, execute the one that the success head likes best.
+"""Best of N: draw several action chunks, imagine each, execute the one whose imagined future is judged best.
 
 As V-GPS (arXiv 2410.13816) ranks samples by a value function and Cosmos Policy by values of imagined states; here the
-score is the success head's highest logit over the imagined frames. All candidates of a decision are imagined with the
-same noise, so that what differs between them is what they do.
+score is the success head's highest logit over the imagined frames, or the value's at the last of them. All candidates
+of a decision are imagined with the same noise, so that what differs between them is what they do.
 """
 
 from __future__ import annotations
@@ -40,18 +40,22 @@ class Planner:
 
     Raises:
         ValueError: the world model lacks a camera of the policy's, or its frames are not the policy's chunks.
+        ConfigError: the value is to judge, and the world model has none.
     """
 
     def __init__(self, policy: Policy, config: PlanConfig, device: str = "cpu") -> None:
         self.policy, self.config = policy, config
         self.world_model = load_world_model(config.world_model, device).compute_in(config.precision)
         check_fits(self.world_model, policy, "plan.world_model")
+        if config.judge == "value":
+            self.world_model.check_value()
         self.seconds: list[float] = []
         self.num_decisions = 0
         self._ids: list[int] = []
         self._begins: list[bool] = []
         self._memory: Memory | None = None
         self._last: dict[int, np.ndarray] = {}
+        self._decision: dict[int, int] = {}  # Of an environment's episode, from 0.
         self._drawn = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -107,6 +111,8 @@ class Planner:
         seen = self.world_model.encode(images[:, None], obs.state[:, None])
         new = [row for row, begins in enumerate(self._begins) if begins]
         old = [row for row, begins in enumerate(self._begins) if not begins]
+        for row, begins in enumerate(self._begins):
+            self._decision[self._ids[row]] = 0 if begins else self._decision[self._ids[row]] + 1
         if new:
             text = [obs.instruction[row] for row in new]
             seeds = [self._seed(self._ids[row]) for row in new]
@@ -132,20 +138,37 @@ class Planner:
 
     @torch.no_grad()
     def _scores(self, chunk: ActionChunk, rows: np.ndarray) -> np.ndarray:
-        """float (rows,): the highest logit of success in each candidate's imagined future, and what `bonus` adds."""
+        """float (rows,): what each candidate's imagined future is worth, a logit, and what `bonus` adds."""
         assert self._memory is not None, "what is seen has been remembered"
         world_model = self.world_model
         memory = self._memory.select([self._ids[row] for row in rows])
         seeds = [self._seed(self._ids[row], self._drawn) for row in rows]
         memory = replace(memory, noise=NoiseStream(seeds, world_model.device))
         best = np.full(len(rows), -np.inf)
-        for before, frames in imagine_ahead(world_model, self.policy, memory, chunk.actions, self.config.chunks):
-            score, _ = world_model.scores(before, frames)
-            best = np.maximum(best, score.float().amax(1).cpu().numpy())
+        for number, (before, frames) in enumerate(
+            imagine_ahead(world_model, self.policy, memory, chunk.actions, self.config.chunks), start=1
+        ):
+            if self.config.judge == "success":
+                score, _ = world_model.scores(before, frames)
+                best = np.maximum(best, score.float().amax(1).cpu().numpy())
+            elif number == self.config.chunks:
+                left = self._steps_left(rows, number, chunk.actions.shape[1])
+                left = np.repeat(left[:, None], frames.states.shape[1], 1)
+                best = world_model.value_logits(before, frames, left)[:, -1].float().cpu().numpy()
         if self.config.bonus:
             again = replace(memory, noise=NoiseStream(seeds, world_model.device))
             best = best + self.config.bonus * self._relative_disagreement(again, chunk.actions)
         return best
+
+    def _steps_left(self, rows: np.ndarray, chunks: int, size: int) -> np.ndarray:
+        """int64 (rows,): control steps to each task's horizon, after `chunks` more chunks of `size` steps."""
+        metadata, found = self.world_model.metadata, []
+        horizon = {metadata.tasks[task]: steps for task, steps in metadata.horizon.items()}
+        assert self._memory is not None, "what is seen has been remembered"
+        for env_id in (self._ids[row] for row in rows):
+            end = horizon.get(self._memory.instruction[env_id], max(horizon.values()))
+            found.append(max(end - (self._decision[env_id] + chunks) * size, 0))
+        return np.array(found)
 
     def _relative_disagreement(self, memory: Memory, actions: np.ndarray) -> np.ndarray:
         """float (rows,): how far futures of each candidate disagree, over the mean of its decision's candidates."""

@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from toy import METADATA, toy_env, toy_world_model
+from toy import METADATA, toy_env, toy_valued, toy_world_model
 
 from vla_rl.config import ConfigError, validate
 from vla_rl.evaluation.evaluate import EvalConfig
@@ -96,6 +96,30 @@ def test_planning_solves_what_chance_does_not(monkeypatch) -> None:
         repeated = collect(cast(Any, again), toy_env(5, dual_noise=0), SPECS, seed=1)
         assert [e.success for e in repeated] == [e.success for e in episodes]
     assert solved["best"] >= solved["random"] + 6
+
+
+def test_the_value_judges_the_last_imagined_frame_with_the_time_that_is_left_there(monkeypatch) -> None:
+    """In the toy its logit is 2 (position - 6 + 4 left / 24 - 2) before calibration's slope of 2, which ranks alike."""
+    policy = Wanderer()
+    monkeypatch.setattr(planning, "load_world_model", lambda path, device: toy_valued())
+    plan = PlanConfig.model_validate({"world_model": "toy", "candidates": 3, "judge": "value"}).build(cast(Any, policy))
+    assert isinstance(plan, Planner) and "by its value" in plan.config.protocol()
+    asked: list[tuple[int, list[int]]] = []
+    valued = plan.world_model.value_logits
+
+    def watched(memory: Any, frames: Any, steps_left: Any) -> torch.Tensor:
+        asked.append((frames.states.shape[1], steps_left[:, -1].tolist()))
+        return valued(memory, frames, steps_left)
+
+    monkeypatch.setattr(plan.world_model, "value_logits", watched)
+    plan.watch([3, 0], [True, True])
+    plan.act(observed([1.0, 2.0]), torch.Generator().manual_seed(0))
+    plan.watch([0, 1], [False, True])
+    chunk = plan.act(observed([3.0, 2.0]), torch.Generator().manual_seed(1))
+    np.testing.assert_array_equal(chunk.actions[:, 0, 0], policy.drawn[1].reshape(2, 3).max(1))
+    assert asked == [(1, [16] * 6), (1, [12] * 3 + [16] * 3)], "of 24 steps, after two more chunks of 4"
+    with pytest.raises(ConfigError, match="no value"):
+        planner(monkeypatch, judge="value")
 
 
 def test_what_does_not_fit_is_refused(monkeypatch) -> None:
