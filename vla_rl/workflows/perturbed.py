@@ -25,13 +25,19 @@ def chosen(recipe: Recipe, axes: str, levels: str) -> list[tuple[str, int]]:
     """The axes and levels that a command names, each axis at each level; "all" is every axis of the environment.
 
     Raises:
-        ConfigError: one that the environment does not have.
+        ConfigError: one that the environment does not have, or an environment that is perturbed already.
     """
     env: EnvConfig = recipe.acting_env
     known = env.perturb_axes
     wanted = list(known) if axes == "all" else axes.split(",")
     if not known:
         raise ConfigError(f"--perturb: {env.kind} has no perturbations; tabletop and libero have")
+    if already := getattr(env, "perturb", None):
+        section = "env" if recipe.real_env is None else "real_env"
+        raise ConfigError(
+            f"{section}.perturb: got {already.axis}-{already.level} with --perturb, whose clean episodes have none; "
+            f"set {section}.perturb=null"
+        )
     if unknown := [axis for axis in wanted if axis not in known]:
         raise ConfigError(f"--perturb: got {unknown[0]!r}; {env.kind} has: {', '.join(known)}, or all")
     numbers = levels.split(",")
