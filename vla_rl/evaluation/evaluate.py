@@ -101,7 +101,8 @@ def evaluate(
     """Evaluate a policy in every mode of the config, on the same initial states.
 
     Args:
-        env: a running environment, or an environment config, which is built here and closed.
+        env: a running environment, or an environment config, which is built here and closed; of its
+            `steps_after_success`, which would count as steps to success, only the videos have any.
         name: what is evaluated, for tables and file names ("base", "final").
         policy_path: where the policy was loaded from; its hash goes into the result.
         video_folder: write `config.videos` successes and failures per task there; None for no videos.
@@ -118,7 +119,7 @@ def evaluate(
     planner = None if config.plan is None else config.plan.build(policy, str(policy.device))
     policy = planner or policy
     if isinstance(env, EnvConfig):
-        with closing(build_env(env, config.num_envs)) as built:
+        with closing(build_env(with_steps_after_success(env, 0), config.num_envs)) as built:
             evaluation = _evaluate(policy, built, config, name, policy_path, env, stopwatch, on_episode, planner, world)
         on_result(evaluation)
         if film_folder is not None:

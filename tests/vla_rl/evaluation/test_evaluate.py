@@ -258,6 +258,14 @@ def test_videos_of_successes_and_failures_at_every_step(tmp_path):
     assert len(frames) == 1 + first_failure.steps == 17
 
 
+def test_steps_to_success_are_none_after_it():
+    usual, longer = (
+        evaluate(ReachPolicy(), ENV.model_copy(update={"steps_after_success": steps}), SMALL).rate("greedy")
+        for steps in (0, 8)
+    )
+    assert longer == usual and usual.mean_steps_to_success < 8
+
+
 def test_films_do_not_pile_up_in_memory(tmp_path, monkeypatch):
     sizes = []
 
