@@ -167,6 +167,29 @@ def test_a_listeners_log_is_left_to_the_user(tmp_path: Path) -> None:
     assert log.read_text(errors="replace").startswith("listening on ") and log.stat().st_size > 2**10
 
 
+def test_as_many_hosts_as_may_be_start_while_an_earlier_one_closes(tmp_path: Path) -> None:
+    (tmp_path / "slow_sim.py").write_text(
+        "import time\nfrom faulty_sim import FaultySim\n\n\nclass SlowSim(FaultySim):\n"
+        "    def close(self) -> None:\n        time.sleep(1.5)\n"
+    )
+    (tmp_path / "faulty_sim.py").write_text((HERE / "faulty_sim.py").read_text())
+    token = tmp_path / "token.txt"
+    token.write_text("a secret of many characters\n")
+    options = ["--env", "slow_sim:SlowSim", "--token-file", str(token), "--max-hosts", "1"]
+    command = [sys.executable, "-u", str(ROOT / "sim" / "remote" / "listen.py"), "127.0.0.1:0", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        assert process.stdout is not None
+        values = {"env": "slow_sim:SlowSim", "hosts": [process.stdout.readline().split()[2]], "token_file": str(token)}
+        config = build_component("env", {"kind": "remote", **values})
+        try:
+            config.env_spec()  # type: ignore[attr-defined]  # of a host that is closed then
+            env: VecEnv = config.build(1)  # type: ignore[attr-defined]
+            env.reset([EpisodeSpec("go")])
+            env.close()
+        finally:
+            process.terminate()
+
+
 def test_who_does_not_know_the_token_is_refused(listener: tuple[str, Path], tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.txt"
     wrong.write_text("a guess of many characters")
