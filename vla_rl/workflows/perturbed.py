@@ -54,6 +54,8 @@ def evaluate_perturbed(
     Writes perturbed/AXIS-LEVEL.json, robustness.json and .png beside what `evaluate` writes. What a cut-off call has
     finished is not run again.
     """
+    from vla_rl.report.report import write_report
+
     run, world = RunFolder(folder), current()
     found: dict[tuple[str, int], Evaluation] = {}
     policy = build_policy(recipe, recipe.acting_env.env_spec())
@@ -87,6 +89,8 @@ def evaluate_perturbed(
     if world.is_main:
         robustness.save(run.robustness)
         robustness.plot(run.robustness.with_suffix(".png"))
+        if not run.report.is_file():  # Of clean episodes whose filming was cut off.
+            write_report(folder, after=name)
     return clean, robustness
 
 

@@ -47,9 +47,10 @@ def test_what_a_stopped_run_has_finished_is_not_run_again(tmp_path: Path) -> Non
     assert command(tmp_path / "run", "--perturb", "noise", "--levels", "1").exit_code == 0
     assert file.stat().st_mtime_ns == before
     clean = (tmp_path / "run/evaluations/policy.json").stat().st_mtime_ns
-    (tmp_path / "run/robustness.json").unlink()  # As where it was stopped while the clean episodes were filmed.
+    for name in ("robustness.json", "report.html"):  # As where it was stopped while the clean episodes were filmed.
+        (tmp_path / "run" / name).unlink()
     assert command(tmp_path / "run", "--perturb", "noise", "--levels", "1").exit_code == 0
-    assert (tmp_path / "run/robustness.json").is_file()
+    assert (tmp_path / "run/robustness.json").is_file() and (tmp_path / "run/report.html").is_file()
     assert (tmp_path / "run/evaluations/policy.json").stat().st_mtime_ns == clean
     (tmp_path / "run/evaluations/policy.json").unlink()
     file.write_text(re.sub('"policy_hash": "[0-9a-f]+"', '"policy_hash": "other"', file.read_text()))
