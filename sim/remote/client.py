@@ -283,7 +283,7 @@ def read_spec(values: Mapping[str, Any]) -> EnvSpec:
     """
     try:
         height, width = (int(size) for size in values["image_size"])
-        return EnvSpec(
+        spec = EnvSpec(
             kind=str(values["kind"]),
             tasks={str(name): str(text) for name, text in values["tasks"].items()},
             horizon={str(name): int(steps) for name, steps in values["horizon"].items()},
@@ -299,8 +299,29 @@ def read_spec(values: Mapping[str, Any]) -> EnvSpec:
             suite=str(values["suite"]),
             labels={str(name): str(label) for name, label in values["labels"].items()},
         )
+        _check_facts(spec)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RuntimeError(f"the environment's facts cannot be used: {type(error).__name__}: {error}") from error
+    return spec
+
+
+def _check_facts(spec: EnvSpec) -> None:
+    """Refuse facts that do not go together: every episode would break, or every action be clipped to the same.
+
+    Raises:
+        ValueError: naming the fact.
+    """
+    if any(spec.horizon.get(task, 0) < 1 for task in spec.tasks):
+        tasks = ", ".join(spec.tasks)
+        raise ValueError(
+            f"facts.horizon: got {spec.horizon}; give 1 control step or more for each of the tasks {tasks}"
+        )
+    low, high = spec.action_low, spec.action_high
+    if low.shape != (spec.action_dim,) or low.shape != high.shape or not (low <= high).all():
+        raise ValueError(
+            f"facts.action_low, facts.action_high: got {low.tolist()} and {high.tolist()}; give as many numbers each "
+            "as an action has, the lower ones below"
+        )
 
 
 def same_spec(a: EnvSpec, b: EnvSpec) -> bool:

@@ -19,12 +19,14 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
-from host import PROTOCOL, proof, recv_message, send_message  # the file beside this one
+from host import GRACE_SECONDS, PROTOCOL, proof, recv_message, send_message  # the file beside this one
 
 AUTH_SECONDS = 10.0
+ROOM_SECONDS = 2 * GRACE_SECONDS  # that a connection waits for hosts to close that nobody listens to any more
 HOST = Path(__file__).resolve().with_name("host.py")
 MIN_TOKEN = 16  # characters
 
@@ -47,6 +49,17 @@ def listen(name: str, port: int, token: bytes, env: str, max_hosts: int) -> None
     server = socket.create_server((name, port))
     print(f"listening on {name}:{server.getsockname()[1]} for {env}", flush=True)
     children: list[subprocess.Popen[bytes]] = []
+    counting = threading.Lock()
+
+    def start(sock: socket.socket) -> bool:
+        """Start a host for this connection, unless there are as many as may be."""
+        with counting:  # of several that come at once, each counts those before it
+            children[:] = [child for child in children if child.poll() is None]
+            if len(children) < max_hosts:
+                command = [sys.executable, "-u", str(HOST), "--fd", str(sock.fileno()), "--env", env]
+                children.append(subprocess.Popen(command, pass_fds=[sock.fileno()], stdin=subprocess.DEVNULL))
+                return True
+        return False
 
     def meet(sock: socket.socket, peer: Any) -> None:
         with sock:
@@ -54,12 +67,14 @@ def listen(name: str, port: int, token: bytes, env: str, max_hosts: int) -> None
                 known = admit(sock, token)
             except (OSError, EOFError, KeyError, TypeError) as error:
                 known, peer = False, f"{peer} ({type(error).__name__})"
-            children[:] = [child for child in children if child.poll() is None]
-            if not known or len(children) >= max_hosts:
-                print(f"refused {peer}: " + ("too many hosts" if known else "no valid token"), flush=True)
-                return
-            command = [sys.executable, "-u", str(HOST), "--fd", str(sock.fileno()), "--env", env]
-            children.append(subprocess.Popen(command, pass_fds=[sock.fileno()], stdin=subprocess.DEVNULL))
+            deadline = time.monotonic() + ROOM_SECONDS
+            while known and not start(sock):
+                if time.monotonic() > deadline:
+                    print(f"refused {peer}: too many hosts", flush=True)
+                    return
+                time.sleep(0.1)
+            if not known:
+                print(f"refused {peer}: no valid token", flush=True)
 
     try:
         while True:

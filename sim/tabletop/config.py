@@ -144,7 +144,8 @@ class TabletopConfig(SimConfig):
             {task: self.horizons.get(task, HORIZONS[task]) for task in tasks},
             CONTROL_HZ,
         )
-        known = "agentview" in self.cameras and not (self.perturb and self.perturb.axis == "camera")
+        moves = self.appearance.camera > 0 or (self.perturb is not None and self.perturb.axis == "camera")
+        known = "agentview" in self.cameras and not moves
         return replace(
             spec, projections={"agentview": VIEW.projection()} if known else {}, suite=self.perturbation_name
         )

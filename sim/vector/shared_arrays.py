@@ -10,6 +10,7 @@ import math
 import mmap
 import os
 import tempfile
+import weakref
 
 import numpy as np
 
@@ -35,6 +36,7 @@ class SharedArrays:
             size += -(-math.prod(shape) * np.dtype(dtype).itemsize // _ALIGN) * _ALIGN
         self.size = max(size, _ALIGN)
         self.fd = _anonymous_file(self.size) if fd is None else fd
+        self._finalizer = weakref.finalize(self, os.close, self.fd)  # also where nobody closes it
         memory = mmap.mmap(self.fd, self.size)
         self._arrays = {
             name: np.ndarray(shape, dtype, buffer=memory, offset=self.offsets[name])
@@ -47,8 +49,7 @@ class SharedArrays:
     def close(self) -> None:
         """Let go of the memory; the system frees it when the last process has, and no array is in use."""
         self._arrays = {}
-        if self.fd >= 0:
-            os.close(self.fd)
+        self._finalizer()
         self.fd = -1
 
 

@@ -49,7 +49,7 @@ def evaluate(
     perturbations = chosen(loaded, perturb, levels) if perturb else []
     # A folder that holds the same recipe takes another evaluation, or one that was cut off.
     again = output is not None and RunFolder(output).exists
-    if output is not None and RunFolder(output).evaluation(name).exists():
+    if output is not None and RunFolder(output).evaluation(name).exists() and not perturbations:
         raise ConfigError(f"{output} already holds an evaluation {name!r}; choose another --name or --output")
     with joined(loaded) as world:
         run = RunFolder(Path(world.broadcast_from_main(lambda: str(open_run(loaded, output, resume=again)))))

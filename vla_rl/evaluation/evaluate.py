@@ -95,18 +95,21 @@ def evaluate(
     video_folder: Path | None = None,
     stopwatch: Stopwatch | None = None,
     on_episode: Callable[[Episode], None] = lambda _: None,
+    on_result: Callable[[Evaluation], None] = lambda _: None,
     world: ProcessGroup = ALONE,
 ) -> Evaluation:
     """Evaluate a policy in every mode of the config, on the same initial states.
 
     Args:
-        env: a running environment, or an environment config, which is built here and closed.
+        env: a running environment, or an environment config, which is built here and closed; of its
+            `steps_after_success`, which would count as steps to success, only the videos have any.
         name: what is evaluated, for tables and file names ("base", "final").
         policy_path: where the policy was loaded from; its hash goes into the result.
         video_folder: write `config.videos` successes and failures per task there; None for no videos.
             Given an environment config, every control step is filmed; else what `env` records.
         stopwatch: counts "simulation" and "inference".
         on_episode: called with each finished episode of this process, for progress.
+        on_result: called with the result before anything is filmed, to keep it whatever becomes of the videos.
         world: processes that call this together, each with the policy and an environment; all get the whole result.
 
     Raises:
@@ -116,14 +119,16 @@ def evaluate(
     planner = None if config.plan is None else config.plan.build(policy, str(policy.device))
     policy = planner or policy
     if isinstance(env, EnvConfig):
-        with closing(build_env(env, config.num_envs)) as built:
+        with closing(build_env(with_steps_after_success(env, 0), config.num_envs)) as built:
             evaluation = _evaluate(policy, built, config, name, policy_path, env, stopwatch, on_episode, planner, world)
+        on_result(evaluation)
         if film_folder is not None:
             num_envs = min(evaluation.meta.num_envs, 2 * config.videos * len(evaluation.tasks))
             with closing(build_env(env, num_envs, record_frames=True)) as built:
                 film(policy, built, evaluation, config, film_folder, world)
     else:
         evaluation = _evaluate(policy, env, config, name, policy_path, None, stopwatch, on_episode, planner, world)
+        on_result(evaluation)
         if film_folder is not None:
             film(policy, env, evaluation, config, film_folder, world)
     return evaluation
@@ -145,15 +150,15 @@ def film(
         records = [e for e in evaluation.select(mode, task) if e.sample == 0 and not e.lost]
         for success in (True, False):
             chosen += [e for e in records if e.success == success][: config.videos]
-    specs = [EpisodeSpec(e.task, e.split, e.index) for e in world.deal(chosen)]
-    seeds = [_episode_seed(config, len(config.modes()) - 1, spec, 0) for spec in specs]
-    episodes = collect(policy, env, specs, temperature=temperature, seed=seeds)
+    wanted = [EpisodeSpec(e.task, e.split, e.index) for e in world.deal(chosen)]
     paths = []
-    for episode in episodes:
-        if not episode.lost:
-            spec, outcome = episode.spec, "success" if episode.success else "failure"
-            stem = f"{evaluation.meta.name}__{spec.task}__{mode}__{spec.split}-{spec.index:04d}__{outcome}"
-            paths.append(write_episode_video(folder / f"{stem}.mp4", episode, env.spec.control_hz))
+    for specs in _batches(wanted, _batch_size(env, policy)):
+        seeds = [_episode_seed(config, len(config.modes()) - 1, spec, 0) for spec in specs]
+        for episode in collect(policy, env, specs, temperature=temperature, seed=seeds):
+            if not episode.lost:
+                spec, outcome = episode.spec, "success" if episode.success else "failure"
+                stem = f"{evaluation.meta.name}__{spec.task}__{mode}__{spec.split}-{spec.index:04d}__{outcome}"
+                paths.append(write_episode_video(folder / f"{stem}.mp4", episode, env.spec.control_hz))
     return paths
 
 

@@ -23,7 +23,7 @@ def evaluate(recipe: Recipe, folder: Path, name: str = "policy") -> Evaluation:
     """Evaluate the recipe's policy; writes evaluations/NAME.json and .png, videos/ and report.html.
 
     With `log.wandb` it is shown there too, the folder as a run. Several processes share the episodes; the first one
-    writes, and each makes its videos.
+    writes, before anything is filmed, and each makes its videos.
     """
     from vla_rl.evaluation.evaluate import evaluate as run_evaluation
     from vla_rl.report.report import write_report
@@ -33,6 +33,12 @@ def evaluate(recipe: Recipe, folder: Path, name: str = "policy") -> Evaluation:
     run = RunFolder(folder)
     policy, world = build_policy(recipe, env_spec(recipe)), current()
     total = len(world.deal(range(recipe.eval.num_episodes(env_spec(recipe)))))
+
+    def save(evaluation: Evaluation) -> None:
+        if world.is_main:
+            evaluation.save(run.evaluation(name))
+            evaluation.plot(run.evaluation(name).with_suffix(".png"))
+
     with episode_progress(total, show=world.is_main) as on_episode:
         evaluation = run_evaluation(
             policy,
@@ -42,12 +48,11 @@ def evaluate(recipe: Recipe, folder: Path, name: str = "policy") -> Evaluation:
             policy_path=policy_path(recipe),
             video_folder=run.videos,
             on_episode=on_episode,
+            on_result=save,
             world=world,
         )
     world.wait()  # The others' videos belong in the report.
     if world.is_main:
-        evaluation.save(run.evaluation(name))
-        evaluation.plot(run.evaluation(name).with_suffix(".png"))
         write_report(folder, after=name)
         if recipe.log.wandb != "disabled":
             with closing(WandbRun(folder, recipe.log, recipe.model_dump(mode="json"))) as shown:

@@ -25,13 +25,19 @@ def chosen(recipe: Recipe, axes: str, levels: str) -> list[tuple[str, int]]:
     """The axes and levels that a command names, each axis at each level; "all" is every axis of the environment.
 
     Raises:
-        ConfigError: one that the environment does not have.
+        ConfigError: one that the environment does not have, or an environment that is perturbed already.
     """
     env: EnvConfig = recipe.acting_env
     known = env.perturb_axes
     wanted = list(known) if axes == "all" else axes.split(",")
     if not known:
         raise ConfigError(f"--perturb: {env.kind} has no perturbations; tabletop and libero have")
+    if already := getattr(env, "perturb", None):
+        section = "env" if recipe.real_env is None else "real_env"
+        raise ConfigError(
+            f"{section}.perturb: got {already.axis}-{already.level} with --perturb, whose clean episodes have none; "
+            f"set {section}.perturb=null"
+        )
     if unknown := [axis for axis in wanted if axis not in known]:
         raise ConfigError(f"--perturb: got {unknown[0]!r}; {env.kind} has: {', '.join(known)}, or all")
     numbers = levels.split(",")
@@ -48,6 +54,8 @@ def evaluate_perturbed(
     Writes perturbed/AXIS-LEVEL.json, robustness.json and .png beside what `evaluate` writes. What a cut-off call has
     finished is not run again.
     """
+    from vla_rl.report.report import write_report
+
     run, world = RunFolder(folder), current()
     found: dict[tuple[str, int], Evaluation] = {}
     policy = build_policy(recipe, recipe.acting_env.env_spec())
@@ -74,11 +82,15 @@ def evaluate_perturbed(
         found[axis, level] = evaluation
         if world.is_main:
             evaluation.save(path)
-    clean = evaluate(recipe, folder, name)
+    done = finished(run.evaluation(name), recipe.eval, policy_path(recipe))
+    world.wait()  # Nobody writes that file before all have looked.
+    clean = done or evaluate(recipe, folder, name)
     robustness = Robustness.of(clean, found)
     if world.is_main:
         robustness.save(run.robustness)
         robustness.plot(run.robustness.with_suffix(".png"))
+        if not run.report.is_file():  # Of clean episodes whose filming was cut off.
+            write_report(folder, after=name)
     return clean, robustness
 
 

@@ -262,6 +262,20 @@ def test_missing_assets_name_both_ways(tmp_path: Path, monkeypatch: pytest.Monke
         library.find_assets(None)
 
 
+@needs_library
+def test_assets_whose_copy_or_download_was_cut_off_are_not_taken_for_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LIBERO_ASSETS", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = tmp_path / ".cache" / "libero" / "assets"
+    for name in ("articulated_objects", "scenes", "stable_scanned_objects", "textures"):
+        (folder / name).mkdir(parents=True)
+    with pytest.raises(library.AssetsError, match="has no stable_hope_objects, turbosquid_objects"):
+        library.find_assets(folder)
+    assert library.find_assets(None) is None or library.find_assets(None) != folder, "the library goes on downloading"
+
+
 @needs_assets
 def test_the_configured_folder_goes_before_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIBERO_ASSETS", "/nonexistent")

@@ -4,6 +4,7 @@ import importlib.metadata
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -137,6 +138,58 @@ def test_another_machine_gives_the_same(listener: tuple[str, Path]) -> None:
     there.close()
 
 
+def test_a_listeners_log_is_left_to_the_user(tmp_path: Path) -> None:
+    for name in ("host.py", "listen.py"):
+        text = (ROOT / "sim" / "remote" / name).read_text()
+        (tmp_path / name).write_text(text.replace("MAX_LOG_BYTES = 2**24", "MAX_LOG_BYTES = 2**10"))
+    log, token = tmp_path / "listen.log", tmp_path / "token.txt"
+    token.write_text("a secret of many characters\n")
+    options = ["--env", "faulty_sim:FaultySim", "--token-file", str(token)]
+    with open(log, "w") as output:
+        process = subprocess.Popen(
+            [sys.executable, str(tmp_path / "listen.py"), "127.0.0.1:0", *options],
+            stdout=output,
+            stderr=output,
+            cwd=HERE,
+        )
+    try:
+        while not log.read_text().endswith("\n"):
+            time.sleep(0.05)
+        values = {"kwargs": {"fault": "print"}, "hosts": [log.read_text().split()[2]], "token_file": str(token)}
+        env: VecEnv = build_component("env", {**FAULTY, **values}).build(1)  # type: ignore[attr-defined]
+        env.reset([EpisodeSpec("go", "train", 7)])
+        env.step(np.zeros((1, 4, 2), np.float32))
+        env.save_state()
+        env.close()
+    finally:
+        process.terminate()
+        process.wait(timeout=20)
+    assert log.read_text(errors="replace").startswith("listening on ") and log.stat().st_size > 2**10
+
+
+def test_as_many_hosts_as_may_be_start_while_an_earlier_one_closes(tmp_path: Path) -> None:
+    (tmp_path / "slow_sim.py").write_text(
+        "import time\nfrom faulty_sim import FaultySim\n\n\nclass SlowSim(FaultySim):\n"
+        "    def close(self) -> None:\n        time.sleep(1.5)\n"
+    )
+    (tmp_path / "faulty_sim.py").write_text((HERE / "faulty_sim.py").read_text())
+    token = tmp_path / "token.txt"
+    token.write_text("a secret of many characters\n")
+    options = ["--env", "slow_sim:SlowSim", "--token-file", str(token), "--max-hosts", "1"]
+    command = [sys.executable, "-u", str(ROOT / "sim" / "remote" / "listen.py"), "127.0.0.1:0", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        assert process.stdout is not None
+        values = {"env": "slow_sim:SlowSim", "hosts": [process.stdout.readline().split()[2]], "token_file": str(token)}
+        config = build_component("env", {"kind": "remote", **values})
+        try:
+            config.env_spec()  # type: ignore[attr-defined]  # of a host that is closed then
+            env: VecEnv = config.build(1)  # type: ignore[attr-defined]
+            env.reset([EpisodeSpec("go")])
+            env.close()
+        finally:
+            process.terminate()
+
+
 def test_who_does_not_know_the_token_is_refused(listener: tuple[str, Path], tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.txt"
     wrong.write_text("a guess of many characters")
@@ -173,6 +226,27 @@ def test_nobody_listens() -> None:
 def test_bad_options_are_named(values: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=f"(?s){message}"):
         build_component("env", {**FAULTY, **values})
+
+
+def test_a_class_names_no_official_seeds_of_other_splits(tmp_path: Path) -> None:
+    text = (HERE / "faulty_sim.py").read_text()
+    (tmp_path / "greedy_sim.py").write_text(text.replace('"horizon": 12,', '"horizon": 12, "eval_seeds": [2**29 + 5],'))
+    config = build_component("env", {**FAULTY, "env": "greedy_sim:FaultySim", "python_path": [str(tmp_path)]})
+    with pytest.raises(RuntimeError, match=r"facts.eval_seeds: got \[536870917\].*higher ones belong to the splits"):
+        config.build(1)  # type: ignore[attr-defined]
+
+
+def test_an_episode_that_is_given_up_after_its_success_leaves_none_to_the_next() -> None:
+    options = {"kwargs": {"steps_after_success": 12}, "python_path": [str(ROOT)]}
+    env: VecEnv = build_component("env", {"kind": "remote", "env": "sim.dummy:DummyConfig", **options}).build(1)  # type: ignore[attr-defined]
+    env.reset([EpisodeSpec("reach_red", "train", 1)])
+    while not (result := env.step(env.expert_action()[:, None])).success[0]:
+        pass
+    assert not result.done[0]
+    env.reset([EpisodeSpec("reach_blue", "train", 2)])
+    result = env.step(np.zeros((1, 16, 7), np.float32))
+    assert result.truncated[0, -1] and not result.success[0]
+    env.close()
 
 
 def test_official_seeds_are_the_eval_split() -> None:

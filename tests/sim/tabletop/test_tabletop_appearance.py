@@ -50,3 +50,9 @@ def test_the_projection_finds_the_gripper_in_the_image() -> None:
         x, y, depth = projection @ np.append(obs.state[:3], 1.0)
         distance = np.hypot(columns / 64 - x / depth, rows / 64 - y / depth)
         assert distance.min() < 0.12  # The fingers stand to either side of it.
+
+
+@pytest.mark.parametrize("option", [{"appearance": {"camera": 0.05}}, {"perturb": {"axis": "camera", "level": 1}}])
+def test_a_camera_that_differs_between_episodes_has_no_projection(option: dict) -> None:
+    assert TabletopConfig().env_spec().projections
+    assert not TabletopConfig.model_validate(option).env_spec().projections

@@ -1,5 +1,6 @@
 """The vector runner: workers give what one process gives; broken ones are replaced; nothing is left behind."""
 
+import gc
 import json
 import logging
 import os
@@ -245,6 +246,19 @@ def test_close_twice_frees_processes_and_descriptors() -> None:
     assert not any(is_alive(pid) for pid in pids)
     del env
     assert not set(os.listdir("/proc/self/fd")) - before  # Others' may have been closed meanwhile.
+
+
+def test_what_cannot_start_or_is_not_closed_keeps_no_descriptor() -> None:
+    DummyConfig(num_workers=1).build(1).close()  # whatever Python opens once
+    before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(RuntimeError, match="cannot be made"):
+        DummyConfig(num_workers=1, fault="start").build(1)
+    env = DummyConfig(num_workers=1).build(1, record_frames=True)
+    env.reset(specs(1))
+    env.step(np.zeros((1, 3, 7), np.float32))
+    del env
+    gc.collect()
+    assert not set(os.listdir("/proc/self/fd")) - before
 
 
 RUN_FOREVER = """

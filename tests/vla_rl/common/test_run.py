@@ -177,6 +177,12 @@ def test_a_resumed_run_may_use_another_cluster_but_not_other_workers():
     assert not any(is_free(f"rollout.{name}") for name in ("workers", "staleness", "kind", "weights_dtype", "batch"))
 
 
+@pytest.mark.parametrize("section", ["env", "real_env"])
+def test_a_run_may_go_on_with_its_simulator_elsewhere(section):
+    assert all(is_free(f"{section}.{name}") for name in ("num_hosts", "hosts", "token_file", "devices"))
+    assert not any(is_free(f"{section}.{name}") for name in ("env", "python", "variables", "num_envs", "eval_seed"))
+
+
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [

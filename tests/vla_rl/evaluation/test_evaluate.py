@@ -258,6 +258,43 @@ def test_videos_of_successes_and_failures_at_every_step(tmp_path):
     assert len(frames) == 1 + first_failure.steps == 17
 
 
+def test_steps_to_success_are_none_after_it():
+    usual, longer = (
+        evaluate(ReachPolicy(), ENV.model_copy(update={"steps_after_success": steps}), SMALL).rate("greedy")
+        for steps in (0, 8)
+    )
+    assert longer == usual and usual.mean_steps_to_success < 8
+
+
+def test_films_do_not_pile_up_in_memory(tmp_path, monkeypatch):
+    sizes = []
+
+    def counted(policy, env, specs, **options):
+        sizes.append(len(specs) if env.record_frames else 0)
+        return collect(policy, env, specs, **options)
+
+    monkeypatch.setattr(evaluate_module, "collect", counted)
+    monkeypatch.setattr(evaluate_module, "_MAX_BATCH_BYTES", 0)
+    config = replace_config(SMALL, episodes_per_task=6, videos=6, temperatures=(0.0,))
+    evaluation = evaluate(ReachPolicy(speed=0.2), ENV, config, video_folder=tmp_path)
+    assert len(list(tmp_path.iterdir())) == sum(sizes) == len(evaluation.episodes) == 12
+    assert max(sizes) == 2 * ENV.num_envs < 12
+
+
+def test_the_result_is_there_before_anything_is_filmed(tmp_path):
+    (tmp_path / "videos").write_text("a file, so that no video can be written")
+    results = []
+    with pytest.raises(OSError):
+        evaluate(
+            ReachPolicy(),
+            ENV,
+            replace_config(SMALL, videos=1),
+            video_folder=tmp_path / "videos",
+            on_result=results.append,
+        )
+    assert len(results) == 1 and results[0].episodes
+
+
 def test_a_dying_worker_costs_its_own_episode_only():
     config = DummyConfig(num_envs=2, num_workers=2, fault="die", fault_index=1, fault_step=2, tasks=("reach_red",))
     eval_config = EvalConfig(episodes_per_task=4, temperatures=(0.0,), videos=0, max_retries=1)

@@ -46,6 +46,12 @@ def test_what_a_stopped_run_has_finished_is_not_run_again(tmp_path: Path) -> Non
     (tmp_path / "run/evaluations/policy.json").unlink()
     assert command(tmp_path / "run", "--perturb", "noise", "--levels", "1").exit_code == 0
     assert file.stat().st_mtime_ns == before
+    clean = (tmp_path / "run/evaluations/policy.json").stat().st_mtime_ns
+    for name in ("robustness.json", "report.html"):  # As where it was stopped while the clean episodes were filmed.
+        (tmp_path / "run" / name).unlink()
+    assert command(tmp_path / "run", "--perturb", "noise", "--levels", "1").exit_code == 0
+    assert (tmp_path / "run/robustness.json").is_file() and (tmp_path / "run/report.html").is_file()
+    assert (tmp_path / "run/evaluations/policy.json").stat().st_mtime_ns == clean
     (tmp_path / "run/evaluations/policy.json").unlink()
     file.write_text(re.sub('"policy_hash": "[0-9a-f]+"', '"policy_hash": "other"', file.read_text()))
     refused = command(tmp_path / "run", "--perturb", "noise", "--levels", "1")
@@ -53,16 +59,19 @@ def test_what_a_stopped_run_has_finished_is_not_run_again(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("recipe", "axes", "levels", "said"),
+    ("recipe", "overrides", "axes", "levels", "said"),
     [
-        ("tabletop_grpo", "camera,fog", "1", "--perturb: got 'fog'; tabletop has: camera, light"),
-        ("tabletop_grpo", "all", "1,4", "--levels: got '4'; levels are 1, 2 and 3"),
-        ("robotwin_grpo", "all", "1", "--perturb: robotwin has no perturbations; tabletop and libero have"),
+        ("tabletop_grpo", "", "camera,fog", "1", "--perturb: got 'fog'; tabletop has: camera, light"),
+        ("tabletop_grpo", "", "all", "1,4", "--levels: got '4'; levels are 1, 2 and 3"),
+        ("robotwin_grpo", "", "all", "1", "--perturb: robotwin has no perturbations; tabletop and libero have"),
+        ("tabletop_grpo", "env.perturb={axis: light, level: 3}", "noise", "1", "env.perturb: got light-3 with --pert"),
     ],
 )
-def test_what_there_is_not_is_refused_before_anything_runs(recipe: str, axes: str, levels: str, said: str) -> None:
+def test_what_there_is_not_is_refused_before_anything_runs(
+    recipe: str, overrides: str, axes: str, levels: str, said: str
+) -> None:
     with pytest.raises(ConfigError) as raised:
-        chosen(load_recipe(recipe), axes, levels)
+        chosen(load_recipe(recipe, [overrides] if overrides else []), axes, levels)
     assert said in str(raised.value)
 
 
