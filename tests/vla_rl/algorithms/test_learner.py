@@ -301,6 +301,19 @@ def test_entropy_bonus_keeps_entropy_up():
     assert entropy(0.5) > entropy(0.0) + 0.05
 
 
+def test_an_entropy_bonus_is_refused_where_the_noise_is_fixed(monkeypatch):
+    evaluate = ToyPolicy.evaluate
+
+    def fixed(self, *args):
+        out = evaluate(self, *args)
+        return replace(out, entropy=out.entropy.detach())
+
+    monkeypatch.setattr(ToyPolicy, "evaluate", fixed)
+    step_once(GRPOConfig())
+    with pytest.raises(ValueError, match=r"algo\.entropy_coef: got 0\.1, but .* does nothing: .*flow_noise"):
+        step_once(GRPOConfig(entropy_coef=0.1))
+
+
 def test_bc_anchor():
     with pytest.raises(ValueError, match="no demonstrations are given"):
         step_once(GRPOConfig(bc_coef=0.1))
