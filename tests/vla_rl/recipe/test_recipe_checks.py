@@ -38,6 +38,11 @@ REFUSED = [
     ("train", ["train.group_size=1"], r"train\.group_size: got 1, but grpo compares episodes .* at least 2, or"),
     ("train", ["algo.kind=rloo", "train.group_size=1"], r"train\.group_size: got 1, but rloo"),
     ("train", ["algo=null"], r"algo: this recipe has none"),
+    (
+        "train",
+        ["algo.kind=reinforce_pp", "train.group_size=1", "train.resample_budget=4"],
+        r"train\.resample_budget: got 4 with train\.group_size 1: a group of one episode never",
+    ),
     ("train", ["seed=-1"], r"seed: got -1\. Input should be greater than or equal to 0"),
     ("train", ["seed=9223372036854775808"], r"seed: got 9223372036854775808\. Input should be less than 9223"),
     ("sft", ["sft.datasets=[{path: d, subsample_seed: -1}]"], r"sft\.datasets\.0\.subsample_seed: got -1"),
