@@ -26,8 +26,8 @@ Metrics = dict[str, torch.Tensor]
 
 FIXED_ENTROPY = (
     "algo.entropy_coef: got {:g}, but this policy's entropy does not depend on what is trained, so that a bonus does "
-    "nothing: the noise of Flow-SDE, of diffusion policies and of ACT is fixed. Set it to 0; or for a flow or ACT set "
-    "policy.sampling.method=flow_noise, whose noise is learned"
+    "nothing: the noise of Flow-SDE, of diffusion policies and of ACT is fixed. Set it to 0; or, for a flow policy "
+    "or ACT, set policy.sampling.method=flow_noise, whose noise is learned"
 )
 
 
