@@ -171,7 +171,7 @@ class TrainingRun:
         return self.earlier.beside(episodes, self.iteration) if self.earlier else episodes
 
     def _no_success(self, num_episodes: int) -> str:
-        whole_spec = self.recipe.acting_env.env_spec()
+        whole_spec = (self.recipe.real_env or self.recipe.env).env_spec()
         ends, whole = (max(spec.horizon.values()) for spec in (self.env.spec, whole_spec))
         cut = f" Imagined episodes end after {ends} of {whole} control steps." if ends < whole else ""
         return (
