@@ -140,10 +140,10 @@ def _reopen(
     run = RunFolder(folder)
     if not run.exists:
         raise ConfigError(f"--resume: {folder} holds no earlier run (no config.yaml); see --output")
-    if (status := read_status(run)) is not None and status.is_anothers:
+    if (process := _at_work(run)) is not None:
         raise ConfigError(
-            f"--resume: {folder} is still running, as process {status.process} of this machine; two would spoil each "
-            "other's files. End that one first, or choose another --output."
+            f"--resume: {folder} is still running, as process {process} of this machine; two would spoil each other's "
+            "files. End that one first, or choose another --output."
         )
     if changed := differences(run, recipe):
         if _has_not_begun(folder):
@@ -154,6 +154,15 @@ def _reopen(
                 check(run, changed)
             record_changes(run, recipe, changed)
     return folder
+
+
+def _at_work(run: RunFolder) -> int | None:
+    """The number of another process of this machine that is at the run, as far as its status.json says."""
+    try:
+        status = read_status(run)
+        return status.process if status is not None and status.is_anothers else None
+    except ValueError:  # Of another version.
+        return None
 
 
 def _describe(folder: Path, recipe: Config) -> None:

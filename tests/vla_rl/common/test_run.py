@@ -250,6 +250,7 @@ def test_a_run_that_another_process_is_at_is_not_resumed(tmp_path):
         for changes in (
             {"state": "stopped"},
             {"host": "another machine"},
+            {"word": "of another version"},
             {"updated": f"{earlier:%Y-%m-%dT%H:%M:%S}"},  # It has the number of a process that is long gone.
         ):
             says(**changes)
