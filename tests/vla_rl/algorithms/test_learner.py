@@ -391,6 +391,8 @@ def test_load_state_of_another_setup_is_refused():
 def test_config_errors():
     with pytest.raises(ConfigError, match=r"algo\.ratio_level: got 'chunk' with advantage_level 'action'"):
         build_component("algo", {"kind": "ppo", "ratio_level": "chunk", "advantage_level": "action"})
+    with pytest.raises(ConfigError, match=r"algo\.mask_after_success: got false with advantage_level 'action'"):
+        build_component("algo", {"kind": "ppo", "mask_after_success": False, "advantage_level": "action"})
     with pytest.raises(ConfigError, match=r"algo\.clip_hihg: unknown key.*Did you mean 'clip_high'"):
         build_component("algo", {"kind": "grpo", "clip_hihg": 0.3})
     with pytest.raises(ConfigError, match=r"algo\.dual_clip: got 0\.5"):
