@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 
 Metrics = dict[str, torch.Tensor]
 
+FIXED_ENTROPY = (
+    "algo.entropy_coef: got {:g}, but this policy's entropy does not depend on what is trained, so that a bonus does "
+    "nothing: the noise of Flow-SDE, of diffusion policies and of ACT is fixed. Set it to 0; or, for a flow policy "
+    "or ACT, set policy.sampling.method=flow_noise, whose noise is learned"
+)
+
 
 def minibatch_weights(
     valid: np.ndarray, trajectory: np.ndarray, parts: Sequence[np.ndarray], config: AlgoConfig
@@ -62,7 +68,13 @@ def _divided(weight: np.ndarray, total: float) -> np.ndarray:
 def surrogate_loss(
     config: AlgoConfig, batch: Batch, rows: np.ndarray, weight: np.ndarray, out: PolicyOutput
 ) -> tuple[torch.Tensor, Metrics]:
-    """Return the clipped surrogate with the config's entropy and KL terms, and metrics; see `AlgoConfig.loss`."""
+    """Return the clipped surrogate with the config's entropy and KL terms, and metrics; see `AlgoConfig.loss`.
+
+    Raises:
+        ValueError: an entropy bonus for a policy whose entropy has no gradient.
+    """
+    if config.entropy_coef > 0 and out.log_prob.requires_grad and not out.entropy.requires_grad:
+        raise ValueError(FIXED_ENTROPY.format(config.entropy_coef))
     log_prob = out.log_prob.float()
     weights = tensor(weight, log_prob)
     old, advantage = tensor(batch.old_log_prob[rows], log_prob), tensor(batch.advantage[rows], log_prob)

@@ -137,6 +137,11 @@ class PPOConfig(AlgoConfig):
                 "algo.ratio_level: got 'chunk' with advantage_level 'action'. One ratio per chunk cannot be weighted "
                 "by an advantage per action; allowed with 'action': ratio_level token or action."
             )
+        if self.advantage_level == "action" and not self.mask_after_success:
+            raise ConfigError(
+                "algo.mask_after_success: got false with advantage_level 'action'. An action that was not executed has "
+                "no advantage of its own; set it to true, or advantage_level=chunk."
+            )
         return self
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import shutil
 import socket
@@ -131,7 +132,7 @@ def _leftovers(path: Path) -> list[Path]:
     """Partial and taken-away folders of this target whose writer, on this host, no longer runs."""
     start = f".{path.name}.partial-{socket.gethostname()}-"
     found = []
-    for leftover in path.parent.glob(f"{start}*"):
+    for leftover in path.parent.glob(f"{glob.escape(start)}*"):
         pid = leftover.name[len(start) :].partition("-")[0]
         if pid.isdigit() and (int(pid) == os.getpid() or not is_running(int(pid))):
             found.append(leftover)

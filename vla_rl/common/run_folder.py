@@ -18,6 +18,7 @@ from pathlib import Path
 
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.common.resume import Changed, check_changes, differences, record_changes
+from vla_rl.common.run_status import read_status
 from vla_rl.config import Config, ConfigError, dump_yaml
 
 PACKAGES = ("vla-rl", "torch", "transformers", "timm", "peft", "accelerate", "lerobot", "mujoco", "robosuite",
@@ -110,7 +111,8 @@ def open_run(
         check: called with the run and what differs, before that is recorded; raises `ConfigError` where it may not.
 
     Raises:
-        ConfigError: a folder in use without `resume`, nothing to resume, or another recipe in it.
+        ConfigError: a folder in use without `resume`, nothing to resume, a run that another process of this machine is
+            at, or another recipe in it.
     """
     name = getattr(recipe, "name", "run")
     if resume:
@@ -138,6 +140,11 @@ def _reopen(
     run = RunFolder(folder)
     if not run.exists:
         raise ConfigError(f"--resume: {folder} holds no earlier run (no config.yaml); see --output")
+    if (process := _at_work(run)) is not None:
+        raise ConfigError(
+            f"--resume: {folder} is still running, as process {process} of this machine; two would spoil each other's "
+            "files. End that one first, or choose another --output."
+        )
     if changed := differences(run, recipe):
         if _has_not_begun(folder):
             _describe(folder, recipe)
@@ -147,6 +154,15 @@ def _reopen(
                 check(run, changed)
             record_changes(run, recipe, changed)
     return folder
+
+
+def _at_work(run: RunFolder) -> int | None:
+    """The number of another process of this machine that is at the run, as far as its status.json says."""
+    try:
+        status = read_status(run)
+        return status.process if status is not None and status.is_anothers else None
+    except ValueError:  # Of another version.
+        return None
 
 
 def _describe(folder: Path, recipe: Config) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from vla_rl.common.atomic import is_running, write_text_atomic
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 
 
 State = Literal["running", "stopped", "finished"]
+
+_CLOCKS_DIFFER = 2.0  # Seconds; a status says its time in whole ones.
 
 
 class RunStatus(Config):
@@ -42,8 +46,24 @@ class RunStatus(Config):
     @property
     def is_running(self) -> bool:
         """Whether the run goes on, as far as this machine can tell: a killed run could not say so."""
-        here = self.host == socket.gethostname()
-        return self.state == "running" and (not here or is_running(self.process))
+        return self.state == "running" and (self.host != socket.gethostname() or self._is_its_process())
+
+    @property
+    def is_anothers(self) -> bool:
+        """Whether another process of this machine is at the run."""
+        return self.is_running and self.host == socket.gethostname() and self.process != os.getpid()
+
+    def _is_its_process(self) -> bool:
+        """Whether the run's process lives; one that began after the run's last word only has its number."""
+        if not is_running(self.process):
+            return False
+        try:
+            facts = Path(f"/proc/{self.process}/stat").read_text().rpartition(")")[2].split()
+        except OSError:  # Not on Linux.
+            return True
+        began = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + int(facts[19]) / os.sysconf("SC_CLK_TCK")
+        is_dead = facts[0] in ("Z", "X")
+        return not is_dead and began <= datetime.fromisoformat(self.updated).timestamp() + _CLOCKS_DIFFER
 
     def text(self) -> str:
         """Say it for people; empty of a finished run."""

@@ -43,7 +43,7 @@ class DatasetConfig(Config):
     episodes_per_task: PositiveInt | None = Field(
         default=None, description="Use this many episodes of each instruction."
     )
-    subsample_seed: int = Field(default=0, description="Chooses those episodes.")
+    subsample_seed: NonNegativeInt = Field(default=0, description="Chooses those episodes.")
     camera_map: dict[str, str] = Field(
         default={}, description="The dataset's camera name -> the policy's, where they differ."
     )

@@ -1,4 +1,4 @@
-"""LatentBootstrap intervals of means and of ratios of sums, over episodes."""
+"""Bootstrap intervals of means and of ratios of sums, over episodes."""
 
 from __future__ import annotations
 

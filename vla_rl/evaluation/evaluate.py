@@ -5,8 +5,8 @@
 
 The same EvalConfig gives the same initial states for every policy, so that two evaluations can be
 paired (`vla_rl.evaluation.compare`). Each episode draws from a seed of its own, made of the config's, the
-task, the state and the sample: the result depends neither on `num_envs`, nor on which other episodes there
-are, nor on how many processes share them.
+place of its temperature among the config's, the task, the state and the sample: the result depends neither
+on `num_envs`, nor on which other states there are, nor on how many processes share them.
 """
 
 from __future__ import annotations

@@ -56,21 +56,21 @@ def clustered_wilson_interval(
     Samples of one state resemble each other, so n is divided by the design effect, the variance of
     the rate over clusters relative to independent episodes (Korn & Graubard 1998, Survey
     Methodology 24:193-201), never below 1. With one sample per state this is `wilson_interval`. Where all succeeded, or
-    none, outcomes do not say how alike a state's are: then each state counts once, as if they were the same.
+    none, and where there is one state, outcomes do not say how alike a state's are: then each state counts once, as if
+    they were the same. Strata of one state each are taken together; see `_numbered`.
 
     Args:
         outcomes: 0/1 (n,). clusters: (n,) the state of each. strata: (n,) the task of each.
     """
     outcomes = np.asarray(outcomes, np.float64)
     n, successes = outcomes.size, int(outcomes.sum())
-    cluster = np.unique(clusters, return_inverse=True)[1]
-    if n == 0 or cluster.max() + 1 == n:
+    cluster, stratum = _numbered(n, clusters, strata)
+    states = int(cluster.max()) + 1 if n else 0
+    if states == n:
         return wilson_interval(successes, n, confidence)
     if successes in (0, n):
-        states = int(cluster.max()) + 1
         return wilson_interval(states if successes else 0, states, confidence)
     rate = successes / n
-    stratum = np.zeros(n, np.int64) if strata is None else np.unique(strata, return_inverse=True)[1]
     variance = 0.0
     for s in range(stratum.max() + 1):
         inside = stratum == s
@@ -78,7 +78,7 @@ def clustered_wilson_interval(
         residual = np.bincount(rows, weights=outcomes[inside] - rate)
         size = residual.size
         variance += residual.var() * size * size / max(size - 1, 1) / n**2
-    effective = n / max(variance / (rate * (1 - rate) / n), 1.0)
+    effective = n / max(variance / (rate * (1 - rate) / n), 1.0) if states > 1 else 1.0
     from scipy.stats import norm
 
     z = float(norm.ppf(0.5 + confidence / 2))
@@ -177,7 +177,7 @@ def paired_bootstrap_interval(
 
     Initial states are resampled, with all samples of a state together, since they are not
     independent; within each stratum (task), since the tasks are fixed (Efron & Tibshirani 1993,
-    ch. 8; Field & Welsh 2007 for clusters).
+    ch. 8; Field & Welsh 2007 for clusters). Strata of one state each are resampled together; see `_numbered`.
 
     Args:
         outcomes_a, outcomes_b: 0/1 or float (n,), pair by pair.
@@ -187,9 +187,7 @@ def paired_bootstrap_interval(
     difference = np.asarray(outcomes_b, np.float64) - np.asarray(outcomes_a, np.float64)
     if difference.ndim != 1 or difference.size == 0:
         raise ValueError(f"needs two equally long, non-empty lists of outcomes, got shape {difference.shape}")
-    n = difference.size
-    cluster = np.arange(n) if clusters is None else np.unique(clusters, return_inverse=True)[1]
-    stratum = np.zeros(n, np.int64) if strata is None else np.unique(strata, return_inverse=True)[1]
+    cluster, stratum = _numbered(difference.size, clusters, strata)
     rng = np.random.default_rng(seed)
     sums = np.zeros(num_resamples)
     counts = np.zeros(num_resamples)
@@ -290,6 +288,28 @@ def spearman(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     from scipy.stats import rankdata
 
     return pearson(rankdata(a, axis=-1), rankdata(b, axis=-1))
+
+
+def _numbered(n: int, clusters: np.ndarray | None, strata: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """Return the state and the stratum of each of n outcomes, int (n,) each, numbered from 0.
+
+    A stratum of one state does not say how its states differ. All such strata become one, whose states' spread stands
+    in for it, with what the strata differ by on top (collapsed strata: Wolter 2007, Introduction to Variance
+    Estimation, 2.5); the only one joins another stratum.
+
+    Args:
+        clusters, strata: (n,) the state and the task of each; None: each its own state, one stratum.
+    """
+    cluster = np.arange(n) if clusters is None else np.unique(clusters, return_inverse=True)[1]
+    if strata is None or n == 0:
+        return cluster, np.zeros(n, np.int64)
+    stratum = np.unique(strata, return_inverse=True)[1]
+    _, first, cluster = np.unique(stratum * (cluster.max() + 1) + cluster, return_index=True, return_inverse=True)
+    num_states = np.bincount(stratum[first])
+    lone = np.flatnonzero(num_states == 1)
+    joined = np.flatnonzero(num_states > 1) if len(lone) == 1 < len(num_states) else lone
+    merged = np.where(np.isin(stratum, lone), joined[0] if len(joined) else 0, stratum)
+    return cluster, np.unique(merged, return_inverse=True)[1]
 
 
 def _resample_counts(rng: np.random.Generator, size: int, num_resamples: int):

@@ -135,6 +135,15 @@ RULES = (
     ),
     Rule(
         _RL,
+        lambda r: r.algo and r.train.resample_budget and r.algo.rollouts_per_group(r.train.group_size) < 2,
+        lambda r: (
+            f"train.resample_budget: got {r.train.resample_budget} with train.group_size {r.train.group_size}: a group "
+            "of one episode never has both outcomes, so each rollout would take the whole budget; set it to 0, or "
+            "train.group_size to at least 2"
+        ),
+    ),
+    Rule(
+        _RL,
         lambda r: getattr(r.algo, "bootstrap_truncated", False) and _branch_frames(r),
         lambda r: (
             f"algo.bootstrap_truncated: got true with env.imagination.branch_frames={_branch_frames(r)}, whose "

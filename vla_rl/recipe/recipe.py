@@ -40,7 +40,7 @@ class Recipe(Config):
 
     name: str = Field(description="Names the run's folder.")
     description: str = Field(default="", description="What the recipe is for, in a sentence.")
-    seed: int = Field(default=0, description="Of everything random.")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="Of everything random.")
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:N or mps.")
     parallel: Literal["ddp", "fsdp"] = Field(
         default="ddp",

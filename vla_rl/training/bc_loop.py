@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,9 +71,8 @@ def run_training(
     world.distribute(policy)
     cloning = trainer(policy, config, seed, world=world)
     checkpoints = folder / "checkpoints"
-    _restore(cloning, checkpoints)
+    window: defaultdict[str, list[float]] = defaultdict(list, _restore(cloning, checkpoints))
     data_seed = derive_seed(seed, DATA)
-    window: defaultdict[str, list[float]] = defaultdict(list)
     metrics: dict[str, float] = {}
     started, first = time.monotonic(), cloning.trainer.num_steps
     bar = step_progress("behavior cloning", config.steps, progress and world.is_main)
@@ -83,7 +82,7 @@ def run_training(
             try:
                 values = cloning.learn(data, data_seed)
             except TrainingDivergedError as error:
-                saved = _save(cloning, checkpoints)
+                saved = _save(cloning, checkpoints, window)
                 raise TrainingDivergedError(f"{error} Saved as {saved}.") from None
             for name, value in values.items():
                 window[name].append(value)
@@ -100,7 +99,7 @@ def run_training(
             advance(step, f"loss {metrics.get('loss', math.nan):.4f}")
             stopping = any(world.gather(interrupted.is_set()))
             if step % config.save_every == 0 or step == config.steps or stopping:
-                _save(cloning, checkpoints)
+                _save(cloning, checkpoints, window)
             if stopping:
                 raise KeyboardInterrupt(f"stopped at step {step}; saved, the same command resumes there")
     with cloning.averaged_weights(), world.saving(policy):
@@ -119,27 +118,28 @@ def _validate(cloning: BCTrainer, held_out: BCDataset) -> dict[str, float]:
     return {name: float(np.mean([result[name] for result in results])) for name in results[0]}
 
 
-def _save(cloning: BCTrainer, folder: Path) -> Path:
+def _save(cloning: BCTrainer, folder: Path, window: Mapping[str, list[float]]) -> Path:
+    """Write a checkpoint; `window`: each metric's values since they were last logged."""
     path = checkpoint_path(folder, cloning.trainer.num_steps)
     tensors, state = cloning.trainer.state()
     tensors = {**trained_weights(cloning.policy), **tensors}
     with cloning.world.gathers(tensors.values()):
         if cloning.world.is_main:
             config = cloning.config.model_dump(mode="json")
-            save_checkpoint(path, tensors, {**state, "config": config, "seed": cloning.seed})
+            save_checkpoint(path, tensors, {**state, "config": config, "seed": cloning.seed, "window": dict(window)})
             keep_last(folder, cloning.config.keep_checkpoints)
     return path
 
 
-def _restore(cloning: BCTrainer, folder: Path) -> None:
-    """Go on from the newest whole checkpoint, if there is one.
+def _restore(cloning: BCTrainer, folder: Path) -> dict[str, list[float]]:
+    """Go on from the newest whole checkpoint, if there is one; return what it had not logged yet.
 
     Raises:
         CheckpointError: it was made with other options.
     """
     path = latest_checkpoint(folder)
     if path is None:
-        return
+        return {}
     tensors, state = load_checkpoint(path)
     now = {**cloning.config.model_dump(mode="json"), "seed": cloning.seed}
     then = {**state["config"], "seed": state["seed"]}
@@ -152,6 +152,7 @@ def _restore(cloning: BCTrainer, folder: Path) -> None:
         )
     load_weights(cloning.policy, tensors, str(path))
     cloning.trainer.load_state(tensors, state)
+    return state.get("window", {})  # Older checkpoints have none.
 
 
 @contextmanager

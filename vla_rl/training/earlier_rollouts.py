@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import torch
 
+from vla_rl.algorithms.batch import usable_episodes
 from vla_rl.types import ActionChunk, Episode, EpisodeSpec, Observation
 
 if TYPE_CHECKING:
@@ -57,12 +58,16 @@ class EarlierRollouts:
 
         Args:
             version: updates that the policy had seen which drew the newest, where its chunks do not say themselves.
+
+        Raises:
+            ValueError: all of the newest rollout were lost: nothing of it is left to learn from, or to report.
         """
         newest = [_stamped(episode, version) for episode in episodes]
+        usable = usable_episodes(newest)
         together = list(newest)
         for age, rollout in enumerate(reversed(self._rollouts), 1):
             together += [replace(episode, group=episode.group + age * self._groups) for episode in rollout]
-        self._rollouts.append([replace(e, frames=None, states=None, info={}) for e in newest if not e.lost])
+        self._rollouts.append([replace(e, frames=None, states=None, info={}) for e in usable])
         return together
 
     def tensors(self) -> dict[str, torch.Tensor]:

@@ -8,7 +8,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -86,7 +86,8 @@ class TrainingRun:
         self._interrupted = self._is_looping = False
         self._handlers: dict[int, Any] = {}
         self.steps = RunSteps(self.folder, self.config, recipe.log.console, self.world.is_main)
-        self.env = recipe.rollout.build_env(recipe.env)
+        self._opened = ExitStack()
+        self.env = self._opened.enter_context(closing(recipe.rollout.build_env(recipe.env)))
         self._real_env: VecEnv | None = None
         try:
             self.policy = self.world.load(lambda: recipe.policy.build(self.env.spec, device, recipe.seed))
@@ -99,11 +100,11 @@ class TrainingRun:
             self.earlier = EarlierRollouts.of(self.config, self.world)
             if self.world.is_main and isinstance(self.env, ImaginedEnv) and self.env.admission is not None:
                 write_text_atomic(self.folder.admission, self.env.admission.model_dump_json(indent=1) + "\n")
-            self.source = recipe.rollout.build(recipe, self.env, self.world)
+            self.source = self._opened.enter_context(closing(recipe.rollout.build(recipe, self.env, self.world)))
             self.steps.dashboard = self.source.dashboard
             self._resumed_at = self._restore() if resume else None
         except BaseException:
-            self.env.close()
+            self._opened.close()
             raise
 
     def _build_learner(self) -> Learner | ContinueBC:
@@ -171,7 +172,7 @@ class TrainingRun:
         return self.earlier.beside(episodes, self.iteration) if self.earlier else episodes
 
     def _no_success(self, num_episodes: int) -> str:
-        whole_spec = self.recipe.acting_env.env_spec()
+        whole_spec = (self.recipe.real_env or self.recipe.env).env_spec()
         ends, whole = (max(spec.horizon.values()) for spec in (self.env.spec, whole_spec))
         cut = f" Imagined episodes end after {ends} of {whole} control steps." if ends < whole else ""
         return (
@@ -246,7 +247,7 @@ class TrainingRun:
         if self.recipe.acting_env is self.recipe.env:
             return self.env
         if self._real_env is None:
-            self._real_env = self.recipe.gate.build_env(self.recipe.acting_env)
+            self._real_env = self._opened.enter_context(closing(self.recipe.gate.build_env(self.recipe.acting_env)))
         return self._real_env
 
     def check_gain(self) -> None:
@@ -436,10 +437,7 @@ class TrainingRun:
         try:
             self.logger.close()
         finally:
-            self.source.close()
-            self.env.close()
-            if self._real_env is not None:
-                self._real_env.close()
+            self._opened.close()
         if isinstance(error, TrainingDivergedError):
             raise TrainingDivergedError(f"{error} {self._keep_last_good()}") from None
 

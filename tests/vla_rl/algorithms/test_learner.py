@@ -301,6 +301,19 @@ def test_entropy_bonus_keeps_entropy_up():
     assert entropy(0.5) > entropy(0.0) + 0.05
 
 
+def test_an_entropy_bonus_is_refused_where_the_noise_is_fixed(monkeypatch):
+    evaluate = ToyPolicy.evaluate
+
+    def fixed(self, *args):
+        out = evaluate(self, *args)
+        return replace(out, entropy=out.entropy.detach())
+
+    monkeypatch.setattr(ToyPolicy, "evaluate", fixed)
+    step_once(GRPOConfig())
+    with pytest.raises(ValueError, match=r"algo\.entropy_coef: got 0\.1, but .* does nothing: .*flow_noise"):
+        step_once(GRPOConfig(entropy_coef=0.1))
+
+
 def test_bc_anchor():
     with pytest.raises(ValueError, match="no demonstrations are given"):
         step_once(GRPOConfig(bc_coef=0.1))
@@ -378,6 +391,8 @@ def test_load_state_of_another_setup_is_refused():
 def test_config_errors():
     with pytest.raises(ConfigError, match=r"algo\.ratio_level: got 'chunk' with advantage_level 'action'"):
         build_component("algo", {"kind": "ppo", "ratio_level": "chunk", "advantage_level": "action"})
+    with pytest.raises(ConfigError, match=r"algo\.mask_after_success: got false with advantage_level 'action'"):
+        build_component("algo", {"kind": "ppo", "mask_after_success": False, "advantage_level": "action"})
     with pytest.raises(ConfigError, match=r"algo\.clip_hihg: unknown key.*Did you mean 'clip_high'"):
         build_component("algo", {"kind": "grpo", "clip_hihg": 0.3})
     with pytest.raises(ConfigError, match=r"algo\.dual_clip: got 0\.5"):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from vla_rl.common import run_folder as run
 from vla_rl.common.resume import change_texts, is_free, read_changes
 from vla_rl.common.run_folder import RunFolder, git_commit, open_run
+from vla_rl.common.run_status import write_status
 from vla_rl.config import Config, ConfigError, read_yaml, validate
 
 
@@ -231,3 +234,36 @@ def test_resuming_without_a_folder_takes_the_newest_run_of_the_recipe_and_comman
     assert str(newest) in capsys.readouterr().err
     with pytest.raises(ConfigError, match=r"--resume: no run .*other-DATE-TIME of this command is here; .*--output"):
         open_run(Asked(name="other"), None, resume=True, root=tmp_path)
+
+
+def test_a_run_that_another_process_is_at_is_not_resumed(tmp_path):
+    """Two in one folder: the second one's metrics replaced the file that the first went on writing to."""
+    folder = open_run(Asked(), tmp_path / "run", resume=False)
+    status = RunFolder(folder).status
+    write_status(RunFolder(folder), "iterations", 1, 2, 3, 20, "running")
+    own = json.loads(status.read_text())
+    assert open_run(Asked(), folder, resume=True) == folder, "its own process, as a loop's"
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    later, earlier = (datetime.now() + timedelta(seconds=seconds) for seconds in (1, -60))
+
+    def says(**changes: object) -> None:
+        status.write_text(json.dumps(own | {"process": other.pid, "updated": f"{later:%Y-%m-%dT%H:%M:%S}"} | changes))
+
+    try:
+        says()
+        with pytest.raises(ConfigError, match=rf"run is still running, as process {other.pid} of this machine.*End"):
+            open_run(Asked(), folder, resume=True)
+        for changes in (
+            {"state": "stopped"},
+            {"host": "another machine"},
+            {"word": "of another version"},
+            {"updated": f"{earlier:%Y-%m-%dT%H:%M:%S}"},  # It has the number of a process that is long gone.
+        ):
+            says(**changes)
+            assert open_run(Asked(), folder, resume=True) == folder
+    finally:
+        other.kill()
+        os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
+    says()
+    assert open_run(Asked(), folder, resume=True) == folder, "dead, though nobody has asked how it ended"
+    other.communicate()

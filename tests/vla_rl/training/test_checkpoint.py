@@ -85,9 +85,9 @@ with atomic.atomic_folder(Path(sys.argv[1]), "folder", replace=True) as partial:
 """
 
 
-@pytest.mark.parametrize("reader", [True, False])
-def test_a_writer_killed_while_it_replaces_leaves_the_old_folder(tmp_path, reader):
-    folder = tmp_path / "best"
+@pytest.mark.parametrize(("name", "reader"), [("best", True), ("best", False), ("best[1]", True)])
+def test_a_writer_killed_while_it_replaces_leaves_the_old_folder(tmp_path, name, reader):
+    folder = tmp_path / name
     folder.mkdir()
     (folder / "old").touch()
     code = subprocess.run([sys.executable, "-c", KILLED_REPLACING, str(folder)], check=False).returncode

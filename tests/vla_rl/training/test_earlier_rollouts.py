@@ -55,6 +55,13 @@ def test_lost_episodes_and_frames_are_not_kept():
     assert kept[0].frames is None and kept[0].info == {}
 
 
+def test_a_rollout_that_was_lost_as_a_whole_is_said_whatever_is_kept():
+    earlier = EarlierRollouts(1, GROUPS)
+    earlier.beside(rollout(0), 0)
+    with pytest.raises(ValueError, match="no episode to learn from: all 16 of the rollout were lost"):
+        earlier.beside([replace(episode, lost=True) for episode in rollout(1)], 1)
+
+
 def test_a_checkpoint_gives_back_what_is_learned_from_to_the_bit():
     earlier, other = EarlierRollouts(2, GROUPS), EarlierRollouts(2, GROUPS)
     assert earlier.tensors() == {} and earlier.state() == []

@@ -13,7 +13,9 @@ from typer.testing import CliRunner
 from vla_rl.cli import app as cli
 from vla_rl.common.run_folder import RunFolder, open_run
 from vla_rl.common.run_status import read_status
+from vla_rl.rollout.source import LocalSource
 from vla_rl.training import steps
+from vla_rl.training.run import TrainingRun
 from vla_rl.training.train import train
 
 OPTIONS = ("train.iterations=2", "train.groups=2", "eval.episodes_per_task=2", "train.evaluate=before_and_after")
@@ -111,3 +113,18 @@ def test_a_run_that_was_killed_is_known_to_be_stopped(policy, tmp_path):
 def test_a_folder_without_a_run_has_no_report(tmp_path):
     result = CliRunner().invoke(cli.app, ["report", str(tmp_path)])
     assert result.exit_code == 2 and "holds no run (no config.yaml)" in result.stderr
+
+
+def test_a_run_that_cannot_be_resumed_closes_what_it_opened(policy, tmp_path, monkeypatch):
+    recipe, closed = make_recipe(policy, "train.iterations=1"), []
+    folder = open_run(recipe, tmp_path / "run", resume=False)
+    train(recipe, folder)
+
+    def close(source: LocalSource) -> None:
+        closed.append(source)
+
+    monkeypatch.setattr(LocalSource, "close", close)
+    monkeypatch.setattr(LocalSource, "load_state", lambda self, state: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        TrainingRun(recipe, folder, resume=True)
+    assert len(closed) == 1

@@ -115,6 +115,18 @@ def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(demos, tmp_path, e
     ).read_bytes()
 
 
+def test_what_a_resumed_run_logs_is_of_all_steps_since_the_last_log(demos, tmp_path):
+    """A checkpoint between two logs: the mean was of the steps after it alone."""
+    config = options(demos, steps=12, log_every=4, save_every=6)
+    whole, cut, rest = Log(), Log(stop_at=8), Log()
+    train_bc(make_policy(), config, tmp_path / "whole", whole, seed=5, progress=False)
+    with pytest.raises(_Stop):
+        train_bc(make_policy(), config, tmp_path / "cut", cut, seed=5, progress=False)
+    train_bc(make_policy(), config, tmp_path / "cut", rest, seed=5, progress=False)
+    assert list(rest.losses) == [8, 12]
+    assert {**cut.losses, **rest.losses} == whole.losses
+
+
 def test_another_seed_draws_otherwise(demos, tmp_path):
     logs = [Log(), Log()]
     for seed, log in enumerate(logs):

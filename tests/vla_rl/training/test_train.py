@@ -22,6 +22,7 @@ import pytest
 import torch
 from tiny_run import make_recipe, metrics, save_policy
 
+from sim.dummy import DummyConfig
 from vla_rl.algorithms import losses
 from vla_rl.algorithms.learner import Learner
 from vla_rl.common.atomic import DiskFullError
@@ -233,6 +234,21 @@ def test_a_policy_that_never_succeeds_is_refused_unless_allowed(policy, tmp_path
     assert weights(folder / "policy") == weights(policy)
     shown = capsys.readouterr().out.splitlines()
     assert len(shown) < 40 and any("iteration 1 of 1" in line for line in shown), "output into a file must stay short"
+
+
+class Imagined(DummyConfig):
+    """Stands for a world model beside which a recipe names no simulator."""
+
+    is_imagined = True
+    kind: str = f"{__name__}:Imagined"
+
+
+def test_in_imagination_alone_it_is_said_too(policy, tmp_path):
+    recipe = make_recipe(
+        policy, *HOPELESS, f"env={{kind: '{__name__}:Imagined', num_envs: 4, tasks: [reach_red], horizon: 1}}"
+    )
+    with pytest.raises(NoSuccessError, match=r"solved none of 6 .* nothing to learn from\. Train it longer"):
+        run_in(tmp_path / "run", recipe)
 
 
 def test_resampling_respects_its_budget(policy, tmp_path):
