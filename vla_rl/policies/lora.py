@@ -66,7 +66,6 @@ def _inject(network: nn.Module, targets: list[str], options: LoraOptions) -> Non
             parameter.data = parameter.data.float()
 
 
-@torch.no_grad()
 def _layer_class() -> type[LoraLayer]:
     """peft's, imported where there are adapters: a policy without them does not need it."""
     from peft.tuners.lora import LoraLayer
@@ -74,6 +73,7 @@ def _layer_class() -> type[LoraLayer]:
     return LoraLayer
 
 
+@torch.no_grad()
 def merge_adapters(network: nn.Module) -> None:
     """Add each adapter's product to its layer's weight, in float32, and put the plain layer back."""
     for name, module in list(network.named_modules()):
