@@ -61,8 +61,13 @@ def _inject(network: nn.Module, targets: list[str], options: LoraOptions) -> Non
         r=options.rank, lora_alpha=options.alpha, lora_dropout=options.dropout, target_modules=targets
     )
     peft.inject_adapter_in_model(config, network)
+    widen_adapters(network)
+
+
+def widen_adapters(network: nn.Module) -> None:
+    """Hold adapters in float32, also beside weights in bfloat16, whose steps would swallow small updates."""
     for name, parameter in network.named_parameters():
-        if is_adapter(name):  # Learned in float32, also beside weights held in bfloat16.
+        if is_adapter(name):
             parameter.data = parameter.data.float()
 
 
