@@ -12,9 +12,11 @@ from vla_rl.config import ConfigError
 from vla_rl.policies.checkpoint_files import write_folder
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics
 from vla_rl.policies.inspect import describe
+from vla_rl.policies.lerobot.options import LeRobotOptions
 from vla_rl.policies.load import load_policy
 from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.policies.openvla.files.fake_checkpoint import write_checkpoint
+from vla_rl.policies.openvla.options import OPENVLA_CHAIN, ImageChain
 
 SPEC = fake_env_spec()
 
@@ -115,6 +117,24 @@ def test_own_statistics_are_kept_where_the_checkpoint_has_others_of_that_name(tm
     published.save(tmp_path / "untouched")
     files = [(folder / "dataset_statistics.json").read_bytes() for folder in (base, tmp_path / "untouched")]
     assert files[0] == files[1]
+
+
+def test_single_options_of_a_section_are_set_over_the_checkpoints(tmp_path):
+    """As docs/checkpoints.md has it: without the center crop, images are compressed and resized as in training."""
+    base = write_checkpoint(tmp_path / "base", "discrete")
+    config = OpenVLAConfig.model_validate({"path": str(base), "images": {"crop_area": None}, "precision": "fp32"})
+    for again in (config, OpenVLAConfig.model_validate(config.model_dump(mode="json"))):
+        policy = again.build(SPEC)
+        assert policy.config.images == OPENVLA_CHAIN.model_copy(update={"crop_area": None})
+    policy.save(tmp_path / "saved")
+    rotated = OpenVLAConfig.model_validate({"path": str(tmp_path / "saved"), "images": {"rotate": True}}).build(SPEC)
+    assert rotated.config.images == policy.config.images.model_copy(update={"rotate": True})
+    assert OpenVLAConfig.model_validate({"path": str(base), "images": {}}).build(SPEC).config.images == ImageChain()
+    saved = LeRobotOptions.model_validate(
+        {"type": "pi0", "sampling": {"method": "flow_noise", "noise_bounds": [0.1, 0.2]}}
+    )
+    chosen = LeRobotOptions.model_validate({"path": "there", "sampling": {"num_steps": 4}}).sampling
+    assert saved.with_chosen({"sampling": chosen}).sampling == saved.sampling.model_copy(update={"num_steps": 4})
 
 
 def test_a_failed_write_leaves_the_old_folder(folder):
