@@ -13,7 +13,7 @@ import numpy as np
 from vla_rl.data.cache import open_cache
 from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.hold_out import whole_states
-from vla_rl.data.keyframes import split_start
+from vla_rl.data.keyframes import state_names
 from vla_rl.data.masks import training_mask
 from vla_rl.data.source import LeRobotSource
 from vla_rl.types import CONTROL_SOURCES, Observation
@@ -149,16 +149,10 @@ class EpisodeDataset:
     def state_names(self, own: str) -> list[str]:
         """Names of the E initial states that are equal, of several datasets too, where episodes began alike alone.
 
-        An environment's is one for all datasets. A recording's own number is not, which a robot's recorder writes
-        behind the instruction in place of a task: it gets `own` before it.
+        See `keyframes.state_names`.
         """
         texts = [self.instructions[number] for number in self.task[self.starts]]
-        return [
-            name
-            if name.count("/") == 2 and not (self.is_recording and split_start(name)[0] == text)
-            else f"{own}/{name}"
-            for name, text in zip(self.initial_states, texts, strict=True)
-        ]
+        return state_names(self.initial_states, texts, self.is_recording, own)
 
     def keep_episodes(self, keep: np.ndarray) -> EpisodeDataset:
         """The same with frames selected only in episodes where `keep`, bool (E,)."""
@@ -263,7 +257,7 @@ def open_dataset(config: DatasetConfig, needs: DataNeeds, cache_folder: Path | N
         name=source.name,
         has_outcomes=source.success is not None,
         cameras=names,
-        is_recording=_notes(source.root).get("source") == "recording",
+        is_recording=read_notes(source.root).get("source") == "recording",
     )
 
 
@@ -274,12 +268,12 @@ def observed_every(root: Path) -> int:
         DatasetError: its notes are damaged.
     """
     try:
-        return int(_notes(root).get(OBSERVED_EVERY, 1))
+        return int(read_notes(root).get(OBSERVED_EVERY, 1))
     except (ValueError, TypeError) as error:
         raise DatasetError(f"{root / NOTES_FILE}: damaged ({error}). Copy or collect the dataset again.") from error
 
 
-def _notes(root: Path) -> dict[str, Any]:
+def read_notes(root: Path) -> dict[str, Any]:
     """What is noted of where a dataset comes from; empty where nothing is."""
     file = root / NOTES_FILE
     if not file.is_file():
