@@ -12,7 +12,7 @@ import numpy as np
 
 from vla_rl.data.cache import open_cache
 from vla_rl.data.config import DatasetConfig, DatasetError
-from vla_rl.data.hold_out import whole_states
+from vla_rl.data.hold_out import across_parts, whole_states
 from vla_rl.data.keyframes import state_names
 from vla_rl.data.masks import training_mask
 from vla_rl.data.source import LeRobotSource
@@ -158,6 +158,11 @@ class EpisodeDataset:
         """The same with frames selected only in episodes where `keep`, bool (E,)."""
         return replace(self, rows=self.rows[np.repeat(keep, self.lengths)[self.rows]])
 
+    def split(self, episodes: np.ndarray) -> tuple[EpisodeDataset, EpisodeDataset]:
+        """(All others, those at `episodes`, int64 numbers)."""
+        held = np.isin(np.arange(len(self.starts)), episodes)
+        return self.keep_episodes(~held), self.keep_episodes(held)
+
     def hold_out(self, fraction: float, seed: Sequence[int]) -> tuple[EpisodeDataset, EpisodeDataset]:
         """Split whole initial states at random: (to train on, held out), at least one state in each.
 
@@ -169,9 +174,8 @@ class EpisodeDataset:
         count = min(max(round(fraction * len(episodes)), 1), len(episodes) - 1)
         order = np.random.default_rng(seed).permutation(episodes)
         states = [self.initial_states[e] for e in order]
-        held = np.zeros(len(self.starts), bool)
-        held[order] = whole_states(states, count) if len(set(states)) > 1 else np.arange(len(order)) < count
-        return self.keep_episodes(~held), self.keep_episodes(held)
+        held = whole_states(states, count) if len(set(states)) > 1 else np.arange(len(order)) < count
+        return self.split(order[held])
 
     def fold(self, number: int | None, count: int, seed: Sequence[int]) -> tuple[EpisodeDataset, EpisodeDataset]:
         """Split into `count` random folds of whole initial states: (all others, fold `number`); None: all, and all."""
@@ -374,8 +378,14 @@ class BCDataset:
         return BCBatch.concatenate(drawn).select(rng.permutation(size))
 
     def hold_out(self, fraction: float, seed: int) -> tuple[BCDataset, BCDataset]:
-        """Split each part by whole initial states: (to train on, held out); see `EpisodeDataset.hold_out`."""
-        train, held = zip(*(part.hold_out(fraction, [seed, i]) for i, part in enumerate(self.parts)), strict=True)
+        """Split by whole initial states: (to train on, held out); each part, where no state is in two of them."""
+        names = [np.array(part.state_names(str(part.path)))[part.episodes].tolist() for part in self.parts]
+        together = across_parts(names, fraction, seed)
+        if together is None:
+            split = [part.hold_out(fraction, [seed, i]) for i, part in enumerate(self.parts)]
+        else:
+            split = [part.split(part.episodes[held]) for part, held in zip(self.parts, together, strict=True)]
+        train, held = ([part for part in parts if len(part.rows)] for parts in zip(*split, strict=True))
         return BCDataset(train, self.chunk_size), BCDataset(held, self.chunk_size)
 
 
