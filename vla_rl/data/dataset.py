@@ -12,8 +12,8 @@ import numpy as np
 
 from vla_rl.data.cache import open_cache
 from vla_rl.data.config import DatasetConfig, DatasetError
-from vla_rl.data.hold_out import whole_states
-from vla_rl.data.keyframes import split_start
+from vla_rl.data.hold_out import across_parts, whole_states
+from vla_rl.data.keyframes import state_names
 from vla_rl.data.masks import training_mask
 from vla_rl.data.source import LeRobotSource
 from vla_rl.types import CONTROL_SOURCES, Observation
@@ -149,20 +149,19 @@ class EpisodeDataset:
     def state_names(self, own: str) -> list[str]:
         """Names of the E initial states that are equal, of several datasets too, where episodes began alike alone.
 
-        An environment's is one for all datasets. A recording's own number is not, which a robot's recorder writes
-        behind the instruction in place of a task: it gets `own` before it.
+        See `keyframes.state_names`.
         """
         texts = [self.instructions[number] for number in self.task[self.starts]]
-        return [
-            name
-            if name.count("/") == 2 and not (self.is_recording and split_start(name)[0] == text)
-            else f"{own}/{name}"
-            for name, text in zip(self.initial_states, texts, strict=True)
-        ]
+        return state_names(self.initial_states, texts, self.is_recording, own)
 
     def keep_episodes(self, keep: np.ndarray) -> EpisodeDataset:
         """The same with frames selected only in episodes where `keep`, bool (E,)."""
         return replace(self, rows=self.rows[np.repeat(keep, self.lengths)[self.rows]])
+
+    def split(self, episodes: np.ndarray) -> tuple[EpisodeDataset, EpisodeDataset]:
+        """(All others, those at `episodes`, int64 numbers)."""
+        held = np.isin(np.arange(len(self.starts)), episodes)
+        return self.keep_episodes(~held), self.keep_episodes(held)
 
     def hold_out(self, fraction: float, seed: Sequence[int]) -> tuple[EpisodeDataset, EpisodeDataset]:
         """Split whole initial states at random: (to train on, held out), at least one state in each.
@@ -175,9 +174,8 @@ class EpisodeDataset:
         count = min(max(round(fraction * len(episodes)), 1), len(episodes) - 1)
         order = np.random.default_rng(seed).permutation(episodes)
         states = [self.initial_states[e] for e in order]
-        held = np.zeros(len(self.starts), bool)
-        held[order] = whole_states(states, count) if len(set(states)) > 1 else np.arange(len(order)) < count
-        return self.keep_episodes(~held), self.keep_episodes(held)
+        held = whole_states(states, count) if len(set(states)) > 1 else np.arange(len(order)) < count
+        return self.split(order[held])
 
     def fold(self, number: int | None, count: int, seed: Sequence[int]) -> tuple[EpisodeDataset, EpisodeDataset]:
         """Split into `count` random folds of whole initial states: (all others, fold `number`); None: all, and all."""
@@ -263,7 +261,7 @@ def open_dataset(config: DatasetConfig, needs: DataNeeds, cache_folder: Path | N
         name=source.name,
         has_outcomes=source.success is not None,
         cameras=names,
-        is_recording=_notes(source.root).get("source") == "recording",
+        is_recording=read_notes(source.root).get("source") == "recording",
     )
 
 
@@ -274,12 +272,12 @@ def observed_every(root: Path) -> int:
         DatasetError: its notes are damaged.
     """
     try:
-        return int(_notes(root).get(OBSERVED_EVERY, 1))
+        return int(read_notes(root).get(OBSERVED_EVERY, 1))
     except (ValueError, TypeError) as error:
         raise DatasetError(f"{root / NOTES_FILE}: damaged ({error}). Copy or collect the dataset again.") from error
 
 
-def _notes(root: Path) -> dict[str, Any]:
+def read_notes(root: Path) -> dict[str, Any]:
     """What is noted of where a dataset comes from; empty where nothing is."""
     file = root / NOTES_FILE
     if not file.is_file():
@@ -380,8 +378,14 @@ class BCDataset:
         return BCBatch.concatenate(drawn).select(rng.permutation(size))
 
     def hold_out(self, fraction: float, seed: int) -> tuple[BCDataset, BCDataset]:
-        """Split each part by whole initial states: (to train on, held out); see `EpisodeDataset.hold_out`."""
-        train, held = zip(*(part.hold_out(fraction, [seed, i]) for i, part in enumerate(self.parts)), strict=True)
+        """Split by whole initial states: (to train on, held out); each part, where no state is in two of them."""
+        names = [np.array(part.state_names(str(part.path)))[part.episodes].tolist() for part in self.parts]
+        together = across_parts(names, fraction, seed)
+        if together is None:
+            split = [part.hold_out(fraction, [seed, i]) for i, part in enumerate(self.parts)]
+        else:
+            split = [part.split(part.episodes[held]) for part, held in zip(self.parts, together, strict=True)]
+        train, held = ([part for part in parts if len(part.rows)] for parts in zip(*split, strict=True))
         return BCDataset(train, self.chunk_size), BCDataset(held, self.chunk_size)
 
 

@@ -19,7 +19,8 @@ import numpy as np
 
 from vla_rl.common.atomic import atomic_folder
 from vla_rl.data.config import DatasetConfig, DatasetError
-from vla_rl.data.dataset import camera_names
+from vla_rl.data.dataset import camera_names, read_notes
+from vla_rl.data.keyframes import split_start, state_names
 from vla_rl.data.lerobot_io import ACTION, CONTROL_SOURCE, POLICY_VERSION, STATE
 from vla_rl.data.source import LeRobotSource, vectors
 from vla_rl.interfaces import Policy
@@ -210,7 +211,8 @@ def embed_dataset(
         Observation({camera: next(stream) for camera, stream in images.items()}, columns.state[[row]], [instruction])
         for row, instruction in zip(rows, instructions, strict=True)
     )
-    states = source.initial_states()
+    known = source.initial_states()
+    states = [known[n] for n in numbers]
     return EmbeddedEpisodes(
         embeddings=_embed(policy, obs),
         actions=columns.action[np.minimum(rows[:, None] + np.arange(policy.chunk_size), ends[:, None] - 1)],
@@ -218,11 +220,18 @@ def embed_dataset(
         num_steps=source.lengths[numbers],
         success=source.success[numbers],
         instructions=tuple(texts),
-        tasks=tuple(states[n].split("/")[0] if states[n].count("/") == 2 else source.name for n in numbers),
-        initial_states=tuple(states[n] for n in numbers),
+        tasks=tuple(split_start(state)[0] or source.name for state in states),
+        initial_states=tuple(_state_names(source, states, texts)),
         every=every,
         policy_hash=policy_hash,
     )
+
+
+def _state_names(source: LeRobotSource, states: Sequence[str], texts: Sequence[str]) -> list[str]:
+    """Names that are another recording's too only where the episodes began alike; under any path of the dataset."""
+    if read_notes(source.root).get("source") != "recording":
+        return list(states)
+    return state_names(states, texts, True, f"{source.name} {source.fingerprint()[:12]}")
 
 
 @dataclass(frozen=True)

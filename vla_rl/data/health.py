@@ -339,8 +339,9 @@ def check_instructions(data: Recorded) -> Check:
     ends = data.starts + data.lengths - 1
     views = [data.first, data.last, data.state[ends], _signs(data)]
     scaled = [(view - view.mean(0)) / np.sqrt(view.var(0).sum() + 1e-12) for view in views if view.shape[1]]
-    features = np.concatenate(scaled, 1)
-    distance = ((features[:, None] - features[None]) ** 2).sum(-1)
+    features = np.concatenate(scaled, 1).astype(np.float64)
+    squares = (features**2).sum(1)
+    distance = squares[:, None] + squares - 2 * features @ features.T  # Never all pairs' differences: E x E x 3,000.
     np.fill_diagonal(distance, np.inf)
     nearest = texts[np.argsort(distance, 1)[:, :NEIGHBORS]]
     agreeing = (nearest == texts[:, None]).mean(1)

@@ -26,3 +26,23 @@ def whole_states(states: Sequence[str], count: int) -> np.ndarray:
             found += size
     chosen = chosen or {min(sizes, key=lambda state: sizes[state])}
     return np.array([state in chosen for state in states])
+
+
+def across_parts(names: Sequence[Sequence[str]], fraction: float, seed: int) -> list[np.ndarray] | None:
+    """Choose whole initial states of several datasets together, where some are in more than one of them.
+
+    Args:
+        names: of each dataset's episodes' initial states.
+
+    Returns:
+        bool of each dataset's episodes, those held out; None where no state is in two datasets.
+    """
+    states = [name for own in names for name in own]
+    if sum(len(set(own)) for own in names) == len(set(states)):
+        return None
+    order = np.random.default_rng(seed).permutation(len(states))
+    count = min(max(round(fraction * len(states)), 1), len(states) - 1)
+    held = np.zeros(len(states), bool)
+    ordered = [states[number] for number in order]
+    held[order] = whole_states(ordered, count) if len(set(states)) > 1 else np.arange(len(states)) < count
+    return np.split(held, np.cumsum([len(own) for own in names])[:-1])

@@ -240,3 +240,19 @@ def split_start(start: str) -> tuple[str, str, int]:
     if len(parts) == 3 and parts[1] in SPLITS and parts[2].isdigit():
         return parts[0], parts[1], int(parts[2])
     return "", "", 0
+
+
+def state_names(states: Sequence[str], texts: Sequence[str], is_recording: bool, own: str) -> list[str]:
+    """Names of E episodes' initial states that are equal, of several datasets too, where they began alike alone.
+
+    An environment's is one for all datasets. A recording's own number is not, which a robot's recorder writes behind
+    the instruction in place of a task: it gets `own` before it, as has a name that is no environment's.
+
+    Args:
+        states: as `LeRobotSource.initial_states` gives them. texts: the episodes' instructions.
+        is_recording: a recorder wrote them, of a robot or beside a simulator. own: the dataset's.
+    """
+    return [
+        name if name.count("/") == 2 and not (is_recording and split_start(name)[0] == text) else f"{own}/{name}"
+        for name, text in zip(states, texts, strict=True)
+    ]

@@ -15,19 +15,29 @@ def compute_statistics(parts: Sequence[EpisodeDataset]) -> dict[str, Any]:
 
     Returns:
         {"action": s, "proprio": s, "num_transitions", "num_trajectories"}, where s holds lists mean, std, min,
-        max, q01, q99 (one number a dimension) and, for actions, mask: False for the gripper, the last
-        dimension, which is used as it is. "proprio" is missing where there is no state.
+        max, q01, q99 (one number a dimension) and, for actions, mask: False for the gripper, the last dimension,
+        which is used as it is (see `_is_gripper`). "proprio" is missing where there is no state.
     """
     actions = np.concatenate([part.actions[part.rows] for part in parts])
     state = np.concatenate([part.state[part.rows] for part in parts])
     result: dict[str, Any] = {
-        "action": _describe(actions) | {"mask": [True] * (actions.shape[1] - 1) + [False]},
+        "action": _describe(actions) | {"mask": [True] * (actions.shape[1] - 1) + [not _is_gripper(actions[:, -1])]},
         "num_transitions": len(actions),
         "num_trajectories": sum(part.num_episodes for part in parts),
     }
     if state.shape[1]:
         result["proprio"] = _describe(state)
     return result
+
+
+def _is_gripper(last: np.ndarray) -> bool:
+    """Whether the last number of actions is a gripper's that policies can give as it is: -1 or 0 to 1.
+
+    Others are normalized as all numbers: 0 to 100, as LeRobot's arms have it, is beyond what a policy gives, and of an
+    arm without a gripper the last number is a motion.
+    """
+    largest = float(np.abs(last).max())
+    return largest == 0 or 0.5 <= largest <= 1
 
 
 def _describe(values: np.ndarray) -> dict[str, list]:

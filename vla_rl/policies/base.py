@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
@@ -28,7 +28,13 @@ OWN_FILE = "vla_rl.json"  # Our options beside a checkpoint in another project's
 
 
 class PolicyConfig(Config):
-    """Base of every policy's config; `kind` chooses the class."""
+    """Base of every policy's config; `kind` chooses the class.
+
+    Attributes:
+        merged: sections of which a recipe sets single options, over those of the checkpoint that it starts from.
+    """
+
+    merged: ClassVar[tuple[str, ...]] = ()
 
     kind: str
     path: str | None = Field(
@@ -43,7 +49,25 @@ class PolicyConfig(Config):
         values = dump(self)
         if self.path is None:
             return values
-        return {name: value for name, value in values.items() if name == "kind" or name in self.model_fields_set}
+        chosen = {name: value for name, value in values.items() if name == "kind" or name in self.model_fields_set}
+        for name in self.merged:
+            if chosen.get(name) is not None:
+                chosen[name] = {key: chosen[name][key] for key in getattr(self, name).model_fields_set}
+        return chosen
+
+    def with_values(self, chosen: Mapping[str, Any], free: Sequence[str]) -> dict[str, Any]:
+        """This checkpoint's options with those of `chosen` that are `free`; of sections in `merged`, one by one.
+
+        An empty section ({}) stands for its defaults.
+        """
+        values = self.model_dump() | {name: value for name, value in chosen.items() if name in free}
+        for name in self.merged:
+            given, own = values[name], getattr(self, name)
+            if isinstance(given, Config):
+                given = {key: getattr(given, key) for key in given.model_fields_set}
+            if given and own is not None:
+                values[name] = own.model_dump() | given
+        return values
 
     def build(self, env_spec: EnvSpec, device: str | torch.device = "cpu", seed: int = 0) -> Policy:
         """A policy for environments of this spec: fresh weights from `seed`, or those at `path`.

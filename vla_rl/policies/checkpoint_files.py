@@ -41,7 +41,7 @@ def write_weights(folder: Path, network: nn.Module, config: Mapping[str, Any], d
 def read_weights(folder: Path, network: nn.Module, may_miss: tuple[str, ...] = ()) -> None:
     """Load model.safetensors into a network, in the network's dtype.
 
-    `may_miss`: prefixes of names that the file may lack (heads added anew).
+    `may_miss`: prefixes of names that the file may lack (heads added anew) or have in vain (heads turned off).
 
     Raises:
         ValueError: the file is missing or truncated; tensors are missing, unknown, of another
@@ -58,6 +58,7 @@ def read_weights(folder: Path, network: nn.Module, may_miss: tuple[str, ...] = (
         ) from error
     expected = network.state_dict()
     problems = [f"{k}: missing" for k in expected if k not in found and not k.startswith(may_miss or ("\0",))]
+    found = {k: v for k, v in found.items() if k in expected or not k.startswith(may_miss or ("\0",))}
     problems += [f"{k}: not part of this architecture" for k in found if k not in expected]
     problems += [
         f"{k}: found shape {tuple(v.shape)}, expected {tuple(expected[k].shape)}"

@@ -61,12 +61,16 @@ def _inject(network: nn.Module, targets: list[str], options: LoraOptions) -> Non
         r=options.rank, lora_alpha=options.alpha, lora_dropout=options.dropout, target_modules=targets
     )
     peft.inject_adapter_in_model(config, network)
+    widen_adapters(network)
+
+
+def widen_adapters(network: nn.Module) -> None:
+    """Hold adapters in float32, also beside weights in bfloat16, whose steps would swallow small updates."""
     for name, parameter in network.named_parameters():
-        if is_adapter(name):  # Learned in float32, also beside weights held in bfloat16.
+        if is_adapter(name):
             parameter.data = parameter.data.float()
 
 
-@torch.no_grad()
 def _layer_class() -> type[LoraLayer]:
     """peft's, imported where there are adapters: a policy without them does not need it."""
     from peft.tuners.lora import LoraLayer
@@ -74,6 +78,7 @@ def _layer_class() -> type[LoraLayer]:
     return LoraLayer
 
 
+@torch.no_grad()
 def merge_adapters(network: nn.Module) -> None:
     """Add each adapter's product to its layer's weight, in float32, and put the plain layer back."""
     for name, module in list(network.named_modules()):

@@ -116,6 +116,12 @@ class CollectConfig(Config):
                 f"collect.group_size: got {self.group_size} with collect.source=expert, which does the same from the "
                 "same state; set collect.group_size=1, or collect.source=policy"
             )
+        if self.group_size > 1 and self.keyframes:
+            raise ConfigError(
+                f"collect.keyframes: got true with collect.group_size={self.group_size}; saved states go by their "
+                "episode's initial state, so those of one episode would stand for all of its group. Set "
+                "collect.group_size=1"
+            )
         if self.source == "policy" and (self.noise or self.rotation_noise):
             raise ConfigError("collect.noise: only for collect.source=expert; use collect.temperature for a policy")
         return self

@@ -1,16 +1,18 @@
-"""Options of datasets, and a disk without room for the cache."""
+"""Options of datasets, several of them from the same initial states, and a disk without room for the cache."""
 
 # ruff: noqa: F811  (fixtures of the file beside this one)
 
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import pytest
 from test_data import demos, read, shared  # noqa: F401  (fixtures)
 
 from vla_rl.config import ConfigError, validate
 from vla_rl.data import cache as cache_module
+from vla_rl.data.dataset import BCDataset
 from vla_rl.training.sft import SFTConfig
 
 
@@ -29,3 +31,19 @@ def test_options():
         validate(SFTConfig, {"datasets": []})
     with pytest.raises(ConfigError, match=r"wieght: unknown key.*Did you mean 'weight'"):
         validate(SFTConfig, {"datasets": [{"path": "b", "wieght": 2}]}, prefix="sft")
+
+
+def test_hold_out_parts_no_episodes_of_one_initial_state_in_several_datasets(shared, demos):
+    def states(part) -> set[str]:
+        return {part.initial_states[e] for e in part.episodes}
+
+    first, second = read(shared), read(demos)
+    assert states(first) == states(second), "the same states, under two paths"
+    for seed in range(5):
+        train, held = BCDataset([first, second], 4).hold_out(0.2, seed)
+        learned, kept = (set().union(*map(states, data.parts)) for data in (train, held))
+        assert learned.isdisjoint(kept) and (train.num_episodes, held.num_episodes) == (16, 4)
+    other = replace(second, initial_states=[f"elsewhere/train/{n}" for n in range(10)])
+    train, held = BCDataset([first, other], 4).hold_out(0.2, 0)
+    alone = [part.hold_out(0.2, [0, i])[1].rows.tolist() for i, part in enumerate((first, other))]
+    assert [part.rows.tolist() for part in held.parts] == alone, "as each alone, where they share none"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from vla_rl.cli.options import PROGRAM
 from vla_rl.common.checks import Check
-from vla_rl.data.health import check_datasets, read
+from vla_rl.data.health import check_datasets, check_instructions, read
 from vla_rl.data.lerobot_assembly import assemble
 from vla_rl.data.lerobot_io import RecordedEpisode, dataset_features, encode_png, write_shard
 
@@ -216,3 +217,15 @@ def test_the_command_says_it_and_exits_with_1(tmp_path: Path) -> None:
         [*PROGRAM, "doctor", "tabletop_grpo", "--dataset", str(dataset)], capture_output=True, check=False
     )
     assert both.returncode == 2 and b"got tabletop_grpo and --dataset" in both.stderr
+
+
+def test_many_episodes_are_compared_in_little_memory(tmp_path):
+    data, times = read(write(tmp_path)), 10
+    several = {"starts": np.tile(data.starts, times), "lengths": np.tile(data.lengths, times)}
+    many = replace(data, instruction=data.instruction * times, **several, first=np.tile(data.first, (times, 1)))
+    many = replace(many, last=np.tile(data.last, (times, 1)))
+    tracemalloc.start()
+    check_instructions(many)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10 * (many.first.nbytes + many.last.nbytes), f"{peak / 2**20:.0f} MiB"

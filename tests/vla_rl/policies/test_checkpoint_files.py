@@ -12,8 +12,11 @@ from vla_rl.config import ConfigError
 from vla_rl.policies.checkpoint_files import write_folder
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics
 from vla_rl.policies.inspect import describe
+from vla_rl.policies.lerobot.options import LeRobotOptions
 from vla_rl.policies.load import load_policy
 from vla_rl.policies.openvla.config import OpenVLAConfig
+from vla_rl.policies.openvla.files.fake_checkpoint import write_checkpoint
+from vla_rl.policies.openvla.options import OPENVLA_CHAIN, ImageChain
 
 SPEC = fake_env_spec()
 
@@ -70,6 +73,68 @@ def test_a_critic_and_adapters_can_be_added_to_a_checkpoint(saved, folder, tmp_p
     again = load_policy(tmp_path / "with_adapters")
     assert set(again.network.state_dict()) == set(started.network.state_dict())
     np.testing.assert_array_equal(again.act(obs, temperature=0).value, started.act(obs, temperature=0).value)
+
+
+def test_heads_that_a_recipe_turns_off_are_left_out(tmp_path):
+    policy = OpenVLAConfig(precision="fp32", value_head=True, keyframe_loss_weight=1.0).build(SPEC)
+    policy.set_norm_stats(fake_statistics(7), fake_statistics(8, gripper=False))
+    policy.save(tmp_path / "critic")
+    off = OpenVLAConfig(path=str(tmp_path / "critic"), value_head=False, keyframe_loss_weight=0.0).build(SPEC)
+    assert off.network.value_head is None and off.network.keyframe_head is None
+    obs = fake_observation(SPEC, 2)
+    np.testing.assert_array_equal(off.act(obs, temperature=0).actions, policy.act(obs, temperature=0).actions)
+
+
+@pytest.mark.parametrize("trainable", ["full", "frozen_vision", "lora"])
+def test_what_was_trained_beside_adapters_is_saved_with_them(trainable, tmp_path):
+    base, obs = write_checkpoint(tmp_path / "base", "discrete"), fake_observation(SPEC, 2)
+    options = {"lora": {"rank": 2}, "trainable": trainable, "precision": "fp32"}
+    policy = OpenVLAConfig(path=str(base), **options).build(SPEC)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in policy.trainable_parameters():
+            parameter.add_(0.01 * torch.randn_like(parameter))
+    policy.save(tmp_path / "trained")
+    assert (tmp_path / "trained" / "heads.safetensors").exists() == (trainable != "lora")
+    again = load_policy(tmp_path / "trained")
+    torch.testing.assert_close(again.embed(obs), policy.embed(obs), rtol=0, atol=0)
+    # A later run that trains the adapters alone keeps it.
+    adapters = OpenVLAConfig(path=str(tmp_path / "trained"), trainable="lora", precision="fp32").build(SPEC)
+    adapters.save(tmp_path / "later")
+    torch.testing.assert_close(load_policy(tmp_path / "later").embed(obs), policy.embed(obs), rtol=0, atol=0)
+
+
+def test_own_statistics_are_kept_where_the_checkpoint_has_others_of_that_name(tmp_path):
+    base = write_checkpoint(tmp_path / "base", "discrete")
+    policy = OpenVLAConfig(path=str(base), norm_key="from_data", precision="fp32").build(SPEC)
+    own = {"q01": [-0.25] * 7, "q99": [0.25] * 7, "mask": [True] * 6 + [False]}
+    policy.set_norm_stats(own, fake_statistics(8, gripper=False), name="fake")
+    policy.save(tmp_path / "cloned")
+    assert load_policy(tmp_path / "cloned").norm_stats.action.to_json() == own
+    load_policy(tmp_path / "cloned").save(tmp_path / "again")
+    assert load_policy(tmp_path / "again").norm_stats.action.to_json() == own
+    published = OpenVLAConfig(path=str(base), precision="fp32").build(SPEC)
+    published.save(tmp_path / "untouched")
+    files = [(folder / "dataset_statistics.json").read_bytes() for folder in (base, tmp_path / "untouched")]
+    assert files[0] == files[1]
+
+
+def test_single_options_of_a_section_are_set_over_the_checkpoints(tmp_path):
+    """As docs/checkpoints.md has it: without the center crop, images are compressed and resized as in training."""
+    base = write_checkpoint(tmp_path / "base", "discrete")
+    config = OpenVLAConfig.model_validate({"path": str(base), "images": {"crop_area": None}, "precision": "fp32"})
+    for again in (config, OpenVLAConfig.model_validate(config.model_dump(mode="json"))):
+        policy = again.build(SPEC)
+        assert policy.config.images == OPENVLA_CHAIN.model_copy(update={"crop_area": None})
+    policy.save(tmp_path / "saved")
+    rotated = OpenVLAConfig.model_validate({"path": str(tmp_path / "saved"), "images": {"rotate": True}}).build(SPEC)
+    assert rotated.config.images == policy.config.images.model_copy(update={"rotate": True})
+    assert OpenVLAConfig.model_validate({"path": str(base), "images": {}}).build(SPEC).config.images == ImageChain()
+    saved = LeRobotOptions.model_validate(
+        {"type": "pi0", "sampling": {"method": "flow_noise", "noise_bounds": [0.1, 0.2]}}
+    )
+    chosen = LeRobotOptions.model_validate({"path": "there", "sampling": {"num_steps": 4}}).sampling
+    assert saved.with_chosen({"sampling": chosen}).sampling == saved.sampling.model_copy(update={"num_steps": 4})
 
 
 def test_a_failed_write_leaves_the_old_folder(folder):

@@ -1,5 +1,6 @@
 """Diffusion Policy and ACT behind our policy: LeRobot's actions and losses, likelihoods by hand, saved for LeRobot."""
 
+import json
 import math
 
 import numpy as np
@@ -195,3 +196,35 @@ def test_what_they_do_not_do_is_said():
     chunk = policy.act(obs, torch.Generator().manual_seed(0))
     with pytest.raises(ValueError, match=r"chunk\.path has shape"):
         make("diffusion", sampling={"joint": True}).evaluate(obs, chunk)
+
+
+def test_what_a_checkpoints_processors_name_is_not_run(tmp_path):
+    """LeRobot imports and calls whatever class a step names."""
+    policy, ran = make("act"), tmp_path / "ran"
+    policy.save(tmp_path / "policy")
+    files = [tmp_path / "policy" / f"policy_{name}.json" for name in ("preprocessor", "postprocessor")]
+    given = [file.read_text() for file in files]
+
+    def with_step(number: int, **step) -> None:
+        for file, text in zip(files, given, strict=True):
+            values = json.loads(text)
+            values["steps"] += [step] if file == files[number] else []
+            file.write_text(json.dumps(values))
+
+    for step in (
+        {"class": "subprocess.Popen", "config": {"args": ["touch", str(ran)]}},
+        {"class": "lerobot.utils.utils.say", "config": {"text": "hello"}},
+        {"class": "lerobot.processor.nothing.Step"},
+        {"class": "Step"},
+        {"registry_name": "action_tokenizer_processor", "config": {"action_tokenizer_name": "someone/with-code"}},
+        {"registry_name": "reward_classifier_processor", "config": {"pretrained_path": "someone/with-code"}},
+    ):
+        for number, file in enumerate(files):
+            with_step(number, **step)
+            with pytest.raises(ValueError, match=rf"{file.name}: the step '{next(iter(step.values()))}'"):
+                load_policy(tmp_path / "policy")
+    assert not ran.exists()
+    with_step(1, **{"class": "lerobot.processor.device_processor.DeviceProcessorStep", "config": {"device": "cpu"}})
+    obs = fake_observation(SPEC, 2)
+    again = load_policy(tmp_path / "policy")
+    np.testing.assert_array_equal(again.act(obs, None, 0.0).actions, policy.act(obs, None, 0.0).actions)

@@ -1,13 +1,17 @@
 """Quantile normalization: inverse, mask, clipping, OpenVLA's formula, errors."""
 
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vla_rl.data.statistics import compute_statistics
 from vla_rl.policies.normalization import NormStats, QuantileStats
+from vla_rl.policies.openvla.action_tokens import ActionTokenizer
 
 # Published for libero_spatial_no_noops.
 LIBERO_Q01 = [-0.74547, -0.66161, -0.9375, -0.10714, -0.20679, -0.18429, 0.0]
@@ -32,6 +36,27 @@ def test_quantiles_map_to_plus_and_minus_one_and_outside_is_clipped():
 def test_gripper_passes_through_unchanged():
     assert LIBERO.normalize(np.full(7, -3.0))[6] == -3.0
     assert LIBERO.unnormalize(np.full(7, 0.996))[6] == np.float32(0.996)
+
+
+@pytest.mark.parametrize(
+    ("last", "as_it_is"),
+    [
+        ((-1.0, 1.0), True),
+        ((0.0, 1.0), True),
+        ((-1.0, -1.0), True),
+        ((0.0, 100.0), False),  # LeRobot's SO-101.
+        ((-0.02, 0.02), False),  # No gripper: a motion in meters.
+    ],
+)
+def test_the_last_number_of_actions_comes_back_from_its_token(last, as_it_is):
+    actions = np.random.default_rng(0).uniform(-0.3, 0.3, (200, 4)).astype(np.float32)
+    actions[:, -1] = np.repeat(last, 100)
+    part: Any = SimpleNamespace(actions=actions, rows=np.arange(200), state=np.zeros((200, 0)), num_episodes=1)
+    found = compute_statistics([part])["action"]
+    assert found["mask"] == [True, True, True, not as_it_is]
+    stats, tokens = QuantileStats.of("action", found, 4), ActionTokenizer(256)
+    again = stats.unnormalize(tokens.decode(tokens.encode(stats.normalize(actions))))
+    np.testing.assert_allclose(again[:, -1], actions[:, -1], atol=0.01 * max(np.abs(last)))
 
 
 def test_unnormalize_by_hand():

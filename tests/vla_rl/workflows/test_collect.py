@@ -65,6 +65,8 @@ def test_groups_start_alike_and_are_counted(tmp_path):
     assert tried == [7, 7, 8, 8, 9, 9, 10, 10, 11, 11]
     with pytest.raises(ValidationError, match=r"collect\.group_size: got 2 with collect\.source=expert"):
         CollectConfig(group_size=2)
+    with pytest.raises(ValidationError, match=r"collect\.keyframes: got true with collect\.group_size=2"):
+        CollectConfig(source="policy", group_size=2, keyframes=True)
 
 
 def test_expert_frames_are_the_observations_before_each_action(tmp_path):

@@ -9,7 +9,6 @@ what only this package reads: vla_rl.json with our options, vla_rl.safetensors w
 from __future__ import annotations
 
 import dataclasses
-import json
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -37,6 +36,7 @@ from vla_rl.policies.lerobot.options import (
     saved_config,
 )
 from vla_rl.policies.lerobot.policy import ACTION, STATE, LeRobotPolicy
+from vla_rl.policies.lerobot.processor_steps import PREPROCESSOR_FILE, read_steps
 from vla_rl.policies.lerobot.tiny import (
     tiny_options,
     tiny_pi,
@@ -56,8 +56,6 @@ from vla_rl.policies.lerobot.writing import (
     storage,
 )
 from vla_rl.types import EnvSpec
-
-_PREPROCESSOR_FILE = "policy_preprocessor.json"
 
 
 def create(config: LeRobotOptions, env_spec: EnvSpec, device: str | torch.device, seed: int) -> LeRobotPolicy:
@@ -387,16 +385,7 @@ def _read_processors(folder: Path, core_config: Any, config: LeRobotOptions) -> 
     from lerobot.policies.factory import make_pre_post_processors
     from lerobot.processor import TokenizerProcessorStep
 
-    file = folder / _PREPROCESSOR_FILE
-    if not file.is_file():
-        raise ValueError(
-            f"{file}: not found. Checkpoints of LeRobot before 0.4 keep normalization in the weights; convert it with "
-            "`python -m lerobot.processor.migrate_policy_normalization`."
-        )
-    try:
-        configs = {step.get("registry_name"): step.get("config", {}) for step in json.loads(file.read_text())["steps"]}
-    except (json.JSONDecodeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{file}: not a LeRobot processor: {error}. Copy the checkpoint again.") from error
+    file, configs = folder / PREPROCESSOR_FILE, read_steps(folder, core_config.type)
     overrides: dict[str, Any] = {}
     if "device_processor" in configs:
         overrides["device_processor"] = {"device": core_config.device}

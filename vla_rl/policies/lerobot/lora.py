@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vla_rl.config import ConfigError
 from vla_rl.policies.lerobot.options import FlowLora
-from vla_rl.policies.lora import is_adapter
+from vla_rl.policies.lora import is_adapter, widen_adapters
 
 if TYPE_CHECKING:
     from vla_rl.policies.lerobot.networks import FlowNetwork
@@ -39,6 +39,7 @@ def add_adapters(core: nn.Module, options: FlowLora, network: FlowNetwork) -> No
         r=options.rank, lora_alpha=options.alpha, lora_dropout=options.dropout, target_modules=targets
     )
     peft.inject_adapter_in_model(config, core)
+    widen_adapters(core)
 
 
 def plain_state(core: nn.Module) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import (
     Field,
@@ -127,6 +127,8 @@ class LeRobotOptions(PolicyConfig):
     any other type of LeRobot can be evaluated and deployed.
     """
 
+    merged: ClassVar[tuple[str, ...]] = ("sampling",)
+
     kind: Literal["lerobot"] = "lerobot"
     type: str | None = Field(
         default=None, description="LeRobot's name of the policy for fresh weights: smolvla, pi0, pi05, act, ..."
@@ -224,9 +226,7 @@ class LeRobotOptions(PolicyConfig):
                 f"policy.lora: got {chosen['lora']!r}, but the checkpoint already holds adapters {self.lora!r}; "
                 "remove it from the recipe"
             )
-        return type(self).model_validate(
-            {**self.model_dump(), **{name: value for name, value in chosen.items() if name in RUN_FIELDS}}
-        )
+        return type(self).model_validate(self.with_values(chosen, RUN_FIELDS))
 
 
 def saved_config(folder: Path) -> LeRobotOptions:

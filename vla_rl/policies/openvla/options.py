@@ -5,7 +5,7 @@ What they build is in `policy.py`; `config.py` is what a recipe names.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -218,6 +218,8 @@ NO_LOGITS = "the l1 decoder regresses actions: it has no token logits that could
 class OpenVLAOptions(PolicyConfig):
     """Options of a policy of the OpenVLA architecture (arXiv:2406.09246) or OpenVLA-OFT's (arXiv:2502.19645)."""
 
+    merged: ClassVar[tuple[str, ...]] = ("images",)
+
     kind: Literal["openvla"] = "openvla"
     preset: Literal["tiny", "small", "base", "7b"] = Field(default="tiny", description="Sizes of the network.")
     decoder: Decoder = Field(
@@ -256,7 +258,11 @@ class OpenVLAOptions(PolicyConfig):
     norm_range: Literal["q01_q99", "min_max"] = Field(
         default="q01_q99", description="What -1 and +1 stand for; min_max: OFT's ALOHA and RoboTwin checkpoints."
     )
-    images: ImageChain = Field(default_factory=ImageChain, description="What is done to the images first.")
+    images: ImageChain = Field(
+        default_factory=ImageChain,
+        description="What is done to the images first; with `path`, only what differs from what the checkpoint "
+        "expects. {}: nothing.",
+    )
     kept_images: NonNegativeInt = Field(
         default=2048,
         description="MiB of main memory, in each process, for images that have gone through `images` (JPEG, resize, "
@@ -374,7 +380,7 @@ class OpenVLAOptions(PolicyConfig):
                     f"policy.{name}: got {value!r}, but the checkpoint at policy.path has {getattr(self, name)!r}; "
                     f"remove it from the recipe. With a checkpoint only these can be set: {', '.join(free)}."
                 )
-        values = {**self.model_dump(), **{k: v for k, v in chosen.items() if k in free}}
+        values = self.with_values(chosen, free)
         if self.lora is not None and chosen.get("lora", self.lora) != self.lora:
             raise ConfigError(
                 f"policy.lora: got {chosen['lora']!r}, but the checkpoint already holds adapters {self.lora!r}; "

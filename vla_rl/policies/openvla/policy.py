@@ -48,6 +48,7 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
 
     Attributes:
         published: the checkpoint in the published layout that it came from; None for our own.
+        trained_beside: names of weights that were trained whole beside adapters, before it was loaded.
         no_rl_reason: why RL cannot train it, for the user; None where it can.
     """
 
@@ -66,6 +67,7 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
         self.action_tokenizer = ActionTokenizer(architecture.action_bins)
         self.network, self.saves_sharded = network, True
         self.published: PublishedFolder | None = None
+        self.trained_beside: set[str] = set()
         self.no_rl_reason: str | None = None
         self.demonstration_size = architecture.chunk_size  # Actions that cloning learns at once.
         self.chunk_size = config.executed_actions(architecture.chunk_size)

@@ -3,13 +3,14 @@
 - ours: config.json with a `kind`, model.safetensors, tokenizer.json (a policy trained from scratch);
 - the published layout (`openvla_layout.py`), read from a download and written back as it was, with
   vla_rl.json for our options and heads.safetensors for heads of ours;
-- adapters on a published checkpoint: PEFT's two files, vla_rl.json that names the base, heads.safetensors.
+- adapters on a published checkpoint: PEFT's two files, vla_rl.json that names the base, heads.safetensors, which also
+  has what else was trained.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -236,17 +237,21 @@ def _load_published(
             lora.read_adapters(network, folder)
         elif config.lora is not None:
             lora.add_adapters(network, config.lora)
-    _read_heads(folder / HEADS_FILE, network)
+    policy.trained_beside = _read_heads(folder / HEADS_FILE, network)
     policy.published = published
     if config.decoder == "parallel" and "action_head" in published.components:
         policy.no_rl_reason = L1_AS_TOKENS
     return policy.finish(device)
 
 
-def _read_heads(file: Path, network: nn.Module) -> None:
-    """Our heads, and whatever else was trained beside adapters; heads that the file lacks stay fresh."""
+def _read_heads(file: Path, network: nn.Module) -> set[str]:
+    """Our heads, and whatever else was trained beside adapters; heads that the file lacks stay fresh.
+
+    Returns:
+        Names in the network of what the file had.
+    """
     if not file.is_file():
-        return
+        return set()
     try:
         stored = safetensors.torch.load_file(file)
     except SafetensorError as error:
@@ -264,6 +269,7 @@ def _read_heads(file: Path, network: nn.Module) -> None:
         else:
             with torch.no_grad():  # Seen by who keeps something made of it, as `.data` is not.
                 known[name].copy_(tensor)
+    return stored.keys() & known.keys()
 
 
 # --- writing ------------------------------------------------------------------------------------
@@ -294,7 +300,7 @@ def save(policy: OpenVLAPolicy, folder: Path, dtype: torch.dtype | None) -> None
         if published is not None:
             (path / OWN_FILE).write_text(json.dumps(config, indent=2))
         if policy.norm_stats is not None:
-            _write_statistics(policy.norm_stats, published, path)
+            _write_statistics(policy.norm_stats, published, policy.config.norm_range, path)
 
     checkpoint_files.write_folder(Path(folder), write)
 
@@ -308,19 +314,33 @@ def _config_to_keep(policy: OpenVLAPolicy) -> OpenVLAOptions:
 
 def _write_adapters(policy: OpenVLAPolicy, options: LoraOptions, base: str, folder: Path) -> None:
     lora.write_adapters(policy.network, options, base, folder)
-    _write_heads(policy, folder, (*NEW_HEADS, *TRAINED_WHOLE))
+    trained = {name for name in policy.trained_names() if not lora.is_adapter(name)} | policy.trained_beside
+    _write_heads(policy, folder, (*NEW_HEADS, *TRAINED_WHOLE), trained)
 
 
-def _write_heads(policy: OpenVLAPolicy, folder: Path, prefixes: tuple[str, ...]) -> None:
-    heads = {n: p for n, p in policy.network.named_parameters() if n.startswith(prefixes)}
+def _write_heads(policy: OpenVLAPolicy, folder: Path, prefixes: tuple[str, ...], also: Set[str] = frozenset()) -> None:
+    """Write the parameters whose names begin like that, and `also` those of these names."""
+    heads = {n: p for n, p in policy.network.named_parameters() if n.startswith(prefixes) or n in also}
     if heads:
         write_tensors(folder / HEADS_FILE, heads, metadata={"format": "pt"})
 
 
-def _write_statistics(stats: NormStats, published: PublishedFolder | None, folder: Path) -> None:
-    """Ours alone; or, where they are new, beside those of the published checkpoint."""
+def _write_statistics(stats: NormStats, published: PublishedFolder | None, norm_range: str, folder: Path) -> None:
+    """Ours alone; or, where they are not the published checkpoint's own, beside or in place of its."""
     if published is None:
         stats.write(folder)
-    elif stats.name not in published.statistics:
+    elif not _are_published(stats, published, norm_range):
         everything = {**published.statistics, stats.name: stats.to_json()}
         (folder / STATISTICS_FILE).write_text(json.dumps(everything, indent=2))
+
+
+def _are_published(stats: NormStats, published: PublishedFolder, norm_range: str) -> bool:
+    """Whether the checkpoint, read again, gives these statistics: a dataset of one's own may have the same name."""
+    known = published.statistics.get(stats.name)
+    if known is None:
+        return False
+    sizes = len(stats.action.q01), None if stats.state is None else len(stats.state.q01)
+    try:
+        return NormStats.of(stats.name, _in_range(known, norm_range), *sizes).to_json() == stats.to_json()
+    except ValueError:  # Of another robot.
+        return False
