@@ -81,7 +81,10 @@ def filled(value: Any, base: Any) -> Any:
 
 def check_contract(block: str, values: dict[str, Any], file: Path) -> None:
     transport = values.get("transport", {}).get("kind", "")
-    base = read_yaml(shipped_contracts()[CONTRACTS.get(transport, "sim_robot")])
+    arm = (
+        "ur5e_ros2" if "JointTrajectory" in block and "safety" not in values else "sim_robot"
+    )  # whose limits are meant
+    base = read_yaml(shipped_contracts()[CONTRACTS.get(transport, arm)])
     if "name" in values:
         file.write_text(yaml.safe_dump(filled(values, base)))
     else:
