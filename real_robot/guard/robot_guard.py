@@ -78,6 +78,7 @@ class GuardedCommands:
 
     Args:
         say: told when commands stop coming, and once of each reason for which they are refused.
+        header_clock: the robot's, so that a person's reset takes the clocks anew for commands too.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class GuardedCommands:
         transport: Transport,
         say: Say = lambda text: None,
         clock: Callable[[], float] = time.monotonic,
+        header_clock: HeaderClock | None = None,
     ) -> None:
         self._timeout, self._period, self._clock, self._say = timeout_of(contract), 1 / contract.rate, clock, say
         self._news = threading.Condition()
@@ -94,7 +96,7 @@ class GuardedCommands:
         self._is_new = self._is_active = False
         self._told: set[tuple[str, str]] = set()
         self._sinks = guarded_sinks(contract)
-        header_clock = HeaderClock(clock)
+        header_clock = header_clock or HeaderClock(clock)
         for number, sink in enumerate(self._sinks):
             align = AlignConfig(timeline="header" if sink.message_type.HAS_HEADER else "receive")
             track = Track(align, self._timeout, header_clock)
@@ -192,7 +194,7 @@ def run_guard(contract: RobotContract, say: Say) -> None:
                 shutdown.say(f"safety: {event.text}")
 
         supervisor = Supervisor(seen.safety, on_event=tell, state_checks=robot.state_checks)
-        commands = GuardedCommands(contract, transport, shutdown.say)
+        commands = GuardedCommands(contract, transport, shutdown.say, header_clock=robot.header_clock)
         operator = Operators([shutdown, TopicOperator(contract.operator, transport), commands, lock])
         loop = ControlLoop(robot, commands, supervisor, operator, commands, silence=math.inf, observers=[lock])
         shutdown.say(f"guard: {contract.name}: forwards {topics}; brakes after {timeout_of(contract):g} s without")
