@@ -65,11 +65,17 @@ def _check_workspace(contract: RobotContract) -> None:
     box = contract.safety.workspace
     if box is None or box.commands is None:
         return
-    told = {number: sink.convert.of(place) for sink in contract.action for place, number in enumerate(sink.indices)}
-    seen = [source.convert.of(place) for source in contract.observation.state for place in range(source.num_values)]
+    told = {number: (sink, place) for sink in contract.action for place, number in enumerate(sink.indices)}
+    seen = [(source, place) for source in contract.observation.state for place in range(source.num_values)]
     for number, measured in zip(box.commands, box.state, strict=True):
-        (scale, offset), limits = told[number], contract.safety.dimensions[number]
-        factor, shift = seen[measured]
+        (sink, there), (source, here), limits = told[number], seen[measured], contract.safety.dimensions[number]
+        (scale, offset), (factor, shift) = sink.convert.of(there), source.convert.of(here)
+        frames = [name.lstrip("/") for name in (sink.frame, source.frame)]
+        if all(frames) and frames[0] != frames[1]:
+            raise ConfigError(
+                f"safety.workspace.commands: {limits.name} is sent in the frame {sink.frame!r} ({sink.topic}), and "
+                f"measured in {source.frame!r} ({source.topic}): the box needs both in the same frame"
+            )
         if limits.kind == "velocity":
             if not scale * factor > 0:
                 raise ConfigError(

@@ -141,6 +141,16 @@ def dimension(number: int, **changes: Any) -> dict[str, Any]:
             },
             r"workspace.commands: y is sent with convert.scale -1",
         ),
+        (
+            [],
+            {
+                "action": [
+                    TWIST | {"indices": [0, 1, 2, 3, 4, 5], "frame": "tool0"},
+                    GRIPPER | {"indices": [6]},
+                ]
+            },
+            r"commands: x is sent in the frame 'tool0' \(/t\), and measured in 'table' \(/end_effector_pose\)",
+        ),
         (["safety.workspace.state=[0, 1, 8]"], {}, r"workspace.state: 8; observation.state has the numbers 0 to 7"),
         (["safety.workspace.state=[-1, 1, 2]"], {}, r"workspace.state: -1; observation.state has the numbers 0 to 7"),
         (["execution.unblended=[7]"], {}, r"execution.unblended: 7; the action has the numbers 0 to 6"),
