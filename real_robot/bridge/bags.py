@@ -40,6 +40,14 @@ class _Stream:
     values: list[np.ndarray] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
     every: int = 0  # ns: what comes sooner after the last one is not decoded
+    near: np.ndarray | None = None  # of commanded poses: the numbers before it, whose axis-angle the next one is near
+
+    def take(self, tree: Any, received: int) -> None:
+        """Add a message that is given as a tree."""
+        try:
+            self.add(self.source.message_type.from_tree(tree), received)
+        except MessageError as error:
+            self.dropped[str(error)[:60]] += 1
 
     def add(self, message: Message, received: int) -> None:
         moment = message.stamp if self.align.timeline == "header" else received
@@ -48,17 +56,14 @@ class _Stream:
             return
         if self.times and moment - self.times[-1] < self.every:
             return
-        try:
-            value = self._decode(message)
-        except MessageError as error:
-            self.dropped[str(error)[:60]] += 1
-            return
+        value = self._decode(message)
         self.times.append(moment)
         self.values.append(value)
 
     def _decode(self, message: Message) -> np.ndarray:
         if isinstance(self.source, ActionSink):
-            return read_action(self.source, message)
+            self.near = read_action(self.source, message, self.near)
+            return self.near
         check_frame(self.source, message)
         return (
             read_image(self.source, message)
@@ -231,7 +236,7 @@ def _read_streams(bag: Path, streams: Sequence[_Stream]) -> None:
             for connection, received, data in reader.messages(connections=chosen) if chosen else ():
                 native: Any = reader.deserialize(data, connection.msgtype)
                 for stream in by_topic[connection.topic]:
-                    stream.add(stream.source.message_type.from_tree(tree_of(native)), received)
+                    stream.take(tree_of(native), received)
     except AnyReaderError as error:
         raise BagError(f"{bag}: not a readable recording: {error}") from error
 

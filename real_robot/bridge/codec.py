@@ -191,14 +191,22 @@ def read_action(sink: ActionSink, message: Message, near: np.ndarray | None = No
         values = np.array([message.cmd])
     else:
         assert isinstance(message, Bool)
-        values = np.array([1.0 if message.data else -1.0])
+        values = _read_switch(sink, message.data)
     if len(values) != len(sink.indices):
         raise MessageError(f"{len(values)} numbers, the contract says {len(sink.indices)}")
     if not isinstance(message, Bool):
-        values = (values - np.asarray(sink.convert.offset)) / np.asarray(sink.convert.scale)
+        values = _unconvert(values, sink.convert)
     if not np.isfinite(values).all():
         raise MessageError("NaN or infinity")
     return values.astype(np.float32)
+
+
+def _read_switch(sink: ActionSink, is_on: bool) -> np.ndarray:
+    """A number (1,) that `write_action` makes this switch of: 1 or -1 where they do, else one beside the threshold."""
+    plain = np.array([1.0 if is_on else -1.0])
+    if bool(_convert(plain, sink.convert)[0] > sink.threshold) == is_on:
+        return plain
+    return _unconvert(sink.threshold + plain, sink.convert)
 
 
 def _by_name(wanted: tuple[str, ...], names: tuple[str, ...], values: np.ndarray) -> np.ndarray:
@@ -211,3 +219,8 @@ def _by_name(wanted: tuple[str, ...], names: tuple[str, ...], values: np.ndarray
 
 def _convert(values: np.ndarray, convert: ConversionConfig) -> np.ndarray:
     return values * np.asarray(convert.scale) + np.asarray(convert.offset)
+
+
+def _unconvert(values: np.ndarray, convert: ConversionConfig) -> np.ndarray:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return (values - np.asarray(convert.offset)) / np.asarray(convert.scale)

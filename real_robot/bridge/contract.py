@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SerializeAsAny, model_validator
 
 from real_robot.bridge.cameras import CameraConfig
+from real_robot.bridge.contract_checks import check_limits
 from real_robot.bridge.messages import MESSAGES, Message
 from real_robot.bridge.ros.action_types import ACTIONS, SERVICES
 from real_robot.bridge.ros.goals import GoalConfig
@@ -120,6 +121,11 @@ class ConversionConfig(Config):
 
     scale: float | tuple[float, ...] = Field(default=1.0, description="Factor: 57.2958 makes degrees of radians.")
     offset: float | tuple[float, ...] = Field(default=0.0, description="Added after scaling.")
+
+    def of(self, place: int) -> tuple[float, float]:
+        """Scale and offset of the number at that place."""
+        scale, offset = (v[place] if isinstance(v, tuple) else v for v in (self.scale, self.offset))
+        return scale, offset
 
 
 class StateSource(SourceConfig):
@@ -355,6 +361,7 @@ class RobotContract(Config):
             )
         if self.pace == "reference" and not self.observation.reference:
             raise ConfigError("pace: `reference` needs observation.reference")
+        check_limits(self)
         return self
 
     def _check_deadman(self) -> None:

@@ -59,6 +59,9 @@ class Robot(Protocol):
 class TopicRobot:
     """A robot behind topics, by its contract. Messages arrive, and are decoded, on the transport's threads.
 
+    Attributes:
+        header_clock: how stamps are taken; `flush` takes the clocks anew.
+
     Raises:
         TransportError: the contract names a topic or joint that the robot, as far as the transport knows it, lacks.
     """
@@ -76,12 +79,12 @@ class TopicRobot:
         self._clock, self._wall = clock, wall
         self._arrived = threading.Condition()
         self._last_reference = float("-inf")
-        self._header_clock = HeaderClock(clock, wall)
+        self.header_clock = HeaderClock(clock, wall)
         config = contract.observation
         self._tracks: dict[str, Track] = {}
         self._cameras: list[Camera] = []
         for name, source in [*config.images.items(), *((s.topic, s) for s in config.state)]:
-            track = Track(source.align, config.max_age, self._header_clock)
+            track = Track(source.align, config.max_age, self.header_clock)
             self._tracks[name] = track
             receive = self._receiver(source, track)
             if isinstance(source, ImageSource) and source.camera is not None:
@@ -197,14 +200,14 @@ class TopicRobot:
     def flush(self, before: float = float("inf")) -> None:
         """As `Robot.flush`. The clocks are taken anew when everything is forgotten."""
         if before == float("inf"):
-            self._header_clock.reset()
+            self.header_clock.reset()
         for track in self._tracks.values():
             track.clear(before)
         self._last_reference = float("-inf")
 
     def monotonic(self, stamp: int) -> float:
         """Seconds on the monotonic clock of a header's stamp, ns since the epoch."""
-        return self._header_clock.to_monotonic(stamp)
+        return self.header_clock.to_monotonic(stamp)
 
     @property
     def fault(self) -> str | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from real_robot.bridge.contract import AlignConfig, RobotContract, StateSource
+from real_robot.bridge.contract import AlignConfig, ConversionConfig, RobotContract, StateSource
 from real_robot.bridge.transports.base import QosConfig
 from real_robot.calibration.transforms import pose_of
 from vla_rl.config import ConfigError
@@ -63,7 +63,8 @@ def _pose_source(contract: RobotContract, topic: str) -> StateSource:
             f"{contract.name} reads no pose of the gripper: name its topic (--pose /tcp_pose), or give the contract a "
             "`model` (URDF) and name the gripper's link (--link tool0)"
         )
-    return known[0].model_copy(update={"parts": ("position", "quaternion")})
+    # In the driver's meters, whatever the policy's units are.
+    return known[0].model_copy(update={"parts": ("position", "quaternion"), "convert": ConversionConfig()})
 
 
 def _from_joints(contract: RobotContract, link: str) -> Callable[[np.ndarray], np.ndarray]:

@@ -46,7 +46,7 @@ def read_board(folder: Path) -> BoardConfig:
 
 def write_shot(folder: Path, picture: np.ndarray, gripper: np.ndarray) -> Path:
     """Add a pair; the pose is written last, so that a pair is whole or not there. Returns its file."""
-    number = len(list(folder.glob("*.json")))
+    number = max((int(path.stem) for path in folder.glob("*.json") if path.stem.isdecimal()), default=-1) + 1
     path = folder / f"{number:04d}.json"
     path.with_suffix(".png").write_bytes(encode_image(picture, "png"))
     write_text_atomic(path, json.dumps({"gripper": gripper.tolist()}))

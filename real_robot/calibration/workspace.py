@@ -69,7 +69,7 @@ def _position(contract: RobotContract) -> tuple[int, int, int]:
         for part in source.parts if source.type == POSE else ():
             if part == "position":
                 return at, at + 1, at + 2
-            at += POSE_PARTS[part]
+            at += len(POSE_PARTS[part])
         at += 0 if source.type == POSE else source.num_values
     raise ConfigError(
         f"workspace: {contract.name}'s state has no position of the gripper, so that nothing could watch the box: read "
@@ -91,5 +91,5 @@ def _meters_per_unit(contract: RobotContract) -> float:
     for sink in contract.action:
         if sink.type == "geometry_msgs/TwistStamped":
             scale = sink.convert.scale
-            return abs(float(scale[0] if isinstance(scale, tuple) else scale)) or 1.0
+            return max(map(abs, scale[:3] if isinstance(scale, tuple) else (scale,))) or 1.0
     return 1.0

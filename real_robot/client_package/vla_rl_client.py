@@ -24,6 +24,7 @@ from websockets.sync.client import connect
 __all__ = ["InferenceTimeout", "NotAuthorised", "PolicyClient", "PolicyClientError", "ServerError", "ServerUnavailable"]
 __version__ = "0.1.0"
 
+PROTOCOL = 1
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 MAX_ITEMS = 1024
 DEFAULT_PORT = 8000
@@ -160,6 +161,10 @@ class PolicyClient:
         except (ConnectionClosed, PolicyClientError) as error:
             connection.close()
             raise ServerUnavailable(f"{self.address}: the policy was not ready: {error}") from error
+        if self.metadata.get("protocol", PROTOCOL) != PROTOCOL:  # openpi's servers tell none
+            connection.close()
+            told = f"{self.address} speaks protocol {self.metadata['protocol']!r:.40}, this client {PROTOCOL}"
+            raise ServerError(f"{told}; update the older")
         self._connection = connection
         return connection
 

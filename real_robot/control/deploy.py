@@ -125,6 +125,8 @@ def _open_robot(
     lock = claim(contract, transport, "guarded deploy" if is_guarded else "deploy", say, stack)
     robot = TopicRobot(told, transport, options.instruction)
     stack.callback(robot.close)
+    if lock is not None:
+        stack.callback(lock.close)  # before the robot, which leaves the graph: others hear that it is free
     if not options.dry_run:
         robot.call_services()
     return robot, lock

@@ -69,8 +69,8 @@ def check_options(options: DeployOptions, contract: RobotContract) -> None:
 def check_fit(contract: RobotContract, metadata: dict) -> None:
     """
     Raises:
-        PolicyClientError: the served policy needs a camera that the contract lacks, has other sizes, or cannot do
-            what the contract's execution asks of it.
+        PolicyClientError: the served policy needs a camera that the contract lacks, has other sizes, another rate or
+            another order of the action's numbers, or cannot do what the contract's execution asks of it.
     """
     cameras = [c for c in metadata.get("cameras", []) if c not in contract.observation.images]
     if cameras:
@@ -84,6 +84,17 @@ def check_fit(contract: RobotContract, metadata: dict) -> None:
     for name, theirs, ours in sizes:
         if theirs is not None and theirs != ours:
             raise PolicyClientError(f"the policy's {name} has {theirs} numbers, {contract.name}'s contract has {ours}")
+    rate, names = metadata.get("control_hz"), metadata.get("action_names")
+    if isinstance(rate, int | float) and rate != contract.rate:
+        raise PolicyClientError(
+            f"the policy was trained at {rate:g} steps a second (vla-rl serve --control-hz), {contract.name}'s rate is "
+            f"{contract.rate:g}, so it would be played at another speed; set rate={rate:g}, or serve it without"
+        )
+    if names and sorted(names) == sorted(contract.action_names) and tuple(names) != contract.action_names:
+        raise PolicyClientError(
+            f"the policy's actions are {', '.join(names)} (vla-rl serve --action-names), {contract.name}'s contract "
+            f"has them in another order: {', '.join(contract.action_names)}; change `indices` and safety.dimensions"
+        )
     if contract.execution.real_time_chunking is not None and not metadata.get("real_time_chunking"):
         raise PolicyClientError(
             f"execution.real_time_chunking: {contract.name}'s contract asks for it, but the served policy cannot go on "

@@ -230,6 +230,7 @@ class ChunkExecutor:
                 self._lock.notify()
             sources = self._sources(step)
             if not sources:
+                self._step = step - 1  # It has not passed: nothing is played, and it is asked for again.
                 self._num_starved += self._num_chunks > 0
                 self._fade = _NO_FADE
                 if self._last is not None and self.config.kind == "velocity":

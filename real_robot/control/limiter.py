@@ -111,6 +111,10 @@ class Limiter:
         self._accelerating = np.where(measured, 0.0, self._accelerating)
         return None
 
+    def forget(self) -> None:
+        """Positions that are measured are not known any more, until `seed`."""
+        self.values = np.where(self._state >= 0, np.nan, self.values)
+
     def snapshot(self) -> tuple[np.ndarray, ...]:
         """What `restore` takes to undo a move."""
         return self.values.copy(), self._moving.copy(), self._accelerating.copy()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -171,6 +171,7 @@ class ControlLoop:
         self.robot, self.actions, self.supervisor, self.operator = robot, actions, supervisor, operator
         self.pacer, self.needs_new, self.observers = pacer, needs_new, list(observers)
         self.step = 0
+        self._was_active = False
         self._num_values = len(supervisor.config.dimensions)
         self._seen = float("-inf")
         self._waits_since: float | None = None  # for a chunk, with nothing sent
@@ -205,8 +206,13 @@ class ControlLoop:
         observation = self.robot.read()
         is_new = observation is not None and observation.stamp > self._seen
         operator_command = self.operator.poll(observation)
+        if operator_command.stop is not None:  # Of a stop and a reset at one tick, the stop counts.
+            operator_command = replace(operator_command, reset=None)
         if self._obey(operator_command):
             observation, is_new = None, False  # It may be from before.
+        if operator_command.active and not self._was_active:
+            self.supervisor.reseed()  # While nothing was sent, the robot may have been moved.
+        self._was_active = operator_command.active
         if observation is not None and is_new:
             self._seen = observation.stamp
             self.supervisor.observe(observation)

@@ -176,14 +176,21 @@ class Supervisor:
         self._deliver()
 
     def begin(self) -> None:
-        """A new episode: the robot may have been moved since the last observation."""
+        """A new episode: the robot may have been moved since the last observation, which is forgotten."""
         with self._lock:
+            self._observation = None
             self._forget()
 
     def reseed(self) -> None:
-        """Begin again where the robot is measured to be, once it stands: it may have been moved since."""
+        """Begin again where the robot is measured to be, once it stands: it may have been moved since it was told.
+
+        Nothing is sent meanwhile, but the braking to a standstill: what was sent last may be far from there.
+        """
         with self._lock:
-            self._must_seed = True
+            if self._limiter.state_size:
+                self._must_seed = True
+                if self._limiter.is_still:
+                    self._limiter.forget()
 
     def deadman(self, pressed: bool, heard: float | None = None) -> None:
         """The state of the deadman switch, received at `heard` (now); must be received anew in `deadman_timeout`."""

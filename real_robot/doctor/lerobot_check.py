@@ -32,6 +32,8 @@ def check_unconnected(contract: RobotContract, transport: LeRobotConfig) -> list
         checks.append(_check_names(part.topic, part.joints, numbers))
     cameras = camera_names(device.observation_features)
     for source in contract.observation.images.values():
+        if source.camera is not None:
+            continue  # of this machine, not the robot's: looked at with --connect
         known = source.topic in cameras
         found = "a camera of the robot's" if known else f"the robot has no such camera{near(source.topic, cameras)}"
         fix = "" if known else f"one of: {', '.join(cameras)}"

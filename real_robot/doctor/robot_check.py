@@ -6,9 +6,9 @@ It subscribes and looks around. It advertises nothing and sends nothing.
 from __future__ import annotations
 
 from real_robot.bridge.contract import AlignConfig, RobotContract, StateSource
-from real_robot.bridge.messages import WrenchStamped
+from real_robot.bridge.messages import Bool, String, WrenchStamped
 from real_robot.bridge.ros.install import RosInstallError
-from real_robot.bridge.transports.base import TransportError
+from real_robot.bridge.transports.base import Endpoint, TransportError
 from real_robot.bridge.transports.configs import LeRobotConfig
 from real_robot.control.wrench import sizes_of
 from real_robot.doctor.lerobot_check import check_unconnected
@@ -123,20 +123,33 @@ def _check_operator(contract: RobotContract, findings: Findings) -> list[Check]:
     """Whether the stop button, the reset and the pedal that the contract names are there."""
     if findings.graph is None:
         return []
-    publishers = {e.topic for e in findings.graph if e.publishes}
     checks = []
-    for name in ("stop", "reset", "deadman"):
+    for name, kind in (("stop", Bool.TYPE), ("reset", String.TYPE), ("deadman", Bool.TYPE)):
         topic = getattr(contract.operator, name)
         if not topic:
             continue
         is_needed = name == "deadman" and contract.safety.deadman
-        if topic in publishers:
+        there = [e for e in findings.graph if e.publishes and e.topic.lstrip("/") == topic.lstrip("/")]
+        if there and (unheard := _why_unheard(there, kind)):
+            checks.append(Check(f"operator.{name}", "wrong", f"{topic}: {unheard[0]}", unheard[1]))
+        elif there:
             checks.append(Check(f"operator.{name}", "ok", f"{topic} has a publisher"))
         else:
             found = f"nobody publishes {topic}" + (", so the robot will never move" if is_needed else "")
             fix = "start the pedal's node" if is_needed else "nothing, where a person stops it otherwise"
             checks.append(Check(f"operator.{name}", "wrong" if is_needed else "warning", found, fix))
     return checks
+
+
+def _why_unheard(publishers: list[Endpoint], kind: str) -> tuple[str, str] | None:
+    """Why none of them is heard, and what to do; None where one is."""
+    if not any(e.type in (kind, "") for e in publishers):
+        other = publishers[0]
+        return f"{other.node} publishes {other.type}, which is not heard: deploy reads {kind}", f"have it say {kind}"
+    if all(e.reliability == "best_effort" for e in publishers):
+        found = f"{publishers[0].node} is best_effort, which deploy, a reliable reader, never hears"
+        return found, "make that publisher reliable"
+    return None
 
 
 def _check_limits(contract: RobotContract, findings: Findings) -> list[Check]:

@@ -78,7 +78,7 @@ class GuardedCommands:
 
     Args:
         say: told when commands stop coming, and once of each reason for which they are refused.
-        on_resume: called before the first command after a silence.
+        header_clock: the robot's, so that a person's reset takes the clocks anew for commands too.
     """
 
     def __init__(
@@ -86,18 +86,17 @@ class GuardedCommands:
         contract: RobotContract,
         transport: Transport,
         say: Say = lambda text: None,
-        on_resume: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
+        header_clock: HeaderClock | None = None,
     ) -> None:
         self._timeout, self._period, self._clock, self._say = timeout_of(contract), 1 / contract.rate, clock, say
         self._news = threading.Condition()
         self._parts: list[tuple[np.ndarray, float] | None] = [None] * len(contract.action)
         self._command: Command | None = None
         self._is_new = self._is_active = False
-        self._on_resume = on_resume
         self._told: set[tuple[str, str]] = set()
         self._sinks = guarded_sinks(contract)
-        header_clock = HeaderClock(clock)
+        header_clock = header_clock or HeaderClock(clock)
         for number, sink in enumerate(self._sinks):
             align = AlignConfig(timeline="header" if sink.message_type.HAS_HEADER else "receive")
             track = Track(align, self._timeout, header_clock)
@@ -151,8 +150,6 @@ class GuardedCommands:
     def poll(self, observation: RobotObservation | None) -> OperatorCommand:
         """Active while commands come."""
         was_active, self._is_active = self._is_active, self.next_action(0) is not None
-        if self._is_active and not was_active:
-            self._on_resume()
         if was_active and not self._is_active:
             self._say(f"no whole command for {self._timeout:g} s: deploy rests, or is gone; the robot is braked")
         return OperatorCommand(active=self._is_active)
@@ -197,7 +194,7 @@ def run_guard(contract: RobotContract, say: Say) -> None:
                 shutdown.say(f"safety: {event.text}")
 
         supervisor = Supervisor(seen.safety, on_event=tell, state_checks=robot.state_checks)
-        commands = GuardedCommands(contract, transport, shutdown.say, supervisor.reseed)
+        commands = GuardedCommands(contract, transport, shutdown.say, header_clock=robot.header_clock)
         operator = Operators([shutdown, TopicOperator(contract.operator, transport), commands, lock])
         loop = ControlLoop(robot, commands, supervisor, operator, commands, silence=math.inf, observers=[lock])
         shutdown.say(f"guard: {contract.name}: forwards {topics}; brakes after {timeout_of(contract):g} s without")

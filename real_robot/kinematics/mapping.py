@@ -11,7 +11,7 @@ from real_robot.kinematics.config import JointName, ModelConfig
 from vla_rl.config import ConfigError
 
 if TYPE_CHECKING:
-    from real_robot.bridge.contract import ConversionConfig, RobotContract
+    from real_robot.bridge.contract import RobotContract
 
 POSE = "geometry_msgs/PoseStamped"
 
@@ -48,7 +48,7 @@ def commanded_joints(contract: RobotContract, model: ModelConfig) -> list[Scaled
         )
     for sink in contract.action:
         for place, number in enumerate(sink.indices):
-            scale, offset = _of(sink.convert, place)
+            scale, offset = sink.convert.of(place)
             link = model.commands.get(number)
             if link is None and place < len(sink.joints):
                 link = model.joint_of(sink.joints[place])
@@ -68,7 +68,7 @@ def measured_joints(contract: RobotContract, model: ModelConfig) -> list[Scaled]
     number = 0
     for source in contract.observation.state:
         for place in range(source.num_values):
-            scale, offset = _of(source.convert, place)
+            scale, offset = source.convert.of(place)
             link = model.states.get(number)
             if link is None and source.joints and source.quantity == "position":
                 link = model.joint_of(source.joints[place])
@@ -77,11 +77,6 @@ def measured_joints(contract: RobotContract, model: ModelConfig) -> list[Scaled]
             number += 1
     _check("model.states", found, model.states, number)
     return found
-
-
-def _of(convert: ConversionConfig, place: int) -> tuple[float, float]:
-    scale, offset = (v[place] if isinstance(v, tuple) else v for v in (convert.scale, convert.offset))
-    return scale, offset
 
 
 def _check(section: str, found: list[Scaled], told: dict[int, JointName], size: int) -> None:

@@ -53,7 +53,7 @@ def _both(one: Deadman | None, other: Deadman | None) -> Deadman | None:
 
 
 class TopicOperator:
-    """The contract's stop, reset and deadman topics. A stop that lasts is repeated at each tick.
+    """The contract's stop, reset and deadman topics. A stop that lasts is repeated at each tick; none is too short.
 
     What keeps a person's permission is as old as the message that gave it: a switch whose node is gone says no
     more, so that it counts as released after `safety.deadman_timeout`. With `stop_timeout`, a stop button
@@ -65,6 +65,8 @@ class TopicOperator:
     ) -> None:
         self._topics, self._clock = topics, clock
         self._stop, self._stop_heard = False, -math.inf
+        self._was_stopped = False  # since the last tick, also where it has been let go since
+        self._lock = threading.Lock()
         self._deadman = Deadman(False, -math.inf) if topics.deadman else None
         self._reset: str | None = None
         handlers: list[tuple[str, type[Message], Callable[[Any], None]]] = [
@@ -77,7 +79,9 @@ class TopicOperator:
                 transport.subscribe(topic, kind, QosConfig(depth=10), handler)
 
     def _on_stop(self, message: Bool) -> None:
-        self._stop, self._stop_heard = message.data, self._clock()
+        with self._lock:
+            self._stop, self._stop_heard = message.data, self._clock()
+            self._was_stopped = self._was_stopped or message.data
 
     def _on_deadman(self, message: Bool) -> None:
         self._deadman = Deadman(message.data, self._clock())
@@ -87,7 +91,9 @@ class TopicOperator:
 
     def poll(self, observation: RobotObservation | None) -> OperatorCommand:
         reset, self._reset = self._reset, None
-        stop, limit = "stop topic" if self._stop else None, self._topics.stop_timeout
+        with self._lock:
+            is_stopped, self._was_stopped = self._was_stopped or self._stop, False
+        stop, limit = "stop topic" if is_stopped else None, self._topics.stop_timeout
         was_heard = self._stop_heard > -math.inf
         if limit and was_heard and self._clock() - self._stop_heard > limit:
             stop = f"the stop topic {self._topics.stop} has been silent for {limit:g} s"

@@ -23,7 +23,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from real_robot.serving.address import server_url
 from real_robot.serving.identity import POLICY_KEY, UNKNOWN, PolicyIdentity, read_identity
-from real_robot.serving.protocol import DEFAULT_LIMITS, ProtocolError, WireLimits, pack, short, unpack
+from real_robot.serving.protocol import DEFAULT_LIMITS, PROTOCOL, ProtocolError, WireLimits, pack, short, unpack
 from real_robot.serving.pulse import Pulse
 from real_robot.serving.tls import client_context, why_not_trusted
 from real_robot.types import RobotObservation
@@ -260,6 +260,11 @@ class PolicyClient:
         except (ConnectionClosed, PolicyClientError) as error:
             connection.close()
             raise ServerUnavailable(f"{self.address} closed the connection: {error}") from error
+        if (spoken := metadata.get("protocol", PROTOCOL)) != PROTOCOL:  # openpi's servers tell none
+            connection.close()
+            raise ServerError(
+                f"{self.address} speaks protocol {short(spoken)}, this client {PROTOCOL}; update the older"
+            )
         self._pulse = Pulse(connection)
         self._metadata = metadata
         self._identity = read_identity({}, metadata)

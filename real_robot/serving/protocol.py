@@ -17,6 +17,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
+PROTOCOL = 1  # its version: servers tell it, where they have one, and clients refuse another
 MiB = 1024 * 1024
 HEALTH_PATH = "/healthz"
 CLOSE_ERROR = 1011  # openpi's close code after an error frame

@@ -15,7 +15,7 @@ import numpy as np
 
 from real_robot.serving.identity import PolicyIdentity
 from real_robot.serving.openpi import PREFIX, STATE_PARTS, camera_keys, find_image, state_parts, upright
-from real_robot.serving.protocol import WireLimits, short
+from real_robot.serving.protocol import PROTOCOL, WireLimits, short
 from vla_rl.types import PREFIX_SCHEDULES, ActionPrefix, Observation
 
 _OURS = {"images", "state", "instruction"}
@@ -72,7 +72,7 @@ class PolicyFacts:
         """The first message to a client: plain strings, numbers, lists."""
         return {
             "server": "vla-rl",
-            "protocol": 1,
+            "protocol": PROTOCOL,
             "checkpoint": self.checkpoint,
             "policy_version": self.version,
             "policy_hash": self.policy_hash,

@@ -8,12 +8,15 @@ import subprocess
 import sys
 import time
 import xmlrpc.client
+from http.client import HTTPException
 from pathlib import Path
+from xml.parsers.expat import ExpatError
 
 from real_robot.bridge.ros.install import RosInstallError, enable, python_path, ros_folder
 from vla_rl.common.child_process import end_child, start_child
 
 START_SECONDS = 20.0
+_NO_MASTER = (xmlrpc.client.Error, HTTPException, ExpatError, ValueError, TypeError)  # an answer cut off, or another's
 
 # rosmaster is a program of its own; its package has `rosmaster_main`, which takes the program's arguments.
 _PROGRAM = "import sys, rosmaster; rosmaster.rosmaster_main(['--core', '-p', sys.argv[1]])"
@@ -90,9 +93,9 @@ def master_pid(uri: str, timeout: float = 1.0) -> int | None:
     try:
         with xmlrpc.client.ServerProxy(uri, transport=_Transport(timeout)) as master:
             code, _, pid = master.getPid("/vla_rl")  # type: ignore[misc]
-    except (OSError, xmlrpc.client.Error, ValueError):
+            return int(pid) if code == 1 else None  # type: ignore[arg-type]
+    except (OSError, *_NO_MASTER):
         return None
-    return int(pid) if code == 1 else None  # type: ignore[arg-type]
 
 
 def service_uri(uri: str, name: str, timeout: float = 1.0) -> str:
@@ -100,7 +103,7 @@ def service_uri(uri: str, name: str, timeout: float = 1.0) -> str:
     try:
         with xmlrpc.client.ServerProxy(uri, transport=_Transport(timeout)) as master:
             code, _, found = master.lookupService("/vla_rl", name)  # type: ignore[misc]
-    except (OSError, xmlrpc.client.Error, ValueError):
+    except (OSError, *_NO_MASTER):
         return ""
     return str(found) if code == 1 else ""
 
@@ -121,9 +124,9 @@ def topic_ends(uri: str, timeout: float = 2.0) -> tuple[dict[str, list[str]], di
         with xmlrpc.client.ServerProxy(uri, transport=_Transport(timeout)) as master:
             _, _, (publishers, subscribers, _) = master.getSystemState("/vla_rl")  # type: ignore[misc]
             _, _, types = master.getTopicTypes("/vla_rl")  # type: ignore[misc]
-    except (xmlrpc.client.Error, ValueError, TypeError) as error:
+        return dict(publishers), dict(subscribers), dict(types)  # type: ignore[arg-type]
+    except _NO_MASTER as error:
         raise OSError(f"the ROS master at {uri} does not answer as one: {error}") from error
-    return dict(publishers), dict(subscribers), dict(types)  # type: ignore[arg-type]
 
 
 def is_gone(uri: str, node: str, timeout: float = 1.0) -> bool:
@@ -140,6 +143,6 @@ def is_gone(uri: str, node: str, timeout: float = 1.0) -> bool:
             slave.getPid("/vla_rl")
     except ConnectionRefusedError:
         return True
-    except (OSError, xmlrpc.client.Error, ValueError, TypeError):
+    except (OSError, *_NO_MASTER):
         return False
     return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from rosbags.rosbag2 import Writer as Rosbag2Writer
 
 from real_robot.bridge.bags import BagError, import_bags, read_episode
 from real_robot.bridge.codec import to_quaternion, write_action
-from real_robot.bridge.contract import RobotContract, load_contract
+from real_robot.bridge.contract import ActionSink, RobotContract, load_contract
 from real_robot.bridge.images import encode_image
 from real_robot.bridge.messages import CompressedImage, JointState, Message, PoseStamped
 from real_robot.bridge.ros.typestore import native_of, ros2_name, store_of
@@ -122,6 +123,33 @@ def test_damaged_messages_are_left_out_and_told(tmp_path: Path, contract: RobotC
     bag = write_bag(tmp_path / "bag", "mcap", recorded)
     summary = import_bags(contract, [bag], tmp_path / "dataset", "push it", report=told.append)
     assert summary["frames"] == STEPS - 2 and any("frames left out" in text for text in told)
+
+
+def test_a_message_that_cannot_be_is_left_out_and_told(tmp_path: Path, contract: RobotContract) -> None:
+    recorded = messages(contract)
+    place = next(i for i, (topic, _, _) in enumerate(recorded) if topic == "/joint_states" and i > 40)
+    topic, moment, joints = recorded[place]
+    assert isinstance(joints, JointState)
+    recorded[place] = (topic, moment, replace(joints, position=joints.position[:1]))
+    told: list[str] = []
+    bag = write_bag(tmp_path / "bag", "mcap", recorded)
+    summary = import_bags(contract, [bag], tmp_path / "dataset", "push it", report=told.append)
+    assert summary["frames"] == STEPS - 2 and any("1 values of position for 2 names" in text for text in told)
+
+
+def test_commanded_poses_of_a_gripper_that_points_down_do_not_flip(tmp_path: Path, contract: RobotContract) -> None:
+    """At +pi and at -pi it points down: what was commanded without a leap is recorded without one."""
+    sink = ActionSink(topic="/pose", type="geometry_msgs/PoseStamped", indices=(0, 1, 2, 3, 4, 5))
+    grip = ActionSink(topic="/grip", type="std_msgs/Bool", indices=(6,))
+    turned = contract.model_copy(update={"action": (sink, grip)})
+    asked = [np.array([0, 0, 0, angle, 0, 0, 1], np.float32) for angle in np.linspace(3.0, 3.3, STEPS)]
+    recorded = [item for item in messages(contract) if item[0] not in {s.topic for s in contract.action}]
+    for step, action in enumerate(asked):
+        sent = START + step * 50_000_000 + 5_000_000
+        recorded += [(s.topic, sent, write_action(s, action, sent)) for s in turned.action]
+    bag = write_bag(tmp_path / "bag", "mcap", sorted(recorded, key=lambda item: item[1]))
+    episode = read_episode(turned, bag, "push it", success=True).recorded
+    np.testing.assert_allclose(episode.actions, asked[: STEPS - 1], atol=1e-5)
 
 
 def test_a_file_that_is_no_recording_is_named(tmp_path: Path, contract: RobotContract) -> None:

@@ -157,6 +157,17 @@ def test_a_pose_command_and_a_gripper_switch() -> None:
     assert isinstance(closed, Bool) and closed.data and isinstance(opened, Bool) and not opened.data
 
 
+@pytest.mark.parametrize(
+    ("convert", "threshold"),
+    [({}, 0.0), ({"scale": -1}, 0.0), ({"scale": -2, "offset": 1}, 0.4), ({}, 5.0), ({}, -3.0)],
+)
+def test_a_switch_that_is_read_is_sent_on_as_it_was(convert: dict, threshold: float) -> None:
+    """By the guard, and by a policy that has learned from a recording: one that is turned round does not turn back."""
+    switch = ActionSink(topic="/g", type="std_msgs/Bool", indices=(0,), convert=convert, threshold=threshold)
+    for is_on in (True, False):
+        assert write_action(switch, read_action(switch, Bool(data=is_on)), stamp=0) == Bool(data=is_on)
+
+
 def test_goals_have_the_contracts_numbers() -> None:
     gripper = ActionSink(
         topic="/g", type="control_msgs/GripperCommand", indices=(6,), convert={"scale": 0.04}, goal={"max_effort": 20}

@@ -38,6 +38,18 @@ def changed(tmp_path: Path, *overrides: str, **sections: Any) -> Path:
 STATE = {"topic": "/j", "type": "sensor_msgs/JointState"}
 GRIPPER = {"topic": "/g", "type": "control_msgs/GripperCommand"}
 TWIST = {"topic": "/t", "type": "geometry_msgs/TwistStamped"}
+TURNED = {"kind": "position", "low": -1, "high": 1, "max_velocity": 1, "start": 0}
+POSE = {
+    "rate": 10,
+    "pace": "clock",
+    "observation": {"state": [{"topic": "/p", "type": "geometry_msgs/PoseStamped", "convert": {"scale": 1000}}]},
+    "action": [{"topic": "/c", "type": "geometry_msgs/PoseStamped", "indices": [0, 1, 2, 3, 4, 5]}],
+    "execution": {},
+    "safety": {
+        "dimensions": [TURNED | {"name": name} for name in "abcdef"],
+        "workspace": {"state": [0, 1, 2], "commands": [0, 1, 2], "low": [0, 0, 0], "high": [0.5, 0.5, 0.5]},
+    },
+}
 
 
 @pytest.mark.parametrize(
@@ -84,6 +96,71 @@ TWIST = {"topic": "/t", "type": "geometry_msgs/TwistStamped"}
     ],
 )
 def test_what_is_wrong_is_told(tmp_path: Path, overrides: list[str], sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_contract(changed(tmp_path, *overrides, **sections))
+
+
+def dimension(number: int, **changes: Any) -> dict[str, Any]:
+    """The section `safety` of the simulated robot, with changes to one of its numbers."""
+    safety = yaml.safe_load(shipped_contracts()["sim_robot"].read_text())["safety"]
+    dimensions = safety["dimensions"]
+    return safety | {"dimensions": [*dimensions[:number], changes, *dimensions[number + 1 :]]}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sections", "message"),
+    [
+        (
+            [],
+            {"safety": dimension(3, name="turn_x", **TURNED)},
+            r"turn_x: kind position, but /twist_command .* takes it for a velocity: .* would go on at its last speed",
+        ),
+        (
+            [],
+            {"action": [TWIST | {"indices": [0, 1, 2, 3, 4, 5]}, GRIPPER | {"indices": [6]}]}
+            | {"safety": dimension(6, name="gripper", kind="velocity", low=-1, high=1)},
+            r"gripper: kind velocity, but /g .* takes it for a position: .* would be sent to 0",
+        ),
+        (
+            [],
+            {
+                "action": [
+                    TWIST | {"indices": [0, 1, 2, 3, 4, 5], "convert": {"offset": 0.1}},
+                    GRIPPER | {"indices": [6]},
+                ]
+            },
+            r"/t: convert.offset: 0.1 for x, a velocity: a robot that is to hold, at 0, would be told to",
+        ),
+        (
+            [],
+            {
+                "action": [
+                    TWIST | {"indices": [1, 0, 2, 3, 4, 5], "convert": {"scale": [-1, 1, 1, 1, 1, 1]}},
+                    GRIPPER | {"indices": [6]},
+                ]
+            },
+            r"workspace.commands: y is sent with convert.scale -1",
+        ),
+        (
+            [],
+            {
+                "action": [
+                    TWIST | {"indices": [0, 1, 2, 3, 4, 5], "frame": "tool0"},
+                    GRIPPER | {"indices": [6]},
+                ]
+            },
+            r"commands: x is sent in the frame 'tool0' \(/t\), and measured in 'table' \(/end_effector_pose\)",
+        ),
+        (["safety.workspace.state=[0, 1, 8]"], {}, r"workspace.state: 8; observation.state has the numbers 0 to 7"),
+        (["safety.workspace.state=[-1, 1, 2]"], {}, r"workspace.state: -1; observation.state has the numbers 0 to 7"),
+        (["execution.unblended=[7]"], {}, r"execution.unblended: 7; the action has the numbers 0 to 6"),
+        ([], POSE, r"commands: a is sent with convert 1 \* x \+ 0, and measured with 1000 \* x \+ 0: .* the same unit"),
+    ],
+)
+def test_limits_that_would_not_hold_the_robot_are_refused(
+    tmp_path: Path, overrides: list[str], sections: dict[str, Any], message: str
+) -> None:
+    """A hold that is no standstill, a box on the wrong side or in another unit, a number that is not there."""
     with pytest.raises(ConfigError, match=message):
         load_contract(changed(tmp_path, *overrides, **sections))
 

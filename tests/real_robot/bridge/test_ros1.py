@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from processes import ROOT, RosGraph, missing_ros, until
 from test_messages import EXAMPLES
 
 from real_robot.bridge.ros import install
-from real_robot.bridge.ros.master import free_port, master_pid
+from real_robot.bridge.ros.master import free_port, is_gone, master_pid, service_uri, topic_ends
 
 needs_ros = pytest.mark.skipif(bool(missing_ros()), reason=missing_ros() or "ROS 1 is there")
 
@@ -131,3 +133,36 @@ def test_what_is_installed_is_not_fetched_again(monkeypatch: pytest.MonkeyPatch)
         pytest.skip("rospy comes from a ROS installation here")
     monkeypatch.setenv("PATH", "/nowhere")
     assert install.install() == install.ros_folder()
+
+
+CUT_OFF = b"<?xml version='1.0'?><methodResponse><params><param><value><arr"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/xml\r\nContent-Length: 500\r\n\r\n" + CUT_OFF,
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 6\r\n\r\n<html>",
+    ],
+    ids=["another program", "cut off", "a page"],
+)
+def test_a_master_that_dies_in_its_answer_or_is_none_does_not_answer(answer: bytes) -> None:
+    """Not an error: it would end the thread that watches over the master, and with it the watch."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.recv(65536)
+                    connection.sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        uri = f"http://127.0.0.1:{server.getsockname()[1]}"
+        assert master_pid(uri) is None and service_uri(uri, "/s") == "" and not is_gone(uri, "/n")
+        with pytest.raises(OSError, match="does not answer as one"):
+            topic_ends(uri)

@@ -17,12 +17,13 @@ from test_hand_eye import BOARD, BOARD_ON_TABLE, CAMERA_ON_GRIPPER, views
 from typer.testing import CliRunner
 from urdfs import PLANAR
 
+from real_robot.bridge.codec import read_state
 from real_robot.bridge.contract import RobotContract, load_contract
 from real_robot.bridge.images import encode_image
 from real_robot.bridge.messages import CompressedImage, Message, PoseStamped
 from real_robot.calibration.arm_pose import pose_reader
 from real_robot.calibration.collect import LiveArm, collect_bags, collect_live
-from real_robot.calibration.pairs import read_shots, write_board
+from real_robot.calibration.pairs import read_shots, write_board, write_shot
 from real_robot.calibration.transforms import inverse
 from real_robot.calibration.workspace import collect_corners, workspace_of
 from vla_rl.cli.app import app
@@ -221,6 +222,37 @@ def test_the_box_is_that_of_the_corners_less_a_margin(contract: RobotContract) -
     assert contract.model_validate(
         {**contract.model_dump(), "safety": {**contract.safety.model_dump(), "workspace": box}}
     )
+
+
+def test_the_box_is_watched_where_the_position_stands_and_at_the_fastest_axis() -> None:
+    """It says how far a command leads at most: of three speeds, the highest."""
+    values = yaml.safe_load(yaml.safe_dump(CONTRACT))
+    values["observation"]["state"][0]["parts"] = ["quaternion", "position"]
+    values["action"][0]["convert"]["scale"] = [0.1, 0.1, 0.4, 1, 1, 1]
+    values |= {"rate": 20, "safety": values["safety"] | {"control_hz": 20}, "execution": {"control_hz": 20}}
+    box = workspace_of(RobotContract.model_validate(values), CORNERS, 0.02)
+    assert box.state == (4, 5, 6) and box.meters_per_unit == 0.4
+
+
+def test_a_pose_is_in_meters_whatever_the_policys_units_are() -> None:
+    values = yaml.safe_load(yaml.safe_dump(CONTRACT))
+    values["observation"]["state"][0] |= {"parts": ["position", "axis_angle"]}
+    values["observation"]["state"][0]["convert"] = {"scale": [1000, 1000, 1000, 57.3, 57.3, 57.3]}
+    values |= {"rate": 20, "safety": values["safety"] | {"control_hz": 20}, "execution": {"control_hz": 20}}
+    reader = pose_reader(RobotContract.model_validate(values), "")
+    pose = PoseStamped(stamp=1, position=np.array([0.1, 0.2, 0.3]), orientation=np.array([0, 0, 0, 1.0]))
+    read = reader.pose(read_state(reader.contract.observation.state[0], pose))
+    np.testing.assert_allclose(read[:3], np.column_stack([np.eye(3), [0.1, 0.2, 0.3]]), atol=1e-6)
+
+
+def test_a_pair_that_is_taken_after_another_was_deleted_overwrites_none(tmp_path: Path) -> None:
+    """As the page on calibration says to do with one that stands out."""
+    picture = np.zeros((8, 8, 3), np.uint8)
+    for _ in range(3):
+        write_shot(tmp_path, picture, np.eye(4))
+    (tmp_path / "0001.json").unlink()
+    write_shot(tmp_path, picture, np.eye(4))
+    assert [shot.name for shot in read_shots(tmp_path)] == ["0000", "0002", "0003"]
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_chunks_are_aligned_by_step() -> None:
     policy.answer.release()
     wait_for(lambda: run.statistics().num_chunks == 2)
     assert [play(run, s) for s in range(6, 11)] == [6, 7, 8, 9, 10]
-    assert run.statistics().num_skipped == 4, "step 0 of the first, 3 to 5 of the second"
+    assert run.statistics().num_skipped == 3, "3 to 5 of the second"
     assert play(run, 11) is None, "no chunk says anything of step 11"
     run.close()
 
@@ -245,10 +245,22 @@ def test_a_chunk_that_is_over_when_it_arrives_is_told() -> None:
     run = executor(policy)
     run.submit(observation(), 0)
     wait_for(lambda: len(policy.calls) == 1)
-    run.next_action(1)
+    run.next_action(2)
     policy.answer.release()
     wait_for(lambda: run.statistics().num_discarded == 1)
     assert run.next_action(2) is None and "all 2 steps of its chunk had passed" in run.statistics().error
+    run.close()
+
+
+def test_the_step_that_waits_for_its_chunk_has_not_passed() -> None:
+    """A policy of one action at a time: the loop asks for the same step until there is one."""
+    policy = Policy(length=1)
+    run = executor(policy, blend_steps=0)
+    for step in range(3):
+        assert run.next_action(step) is None and run.next_action(step) is None
+        feed(run, policy, step, step)
+        assert play(run, step) == step
+    assert run.statistics().num_skipped == run.statistics().num_discarded == 0
     run.close()
 
 

@@ -16,7 +16,7 @@ from real_robot.bridge.messages import Bool, CompressedImage, JointState, PoseSt
 from real_robot.bridge.robot import TopicRobot
 from real_robot.control.playback import SynchronousActions
 from real_robot.control.robot_loop import ControlLoop, OperatorCommand, Tick
-from real_robot.control.safety import Supervisor
+from real_robot.control.safety import SafetyConfig, Supervisor
 from real_robot.operator.intervention import Intervention
 from real_robot.operator.operators import KeyOperator, Operators, TopicOperator
 from real_robot.types import Command, RobotObservation
@@ -198,6 +198,69 @@ def test_while_inactive_nothing_is_sent_after_the_hold(monkeypatch: pytest.Monke
     ticks = [bench.tick() for _ in range(3)]
     assert bench.twists() == [0.1, 0.0]
     assert [t.sent is None for t in ticks] == [False, True, True]
+
+
+class Joint:
+    """A robot of one joint that is where it was told to be, unless it is moved by hand. Also the source of actions."""
+
+    fault = None
+    position, asked = 0.0, 0.5
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sent: list[float] = []
+        self.script = Script()
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        limits = {"name": "j", "kind": "position", "low": -2, "high": 2, "max_velocity": 1, "state": 0}
+        safety = SafetyConfig.model_validate({"control_hz": 1 / TICK, "dimensions": [limits]})
+        self.now, pacer = 1000.0, None
+        self.supervisor = Supervisor(safety, clock=lambda: self.now)
+        self.loop = ControlLoop(self, self, self.supervisor, self.script, pacer)  # type: ignore[arg-type]
+
+    def read(self) -> RobotObservation:
+        return RobotObservation({}, np.array([self.position], np.float32), "", self.now)
+
+    def send(self, values: np.ndarray, moves: bool = True) -> None:
+        self.position = float(values[0])
+        self.sent.append(self.position)
+
+    def next_action(self, step: int) -> Command:
+        return Command(np.array([self.asked], np.float32), "policy", self.now)
+
+    def submit(self, observation: RobotObservation, step: int) -> None: ...
+    def reset(self) -> None: ...
+    def halt(self) -> None: ...
+    def flush(self, before: float = 0.0) -> None: ...
+
+    def tick(self, *commands: OperatorCommand) -> Tick:
+        for command in commands or (OperatorCommand(),):
+            self.now += TICK
+            self.script.commands = [command]
+            tick = self.loop.tick()
+        return tick
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_robot_that_was_moved_while_it_was_inactive_is_not_driven_back(
+    monkeypatch: pytest.MonkeyPatch, begins: bool
+) -> None:
+    """By hand, or by a service that drives it home: the first number that is sent is where it is measured to be."""
+    robot = Joint(monkeypatch)
+    robot.tick(OperatorCommand(begin=True), *[OperatorCommand()] * 4)
+    assert robot.sent[-1] == pytest.approx(4 * TICK)
+    robot.tick(*[OperatorCommand(active=False)] * 3)
+    robot.position, num_sent = -1.5, len(robot.sent)
+    robot.tick(OperatorCommand(active=False), OperatorCommand(begin=begins), *[OperatorCommand()] * 3)
+    steps = np.diff([-1.5, *robot.sent[num_sent:]])
+    assert len(steps) and (np.abs(steps) <= TICK + 1e-6).all()
+
+
+def test_of_a_stop_and_a_reset_at_one_tick_the_stop_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two people, or a button and a page: a stop that came is not undone by a reset that was meant for an earlier."""
+    robot = Joint(monkeypatch)
+    robot.tick(OperatorCommand(begin=True), OperatorCommand())
+    tick = robot.tick(OperatorCommand(stop="e-stop", reset="ben"))
+    assert tick.operator_command.reset is None, "others on the graph do not hear of it either"
+    assert robot.tick(OperatorCommand()).sent.mode == "stopped"  # type: ignore[union-attr]
 
 
 def test_a_person_takes_the_place_of_the_policy_within_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:

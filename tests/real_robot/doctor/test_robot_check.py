@@ -13,6 +13,11 @@ import yaml
 from patients import DdsPatient, Report, Ros1Patient, doctor, examined_until, well
 from processes import ROOT, missing_ros
 
+from real_robot.bridge.contract import load_contract
+from real_robot.bridge.transports.base import Endpoint
+from real_robot.doctor.listen import Findings
+from real_robot.doctor.robot_check import judge
+
 needs_ros = pytest.mark.skipif(bool(missing_ros()), reason=missing_ros() or "ROS 1 is there")
 JOINTS = ["shoulder", "elbow", "wrist"]
 ARM: dict[str, Any] = {
@@ -221,6 +226,34 @@ def test_over_dds_each_planted_fault_is_named(
     check_found(dds.examine(str(dds_arm), planted(faults), names(expected)), expected)
 
 
+# --- of what was found -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("publisher", "status", "text"),
+    [
+        ({}, "ok", "/stop has a publisher"),
+        (
+            {"type": "std_msgs/Empty"},
+            "wrong",
+            "/button publishes std_msgs/Empty, which is not heard: deploy reads",
+        ),
+        (
+            {"reliability": "best_effort"},
+            "wrong",
+            "is best_effort, which deploy, a reliable reader, never hears",
+        ),
+        (None, "warning", "nobody publishes /stop"),
+    ],
+)
+def test_a_stop_button_that_is_not_heard_is_named(publisher: dict[str, str] | None, status: str, text: str) -> None:
+    told = {"topic": "/stop", "type": "std_msgs/Bool", "node": "/button", "reliability": "reliable"}
+    graph = [] if publisher is None else [Endpoint(publishes=True, **(told | publisher))]
+    findings = Findings({}, 1.0, None, graph, {}, {}, None, {})
+    found = next(c for c in judge(load_contract("franka_servo"), findings) if c.name == "operator.stop")
+    assert found.status == status and text in found.found
+
+
 # --- LeRobot -----------------------------------------------------------------------------------
 
 
@@ -229,6 +262,7 @@ def test_a_robot_of_lerobots_is_not_connected_unless_asked(tmp_path: Path) -> No
     values = yaml.safe_load((ROOT / "tests/real_robot/kinematic_arm.yaml").read_text())
     values["observation"]["state"][0]["joints"][1] = "sholder.pos"
     values["transport"]["port"] = "missing"
+    values["observation"]["images"]["side"] = {"camera": {"kind": "opencv", "index": 3}}
     path = tmp_path / "arm.yaml"
     path.write_text(yaml.safe_dump(values))
     here = os.pathsep.join([str(ROOT), str(ROOT / "tests/real_robot"), os.environ.get("PYTHONPATH", "")])
@@ -236,4 +270,5 @@ def test_a_robot_of_lerobots_is_not_connected_unless_asked(tmp_path: Path) -> No
     assert code == 1
     assert "no 'sholder.pos' (near: shoulder.pos" in found["observation"]["found"]
     assert "missing is not there" in found["transport.port"]["found"]
+    assert "" not in found, "a camera of this machine is none of the robot's"
     assert "turns the motors on" in found["live"]["found"] and "--connect" in found["live"]["fix"]

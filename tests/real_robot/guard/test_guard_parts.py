@@ -15,6 +15,7 @@ from processes import ROOT
 from real_robot.bridge.codec import read_action, write_action
 from real_robot.bridge.contract import ActionSink, load_contract
 from real_robot.bridge.messages import JointState, Message, TwistStamped
+from real_robot.bridge.robot import TopicRobot
 from real_robot.control.safety import SafetyConfig, Supervisor
 from real_robot.guard.robot_guard import GuardedCommands, through_guard, timeout_of, without_eyes
 from real_robot.types import Command, RobotObservation
@@ -74,9 +75,9 @@ def gripper(position: float, stamp: int) -> JointState:
 
 
 def test_a_command_is_whole_and_young_or_none() -> None:
-    transport, told, resumed = MemoryTransport(), list[str](), list[bool]()
+    transport, told = MemoryTransport(), list[str]()
     contract = load_contract("sim_robot", ["guard.timeout=0.3"])
-    commands = GuardedCommands(contract, transport, told.append, lambda: resumed.append(True))
+    commands = GuardedCommands(contract, transport, told.append)
 
     def send(*messages: Message) -> None:
         for message in messages:
@@ -88,7 +89,7 @@ def test_a_command_is_whole_and_young_or_none() -> None:
     now = time.time_ns()
     send(gripper(-1.0, now), twist(0.1, now))
     command = commands.next_action(0)
-    assert command is not None and commands.poll(None).active and resumed == [True]
+    assert command is not None and commands.poll(None).active
     np.testing.assert_allclose(command.values, [0.1, 0, 0, 0, 0, 0, -1], atol=1e-6)
     time.sleep(0.35)
     assert commands.next_action(0) is None and not commands.poll(None).active
@@ -98,6 +99,22 @@ def test_a_command_is_whole_and_young_or_none() -> None:
         "no whole command for 0.3 s: deploy rests, or is gone; the robot is braked",
         *(f"{t}/guarded: a command is refused: stale" for t in ("/gripper/command", "/twist_command")),
     ]
+
+
+def test_after_a_clock_jump_a_reset_takes_commands_again() -> None:
+    """As it takes observations: the guard need not be started anew."""
+    transport, jump = MemoryTransport(), [0]
+    contract = load_contract("sim_robot")
+    robot = TopicRobot(without_eyes(contract), transport, wall=lambda: time.time_ns() + jump[0])
+    commands = GuardedCommands(contract, transport, header_clock=robot.header_clock)
+    jump[0] = 3600 * 10**9
+    for _ in range(2):
+        now = time.time_ns() + jump[0]
+        transport.deliver("/gripper/command/guarded", gripper(-1.0, now))
+        transport.deliver("/twist_command/guarded", twist(0.1, now))
+        found = commands.next_action(0)
+        robot.flush()
+    assert found is not None
 
 
 def test_the_axis_angle_of_a_pose_stays_near_the_one_before() -> None:
@@ -130,4 +147,8 @@ def test_it_begins_where_the_robot_is_after_a_silence() -> None:
         now[0] += 0.1
         supervisor.filter(None)
     supervisor.reseed()
+    now[0] += 0.1
+    supervisor.filter(None)
+    now[0] += 1.0
+    assert supervisor.filter(None).values is None, "nothing is sent until it is known where the robot is"
     assert tick(-1.0, -1.0) == pytest.approx(-1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import subprocess
@@ -10,13 +11,17 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from types import SimpleNamespace
 
 import pytest
 from processes import ROOT
 
+from real_robot.bridge.contract import load_contract
 from real_robot.bridge.messages import Message, String, TwistStamped
 from real_robot.bridge.transports.base import Graph, Handler, Publisher, QosConfig, TransportError
+from real_robot.control.deploy import _open_robot
+from real_robot.control.deploy_options import DeployOptions
 from real_robot.control.robot_loop import OperatorCommand, Tick
 from real_robot.guard import robot_lock
 from real_robot.guard.lease import TOPIC, Lease, Role, new_lease, read_lease
@@ -216,6 +221,20 @@ def test_one_that_stood_still_stops_and_has_become_the_younger_one() -> None:
     assert "stood still for 60.0 s" in str(until_stopped())
     assert held._lease.id > before
     held.close()
+
+
+def test_deploy_gives_the_robot_back_before_it_leaves_the_graph() -> None:
+    """Else the next one would be told for two seconds that the robot is driven."""
+    bus = Bus()
+    heard, member, closed = list[str](), bus.member(), list[bool]()
+    bus.member().subscribe(TOPIC, String, QosConfig(), lambda m: heard.append(json.loads(m.data)["state"]))  # type: ignore[attr-defined]
+    member.close = lambda: closed.append("leaves" in heard)  # type: ignore[method-assign]
+    transport = SimpleNamespace(open=lambda: member)
+    contract = load_contract("sim_robot").model_copy(update={"transport": transport})
+    with ExitStack() as stack:
+        _, claimed = _open_robot(DeployOptions("sim_robot"), contract, stack, print)
+        assert claimed is not None and heard[-1] == "holds"
+    assert closed and all(closed)
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"id": "x"}', "\x00", '{"id": 3, "epoch": 1e400}', "{" * 1000])

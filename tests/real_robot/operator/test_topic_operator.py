@@ -38,6 +38,14 @@ def test_a_switch_is_as_old_as_its_last_word() -> None:
     assert Bench().poll().deadman is None
 
 
+def test_a_stop_that_is_shorter_than_a_tick_stops() -> None:
+    bench = Bench(stop="/stop")
+    assert bench.poll().stop is None
+    bench.transport.deliver("/stop", Bool(data=True))
+    bench.transport.deliver("/stop", Bool(data=False))
+    assert bench.poll().stop == "stop topic" and bench.poll().stop is None
+
+
 class Person:
     """An operator with a switch."""
 

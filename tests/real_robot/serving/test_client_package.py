@@ -18,6 +18,9 @@ import pytest
 from toy_server import ToyServer, observation, toy_server
 from websockets.sync.server import ServerConnection, serve
 
+from real_robot.serving.client import PolicyClient, ServerError
+from real_robot.serving.protocol import pack
+
 PACKAGE = Path(__file__).resolve().parents[3] / "real_robot" / "client_package"
 FILE = PACKAGE / "vla_rl_client.py"
 TOKEN = "correct-horse-battery-staple"
@@ -116,6 +119,29 @@ def test_a_hostile_answer_is_an_error(module: ModuleType, answer: object, messag
                 pytest.raises(module.ServerError, match=message),
             ):
                 client.act({}, np.zeros(1), "go")
+        finally:
+            listening.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize("is_ours", [True, False], ids=["vla-rl's", "the package's"])
+def test_a_server_of_another_protocol_is_refused(module: ModuleType, is_ours: bool) -> None:
+    """Its numbers may mean something else."""
+
+    def handle(connection: ServerConnection) -> None:
+        connection.send(pack({"server": "vla-rl", "protocol": 2}))
+        connection.recv()
+
+    kind, error = (PolicyClient, ServerError) if is_ours else (module.PolicyClient, module.ServerError)
+    with serve(handle, "127.0.0.1", 0) as listening:
+        thread = threading.Thread(target=listening.serve_forever)
+        thread.start()
+        try:
+            with (
+                pytest.raises(error, match="speaks protocol 2, this client 1"),
+                kind(f"127.0.0.1:{listening.socket.getsockname()[1]}", ready_timeout=20),
+            ):
+                pass
         finally:
             listening.shutdown()
             thread.join()

@@ -157,6 +157,9 @@ def test_a_smolvla_is_served_with_it(tmp_path: Path) -> None:
     assert np.abs(actions[:4] - rest[:4]).max() < 0.1 < np.abs(free[:4] - rest[:4]).max()
 
 
+NAMES = ("x", "y", "z", "turn_x", "turn_y", "turn_z", "gripper")
+
+
 def metadata(**changes: Any) -> dict[str, Any]:
     return {"cameras": ["agentview"], "action_dim": 7, "state_dim": 8, "uses_state": True, **changes}
 
@@ -171,6 +174,24 @@ def test_a_policy_that_cannot_go_on_is_refused_where_the_contract_asks_for_it() 
         check_fit(load_contract("sim_robot", off), metadata())
     able = [policy_facts(Bimodal(0.0), "x", "x", "", ServeConfig(temperature=t)).can_continue for t in (0.0, 1.0)]
     assert able == [True, False], "a chunk with a likelihood is not guided"
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        ({"control_hz": 10.0}, r"trained at 10 steps a second .* rate is 20, .* set rate=10"),
+        ({"action_names": ["y", "x", *NAMES[2:]]}, r"actions are y, x, z, .* in another order: x, y, z"),
+        ({"action_names": list(NAMES), "control_hz": 20.0}, None),
+        ({"action_names": list("abcdefg"), "control_hz": None}, None),
+    ],
+)
+def test_what_a_server_tells_of_rate_and_order_is_heeded(told: dict[str, Any], message: str | None) -> None:
+    contract = load_contract("sim_robot")
+    if message is None:
+        check_fit(contract, metadata(**told))
+    else:
+        with pytest.raises(PolicyClientError, match=message):
+            check_fit(contract, metadata(**told))
 
 
 @pytest.mark.parametrize(
