@@ -41,6 +41,7 @@ REFUSED = [
     ("train", ["algo.bc_coef=0.1"], r"sft: this recipe has none, .*name them in sft\.datasets"),
     ("train", ["train.control=continue_bc"], r"sft: this recipe has none"),
     ("train", ["algo.bc_coef=0.1", "sft.datasets=/no/demos"], r"sft\.datasets: /no/demos is not there\. Collect it"),
+    ("train", ["algo.bc_coef=0.1", "sft.datasets=/"], r"sft\.datasets: / holds no LeRobotDataset .*\. Collect it"),
     ("train", ["sampling.keyframe_share=0.5"], r"sampling\.keyframes: is null, but sampling\.keyframe_share is 0\.5"),
     ("train", ["sampling.keyframe_share=1", "sampling.keyframes=/no/k.json"], r"sampling\.keyframes: no file /no/k"),
     ("train", ["sampling.kind=vade", "sampling.level=state", "sampling.train_states=null"], r"sampling\.level: got 's"),
@@ -48,6 +49,7 @@ REFUSED = [
     ("train", ["algo.decay_iterations=2"], r"algo\.decay_iterations: got 2: the last of train\.iterations \(4\)"),
     ("train", ["algo.betas=[0.9, 2]"], r"algo\.betas\.1: got 2\. Input should be less than 1"),
     ("train", ["policy.path=/no/policy"], r"policy path '/no/policy': no such folder"),
+    ("train", ["policy.path=/"], r"policy\.path: / holds no checkpoint \(no config\.json\)\.$"),
     ("train", ["train.evaluate=after", "eval.tasks=[nosuch]"], r"eval\.tasks: unknown task 'nosuch'"),
     (
         "train",
@@ -109,6 +111,14 @@ def test_it_is_refused_before_anything_is_built_or_written(
     assert result.stderr.startswith("error: ")
     assert re.search(message, result.stderr), result.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_a_runs_folder_is_no_policys(policy: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").touch()
+    (tmp_path / "policy").mkdir()
+    for command in ("train", "eval"):
+        with pytest.raises(ConfigError, match=rf"policy\.path: {tmp_path} holds .* its policy is {tmp_path}/policy\."):
+            check(make_recipe(policy, f"policy.path={tmp_path}"), command)
 
 
 def test_states_beyond_a_benchmarks_are_refused_also_of_an_evaluation_at_the_end(policy: Path) -> None:
