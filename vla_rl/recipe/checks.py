@@ -201,6 +201,23 @@ RULES = (
         )
     ),
     # What the other commands need.
+    *(
+        Rule(
+            (command,),
+            lambda r, sections=sections: any(getattr(r, section) is None for section in sections),
+            lambda r, sections=sections, example=example: (
+                f"{sections[0]}: the recipe needs a section {' and a section '.join(sections)}; "
+                f"see `vla-rl config show {example}`"
+            ),
+        )
+        for command, sections, example in (
+            ("fit", ("world_model",), "tabletop_world_model"),
+            ("reward", ("reward",), "tabletop_reward"),
+            ("failure", ("failure",), "tabletop_failure"),
+            ("rac", ("rac", "sft"), "tabletop_rac"),
+            ("hub", ("hub",), "tabletop_hub"),
+        )
+    ),
     Rule(
         ("sft",),
         lambda r: r.sft is None,
