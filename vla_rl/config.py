@@ -259,7 +259,10 @@ def validate(config_class: type[C], values: dict[str, Any], prefix: str = "") ->
     try:
         return config_class.model_validate(values)
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(config_class, e, prefix) for e in error.errors())) from None
+        faults = error.errors()
+        above = {e["loc"][:n] for e in faults for n in range(len(e["loc"]))}  # A list of wrong items only looks empty.
+        faults = [e for e in faults if e["type"] != "too_short" or e["loc"] not in above]
+        raise ConfigError("\n".join(_explain(config_class, e, prefix) for e in faults)) from None
 
 
 _A_LIST = "A list is needed, such as [a, b]"

@@ -93,6 +93,18 @@ class FailureReport:
         )
 
 
+def detectors_in(folder: Path) -> list[Path]:
+    """The folders of the detectors in a run's folder.
+
+    Raises:
+        ValueError: there are none.
+    """
+    folders = sorted(path.parent for path in (folder / DETECTORS).glob(f"*/{CONFIG_FILE}"))
+    if not folders:
+        raise ValueError(f"{folder}: no detectors in it; `vla-rl failure fit RECIPE --output {folder}` makes them")
+    return folders
+
+
 def evaluate(folder: Path, episodes: EmbeddedEpisodes, seed: int = 0) -> FailureReport:
     """Measure every detector in a run's folder.
 
@@ -102,9 +114,7 @@ def evaluate(folder: Path, episodes: EmbeddedEpisodes, seed: int = 0) -> Failure
     Raises:
         ValueError: no detectors, episodes of another policy or already used, or no failure or no success among them.
     """
-    folders = sorted(path.parent for path in (folder / DETECTORS).glob(f"*/{CONFIG_FILE}"))
-    if not folders:
-        raise ValueError(f"{folder}: no detectors in it; `vla-rl failure fit --output {folder}` makes them")
+    folders = detectors_in(folder)
     _check_unused(folder, episodes)
     num_failures = int((~episodes.success).sum())
     if num_failures in (0, len(episodes)):

@@ -104,12 +104,12 @@ def compare(
     from vla_rl.config import ConfigError
     from vla_rl.evaluation.compare import compare as compare_evaluations
     from vla_rl.evaluation.results import Evaluation
-    from vla_rl.workflows.evaluate_policy import find_evaluation
+    from vla_rl.workflows.evaluate_policy import base_and_final, find_evaluation
 
     if overrides:
         raise ConfigError(f"compare: {overrides[0]!r}: overrides need --recipe; without it nothing is run")
-    first = Evaluation.load(find_evaluation(Path(a), "final" if b else "base"))
-    comparison = compare_evaluations(first, Evaluation.load(find_evaluation(Path(b or a), "final")))
+    first, second = [find_evaluation(Path(path), "final") for path in (a, b)] if b else base_and_final(Path(a))
+    comparison = compare_evaluations(Evaluation.load(first), Evaluation.load(second))
     print_table(comparison.table())
     for warning in comparison.warnings:
         say(f"warning: {warning}")

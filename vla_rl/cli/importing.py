@@ -52,6 +52,7 @@ def import_libero(
     """LIBERO's published demonstrations into a LeRobotDataset, each action beside what was seen before it."""
     from vla_rl.data.libero_hdf5 import import_libero as run_import
 
+    _check_there(*files)
     check_writable(output)
     _written(output, run_import(files, output, keep_pauses, say))
 
@@ -88,6 +89,7 @@ def import_rlds(
     from vla_rl.data.rlds import RldsOptions
     from vla_rl.data.rlds import import_rlds as run_import
 
+    _check_there(folder)
     check_writable(output)
     options = RldsOptions(
         fps=fps,
@@ -112,8 +114,16 @@ def import_folder(
     """Folders of videos and CSV, one an episode, into a LeRobotDataset."""
     from vla_rl.data.plain_folder import import_folder as run_import
 
+    _check_there(folder)
     check_writable(output)
     _written(output, run_import(folder, output, say))
+
+
+def _check_there(*paths: Path) -> None:
+    from vla_rl.config import ConfigError
+
+    if absent := [str(path) for path in paths if not path.exists()]:
+        raise ConfigError(f"{', '.join(absent)}: no such file or folder")
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -26,7 +26,8 @@ def fit(recipe: OwnRecipe = None, overrides: Overrides = None, output: Output = 
     from vla_rl.recipe.pinned import pinned
     from vla_rl.workflows import reward
 
-    loaded = pinned(load_run(recipe, overrides, output, resume), say, "reward.datasets", "reward.evaluate_on")
+    loaded = load_run(recipe, overrides, output, resume, "reward")
+    loaded = pinned(loaded, say, "reward.datasets", "reward.evaluate_on")
     folder = open_run(loaded, output, resume)
     typer.echo(f"reward: {reward.fit(loaded, folder, say)}")
 

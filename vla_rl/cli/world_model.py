@@ -45,7 +45,7 @@ def fit(recipe: OwnRecipe = None, overrides: Overrides = None, output: Output = 
     from vla_rl.recipe.pinned import DATASETS_OF_A_FIT, pinned
     from vla_rl.workflows.imagination.fit_world_model import CHOOSE_THE_THRESHOLD, check_threshold, fit_world_model
 
-    loaded = pinned(load_run(recipe, overrides, output, resume), say, *DATASETS_OF_A_FIT)
+    loaded = pinned(load_run(recipe, overrides, output, resume, "fit"), say, *DATASETS_OF_A_FIT)
     check = partial(check_threshold, loaded)
     folder = open_run(loaded, output, resume, free=("datasets", *CHOOSE_THE_THRESHOLD), check=check)
     with resumable("world-model fit", folder):

@@ -198,7 +198,7 @@ def _newest_run(name: str, root: Path) -> Path:
     own = re.compile(re.escape(name) + r"-\d{8}-\d{6}")
     command = _command(sys.argv[1:])
     for folder in sorted(root.glob(f"{glob.escape(name)}-*"), reverse=True):
-        if own.fullmatch(folder.name) and RunFolder(folder).exists:
+        if own.fullmatch(folder.relative_to(root).as_posix()) and RunFolder(folder).exists:
             written = RunFolder(folder).command
             if not written.is_file() or _command(shlex.split(written.read_text())[1:]) == command:
                 print(f"--resume: resuming the newest run, {folder}", file=sys.stderr)

@@ -21,12 +21,17 @@ def check_datasets(paths: Iterable[str], field: str = "sft.datasets") -> None:
     from vla_rl.data.hub import on_hub
 
     if absent := [path for path in paths if not is_dataset(path) and on_hub(path) is None]:
-        raise DatasetError("\n".join(f"{field}: {path} is not there. {how_to_get(path)}" for path in absent))
+        raise DatasetError("\n".join(f"{field}: {path} {_lack(path)}. {how_to_get(path)}" for path in absent))
 
 
 def is_dataset(path: str | Path) -> bool:
     """Whether a folder holds a LeRobotDataset."""
     return (Path(path).expanduser() / "meta" / "info.json").is_file()
+
+
+def _lack(path: str) -> str:
+    """What is wrong with a path that is no dataset."""
+    return "holds no LeRobotDataset (no meta/info.json)" if Path(path).expanduser().exists() else "is not there"
 
 
 def how_to_get(path: str) -> str:

@@ -13,7 +13,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from vla_rl.common.hub import is_offline, parse_name
 from vla_rl.common.pretrained import pretrained_entry
 from vla_rl.common.run_folder import RunFolder
-from vla_rl.config import Config, ConfigError
+from vla_rl.config import KINDS, Config, ConfigError
 from vla_rl.policies import hub
 from vla_rl.types import EnvSpec
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 CONFIG_FILE = "config.json"
 OWN_FILE = "vla_rl.json"  # Our options beside a checkpoint in another project's layout.
+_CHECKPOINT_FILES = (CONFIG_FILE, OWN_FILE, "adapter_config.json")  # A folder of a policy has one of these.
 
 
 class PolicyConfig(Config):
@@ -138,6 +139,18 @@ def resolve_path(path: str | Path) -> Path:
         f"policy path {text!r}: no such folder. Give a folder written by a run or downloaded, 'pretrained:NAME', or "
         "ORGANIZATION/NAME[@REVISION] of a model on the Hugging Face hub."
     )
+
+
+def checkpoint_folder(config: PolicyConfig) -> Path:
+    """`resolve_path` of a config's path, which of a kind of ours must hold a checkpoint.
+
+    Raises:
+        ConfigError: as `resolve_path`; or the folder holds no checkpoint, such as a run's folder.
+    """
+    folder = resolve_path(str(config.path))
+    if config.kind in KINDS["policy"] and not any((folder / name).is_file() for name in _CHECKPOINT_FILES):
+        raise ConfigError(f"policy.path: {config.path} holds no checkpoint (no {CONFIG_FILE}).{policy_of_run(folder)}")
+    return folder
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from vla_rl.config import ConfigError
 from vla_rl.data.config import AugmentConfig
 from vla_rl.data.dataset_check import check_datasets
 from vla_rl.evaluation.evaluate import episode_specs
-from vla_rl.policies.base import resolve_path
+from vla_rl.policies.base import checkpoint_folder
 
 if TYPE_CHECKING:
     from vla_rl.evaluation.evaluate import EvalConfig
@@ -210,6 +210,23 @@ RULES = (
         )
     ),
     # What the other commands need.
+    *(
+        Rule(
+            (command,),
+            lambda r, sections=sections: any(getattr(r, section) is None for section in sections),
+            lambda r, sections=sections, example=example: (
+                f"{sections[0]}: the recipe needs a section {' and a section '.join(sections)}; "
+                f"see `vla-rl config show {example}`"
+            ),
+        )
+        for command, sections, example in (
+            ("fit", ("world_model",), "tabletop_world_model"),
+            ("reward", ("reward",), "tabletop_reward"),
+            ("failure", ("failure",), "tabletop_failure"),
+            ("rac", ("rac", "sft"), "tabletop_rac"),
+            ("hub", ("hub",), "tabletop_hub"),
+        )
+    ),
     Rule(
         ("sft",),
         lambda r: r.sft is None,
@@ -303,12 +320,12 @@ RULES = (
     Rule(("hil",), lambda r: r.hil and r.hil.practice and _check_practice(r, r.hil.practice.reset_task)),
     Rule(("sft",), lambda r: r.sft and check_datasets(d.path for d in r.sft.datasets)),
     Rule(("eval",), lambda r: not _states(r, r.eval)),
-    Rule(("collect",), lambda r: _acts(r) and r.policy.path and not resolve_path(r.policy.path)),
+    Rule(("collect",), lambda r: _acts(r) and r.policy.path and not checkpoint_folder(r.policy)),
     Rule(("offline",), lambda r: r.offline and r.offline.evaluate != "never" and not _states(r, r.eval)),
     Rule(("online",), lambda r: r.online and r.online.evaluate != "never" and not _states(r, r.eval)),
     Rule(("hil",), lambda r: r.hil and r.hil.evaluate != "never" and not _states(r, r.eval)),
     Rule(
-        (*_RL, "sft", "offline", "online", "hil", "eval"), lambda r: r.policy.path and not resolve_path(r.policy.path)
+        (*_RL, "sft", "offline", "online", "hil", "eval"), lambda r: r.policy.path and not checkpoint_folder(r.policy)
     ),
 )
 

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 from vla_rl.common.devices import parse_device
 from vla_rl.config import ConfigError
 from vla_rl.distributed.fsdp import units
-from vla_rl.policies.base import CONFIG_FILE, OWN_FILE, describing_folder
+from vla_rl.policies.base import CONFIG_FILE, OWN_FILE, describing_folder, read_json
 from vla_rl.policies.openvla.files.folders import published_config
 from vla_rl.policies.openvla.options import OpenVLAOptions
 from vla_rl.training.config import OptimizerName
@@ -318,12 +318,10 @@ def _openvla_7b(config: OpenVLAOptions) -> Any:
 
 
 def _saved_here(folder: Any, config: OpenVLAOptions) -> tuple[OpenVLAOptions, Any]:
-    import json
-
     from vla_rl.policies.openvla.files.folders import parse_config
 
     file = folder / OWN_FILE if (folder / OWN_FILE).is_file() else folder / CONFIG_FILE
-    saved, architecture = parse_config(json.loads(file.read_text()), file)
+    saved, architecture = parse_config(read_json(file), file)
     return saved.with_chosen({n: getattr(config, n) for n in config.model_fields_set}), architecture
 
 

@@ -12,6 +12,7 @@ from vla_rl.config import ConfigError
 from vla_rl.distributed.process_group import current, resolve_device
 from vla_rl.recipe.checks import check
 from vla_rl.recipe.recipe import Recipe
+from vla_rl.workflows.jobs import BASE, FINAL
 from vla_rl.workflows.recipe_parts import build_policy, env_spec, policy_path
 
 if TYPE_CHECKING:
@@ -80,6 +81,25 @@ def find_evaluation(path: Path, preferred: str) -> Path:
             return file
     names = ", ".join(file.name for file in found) or "none"
     raise ConfigError(f"{path}: which evaluation? It has: {names}. Name the file itself.")
+
+
+def base_and_final(path: Path) -> tuple[Path, Path]:
+    """The JSON files of a run's evaluations before and after.
+
+    Raises:
+        ConfigError: no such folder, or one that lacks either.
+    """
+    if path.is_file() or not path.exists():
+        find_evaluation(path, BASE)  # Refuses what is not there.
+        raise ConfigError(f"compare: {path} is one evaluation; name another to compare it with: A B")
+    run = RunFolder(path)
+    if lacking := [repr(name) for name in (BASE, FINAL) if not run.evaluation(name).is_file()]:
+        there = ", ".join(file.name for file in sorted(run.evaluations.glob("*.json"))) or "none"
+        raise ConfigError(
+            f"compare: {path} has no evaluation {' or '.join(lacking)} so far (it has: {there}). "
+            "Wait for the run's end, or resume it; a run that does not evaluate before and after needs two paths, A B"
+        )
+    return run.evaluation(BASE), run.evaluation(FINAL)
 
 
 def compare_policies(recipe: Recipe, a: str, b: str, config: SequentialConfig) -> SequentialComparison:

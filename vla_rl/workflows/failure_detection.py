@@ -49,11 +49,10 @@ def evaluate_failure(
     Returns:
         the report and the page's path.
     """
-    from real_robot.failure.measure import evaluate
+    from real_robot.failure.measure import detectors_in, evaluate
 
     section = _section(recipe)
-    if not folder.is_dir():
-        raise ConfigError(f"{folder}: no such folder; `vla-rl failure fit RECIPE --output {folder}` makes it")
+    detectors_in(folder)  # Refuses a folder without any, before episodes are run.
     held_out = embedded(recipe, section.evaluate_on, (episodes_of or folder) / EMBEDDED / "evaluate_on", show)
     report = evaluate(folder, held_out, seed=recipe.seed)
     return report, report.save(folder)

@@ -154,13 +154,17 @@ def finished_dataset(env_config: Any, config: CollectConfig, policy_version: str
     """The summary of a finished dataset with these settings; None when nothing is there.
 
     Raises:
-        ConfigError: what is there was collected with other settings, or by another policy.
+        ConfigError: what is there was collected with other settings, by another policy, or is something else.
     """
     target, settings = Path(config.dataset), _settings(env_config, config, policy_version, seed)
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return None
     notes_file = target / "collect.json"
     notes = json.loads(notes_file.read_text()) if notes_file.is_file() else {}
+    if "collect" not in notes:
+        raise ConfigError(
+            f"collect.dataset: {target} exists already, and `vla-rl collect` did not make it. Choose another folder."
+        )
     changed = _differences(_as_now({key: notes.get(key) for key in settings}, env_config, config), settings)
     if changed:
         raise ConfigError(

@@ -134,6 +134,16 @@ def test_a_missing_value_and_several_faults_are_all_named() -> None:
     assert "name: required" in message and "steps: got -1" in message and "inner.mode: got 'x'" in message
 
 
+def test_a_list_of_wrong_items_is_not_called_empty_too() -> None:
+    class Listed(Config):
+        sizes: Annotated[tuple[int, ...], Field(min_length=1)]
+
+    with pytest.raises(ConfigError, match=r"^sizes\.0: got 'a'\. Input should be a valid integer[^\n]*$"):
+        validate(Listed, {"sizes": ["a"]})
+    with pytest.raises(ConfigError, match=r"^sizes: got \[\]\. .*at least 1"):
+        validate(Listed, {"sizes": []})
+
+
 def test_a_section_that_is_not_a_mapping_is_named() -> None:
     with pytest.raises(ConfigError, match=r"inner: got 'text'"):
         validate(Outer, {"name": "x", "inner": "text"})

@@ -301,8 +301,9 @@ def test_what_a_version_with_other_options_collected_is_found_again(tmp_path):
 def test_a_folder_that_is_no_dataset_of_ours_is_not_overwritten(tmp_path):
     (tmp_path / "demos").mkdir()
     (tmp_path / "demos" / "thesis.txt").write_text("precious")
-    with pytest.raises(ConfigError, match="exists already"):
+    with pytest.raises(ConfigError, match=r"exists already, and `vla-rl collect` did not make it\. Choose") as said:
         collected(tmp_path)
+    assert "delete" not in str(said.value)
     assert (tmp_path / "demos" / "thesis.txt").read_text() == "precious"
 
 

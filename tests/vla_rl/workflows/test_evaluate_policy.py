@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from vla_rl.cli.app import app
 from vla_rl.config import ConfigError
-from vla_rl.workflows.evaluate_policy import find_evaluation
+from vla_rl.workflows.evaluate_policy import base_and_final, find_evaluation
 
 
 def run(*arguments: str) -> str:
@@ -75,3 +75,18 @@ def test_a_run_without_evaluations_is_not_asked_which_of_its_other_files(tmp_pat
         (tmp_path / name).touch()
     with pytest.raises(ConfigError, match="this run has no evaluation so far"):
         find_evaluation(tmp_path, "final")
+
+
+def test_a_run_without_its_second_evaluation_is_not_compared_with_itself(tmp_path: Path) -> None:
+    folder = tmp_path / "evaluations"
+    folder.mkdir()
+    for name in ("base", "final"):
+        (folder / f"{name}.json").touch()
+        if name == "base":
+            with pytest.raises(ConfigError, match=r"has no evaluation 'final' so far \(it has: base\.json\)\. Wait"):
+                base_and_final(tmp_path)
+    assert base_and_final(tmp_path) == (folder / "base.json", folder / "final.json")
+    with pytest.raises(ConfigError, match="is one evaluation; name another"):
+        base_and_final(folder / "base.json")
+    with pytest.raises(ConfigError, match="no such file or folder"):
+        base_and_final(tmp_path / "nosuch")

@@ -68,6 +68,15 @@ def test_fit_and_eval(recipe: Path, tmp_path: Path) -> None:
     assert "holds episodes embedded for another policy, environment or source" in changed.output
 
 
+def test_a_folder_without_detectors_is_refused_before_episodes_are_run(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vla_rl.workflows.failure_detection.embedded", lambda *_: pytest.fail("ran episodes"))
+    for folder in (tmp_path, tmp_path / "nosuch"):
+        found = run("eval", str(recipe), str(folder))
+        assert found.exit_code == 2 and f"{folder}: no detectors in it; `vla-rl failure fit RECIPE" in found.output
+
+
 def test_episodes_noted_with_the_fields_in_another_order_are_used_again(recipe: Path, tmp_path: Path) -> None:
     """The version before wrote `kind` and `num_envs` of the environment after other fields."""
     loaded = load_recipe(recipe)
@@ -86,7 +95,7 @@ def test_episodes_noted_with_the_fields_in_another_order_are_used_again(recipe: 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("failure=null", "failure: the recipe has none"),
+        ("failure=null", "failure: the recipe needs a section failure"),
         ("failure.detectors=[oracle]", "failure.detectors.0: got 'oracle'"),
         ("failure.alpha=0", "failure.alpha: got 0"),
         ("failure.alfa=0.1", "Did you mean 'alpha'?"),
