@@ -234,7 +234,8 @@ def test_resuming_without_a_folder_takes_the_newest_run_of_the_recipe_and_comman
     assert str(newest) in capsys.readouterr().err
     with pytest.raises(ConfigError, match=r"--resume: no run .*other-DATE-TIME of this command is here; .*--output"):
         open_run(Asked(name="other"), None, resume=True, root=tmp_path)
-<<<<<<< HEAD
+    within = open_run(Asked(name="lab/tiny"), None, resume=False, root=tmp_path)  # A name with a folder in it.
+    assert open_run(Asked(name="lab/tiny"), None, resume=True, root=tmp_path) == within
 
 
 def test_a_run_that_another_process_is_at_is_not_resumed(tmp_path):
@@ -268,7 +269,3 @@ def test_a_run_that_another_process_is_at_is_not_resumed(tmp_path):
     says()
     assert open_run(Asked(), folder, resume=True) == folder, "dead, though nobody has asked how it ended"
     other.communicate()
-=======
-    within = open_run(Asked(name="lab/tiny"), None, resume=False, root=tmp_path)  # A name with a folder in it.
-    assert open_run(Asked(name="lab/tiny"), None, resume=True, root=tmp_path) == within
->>>>>>> read-newcomer
