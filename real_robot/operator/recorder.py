@@ -180,10 +180,9 @@ class Recording:
             features |= FAILURE_FEATURES
         with self._lock:
             if self._features is None:
-                self._features = json.loads(json.dumps(features))
-                write_text_atomic(
-                    self.staging / RECORDING_SETTINGS, json.dumps({**self._settings, "features": features})
-                )
+                settings = json.dumps({**self._settings, "features": features})
+                write_text_atomic(self.staging / RECORDING_SETTINGS, settings)
+                self._features = json.loads(settings)["features"]  # Only now: without them nothing can be finished.
             elif self._features != json.loads(json.dumps(features)):
                 raise RecordingError(
                     "an episode has other cameras, image sizes, states or actions than those before it, or a failure "

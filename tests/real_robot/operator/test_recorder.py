@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,27 @@ def test_a_folder_that_cannot_be_written_is_told_with_the_option(tmp_path: Path)
     (tmp_path / "file").touch()
     with pytest.raises(RecordingError, match=r"file/set: nothing can be recorded there .*give --record a folder"):
         Recording(tmp_path / "file" / "set", 10, "toy")
+
+
+def test_a_disk_that_was_full_for_the_first_episode_loses_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from real_robot.operator import recorder as module
+
+    write, tries = module.write_text_atomic, list[Path]()
+
+    def full_at_first(path: Path, text: str) -> None:
+        tries.append(path)
+        if len(tries) == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, text)
+
+    bench = Bench(tmp_path / "set")
+    monkeypatch.setattr(module, "write_text_atomic", full_at_first)
+    bench.episode(*FAILED, *ALONE, *ALONE)
+    bench.recorder.close()
+    assert bench.recording.close() == {"episodes": 2, "frames": 6}
+    assert len(bench.problems) == 1 and "No space left" in bench.problems[0]
 
 
 def test_an_episode_is_cut_where_the_writer_cannot_follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
