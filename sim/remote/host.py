@@ -35,7 +35,7 @@ import numpy as np
 PROTOCOL = 1
 MAX_BYTES = 2**28  # of one message
 FLUSH_SECONDS = 0.5  # an answer waits no longer for others
-MAX_LOG_BYTES = 2**24  # of what the simulator prints; then the log starts afresh
+MAX_LOG_BYTES = 2**24  # of what the simulator prints; then the log starts afresh, but not a listener's, the user's own
 GRACE_SECONDS = 5.0  # for the simulator to close once nobody listens any more
 SPLITS = ("train", "validation", "eval")
 SEEDS_PER_SPLIT = 2**29  # the split's seeds start at (its place + 1) times this; below are a benchmark's own
@@ -142,9 +142,10 @@ class GymEpisodes:
         horizon = horizon or self._fact("horizon", "control steps before truncation")
         self.horizons = dict(horizon) if isinstance(horizon, Mapping) else dict.fromkeys(self.tasks, int(horizon))
         self.eval_seeds = [int(seed) for seed in self.facts.get("eval_seeds") or ()]
+        if above := [seed for seed in self.eval_seeds if not 0 <= seed < SEEDS_PER_SPLIT]:
+            raise ContractError(f"facts.eval_seeds: got {above}; from 0 to 2**29 - 1, higher ones belong to the splits")
         self.low, self.high = self._bounds()
-        self._task = next(iter(self.tasks))
-        self._begin(self._task, "train", 0)
+        self._begin(next(iter(self.tasks)), "train", 0)
         self.spec = self._make_spec()
 
     def _fact(self, key: str, meaning: str) -> Any:
@@ -331,8 +332,7 @@ class Host:
                     self.sock.sendall(b"".join(ready))
                     ready, since = [], time.monotonic()
             self.sock.sendall(b"".join(ready))
-            log = os.fstat(2)
-            if stat.S_ISREG(log.st_mode) and log.st_size > MAX_LOG_BYTES:  # a terminal or a pipe is left alone
+            if not allowed and stat.S_ISREG((log := os.fstat(2)).st_mode) and log.st_size > MAX_LOG_BYTES:
                 os.ftruncate(2, 0)
 
     def _answer(self, env_id: int, command: str, argument: Any) -> tuple[str, Any]:
@@ -341,6 +341,7 @@ class Host:
             if command == "reset":
                 keyframe = argument["keyframe"] and types.SimpleNamespace(**argument["keyframe"])
                 spec = types.SimpleNamespace(**{**argument, "keyframe": keyframe})
+                env.succeeded_at = None  # of a `SingleEnv` whose last episode was given up
                 return "ok", self._show(env_id, env.reset(spec))
             if command == "step":
                 return "ok", self._outcome(env_id, env.run_chunk(argument))
@@ -374,8 +375,8 @@ class Host:
 
     def _outcome(self, env_id: int, result: Any) -> Any:
         numbers = [result.reward, result.terminated, result.truncated, int(result.num_steps), bool(result.success)]
-        if not np.isfinite(result.reward).all():
-            raise FloatingPointError(f"the reward is not finite: {result.reward}")
+        if not np.isfinite([*result.reward, *result.obs.state]).all():
+            raise FloatingPointError(f"the reward or the state is not finite: {result.reward}, {result.obs.state}")
         frames = None
         if result.states is not None:
             frames = {"state": result.states, **{f"image.{name}": f for name, f in result.frames.items()}}

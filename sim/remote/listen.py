@@ -47,6 +47,7 @@ def listen(name: str, port: int, token: bytes, env: str, max_hosts: int) -> None
     server = socket.create_server((name, port))
     print(f"listening on {name}:{server.getsockname()[1]} for {env}", flush=True)
     children: list[subprocess.Popen[bytes]] = []
+    counting = threading.Lock()
 
     def meet(sock: socket.socket, peer: Any) -> None:
         with sock:
@@ -54,12 +55,13 @@ def listen(name: str, port: int, token: bytes, env: str, max_hosts: int) -> None
                 known = admit(sock, token)
             except (OSError, EOFError, KeyError, TypeError) as error:
                 known, peer = False, f"{peer} ({type(error).__name__})"
-            children[:] = [child for child in children if child.poll() is None]
-            if not known or len(children) >= max_hosts:
-                print(f"refused {peer}: " + ("too many hosts" if known else "no valid token"), flush=True)
-                return
-            command = [sys.executable, "-u", str(HOST), "--fd", str(sock.fileno()), "--env", env]
-            children.append(subprocess.Popen(command, pass_fds=[sock.fileno()], stdin=subprocess.DEVNULL))
+            with counting:  # of several that come at once, each counts those before it
+                children[:] = [child for child in children if child.poll() is None]
+                if not known or len(children) >= max_hosts:
+                    print(f"refused {peer}: " + ("too many hosts" if known else "no valid token"), flush=True)
+                    return
+                command = [sys.executable, "-u", str(HOST), "--fd", str(sock.fileno()), "--env", env]
+                children.append(subprocess.Popen(command, pass_fds=[sock.fileno()], stdin=subprocess.DEVNULL))
 
     try:
         while True:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import recorded_episodes
 import torch
 from reach_policy import ReachPolicy
 
+from real_robot.operator.recorder import Recording
 from sim.dummy import DummyConfig
 from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.embeddings import FACTS_FILE, TENSORS_FILE, EmbeddedEpisodes, embed_dataset, embed_episodes
@@ -124,3 +128,24 @@ def test_some_of_each_instruction(tmp_path: Path) -> None:
     folder = record(tmp_path / "data", policy)
     found = embed_dataset(policy, DatasetConfig(path=str(folder), episodes_per_task=2), HASH)
     assert found.tasks == ("reach_red",) * 2 + ("reach_blue",) * 2
+
+
+def test_two_recordings_of_a_robot_share_no_initial_state_and_a_copy_of_one_shares_all(tmp_path: Path) -> None:
+    """Their episodes' numbers begin at 0 in each: that says nothing of how they began."""
+    for name, instruction in (("monday", "move"), ("tuesday", "move"), ("simulated", "move to the red square")):
+        recording = Recording(tmp_path / name, 10, "toy")
+        for index in range(2):
+            one = recorded_episodes.episode(index, ["policy"] * 5, True)
+            task = "reach_red" if name == "simulated" else instruction
+            recording.add(replace(one, task=task, instruction=instruction), {"agentview": (32, 32)})
+        recording.close()
+    shutil.copytree(tmp_path / "monday", tmp_path / "copies" / "monday")
+    policy = SeeingPolicy()
+    found = {
+        name: embed_dataset(policy, DatasetConfig(path=str(tmp_path / name)), HASH, same_policy=False)
+        for name in ("monday", "tuesday", "copies/monday", "simulated")
+    }
+    assert not set(found["monday"].initial_states) & set(found["tuesday"].initial_states)
+    assert found["monday"].initial_states == found["copies/monday"].initial_states
+    assert found["monday"].tasks == ("move", "move")
+    assert found["simulated"].initial_states == ("reach_red/train/0", "reach_red/train/1")
