@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from real_robot.control.robot_loop import Tick
+from real_robot.control.robot_loop import OperatorCommand, Tick
 from real_robot.control.safety import HOLDING, RUNNING, SentCommand
 from real_robot.operator.intervention import Intervention
 from real_robot.operator.recorder import Recorder, Recording, RecordingError, finish, staging_folder
@@ -200,6 +201,53 @@ def test_an_episode_that_nobody_labels_counts_as_failed(tmp_path: Path) -> None:
     bench = record(tmp_path / "set", unlabeled, ALONE)
     rows = [row for shard in read_shards(bench.recording.staging) for row in shard[0]]
     assert [(r["length"], r["success"], r["interventions"]) for r in rows] == [(4, False, 1), (3, True, 0)]
+
+
+def test_a_label_belongs_to_its_episode_where_the_next_one_begins_before_a_tick(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "set")
+    bench.episode("begin", "2", "take_over", "1", "success", "begin", "3", "failure", "1")
+    bench.recorder.close()
+    rows = [row for shard in read_shards(bench.recording.staging) for row in shard[0]]
+    assert [(r["length"], r["success"], r["interventions"]) for r in rows] == [(3, True, 1), (3, False, 0)]
+
+
+def test_an_unlabeled_episode_keeps_its_counts_while_the_next_ones_scene_is_laid_out(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "set")
+    poll, due = bench.it.poll, list[bool]()
+
+    def after_the_scene(observation: RobotObservation) -> OperatorCommand:  # As `SceneFirst` does.
+        told = poll(observation)
+        due.extend([True] * told.begin)
+        if bench.now < 8:
+            return OperatorCommand(active=bench.now < 4 and told.active, begin=bench.now == 0, command=told.command)
+        return replace(told, begin=bool(due) and not due.clear())
+
+    bench.it.poll = after_the_scene  # type: ignore[method-assign]
+    bench.episode("begin", "2", "take_over", "1", "recovery_done", "1", "correction_done", "1", "begin", "5")
+    bench.episode("success", "1")
+    bench.recorder.close()
+    rows = [row for shard in read_shards(bench.recording.staging) for row in shard[0]]
+    counts = [(r["length"], r["success"], r["interventions"], r["recoveries"]) for r in rows]
+    assert counts == [(4, False, 1, 1), (2, True, 0, 0)]
+
+
+def test_the_last_observation_is_from_after_the_last_action_where_the_label_comes_within_a_tick(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "set")
+    bench.episode("begin", "3")
+    poll = bench.it.poll
+
+    def labeled_after(observation: RobotObservation) -> OperatorCommand:
+        told = poll(observation)
+        bench.it.success("ann")
+        return told
+
+    bench.it.poll = labeled_after  # type: ignore[method-assign]
+    bench.tick()  # Its command is sent all the same.
+    bench.it.poll = poll  # type: ignore[method-assign]
+    bench.tick()
+    bench.recorder.close()
+    [row] = [row for shard in read_shards(bench.recording.staging) for row in shard[0]]
+    assert (row["length"], row["success"], row["final_state"][0]) == (4, True, 4)
 
 
 def test_an_episode_that_does_not_fit_is_refused_and_the_rest_stays(tmp_path: Path) -> None:
