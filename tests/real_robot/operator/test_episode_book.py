@@ -106,7 +106,7 @@ def test_an_earlier_runs_episodes_stay(tmp_path: Path) -> None:
         bench.book.close()
     assert [entry["outcome"] for entry in bench.entries()] == ["success", "success"]
     (tmp_path / "notes.json").write_text('{"mine": 1}')
-    with pytest.raises(ConfigError, match="--results: .*notes.json holds something else"):
+    with pytest.raises(ConfigError, match=r"--results: .*notes\.json holds something else"):
         Bench(tmp_path / "notes.json")
     assert (tmp_path / "notes.json").read_text() == '{"mine": 1}'
 
