@@ -69,7 +69,8 @@ class Shares:
 
     Attributes:
         seconds: from a hub's first event to its last, of all hubs that wrote the log.
-        helped: the person was with a robot. requests: how often a robot began to wait. served: of these, those that the person came to.
+        helped: the person was with a robot.
+        requests: how often a robot began to wait. served: of these, those that the person came to.
         mean_wait, max_wait: of the served; 0 without any.
         waited: of all robots together, those that were not served included. by_robot: robot -> seconds helped.
     """
