@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import shutil
@@ -324,6 +325,15 @@ def test_robots_are_read_from_a_file_and_the_command_line(tmp_path: Path) -> Non
     ]:
         with pytest.raises(ConfigError, match=message):
             load_hub(None, robots)
+
+
+def test_the_hub_closes_its_lines_when_it_ends(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with hub_bench(tmp_path) as bench:
+        until(lambda: all(link.is_fresh for link in bench.hub.links.values()), "both lines", 60)
+        lines = list(bench.hub.links.values())
+    gc.collect()
+    assert not any(line.is_fresh for line in lines)
+    assert "was destroyed but it is pending" not in caplog.text
 
 
 PAGE = """
