@@ -127,6 +127,11 @@ class SimEpisodes:
 
         return observe
 
+    def leave(self, recorder: Recorder) -> None:
+        """The run is over. An episode under way is not kept: how it would have ended is not known."""
+        if self._running:
+            recorder.discard()
+
     def alarm(self, reason: str) -> bool:
         """Write a failure detector's alarm down. False between episodes."""
         if self._running and self._alarm is None:

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import errno
+import json
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from real_robot.bridge.messages import String
 from real_robot.control.robot_loop import OperatorCommand, Tick
 from real_robot.control.safety import HOLDING, RUNNING, SentCommand
 from real_robot.operator.intervention import Intervention
 from real_robot.operator.recorder import Recorder, Recording, RecordingError, finish, staging_folder
+from real_robot.operator.sim_episodes import SimEpisodes
 from real_robot.types import Command, RobotObservation
 from vla_rl.data.config import DatasetConfig
 from vla_rl.data.dataset import DataNeeds, open_dataset
 from vla_rl.data.lerobot_io import read_shards
-from vla_rl.types import CONTROL_SOURCES
+from vla_rl.types import CONTROL_SOURCES, EpisodeSpec
 
 NEEDS = DataNeeds(cameras=("top",), action_dim=2, state_dim=3, fps=10)
 
@@ -267,6 +271,36 @@ def test_a_recording_of_another_robot_is_not_continued(tmp_path: Path) -> None:
     record(tmp_path / "set", ALONE)
     with pytest.raises(RecordingError, match="toy at 10 Hz"):
         Recording(tmp_path / "set", 20, "toy")
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_a_simulated_episode_that_the_end_of_the_run_cuts_off_is_not_kept(tmp_path: Path, is_over: bool) -> None:
+    """`--results` says of it that it was not run; as a failed one it would teach a failure detector."""
+    transport: Any = SimpleNamespace(advertise=lambda *_: lambda message: None, subscribe=lambda *_: None)
+    robot: Any = SimpleNamespace(monotonic=lambda stamp: 0.0, flush=lambda before: None, unheard=lambda: [])
+    episodes = SimEpisodes(transport, robot, [EpisodeSpec("push", "train", 0)])
+    recorder = Recorder(Recording(tmp_path / "set", 10, "toy"), episodes)
+    observe = episodes.recorded(recorder)
+
+    def tick(done: bool, sees: bool = True) -> None:
+        state = {"id": episodes._id, "done": done, "success": False, "step": 3, "stamp": 0}
+        episodes._on_state(String(data=json.dumps(state)))
+        seen = RobotObservation({"top": np.zeros((8, 8, 3), np.uint8)}, np.zeros(3, np.float32), "push", 0.0)
+        told = episodes.poll(seen)
+        command = Command(np.zeros(2, np.float32), "policy", 0.0) if told.active else None
+        sent = command and SentCommand(command.values, command.values, (), RUNNING, command.values)
+        made = Tick(0, 0.0, seen if sees else None, True, command, sent, 0.0, 0.0, told)
+        episodes(made)
+        observe(made)
+
+    for done in (False, False, False):
+        tick(done)
+    if is_over:
+        tick(True, sees=False)  # The simulator that is done shows nothing more.
+    episodes.leave(recorder)
+    recorder.close()
+    assert recorder.recording.num_episodes == is_over
+    assert [result.outcome for result in episodes.all_results()] == (["failed"] if is_over else ["not run"])
 
 
 def test_nothing_recorded_leaves_nothing(tmp_path: Path) -> None:
