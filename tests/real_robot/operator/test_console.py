@@ -24,9 +24,12 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 import real_robot.operator.console as console_folder
 from real_robot.bridge.contract import load_contract
 from real_robot.operator.console.config import ConsoleConfig
+from real_robot.operator.console.console_state import ConsoleState
 from real_robot.operator.console.messages import MAX_MESSAGE_BYTES, ConsoleError, Drive, read_message
+from real_robot.operator.console.operator import ConsoleOperator
 from real_robot.operator.console.server import ConsoleServer
 from real_robot.operator.console.show import shrink
+from real_robot.operator.intervention import Intervention
 from real_robot.operator.teleop import Axes, TeleopConfig, Teleoperation
 from vla_rl.config import ConfigError
 
@@ -233,6 +236,23 @@ def test_a_slow_browser_gets_fewer_pictures_and_no_queue() -> None:
             while True:
                 received.append(socket.recv(timeout=0.05))
         assert sum(isinstance(m, bytes) for m in received) < 15
+
+
+def test_a_sensor_that_ends_the_episode_as_the_console_falls_silent_does_not_end_the_loop() -> None:
+    class Raced(Intervention):
+        def pause(self, who: str, reason: str = "") -> None:
+            self.success("/task/outcome")  # From the sensor's thread, after it was seen that the policy drives.
+            super().pause(who, reason)
+
+    now, intervention = [0.0], Raced(["velocity"])
+    console_state = ConsoleState(sim())
+    teleoperation = Teleoperation(TeleopConfig(), sim().safety)
+    console = ConsoleOperator(intervention, teleoperation, console_state, clock=lambda: now[0])
+    console.controller_seen()
+    intervention.begin("anna")
+    now[0] = 5.0
+    assert console.poll(None).stop is None
+    assert intervention.state == "ended" and intervention.summary.outcome == "success"
 
 
 class TestTeleoperation:
