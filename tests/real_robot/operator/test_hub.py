@@ -26,7 +26,7 @@ from websockets.sync.client import connect
 import real_robot.operator.console as console_folder
 from real_robot.operator.console.config import ConsoleConfig
 from real_robot.operator.console.session import Session
-from real_robot.operator.hub.hub import needs_help
+from real_robot.operator.hub.hub import Hub, needs_help
 from real_robot.operator.hub.hub_log import read_log, shares
 from real_robot.operator.hub.hub_server import HubShow
 from real_robot.operator.hub.run_hub import console_url, load_hub
@@ -325,6 +325,19 @@ def test_robots_are_read_from_a_file_and_the_command_line(tmp_path: Path) -> Non
     ]:
         with pytest.raises(ConfigError, match=message):
             load_hub(None, robots)
+
+
+def test_a_stop_over_a_line_that_is_silent_is_not_taken_for_heard() -> None:
+    said = list[str]()
+    links: Any = {
+        name: SimpleNamespace(
+            name=name, say=lambda kind, name=name: said.append(name) or name != "gone", is_fresh=fresh
+        )
+        for name, fresh in (("well", True), ("silent", False), ("gone", False))
+    }
+    hub = Hub(links, lambda event, **fields: None, head_start=30.0)
+    assert hub.stop(None, "anna") == ["silent", "gone"]
+    assert said == ["well", "silent", "gone"], "it is sent all the same"
 
 
 def test_the_hub_closes_its_lines_when_it_ends(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
