@@ -91,6 +91,8 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
             recorder = _recorder(options, contract, watchers.labels, gate, watch, recordings, console_state.notice)
             seconds_left = recorder.seconds_left
             observers.append(episodes.recorded(recorder) if episodes else recorder)
+            if episodes:
+                recordings.callback(episodes.leave, recorder)
         claimed = [lock] if lock else []
         loop = ControlLoop(
             robot,

@@ -2,7 +2,7 @@
 
     detector = FailureDetector.load("runs/failure/detectors/safe_mlp", policy_hash)
     detector.reset("put the red block on the plate")
-    score = detector.update(policy.embed(obs)[0].cpu().numpy())
+    score = detector.update(policy.embed(obs)[0].float().cpu().numpy())
     if score.alarm: ...
 
 A detector belongs to one checkpoint of a policy: another one's embeddings mean something else, and so do its failures.

@@ -151,7 +151,7 @@ class FailureWatch:
             with self._lock:
                 self._generation, self._asked, self._fault = self._generation + 1, -1, ""
         self._count(tick)
-        if not self._is_new:
+        if not self._is_new and tick.operator_command.active:  # Else the score is of an episode that is over.
             self._look()
 
     def _count(self, tick: Tick) -> None:

@@ -13,6 +13,7 @@ from real_robot.control.robot_loop import Tick
 from real_robot.control.safety import RUNNING
 from real_robot.operator.intervention import Intervention
 from vla_rl.common.atomic import write_text_atomic
+from vla_rl.config import ConfigError
 
 LATE = 1.5  # control periods from one tick to the next above which the second one is late
 
@@ -44,17 +45,22 @@ class BookedEpisode:
 class EpisodeBook:
     """Writes the file anew when an episode ends, or is labeled later. An observer of the loop's ticks.
 
-    A thread of its own writes: no tick waits for the disk. Where the disk refuses, the next tick that writes raises.
+    What an earlier run has written there stays before it. A thread of its own writes: no tick waits for the disk.
+    Where the disk refuses, the next tick that writes raises.
 
     Args:
         file: a JSON list, an entry for each episode, a `BookedEpisode`.
         rate: control ticks per second.
+
+    Raises:
+        ConfigError: the file holds something else.
     """
 
     def __init__(self, file: Path, episode: Intervention, rate: float) -> None:
         self._file, self._episode, self._period = file, episode, 1 / rate
-        self._entries: list[dict[str, Any]] = []
+        self._entries = _read_entries(file)
         self._open: BookedEpisode | None = None
+        self._number, self._known = 0, episode.summary  # of the episode booked last; 0: none yet
         self._last = 0.0  # time of the tick before
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="episode-book")
         self._writing: Future[None] | None = None
@@ -64,18 +70,23 @@ class EpisodeBook:
     def __call__(self, tick: Tick) -> None:
         """Count the tick; write where an episode has ended."""
         if tick.operator_command.begin:
-            self._end()
+            self._settle()
+            self._number = self._episode.summary.number
             instruction = "" if tick.observation is None else tick.observation.instruction
             self._open = BookedEpisode(instruction, round(time.time(), 3))
         elif self._open is not None:
             self._count(self._open, tick, tick.time - self._last)
         self._last = tick.time
         if self._episode.state == "ended":
-            if self._open is not None:
-                self._end()
-            elif self._entries and self._entries[-1]["outcome"] != self._episode.summary.outcome:
-                self._entries[-1] |= self._ending()
-                self._write()
+            self._settle()
+
+    def _settle(self) -> None:
+        """Write the episode that has ended, or a label that has come since."""
+        if self._open is not None:
+            self._end()
+        elif self._number and self._entries[-1]["outcome"] != (ending := self._ending())["outcome"]:
+            self._entries[-1] |= ending
+            self._write()
 
     def _count(self, entry: BookedEpisode, tick: Tick, gap: float) -> None:
         entry.instruction = entry.instruction or ("" if tick.observation is None else tick.observation.instruction)
@@ -87,7 +98,7 @@ class EpisodeBook:
         entry.late += gap > LATE * self._period
 
     def _ending(self) -> dict[str, Any]:
-        summary = self._episode.summary
+        summary = self._known = self._episode.summary_of(self._number) or self._known
         last = summary.transitions[-1].who if summary.transitions else ""
         return {
             "outcome": summary.outcome,
@@ -125,6 +136,24 @@ class EpisodeBook:
         if self._writing is not None and self._writing.done():
             self._writing.result()
         self._writing = self._writer.submit(_write_entries, self._file, [dict(entry) for entry in self._entries])
+
+
+def _read_entries(file: Path) -> list[dict[str, Any]]:
+    """What an earlier run has written; nothing where there is no file, or an empty one.
+
+    Raises:
+        ConfigError: something else is in it, which must not be lost.
+    """
+    try:
+        text = file.read_text() if file.exists() else ""
+        entries = json.loads(text) if text.strip() else []
+        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+            raise ValueError("not a list of episodes")
+    except ValueError as error:
+        raise ConfigError(
+            f"--results: {file} holds something else ({error}); give a new file, or one of an earlier run"
+        ) from error
+    return entries
 
 
 def _write_entries(file: Path, entries: list[dict[str, Any]]) -> None:

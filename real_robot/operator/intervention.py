@@ -84,6 +84,7 @@ class EpisodeSummary:
         outcome: None until somebody has said. interventions: times that a person took over from the policy (0 or 1).
         recoveries: recovery segments in which the robot moved, those after a failed correction included.
         alarms: of the detector. rewound: steps driven backwards.
+        number: of the episode, counted from 1; 0 where nobody counts.
     """
 
     outcome: Outcome | None
@@ -92,6 +93,7 @@ class EpisodeSummary:
     alarms: int
     rewound: int
     transitions: tuple[Transition, ...]
+    number: int = 0
 
     @property
     def intervened(self) -> bool:
@@ -131,6 +133,8 @@ class Intervention:
         self._state: InterventionState = "idle"
         self._given: tuple[np.ndarray, float] | None = None
         self._must_begin = self._must_replan = False
+        self._number = 0
+        self._before: EpisodeSummary | None = None
         self._clear()
 
     def _clear(self) -> None:
@@ -160,9 +164,14 @@ class Intervention:
         """Of the present episode, or the last one where none runs."""
         with self._lock:
             from_policy = sum(t.event == "take_over" and t.before != "correction" for t in self._transitions)
-            return EpisodeSummary(
-                self._outcome, from_policy, self._recoveries, self._alarms, self._rewound, tuple(self._transitions)
-            )
+            counts = from_policy, self._recoveries, self._alarms, self._rewound
+            return EpisodeSummary(self._outcome, *counts, tuple(self._transitions), self._number)
+
+    def summary_of(self, number: int) -> EpisodeSummary | None:
+        """Of the present episode or the one before, by its number: another may have begun since the last tick."""
+        with self._lock:
+            found = self.summary if number == self._number else self._before
+            return found if found is not None and found.number == number else None
 
     def allowed(self) -> tuple[str, ...]:
         """The events that are possible now, for a console to enable its buttons."""
@@ -264,6 +273,7 @@ class Intervention:
                 raise InterventionError(f"{event}: {refusal}. Possible now: {possible}")
             before, after = self._state, TRANSITIONS[event][1]
             if begins := event in ("begin", "demonstrate"):
+                self._before, self._number = self.summary, self._number + 1
                 self._clear()
             if not (before in _DRIVEN and after in _DRIVEN):
                 self._given = None
@@ -307,7 +317,7 @@ class Intervention:
         """Note what the robot followed at this tick. A latched stop pauses the policy: it goes on only when told."""
         with self._lock:
             sent = tick.sent
-            if sent is None:
+            if sent is None or self._must_begin:  # The tick is one of the episode before.
                 return
             if sent.mode == STOPPED and self._state in ("autonomous", "rewinding"):
                 self._do("pause", "supervisor", "stopped")

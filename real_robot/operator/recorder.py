@@ -68,6 +68,10 @@ class EpisodeLabels(Protocol):
         """What is known of the present (or last) episode."""
         ...
 
+    def summary_of(self, number: int) -> EpisodeSummary | None:
+        """Of the episode with this `EpisodeSummary.number`; None of one that is forgotten."""
+        ...
+
 
 @dataclass(frozen=True)
 class _Frame:
@@ -180,10 +184,9 @@ class Recording:
             features |= FAILURE_FEATURES
         with self._lock:
             if self._features is None:
-                self._features = json.loads(json.dumps(features))
-                write_text_atomic(
-                    self.staging / RECORDING_SETTINGS, json.dumps({**self._settings, "features": features})
-                )
+                settings = json.dumps({**self._settings, "features": features})
+                write_text_atomic(self.staging / RECORDING_SETTINGS, settings)
+                self._features = json.loads(settings)["features"]  # Only now: without them nothing can be finished.
             elif self._features != json.loads(json.dumps(features)):
                 raise RecordingError(
                     "an episode has other cameras, image sizes, states or actions than those before it, or a failure "
@@ -287,7 +290,7 @@ class Recorder:
         self.round = round
         self.spec: EpisodeSpec | None = None  # of the next episode, where it has one (simulators)
         self._max_frames, self._wait = max_frames, wait
-        self._num_frames, self._cut = 0, False
+        self._num_frames, self._number, self._cut = 0, 0, False
         self._last: RobotObservation | None = None
         self._final: RobotObservation | None = None
         self._summary: EpisodeSummary | None = None
@@ -300,15 +303,14 @@ class Recorder:
 
     def __call__(self, tick: Tick) -> None:
         if tick.operator_command.begin:
-            self._end_episode()  # One that nobody has labeled.
-        state, observation = self.labels.state, tick.observation
-        if self._num_frames and observation is not None and self._final is None and state in ("idle", "ended"):
-            self._final = observation
+            self.end()  # One that nobody has labeled, or only since the last tick.
+            self._number = self.labels.summary.number
+        rests = self.labels.state in ("idle", "ended") and not tick.operator_command.active  # No command was sent.
+        if self._num_frames and tick.observation is not None and self._final is None and rests:
+            self._final = tick.observation
         if tick.sent is not None and tick.sent.mode == RUNNING and tick.sent.allowed is not None:
             self._take(tick)
-        # Kept here, since the labels forget an episode when the next one begins.
-        if not tick.operator_command.begin or self._num_frames:
-            self._summary = self.labels.summary
+        self._look()
         if self._final is not None and self._summary is not None and self._summary.outcome is not None:
             self._end_episode()
 
@@ -328,14 +330,15 @@ class Recorder:
         self._last = tick.observation
 
     def _put(self, item: _Frame | _End) -> bool:
-        if self._wait:
-            self._queue.put(item)
-            return True
         try:
-            self._queue.put_nowait(item)
+            self._queue.put(item, block=self._wait)
         except queue.Full:
             return False
         return True
+
+    def _look(self) -> None:
+        """Keep what the labels say of the episode recorded here; they may have gone on to the next one."""
+        self._summary = self.labels.summary_of(self._number) or self._summary
 
     def _end_episode(self, keep: bool = True) -> None:
         """Hand the episode to the writer; nothing where none has a frame."""
@@ -357,12 +360,12 @@ class Recorder:
 
     def end(self) -> None:
         """The episode is over, and this is all there is to know of it: for loops that tick no further."""
-        self._summary = self.labels.summary
+        self._look()
         self._end_episode()
 
     def discard(self) -> None:
         """Forget the episode under way."""
-        self._summary = self.labels.summary
+        self._look()
         self._end_episode(keep=False)
 
     def finalize(self, observation: RobotObservation) -> None:

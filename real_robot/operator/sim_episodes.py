@@ -106,10 +106,14 @@ class SimEpisodes:
     @property
     def summary(self) -> EpisodeSummary:
         """Of the present episode, else of the last one; without an outcome while it runs, and where it is void."""
-        last = None if self._running or not self.results else self.results[-1]
+        return self.summary_of(len(self.results) + self._running)
+
+    def summary_of(self, number: int) -> EpisodeSummary:
+        """Of an attempt, counted from 1."""
+        last = self.results[number - 1] if 0 < number <= len(self.results) else None
         alarm = self._alarm if last is None else last.alarm
         outcome = None if last is None or not last.counts else "success" if last.success else "failure"
-        return EpisodeSummary(outcome, 0, 0, int(alarm is not None), 0, ())
+        return EpisodeSummary(outcome, 0, 0, int(alarm is not None), 0, (), number)
 
     def recorded(self, recorder: Recorder) -> Callable[[Tick], None]:
         """An observer of the loop: the recorder, told the initial state of each episode; void ones are not kept."""
@@ -122,6 +126,11 @@ class SimEpisodes:
                 recorder.discard()
 
         return observe
+
+    def leave(self, recorder: Recorder) -> None:
+        """The run is over. An episode under way is not kept: how it would have ended is not known."""
+        if self._running:
+            recorder.discard()
 
     def alarm(self, reason: str) -> bool:
         """Write a failure detector's alarm down. False between episodes."""

@@ -290,8 +290,10 @@ class ScriptedPersons:
             self.generator = torch.Generator().manual_seed(seed)
 
     def close(self) -> None:
+        """End the recorders. Of an episode that was interrupted nothing is known: it is not recorded."""
         for slot in self.slots:
             if slot.recorder is not None:
+                slot.recorder.discard()
                 slot.recorder.close()
 
     def on_start(self, episode: RunningEpisode) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from vla_rl.common.atomic import write_text_atomic
 from vla_rl.config import ConfigError
 from vla_rl.data.embeddings import EmbeddedEpisodes, embed_dataset, embed_episodes
 from vla_rl.recipe.recipe import Recipe
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from vla_rl.interfaces import Policy
 
 EMBEDDED = "embeddings"
+FINGERPRINTS = "fingerprints"  # in the note beside them: of the datasets
 
 
 def fit_failure(
@@ -72,11 +74,12 @@ def embedded(recipe: Recipe, config: EpisodesConfig, folder: Path, show: Callabl
     wanted = policy_hash(_policy_path(recipe))
     note = folder.with_suffix(".yaml")
     asked = f"policy_hash: {wanted}\nevery: {_section(recipe).every}\n{dump_yaml(config)}{dump_yaml(recipe.acting_env)}"
+    asked += yaml.safe_dump({FINGERPRINTS: [_fingerprint(dataset.path) for dataset in config.datasets]})
     if folder.is_dir() and note.is_file():
         if not _same_values(note.read_text(), asked):
             raise ConfigError(
-                f"{folder} holds episodes embedded for another policy, environment or source (see {note.name}); "
-                "delete it, or choose another --output"
+                f"{folder} holds episodes embedded for another policy, environment or source, or of datasets that have "
+                f"changed since (see {note.name}); delete it, or choose another --output"
             )
         return EmbeddedEpisodes.load(folder)
     env: Any = recipe.acting_env
@@ -89,14 +92,26 @@ def embedded(recipe: Recipe, config: EpisodesConfig, folder: Path, show: Callabl
             parts = [_run(recipe, policy, config, wanted)]
     episodes = EmbeddedEpisodes.concatenate(parts)
     episodes.save(folder)
-    note.write_text(asked)
+    write_text_atomic(note, asked)
     show(f"{folder.name}: {len(episodes)} episodes, {100 * episodes.success.mean():.0f} % success")
     return episodes
 
 
 def _same_values(note: str, asked: str) -> bool:
-    """Whether two YAML texts say the same, in whatever order: versions write an option's place differently."""
-    return yaml.safe_load(note) == yaml.safe_load(asked)
+    """Whether two YAML texts say the same, in whatever order: versions write an option's place differently.
+
+    What datasets hold is compared where both say it: earlier versions did not, and a dataset may be gone.
+    """
+    before, now = yaml.safe_load(note), yaml.safe_load(asked)
+    held, holds = before.pop(FINGERPRINTS, []), now.pop(FINGERPRINTS)
+    return before == now and all(a == b for a, b in zip(held, holds, strict=False) if a and b)
+
+
+def _fingerprint(dataset: str) -> str:
+    """What a dataset on this machine holds; "" of one that is gone, or on the Hub, where a revision says it."""
+    from vla_rl.data.source import LeRobotSource
+
+    return LeRobotSource(dataset).fingerprint() if Path(dataset).exists() else ""
 
 
 def _run(recipe: Recipe, policy: Policy, config: EpisodesConfig, policy_hash: str) -> EmbeddedEpisodes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 import numpy as np
@@ -192,4 +193,5 @@ class ConsoleOperator:
     def _pause(self, why: str) -> None:
         self.console_state.notice(f"{why}: the robot holds")
         if self.intervention.state in ("autonomous", "rewinding"):
-            self.intervention.pause("console", why)
+            with suppress(InterventionError):  # A sensor, say, has just ended the episode: the loop must not end of it.
+                self.intervention.pause("console", why)

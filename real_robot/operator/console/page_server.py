@@ -42,6 +42,7 @@ _quiet.setLevel(logging.CRITICAL)  # else each port scan leaves a traceback
 MAX_BAD_MESSAGES = 20
 MAX_WRONG_TOKENS = 5
 POLICY_VIOLATION = 1008
+CLOSING_SECONDS = 5.0  # for what runs beside the sessions to let go of its own connections
 
 
 class Shown(Protocol):
@@ -158,6 +159,7 @@ class PageServer(ABC):
             await stopping.wait()
             beside.cancel()
             await self._stop()
+            await asyncio.wait([beside], timeout=CLOSING_SECONDS)
 
         thread = threading.Thread(target=lambda: loop.run_until_complete(main()), name="console", daemon=True)
         thread.start()

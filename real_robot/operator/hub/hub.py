@@ -183,10 +183,11 @@ class Hub:
         self._log("reset", robot=robot, who=name)
 
     def stop(self, robot: str | None, who: str) -> list[str]:
-        """Emergency stop of one robot, or of all. Returns those that could not be told."""
+        """Emergency stop of one robot, or of all. Returns those that may not hear it: no line, or a silent one."""
         names = list(self.links) if robot is None else [self._link(robot).name]
         self._log("stop_all" if robot is None else "stop", who=who, robot=robot)
-        return [name for name in names if not self.links[name].say("stop")]
+        told = {name for name in names if self.links[name].say("stop")}
+        return [name for name in names if name not in told or not self.links[name].is_fresh]
 
     def _link(self, robot: str) -> RobotLink:
         if robot not in self.links:

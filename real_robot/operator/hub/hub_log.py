@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -17,6 +18,8 @@ from vla_rl.config import ConfigError
 class HubLog:
     """Appends `{"time": ..., "at": ..., "event": ..., ...}` to a file, whole lines, at once. From any thread.
 
+    What a crash, or a full disk, has left of a last line is taken off first.
+
     Args:
         path: None: nowhere.
         clock: monotonic seconds, for `at`; `time` is the wall clock, seconds since the epoch.
@@ -27,6 +30,7 @@ class HubLog:
         self._file: TextIO | None = None
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
+            _drop_cut_line(path)
             self._file = path.open("a", buffering=1, encoding="utf-8")
 
     def __call__(self, event: str, **fields: Any) -> None:
@@ -52,12 +56,20 @@ class HubLog:
         self.close()
 
 
+def _drop_cut_line(path: Path) -> None:
+    """Else the next event would be written behind it, and the log could not be read any more."""
+    head, _, tail = (path.read_bytes() if path.is_file() else b"").rpartition(b"\n")
+    if tail.startswith(b'{"time": '):  # Else it is not ours.
+        os.truncate(path, len(head) + 1 if head else 0)
+
+
 @dataclass(frozen=True)
 class Shares:
     """How a person's and the robots' time was spent; seconds.
 
     Attributes:
-        seconds: from the first event to the last. helped: the person was with a robot.
+        seconds: from a hub's first event to its last, of all hubs that wrote the log.
+        helped: the person was with a robot.
         requests: how often a robot began to wait. served: of these, those that the person came to.
         mean_wait, max_wait: of the served; 0 without any.
         waited: of all robots together, those that were not served included. by_robot: robot -> seconds helped.
@@ -101,7 +113,10 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 def shares(events: Iterable[dict[str, Any]]) -> Shares:
-    """Add up a log's events, in the order in which they happened. A person who is with a robot at the end counts."""
+    """Add up a log's events, in the order in which they happened. A person who is with a robot at the end counts.
+
+    Each "begin" is another hub's: what lies between the last word of one that was killed and the next is no time of it.
+    """
     events = list(events)
     if not events:
         return Shares(0.0, 0.0, 0, 0, 0.0, 0.0, 0.0, {})
@@ -109,7 +124,20 @@ def shares(events: Iterable[dict[str, Any]]) -> Shares:
     waited, requests = 0.0, 0
     by_robot: dict[str, float] = {}
     open_help: tuple[str, float] | None = None
+    seconds, last = 0.0, events[0]["at"]
+
+    def close_help() -> None:
+        if open_help is not None:
+            robot, since = open_help
+            by_robot[robot] = by_robot.get(robot, 0.0) + last - since
+
     for event in events:
+        if event["event"] == "begin":
+            close_help()
+            open_help = None
+        else:
+            seconds += event["at"] - last
+        last = event["at"]
         match event["event"]:
             case "asked":
                 requests += 1
@@ -122,12 +150,10 @@ def shares(events: Iterable[dict[str, Any]]) -> Shares:
             case "handed_back":
                 by_robot[event["robot"]] = by_robot.get(event["robot"], 0.0) + event["helped"]
                 open_help = None
-    if open_help is not None:
-        robot, since = open_help
-        by_robot[robot] = by_robot.get(robot, 0.0) + events[-1]["at"] - since
+    close_help()
     mean = sum(waits) / len(waits) if waits else 0.0
     return Shares(
-        seconds=events[-1]["at"] - events[0]["at"],
+        seconds=seconds,
         helped=sum(by_robot.values()),
         requests=requests,
         served=len(waits),

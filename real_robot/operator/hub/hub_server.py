@@ -85,11 +85,15 @@ class HubShow:
         self.controller: Session | None = None
         self.watching: dict[Session, str] = {}
         self._greeted: dict[Session, str] = {}
+        self._num_watched = 0
+        self._shown: dict[Session, tuple[str, int]] = {}  # the robot whose hello was sent, and which `watch` that was
 
     def watch(self, session: Session, robot: str) -> None:
         """From now on show this robot, from its beginning."""
         self.watching[session] = robot
+        self._num_watched += 1
         self._greeted.pop(session, None)
+        self._shown.pop(session, None)
         session.scores_shown = session.notices_shown = 0
 
     async def statuses(self, session: Session) -> None:
@@ -98,13 +102,17 @@ class HubShow:
             with suppress(ConnectionClosed):
                 while True:
                     if session.may_send("statuses", STATUSES_AHEAD):
+                        robot, watched = self.watching.get(session, ""), self._num_watched
                         for message in self._messages(session):
                             await session.connection.send(json.dumps(message))
                         session.sent = replace(session.sent, statuses=session.sent.statuses + 1)
+                        if robot and self._greeted.get(session) == robot and session not in self._shown:
+                            self._shown[session] = robot, watched
                     await asyncio.sleep(1 / self._config.status_rate)
         finally:
             self.watching.pop(session, None)
             self._greeted.pop(session, None)
+            self._shown.pop(session, None)
 
     def _messages(self, session: Session) -> list[dict[str, Any]]:
         heard, session.heard = session.heard, None
@@ -143,12 +151,17 @@ class HubShow:
         }
 
     async def pictures(self, session: Session) -> None:
-        """Each of the robot's pictures, as its console sent it, once."""
+        """Each of the robot's pictures, as its console sent it, once; after its hello, and never another robot's."""
         shown: dict[bytes, bytes] = {}
+        view: tuple[str, int] | None = None
         with suppress(ConnectionClosed):
             while True:
-                link = self._hub.links.get(self.watching.get(session, ""))
+                if view != (view := self._shown.get(session)):
+                    shown.clear()
+                link = None if view is None else self._hub.links.get(view[0])
                 for camera, data in list(link.pictures.items()) if link is not None else ():
+                    if self._shown.get(session) != view:
+                        break  # The page looks at another one by now.
                     ahead = PICTURES_AHEAD * len(link.pictures) if link is not None else 0
                     if shown.get(camera) is not data and session.may_send("pictures", max(1, ahead)):
                         shown[camera] = data

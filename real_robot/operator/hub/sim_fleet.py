@@ -222,7 +222,8 @@ class _Fleet(ScriptedPersons):
         if self.detectors is None or not fresh:
             return
         assert self.policy is not None, "run_fleet has one"
-        embeddings = self.policy.embed(Observation.concatenate([episode.obs for episode in fresh])).cpu().numpy()
+        features = self.policy.embed(Observation.concatenate([episode.obs for episode in fresh]))
+        embeddings = features.float().cpu().numpy()
         for episode, embedding in zip(fresh, embeddings, strict=True):
             score = self.detectors[episode.env_id].update(embedding)
             if score.alarm:

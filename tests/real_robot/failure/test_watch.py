@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,12 @@ import pytest
 from watch_bench import CHUNK, HASH, PATIENCE, Walker, WatchBench, served, watch_bench
 from watch_bench import fitted as fit_detector
 
-from real_robot.failure.detector import DetectorError, FailureDetector
-from real_robot.failure.watch import load_detector
+from real_robot.control.robot_loop import OperatorCommand, Tick
+from real_robot.failure.detector import DetectorError, FailureDetector, Score
+from real_robot.failure.watch import FailureWatch, load_detector
+from real_robot.operator.intervention import Intervention
 from real_robot.serving.client import PolicyClient
+from real_robot.types import RobotObservation
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +104,30 @@ def test_who_lets_the_policy_go_on_is_not_asked_again_about_the_same_rise(fitted
         bench.intervention.begin("anna")  # A new episode is asked about anew.
         bench.run_until("paused")
         assert bench.intervention.summary.alarms == 1
+
+
+def test_the_last_episodes_score_does_not_pause_one_whose_scene_is_laid_out() -> None:
+    """The person had paused before the score rose, so that nobody was asked; the next episode begins after a while."""
+    high = Score(2.0, 1.0, True, 0)
+    thread: Any = SimpleNamespace(latest=lambda: high, seconds_behind=lambda: 0.0, reset=lambda text: None)
+    it = Intervention(["velocity"])
+    watch = FailureWatch(thread, 8, HASH, lambda *_: {}, dict, it)
+
+    def tick(told: OperatorCommand) -> None:
+        watch(Tick(0, 0.0, None, False, None, None, 0.0, 0.0, told))
+
+    it.begin("anna")
+    tick(it.poll())
+    watch.place(RobotObservation({}, np.zeros(2, np.float32), "go", 0.0))
+    it.pause("anna")
+    tick(it.poll())
+    it.failure("anna")
+    it.begin("anna")
+    assert it.poll().begin
+    tick(OperatorCommand(active=False))  # As `SceneFirst` says until the service has answered.
+    assert it.state == "autonomous" and it.summary.alarms == 0
+    tick(OperatorCommand(begin=True))
+    assert it.state == "autonomous"
 
 
 def test_chunks_that_are_computed_meanwhile_are_scored_once_in_each_stretch(fitted: Path) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import shutil
+import subprocess
 import time
 import urllib.error
 import urllib.request
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,11 +21,15 @@ from page_socket import Browser, open_socket
 from processes import until
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+import real_robot.operator.console as console_folder
 from real_robot.bridge.contract import load_contract
 from real_robot.operator.console.config import ConsoleConfig
+from real_robot.operator.console.console_state import ConsoleState
 from real_robot.operator.console.messages import MAX_MESSAGE_BYTES, ConsoleError, Drive, read_message
+from real_robot.operator.console.operator import ConsoleOperator
 from real_robot.operator.console.server import ConsoleServer
 from real_robot.operator.console.show import shrink
+from real_robot.operator.intervention import Intervention
 from real_robot.operator.teleop import Axes, TeleopConfig, Teleoperation
 from vla_rl.config import ConfigError
 
@@ -231,6 +238,23 @@ def test_a_slow_browser_gets_fewer_pictures_and_no_queue() -> None:
         assert sum(isinstance(m, bytes) for m in received) < 15
 
 
+def test_a_sensor_that_ends_the_episode_as_the_console_falls_silent_does_not_end_the_loop() -> None:
+    class Raced(Intervention):
+        def pause(self, who: str, reason: str = "") -> None:
+            self.success("/task/outcome")  # From the sensor's thread, after it was seen that the policy drives.
+            super().pause(who, reason)
+
+    now, intervention = [0.0], Raced(["velocity"])
+    console_state = ConsoleState(sim())
+    teleoperation = Teleoperation(TeleopConfig(), sim().safety)
+    console = ConsoleOperator(intervention, teleoperation, console_state, clock=lambda: now[0])
+    console.controller_seen()
+    intervention.begin("anna")
+    now[0] = 5.0
+    assert console.poll(None).stop is None
+    assert intervention.state == "ended" and intervention.summary.outcome == "success"
+
+
 class TestTeleoperation:
     def test_velocities_are_a_share_of_the_limit_and_the_gripper_stays(self) -> None:
         teleoperation = Teleoperation(TeleopConfig(speed=0.25, directions=(1, -1, 1, 1, 1, 1)), sim().safety)
@@ -276,3 +300,33 @@ def test_a_port_that_is_taken_is_an_error() -> None:
         with pytest.raises(OSError, match=str(bench.port)), server.running():
             pass
         asyncio.set_event_loop(None)
+
+
+GAMEPAD = """
+globalThis.window = globalThis.document = { addEventListener() {}, getElementById() {} };
+const pad = { connected: true, mapping: "standard", axes: [0, -1, 0, 0], buttons: [] };
+Object.defineProperty(globalThis, "navigator", { value: { getGamepads: () => [pad] }, configurable: true });
+const { Tile } = await import("./tile.js"), { Hands } = await import("./hands.js");
+const page = {}, part = { value: 50, classList: { toggle() {} } };
+const tiles = [0, 1].map(() => Object.assign(Object.create(Tile.prototype), {
+  page, hands: new Hands(), part: () => part, status: { in_control: true, phase: "recovery" },
+  said: [], send(message) { this.said.push(message.held); },
+}));
+for (const selected of tiles) {
+  page.selected = selected;
+  for (const tile of tiles) tile.drive();
+}
+console.log(JSON.stringify(tiles.map((tile) => tile.said)));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node, which runs the page's scripts")
+def test_a_gamepad_drives_the_selected_robot_alone(tmp_path: Path) -> None:
+    """A person has control of two robots in one page, and has taken over both."""
+    shutil.copytree(Path(console_folder.__file__).parent / "page", tmp_path / "page")
+    (tmp_path / "page" / "package.json").write_text('{"type": "module"}')
+    (tmp_path / "page" / "test.js").write_text(GAMEPAD)
+    page = tmp_path / "page"
+    said = subprocess.run(["node", "test.js"], cwd=page, capture_output=True, text=True, timeout=120, check=False)
+    assert said.returncode == 0, said.stderr
+    assert json.loads(said.stdout) == [[True, False], [True]], "the first one is told once that nothing is held"

@@ -18,6 +18,7 @@ from real_robot.operator import episode_book
 from real_robot.operator.episode_book import EpisodeBook
 from real_robot.operator.intervention import Intervention
 from real_robot.types import Command, RobotObservation
+from vla_rl.config import ConfigError
 
 SEEN = RobotObservation({}, np.zeros(1, np.float32), "push", 0.0)
 
@@ -70,6 +71,44 @@ def test_an_episode_with_a_person_and_one_without(tmp_path: Path) -> None:
     bench.book.close()
     bench.book.close()
     assert [e["outcome"] for e in bench.entries()] == ["success", None]
+
+
+def test_an_end_and_a_label_between_two_ticks_belong_to_their_episode(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "results.json")
+    bench.begin()
+    bench.ticks("policy", 0.1, 0.1)
+    bench.episode.success("anna")
+    bench.begin()
+    bench.ticks("policy", 0.1, 0.1)
+    bench.episode.take_over("bert")
+    bench.episode.recovery_done("bert")
+    bench.episode.correction_done("bert")
+    bench.ticks("hold", 0.1)
+    bench.episode.failure("bert")
+    bench.begin()
+    bench.ticks("policy", 0.1)
+    told = [(entry["outcome"], entry["by"], entry["interventions"]) for entry in bench.entries()]
+    assert told == [("success", "anna", 0), ("failure", "bert", 1)]
+
+
+def test_an_earlier_runs_episodes_stay(tmp_path: Path) -> None:
+    """As a recording goes on after a crash, with the same command."""
+    for number in range(2):
+        bench = Bench(tmp_path / "results.json")
+        assert len(bench.entries()) == number
+        bench.episode.begin("anna")
+        bench.episode.failure("anna")  # Before any tick: none is booked, and no entry is changed.
+        bench.ticks("hold", 0.1)
+        bench.begin()
+        bench.ticks("policy", 0.1)
+        bench.episode.success("anna")
+        bench.ticks("hold", 0.1)
+        bench.book.close()
+    assert [entry["outcome"] for entry in bench.entries()] == ["success", "success"]
+    (tmp_path / "notes.json").write_text('{"mine": 1}')
+    with pytest.raises(ConfigError, match=r"--results: .*notes\.json holds something else"):
+        Bench(tmp_path / "notes.json")
+    assert (tmp_path / "notes.json").read_text() == '{"mine": 1}'
 
 
 def test_a_label_that_comes_after_the_end(tmp_path: Path) -> None:

@@ -154,3 +154,24 @@ def test_the_log_gives_the_shares_and_a_cut_line_is_left_out(tmp_path: Path) -> 
     path.write_text(whole + "rubbish\n")
     with pytest.raises(ConfigError, match="line 8: not a line of a hub's log"):
         read_log(path)
+
+
+def test_a_log_goes_on_after_a_kill_and_the_time_between_is_nobodys(tmp_path: Path) -> None:
+    path, now = tmp_path / "hub.jsonl", [100.0]
+    log = HubLog(path, lambda: now[0])
+    log("begin")
+    queue = HelpQueue(clock=lambda: now[0], on_event=log)
+    queue.ask("a")
+    queue.help_next("anna")
+    now[0] = 105.0
+    queue.ask("b")
+    log.close()  # Killed, in the middle of a line.
+    with path.open("a") as file:
+        file.write('{"time": 106, "ev')
+    now[0] = 3.0  # The machine was started again: its clock, too.
+    with HubLog(path, lambda: now[0]) as log:
+        log("begin")
+        now[0] = 13.0
+        log("end")
+    found = shares(read_log(path))
+    assert (found.seconds, found.helped, found.by_robot) == (15, 5, {"a": 5})

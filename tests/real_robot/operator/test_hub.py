@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import os
+import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from console_robot import console_bench
@@ -18,8 +23,12 @@ from processes import ROOT, Child, until
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from real_robot.operator.hub.hub import needs_help
+import real_robot.operator.console as console_folder
+from real_robot.operator.console.config import ConsoleConfig
+from real_robot.operator.console.session import Session
+from real_robot.operator.hub.hub import Hub, needs_help
 from real_robot.operator.hub.hub_log import read_log, shares
+from real_robot.operator.hub.hub_server import HubShow
 from real_robot.operator.hub.run_hub import console_url, load_hub
 from vla_rl.config import ConfigError
 
@@ -316,3 +325,121 @@ def test_robots_are_read_from_a_file_and_the_command_line(tmp_path: Path) -> Non
     ]:
         with pytest.raises(ConfigError, match=message):
             load_hub(None, robots)
+
+
+def test_a_stop_over_a_line_that_is_silent_is_not_taken_for_heard() -> None:
+    said = list[str]()
+    links: Any = {
+        name: SimpleNamespace(
+            name=name, say=lambda kind, name=name: said.append(name) or name != "gone", is_fresh=fresh
+        )
+        for name, fresh in (("well", True), ("silent", False), ("gone", False))
+    }
+    hub = Hub(links, lambda event, **fields: None, head_start=30.0)
+    assert hub.stop(None, "anna") == ["silent", "gone"]
+    assert said == ["well", "silent", "gone"], "it is sent all the same"
+
+
+def test_the_hub_closes_its_lines_when_it_ends(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with hub_bench(tmp_path) as bench:
+        until(lambda: all(link.is_fresh for link in bench.hub.links.values()), "both lines", 60)
+        lines = list(bench.hub.links.values())
+    gc.collect()
+    assert not any(line.is_fresh for line in lines)
+    assert "was destroyed but it is pending" not in caplog.text
+
+
+PAGE = """
+const stub = () => new Proxy(function () {}, {
+  get: (target, name) => {
+    if (name === Symbol.toPrimitive) return () => "0";
+    if (name === Symbol.iterator) return function* () {};
+    if (name in target && name !== "name" && name !== "length") return target[name];
+    return (target[name] = name === "children" ? [] : stub());
+  },
+  set: (target, name, value) => { target[name] = value; return true; },
+  apply: () => stub(), construct: () => stub(),
+});
+const sockets = [];
+class Socket { static OPEN = 1; readyState = 1; constructor() { sockets.push(this); } send() {} close() {} }
+const put = (name, value) => Object.defineProperty(globalThis, name, { value, configurable: true, writable: true });
+for (const name of ["document", "window", "localStorage", "ResizeObserver"]) put(name, stub());
+const page = { WebSocket: Socket, location: { origin: "http://hub:1" }, setInterval() {} };
+for (const [name, value] of Object.entries(page)) put(name, value);
+const { Tile } = await import("./tile.js");
+const shown = [];
+Tile.prototype.showPicture = function () { shown.push(this.address.name); };
+Tile.prototype.show = function (status) { shown.push(`${this.address.name}: ${status.phase}`); };
+Tile.prototype.begin = function (hello) { this.hello = hello; };
+Tile.prototype.paint = function () {};
+await import("./hub.js");
+const [socket] = sockets;
+const hear = (message) => socket.onmessage({ data: message ? JSON.stringify(message) : new Uint8Array([0]).buffer });
+const robots = [{ name: "left" }, { name: "right" }];
+const overview = (helping) => hear({ type: "hub", in_control: true, helping, robots, queue: [], refused: [] });
+const seen = (phase) => { hear(); hear({ type: "status", phase }); }; // a picture, and a status
+overview(null);
+hear({ type: "hello", robot: "left" });
+seen("left's");
+overview("right"); // the page looks at the other one; what comes now was sent before the hub knew
+seen("left's");
+hear({ type: "hello", robot: "right" });
+seen("right's");
+console.log(JSON.stringify(shown));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node, which runs the page's scripts")
+def test_the_page_shows_no_picture_of_the_robot_that_was_looked_at_before(tmp_path: Path) -> None:
+    page = tmp_path / "page"
+    shutil.copytree(Path(console_folder.__file__).parent / "page", page)
+    (page / "package.json").write_text('{"type": "module"}')
+    (page / "test.js").write_text(PAGE)
+    said = subprocess.run(["node", "test.js"], cwd=page, capture_output=True, text=True, timeout=120, check=False)
+    assert said.returncode == 0, said.stderr
+    assert json.loads(said.stdout) == ["left", "left: left's", "right", "right: right's"]
+
+
+def test_the_hub_sends_no_picture_of_a_robot_after_another_ones_hello() -> None:
+    """Pictures that do not change, as of a simulator that waits; the page looks at one robot, the other, the one."""
+    links: dict[str, Any] = {
+        name: SimpleNamespace(
+            name=name,
+            hello={"type": "hello"},
+            is_fresh=True,
+            is_ours=True,
+            status={"type": "status"},
+            scores=(),
+            notices=(),
+            pictures={camera.encode(): f"{name} {camera}".encode() for camera in cameras},
+        )
+        for name, cameras in {"left": ("front", "side"), "right": ("wrist",)}.items()
+    }
+    hub: Any = SimpleNamespace(links=links, overview=lambda: {"type": "hub"}, queue=SimpleNamespace(help=None))
+    sent, order = list[str](), ["left", "right", "left"]
+
+    async def run() -> None:
+        show = HubShow(ConsoleConfig(status_rate=60, camera_rate=60), hub)
+
+        async def send(data: str | bytes) -> None:
+            if isinstance(data, bytes):
+                sent.append(data.decode())
+                if order and sent[-1] != "left side":  # At the first picture of each.
+                    show.watch(session, order.pop(0))
+            elif (message := json.loads(data))["type"] == "hello":
+                sent.append(f"hello {message['robot']}")
+            await asyncio.sleep(0)
+
+        session = Session(cast(Any, SimpleNamespace(send=send)))
+        session.may_send = lambda what, ahead: True  # type: ignore[method-assign]
+        show.watch(session, order.pop(0))
+        tasks = [asyncio.ensure_future(part) for part in (show.statuses(session), show.pictures(session))]
+        end = time.monotonic() + 20
+        while len(sent) < 7 and time.monotonic() < end:
+            await asyncio.sleep(0.02)
+        for task in tasks:
+            task.cancel()
+
+    asyncio.run(run())
+    first = ["hello left", "left front", "hello right", "right wrist"]
+    assert sent == [*first, "hello left", "left front", "left side"]

@@ -255,3 +255,29 @@ def test_a_new_episode_begins_with_nothing_of_the_last() -> None:
     assert bench.it.path_length == 0
     with pytest.raises(InterventionError, match="who"):
         bench.it.pause(" ")
+
+
+def test_a_tick_under_way_while_an_episode_begins_is_no_part_of_it() -> None:
+    """The loop asks, a person begins the next episode, and only then the loop says what was sent."""
+    bench = Bench()
+    bench.reach("autonomous")
+    command = Command(POLICY[1], "policy", bench.now)
+    told = bench.it.poll(OBSERVATION)
+    bench.it.failure("ann")
+    bench.it.begin("ann")
+    bench.it(Tick(1, bench.now, OBSERVATION, True, command, SentCommand(POLICY[1], POLICY[1], (), RUNNING), 0, 0, told))
+    assert bench.it.path_length == 0, "a rewind would drive to where the last episode was"
+    assert bench.tick(POLICY[2]).begin and bench.it.path_length == 1
+
+
+def test_what_was_known_of_the_episode_before_and_no_longer() -> None:
+    bench = Bench()
+    bench.reach("recovery")
+    bench.it.success("ann")
+    bench.it.begin("bob")
+    assert (bench.it.summary.number, bench.it.summary.outcome) == (2, None)
+    before = bench.it.summary_of(1)
+    assert before is not None and (before.outcome, before.interventions) == ("success", 1)
+    bench.it.failure("bob")
+    bench.it.begin("bob")
+    assert bench.it.summary_of(1) is None and bench.it.summary_of(3) == bench.it.summary

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import threading
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from real_robot.control.robot_loop import Tick
+from real_robot.bridge.messages import String
+from real_robot.control.robot_loop import OperatorCommand, Tick
 from real_robot.control.safety import HOLDING, RUNNING, SentCommand
 from real_robot.operator.intervention import Intervention
 from real_robot.operator.recorder import Recorder, Recording, RecordingError, finish, staging_folder
+from real_robot.operator.sim_episodes import SimEpisodes
 from real_robot.types import Command, RobotObservation
 from vla_rl.data.config import DatasetConfig
 from vla_rl.data.dataset import DataNeeds, open_dataset
 from vla_rl.data.lerobot_io import read_shards
-from vla_rl.types import CONTROL_SOURCES
+from vla_rl.types import CONTROL_SOURCES, EpisodeSpec
 
 NEEDS = DataNeeds(cameras=("top",), action_dim=2, state_dim=3, fps=10)
 
@@ -150,6 +156,27 @@ def test_a_folder_that_cannot_be_written_is_told_with_the_option(tmp_path: Path)
         Recording(tmp_path / "file" / "set", 10, "toy")
 
 
+def test_a_disk_that_was_full_for_the_first_episode_loses_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from real_robot.operator import recorder as module
+
+    write, tries = module.write_text_atomic, list[Path]()
+
+    def full_at_first(path: Path, text: str) -> None:
+        tries.append(path)
+        if len(tries) == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, text)
+
+    bench = Bench(tmp_path / "set")
+    monkeypatch.setattr(module, "write_text_atomic", full_at_first)
+    bench.episode(*FAILED, *ALONE, *ALONE)
+    bench.recorder.close()
+    assert bench.recording.close() == {"episodes": 2, "frames": 6}
+    assert len(bench.problems) == 1 and "No space left" in bench.problems[0]
+
+
 def test_an_episode_is_cut_where_the_writer_cannot_follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from real_robot.operator import recorder as module
 
@@ -180,6 +207,53 @@ def test_an_episode_that_nobody_labels_counts_as_failed(tmp_path: Path) -> None:
     assert [(r["length"], r["success"], r["interventions"]) for r in rows] == [(4, False, 1), (3, True, 0)]
 
 
+def test_a_label_belongs_to_its_episode_where_the_next_one_begins_before_a_tick(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "set")
+    bench.episode("begin", "2", "take_over", "1", "success", "begin", "3", "failure", "1")
+    bench.recorder.close()
+    rows = [row for shard in read_shards(bench.recording.staging) for row in shard[0]]
+    assert [(r["length"], r["success"], r["interventions"]) for r in rows] == [(3, True, 1), (3, False, 0)]
+
+
+def test_an_unlabeled_episode_keeps_its_counts_while_the_next_ones_scene_is_laid_out(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "set")
+    poll, due = bench.it.poll, list[bool]()
+
+    def after_the_scene(observation: RobotObservation) -> OperatorCommand:  # As `SceneFirst` does.
+        told = poll(observation)
+        due.extend([True] * told.begin)
+        if bench.now < 8:
+            return OperatorCommand(active=bench.now < 4 and told.active, begin=bench.now == 0, command=told.command)
+        return replace(told, begin=bool(due) and not due.clear())
+
+    bench.it.poll = after_the_scene  # type: ignore[method-assign]
+    bench.episode("begin", "2", "take_over", "1", "recovery_done", "1", "correction_done", "1", "begin", "5")
+    bench.episode("success", "1")
+    bench.recorder.close()
+    rows = [row for shard in read_shards(bench.recording.staging) for row in shard[0]]
+    counts = [(r["length"], r["success"], r["interventions"], r["recoveries"]) for r in rows]
+    assert counts == [(4, False, 1, 1), (2, True, 0, 0)]
+
+
+def test_the_last_observation_is_from_after_the_last_action_where_the_label_comes_within_a_tick(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "set")
+    bench.episode("begin", "3")
+    poll = bench.it.poll
+
+    def labeled_after(observation: RobotObservation) -> OperatorCommand:
+        told = poll(observation)
+        bench.it.success("ann")
+        return told
+
+    bench.it.poll = labeled_after  # type: ignore[method-assign]
+    bench.tick()  # Its command is sent all the same.
+    bench.it.poll = poll  # type: ignore[method-assign]
+    bench.tick()
+    bench.recorder.close()
+    [row] = [row for shard in read_shards(bench.recording.staging) for row in shard[0]]
+    assert (row["length"], row["success"], row["final_state"][0]) == (4, True, 4)
+
+
 def test_an_episode_that_does_not_fit_is_refused_and_the_rest_stays(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "set")
     bench.episode(*ALONE)
@@ -197,6 +271,36 @@ def test_a_recording_of_another_robot_is_not_continued(tmp_path: Path) -> None:
     record(tmp_path / "set", ALONE)
     with pytest.raises(RecordingError, match="toy at 10 Hz"):
         Recording(tmp_path / "set", 20, "toy")
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_a_simulated_episode_that_the_end_of_the_run_cuts_off_is_not_kept(tmp_path: Path, is_over: bool) -> None:
+    """`--results` says of it that it was not run; as a failed one it would teach a failure detector."""
+    transport: Any = SimpleNamespace(advertise=lambda *_: lambda message: None, subscribe=lambda *_: None)
+    robot: Any = SimpleNamespace(monotonic=lambda stamp: 0.0, flush=lambda before: None, unheard=lambda: [])
+    episodes = SimEpisodes(transport, robot, [EpisodeSpec("push", "train", 0)])
+    recorder = Recorder(Recording(tmp_path / "set", 10, "toy"), episodes)
+    observe = episodes.recorded(recorder)
+
+    def tick(done: bool, sees: bool = True) -> None:
+        state = {"id": episodes._id, "done": done, "success": False, "step": 3, "stamp": 0}
+        episodes._on_state(String(data=json.dumps(state)))
+        seen = RobotObservation({"top": np.zeros((8, 8, 3), np.uint8)}, np.zeros(3, np.float32), "push", 0.0)
+        told = episodes.poll(seen)
+        command = Command(np.zeros(2, np.float32), "policy", 0.0) if told.active else None
+        sent = command and SentCommand(command.values, command.values, (), RUNNING, command.values)
+        made = Tick(0, 0.0, seen if sees else None, True, command, sent, 0.0, 0.0, told)
+        episodes(made)
+        observe(made)
+
+    for done in (False, False, False):
+        tick(done)
+    if is_over:
+        tick(True, sees=False)  # The simulator that is done shows nothing more.
+    episodes.leave(recorder)
+    recorder.close()
+    assert recorder.recording.num_episodes == is_over
+    assert [result.outcome for result in episodes.all_results()] == (["failed"] if is_over else ["not run"])
 
 
 def test_nothing_recorded_leaves_nothing(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ class Lazy(torch.nn.Module):
         return ActionChunk(actions)
 
     def embed(self, obs: Observation) -> torch.Tensor:
-        return torch.from_numpy(obs.state)
+        return torch.from_numpy(obs.state).to(torch.bfloat16)  # As under a GPU's autocast.
 
 
 class Third:

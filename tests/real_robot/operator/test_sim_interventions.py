@@ -203,3 +203,28 @@ def test_the_environment_must_leave_room(env: VecEnv, tmp_path: Path) -> None:
     horizons = {TASK: HORIZON + 48}
     with pytest.raises(ValueError, match="leaves the person no step"):
         run_interventions(Lazy(), env, SPECS, recording, horizons=horizons, options=OperatorOptions())  # type: ignore[arg-type]
+
+
+def test_what_is_interrupted_is_not_recorded_as_failed(env: VecEnv, tmp_path: Path) -> None:
+    """Ctrl-C reaches the actor of `vla-rl hil`, which runs again what is not recorded."""
+
+    class Interrupted(Lazy):
+        num_asked = 0
+
+        def act(self, obs: Observation, generator: object = None, temperature: float = 1.0) -> ActionChunk:
+            self.num_asked += 1
+            if self.num_asked > 2:
+                raise KeyboardInterrupt
+            return super().act(obs, generator, temperature)
+
+    recording = Recording(tmp_path / "set", env.spec.control_hz, env.spec.kind)
+    with pytest.raises(KeyboardInterrupt):
+        run_interventions(
+            Interrupted(),  # type: ignore[arg-type]
+            env,
+            SPECS,
+            recording,
+            horizons={TASK: HORIZON},
+            options=OperatorOptions(alarm="clock"),
+        )
+    assert recording.num_episodes == 0

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+import recorded_episodes
 import yaml
 from tiny_run import save_policy
 from typer.testing import CliRunner, Result
 
 from real_robot.failure.config import EpisodesConfig
+from real_robot.operator.recorder import Recording
 from vla_rl.cli.app import app
 from vla_rl.config import ConfigError
 from vla_rl.recipe.recipe import load_recipe
@@ -90,6 +93,29 @@ def test_episodes_noted_with_the_fields_in_another_order_are_used_again(recipe: 
     note.write_text(yaml.safe_dump(values | moved | {"horizon": 17}, sort_keys=False))
     with pytest.raises(ConfigError, match="another policy, environment or source"):
         embedded(loaded, few, tmp_path / "fit_on", print)
+
+
+def test_a_dataset_that_was_recorded_anew_is_not_taken_for_the_one_before(recipe: Path, tmp_path: Path) -> None:
+    """`fit` says how many episodes are missing; more are recorded under the same name."""
+    folder, loaded = tmp_path / "fit", load_recipe(recipe)
+    values = {"datasets": str(folder), "same_policy": False}
+
+    def record(count: int) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        recording = Recording(folder, 10, "toy")
+        for index in range(count):
+            recording.add(recorded_episodes.episode(index, ["policy"] * 4, True), {"agentview": (32, 32)})
+        recording.close()
+
+    record(2)
+    config = EpisodesConfig.model_validate(values)
+    assert len(embedded(loaded, config, tmp_path / "fit_on", print)) == 2
+    assert len(embedded(loaded, config, tmp_path / "fit_on", print)) == 2
+    record(3)
+    with pytest.raises(ConfigError, match="or of datasets that have changed since"):
+        embedded(loaded, config, tmp_path / "fit_on", print)
+    shutil.rmtree(folder)
+    assert len(embedded(loaded, config, tmp_path / "fit_on", print)) == 2  # What was embedded is still good.
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ function remove(tile) {
 function arrange() {
   $("tiles").classList.toggle("many", page.tiles.length > 1);
   $("stop-all").hidden = page.tiles.length < 2;
-  $("top-hint").textContent = page.tiles.length > 1 ? "Keys go to the robot with the thick frame; click another to change." : "";
+  $("top-hint").textContent = page.tiles.length > 1 ? "Keys and gamepad go to the robot with the thick frame; click another to change." : "";
   page.tiles.forEach((tile, i) => { tile.part(".remove").hidden = i === 0; });
   localStorage.setItem("console-robots", JSON.stringify(page.tiles.slice(1).map((t) => t.address)));
 }

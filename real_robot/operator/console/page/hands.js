@@ -55,14 +55,14 @@ export class Hands {
     this.gripperUntil = performance.now() + GRIPPER_HOLD;
   }
 
-  /** {axes, gripper, held} now. `speed`: share of full deflection. */
-  read(speed) {
+  /** {axes, gripper, held} now. `speed`: share of full deflection. `isSelected`: the gamepad is this robot's, as keys are. */
+  read(speed, isSelected) {
     const axes = {};
     for (const code of this.keys) {
       const [axis, sign] = MOTION[code];
       axes[axis] = (axes[axis] || 0) + sign;
     }
-    this.readGamepad(axes);
+    if (isSelected) this.readGamepad(axes);
     for (const axis of Object.keys(axes)) axes[axis] = Math.max(-1, Math.min(1, axes[axis])) * speed;
     const held = Object.values(axes).some((v) => v !== 0) || performance.now() < this.gripperUntil;
     return { axes, gripper: this.gripper, held };

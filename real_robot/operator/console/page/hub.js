@@ -104,6 +104,7 @@ class HubPage {
     const socket = new WebSocket(url);
     socket.binaryType = "arraybuffer";
     this.hubs = this.numPictures = 0;
+    this.greeted = null; // the robot whose hello came last: what follows is of it
     socket.onopen = () => {
       if (this.selected) this.send({ type: "watch", robot: this.selected.name });
     };
@@ -145,9 +146,10 @@ class HubPage {
       if (message.helping && message.in_control && this.selected.name !== message.helping) this.look(message.helping);
       if (this.wanted && !message.in_control && !message.person) this.send(this.wanted);
       this.paint();
-    } else if (this.selected && message.robot !== undefined && message.type === "hello") {
-      if (message.robot === this.selected.name) this.selected.begin(message);
-    } else if (this.selected && message.type === "status" && this.selected.hello) {
+    } else if (message.type === "hello") {
+      this.greeted = message.robot;
+      if (this.isOfSelected()) this.selected.begin(message);
+    } else if (message.type === "status" && this.isOfSelected()) {
       this.selected.heard = performance.now();
       this.selected.show(message);
     }
@@ -155,8 +157,11 @@ class HubPage {
 
   picture(data) {
     this.numPictures += 1;
-    if (this.selected) this.selected.showPicture(data);
+    if (this.isOfSelected()) this.selected.showPicture(data);
   }
+
+  /** What comes now is of the robot that is looked at, and not of the one before: that may still be on its way. */
+  isOfSelected() { return Boolean(this.selected) && this.greeted === this.selected.name; }
 
   // --- asking ---
 

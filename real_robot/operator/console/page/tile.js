@@ -190,7 +190,9 @@ export class Tile {
 
   drive() {
     if (!this.drives()) return;
-    const { axes, gripper, held } = this.hands.read(Number(this.part(".speed input").value) / 100);
+    const { axes, gripper, held } = this.hands.read(
+      Number(this.part(".speed input").value) / 100, this.page.selected === this,
+    );
     const label = this.part(".drive-state");
     label.textContent = held ? "moving" : "holding: nothing is pressed";
     label.classList.toggle("live", held);
