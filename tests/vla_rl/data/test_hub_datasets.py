@@ -119,7 +119,8 @@ def test_a_revision_and_what_is_refused_before_any_work(hub: Hub) -> None:
     assert json.loads(theirs) == json.loads(ours)  # The folder of such a name is read without asking.
 
 
-def test_offline_what_is_not_in_the_cache_is_said(hub: Hub) -> None:
+def test_offline_what_is_not_in_the_cache_is_said(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(DatasetError, match=r"not whole in the hub's cache; HF_HUB_OFFLINE is set"):
         on_hub("someone/never_fetched")
 
