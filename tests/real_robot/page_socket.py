@@ -56,7 +56,7 @@ class Browser:
         return self.until(lambda s: s["in_control"] or s["refused"])
 
     def press(self, button: str) -> None:
-        self.say("press", button=button)
+        self.say("press", button=button, sent=time.monotonic())
 
     def drive(self, **axes: float) -> None:
         self.say("drive", axes=axes, gripper=None, held=True, sent=time.monotonic())

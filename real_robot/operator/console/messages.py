@@ -49,9 +49,10 @@ class Drive:
 
 @dataclass(frozen=True)
 class Press:
-    """A button or its key."""
+    """A button or its key. `sent`: the page's own clock, seconds."""
 
     button: str
+    sent: float
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,10 @@ class Stop:
 
 @dataclass(frozen=True)
 class Reset:
-    """Motion is allowed again after a stop. `name`: who says so."""
+    """Motion is allowed again after a stop. `name`: who says so. `sent`: as of `Press`."""
 
     name: str
+    sent: float
 
 
 @dataclass(frozen=True)
@@ -123,11 +125,11 @@ def message_of(message: dict[str, Any]) -> ConsoleMessage:
             button = message.get("button")
             if button not in BUTTONS:
                 raise ConsoleError(f"button: got {str(button)[:MAX_NAME]!r}, allowed: {', '.join(BUTTONS)}")
-            return Press(button)
+            return Press(button, _number(message, "sent"))
         case "stop":
             return Stop()
         case "reset":
-            return Reset(_name(message))
+            return Reset(_name(message), _number(message, "sent"))
         case "take_control":
             return TakeControl(_name(message), text_of(message, "token", 512), message.get("force") is True)
         case "release_control":

@@ -134,6 +134,17 @@ class PageServer(ABC):
     def obeyed(self, session: Session, message: Any) -> str:
         """Do what the session in control asks. Returns why not, or ""."""
 
+    def too_late(self, session: Session, what: str, sent: float) -> str:
+        """Why a button is not obeyed that waited in a stalled connection, or "". A hold is never too late.
+
+        Args:
+            what: the button. sent: by the page's clock, seconds.
+        """
+        late = session.delay(sent, time.monotonic())
+        if what == "hold" or late <= self.config.link_timeout:
+            return ""
+        return f"{what}: came {late:.1f} s late over a stalled connection, and is not done; look, and press again"
+
     # --- life ---------------------------------------------------------------------------------
 
     @contextmanager

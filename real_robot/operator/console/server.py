@@ -80,10 +80,14 @@ class ConsoleServer(PageServer):
             case Drive():
                 self._operator.controller_seen()
                 self._operator.drive(message)
-            case Press(button):
+            case Press(button, sent):
+                if why := self.too_late(session, button, sent):
+                    return why
                 self._operator.controller_seen()
                 self._operator.press(button, session.name)
-            case Reset(name):
+            case Reset(name, sent):
+                if why := self.too_late(session, "reset", sent):
+                    return why
                 if self._supervisor.state.mode != STOPPED:
                     return "nothing to reset: the robot is not stopped"
                 self._operator.reset(name)

@@ -157,7 +157,7 @@ class Hub:
         link = self._link(robot)
         if button not in ANY_ROBOT:
             self._check_with(robot, button)
-        self._say(link, "press", button=button)
+        self._say(link, "press", button=button, sent=self._clock())
         self._log("press", robot=robot, who=self.person, button=button)
 
     def drive(self, robot: str, drive: Drive) -> None:
@@ -179,7 +179,7 @@ class Hub:
         """
         link = self._link(robot)
         self._check_with(robot, "reset")
-        self._say(link, "reset", name=name)
+        self._say(link, "reset", name=name, sent=self._clock())
         self._log("reset", robot=robot, who=name)
 
     def stop(self, robot: str | None, who: str) -> list[str]:

@@ -256,9 +256,13 @@ class HubServer(PageServer):
                 self._hub.hand_back()
             case DriveRobot(robot=robot):
                 self._hub.drive(robot, message)
-            case ToRobot(robot, Press(button)):
+            case ToRobot(robot, Press(button, sent)):
+                if why := self.too_late(session, button, sent):
+                    return why
                 self._hub.press(robot, button)
-            case ToRobot(robot, Reset(name)):
+            case ToRobot(robot, Reset(name, sent)):
+                if why := self.too_late(session, "reset", sent):
+                    return why
                 self._hub.reset(robot, name)
             case _:
                 return "robot: which one?"

@@ -280,7 +280,7 @@ async def run_person(
                 check()
                 answers = [{"type": "seen", "statuses": overviews, "pictures": pictures}, *person.hear(overview)]
                 for message in answers:
-                    await connection.send(json.dumps(message))
+                    await connection.send(json.dumps({"sent": time.monotonic(), **message}))
                 if person.is_done:
                     return
                 if time.monotonic() > deadline:

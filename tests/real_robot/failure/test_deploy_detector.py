@@ -188,16 +188,16 @@ def test_a_person_is_asked_rewinds_and_labels_over_ros(graph: RosGraph, tabletop
             raise AssertionError(f"not {phases} in time: {status}, {scores[-5:]}")
 
         say("take_control", name="anna", token="", force=False)
-        say("press", button="start")
+        say("press", button="start", sent=time.monotonic())
         scores: list[list[float]] = []
         await_status({"autonomous"}, scores)
         await_status({"paused"}, scores)
         assert scores[-1][1] > scores[-1][2] and all(value <= limit for _, value, limit in scores[:-1])
-        say("press", button="rewind")
+        say("press", button="rewind", sent=time.monotonic())
         await_status({"rewinding"}, scores)
         await_status({"paused"}, scores)
         assert scores[-1][1] <= scores[-1][2]
-        say("press", button="failure")
+        say("press", button="failure", sent=time.monotonic())
         await_status({"ended"}, scores)
     until(lambda: child.says("episode: failure (anna)"), "the label")
     assert child.says("episode: alarm (detector: failure score") and child.says("episode: all clear (detector)")

@@ -84,6 +84,24 @@ def test_a_silent_console_pauses_the_policy() -> None:
         browser.until(lambda s: s["phase"] == "autonomous")
 
 
+def test_a_button_that_waited_in_a_stalled_connection_is_not_obeyed_but_a_hold_is() -> None:
+    with console_bench(link_timeout=2.0) as bench:
+        browser = Browser(bench)
+        browser.take_control()
+        browser.say("press", button="start", sent=time.monotonic() - 5)
+        refused = browser.until(lambda s: s["refused"])
+        assert "start: came 5." in refused["refused"][0] and refused["phase"] == "idle"
+        browser.press("start")
+        browser.until(lambda s: s["phase"] == "autonomous")
+        browser.say("press", button="hold", sent=time.monotonic() - 5)
+        browser.until(lambda s: s["phase"] == "paused")
+        browser.say("stop")
+        browser.until(lambda s: s["mode"] == "stopped")
+        browser.say("reset", name="anna", sent=time.monotonic() - 5)
+        refused = browser.until(lambda s: s["refused"])
+        assert "reset: came 5." in refused["refused"][0] and refused["mode"] == "stopped"
+
+
 def test_one_controller_at_a_time_and_a_viewer_may_only_stop() -> None:
     with console_bench(link_timeout=30.0) as bench:
         first, second = Browser(bench), Browser(bench)
@@ -97,11 +115,11 @@ def test_one_controller_at_a_time_and_a_viewer_may_only_stop() -> None:
         first.until(lambda s: s["mode"] == "running")
         second.say("stop")
         assert second.until(lambda s: s["mode"] == "stopped")["reason"] == "console: a viewer"
-        second.say("reset", name="ben")
+        second.say("reset", name="ben", sent=time.monotonic())
         assert "only watches" in second.until(lambda s: s["refused"])["refused"][0]
-        first.say("reset", name="  ")
+        first.say("reset", name="  ", sent=time.monotonic())
         assert "name" in first.until(lambda s: s["refused"])["refused"][0]
-        first.say("reset", name="anna")
+        first.say("reset", name="anna", sent=time.monotonic())
         first.until(lambda s: s["mode"] == "holding" and s["phase"] == "paused")
         first.socket.close()
         second.until(lambda s: s["controller"] is None)
@@ -173,7 +191,7 @@ def test_rubbish_is_refused_and_the_robot_goes_on(capfd: pytest.CaptureFixture[s
     good = [
         {"type": "drive", "axes": {"x": 1.0}, "gripper": "open", "held": True, "sent": 1.0},
         {"type": "take_control", "name": "eve", "token": "guess"},
-        {"type": "press", "button": "start"},
+        {"type": "press", "button": "start", "sent": 2.0},
         {"type": "alive", "sent": 3.0},
         {"type": "seen", "statuses": 1, "pictures": 2},
     ]

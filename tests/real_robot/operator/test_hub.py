@@ -77,7 +77,7 @@ class Page:
         self.until(lambda o: o["in_control"] and all(r["ours"] for r in o["robots"]))
 
     def press(self, robot: str, button: str) -> None:
-        self.say("press", robot=robot, button=button)
+        self.say("press", robot=robot, button=button, sent=time.monotonic())
 
     def states(self, **wanted: str) -> dict[str, Any]:
         """Wait until robots are in these states."""
@@ -170,9 +170,9 @@ def test_only_the_robot_that_the_person_is_with_can_be_driven(bench: HubBench, p
     page.until(lambda o: any("take_over: go to left first" in text for text in page.refused))
     page.say("drive", robot="left", axes={"x": 1}, gripper=None, held=True, sent=time.monotonic())
     page.until(lambda o: any("drive: go to left first" in text for text in page.refused))
-    page.say("reset", robot="left", name="anna")
+    page.say("reset", robot="left", name="anna", sent=time.monotonic())
     page.until(lambda o: any("reset: go to left first" in text for text in page.refused))
-    page.say("press", robot="middle", button="hold")
+    page.say("press", robot="middle", button="hold", sent=time.monotonic())
     page.until(lambda o: any("robot: got 'middle', allowed: left, right" in text for text in page.refused))
     assert bench.left.intervention.state == "autonomous"
     page.press("left", "hold")  # From afar.
@@ -215,7 +215,7 @@ def test_a_viewer_stops_one_or_all_and_only_a_visitor_resets(bench: HubBench, pa
     viewer.socket.close()
     page.say("help", robot="left")
     page.until(lambda o: o["helping"] == "left")
-    page.say("reset", robot="left", name="anna")
+    page.say("reset", robot="left", name="anna", sent=time.monotonic())
     page.until(lambda o: page.robot.get("mode") not in (None, "stopped"))
     page.states(right="stopped", left="helped")
 

@@ -150,7 +150,7 @@ export class Tile {
     if (name === "reset") return this.reset();
     this.hands.releaseAll();
     if (["start", "take_over", "demonstrate"].includes(name)) this.hands.forget();
-    return this.send({ type: "press", button: name });
+    return this.send({ type: "press", button: name, sent: performance.now() / 1000 });
   }
 
   async reset() {
@@ -159,7 +159,7 @@ export class Tile {
       text: "The robot may move again. Look that nobody is near it. Your name goes into the log.",
       ok: "Reset",
     });
-    if (answer) this.send({ type: "reset", name: answer.name });
+    if (answer) this.send({ type: "reset", name: answer.name, sent: performance.now() / 1000 });
   }
 
   /** `error`: why the last try was refused. */
