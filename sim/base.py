@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, PositiveInt, SerializeAsAny, field_validator, model_validator
@@ -22,6 +22,8 @@ from vla_rl.rewards.base import RewardConfig
 from vla_rl.types import EnvSpec
 
 if TYPE_CHECKING:
+    from typing import Self  # Not in the Python 3.10 of some simulators, in which this is read too.
+
     from sim.single_env import SingleEnv
 
 

@@ -1,5 +1,6 @@
 """Environments behind hosts: equal to in-process ones, in other Pythons, on other machines; and what the docs say."""
 
+import ast
 import importlib.metadata
 import re
 import subprocess
@@ -43,6 +44,21 @@ def assert_equal(some: list[StepResult], others: list[StepResult]) -> None:
         np.testing.assert_equal([a.obs.images, a.obs.state, a.info], [b.obs.images, b.obs.state, b.info])
         for name in ("reward", "terminated", "truncated", "num_steps", "success", "lost"):
             np.testing.assert_array_equal(getattr(a, name), getattr(b, name), err_msg=name)
+
+
+LATER = {"Self", "Never", "LiteralString", "NotRequired", "Unpack", "override", "assert_never", "StrEnum", "UTC"}
+
+
+def test_what_a_simulators_own_python_reads_imports_nothing_that_3_10_lacks() -> None:
+    """A guard of the test below, which makes that Python: names that typing, enum and datetime got later."""
+    code = "import sys, sim.tabletop; print(*(getattr(m, '__file__', None) for m in list(sys.modules.values())))"
+    printed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    files = [Path(file) for file in printed.split() if file.startswith((f"{ROOT / 'sim'}/", f"{ROOT / 'vla_rl'}/"))]
+    assert ROOT / "sim/base.py" in files
+    for file in files:
+        body = ast.parse(file.read_text()).body
+        names = {alias.name for node in body if isinstance(node, ast.ImportFrom) for alias in node.names}
+        assert not names & LATER, f"{file}: {sorted(names & LATER)}; import them under TYPE_CHECKING"
 
 
 @pytest.mark.slow
