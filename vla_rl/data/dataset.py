@@ -12,7 +12,7 @@ import numpy as np
 
 from vla_rl.data.cache import open_cache
 from vla_rl.data.config import DatasetConfig, DatasetError
-from vla_rl.data.hold_out import across_parts, whole_states
+from vla_rl.data.hold_out import across_parts, some_states
 from vla_rl.data.keyframes import state_names
 from vla_rl.data.masks import training_mask
 from vla_rl.data.source import LeRobotSource
@@ -166,16 +166,13 @@ class EpisodeDataset:
     def hold_out(self, fraction: float, seed: Sequence[int]) -> tuple[EpisodeDataset, EpisodeDataset]:
         """Split whole initial states at random: (to train on, held out), at least one state in each.
 
-        See `whole_states`. Of one state alone, its episodes are split.
+        See `hold_out.some_states`. Of one state alone, its episodes are split.
         """
         episodes = self.episodes
         if len(episodes) < 2:
             raise DatasetError(f"{self.path}: {len(episodes)} episode; holding some out needs at least 2")
-        count = min(max(round(fraction * len(episodes)), 1), len(episodes) - 1)
-        order = np.random.default_rng(seed).permutation(episodes)
-        states = [self.initial_states[e] for e in order]
-        held = whole_states(states, count) if len(set(states)) > 1 else np.arange(len(order)) < count
-        return self.split(order[held])
+        held = some_states([self.initial_states[e] for e in episodes], fraction, seed)
+        return self.split(episodes[held])
 
     def fold(self, number: int | None, count: int, seed: Sequence[int]) -> tuple[EpisodeDataset, EpisodeDataset]:
         """Split into `count` random folds of whole initial states: (all others, fold `number`); None: all, and all."""

@@ -28,6 +28,23 @@ def whole_states(states: Sequence[str], count: int) -> np.ndarray:
     return np.array([state in chosen for state in states])
 
 
+def some_states(states: Sequence[str], fraction: float, seed: int | Sequence[int]) -> np.ndarray:
+    """Choose whole initial states at random, of which there are several; of one alone, some of its episodes.
+
+    Args:
+        states: of each of E episodes. fraction: of the episodes, about; at least one is chosen, and one is not.
+
+    Returns:
+        bool (E,), those chosen.
+    """
+    order = np.random.default_rng(seed).permutation(len(states))
+    count = min(max(round(fraction * len(states)), 1), len(states) - 1)
+    chosen = np.zeros(len(states), bool)
+    ordered = [states[number] for number in order]
+    chosen[order] = whole_states(ordered, count) if len(set(states)) > 1 else np.arange(len(states)) < count
+    return chosen
+
+
 def across_parts(names: Sequence[Sequence[str]], fraction: float, seed: int) -> list[np.ndarray] | None:
     """Choose whole initial states of several datasets together, where some are in more than one of them.
 
@@ -40,9 +57,4 @@ def across_parts(names: Sequence[Sequence[str]], fraction: float, seed: int) -> 
     states = [name for own in names for name in own]
     if sum(len(set(own)) for own in names) == len(set(states)):
         return None
-    order = np.random.default_rng(seed).permutation(len(states))
-    count = min(max(round(fraction * len(states)), 1), len(states) - 1)
-    held = np.zeros(len(states), bool)
-    ordered = [states[number] for number in order]
-    held[order] = whole_states(ordered, count) if len(set(states)) > 1 else np.arange(len(states)) < count
-    return np.split(held, np.cumsum([len(own) for own in names])[:-1])
+    return np.split(some_states(states, fraction, seed), np.cumsum([len(own) for own in names])[:-1])
