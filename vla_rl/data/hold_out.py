@@ -40,7 +40,7 @@ def some_states(states: Sequence[str], fraction: float, seed: int | Sequence[int
     order = np.random.default_rng(seed).permutation(len(states))
     count = min(max(round(fraction * len(states)), 1), len(states) - 1)
     chosen = np.zeros(len(states), bool)
-    ordered = [states[number] for number in order]
+    ordered = [states[int(number)] for number in order]
     chosen[order] = whole_states(ordered, count) if len(set(states)) > 1 else np.arange(len(states)) < count
     return chosen
 
