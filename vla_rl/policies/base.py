@@ -98,6 +98,19 @@ class PolicyConfig(Config):
         return None
 
 
+def check_cameras(cameras: Sequence[str], env_spec: EnvSpec) -> None:
+    """Check that an environment has the cameras that a policy reads under their own names.
+
+    Raises:
+        ConfigError: one is missing.
+    """
+    if missing := [camera for camera in cameras if camera not in env_spec.cameras]:
+        raise ConfigError(
+            f"policy.cameras: {missing} not in environment {env_spec.kind!r}, which has {list(env_spec.cameras)}; "
+            "set env.cameras to include them, or policy.cameras to those there are"
+        )
+
+
 def check_sizes(policy: Policy, env_spec: EnvSpec) -> None:
     """Check a policy's action and state sizes against an environment's.
 

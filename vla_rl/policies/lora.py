@@ -55,12 +55,9 @@ def _named_targets(linear: list[str], options: LoraOptions) -> list[str]:
 
 
 def _inject(network: nn.Module, targets: list[str], options: LoraOptions) -> None:
-    import peft
+    from vla_rl.policies.lora_linear import inject
 
-    config = peft.LoraConfig(
-        r=options.rank, lora_alpha=options.alpha, lora_dropout=options.dropout, target_modules=targets
-    )
-    peft.inject_adapter_in_model(config, network)
+    inject(network, targets, options.rank, options.alpha, options.dropout)
     widen_adapters(network)
 
 

@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics
+from vla_rl.policies.lerobot import files
 from vla_rl.policies.lerobot.config import LeRobotConfig
+from vla_rl.policies.lerobot.tiny import tiny_tokenizer
 from vla_rl.policies.load import load_policy
 
 pytest.importorskip("num2words", reason="SmolVLA's processor needs it: install vla-rl[flow]")
@@ -113,3 +115,15 @@ def test_what_neither_the_folder_nor_a_hub_has_is_named(made, tmp_path, monkeypa
     shutil.copytree(made[1], tmp_path / "policy" / "vlm")
     with pytest.raises(ValueError, match=rf"(?s)preprocessor\.json.*'{HUB_ID}'.*policy\.tokenizer=FOLDER"):
         load_policy(tmp_path / "policy")
+
+
+@pytest.mark.parametrize("policy_type", ["pi0", "pi05"])
+def test_fresh_weights_take_the_tokenizer_that_the_recipe_names(policy_type, tmp_path, monkeypatch):
+    words = str(tmp_path / "words")
+    tiny_tokenizer(["a word"]).save_pretrained(words)
+    # The billions of weights are not made, only what stands before them.
+    monkeypatch.setattr(files, "_build", lambda core_config: None)
+    monkeypatch.setattr(files, "_wrap", lambda config, core, preprocessor, postprocessor: preprocessor)
+    monkeypatch.setattr(files, "_finish", lambda preprocessor, device, seed: preprocessor)
+    made = files.create(LeRobotConfig(type=policy_type, tokenizer=words), SPEC, "cpu", 0)
+    assert [step.tokenizer_name for step in made.steps if hasattr(step, "tokenizer_name")] == [words]

@@ -65,7 +65,7 @@ def test_base_intermediates(case, base):
 
 @torch.no_grad()
 def test_base_greedy_tokens_logits_and_actions(case, base, base_obs):
-    tokens, logits, _ = decode(base.network, [base._prefix(base_obs)], base._num_tokens, 0.0, None)
+    tokens, logits, _ = decode(base.network, [base._prefix(base_obs)], base.num_tokens, 0.0, None)
     np.testing.assert_array_equal(tokens[0].numpy() + FIRST_ID, case["action_tokens"])
     close(logits[0], case["action_logits"], 1e-4)
     chunk = base.act(base_obs, temperature=0.0)

@@ -11,11 +11,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from vla_rl.policies.fake_input import fake_env_spec
 from vla_rl.policies.lerobot.options import FlowLora
-from vla_rl.policies.lerobot.tiny import tiny_tokenizer
 from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.training.memory import estimate, measure, skeleton, without_values
 from vla_rl.training.published_sizes import GIGABYTE, PUBLISHED, advice, table
 from vla_rl.workflows.doctor import check_device
+from vla_rl.workflows.gpu_bench.large_flow import write_smolvlm2_500m
 
 ROOT = Path(__file__).resolve().parents[3]
 BY_NAME = {checkpoint.name: checkpoint for checkpoint in PUBLISHED}
@@ -72,7 +72,7 @@ def test_the_others_have_as_many_parameters_in_lerobot(
 
     options = {}
     if policy_type == "smolvla":
-        _write_smolvlm2_500m(tmp_path)
+        write_smolvlm2_500m(tmp_path)
         options["vlm_model_name"] = str(tmp_path)
     else:  # What casts weights cannot cast fake ones.
         modeling = importlib.import_module(f"lerobot.policies.{policy_type}.modeling_{policy_type}")
@@ -94,21 +94,3 @@ def test_the_others_have_as_many_parameters_in_lerobot(
         if n.split(".")[-2] in FlowLora().targets
     ]
     assert sum(adapters) == BY_NAME[name].adapters
-
-
-def _write_smolvlm2_500m(folder: Path) -> None:
-    """The sizes of SmolVLM2-500M-Video-Instruct's config, which SmolVLA is built from."""
-    from transformers import SmolVLMConfig, SmolVLMImageProcessor, SmolVLMProcessor, SmolVLMVideoProcessor
-
-    text = {"hidden_size": 960, "intermediate_size": 2560, "num_hidden_layers": 32, "num_attention_heads": 15}
-    text |= {"num_key_value_heads": 5, "head_dim": 64, "vocab_size": 49280, "pad_token_id": 2}
-    vision = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
-    SmolVLMConfig(
-        text_config={"model_type": "llama", **text},
-        vision_config={**vision, "image_size": 512, "patch_size": 16},
-        scale_factor=4,
-        pad_token_id=2,  # pyright: ignore[reportCallIssue]
-        image_token_id=49190,
-    ).save_pretrained(folder)
-    processor = SmolVLMProcessor(SmolVLMImageProcessor(), tiny_tokenizer(["a word"]), SmolVLMVideoProcessor())
-    processor.save_pretrained(folder)

@@ -38,6 +38,7 @@ from vla_rl.policies.lerobot.options import (
 from vla_rl.policies.lerobot.policy import ACTION, STATE, LeRobotPolicy
 from vla_rl.policies.lerobot.processor_steps import PREPROCESSOR_FILE, read_steps
 from vla_rl.policies.lerobot.tiny import (
+    own_tokenizer,
     tiny_options,
     tiny_pi,
     tiny_tokenizer,
@@ -185,8 +186,10 @@ def _read_core_config(folder: Path, config: LeRobotOptions, device: str | torch.
 def _as_it_is_built(config: LeRobotOptions, tokenizer: Any = None) -> Iterator[None]:
     """Where LeRobot's classes are built as the config wants them: tiny, and without running a tokenizer's code."""
     is_tiny_pi = config.preset == "tiny" and config.type in ("pi0", "pi05", "pi0_fast")
+    names_its_own = config.preset is None and config.tokenizer and config.type in ("pi0", "pi05")
     with (
         tiny_pi(str(config.type), tokenizer, config.image_size) if is_tiny_pi else nullcontext(),
+        own_tokenizer(str(config.type), tokenizer_name=config.tokenizer) if names_its_own else nullcontext(),
         fast_tokens.read_as_data() if config.type == "pi0_fast" else nullcontext(),
     ):
         yield

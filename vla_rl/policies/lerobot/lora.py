@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import peft
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from vla_rl.config import ConfigError
 from vla_rl.policies.lerobot.options import FlowLora
 from vla_rl.policies.lora import is_adapter, widen_adapters
+from vla_rl.policies.lora_linear import inject
 
 if TYPE_CHECKING:
     from vla_rl.policies.lerobot.networks import FlowNetwork
@@ -35,10 +35,7 @@ def add_adapters(core: nn.Module, options: FlowLora, network: FlowNetwork) -> No
     if missing:
         allowed = sorted({name.rsplit(".", 1)[-1] for name in linear})
         raise ConfigError(f"policy.lora.targets: got {sorted(missing)}, allowed: {', '.join(allowed)}")
-    config = peft.LoraConfig(
-        r=options.rank, lora_alpha=options.alpha, lora_dropout=options.dropout, target_modules=targets
-    )
-    peft.inject_adapter_in_model(config, core)
+    inject(core, targets, options.rank, options.alpha, options.dropout)
     widen_adapters(core)
 
 

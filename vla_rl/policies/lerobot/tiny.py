@@ -192,7 +192,6 @@ def tiny_pi(policy_type: str, tokenizer: Any = None, image_size: int = 64) -> It
     Changes names in LeRobot's modules for as long, so no other thread may build one meanwhile.
     """
     modeling = importlib.import_module(f"lerobot.policies.{policy_type}.modeling_{policy_type}")
-    processing = importlib.import_module(f"lerobot.policies.{policy_type}.processor_{policy_type}")
     gemma = modeling.GemmaConfig(
         width=_TEXT["hidden_size"],
         depth=_TEXT["num_hidden_layers"],
@@ -206,12 +205,24 @@ def tiny_pi(policy_type: str, tokenizer: Any = None, image_size: int = 64) -> It
             with _exchanged(modeling, "PI0FastPaliGemma", _tiny_fast_paligemma(modeling, image_size)):
                 yield
             return
-        step = _step_with(processing.TokenizerProcessorStep, tokenizer)
         with (
             _exchanged(modeling, "PaliGemmaWithExpertModel", _tiny_paligemma(modeling)),
-            _exchanged(processing, "TokenizerProcessorStep", step),
+            own_tokenizer(policy_type, tokenizer=tokenizer),
         ):
             yield
+
+
+@contextmanager
+def own_tokenizer(policy_type: str, **given: Any) -> Iterator[None]:
+    """Inside the block LeRobot's pi0 or pi0.5 is built with the tokenizer `given`: `tokenizer` or `tokenizer_name`."""
+    processing = importlib.import_module(f"lerobot.policies.{policy_type}.processor_{policy_type}")
+    step_class = processing.TokenizerProcessorStep
+
+    def make(tokenizer_name: str, **options: Any) -> Any:
+        return step_class(**given, **options)
+
+    with _exchanged(processing, "TokenizerProcessorStep", make):
+        yield
 
 
 @contextmanager
@@ -222,13 +233,6 @@ def _exchanged(module: ModuleType, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(module, name, before)
-
-
-def _step_with(step_class: Any, tokenizer: Any) -> Any:
-    def make(tokenizer_name: str, **options: Any) -> Any:
-        return step_class(tokenizer=tokenizer, **options)
-
-    return make
 
 
 def _gemma(sizes: Any, adaptive: bool, vocabulary: int = VOCABULARY) -> dict[str, Any]:

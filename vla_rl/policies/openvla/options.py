@@ -193,9 +193,9 @@ PRESETS: dict[str, Preset] = {
 
 # What a config may set again when it starts from a checkpoint; the rest is the checkpoint's.
 RUN_FIELDS = (
-    "precision", "compile", "weights", "attention", "gradient_checkpointing", "value_head", "value_detach",
-    "keyframe_loss_weight", "lora", "merge_lora", "trainable", "laplace", "images", "kept_images", "gripper",
-    "padding", "num_actions",
+    "precision", "compile", "cuda_graphs", "weights", "attention", "gradient_checkpointing", "value_head",
+    "value_detach", "keyframe_loss_weight", "lora", "merge_lora", "trainable", "laplace", "images", "kept_images",
+    "gripper", "padding", "num_actions",
 )  # fmt: skip
 # What a checkpoint in the published layout does not say about itself, and a recipe may.
 PUBLISHED_FIELDS = (
@@ -293,6 +293,11 @@ class OpenVLAOptions(PolicyConfig):
         description="Compile the layers of the vision towers and the language model with torch.compile, which takes "
         "minutes at first and needs a C++ compiler.",
     )
+    cuda_graphs: bool = Field(
+        default=False,
+        description="On an NVIDIA GPU, act by CUDA graphs, one recorded for each batch size: small batches then do not "
+        "wait for the host. Holds the working memory of acting. For the decoders parallel and l1.",
+    )
     merge_lora: bool = Field(
         default=False,
         description="Act with the adapters added to the weights they adapt, which spares their passes and costs a copy "
@@ -323,6 +328,8 @@ class OpenVLAOptions(PolicyConfig):
             raise ConfigError(
                 "policy.trainable: got 'lora', but policy.lora is not set; give it, e.g. policy.lora.rank=32"
             )
+        if self.cuda_graphs and self.decoder == "autoregressive":
+            raise ConfigError("policy.cuda_graphs: got true, but the decoder 'autoregressive' draws token by token")
         if len(set(self.cameras)) != len(self.cameras):
             raise ConfigError(f"policy.cameras: got {list(self.cameras)}, a camera is named twice")
         return self

@@ -13,11 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vla_rl.common.compiling import compile_modules
+from vla_rl.common.cuda_graphs import ReplayedPass
 from vla_rl.common.precision import set_float32_products, wants_bf16
 from vla_rl.config import ConfigError
 from vla_rl.interfaces import PolicyOutput
 from vla_rl.policies import lora
-from vla_rl.policies.base import check_sizes
+from vla_rl.policies.base import check_cameras, check_sizes
 from vla_rl.policies.guided import GuidablePolicy
 from vla_rl.policies.normalization import NormStats, QuantileStats
 from vla_rl.policies.openvla.action_tokens import ActionTokenizer
@@ -32,7 +33,7 @@ from vla_rl.policies.openvla.network.action_heads import (
     laplace_log_prob,
     position_loss,
 )
-from vla_rl.policies.openvla.network.network import OpenVLANetwork, Prefix
+from vla_rl.policies.openvla.network.network import OpenVLANetwork, Prefix, Prompt
 from vla_rl.policies.openvla.options import L1_WITHOUT_SCALE, NO_LOGITS, Architecture, OpenVLAOptions
 from vla_rl.policies.openvla.tokenizer import WordTokenizer
 from vla_rl.policies.openvla.trained import trained_names
@@ -69,9 +70,11 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
         self.published: PublishedFolder | None = None
         self.trained_beside: set[str] = set()
         self.no_rl_reason: str | None = None
+        self.replayed = ReplayedPass(self._replayable, network) if config.cuda_graphs else None
         self.demonstration_size = architecture.chunk_size  # Actions that cloning learns at once.
         self.chunk_size = config.executed_actions(architecture.chunk_size)
         self.action_dim = architecture.action_dim
+        self.num_tokens = self.chunk_size * self.action_dim  # Of the actions that are executed.
         self.cameras = config.cameras
         self.state_dim = architecture.state_dim
         self.image_size = (architecture.image_size, architecture.image_size)
@@ -160,12 +163,7 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
         Raises:
             ConfigError: a camera is missing, or the state or action size differs.
         """
-        missing = [camera for camera in self.cameras if camera not in env_spec.cameras]
-        if missing:
-            raise ConfigError(
-                f"policy.cameras: {missing} not in environment {env_spec.kind!r}, which has {list(env_spec.cameras)}; "
-                "set env.cameras to include them, or policy.cameras to those there are"
-            )
+        check_cameras(self.cameras, env_spec)
         check_sizes(self, env_spec)
 
     def set_norm_stats(
@@ -228,13 +226,11 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
         check_temperature(temperature, lowest=0.0)
         with self._autocast():
             others: list[Tensor] = []
-            prefixes = [self._prefix(each) for each in (obs, *plain)]
             if self.architecture.decoder == "autoregressive":
-                tokens, logits, hidden = decode(
-                    self.network, prefixes, self._num_tokens, temperature, generator, weight
-                )
+                prefixes = [self._prefix(each) for each in (obs, *plain)]
+                tokens, logits, hidden = decode(self.network, prefixes, self.num_tokens, temperature, generator, weight)
             else:
-                hidden, *others = [self.network.hidden(prefix, None) for prefix in prefixes]
+                hidden, *others = [self._hidden(each, None) for each in (obs, *plain)]
                 tokens, logits = None, None
         value = self._value(hidden)
         value = None if value is None else value.cpu().numpy()
@@ -242,7 +238,7 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
             path, log_prob = self._draw_continuous(hidden, temperature, generator)
             return ActionChunk(self._to_env(path, stats), path=path, log_prob=log_prob, value=value)
         if tokens is None or logits is None:
-            each = [self.network.logits(seen[:, : self._num_tokens]) for seen in (hidden, *others)]
+            each = [self.network.logits(seen[:, : self.num_tokens]) for seen in (hidden, *others)]
             logits = guided(each, weight)
             tokens = draw(logits, temperature, generator)
         log_prob = self._shape(token_log_prob(logits / temperature, tokens)).cpu().numpy() if temperature > 0 else None
@@ -376,7 +372,7 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
         if self.architecture.decoder != "autoregressive":
             return self._hidden(obs, None).mean(1)
         with self._autocast():
-            return decode(self.network, [self._prefix(obs)], self._num_tokens, 0.0, None)[2].mean(1)
+            return decode(self.network, [self._prefix(obs)], self.num_tokens, 0.0, None)[2].mean(1)
 
     @torch.no_grad()
     @lora.acts_merged
@@ -385,7 +381,7 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
     ) -> tuple[Tensor, np.ndarray]:
         """See `SeveralChunksPolicy`. All draws of the parallel decoder come from the same logits."""
         hidden, logits = self._read(obs, None)
-        logits = logits[:, : self._num_tokens]
+        logits = logits[:, : self.num_tokens]
         drawn = [draw(logits, 0.0, None), *(draw(logits, temperature, generator) for _ in range(count - 1))]
         tokens = torch.stack(drawn, 1).unflatten(-1, (-1, self.action_dim)).cpu().numpy()
         return hidden.mean(1), self._to_env(self.action_tokenizer.decode(tokens), self._stats())
@@ -396,8 +392,16 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
         """Hidden states float32 (B, n, hidden) of the action positions."""
         if torch.is_grad_enabled():
             lora.forget_merged(self)
+        if self.replayed is not None and tokens is None and not torch.is_grad_enabled():
+            images, state, prompt = self._inputs(obs)
+            return self.replayed(images, state, prompt.ids, prompt.valid, prompt.last)
         with self._autocast():
             return self.network.hidden(self._prefix(obs), tokens)
+
+    def _replayable(self, images: Tensor, state: Tensor | None, *prompt: Tensor | None) -> Tensor:
+        """`_hidden` of all action positions. Autocast keeps no copy of a weight, which a graph would read for ever."""
+        with self._autocast(keeps_copies=False):
+            return self.network.hidden(self.network.prefix(images, state, Prompt(*prompt)), None)
 
     def _read(self, obs: Observation, tokens: Tensor | None) -> tuple[Tensor, Tensor]:
         """Hidden states (B, n, hidden) and logits (B, n, bins), float32, of given tokens (B, n); None: of all."""
@@ -412,9 +416,13 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
 
     def _prefix(self, obs: Observation) -> Prefix:
         """Everything before the action positions, embedded."""
+        return self.network.prefix(*self._inputs(obs))
+
+    def _inputs(self, obs: Observation) -> tuple[Tensor, Tensor | None, Prompt]:
+        """What the network reads: images, normalized state, and prompt, on the device."""
         arch, device = self.architecture, self.device
         prompts = [self.tokenizer.encode_prompt(text) for text in obs.instruction]
-        return self.network.prefix(
+        return (
             image_batch(obs, self.cameras, arch.image_size, self.config.images, device, self.images),
             None if arch.state_dim is None else state_batch(obs, arch.state_dim, self._stats(), device),
             prompt_batch(prompts, arch.llm.vocab_size, self.config.padding, device),
@@ -428,15 +436,10 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
             )
         return self.norm_stats
 
-    @property
-    def _num_tokens(self) -> int:
-        """Tokens of the actions that are executed."""
-        return self.chunk_size * self.action_dim
-
     def _shape(self, x: Tensor) -> Tensor:
         """(B, n) -> (B, n / A, A)."""
         return x.reshape(len(x), -1, self.action_dim)
 
-    def _autocast(self) -> torch.autocast:
-        dtype = self.network.compute_dtype
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16)
+    def _autocast(self, keeps_copies: bool = True) -> torch.autocast:
+        in_bf16 = self.network.compute_dtype == torch.bfloat16
+        return torch.autocast(self.device.type, torch.bfloat16, in_bf16, keeps_copies)

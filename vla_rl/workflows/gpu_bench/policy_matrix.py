@@ -59,6 +59,11 @@ ON_DEVICES: dict[str, dict[str, Any]] = VARIANTS | {
         "kind": "openvla", "precision": "bf16", "lora": {"rank": 2}, "trainable": "lora",
         "gradient_checkpointing": True, "attention": "sdpa",
     },
+    "openvla-graphs": {"kind": "openvla", "precision": "fp32", "value_head": True, "cuda_graphs": True},
+    "openvla-graphs-merged": {
+        "kind": "openvla", "precision": "fp32", "lora": {"rank": 2}, "trainable": "lora", "merge_lora": True,
+        "cuda_graphs": True,
+    },
     "openvla-image-chain": {
         "kind": "openvla", "precision": "fp32", "padding": "right", "attention": "sdpa", "keyframe_loss_weight": 0.1,
         "images": {"jpeg_quality": 95, "resize": "lanczos3", "crop_area": 0.9},
@@ -72,7 +77,8 @@ DRAWN = ("tokens", "actions")
 
 def build(name: str, device: str | torch.device, seed: int = 0) -> Policy:
     """The variant with fresh weights, the same on every device, and statistics."""
-    config = build_component("policy", ON_DEVICES[name])
+    # LeRobot's compute in bfloat16 on a GPU unless they are told not to, and OpenVLA's say what they compute in.
+    config = build_component("policy", {"precision": "fp32"} | ON_DEVICES[name])
     assert isinstance(config, PolicyConfig), "the section makes policies"
     policy: Any = config.build(SPEC, device, seed)
     policy.set_norm_stats(fake_statistics(7), fake_statistics(8, gripper=False))
@@ -157,6 +163,21 @@ def save_and_load(policy: Policy) -> Answer:
         return act_greedy(load_policy(Path(folder) / "policy", policy.device))
 
 
+@torch.no_grad()
+def act_after_a_change(policy: Policy) -> Answer:
+    """The likeliest chunk when every trained weight has changed in place, as in a step; then they are as before."""
+    trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    before = [parameter.clone() for parameter in trained]
+    for number, parameter in enumerate(trained):
+        parameter.add_(
+            0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)).to(parameter)
+        )
+    answer = act_greedy(policy)
+    for parameter, value in zip(trained, before, strict=True):
+        parameter.copy_(value)
+    return answer
+
+
 def merge(policy: Policy) -> Answer:
     """The likeliest chunk with adapters added to the weights; changes the policy, so it comes last."""
     merge_lora = getattr(policy, "merge_lora", None)
@@ -173,6 +194,7 @@ QUESTIONS: dict[str, Callable[[Policy], Answer]] = {
     "evaluate and backward": evaluate,
     "cloning loss and backward": bc_loss,
     "embed": embed,
+    "act after a change": act_after_a_change,
     "save and load": save_and_load,
     "merge": merge,
 }

@@ -29,7 +29,8 @@ def test_a_sum_is_bound_by_its_bytes_and_a_view_costs_nothing():
 
 def test_acting_and_updating_are_counted_without_values():
     one, four = (of_act(False, PARALLEL, n, GPU) for n in (1, 4))
-    assert four.flops == pytest.approx(4 * one.flops, rel=0.1) and four.kernels == one.kernels
+    # What the last layer reads of a batch does not lie in one piece, and is copied once.
+    assert four.flops == pytest.approx(4 * one.flops, rel=0.1) and four.kernels == one.kernels + 1
     assert of_act(False, AUTOREGRESSIVE, 1, GPU).kernels > 3 * one.kernels  # A pass for each token.
     update = of_update(False, 4, GPU)
     assert 2 * four.flops < update.flops < 4 * four.flops  # Forward, again, backward; frozen weights have no gradient.

@@ -39,13 +39,14 @@ PARTS = {
     part.name: part
     for part in (
         Part("rates", "What the machine gives at best: matrix products, copies, launches", 1.0),
-        Part("correctness", "Policies and learners against the CPU", 6.0, _POLICY),
-        Part("runs", "Real runs: GRPO stopped and resumed, cloning", 6.0, (*_WITH_ADAPTERS, "accelerate")),
+        Part("correctness", "Policies and learners against the CPU", 4.0, _POLICY),
+        Part("runs", "Real runs: GRPO stopped and resumed, cloning", 4.0, (*_WITH_ADAPTERS, "accelerate")),
         Part(
             "imagination", "Imagined episodes, 40 to 2,048 at once, and frames of 64 and 256 pixels", 4.0, _WORLD_MODEL
         ),
         Part("act", "Acting with 7 billion parameters, 1 to 64 environments", 8.0, _WITH_ADAPTERS),
         Part("update", "An update with 7 billion parameters, micro-batches of 8 to 32", 4.0, _WITH_ADAPTERS),
+        Part("flow", "Acting and updating with SmolVLA and pi0", 4.0, (*_WITH_ADAPTERS, "lerobot")),
         Part("memory", "Memory measured, against what `vla-rl memory` predicts", 3.0, _WITH_ADAPTERS),
         Part("rendering", "EGL rendering in 1 to 16 processes beside acting", 4.0, (*_WITH_ADAPTERS, "mujoco")),
         Part("video", "Wan's transformers at their published sizes", 4.0, _WORLD_MODEL),

@@ -19,17 +19,20 @@ from vla_rl.workflows.gpu_bench.sheet import Attempt, LeftOutError, Sheet
 from vla_rl.workflows.gpu_bench.timing import count_flops, median_seconds
 
 H200 = "H200"
-TARGETS = {("parallel", "eager"): Target(160.0, device=H200), ("parallel", "compiled"): Target(110.0, device=H200)}
+TARGETS = {
+    ("parallel", "eager"): Target(160.0, device=H200),
+    ("parallel", "CUDA graph of compiled layers"): Target(110.0, device=H200),
+}
 TARGET_BATCH = 16
 SIZES = {"full": (16, 1, 4, 64), "tiny": (2,)}  # In the order of what matters, as time may run out.
 DECODERS = {"parallel": PARALLEL, "autoregressive": AUTOREGRESSIVE}
+GRAPH, COMPILED, BOTH = "CUDA graph", "compiled layers", "CUDA graph of compiled layers"
 # In that order too.
 FORMS = [
-    (decoder, weights, how)
-    for how in ("eager", "compiled")
-    for decoder in DECODERS
-    for weights in ("LoRA", "merged")
-]  # fmt: skip
+    *((decoder, weights, "eager") for decoder in DECODERS for weights in ("LoRA", "merged")),
+    *(("parallel", weights, how) for how in (GRAPH, COMPILED, BOTH) for weights in ("LoRA", "merged")),
+    *(("autoregressive", weights, COMPILED) for weights in ("LoRA", "merged")),
+]
 
 
 class Acting:
@@ -42,14 +45,15 @@ class Acting:
         self._policy: OpenVLAPolicy | None = None
 
     def policy(self, form: tuple[str, str, str]) -> OpenVLAPolicy:
-        """The policy with this decoder, these weights, eager or compiled."""
+        """The policy with this decoder, these weights, computed so."""
         if self._policy is None or self._form != form:
             self._policy = None
             decoder, weights, how = form
-            policy = on_device(options(self.sheet.is_full, **DECODERS[decoder], **LORA), self.sheet.device)
+            chosen = {**DECODERS[decoder], **LORA, "cuda_graphs": how in (GRAPH, BOTH)}
+            policy = on_device(options(self.sheet.is_full, **chosen), self.sheet.device)
             if weights == "merged":
                 policy.merge_lora()
-            if how == "compiled":
+            if how in (COMPILED, BOTH):
                 backend = "inductor" if self.sheet.is_full else "aot_eager"
                 compile_modules(policy.network.repeated_layers(), backend)
             self._form, self._policy = form, policy
@@ -58,7 +62,7 @@ class Acting:
     def measure(self, form: tuple[str, str, str], batch_size: int) -> None:
         """One figure."""
         sheet, (decoder, weights, how) = self.sheet, form
-        if how == "compiled" and sheet.device.type not in ("cuda", "cpu"):
+        if how in (COMPILED, BOTH) and sheet.device.type not in ("cuda", "cpu"):
             raise LeftOutError(f"torch.compile knows no device {sheet.device.type!r}")
         policy = self.policy(form)
         obs, generator = observations(policy, batch_size), torch.Generator().manual_seed(0)
@@ -90,9 +94,7 @@ def measure(sheet: Sheet) -> None:
     acting = Acting(sheet)
     attempts: list[Attempt] = []
     for form in FORMS:
-        if (
-            not sheet.is_full and form[2] == "compiled" and form[:2] != ("parallel", "LoRA")
-        ):  # One has the logic of all.
+        if not sheet.is_full and form[2] != "eager" and form[:2] != ("parallel", "LoRA"):  # One has the logic of all.
             continue
         attempts += [
             (f"{', '.join(form)}, B={size}", lambda form=form, size=size: acting.measure(form, size))

@@ -29,9 +29,10 @@ class Updating:
             self._policy = on_device(options(self.sheet.is_full, **OPTIONS), self.sheet.device)
         return self._policy
 
-    def micro_batch(self, size: int) -> None:
+    def micro_batch(self, size: int, checkpointing: bool = True) -> None:
         """Forward and backward of one micro-batch, gradients added up as in a minibatch."""
         sheet, policy = self.sheet, self.policy
+        policy.network.language_model.model.gradient_checkpointing = checkpointing
         obs, chunk = observations(policy, size), drawn_chunk(policy, size)
 
         def step() -> None:
@@ -45,9 +46,14 @@ class Updating:
         note = f"{size / seconds:,.4g} decisions/s; {flops / seconds / 1e12:,.4g} TFLOP/s"
         if rate is not None:
             note += f", {100 * flops / seconds / rate:.0f} % of the measured rate"
-        note += ", what checkpointing computes again counted"
-        sheet.add(f"forward and backward, micro-batch of {size}", 1000 * seconds, "ms", TARGETS.get(size), note)
+        text, target = f"forward and backward, micro-batch of {size}", None
+        if checkpointing:
+            note, target = note + ", what checkpointing computes again counted", TARGETS.get(size)
+        else:
+            text += ", without checkpointing"
+        sheet.add(text, 1000 * seconds, "ms", target, note)
         policy.zero_grad()
+        policy.network.language_model.model.gradient_checkpointing = True
 
     def learner(self, size: int) -> None:
         """One optimizer step of GRPO, of two micro-batches."""
@@ -67,5 +73,9 @@ def measure(sheet: Sheet) -> None:
     updating = Updating(sheet)
     sizes = (8, 16, 32) if sheet.is_full else (2,)
     attempts: list[Attempt] = [(f"micro-batch of {n}", lambda n=n: updating.micro_batch(n)) for n in sizes]
+    attempts += [
+        (f"micro-batch of {n}, without checkpointing", lambda n=n: updating.micro_batch(n, checkpointing=False))
+        for n in sizes[:2]
+    ]
     attempts += [(f"learner, micro-batch of {n}", lambda n=n: updating.learner(n)) for n in sizes[:1]]
     sheet.run(attempts)

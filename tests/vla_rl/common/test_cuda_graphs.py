@@ -1,0 +1,59 @@
+"""Replayed passes: the plain function without a CUDA device; which policies have them. Graphs: `vla-rl bench gpu`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from vla_rl.common.cuda_graphs import MOST, ReplayedPass
+from vla_rl.config import ConfigError, build_component
+from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics
+
+SPEC = fake_env_spec()
+TINY = {"kind": "openvla", "precision": "fp32", "image_size": 32, "chunk_size": 2}
+
+
+def make(**options: Any) -> Any:
+    policy = build_component("policy", TINY | options).build(SPEC, "cpu", 0)
+    policy.set_norm_stats(fake_statistics(7), fake_statistics(8, gripper=False))
+    return policy.eval()
+
+
+def test_on_a_cpu_it_is_the_plain_function():
+    layer = nn.Linear(3, 2)
+    replayed = ReplayedPass(lambda x, missing: layer(x), layer)
+    x = torch.randn(4, 3)
+    assert torch.equal(replayed(x, None), layer(x)) and not replayed(x, None).requires_grad
+
+
+def test_only_graphs_of_weights_that_lie_elsewhere_give_way():
+    layer = nn.Linear(3, 2)
+    replayed = ReplayedPass(layer, layer)
+    here, elsewhere = (1, 2), (1, 3)
+    made: Any = object()
+    replayed._recordings = {(elsewhere if i < 2 else here, i): made for i in range(MOST)}
+    assert replayed._has_room(here) and len(replayed._recordings) == MOST - 2
+    replayed._recordings |= {(here, MOST + i): made for i in range(2)}
+    assert not replayed._has_room(here) and len(replayed._recordings) == MOST
+
+
+@pytest.mark.parametrize("decoder", ["parallel", "l1"])
+def test_a_policy_acts_and_learns_the_same_with_them(decoder):
+    options: dict[str, Any] = {"decoder": decoder} | ({"laplace": {}} if decoder == "l1" else {})
+    plain, replaying = make(**options), make(**options, cuda_graphs=True)
+    obs = fake_observation(SPEC, 3)
+    for temperature in (0.0, 1.0):
+        a, b = (policy.act(obs, torch.Generator().manual_seed(0), temperature) for policy in (plain, replaying))
+        np.testing.assert_array_equal(a.actions, b.actions)
+    out = replaying.evaluate(obs, b)
+    out.log_prob.mean().backward()
+    assert any(p.grad is not None and bool(p.grad.any()) for p in replaying.parameters())
+
+
+def test_a_decoder_that_draws_token_by_token_has_none():
+    with pytest.raises(ConfigError, match=r"policy.cuda_graphs: got true, but the decoder 'autoregressive'"):
+        build_component("policy", TINY | {"decoder": "autoregressive", "cuda_graphs": True})
