@@ -5,8 +5,10 @@ At small batches a large network keeps a GPU waiting for the host, which launche
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +41,10 @@ class ReplayedPass:
     def __init__(self, function: Callable[..., Tensor], network: nn.Module) -> None:
         self._function, self._network = function, network
         self._recordings: dict[tuple[object, object], _Recording] = {}  # By the weights' places, and the shapes.
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        """Of the copied network, with nothing recorded."""
+        return type(self)(copy.deepcopy(self._function, memo), copy.deepcopy(self._network, memo))
 
     @torch.no_grad()
     def __call__(self, *inputs: Tensor | None) -> Tensor:

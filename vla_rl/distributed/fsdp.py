@@ -42,10 +42,16 @@ def shard(policy: Any, mesh: DeviceMesh, output: type) -> None:
         output: the dataclass that `evaluate` returns.
 
     Raises:
-        ConfigError: trained parameters of several dtypes, which one reduction cannot carry.
+        ConfigError: trained parameters of several dtypes, which one reduction cannot carry; a policy that acts by CUDA
+            graphs, which read weights where they once lay.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
+    if getattr(getattr(policy, "config", None), "cuda_graphs", False):
+        raise ConfigError(
+            "policy.cuda_graphs: got true, but with parallel=fsdp weights are gathered anew for each pass; set it to "
+            "false, or parallel=ddp"
+        )
     dtypes = sorted({str(p.dtype) for p in policy.parameters() if p.requires_grad})
     if len(dtypes) > 1:
         raise ConfigError(

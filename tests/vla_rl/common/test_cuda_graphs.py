@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,10 @@ from torch import nn
 
 from vla_rl.common.cuda_graphs import MOST, ReplayedPass
 from vla_rl.config import ConfigError, build_component
+from vla_rl.distributed.fsdp import shard
+from vla_rl.interfaces import PolicyOutput
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics
+from vla_rl.policies.load import load_policy
 
 SPEC = fake_env_spec()
 TINY = {"kind": "openvla", "precision": "fp32", "image_size": 32, "chunk_size": 2}
@@ -28,6 +32,20 @@ def test_on_a_cpu_it_is_the_plain_function():
     replayed = ReplayedPass(lambda x, missing: layer(x), layer)
     x = torch.randn(4, 3)
     assert torch.equal(replayed(x, None), layer(x)) and not replayed(x, None).requires_grad
+
+
+def test_a_copied_policy_replays_its_own_weights(tmp_path):
+    policy = make(cuda_graphs=True)
+    policy.replayed._recordings = {((), ()): object()}
+    copied = copy.deepcopy(policy)
+    assert copied.replayed._network is copied.network and not copied.replayed._recordings
+    with torch.no_grad():
+        next(copied.parameters()).add_(1.0)
+    obs = fake_observation(SPEC, 2)
+    assert copied.act(obs, None, 0.0).actions.shape == policy.act(obs, None, 0.0).actions.shape
+    assert copied.replayed._function.__self__ is copied
+    policy.save(tmp_path / "policy")
+    assert load_policy(tmp_path / "policy").replayed is not None
 
 
 def test_only_graphs_of_weights_that_lie_elsewhere_give_way():
@@ -57,3 +75,9 @@ def test_a_policy_acts_and_learns_the_same_with_them(decoder):
 def test_a_decoder_that_draws_token_by_token_has_none():
     with pytest.raises(ConfigError, match=r"policy.cuda_graphs: got true, but the decoder 'autoregressive'"):
         build_component("policy", TINY | {"decoder": "autoregressive", "cuda_graphs": True})
+
+
+def test_weights_that_are_gathered_for_each_pass_have_none():
+    mesh: Any = None
+    with pytest.raises(ConfigError, match=r"policy.cuda_graphs: got true, but with parallel=fsdp"):
+        shard(make(cuda_graphs=True), mesh, PolicyOutput)
