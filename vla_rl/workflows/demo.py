@@ -10,6 +10,7 @@ from pathlib import Path
 import rich
 
 from vla_rl.common.run_folder import RunFolder, open_run
+from vla_rl.distributed.process_group import resolve_device
 from vla_rl.evaluation.compare import compare
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.recipe.recipe import Recipe, load_recipe
@@ -46,6 +47,7 @@ def demo(
         policy = make_base_policy()
         world_model = make_base_world_model(policy)
         overrides = [f"policy.path={policy}", f"env.path={world_model}", *overrides]
+    overrides = [*for_gpu(overrides), *overrides]
     recipe = load_recipe(RECIPE, overrides)
     folder = open_run(recipe, output, resume=False)
     rich.print(f"Post-training the base policy in imagination; everything goes to [bold]{folder}[/].")
@@ -61,6 +63,23 @@ def demo(
         "docs/results_tabletop.md has several seeds, with both controls."
     )
     return RunFolder(done.run).report
+
+
+def for_gpu(overrides: Sequence[str]) -> list[str]:
+    """What the demo sets on a GPU, where a pass takes about as long for many episodes as for a few; else nothing.
+
+    All of an iteration's episodes are imagined at once, and a minibatch is not cut into smaller ones.
+    """
+    recipe = load_recipe(RECIPE, overrides)
+    assert recipe.algo is not None, "the demo learns by RL"
+    if resolve_device(recipe.device).partition(":")[0] != "cuda":
+        return []
+    given = {text.partition("=")[0] for text in overrides}
+    wanted = {
+        "env.num_envs": recipe.train.groups * recipe.train.group_size,
+        "algo.micro_batch_size": recipe.algo.minibatch_size,
+    }
+    return [f"{name}={value}" for name, value in wanted.items() if name not in given]
 
 
 def _show(recipe: Recipe, done: Round) -> None:

@@ -44,6 +44,13 @@ def test_it_says_what_was_gained_beside_the_control_and_what_that_does_not_prove
     assert "shuffled rewards: sampled, all tasks: 12.5 % -> 25.0 %" in shown and "no proof" in shown
 
 
+def test_on_a_gpu_many_episodes_are_imagined_at_once_unless_the_user_says_how_many(monkeypatch):
+    assert demo.for_gpu(["device=cpu"]) == []
+    monkeypatch.setattr(demo, "resolve_device", lambda device: "cuda:1")
+    assert demo.for_gpu(["train.groups=10"]) == ["env.num_envs=80", "algo.micro_batch_size=256"]
+    assert demo.for_gpu(["env.num_envs=3", "algo.micro_batch_size=16"]) == []
+
+
 def test_ctrl_c_says_how_to_go_on(recipe_file, tmp_path, monkeypatch, capsys):
     def loop(recipe, folder, program, show):
         raise KeyboardInterrupt
