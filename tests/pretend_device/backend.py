@@ -10,6 +10,7 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch._ops import OpOverload
+from torch.overrides import _pop_mode_temporarily
 from torch.utils import backend_registration
 
 from pretend_device import counts, rules
@@ -278,8 +279,13 @@ def pretending() -> Iterator[str]:
     make, take = torch.tensor, torch.as_tensor
 
     def tensor(data: Any, *, device: Any = None, requires_grad: bool = False, **options: Any) -> torch.Tensor:
+        options["requires_grad"] = requires_grad
         if not names_device(device) or isinstance(data, torch.Tensor):
-            return make(data, device=device, requires_grad=requires_grad, **options)
+            return make(data, device=device, **options)
+        if torch._C._len_torch_function_stack():  # Torch's own asks the modes that are on, which may answer.
+            with _pop_mode_temporarily() as mode:
+                return mode.__torch_function__(torch.tensor, (), (data,), {"device": device, **options})
+        requires_grad = options.pop("requires_grad")
         return make(data, **options).to(device).requires_grad_(requires_grad)
 
     def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> torch.Tensor:

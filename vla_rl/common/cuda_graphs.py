@@ -6,24 +6,59 @@ At small batches a large network keeps a GPU waiting for the host, which launche
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 MOST = 16  # Graphs that are kept at a time; inputs of still other shapes are computed without.
 _WARM_UP = 2  # Calls before a recording, in which libraries set themselves up.
 
+Result = tuple[Tensor | None, ...]
 
-@dataclass(frozen=True)
+
+class KeptConstants(TorchFunctionMode):
+    """In the block `torch.tensor` copies the same Python numbers to a device once: a graph cannot read the host's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: dict[tuple[str, ...], Tensor] = {}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is not torch.tensor or kwargs.get("device") is None or isinstance(args[0], Tensor):
+            return func(*args, **kwargs)
+        key = (repr(args), repr(sorted(kwargs.items())))
+        if key not in self._kept:
+            self._kept[key] = func(*args, **kwargs)
+        return self._kept[key].clone()
+
+
+@dataclass
 class _Recording:
-    """A graph, where it reads its inputs, and where it writes its result."""
+    """A graph, where it reads its inputs and writes its results, and what of its inputs it has read already."""
 
     graph: torch.cuda.CUDAGraph
     inputs: list[Tensor | None]
-    result: Tensor
+    results: Result
+    seen: dict[int, tuple[weakref.ref[Tensor], int]] = field(default_factory=dict)
+
+    def replay(self, given: tuple[Tensor | None, ...]) -> Result:
+        for place, (own, tensor) in enumerate(zip(self.inputs, given, strict=True)):
+            if own is None or tensor is None:
+                continue
+            known, version = self.seen.get(place, (None, -1))
+            if known is None or known() is not tensor or version != tensor._version:
+                own.copy_(tensor)
+                self.seen[place] = weakref.ref(tensor), tensor._version
+        self.graph.replay()
+        return tuple(None if result is None else result.clone() for result in self.results)
 
 
 class ReplayedPass:
@@ -34,35 +69,35 @@ class ReplayedPass:
     function.
 
     Args:
-        function: of tensors on the device; without random numbers, and without waiting for the device.
+        function: of tensors on the device, or None; gives a tuple of them. Without random numbers, without waiting for
+            the device, and without copies to it but by `torch.tensor` of the same numbers each time.
         network: whose weights it reads.
+
+    Attributes:
+        constants: the numbers that it has copied; it is called in their block.
     """
 
-    def __init__(self, function: Callable[..., Tensor], network: nn.Module) -> None:
-        self._function, self._network = function, network
+    def __init__(self, function: Callable[..., Result], network: nn.Module) -> None:
+        self.function, self.constants, self._network = function, KeptConstants(), network
         self._recordings: dict[tuple[object, object], _Recording] = {}  # By the weights' places, and the shapes.
 
     def __deepcopy__(self, memo: Any) -> Self:
         """Of the copied network, with nothing recorded."""
-        return type(self)(copy.deepcopy(self._function, memo), copy.deepcopy(self._network, memo))
+        return type(self)(copy.deepcopy(self.function, memo), copy.deepcopy(self._network, memo))
 
     @torch.no_grad()
-    def __call__(self, *inputs: Tensor | None) -> Tensor:
-        """The function's result, of its own, not the graph's."""
+    def __call__(self, *inputs: Tensor | None) -> Result:
+        """The function's results, of their own, not the graph's."""
         if not any(tensor is not None and tensor.is_cuda for tensor in inputs):
-            return self._function(*inputs)
+            return self.function(*inputs)
         places = tuple(parameter.data_ptr() for parameter in self._network.parameters())
         key = places, tuple(None if tensor is None else (tensor.shape, tensor.dtype) for tensor in inputs)
         recording = self._recordings.get(key)
         if recording is None and not self._has_room(places):
-            return self._function(*inputs)
+            return self.function(*inputs)
         if recording is None:
             recording = self._recordings[key] = self._record(inputs)
-        for own, given in zip(recording.inputs, inputs, strict=True):
-            if own is not None and given is not None:
-                own.copy_(given)
-        recording.graph.replay()
-        return recording.result.clone()
+        return recording.replay(inputs)
 
     def _has_room(self, places: tuple[int, ...]) -> bool:
         """Whether one more may be kept, those of weights that lie elsewhere dropped first."""
@@ -75,11 +110,11 @@ class ReplayedPass:
         others = next((made.graph.pool() for made in self._recordings.values()), None)  # They never run together.
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream), self.constants:
             for _ in range(_WARM_UP):
-                self._function(*own)
+                self.function(*own)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=others):
-            result = self._function(*own)
-        return _Recording(graph, own, result)
+        with torch.cuda.graph(graph, pool=others), self.constants:
+            results = self.function(*own)
+        return _Recording(graph, own, results)

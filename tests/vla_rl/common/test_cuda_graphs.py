@@ -29,9 +29,10 @@ def make(**options: Any) -> Any:
 
 def test_on_a_cpu_it_is_the_plain_function():
     layer = nn.Linear(3, 2)
-    replayed = ReplayedPass(lambda x, missing: layer(x), layer)
+    replayed = ReplayedPass(lambda x, missing: (layer(x), missing), layer)
     x = torch.randn(4, 3)
-    assert torch.equal(replayed(x, None), layer(x)) and not replayed(x, None).requires_grad
+    result, missing = replayed(x, None)
+    assert result is not None and torch.equal(result, layer(x)) and not result.requires_grad and missing is None
 
 
 def test_a_copied_policy_replays_its_own_weights(tmp_path):
@@ -43,14 +44,14 @@ def test_a_copied_policy_replays_its_own_weights(tmp_path):
         next(copied.parameters()).add_(1.0)
     obs = fake_observation(SPEC, 2)
     assert copied.act(obs, None, 0.0).actions.shape == policy.act(obs, None, 0.0).actions.shape
-    assert copied.replayed._function.__self__ is copied
+    assert copied.replayed.function.__self__ is copied
     policy.save(tmp_path / "policy")
     assert load_policy(tmp_path / "policy").replayed is not None
 
 
 def test_only_graphs_of_weights_that_lie_elsewhere_give_way():
     layer = nn.Linear(3, 2)
-    replayed = ReplayedPass(layer, layer)
+    replayed = ReplayedPass(lambda x: (layer(x),), layer)
     here, elsewhere = (1, 2), (1, 3)
     made: Any = object()
     replayed._recordings = {(elsewhere if i < 2 else here, i): made for i in range(MOST)}
@@ -75,6 +76,12 @@ def test_a_policy_acts_and_learns_the_same_with_them(decoder):
 def test_a_decoder_that_draws_token_by_token_has_none():
     with pytest.raises(ConfigError, match=r"policy.cuda_graphs: got true, but the decoder 'autoregressive'"):
         build_component("policy", TINY | {"decoder": "autoregressive", "cuda_graphs": True})
+
+
+def test_a_policy_that_does_not_denoise_by_a_flow_has_none():
+    with pytest.raises(ConfigError, match=r"policy.cuda_graphs: only for smolvla, pi0, pi05, xvla; got 'act'"):
+        config = build_component("policy", {"kind": "lerobot", "type": "act", "preset": "tiny", "cuda_graphs": True})
+        config.build(SPEC, "cpu", 0)
 
 
 def test_weights_that_are_gathered_for_each_pass_have_none():

@@ -239,6 +239,8 @@ def _wrap(config: LeRobotOptions, core: Any, preprocessor: Any, postprocessor: A
 
         kind = ContinuingFlowPolicy if core.config.type in CONTINUING_TYPES else LeRobotFlowPolicy
         return kind(config, core, preprocessor, postprocessor)
+    if config.cuda_graphs:
+        raise ConfigError(f"policy.cuda_graphs: only for {', '.join(FLOW_TYPES)}; got {core.config.type!r}")
     if core.config.type == "pi0_fast":
         from vla_rl.policies.lerobot.fast import LeRobotFastPolicy
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
+from vla_rl.common.cuda_graphs import ReplayedPass
 from vla_rl.interfaces import PolicyOutput
 from vla_rl.policies import lora
 from vla_rl.policies.guided import GuidablePolicy
@@ -41,6 +43,7 @@ class LeRobotFlowPolicy(LearningPolicy, GuidablePolicy):
         sizes = self.network.hidden_size, self.network.width
         self.noise_head = NoiseHead(*sizes, bounds) if learns_noise else None
         # X-VLA resizes only where its config says so; the others always.
+        self.replayed = ReplayedPass(self._replayable, self) if config.cuda_graphs else None
         self.resizes_images = getattr(core.config, "resize_imgs_with_padding", ()) is None
 
     # --- Policy -------------------------------------------------------------------------------
@@ -157,10 +160,14 @@ class LeRobotFlowPolicy(LearningPolicy, GuidablePolicy):
     def _velocity(self, prefix: Prefix) -> flow_sampling.Velocity:
         """Velocity and Flow-Noise's standard deviation, float32, given what was seen."""
 
+        seen, self._seen = tree_flatten((prefix.valid, prefix.cache, prefix.features, prefix.state))
+
         def velocity(x: Tensor, level: Tensor) -> tuple[Tensor, Tensor | None]:
+            if self.replayed is not None and not torch.is_grad_enabled():
+                speed, std = self.replayed(x, level, *seen)
+                return cast(Tensor, speed), std
             with self._autocast():
-                speed, hidden = self.network.velocity(prefix, x, level)
-            return speed, None if self.noise_head is None else self.noise_head(hidden.float())
+                return self._moved(prefix, x, level)
 
         if not self.config.gradient_checkpointing:
             return velocity
@@ -171,6 +178,15 @@ class LeRobotFlowPolicy(LearningPolicy, GuidablePolicy):
             return checkpoint(velocity, x, level, use_reentrant=False)  # pyright: ignore[reportReturnType]
 
         return recomputed
+
+    def _moved(self, prefix: Prefix, x: Tensor, level: Tensor) -> tuple[Tensor, Tensor | None]:
+        speed, hidden = self.network.velocity(prefix, x, level)
+        return speed, None if self.noise_head is None else self.noise_head(hidden.float())
+
+    def _replayable(self, x: Tensor, level: Tensor, *seen: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """`_velocity`'s. Autocast keeps no copy of a weight, which a graph would read for ever."""
+        with self._autocast(keeps_copies=False):
+            return self._moved(Prefix(*tree_unflatten(seen, self._seen)), x, level)
 
     def _check_path(self, path: np.ndarray | None) -> np.ndarray:
         if path is None:

@@ -76,10 +76,10 @@ class LearningPolicy(LeRobotPolicy):
         """(B, C, D) -> (B, H, A): the steps that are executed, without padded dimensions."""
         return x[:, : self.chunk_size, : self.action_dim]
 
-    def _autocast(self) -> torch.autocast:
+    def _autocast(self, keeps_copies: bool = True) -> torch.autocast:
         asked, kind = self.config.precision, self.device.type
         bf16 = kind == "cuda" if asked == "auto" else asked == "bf16"
-        return torch.autocast(kind, dtype=torch.bfloat16, enabled=bf16)
+        return torch.autocast(kind, torch.bfloat16, bf16, keeps_copies)
 
 
 class ValueHead(nn.Module):

@@ -32,8 +32,8 @@ IMAGE_PREFIX = "observation.images."
 
 # What a config may set again when it starts from a checkpoint; the rest is the checkpoint's.
 RUN_FIELDS = (
-    "num_actions", "camera_map", "sampling", "value_head", "value_detach", "precision", "gradient_checkpointing",
-    "lora", "merge_lora", "trainable", "options", "vlm", "tokenizer", "action_tokenizer",
+    "num_actions", "camera_map", "sampling", "value_head", "value_detach", "precision", "cuda_graphs",
+    "gradient_checkpointing", "lora", "merge_lora", "trainable", "options", "vlm", "tokenizer", "action_tokenizer",
 )  # fmt: skip
 
 # Why a LeRobot policy cannot be trained by RL here; for any other the general reason.
@@ -160,6 +160,11 @@ class LeRobotOptions(PolicyConfig):
         description="bf16: matrix products in bfloat16 (autocast); likelihoods stay float32. fp32: all in full "
         "float32; tf32: the same, but products in TF32 on NVIDIA GPUs, as with bf16 those that stay in "
         "float32. auto: bf16 on a GPU, fp32 on a CPU.",
+    )
+    cuda_graphs: bool = Field(
+        default=False,
+        description="On an NVIDIA GPU, denoise by CUDA graphs, one recorded for each batch size, so that the host does "
+        "not launch every step's kernels. For SmolVLA, pi0, pi0.5 and X-VLA.",
     )
     merge_lora: bool = Field(
         default=False,

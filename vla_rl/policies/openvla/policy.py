@@ -394,14 +394,15 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
             lora.forget_merged(self)
         if self.replayed is not None and tokens is None and not torch.is_grad_enabled():
             images, state, prompt = self._inputs(obs)
-            return self.replayed(images, state, prompt.ids, prompt.valid, prompt.last)
+            (hidden,) = self.replayed(images, state, prompt.ids, prompt.valid, prompt.last)
+            return cast(Tensor, hidden)
         with self._autocast():
             return self.network.hidden(self._prefix(obs), tokens)
 
-    def _replayable(self, images: Tensor, state: Tensor | None, *prompt: Tensor | None) -> Tensor:
+    def _replayable(self, images: Tensor, state: Tensor | None, *prompt: Any) -> tuple[Tensor]:
         """`_hidden` of all action positions. Autocast keeps no copy of a weight, which a graph would read for ever."""
         with self._autocast(keeps_copies=False):
-            return self.network.hidden(self.network.prefix(images, state, Prompt(*prompt)), None)
+            return (self.network.hidden(self.network.prefix(images, state, Prompt(*prompt)), None),)
 
     def _read(self, obs: Observation, tokens: Tensor | None) -> tuple[Tensor, Tensor]:
         """Hidden states (B, n, hidden) and logits (B, n, bins), float32, of given tokens (B, n); None: of all."""

@@ -28,8 +28,8 @@ def spec_of(is_full: bool) -> EnvSpec:
     return fake_env_spec(image_size=224 if is_full else 64)
 
 
-def on_device(name: str, is_full: bool, device: torch.device) -> LeRobotPolicy:
-    """The policy with fresh weights and adapters, drawn on the device itself where it is a GPU."""
+def on_device(name: str, is_full: bool, device: torch.device, **chosen: Any) -> LeRobotPolicy:
+    """The policy with these options, fresh weights and adapters, drawn on the device itself where it is a GPU."""
     spec, own = spec_of(is_full), device if device.type == "cuda" else torch.device("cpu")
     with tempfile.TemporaryDirectory() as folder:
         if is_full:
@@ -38,7 +38,7 @@ def on_device(name: str, is_full: bool, device: torch.device) -> LeRobotPolicy:
             size |= {} if name == "smolvla" else {"tokenizer": folder}
         else:
             size = {"preset": "tiny"}
-        config: Any = build_component("policy", {"kind": "lerobot", **OPTIONS[name], **size, **LORA})
+        config: Any = build_component("policy", {"kind": "lerobot", **OPTIONS[name], **size, **LORA, **chosen})
         with own:
             policy = config.build(spec, device, 0)
     policy.set_norm_stats(fake_statistics(7), fake_statistics(8, gripper=False))

@@ -64,6 +64,16 @@ ON_DEVICES: dict[str, dict[str, Any]] = VARIANTS | {
         "kind": "openvla", "precision": "fp32", "lora": {"rank": 2}, "trainable": "lora", "merge_lora": True,
         "cuda_graphs": True,
     },
+    "smolvla-graphs": {
+        "kind": "lerobot", "type": "smolvla", "preset": "tiny", "cuda_graphs": True,
+        "sampling": {"method": "flow_noise", "joint": True},
+    },
+    "pi0-graphs": {
+        "kind": "lerobot", "type": "pi0", "preset": "tiny", "cuda_graphs": True, "lora": {"rank": 2},
+        "trainable": "lora",
+    },
+    "pi05-graphs": {"kind": "lerobot", "type": "pi05", "preset": "tiny", "cuda_graphs": True},
+    "xvla-graphs": {"kind": "lerobot", "type": "xvla", "preset": "tiny", "cuda_graphs": True},
     "openvla-image-chain": {
         "kind": "openvla", "precision": "fp32", "padding": "right", "attention": "sdpa", "keyframe_loss_weight": 0.1,
         "images": {"jpeg_quality": 95, "resize": "lanczos3", "crop_area": 0.9},
