@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from real_robot.bridge.codec import check_frame, read_action, read_image, read_state
+from real_robot.bridge.codec import axis_angles_near, check_frame, read_action, read_image, read_state
 from real_robot.bridge.contract import ActionSink, AlignConfig, ImageSource, RobotContract, StateSource
 from real_robot.bridge.messages import Message, MessageError
 from real_robot.bridge.ros.typestore import ros2_name, store_of, tree_of
@@ -40,7 +40,7 @@ class _Stream:
     values: list[np.ndarray] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
     every: int = 0  # ns: what comes sooner after the last one is not decoded
-    near: np.ndarray | None = None  # of commanded poses: the numbers before it, whose axis-angle the next one is near
+    near: np.ndarray | None = None  # of commands: the numbers before it; a pose's axis-angle is near theirs
 
     def take(self, tree: Any, received: int) -> None:
         """Add a message that is given as a tree."""
@@ -181,7 +181,7 @@ def read_frames(
             f"{goals[0].topic}: {goals[0].type} is an action or a service, which recordings of topics do not hold; in "
             "a copy of the contract, name a topic that the controller was commanded by"
         )
-    actions = [_Stream(sink, ACTION_ALIGN) for sink in contract.action]
+    actions = [_Stream(sink, ACTION_ALIGN, near=_beginning(contract, sink)) for sink in contract.action]
     streams = [*images.values(), *states, *actions]
     _read_streams(bag, streams)
     for stream in streams:
@@ -190,6 +190,13 @@ def read_frames(
         if not stream.times:
             raise BagError(f"{bag}: no usable message of {stream.source.topic} ({stream.source.type})")
     return _frames(images, states, actions, contract)
+
+
+def _beginning(contract: RobotContract, sink: ActionSink) -> np.ndarray:
+    """float32 (len(sink.indices),): whose axis-angle a first commanded pose is near, that of what measures it."""
+    near = np.concatenate([np.zeros(0, np.float32), *map(axis_angles_near, contract.observation.state)])
+    limits = [contract.safety.dimensions[index] for index in sink.indices]
+    return np.array([one.start or 0.0 if one.state is None else near[one.state] for one in limits], np.float32)
 
 
 def _frames(

@@ -91,6 +91,15 @@ def _read_pose(source: StateSource, message: PoseStamped) -> np.ndarray:
     return np.concatenate([parts[p]() for p in source.parts])
 
 
+def axis_angles_near(source: StateSource) -> np.ndarray:
+    """float32 (source.num_values,): what a pose's axis-angle is near, in the state's units; 0 for all other numbers."""
+    values = np.zeros(source.num_values)
+    if source.type == "geometry_msgs/PoseStamped":
+        near = {"position": (0, 0, 0), "quaternion": (0, 0, 0, 0), "axis_angle": source.axis_angle_near}
+        values = _convert(np.concatenate([near[part] for part in source.parts]), source.convert)
+    return values.astype(np.float32)
+
+
 def _unit(quaternion: np.ndarray) -> np.ndarray:
     length = float(np.linalg.norm(quaternion))
     if not 0.9 < length < 1.1:
@@ -165,7 +174,8 @@ def read_action(sink: ActionSink, message: Message, near: np.ndarray | None = No
     """The numbers of an action that a command carries, float32 (len(sink.indices),): `write_action` backwards.
 
     Args:
-        near: numbers (len(sink.indices),) before it; of the two axis-angles of a pose the nearer one is taken.
+        near: numbers (len(sink.indices),) before it, or where it begins; of the two axis-angles of a pose the nearer
+            one is taken.
 
     Raises:
         MessageError: other joints than the contract's, another number of values, NaN or infinity.

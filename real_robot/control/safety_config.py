@@ -9,10 +9,11 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from real_robot.bridge.transports.base import QosConfig
+from real_robot.finite_config import FiniteConfig
 from vla_rl.config import Config, ConfigError
 
 
-class DimensionLimits(Config):
+class DimensionLimits(FiniteConfig):
     """Limits of one number of a command.
 
     A `position` number is a set-point (joint angle, pose, gripper opening): the robot stays where it was last told.
@@ -21,43 +22,38 @@ class DimensionLimits(Config):
 
     name: str = Field(description="Name, for messages and the log.")
     kind: Literal["position", "velocity"] = Field(description="Whether the number is a set-point or a speed.")
-    low: float = Field(description="Smallest value ever sent, in the command's unit.", allow_inf_nan=False)
-    high: float = Field(description="Largest value ever sent.", allow_inf_nan=False)
+    low: float = Field(description="Smallest value ever sent, in the command's unit.")
+    high: float = Field(description="Largest value ever sent.")
     max_velocity: float | None = Field(
-        default=None, gt=0, allow_inf_nan=False, description="Position: units per second between two sent values."
+        default=None, gt=0, description="Position: units per second between two sent values."
     )
     max_acceleration: float | None = Field(
-        default=None, gt=0, allow_inf_nan=False, description="Units per second squared (velocity: units per second)."
+        default=None, gt=0, description="Units per second squared (velocity: units per second)."
     )
     stop_acceleration: float | None = Field(
         default=None,
         gt=0,
-        allow_inf_nan=False,
         description="Acceleration while braking to hold or stop, at least max_acceleration, which is the default.",
     )
     max_jerk: float | None = Field(
         default=None,
         gt=0,
-        allow_inf_nan=False,
         description="Units per second cubed (velocity: units per second squared): how fast the acceleration changes. "
         "Needs max_acceleration.",
     )
     stop_jerk: float | None = Field(
         default=None,
         gt=0,
-        allow_inf_nan=False,
         description="Jerk while braking to hold or stop, at least max_jerk, which is the default.",
     )
-    max_step: float | None = Field(
-        default=None, gt=0, allow_inf_nan=False, description="Largest change between two sent values."
-    )
+    max_step: float | None = Field(default=None, gt=0, description="Largest change between two sent values.")
     state: int | None = Field(
         default=None,
         ge=0,
         description="Position: the number of the observed state that measures it; motion starts there.",
     )
     start: float | None = Field(
-        default=None, allow_inf_nan=False, description="Position without `state`: the value that the robot starts at."
+        default=None, description="Position without `state`: the value that the robot starts at."
     )
 
     follows: bool = Field(
@@ -68,7 +64,6 @@ class DimensionLimits(Config):
     max_following_error: float | None = Field(
         default=None,
         gt=0,
-        allow_inf_nan=False,
         description="Position with `state`: how far it may be from every set-point of the last checks.following_lag "
         "seconds. The default is its way in a quarter of a second at its highest speed.",
     )
@@ -125,7 +120,10 @@ class Workspace(Config):
     renamed: ClassVar[Mapping[str, str]] = {"metres_per_unit": "meters_per_unit"}
 
     meters_per_unit: float = Field(
-        default=1.0, gt=0, description="Velocity commands: meters per second that a command of 1 means."
+        default=1.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="Velocity commands: meters per second that a command of 1 means.",
     )
 
     @model_validator(mode="after")
@@ -136,7 +134,7 @@ class Workspace(Config):
         return self
 
 
-class ChecksConfig(Config):
+class ChecksConfig(FiniteConfig):
     """What the robot may report before it is held to be impossible. Each check holds, and stops where it lasts."""
 
     stop_after: float = Field(
@@ -174,16 +172,14 @@ class ChecksConfig(Config):
     )
 
 
-class WrenchLimits(Config):
+class WrenchLimits(FiniteConfig):
     """The largest force and torque that a robot, or a sensor at its wrist, may report."""
 
     topic: str = Field(min_length=1, description="geometry_msgs/WrenchStamped topic that reports them.")
     qos: QosConfig = QosConfig()
-    max_force: float | None = Field(
-        default=None, gt=0, allow_inf_nan=False, description="N, the length of the vector; beyond it it holds."
-    )
+    max_force: float | None = Field(default=None, gt=0, description="N, the length of the vector; beyond it it holds.")
     max_torque: float | None = Field(
-        default=None, gt=0, allow_inf_nan=False, description="Nm, the length of the vector; beyond it it holds."
+        default=None, gt=0, description="Nm, the length of the vector; beyond it it holds."
     )
 
     @model_validator(mode="after")
@@ -203,7 +199,7 @@ class WrenchLimits(Config):
         return None
 
 
-class SafetyConfig(Config):
+class SafetyConfig(FiniteConfig):
     """What the supervisor lets through to the robot."""
 
     control_hz: float = Field(gt=0, le=1000, description="Control ticks per second.")

@@ -28,9 +28,9 @@ import numpy as np
 from real_robot.control.robot_loop import Tick
 from real_robot.control.safety import RUNNING
 from real_robot.operator.intervention import EpisodeSummary
+from real_robot.operator.recording_folder import RecordingError, RecordingLock, finish, read_settings
 from real_robot.types import RobotObservation
 from vla_rl.common.atomic import write_text_atomic
-from vla_rl.data.lerobot_assembly import assemble
 from vla_rl.data.lerobot_io import (
     EXECUTED_ACTION,
     FAILURE_FEATURES,
@@ -39,7 +39,6 @@ from vla_rl.data.lerobot_io import (
     dataset_features,
     encode_png,
     list_shards,
-    read_shards,
     robot_features,
     staging_folder,
     write_shard,
@@ -49,10 +48,6 @@ from vla_rl.types import CONTROL_SOURCES, EpisodeSpec, Split
 _log = logging.getLogger(__name__)
 ASSEMBLING = 0.1  # of what it takes to encode a frame, a frame's share of making the dataset
 NO_SCORE = (float("nan"), float("nan"))
-
-
-class RecordingError(ValueError):
-    """A recording that cannot be begun or finished; the message says what to do."""
 
 
 class EpisodeLabels(Protocol):
@@ -112,6 +107,9 @@ class Recording:
         rate: control ticks per second, the dataset's fps. robot: its name.
         on_problem: called with what a person should know (from any thread).
         state_names, action_names: of the numbers of the state and of an action; where none are given, they are counted.
+
+    Raises:
+        RecordingError: the folder exists, cannot be written or holds another recording; another process records there.
     """
 
     def __init__(
@@ -137,28 +135,29 @@ class Recording:
         self._next = 1 + max((int(s.name.removeprefix("shard_")) for s in self.staging.glob("shard_*")), default=-1)
 
     def _open_staging(self) -> None:
-        if (self.staging / RECORDING_SETTINGS).is_file():
-            found = _settings(self.staging)
-            if {key: found.get(key) for key in self._settings} != self._settings:
-                raise RecordingError(
-                    f"{self.staging} holds a recording of {found.get('robot')} at {found.get('rate')} Hz that was not "
-                    "finished; finish it (`vla-rl finish-recording`), or record into another folder"
-                )
-            self._features = found.get("features")
-            if self._features is not None and EXECUTED_ACTION in self._features:
-                raise RecordingError(
-                    f"{self.staging} holds a recording of an earlier version, with other columns; finish it "
-                    "(`vla-rl finish-recording`), or record into another folder"
-                )
-            return
         try:
-            self.staging.mkdir(parents=True, exist_ok=True)
-            write_text_atomic(self.staging / RECORDING_SETTINGS, json.dumps(self._settings))
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
+            self._held = RecordingLock(self.staging)
+            self.staging.mkdir(exist_ok=True)
+            if not (self.staging / RECORDING_SETTINGS).is_file():
+                write_text_atomic(self.staging / RECORDING_SETTINGS, json.dumps(self._settings))
         except OSError as error:
             raise RecordingError(
                 f"{self.folder}: nothing can be recorded there ({error.strerror}: {error.filename}); give --record a "
                 "folder that can be written"
             ) from error
+        found = read_settings(self.staging)
+        if {key: found.get(key) for key in self._settings} != self._settings:
+            raise RecordingError(
+                f"{self.staging} holds a recording of {found.get('robot')} at {found.get('rate')} Hz that was not "
+                "finished; finish it (`vla-rl finish-recording`), or record into another folder"
+            )
+        self._features = found.get("features")
+        if self._features is not None and EXECUTED_ACTION in self._features:
+            raise RecordingError(
+                f"{self.staging} holds a recording of an earlier version, with other columns; finish it "
+                "(`vla-rl finish-recording`), or record into another folder"
+            )
 
     def __enter__(self) -> Recording:
         return self
@@ -166,6 +165,7 @@ class Recording:
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
             self.close()
+        self._held.close()
 
     def add(self, episode: RecordedEpisode, image_sizes: Mapping[str, tuple[int, int]]) -> None:
         """Store an episode, whole or not at all. May be called from several threads; episodes appear in order.
@@ -202,57 +202,11 @@ class Recording:
 
     def close(self) -> dict[str, int]:
         """Make the dataset. Returns {"episodes", "frames"}; with no episode there is no dataset."""
-        if not self.num_episodes:
+        with self._held:
+            if self.num_episodes:
+                return finish(self.folder)
             shutil.rmtree(self.staging)
             return {"episodes": 0, "frames": 0}
-        return finish(self.folder)
-
-
-def _settings(staging: Path) -> dict[str, Any]:
-    """
-    Raises:
-        RecordingError: they are torn.
-    """
-    file = staging / RECORDING_SETTINGS
-    try:
-        settings = json.loads(file.read_text())
-        if not isinstance(settings, dict):
-            raise ValueError("not a map")
-    except ValueError as error:
-        raise RecordingError(
-            f"{file}: damaged ({error}). Copy it from another recording of this robot with the same cameras, or move "
-            f"{staging} away"
-        ) from error
-    return settings
-
-
-def finish(folder: Path) -> dict[str, int]:
-    """Make the dataset of a recording's whole episodes, after a crash too. Returns {"episodes", "frames"}.
-
-    Raises:
-        RecordingError: there is no unfinished recording, it holds no whole episode, or its settings are torn.
-        DatasetError: an episode of it is torn.
-    """
-    staging = staging_folder(Path(folder))
-    if not (staging / RECORDING_SETTINGS).is_file():
-        raise RecordingError(f"{folder}: there is no unfinished recording ({staging.name}) beside it")
-    settings = _settings(staging)
-    if not any(rows for rows, _, _ in read_shards(staging)) or not settings.get("features"):
-        raise RecordingError(f"{staging} holds no whole episode; delete it")
-    features = {name: {**f, "shape": tuple(f["shape"])} for name, f in settings["features"].items()}
-    notes = {"source": "recording", "robot": settings["robot"], "rate": settings["rate"]}
-    totals = assemble(
-        staging, Path(folder), fps=settings["rate"], features=features, robot=settings["robot"], notes=notes
-    )
-    shutil.rmtree(staging)
-    return totals
-
-
-def discard(folder: Path) -> None:
-    """Delete an unfinished recording, if there is one."""
-    staging = staging_folder(Path(folder))
-    if (staging / RECORDING_SETTINGS).is_file():
-        shutil.rmtree(staging)
 
 
 class Recorder:

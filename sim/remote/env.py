@@ -36,7 +36,9 @@ def ask_spec(config: RemoteConfig) -> EnvSpec:
 
 
 def _spec_key(config: RemoteConfig) -> str:
-    return config.model_dump_json(include={"env", "kwargs", "facts", "python", "python_path", "working_dir", "hosts"})
+    return config.model_dump_json(
+        include={"env", "kwargs", "facts", "python", "python_path", "working_dir", "variables", "hosts"}
+    )
 
 
 def _make_worker(config: RemoteConfig, index: int, env_ids: list[int], record_frames: bool) -> HostWorker:

@@ -47,7 +47,7 @@ def finish_recording(
     folder: Annotated[Path, typer.Argument(help="The dataset's folder, as it was given to the recorder.")],
 ) -> None:
     """Make the dataset of a recording that was cut off: every whole episode of it."""
-    from real_robot.operator.recorder import finish
+    from real_robot.operator.recording_folder import finish
 
     totals = finish(folder)
     typer.echo(f"{folder}: {totals['episodes']} episodes, {totals['frames']} frames")

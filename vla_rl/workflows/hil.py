@@ -122,7 +122,7 @@ class _Learner(ReplayLearning):
                 self._publish()
         self._current().save(self.run.policy)
         if self.hil.actor == "simulator" and not (self.run.path / RECORDING).is_dir():
-            from real_robot.operator.recorder import finish
+            from real_robot.operator.recording_folder import finish
 
             finish(self.run.path / RECORDING)
         return metrics

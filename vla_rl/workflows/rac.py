@@ -122,7 +122,8 @@ class _Rounds:
         file = dataset.with_name(f"{dataset.name}.json")
         if dataset.exists() and file.exists():
             return json.loads(file.read_text())
-        from real_robot.operator.recorder import Recording, discard
+        from real_robot.operator.recorder import Recording
+        from real_robot.operator.recording_folder import discard
         from real_robot.operator.sim_interventions import run_interventions
 
         options = operator_options(self.config, demonstrate)

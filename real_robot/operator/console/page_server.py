@@ -26,7 +26,9 @@ from real_robot.operator.console.messages import (
     Alive,
     ConsoleError,
     Drive,
+    Press,
     ReleaseControl,
+    Reset,
     Seen,
     TakeControl,
 )
@@ -132,18 +134,11 @@ class PageServer(ABC):
 
     @abstractmethod
     def obeyed(self, session: Session, message: Any) -> str:
-        """Do what the session in control asks. Returns why not, or ""."""
+        """Do what the session in control asks, which is not too late. Returns why not, or ""."""
 
-    def too_late(self, session: Session, what: str, sent: float) -> str:
-        """Why a button is not obeyed that waited in a stalled connection, or "". A hold is never too late.
-
-        Args:
-            what: the button. sent: by the page's clock, seconds.
-        """
-        late = session.delay(sent, time.monotonic())
-        if what == "hold" or late <= self.config.link_timeout:
-            return ""
-        return f"{what}: came {late:.1f} s late over a stalled connection, and is not done; look, and press again"
+    def to_one_robot(self, message: Any) -> Any:
+        """A console's message without the robot that it is for; for pages whose messages name one."""
+        return message
 
     # --- life ---------------------------------------------------------------------------------
 
@@ -280,7 +275,21 @@ class PageServer(ABC):
             case Alive():
                 self.heard()
                 return ""
-        return self.obeyed(session, message)
+        return self._too_late(session, message, now) or self.obeyed(session, message)
+
+    def _too_late(self, session: Session, message: Any, now: float) -> str:
+        """Why a button is not obeyed that waited in a stalled connection, or "". A hold is never too late."""
+        match self.to_one_robot(message):
+            case Press(what, sent) if what != "hold":
+                pass
+            case Reset(_, sent):
+                what = "reset"
+            case _:
+                return ""
+        late = session.delay(sent, now)
+        if late <= self.config.link_timeout:
+            return ""
+        return f"{what}: came {late:.1f} s late over a stalled connection, and is not done; look, and press again"
 
     def _take_control(self, session: Session, message: TakeControl) -> str:
         token = self.config.token

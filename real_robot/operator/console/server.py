@@ -80,14 +80,10 @@ class ConsoleServer(PageServer):
             case Drive():
                 self._operator.controller_seen()
                 self._operator.drive(message)
-            case Press(button, sent):
-                if why := self.too_late(session, button, sent):
-                    return why
+            case Press(button):
                 self._operator.controller_seen()
                 self._operator.press(button, session.name)
-            case Reset(name, sent):
-                if why := self.too_late(session, "reset", sent):
-                    return why
+            case Reset(name):
                 if self._supervisor.state.mode != STOPPED:
                     return "nothing to reset: the robot is not stopped"
                 self._operator.reset(name)

@@ -243,6 +243,10 @@ class HubServer(PageServer):
                 return f"not reached: {', '.join(missed)}; use their own emergency stops" if missed else ""
         return None
 
+    def to_one_robot(self, message: Any) -> Any:
+        """What is asked of a robot."""
+        return message.message if isinstance(message, ToRobot) else message
+
     def obeyed(self, session: Session, message: Any) -> str:
         """What the person asks of the hub or of a robot."""
         self._hub.seen()
@@ -256,13 +260,9 @@ class HubServer(PageServer):
                 self._hub.hand_back()
             case DriveRobot(robot=robot):
                 self._hub.drive(robot, message)
-            case ToRobot(robot, Press(button, sent)):
-                if why := self.too_late(session, button, sent):
-                    return why
+            case ToRobot(robot, Press(button)):
                 self._hub.press(robot, button)
-            case ToRobot(robot, Reset(name, sent)):
-                if why := self.too_late(session, "reset", sent):
-                    return why
+            case ToRobot(robot, Reset(name)):
                 self._hub.reset(robot, name)
             case _:
                 return "robot: which one?"

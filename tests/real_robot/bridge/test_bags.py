@@ -21,6 +21,7 @@ from real_robot.bridge.contract import ActionSink, RobotContract, load_contract
 from real_robot.bridge.images import encode_image
 from real_robot.bridge.messages import CompressedImage, JointState, Message, PoseStamped
 from real_robot.bridge.ros.typestore import native_of, ros2_name, store_of
+from real_robot.control.safety_config import DimensionLimits
 from vla_rl.data.lerobot_io import decode_image
 
 START = 1_700_000_000_000_000_000
@@ -137,12 +138,19 @@ def test_a_message_that_cannot_be_is_left_out_and_told(tmp_path: Path, contract:
     assert summary["frames"] == STEPS - 2 and any("1 values of position for 2 names" in text for text in told)
 
 
-def test_commanded_poses_of_a_gripper_that_points_down_do_not_flip(tmp_path: Path, contract: RobotContract) -> None:
-    """At +pi and at -pi it points down: what was commanded without a leap is recorded without one."""
+@pytest.mark.parametrize(("first", "last"), [(3.0, 3.3), (3.3, 3.0), (3.2, 3.4)])
+def test_commanded_poses_of_a_gripper_that_points_down_do_not_flip(
+    tmp_path: Path, contract: RobotContract, first: float, last: float
+) -> None:
+    """At +pi and at -pi it points down: what was commanded without a leap is recorded without one, and as measured."""
     sink = ActionSink(topic="/pose", type="geometry_msgs/PoseStamped", indices=(0, 1, 2, 3, 4, 5))
     grip = ActionSink(topic="/grip", type="std_msgs/Bool", indices=(6,))
-    turned = contract.model_copy(update={"action": (sink, grip)})
-    asked = [np.array([0, 0, 0, angle, 0, 0, 1], np.float32) for angle in np.linspace(3.0, 3.3, STEPS)]
+    bounds = {"kind": "position", "low": -4, "high": 4, "max_velocity": 1}
+    names = ("x", "y", "z", "rx", "ry", "rz")
+    poses = [DimensionLimits(name=name, state=number, **bounds) for number, name in enumerate(names)]
+    safety = contract.safety.model_copy(update={"dimensions": (*poses, contract.safety.dimensions[6])})
+    turned = contract.model_copy(update={"action": (sink, grip), "safety": safety})
+    asked = [np.array([0, 0, 0, angle, 0, 0, 1], np.float32) for angle in np.linspace(first, last, STEPS)]
     recorded = [item for item in messages(contract) if item[0] not in {s.topic for s in contract.action}]
     for step, action in enumerate(asked):
         sent = START + step * 50_000_000 + 5_000_000

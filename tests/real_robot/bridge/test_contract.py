@@ -165,6 +165,35 @@ def test_limits_that_would_not_hold_the_robot_are_refused(
         load_contract(changed(tmp_path, *overrides, **sections))
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        *(f"safety.{name}_timeout" for name in ("observation", "command", "deadman")),
+        *("safety.clock_tolerance", "safety.checks.stop_after", "safety.checks.following_lag"),
+        *("safety.checks.jump_speed", "safety.checks.frozen_after", "guard.timeout", "operator.stop_timeout"),
+        *("silence", "pace_timeout", "observation.max_age", "observation.images.agentview.align.tolerance"),
+        *("execution.max_age", "failure.patience", "transport.check_period"),
+    ],
+)
+@pytest.mark.parametrize("value", [".inf", ".nan"])
+def test_a_time_out_that_never_comes_is_refused(option: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{option}: got {value[1:]}\. Input should be"):
+        load_contract("sim_robot", [f"{option}={value}"])
+
+
+@pytest.mark.parametrize("option", ["max_command_age", "resume_within", "patience"])
+def test_a_bus_has_finite_times(option: str) -> None:
+    with pytest.raises(ConfigError, match=rf"transport\.{option}: got inf\. Input should be a finite number"):
+        load_contract("so101", [f"transport.{option}=.inf"])
+
+
+@pytest.mark.parametrize("part", ["scale", "offset"])
+def test_a_conversion_is_finite(tmp_path: Path, part: str) -> None:
+    twist = TWIST | {"indices": [0, 1, 2, 3, 4, 5], "convert": {part: float("nan")}}
+    with pytest.raises(ConfigError, match=rf"action\.0\.convert\.{part}.*: got nan\. Input should be a finite number"):
+        load_contract(changed(tmp_path, action=[twist, GRIPPER | {"indices": [6]}]))
+
+
 def test_an_unknown_name_lists_those_that_ship() -> None:
     with pytest.raises(ConfigError, match=r"Did you mean 'sim_robot'.*Shipped: .*franka_servo, sim_robot"):
         load_contract("simrobot")
