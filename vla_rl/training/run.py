@@ -342,9 +342,8 @@ class TrainingRun:
             "sources": sources,
             "earlier": self.earlier.state() if self.earlier else [],
         }
-        folder = self.folder.checkpoints
-        save_checkpoint(checkpoint_path(folder, self.iteration), tensors, state)
-        keep_last(folder, self.config.keep_checkpoints)
+        path = save_checkpoint(checkpoint_path(self.folder.checkpoints, self.iteration), tensors, state)
+        keep_last(path, self.config.keep_checkpoints)
 
     def _save_policy(self, folder: Path) -> None:
         with self.world.saving(self.policy):
