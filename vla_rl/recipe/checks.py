@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from vla_rl.common.devices import check_name
 from vla_rl.config import ConfigError
 from vla_rl.data.config import AugmentConfig
 from vla_rl.data.dataset_check import check_datasets
@@ -42,6 +43,7 @@ _NO_DEMONSTRATIONS = (
 _RL = ("train", "loop")  # `ablate` runs `train`.
 
 RULES = (
+    Rule((), lambda r: check_name(r.device)),
     # Sections that contradict one another.
     Rule(
         (),
