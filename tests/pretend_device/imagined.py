@@ -35,7 +35,7 @@ def collect(folder: Path, start_index: int = 0, objects: bool = False) -> Path:
 
 def fit_config(episodes: Path) -> FitConfig:
     """A few updates of each stage."""
-    values = {"model": _MODEL, "datasets": str(episodes), "clip_frames": 3, "holdout": 0.5, "precision": "fp32"}
+    values = {"model": _MODEL, "datasets": str(episodes), "clip_frames": 4, "holdout": 0.5, "precision": "fp32"}
     values |= {"autoencoder": _STAGE, "dynamics": _STAGE, "success": _STAGE}
     return validate(FitConfig, values | {"max_false_success": 0.99, "min_failures": 1})
 

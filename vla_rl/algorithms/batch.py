@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vla_rl.training.rollout_success import count_informative
 from vla_rl.types import ActionChunk, Episode, Observation
 
 if TYPE_CHECKING:
@@ -246,13 +247,12 @@ def has_spread(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
 def rollout_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     """Return success, length and group statistics of a rollout, by name."""
     usable = usable_episodes(episodes)
-    success, groups = np.array([e.success for e in usable]), np.array([e.group for e in usable])
-    spread = has_spread(success, groups)
+    informative, num_groups = count_informative(usable)
     return {
-        "rollout/success_rate": float(np.mean(success)),
+        "rollout/success_rate": float(np.mean([e.success for e in usable])),
         "rollout/reward": float(np.mean([e.total_reward for e in usable])),
         "rollout/length": float(np.mean([e.length for e in usable])),
         "rollout/num_episodes": float(len(usable)),
         "rollout/num_lost": float(len(episodes) - len(usable)),
-        "rollout/informative_groups": len(np.unique(groups[spread])) / len(np.unique(groups)),
+        "rollout/informative_groups": informative / num_groups,
     }

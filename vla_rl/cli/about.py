@@ -162,7 +162,27 @@ def doctor(
         raise typer.Exit(report(check_robot(load_contract(name, overrides or ()), seconds, connect), as_json))
     from vla_rl.workflows.doctor import read_recipe, run_checks
 
+    if name is not None:
+        _check_is_recipe(name)
     raise typer.Exit(report(run_checks(read_recipe(name, overrides or ()) if name else None), as_json))
+
+
+def _check_is_recipe(name: str) -> None:
+    """
+    Raises:
+        ConfigError: it is none, nor anything else that `doctor` looks at, all of which the message names.
+    """
+    from real_robot.bridge.contract import shipped_contracts
+    from vla_rl.config import ConfigError, find_recipe
+
+    try:
+        find_recipe(name)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error} doctor also takes a robot: the file of its contract, or one that ships with the package "
+            f"({', '.join(shipped_contracts())}). `vla-rl doctor` alone looks at this machine, `vla-rl doctor "
+            "--dataset FOLDER` at a dataset."
+        ) from None
 
 
 def config_show(recipe: RecipeName, overrides: Overrides = None) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from vla_rl.common.devices import check_name
 from vla_rl.config import ConfigError
 from vla_rl.data.config import AugmentConfig
 from vla_rl.data.dataset_check import check_datasets
@@ -42,6 +43,7 @@ _NO_DEMONSTRATIONS = (
 _RL = ("train", "loop")  # `ablate` runs `train`.
 
 RULES = (
+    Rule((), lambda r: check_name(r.device)),
     # Sections that contradict one another.
     Rule(
         (),
@@ -169,6 +171,16 @@ RULES = (
     Rule(
         _RL,
         lambda r: (r.train.evaluate, r.train.validate_every, r.gate.every) != ("never", 0, 0) and r.check_same_robot(),
+    ),
+    Rule(
+        _RL,
+        lambda r: r.train.validate_every and r.gate.every and _validates_on_states_of_the_gate(r),
+        lambda r: (
+            f"train.validation_episodes: got {r.train.validation_episodes}, so that validation takes initial states "
+            f"{r.eval.start_index} to {r.eval.start_index + r.train.validation_episodes - 1} of each task (from "
+            f"eval.start_index on), but the gate takes those from {r.gate.start_index} on; lower it, or set "
+            f"gate.start_index to at least {r.eval.start_index + r.train.validation_episodes}"
+        ),
     ),
     Rule(_RL, lambda r: r.train.evaluate != "never" and not _states(r, r.eval)),
     Rule(_RL, lambda r: r.train.validate_every and not _states(r, r.validation)),
@@ -387,6 +399,14 @@ def _unknown_axes(recipe: Recipe) -> list[str]:
 def _branch_frames(recipe: Recipe) -> object:
     """After how many frames imagined episodes end, worth a value; None: they go on."""
     return getattr(getattr(recipe.env, "imagination", None), "branch_frames", None)
+
+
+def _validates_on_states_of_the_gate(recipe: Recipe) -> bool:
+    """Whether a check of the gate, in any round of a loop, may begin where an episode of a validation does."""
+    train, gate, first = recipe.train, recipe.gate, recipe.eval.start_index
+    end = gate.start_index + recipe.loop.rounds * gate.num_checks(train.iterations) * gate.pairs
+    is_same_split = gate.split == recipe.validation.split
+    return is_same_split and first < end and gate.start_index < first + train.validation_episodes
 
 
 def _acts(recipe: Recipe) -> bool:

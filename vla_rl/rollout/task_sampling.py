@@ -16,6 +16,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 
 from vla_rl.config import Config, ConfigError
 from vla_rl.data.keyframes import KeyframeSet
+from vla_rl.training.rollout_success import count_informative
 from vla_rl.types import Episode, EpisodeSpec
 
 # Streams of the random generator: order of tasks, of states, Thompson draws, order of keyframes, of perturbations,
@@ -368,11 +369,8 @@ def groups_to_resample(episodes: Sequence[Episode], target: int, budget: int) ->
 
     Args:
         episodes: all of the rollout so far.
-        target: groups wanted with neither all success nor all failure.
+        target: groups wanted whose episodes were not all paid the same: with rewards of 0 and 1, neither all success
+            nor all failure.
     """
-    outcomes: defaultdict[int, set[bool]] = defaultdict(set)
-    for episode in episodes:
-        if not episode.lost:
-            outcomes[episode.group].add(episode.success)
-    informative = sum(len(seen) == 2 for seen in outcomes.values())
+    informative, _ = count_informative(episodes)
     return max(0, min(target - informative, budget))

@@ -127,7 +127,7 @@ def _save(cloning: BCTrainer, folder: Path, window: Mapping[str, list[float]]) -
         if cloning.world.is_main:
             config = cloning.config.model_dump(mode="json")
             save_checkpoint(path, tensors, {**state, "config": config, "seed": cloning.seed, "window": dict(window)})
-            keep_last(folder, cloning.config.keep_checkpoints)
+            keep_last(path, cloning.config.keep_checkpoints)
     return path
 
 

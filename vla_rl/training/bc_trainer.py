@@ -6,8 +6,10 @@ dropout. So a resumed run repeats an uninterrupted one.
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +23,7 @@ from torch import nn
 
 from vla_rl.common.scalars import read_scalars
 from vla_rl.data.augment import augment
-from vla_rl.data.dataset import BCBatch, BCDataset, DataNeeds, open_dataset
+from vla_rl.data.dataset import BCBatch, BCDataset, DataNeeds, EpisodeDataset, open_dataset
 from vla_rl.distributed.fsdp import swap_weights
 from vla_rl.distributed.process_group import ALONE, ProcessGroup, current
 from vla_rl.interfaces import Policy
@@ -38,6 +40,8 @@ DATA, _AUGMENT, _DROPOUT, VALIDATION = range(4)
 def open_bc_dataset(config: SFTConfig, policy: Policy, env_spec: EnvSpec | None = None) -> BCDataset:
     """The config's datasets, checked against the policy and the environment, and decoded into their caches.
 
+    Warns of datasets all of whose instructions are other than those of the environment's tasks.
+
     Raises:
         DatasetError: a dataset that is missing, damaged or does not fit.
     """
@@ -50,7 +54,37 @@ def open_bc_dataset(config: SFTConfig, policy: Policy, env_spec: EnvSpec | None 
     )
     folder = None if config.cache_folder is None else Path(config.cache_folder)
     size = policy.demonstration_size or policy.chunk_size  # Some denoise more than they execute.
-    return BCDataset([open_dataset(d, needs, folder) for d in config.datasets], size)
+    data = BCDataset([open_dataset(d, needs, folder) for d in config.datasets], size)
+    if env_spec is not None and current().is_main:
+        _compare_instructions(data.parts, env_spec)
+    return data
+
+
+def _compare_instructions(parts: Sequence[EpisodeDataset], env_spec: EnvSpec) -> None:
+    """Warn, once, of datasets whose instructions are none of the environment's, in the words that a policy reads."""
+    known = {_words(text) for text in env_spec.tasks.values()}
+    foreign = []
+    for part in parts:
+        found = [part.instructions[number] for number in np.unique(part.task[part.rows])]
+        if found and known.isdisjoint(map(_words, found)):
+            foreign.append(f"{part.path} ({_some(found)})")
+    if foreign:
+        warnings.warn(
+            f"datasets: no instruction in {', '.join(foreign)} is that of a task of {env_spec.title} "
+            f"({_some(list(env_spec.tasks.values()))}), so a policy learns from them to follow instructions that it is "
+            "never given there. Set env.tasks to the tasks that they show, or name datasets of these tasks",
+            stacklevel=1,
+        )
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(re.findall(r"\w+", text.lower()))
+
+
+def _some(texts: Sequence[str]) -> str:
+    """The first three, quoted, and how many more there are."""
+    more = f" and {len(texts) - 3} more" if len(texts) > 3 else ""
+    return ", ".join(map(repr, texts[:3])) + more
 
 
 class BCTrainer:

@@ -159,14 +159,20 @@ def latest_checkpoint(folder: Path) -> Path | None:
     return None
 
 
-def keep_last(folder: Path, num: int, also: tuple[Path, ...] = ()) -> None:
-    """Delete all but the newest `num` checkpoints (and those in `also`)."""
+def keep_last(saved: Path, num: int) -> None:
+    """Delete all but `num` checkpoints: the one just saved, and those before it.
+
+    Later ones are left alone. A run that goes on before them has found them broken, so they must not push out whole
+    ones; it writes them anew.
+
+    Raises:
+        ValueError: num below 1.
+    """
     if num < 1:
         raise ValueError(f"keep_last: num must be at least 1, got {num}")
-    kept = {Path(p).resolve() for p in also}
-    for path in list_checkpoints(folder)[:-num]:
-        if path.resolve() not in kept:
-            shutil.rmtree(path)
+    newest = checkpoint_step(saved)
+    for path in [p for p in list_checkpoints(Path(saved).parent) if checkpoint_step(p) <= newest][:-num]:
+        shutil.rmtree(path)
 
 
 # --- what goes into a checkpoint -------------------------------------------------------------

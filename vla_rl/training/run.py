@@ -279,7 +279,7 @@ class TrainingRun:
         self.stopwatch.report()
 
     def evaluate(self, name: str, policy_path: Path | None = None) -> None:
-        """Evaluate on the recipe's `eval` section; writes evaluations/<name>.json, a picture and videos.
+        """Evaluate on the recipe's `eval` section; writes evaluations/<name>.json and a picture, then videos.
 
         Several processes share the episodes; the first one writes.
 
@@ -295,10 +295,16 @@ class TrainingRun:
         self.stopwatch.report()
 
     def _evaluate(self, name: str, policy_path: Path | None) -> Evaluation:
+        def save(result: Evaluation) -> None:
+            if self.world.is_main:
+                result.save(path := self.folder.evaluation(name))
+                result.plot(path.with_suffix(".png"))
+                self.logger.print(result.table())
+
         base = self.recipe.policy.path
         total = self._own(self.recipe.eval.num_episodes(self.env.spec))
         with self._progress(total, f"evaluation, {name}") as on_episode:
-            result = evaluate(
+            return evaluate(
                 self.policy,
                 self.recipe.acting_env,
                 self.recipe.eval,
@@ -306,13 +312,9 @@ class TrainingRun:
                 policy_path=policy_path or (resolve_path(base) if base else None),
                 video_folder=self.folder.videos,
                 on_episode=on_episode,
+                on_result=save,
                 world=self.world,
             )
-        if self.world.is_main:
-            result.save(path := self.folder.evaluation(name))
-            result.plot(path.with_suffix(".png"))
-            self.logger.print(result.table())
-        return result
 
     # --- keeping ----------------------------------------------------------------------------
 
@@ -340,9 +342,8 @@ class TrainingRun:
             "sources": sources,
             "earlier": self.earlier.state() if self.earlier else [],
         }
-        folder = self.folder.checkpoints
-        save_checkpoint(checkpoint_path(folder, self.iteration), tensors, state)
-        keep_last(folder, self.config.keep_checkpoints)
+        path = save_checkpoint(checkpoint_path(self.folder.checkpoints, self.iteration), tensors, state)
+        keep_last(path, self.config.keep_checkpoints)
 
     def _save_policy(self, folder: Path) -> None:
         with self.world.saving(self.policy):

@@ -24,7 +24,9 @@ class TrainConfig(Config):
     group_size: PositiveInt = Field(default=8, description="Episodes from each initial state.")
     temperature: float = Field(default=1.0, gt=0, description="Of the rollouts' action sampling.")
     resample_budget: NonNegativeInt = Field(
-        default=0, description="Dynamic sampling: up to this many more groups replace all-success and all-failure ones."
+        default=0,
+        description="Dynamic sampling: up to this many more groups replace those whose episodes are all paid the same: "
+        "with rewards of 0 and 1, all-success and all-failure ones.",
     )
     reuse: NonNegativeInt = Field(
         default=0,

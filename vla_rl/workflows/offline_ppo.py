@@ -110,7 +110,7 @@ class OfflinePPO:
 
         path = checkpoint_path(self.run.checkpoints, self.state["iteration"])
         save_checkpoint(path, trained_weights(self.policy), self.state)
-        keep_last(self.run.checkpoints, 2)
+        keep_last(path, 2)
 
     def _resume(self) -> None:
         from vla_rl.training.checkpoint import latest_checkpoint, load_checkpoint, load_weights

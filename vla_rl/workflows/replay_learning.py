@@ -155,8 +155,8 @@ class ReplayLearning:
         tensors, state = self.learner.state()
         sizes = self.learner.networks.facts
         rest = {"learner": state, "sizes": sizes, "more": more or {}}
-        save_checkpoint(checkpoint_path(self.run.checkpoints, step), tensors, rest)
-        keep_last(self.run.checkpoints, self.config.keep_checkpoints)
+        path = save_checkpoint(checkpoint_path(self.run.checkpoints, step), tensors, rest)
+        keep_last(path, self.config.keep_checkpoints)
 
     def resume(self) -> int | None:
         """The step of the newest checkpoint, with the learner as it was then; None: nothing to go on from."""

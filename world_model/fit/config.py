@@ -10,7 +10,7 @@ from pydantic import Field, PositiveInt, model_validator
 from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetConfig, MaybeDatasets
 from vla_rl.interfaces import WorldModelFitConfig
-from world_model.config import KeyframeConfig, WorldModelConfig
+from world_model.config import KeyframeConfig, TransformerConfig, WanConfig, WorldModelConfig
 from world_model.stage_config import (
     BootstrapConfig,
     DistillationConfig,
@@ -68,7 +68,11 @@ class FitConfig(WorldModelFitConfig):
     sampling_steps: PositiveInt | None = Field(
         default=None, le=50, description="Of the flow when imagining, see model.dynamics; null takes the model's."
     )
-    clip_frames: PositiveInt = Field(default=8, ge=2, description="T, frames of a clip, the reference included.")
+    clip_frames: PositiveInt = Field(
+        default=8,
+        ge=2,
+        description="T, frames of a clip, the reference included. `model.dynamics.memory` may be T - 2 at most.",
+    )
     cuts: PositiveInt = Field(
         default=1,
         description="Ways of cutting an episode into frames that the dynamics learns from.",
@@ -143,6 +147,20 @@ class FitConfig(WorldModelFitConfig):
             raise ConfigError(
                 f"world_model.bootstrap.refresh_every: got {every}, must divide save_every ({self.save_every}), or a "
                 "stopped fit would not go on as it was"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _clips_fill_the_memory(self) -> FitConfig:
+        dynamics = self.model.dynamics if self.model else None
+        if not isinstance(dynamics, TransformerConfig | WanConfig) or self.start_from or not self.dynamics.steps:
+            return self
+        if dynamics.memory > self.clip_frames - 2:
+            raise ConfigError(
+                f"world_model.model.dynamics.memory: got {dynamics.memory} with clip_frames {self.clip_frames}. Before "
+                f"a clip's last frame are its reference and at most {self.clip_frames - 2} more, so imagining would "
+                f"remember more than the fit ever shows; set memory to at most clip_frames - 2, or "
+                f"world_model.clip_frames to at least {dynamics.memory + 2}"
             )
         return self
 

@@ -421,8 +421,7 @@ class _Fit:
             if step % LOG_EVERY == 0 or step == stage.steps:
                 self._log(earlier + step, {f"{name}/{key}": value for key, value in metrics.items()})
             if step % self.config.save_every == 0 and step < stage.steps:
-                save_checkpoint(checkpoint_path(folder, step), *trainer.state())
-                keep_last(folder, 1)
+                keep_last(save_checkpoint(checkpoint_path(folder, step), *trainer.state()), 1)
 
         trainer.run(loss, on_step)
         network.eval()

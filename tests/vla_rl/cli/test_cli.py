@@ -114,6 +114,9 @@ def test_no_help_text_is_eaten_as_markup() -> None:
         (["train", "{recipe}", "--resume"], "--resume: no run runs/tiny-DATE-TIME"),
         (["list", "tasks", "nosuch"], "env.kind: got 'nosuch'"),
         (["doctor", "nosuch"], "recipe not found: nosuch"),
+        (["doctor", "nosuch"], "doctor also takes a robot: the file of its contract, or one that ships"),
+        (["config", "show", "{recipe}", "device=gpu"], "device: got 'gpu', allowed: auto"),
+        (["config", "show", "{recipe}", "device=cuda:x"], "device: got 'cuda:x', allowed: auto"),
         (["merge", "{tmp}/nosuch", "-o", "{tmp}/merged"], "nosuch: no such folder"),
         (["compare", "nosuch"], "nosuch: no such file or folder"),
         (["import-libero", "nosuch/*.hdf5", "-o", "{tmp}/out"], "nosuch/*.hdf5: no such file or folder"),
@@ -170,7 +173,8 @@ def test_what_this_machine_lacks_is_said_before_any_work(
     assert result.exit_code == 2 and result.stderr.count("\n") == 1
     assert result.stderr.startswith("error: MUJOCO_GL: got 'foo', allowed: egl, osmesa, glfw. Unset it")
     assert not output.exists()
-    assert run("config", "show", "tabletop_grpo", "device=cuda").exit_code == 0  # Nothing is run.
+    for device in ("auto", "cpu", "cuda", "cuda:7", "mps"):  # Nothing is run.
+        assert run("config", "show", "tabletop_grpo", f"device={device}").exit_code == 0
 
 
 def test_a_bug_is_not_hidden(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,3 +166,26 @@ def test_a_loop_mines_its_own_keyframes() -> None:
     check(load_recipe("tabletop_closed_loop"), "loop")
     with pytest.raises(ConfigError, match=r"sampling\.keyframes: is null"):
         check(load_recipe("tabletop_imagination", ["sampling.keyframe_share=0.3"]), "train")
+
+
+def test_validation_takes_no_initial_state_of_the_gate() -> None:
+    from vla_rl.recipe.recipe import load_recipe
+
+    def checked(*options: str) -> None:
+        gate = ["train.validate_every=2", "train.iterations=4", "gate.every=2", "gate.pairs=150"]
+        check(load_recipe("tabletop_imagination", [*gate, *options]), "train")
+
+    message = r"validation_episodes: got 1001, .*states 0 to 1000 .*takes those from 1000 on; .*at least 1001"
+    with pytest.raises(ConfigError, match=message):
+        checked("train.validation_episodes=1001")
+    with pytest.raises(ConfigError, match=r"validation_episodes: got 20, .*states 1299 to 1318"):
+        checked("eval.start_index=1299")
+    for options in (
+        ["train.validation_episodes=1000"],
+        ["train.validation_episodes=1001", "gate.start_index=1001"],
+        ["train.validation_episodes=1001", "gate.every=0"],
+        ["train.validation_episodes=1001", "gate.split=train"],
+        ["train.validation_episodes=1001", "train.validate_every=0"],
+        ["eval.start_index=1300"],
+    ):
+        checked(*options)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from vla_rl.algorithms.batch import rollout_metrics
 from vla_rl.rollout.task_sampling import SamplingConfig, TaskSampler, groups_to_resample
+from vla_rl.training.rollout_success import PENALTY, count_informative
 from vla_rl.types import ActionChunk, Episode, EpisodeSpec, Observation
 
 
@@ -147,3 +150,18 @@ def test_groups_to_resample():
     assert groups_to_resample(episodes, target=2, budget=10) == 0
     assert groups_to_resample(episodes, target=1, budget=10) == 0
     assert groups_to_resample([], target=4, budget=0) == 0
+
+
+def test_a_group_is_informative_by_what_its_episodes_were_paid_without_penalties():
+    def paid(group: int, *rewards: float, penalty: float = 0.0) -> list[Episode]:
+        taken = {PENALTY: np.array([penalty], np.float32)} if penalty else {}
+        return [
+            replace(episode(success=False, group=group), reward=np.array([[r - penalty]], np.float32), info=taken)
+            for r in rewards
+        ]
+
+    likely, alike = paid(0, 0.1, 0.4), paid(1, 0.3, 0.3)
+    penalized = paid(2, 1.0, 1.0, penalty=0.3) + paid(2, 1.0, penalty=0.7)
+    assert count_informative(likely + alike + penalized) == (1, 3)
+    assert rollout_metrics(likely + alike + penalized)["rollout/informative_groups"] == 1 / 3
+    assert groups_to_resample(likely + alike + penalized, target=3, budget=9) == 2

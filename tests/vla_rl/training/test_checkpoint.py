@@ -136,10 +136,42 @@ def test_missing_checkpoints(tmp_path):
 
 def test_keep_last(tmp_path):
     paths = [make_checkpoint(tmp_path, step) for step in (1, 2, 3, 4)]
-    ck.keep_last(tmp_path, 2, also=(paths[0],))
-    assert ck.list_checkpoints(tmp_path) == [paths[0], paths[2], paths[3]]
+    ck.keep_last(paths[3], 2)
+    assert ck.list_checkpoints(tmp_path) == paths[2:]
     with pytest.raises(ValueError, match="at least 1"):
-        ck.keep_last(tmp_path, 0)
+        ck.keep_last(paths[3], 0)
+
+
+def test_a_broken_later_checkpoint_pushes_out_no_whole_one(tmp_path):
+    """A run that resumes before it keeps what it saves, also where it keeps one."""
+    earlier, broken = make_checkpoint(tmp_path, 5), make_checkpoint(tmp_path, 10)
+    (broken / ck.TENSORS_FILE).unlink()
+    with pytest.warns(UserWarning, match="skipping a broken checkpoint"):
+        assert ck.latest_checkpoint(tmp_path) == earlier
+    ck.keep_last(saved := make_checkpoint(tmp_path, 7), 1)
+    with pytest.warns(UserWarning, match="skipping a broken checkpoint"):
+        assert ck.latest_checkpoint(tmp_path) == saved
+    assert not earlier.exists()
+    ck.keep_last(again := make_checkpoint(tmp_path, 10), 1)
+    assert again == broken and ck.list_checkpoints(tmp_path) == [again] and ck.latest_checkpoint(tmp_path) == again
+
+
+@pytest.mark.parametrize("moment", ["write_tensors", "_crc32"])
+def test_a_kill_while_the_next_checkpoint_is_written_leaves_the_only_one(tmp_path, moment):
+    code = f"""
+import os, signal, sys, torch
+from pathlib import Path
+from vla_rl.training import checkpoint as ck
+def save(step):
+    path = ck.checkpoint_path(Path(sys.argv[1]), step)
+    ck.keep_last(ck.save_checkpoint(path, {{"w": torch.ones(8)}}, {{"step": step}}), 1)
+save(1)
+ck.{moment} = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+save(2)
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert ck.latest_checkpoint(tmp_path) == ck.checkpoint_path(tmp_path, 1)
 
 
 def test_disk_full_is_said_and_keeps_the_old_one(tmp_path, monkeypatch):

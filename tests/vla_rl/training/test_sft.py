@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,6 +75,23 @@ def weights(policy) -> dict[str, torch.Tensor]:
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_datasets_of_other_instructions_than_the_environments_are_told_once(demos, tmp_path):
+    spec, log = ENV.env_spec(), Log()
+    other = replace(spec, tasks=dict.fromkeys(spec.tasks, "fold the towel"))
+    two = [{"path": str(demos)}, {"path": str(shutil.copytree(demos, tmp_path / "copy"))}]
+    with pytest.warns(UserWarning, match="no instruction in") as caught:
+        train_bc(make_policy(), options(demos, datasets=two, steps=1), tmp_path, log, env_spec=other, progress=False)
+    (text,) = [str(one.message) for one in caught if "no instruction in" in str(one.message)]
+    assert str(demos) in text and str(tmp_path / "copy") in text and "'fold the towel'" in text
+    assert all(repr(instruction) in text for instruction in list(spec.tasks.values())[:3])
+    first, *_ = spec.tasks
+    some_known = replace(spec, tasks=other.tasks | {first: f" {spec.tasks[first].upper()}."})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="datasets: no instruction")
+        for known in (spec, some_known, None):
+            open_bc_dataset(options(demos), make_policy(), known)
 
 
 def test_it_learns_and_the_result_loads(demos, tmp_path):

@@ -38,7 +38,7 @@ def episodes(tmp_path_factory) -> Path:
 
 
 def config(episodes: Path, **options: Any) -> FitConfig:
-    values = {"model": MODEL, "datasets": str(episodes), "clip_frames": 3, "cross_fit": 2, "precision": "fp32"}
+    values = {"model": MODEL, "datasets": str(episodes), "clip_frames": 4, "cross_fit": 2, "precision": "fp32"}
     values |= {"autoencoder": NONE, "dynamics": STAGE, "success": STAGE, "max_false_success": 0.99, "min_failures": 1}
     return FitConfig.model_validate(values | options)
 

@@ -59,7 +59,7 @@ def episodes(tmp_path_factory) -> Path:
 
 
 def config(episodes: Path, **options: Any) -> FitConfig:
-    values = {"model": MODEL, "datasets": str(episodes), "clip_frames": 3, "holdout": 0.5, "save_every": 2}
+    values = {"model": MODEL, "datasets": str(episodes), "clip_frames": 4, "holdout": 0.5, "save_every": 2}
     values |= {"autoencoder": STAGE, "dynamics": STAGE, "success": STAGE, "precision": "fp32"}
     values |= {"max_false_success": 0.99, "min_failures": 1}
     return FitConfig.model_validate(values | options)
@@ -350,6 +350,14 @@ def test_what_cannot_be_fitted_is_refused(episodes, fitted, tmp_path, options, e
     with pytest.raises(error, match=message):
         fit(config(episodes, **options), ENV.env_spec(), tmp_path / "run")
     assert not (tmp_path / "run" / "stages").exists(), "before anything is fitted"
+
+
+def test_a_memory_that_no_clip_fills_is_refused(episodes):
+    message = r"model\.dynamics\.memory: got 2 with clip_frames 3\..* at most 1 more.*clip_frames to at least 4"
+    with pytest.raises(ConfigError, match=message):
+        validate(FitConfig, {"model": MODEL, "datasets": str(episodes), "clip_frames": 3})
+    for kept in ({"clip_frames": 4}, {"dynamics": {"steps": 0}}, {"start_from": "elsewhere"}):
+        validate(FitConfig, {"model": MODEL, "datasets": str(episodes), "clip_frames": 3} | kept)
 
 
 def test_a_start_of_another_robot_is_refused(episodes, fitted, tmp_path):

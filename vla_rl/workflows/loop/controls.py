@@ -125,7 +125,7 @@ def _start(
 
 
 def _conclude(recipe: Recipe, run: Path) -> None:
-    """A run that was killed between its last evaluation and its report gets that now; nothing else is missing."""
+    """A run that was killed between its last evaluation and its report gets that now; only videos may be missing."""
     RunSteps(RunFolder(run), recipe.train, show=False, write=True).conclude()
 
 

@@ -107,7 +107,7 @@ class Round:
 
     @property
     def finished(self) -> bool:
-        """Its RL has ended and been evaluated."""
+        """Its RL has ended, its policy is saved, and that has been evaluated; perhaps not filmed."""
         return RunFolder(self.run).evaluation("final").is_file()
 
     def control(self, name: str) -> Path:

@@ -45,7 +45,7 @@ FIT = {
         "success": {"width": 32, "depth": 1},
         "frame_steps": 4,
     },
-    "clip_frames": 3,
+    "clip_frames": 4,
     "holdout": 0.5,
     "autoencoder": STAGE,
     "dynamics": STAGE,

@@ -16,6 +16,9 @@ from tiny_run import save_policy
 from vla_rl.cli.options import PROGRAM
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import apply_overrides, validate
+from vla_rl.evaluation import evaluate as evaluate_module
+from vla_rl.evaluation.evaluate import policy_hash
+from vla_rl.evaluation.results import Evaluation
 from vla_rl.recipe.collect_config import CollectConfig
 from vla_rl.recipe.recipe import Recipe, load_recipe
 from vla_rl.workflows.collect import collect
@@ -160,3 +163,26 @@ def test_a_round_that_was_killed_before_its_report_gets_it(tmp_path):
         assert "was stopped before its end" not in run.report.read_text()
         run.status.write_text(json.dumps(status | {"state": "running", "step": "evaluation after", "process": 0}))
         run.report.unlink()
+
+
+def test_a_round_that_was_killed_while_filming_is_finished_and_not_run_again(tmp_path, monkeypatch):
+    recipe = tiny_run.make_recipe(
+        save_policy(tmp_path / "policy"),
+        *("train.evaluate=after", "train.iterations=1", "train.allow_no_success=true", "eval.videos=1"),
+    )
+    done = Round(tmp_path / "round_1")
+    done.folder.mkdir()
+
+    def killed(*_args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(evaluate_module, "film", killed)
+        loop_controls.run_beside_controls(recipe, done, None, PROGRAM, lambda _: None)
+    run = RunFolder(done.run)
+    saved = Evaluation.load(run.evaluation("final"))
+    assert done.finished and saved.meta.policy_hash == policy_hash(run.policy)
+    loop_controls.run_beside_controls(recipe, done, None, PROGRAM, lambda _: None)
+    assert Evaluation.load(run.evaluation("final")) == saved
+    assert json.loads(run.status.read_text())["state"] == "finished"
+    assert "was stopped before its end" not in run.report.read_text()
