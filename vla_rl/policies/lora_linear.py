@@ -31,7 +31,9 @@ class LoraLinear(Linear):
         low = linear(self.lora_dropout[ADAPTER](flat), down)
         if result.dtype != low.dtype:  # A layer that autocast leaves alone.
             return super().forward(x)
-        return result.addmm_(low, up.to(low.dtype).t(), alpha=self.scaling[ADAPTER]).view(*x.shape[:-1], -1)
+        return result.addmm_(low, up.to(low.dtype).t(), alpha=self.scaling[ADAPTER]).view(
+            *x.shape[:-1], result.shape[-1]
+        )
 
 
 def inject(network: nn.Module, targets: list[str], rank: int, alpha: int, dropout: float) -> None:

@@ -85,6 +85,10 @@ def test_what_is_merged_switched_off_or_of_mixed_types_is_left_to_peft():
     assert torch.equal(mixed(x), Linear.forward(mixed, x)) and mixed(x).dtype == torch.bfloat16
 
 
+def test_no_rows_give_no_rows():
+    assert adapted()(torch.zeros(2, 0, 24)).shape == (2, 0, 40)
+
+
 def test_dropout_is_applied_while_training_alone():
     layer, x = adapted(dropout=0.5), torch.randn(200, 24)
     layer.train()
