@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import peft
 import torch
@@ -22,12 +22,12 @@ class LoraLinear(Linear):
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """(..., in) -> (..., out)."""
-        down, up = self.lora_A[ADAPTER].weight, self.lora_B[ADAPTER].weight
+        down, up = (cast(nn.Linear, part[ADAPTER]).weight for part in (self.lora_A, self.lora_B))
         is_cast = torch.is_autocast_enabled(x.device.type)
         if args or kwargs or self.merged or self.disable_adapters or not (is_cast or x.dtype == down.dtype):
             return super().forward(x, *args, **kwargs)
         flat = x.reshape(-1, x.shape[-1])
-        result = self.base_layer(flat)
+        result: Tensor = cast(nn.Linear, self.get_base_layer())(flat)
         low = linear(self.lora_dropout[ADAPTER](flat), down)
         if result.dtype != low.dtype:  # A layer that autocast leaves alone.
             return super().forward(x)
