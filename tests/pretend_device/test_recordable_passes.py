@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -63,5 +64,6 @@ def test_kept_constants_are_copies_by_value_type_and_device():
         first += 1
         again, other = torch.tensor([1, 2], device="cpu"), torch.tensor([1, 2], device="cpu", dtype=torch.float32)
         without_device = torch.tensor([1, 2])
+        arrays = [torch.tensor(np.array([0.1 + i * 1e-12]), device="cpu") for i in range(2)]
     assert again.tolist() == [1, 2] and other.dtype == torch.float32 and without_device.tolist() == [1, 2]
-    assert len(kept._kept) == 2
+    assert len(kept._kept) == 2 and not torch.equal(*arrays)  # An array's text does not tell all of it.

@@ -32,12 +32,17 @@ class KeptConstants(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is not torch.tensor or kwargs.get("device") is None or isinstance(args[0], Tensor):
+        if func is not torch.tensor or kwargs.get("device") is None or not _is_plain(args):
             return func(*args, **kwargs)
         key = (repr(args), repr(sorted(kwargs.items())))
         if key not in self._kept:
             self._kept[key] = func(*args, **kwargs)
         return self._kept[key].clone()
+
+
+def _is_plain(data: object) -> bool:
+    """Whether it is of Python's own numbers alone, whose text tells all of them."""
+    return all(map(_is_plain, data)) if isinstance(data, list | tuple) else type(data) in (bool, int, float)
 
 
 @dataclass
