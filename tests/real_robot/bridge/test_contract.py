@@ -9,7 +9,10 @@ import pytest
 import yaml
 
 from real_robot.bridge.contract import load_contract, shipped_contracts
-from vla_rl.config import ConfigError, apply_overrides
+from real_robot.operator.hub.run_hub import HubFile
+from real_robot.operator.teleop import TeleopConfig
+from real_robot.serving.server import ServeConfig
+from vla_rl.config import Config, ConfigError, apply_overrides, validate
 
 
 @pytest.mark.parametrize("name", sorted(shipped_contracts()))
@@ -185,6 +188,22 @@ def test_a_time_out_that_never_comes_is_refused(option: str, value: str) -> None
 def test_a_bus_has_finite_times(option: str) -> None:
     with pytest.raises(ConfigError, match=rf"transport\.{option}: got inf\. Input should be a finite number"):
         load_contract("so101", [f"transport.{option}=.inf"])
+
+
+@pytest.mark.parametrize(
+    ("section", "option"),
+    [
+        (ServeConfig, "hang_after"),
+        (ServeConfig, "temperature"),
+        (HubFile, "head_start"),
+        (TeleopConfig, "gripper_open"),
+    ],
+)
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_servers_and_devices_have_finite_numbers(section: type[Config], option: str, value: float) -> None:
+    given = {"robots": {"left": {"url": "ws://bench:8080"}}} if section is HubFile else {}
+    with pytest.raises(ConfigError, match=rf"{option}: got {value}\. Input should be"):
+        validate(section, {option: value, **given})
 
 
 @pytest.mark.parametrize("part", ["scale", "offset"])
