@@ -50,7 +50,8 @@ def test_a_part_runs_whole_on_the_cpu(results, part):
     check(results, part, "cpu")
 
 
-@pytest.mark.parametrize("part", marked(PARTS, ON_PRETEND))
+# `memory` is tried on the CPU alone: its prediction watches weights, and a module watched so cannot be moved there.
+@pytest.mark.parametrize("part", marked([part for part in PARTS if part != "memory"], ON_PRETEND))
 def test_a_part_runs_whole_on_the_pretend_device(results, part):
     with pretending():
         check(results, part, "pretend")
