@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     import torch
 
 ALLOWED = "auto (a GPU where torch finds one, else the CPU), cpu, cuda, cuda:N, mps"
-
-
 _NAMES = re.compile(r"auto|(cpu|cuda|mps)(:(0|[1-9][0-9]?))?")
 
 

@@ -64,6 +64,16 @@ class Sheet:
         """Keep a figure for other parts."""
         self.record.facts[name] = value
 
+    def speed_note(self, flops: float | None, seconds: float, decisions: int) -> str:
+        """Decisions a second, and the share of the machine's own rate of bf16 products."""
+        rate = self.results.fact("rates", "flops_bf16")
+        note = f"{decisions / seconds:,.4g} decisions/s"
+        if flops is not None and rate is not None:
+            note += (
+                f"; {flops / seconds / 1e12:,.4g} TFLOP/s, {100 * flops / seconds / rate:.0f} % of the measured rate"
+            )
+        return note
+
     def leave_out(self, text: str) -> None:
         """Say what is not measured, and why."""
         self.record.left_out.append(text)

@@ -77,16 +77,7 @@ class Acting:
         seconds = median_seconds(act, sheet.device, 5 if sheet.is_full else 1, 2 if sheet.is_full else 1)
         target = TARGETS.get((decoder, how)) if batch_size == TARGET_BATCH else None
         what = f"{decoder}, {weights}, {how}, B={batch_size}"
-        sheet.add(what, 1000 * seconds, "ms", target, _note(sheet, self.flops.get(key), seconds, batch_size))
-
-
-def _note(sheet: Sheet, flops: float | None, seconds: float, decisions: int) -> str:
-    """Decisions a second, and the share of the machine's own rate of bf16 products."""
-    rate = sheet.results.fact("rates", "flops_bf16")
-    note = f"{decisions / seconds:,.4g} decisions/s"
-    if flops is not None and rate is not None:
-        note += f"; {flops / seconds / 1e12:,.4g} TFLOP/s, {100 * flops / seconds / rate:.0f} % of the measured rate"
-    return note
+        sheet.add(what, 1000 * seconds, "ms", target, sheet.speed_note(self.flops.get(key), seconds, batch_size))
 
 
 def measure(sheet: Sheet) -> None:

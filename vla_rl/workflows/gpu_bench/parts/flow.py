@@ -60,12 +60,7 @@ class Flowing:
         policy.zero_grad()
 
     def _add(self, what: str, seconds: float, counted: tuple[str, int], decisions: int) -> None:
-        rate, flops = self.sheet.results.fact("rates", "flops_bf16"), self._flops.get(counted)
-        note = f"{decisions / seconds:,.4g} decisions/s"
-        if flops is not None:
-            note += f"; {flops / seconds / 1e12:,.4g} TFLOP/s"
-        if flops is not None and rate is not None:
-            note += f", {100 * flops / seconds / rate:.0f} % of the measured rate"
+        note = self.sheet.speed_note(self._flops.get(counted), seconds, decisions)
         self.sheet.add(what, 1000 * seconds, "ms", note=note)
 
 

@@ -42,10 +42,7 @@ class Updating:
         policy.zero_grad()
         flops = count_flops(step)
         seconds = median_seconds(step, sheet.device, 5 if sheet.is_full else 1, 1)
-        rate = sheet.results.fact("rates", "flops_bf16")
-        note = f"{size / seconds:,.4g} decisions/s; {flops / seconds / 1e12:,.4g} TFLOP/s"
-        if rate is not None:
-            note += f", {100 * flops / seconds / rate:.0f} % of the measured rate"
+        note = sheet.speed_note(flops, seconds, size)
         text, target = f"forward and backward, micro-batch of {size}", None
         if checkpointing:
             note, target = note + ", what checkpointing computes again counted", TARGETS.get(size)
