@@ -31,7 +31,9 @@ class WorldModelEnvConfig(EnvConfig):
 
     kind: Literal["world_model"] = "world_model"
     path: str | Path = Field(description="The world model: a folder, or pretrained:NAME.")
-    tasks: tuple[str, ...] = Field(default=(), description="Task names; empty means all that the world model knows.")
+    tasks: tuple[str, ...] = Field(
+        default=(), description="Task names; empty means all that the world model knows and first_frames has."
+    )
     first_frames: Annotated[SerializeAsAny[EnvConfig] | None, component("env")] = Field(
         default=None,
         description="A real environment in which episodes begin: an env section. It is reset, but never stepped, so "
@@ -182,7 +184,8 @@ class WorldModelEnvConfig(EnvConfig):
 
     def _task_spec(self, metadata: WorldModelMetadata, real: EnvSpec | None) -> EnvSpec:
         """Of the tasks, without the trust horizon; how long they take is as in the real environment if there is one."""
-        spec = metadata.env_spec(self.tasks)
+        both = () if real is None else tuple(task for task in metadata.tasks if task in real.tasks)
+        spec = metadata.env_spec(self.tasks or both)
         if real is None:
             return spec
         check_alike(metadata, real, list(spec.tasks))

@@ -50,7 +50,7 @@ from world_model.fit.objects import calibrate_objects, objects_loss, prepare_obj
 from world_model.fit.posterior import add_posterior, check_members, drop_stale, posterior_loss
 from world_model.fit.replay import ImaginedSamples, replay_logits
 from world_model.fit.stage import WEIGHTS, finished_weights, resume_stage, stage_checkpoints, stage_trainer
-from world_model.fit.start import check_start, for_env
+from world_model.fit.start import check_start, for_env, go_on_in
 from world_model.fit.success import success_loss
 from world_model.fit.threshold_values import no_threshold, threshold_values
 from world_model.fit.value import calibrate_value, value_loss
@@ -172,7 +172,8 @@ class _Fit:
         if start is not None:
             fitted_on = content_keys(self.data.learned(config))
             seen = {*start.metadata.datasets, *fitted_on}
-            metadata = start.metadata.model_copy(update={"datasets": tuple(sorted(seen))})
+            metadata = go_on_in(start, spec, self.data.fitted, config.start_from)
+            metadata, self.model = metadata.model_copy(update={"datasets": tuple(sorted(seen))}), start.config
         else:
             mean, std = state_statistics(self.data.fitted)
             datasets = content_keys([*self.data.fitted, *self.data.judged])

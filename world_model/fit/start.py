@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from vla_rl.config import ConfigError
 from vla_rl.types import EnvSpec
 from world_model.config import WorldModelConfig
+from world_model.data.episodes import EpisodeFrames, state_statistics
 from world_model.fit.config import FitConfig
+from world_model.metadata import WorldModelMetadata
+from world_model.model.action_conditioning import ActionConditioning
 from world_model.model.world_model import WorldModel
+
+log = logging.getLogger(__name__)
 
 
 def for_env(model: WorldModelConfig, spec: EnvSpec) -> WorldModelConfig:
@@ -27,7 +34,7 @@ def check_start(start: WorldModel, spec: EnvSpec, config: FitConfig) -> None:
     """
     added = {"objects": start.config.objects, "posterior": start.config.posterior}
     wanted = config.model and for_env(config.model, spec).model_copy(update=added)
-    if wanted is not None and wanted != start.config:
+    if wanted is not None and _without_projections(wanted) != _without_projections(start.config):
         raise ConfigError(
             "world_model.model: differs from that of start_from, whose weights then do not fit; leave model out, or "
             "start from scratch"
@@ -48,6 +55,64 @@ def check_start(start: WorldModel, spec: EnvSpec, config: FitConfig) -> None:
                 f"world_model.start_from: {config.start_from} has {name} {found}, the environment {wanted}; start from "
                 "one of the same robot, control mode and cameras, or from scratch"
             )
+
+
+def go_on_in(
+    start: WorldModel, spec: EnvSpec, fitted: Sequence[EpisodeFrames], folder: str | None
+) -> WorldModelMetadata:
+    """Return the metadata of a world model that is fitted further in an environment.
+
+    In the scene that it knows, the environment's tasks, and how long they take, come beside its own. In another, where
+    a camera stands elsewhere, they take their place; states are then normalized by the episodes fitted on, and paths
+    drawn through the cameras as they stand there (both are changed in `start`).
+
+    Args:
+        fitted: the episodes that are fitted on. folder: of `start`, for the log.
+    """
+    known = start.metadata
+    moved = _moved_cameras(known, spec)
+    if not moved:
+        return known.model_copy(update={"tasks": known.tasks | spec.tasks, "horizon": known.horizon | spec.horizon})
+    log.warning(
+        "world_model.start_from: %s is of another scene (camera %s stands elsewhere); its %d tasks are left behind, "
+        "and it goes on with %s",
+        folder,
+        ", ".join(moved),
+        len(known.tasks),
+        ", ".join(spec.tasks),
+    )
+    there = WorldModelMetadata.of(spec, *state_statistics(fitted))
+    changed = ("tasks", "horizon", "projections", "state_mean", "state_std")
+    metadata = known.model_copy(update={name: getattr(there, name) for name in changed})
+    start.state_mean.copy_(torch.tensor(metadata.state_mean))
+    start.state_std.copy_(torch.tensor(metadata.state_std))
+    drawn = getattr(start.config.dynamics, "projections", {})  # Not every kind of dynamics draws paths.
+    drawn = {name: there.projections.get(name, matrix) for name, matrix in drawn.items()}
+    for module in start.modules():
+        if isinstance(module, ActionConditioning):
+            module.go_on_in(metadata.state_mean, metadata.state_std, drawn)
+    if drawn:
+        dynamics = start.config.dynamics.model_copy(update={"projections": drawn})
+        start.config = start.config.model_copy(update={"dynamics": dynamics})
+        start.dynamics.config = dynamics
+    return metadata
+
+
+def _moved_cameras(known: WorldModelMetadata, spec: EnvSpec) -> list[str]:
+    """Those of which both know how they show space, and which stand elsewhere."""
+    return [
+        name
+        for name, matrix in known.projections.items()
+        if name in spec.projections and not np.allclose(matrix, spec.projections[name], atol=1e-4)
+    ]
+
+
+def _without_projections(model: WorldModelConfig) -> WorldModelConfig:
+    """To compare models by what their weights' sizes depend on; where cameras stand, weights can learn anew."""
+    if not hasattr(model.dynamics, "projections"):
+        return model
+    dynamics = model.dynamics.model_copy(update={"projections": sorted(model.dynamics.projections)})
+    return model.model_copy(update={"dynamics": dynamics})
 
 
 def _floats(values: Sequence[float] | np.ndarray) -> tuple[float, ...]:

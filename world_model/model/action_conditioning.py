@@ -8,6 +8,7 @@ World-Env, arXiv 2509.24948, in token space): each token learns how far it is fr
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -104,6 +105,18 @@ class ActionConditioning(nn.Module):
                 gripper = torch.cat([actions.values[:, :, :1, -1], actions.values[..., -1]], -1)
                 drawn = {n: self.draw(self._features(path, gripper, n).to(dtype)) for n in self.projections}
         return Condition(self.embed(values.to(dtype)), torch.cat([drawn.get(n, blank) for n in self.cameras], 2))
+
+    def go_on_in(
+        self,
+        state_mean: Sequence[float],
+        state_std: Sequence[float],
+        projections: Mapping[str, Sequence[Sequence[float]]],
+    ) -> None:
+        """Stand in another scene: states are normalized by (S,) each, and paths drawn by these 3 x 4 matrices."""
+        self.state_mean.copy_(torch.tensor(state_mean[:3]))
+        self.state_std.copy_(torch.tensor(state_std[:3]))
+        for name in self.projections:
+            self.get_buffer(f"projection_{name}").copy_(torch.tensor(projections[name]))
 
     def path(self, actions: Actions, start: torch.Tensor) -> torch.Tensor:
         """Where the end effector is sent, meters (B, T, G + 1, 3): the start, then after each action."""

@@ -23,7 +23,7 @@ from world_model.config import ImaginationConfig
 from world_model.data.initial_frames import MAX_KEPT, RecordedInitialFrames, SimulatedInitialFrames, check_alike
 from world_model.env.config import WorldModelEnvConfig
 from world_model.env.env import WorldModelEnv
-from world_model.metadata import METADATA_FILE, WorldModelMetadata, content_key
+from world_model.metadata import METADATA_FILE, WorldModelMetadata, content_key, read_metadata
 from world_model.model.parts import build_parts
 from world_model.model.world_model import WorldModel
 from world_model.trust.config import DEFAULT_REQUIRE, MeasureConfig
@@ -204,6 +204,14 @@ def test_the_spec_needs_no_weights(folder: Path) -> None:
     assert spec.kind == "world_model" and spec.horizon == {"reach_red": 8} and spec.cameras == ("agentview", "wrist")
     shorter = section(folder, first_frames=DUMMY | {"horizon": 6})
     assert set(cast(Any, build_component("env", shorter)).env_spec().horizon.values()) == {6}
+
+
+def test_no_tasks_named_are_those_that_the_simulator_has_too(folder: Path) -> None:
+    one = WorldModelEnvConfig.model_validate(section(folder, first_frames=DUMMY | {"tasks": ["reach_red"]}))
+    assert list(one.env_spec().tasks) == ["reach_red"] != list(read_metadata(folder)[1].tasks)
+    named = one.model_copy(update={"tasks": ("reach_blue",)})
+    with pytest.raises(ConfigError, match=r"tasks: env\.first_frames has no \['reach_blue'\]"):
+        named.env_spec()
 
 
 def test_without_trust_nothing_is_built(folder: Path) -> None:

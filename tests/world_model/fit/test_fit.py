@@ -7,7 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
 from sim.dummy import DummyConfig
@@ -18,6 +20,7 @@ from vla_rl.evaluation.threshold import CalibrationError
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.training.metrics import read_metrics
 from vla_rl.training.trainer import Loss, Trainer
+from vla_rl.types import EnvSpec
 from vla_rl.workflows.imagination.fit_world_model import fit_world_model
 from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
 from world_model.config import ImaginationConfig
@@ -390,3 +393,50 @@ def test_a_dynamics_from_outside_is_fitted_saved_and_loaded(episodes, tmp_path):
     with pytest.raises(ConfigError, match=r"bootstrap\.share: not for dynamics of kind my_dynamics"):
         options = config(episodes, model=MODEL | {"dynamics": dynamics}, bootstrap={"share": 0.5, "refresh_every": 2})
         fit(options, SPEC, tmp_path / "other")
+
+
+def with_projections(spec: EnvSpec, shift: float) -> EnvSpec:
+    matrix = np.array([[1, 0, 0, 0.5 + shift], [0, 1, 0, 0.5], [0, 0, 0, 1.0]])
+    return replace(spec, projections={"agentview": matrix})
+
+
+@pytest.fixture(scope="module")
+def drawn(episodes, tmp_path_factory) -> Path:
+    """A world model that draws the gripper's path into its camera's picture."""
+    model = MODEL | {"dynamics": MODEL["dynamics"] | {"kinematics": "delta_pose"}}
+    run = tmp_path_factory.mktemp("fit") / "run"
+    return fit(config(episodes, model=model), with_projections(SPEC, 0.0), run, seed=1)
+
+
+def test_a_world_model_goes_on_to_other_tasks_of_its_scene(episodes, drawn, tmp_path):
+    other = replace(with_projections(SPEC, 0.0), tasks={"reach_blue": "reach the blue block"}, horizon={"reach_blue": 9})
+    there = load_world_model(fit(config(episodes, **KEPT, start_from=str(drawn)), other, tmp_path / "run"))
+    known = load_world_model(drawn).metadata
+    assert there.metadata.tasks == known.tasks | other.tasks and there.metadata.horizon == known.horizon | other.horizon
+    assert there.metadata.state_mean == known.state_mean
+    assert there.metadata.env_spec(["reach_blue"]).horizon == {"reach_blue": 9}
+
+
+def test_a_world_model_goes_on_in_another_scene(episodes, drawn, tmp_path, caplog):
+    moved = with_projections(SPEC, 0.2)
+    moved = replace(moved, tasks={"reach_blue": "reach the blue block"}, horizon={"reach_blue": 9})
+    far = collect(tmp_path / "far", noise=0.1)
+    options = config(far, **KEPT, start_from=str(drawn), calibrate_on=str(episodes))
+    there = load_world_model(fit(options, moved, tmp_path / "run"))
+    start = load_world_model(drawn)
+    assert "of another scene (camera agentview stands elsewhere); its 1 tasks are left behind" in caplog.text
+    assert there.metadata.tasks == moved.tasks and there.metadata.horizon == moved.horizon
+    assert there.metadata.state_mean != start.metadata.state_mean
+    maps, before = (model.dynamics.action_maps for model in (there, start))
+    assert torch.equal(maps.state_mean, there.state_mean[:3]) and not torch.equal(maps.state_mean, before.state_mean)
+    expected = torch.tensor(moved.projections["agentview"], dtype=torch.float32)
+    assert torch.equal(maps.get_buffer("projection_agentview"), expected)
+    assert torch.tensor(there.config.dynamics.projections["agentview"]).equal(expected)
+    changed = {name for name, value in there.state_dict().items() if not torch.equal(value, start.state_dict()[name])}
+    assert changed == {f"dynamics.action_maps.{name}" for name in ("state_mean", "state_std", "projection_agentview")}
+
+
+def test_a_model_given_beside_a_start_of_another_scene_is_its_own(episodes, drawn, tmp_path):
+    model = MODEL | {"dynamics": MODEL["dynamics"] | {"kinematics": "delta_pose"}}
+    options = config(episodes, **KEPT | {"model": model}, start_from=str(drawn))
+    fit(options, with_projections(SPEC, 0.2), tmp_path / "run")
