@@ -11,7 +11,7 @@ import torch
 
 from vla_rl.config import ConfigError
 from vla_rl.types import EnvSpec
-from world_model.config import WorldModelConfig
+from world_model.config import TransformerConfig, WorldModelConfig
 from world_model.data.episodes import EpisodeFrames, state_statistics
 from world_model.fit.config import FitConfig
 from world_model.metadata import WorldModelMetadata
@@ -86,13 +86,15 @@ def go_on_in(
     metadata = known.model_copy(update={name: getattr(there, name) for name in changed})
     start.state_mean.copy_(torch.tensor(metadata.state_mean))
     start.state_std.copy_(torch.tensor(metadata.state_std))
-    drawn = getattr(start.config.dynamics, "projections", {})  # Not every kind of dynamics draws paths.
-    drawn = {name: there.projections.get(name, matrix) for name, matrix in drawn.items()}
+    dynamics = start.config.dynamics
+    drawn: dict[str, Any] = {}
+    if isinstance(dynamics, TransformerConfig):  # Other kinds draw no paths.
+        drawn = {name: there.projections.get(name, matrix) for name, matrix in dynamics.projections.items()}
     for module in start.modules():
         if isinstance(module, ActionConditioning):
             module.go_on_in(metadata.state_mean, metadata.state_std, drawn)
     if drawn:
-        dynamics = start.config.dynamics.model_copy(update={"projections": drawn})
+        dynamics = dynamics.model_copy(update={"projections": drawn})
         start.config = start.config.model_copy(update={"dynamics": dynamics})
         start.dynamics.config = dynamics
     return metadata
@@ -109,7 +111,7 @@ def _moved_cameras(known: WorldModelMetadata, spec: EnvSpec) -> list[str]:
 
 def _without_projections(model: WorldModelConfig) -> WorldModelConfig:
     """To compare models by what their weights' sizes depend on; where cameras stand, weights can learn anew."""
-    if not hasattr(model.dynamics, "projections"):
+    if not isinstance(model.dynamics, TransformerConfig):
         return model
     dynamics = model.dynamics.model_copy(update={"projections": sorted(model.dynamics.projections)})
     return model.model_copy(update={"dynamics": dynamics})

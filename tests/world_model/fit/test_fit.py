@@ -409,7 +409,9 @@ def drawn(episodes, tmp_path_factory) -> Path:
 
 
 def test_a_world_model_goes_on_to_other_tasks_of_its_scene(episodes, drawn, tmp_path):
-    other = replace(with_projections(SPEC, 0.0), tasks={"reach_blue": "reach the blue block"}, horizon={"reach_blue": 9})
+    other = replace(
+        with_projections(SPEC, 0.0), tasks={"reach_blue": "reach the blue block"}, horizon={"reach_blue": 9}
+    )
     there = load_world_model(fit(config(episodes, **KEPT, start_from=str(drawn)), other, tmp_path / "run"))
     known = load_world_model(drawn).metadata
     assert there.metadata.tasks == known.tasks | other.tasks and there.metadata.horizon == known.horizon | other.horizon
