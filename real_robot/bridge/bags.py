@@ -100,10 +100,15 @@ def import_bags(
         {"episodes": ..., "frames": ...}.
 
     Raises:
-        BagError: a bag without one of the contract's topics, or in which they never come together.
+        BagError: a bag without one of the contract's topics, or in which they never come together; a rate that is no
+            whole number.
     """
     if dataset.exists():
         raise BagError(f"{dataset} exists already; choose another folder")
+    if contract.rate != round(contract.rate):
+        raise BagError(
+            f"rate: {contract.rate:g}; a LeRobotDataset has a whole number of frames per second: give another rate="
+        )
     episodes = [read_episode(contract, bag, instruction, success, index, report) for index, bag in enumerate(bags)]
     sizes = {png_size for e in episodes for png_size in e.sizes.values()}
     if len(sizes) > 1:
