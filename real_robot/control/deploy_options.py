@@ -56,6 +56,17 @@ def check_options(options: DeployOptions, contract: RobotContract) -> None:
         raise ConfigError("--results: of episodes, a person's or the simulator's; give --console PORT, or --episodes N")
     if options.console is not None and options.episodes:
         raise ConfigError("--console and --episodes: one says a person runs the episodes, the other a script; give one")
+    if options.dry_run or contract.safety.dry_run:
+        if options.record is not None:
+            raise ConfigError(
+                "--record: a dry run sends nothing, and frames would hold actions that the robot was never told; leave "
+                "one out (--log writes what would be sent)"
+            )
+        if options.episodes:
+            raise ConfigError(
+                "--episodes: a dry run sends nothing, so the simulated robot would stand and every episode count as "
+                "failed; leave one out"
+            )
     if options.teleop and options.console is None:
         raise ConfigError("--teleop: the console's buttons say when the person takes over; give --console PORT")
     if options.synchronous and contract.execution.real_time_chunking is not None:
