@@ -54,8 +54,8 @@ def fit(
     if num_states < needed:
         raise CalibrationError(
             f"the {len(successes)} successes to calibrate on begin in {num_states} initial states; those of one state "
-            f"go together, so that for alpha={config.alpha:g}, {needed} states are needed. Record from more of them, or "
-            "accept more false alarms (failure.alpha)"
+            f"go together, so that alpha={config.alpha:g} needs {needed} states. Record from more of them, or accept "
+            "more false alarms (failure.alpha)"
         )
     for kind in config.detectors:
         scorer_classes()[kind].check_installed()

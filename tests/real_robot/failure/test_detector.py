@@ -149,7 +149,7 @@ def test_several_successes_from_each_of_a_few_initial_states_do_not_calibrate_a_
     """They go together: of 8 states with 8 successes each, fresh ones rise above in 13 % at alpha = 0.1."""
     calibration = episodes(128, 2)
     few = replace(calibration, initial_states=tuple(f"task/train/{i % 16}" for i in range(128)))
-    with pytest.raises(CalibrationError, match=r"64 successes .* begin in 8 initial states; .*alpha=0.1, 14 "):
+    with pytest.raises(CalibrationError, match=r"64 successes .* begin in 8 initial states; .*alpha=0.1 needs 14 "):
         fit(CONFIG, episodes(80, 1), few, tmp_path, policy_name="toy")
     assert not (tmp_path / "detectors").exists()
 
