@@ -107,7 +107,7 @@ class Shutdown:
     # --- while it runs ------------------------------------------------------------------------
 
     def say(self, text: str) -> None:
-        """Tell the person; a terminal that is gone ends the run as its signal does. Does not wait once the loop runs."""
+        """Tell the person, without waiting once the loop runs; a lost terminal ends the run as its signal does."""
         if self._lines is None:
             self._tell(text)
         else:

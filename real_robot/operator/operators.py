@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import sys
 import threading
@@ -184,6 +185,8 @@ class KeyOperator:
             self._say(str(error))
 
     def _read(self) -> None:
+        if isinstance(self._stream, io.TextIOWrapper):
+            self._stream.reconfigure(errors="replace")  # else a byte that is no character would be the last key
         with _single_keys(self._stream):
             while character := self._stream.read(1):
                 self._pending.append(character)
