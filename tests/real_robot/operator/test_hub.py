@@ -281,6 +281,7 @@ def test_robots_are_read_from_a_file_and_the_command_line(tmp_path: Path) -> Non
     for robots, message in [
         ([], "hub: no robots"),
         (["left"], "--robot: got 'left', expected NAME=ADDRESS"),
+        (["left=bench1:1", "left=bench2:1"], "--robot: 'left' is given twice"),
         (["left=bench1"], "the port is missing"),
         (["left=ftp://bench1:80"], "ftp:// is not spoken here"),
     ]:
