@@ -88,7 +88,7 @@ class TopicOperator:
         self._deadman = Deadman(message.data, self._clock())
 
     def _on_reset(self, message: String) -> None:
-        self._reset = message.data or "topic"
+        self._reset = message.data.strip() or "topic"
 
     def poll(self, observation: RobotObservation | None) -> OperatorCommand:
         reset, self._reset = self._reset, None
