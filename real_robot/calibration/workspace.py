@@ -71,10 +71,10 @@ def _position(contract: RobotContract, corners: Sequence[np.ndarray]) -> tuple[t
         for part in source.parts if source.type == POSE else ():
             if part == "position":
                 scale, offset = np.array([source.convert.of(place + axis) for axis in range(3)]).T
-                if (np.abs(scale) != 1).any():
+                if wrong := [float(one) for one in scale if abs(one) != 1]:
                     raise ConfigError(
-                        f"workspace: {source.topic}: convert.scale: {scale[np.abs(scale) != 1][0]:g} for a position: the "
-                        "box is in meters; leave the position's scale at 1"
+                        f"workspace: {source.topic}: convert.scale: {wrong[0]:g} for a position: the box is in meters; "
+                        "leave the position's scale at 1"
                     )
                 return (at + place, at + place + 1, at + place + 2), np.array(corners) * scale + offset
             place += len(POSE_PARTS[part])
