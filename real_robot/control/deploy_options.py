@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -75,6 +76,20 @@ def check_options(options: DeployOptions, contract: RobotContract) -> None:
         )
     if not options.instruction and not contract.observation.instruction_topic:
         raise ConfigError("--instruction: what shall the robot do? The contract has no observation.instruction_topic")
+
+
+def prepare_results(path: Path) -> None:
+    """Make the folder that results will be written into.
+
+    Raises:
+        ConfigError: nothing can be written there.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir() or not os.access(path.parent, os.W_OK):
+            raise PermissionError(f"{path} is a folder" if path.is_dir() else f"no leave to write in {path.parent}")
+    except OSError as error:
+        raise ConfigError(f"--results: {path} cannot be written ({error}); give another file") from error
 
 
 def check_fit(contract: RobotContract, metadata: dict) -> None:
