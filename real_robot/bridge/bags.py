@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from real_robot.bridge.codec import axis_angles_near, check_frame, read_action, read_image, read_state
+from real_robot.bridge.codec import begins_near, check_frame, read_action, read_image, read_state
 from real_robot.bridge.contract import ActionSink, AlignConfig, ImageSource, RobotContract, StateSource
 from real_robot.bridge.messages import Message, MessageError
 from real_robot.bridge.ros.typestore import ros2_name, store_of, tree_of
@@ -100,10 +100,15 @@ def import_bags(
         {"episodes": ..., "frames": ...}.
 
     Raises:
-        BagError: a bag without one of the contract's topics, or in which they never come together.
+        BagError: a bag without one of the contract's topics, or in which they never come together; a rate that is no
+            whole number.
     """
     if dataset.exists():
         raise BagError(f"{dataset} exists already; choose another folder")
+    if contract.rate != round(contract.rate):
+        raise BagError(
+            f"rate: {contract.rate:g}; a LeRobotDataset has a whole number of frames per second: give another rate="
+        )
     episodes = [read_episode(contract, bag, instruction, success, index, report) for index, bag in enumerate(bags)]
     sizes = {png_size for e in episodes for png_size in e.sizes.values()}
     if len(sizes) > 1:
@@ -181,7 +186,7 @@ def read_frames(
             f"{goals[0].topic}: {goals[0].type} is an action or a service, which recordings of topics do not hold; in "
             "a copy of the contract, name a topic that the controller was commanded by"
         )
-    actions = [_Stream(sink, ACTION_ALIGN, near=_beginning(contract, sink)) for sink in contract.action]
+    actions = [_Stream(sink, ACTION_ALIGN, near=begins_near(contract, sink)) for sink in contract.action]
     streams = [*images.values(), *states, *actions]
     _read_streams(bag, streams)
     for stream in streams:
@@ -190,13 +195,6 @@ def read_frames(
         if not stream.times:
             raise BagError(f"{bag}: no usable message of {stream.source.topic} ({stream.source.type})")
     return _frames(images, states, actions, contract)
-
-
-def _beginning(contract: RobotContract, sink: ActionSink) -> np.ndarray:
-    """float32 (len(sink.indices),): whose axis-angle a first commanded pose is near, that of what measures it."""
-    near = np.concatenate([np.zeros(0, np.float32), *map(axis_angles_near, contract.observation.state)])
-    limits = [contract.safety.dimensions[index] for index in sink.indices]
-    return np.array([one.start or 0.0 if one.state is None else near[one.state] for one in limits], np.float32)
 
 
 def _frames(

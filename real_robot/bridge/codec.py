@@ -6,7 +6,14 @@ import math
 
 import numpy as np
 
-from real_robot.bridge.contract import ActionSink, ConversionConfig, ImageSource, SourceConfig, StateSource
+from real_robot.bridge.contract import (
+    ActionSink,
+    ConversionConfig,
+    ImageSource,
+    RobotContract,
+    SourceConfig,
+    StateSource,
+)
 from real_robot.bridge.images import decode_image
 from real_robot.bridge.messages import (
     Bool,
@@ -98,6 +105,13 @@ def axis_angles_near(source: StateSource) -> np.ndarray:
         near = {"position": (0, 0, 0), "quaternion": (0, 0, 0, 0), "axis_angle": source.axis_angle_near}
         values = _convert(np.concatenate([near[part] for part in source.parts]), source.convert)
     return values.astype(np.float32)
+
+
+def begins_near(contract: RobotContract, sink: ActionSink) -> np.ndarray:
+    """float32 (len(sink.indices),): whose axis-angle a first commanded pose is near, that of what measures it."""
+    near = np.concatenate([np.zeros(0, np.float32), *map(axis_angles_near, contract.observation.state)])
+    limits = [contract.safety.dimensions[index] for index in sink.indices]
+    return np.array([one.start or 0.0 if one.state is None else near[one.state] for one in limits], np.float32)
 
 
 def _unit(quaternion: np.ndarray) -> np.ndarray:

@@ -33,13 +33,14 @@ def workspace_of(contract: RobotContract, corners: Sequence[np.ndarray], margin:
     """The smallest box around the corners, less `margin` meters on each side.
 
     Raises:
-        ConfigError: too few corners, a side that is too short, or a contract whose state has no position.
+        ConfigError: too few corners, a side that is too short, or a contract whose state has no position in meters.
     """
     if len(corners) < MIN_CORNERS:
         raise ConfigError(
             f"workspace: {len(corners)} corners; at least {MIN_CORNERS}, opposite ones, and the table's height"
         )
-    low, high = np.min(corners, axis=0) + margin, np.max(corners, axis=0) - margin
+    state, seen = _position(contract, corners)
+    low, high = np.min(seen, axis=0) + margin, np.max(seen, axis=0) - margin
     for axis, side in zip("xyz", high - low, strict=True):
         if side < MIN_SIDE:
             apart = max(side + 2 * margin, 0.0) * 100
@@ -49,7 +50,7 @@ def workspace_of(contract: RobotContract, corners: Sequence[np.ndarray], margin:
             )
     kept = contract.safety.workspace
     return Workspace(
-        state=_position(contract),
+        state=state,
         low=_rounded(low),
         high=_rounded(high),
         commands=_commands(contract),
@@ -62,15 +63,22 @@ def _rounded(corner: np.ndarray) -> tuple[float, float, float]:
     return x, y, z
 
 
-def _position(contract: RobotContract) -> tuple[int, int, int]:
-    """Which numbers of the state are the gripper's position."""
+def _position(contract: RobotContract, corners: Sequence[np.ndarray]) -> tuple[tuple[int, int, int], np.ndarray]:
+    """Which numbers of the state are the gripper's position; and the corners (N, 3) as they would stand there."""
     at = 0
     for source in contract.observation.state:
+        place = 0
         for part in source.parts if source.type == POSE else ():
             if part == "position":
-                return at, at + 1, at + 2
-            at += len(POSE_PARTS[part])
-        at += 0 if source.type == POSE else source.num_values
+                scale, offset = np.array([source.convert.of(place + axis) for axis in range(3)]).T
+                if wrong := [float(one) for one in scale if abs(one) != 1]:
+                    raise ConfigError(
+                        f"workspace: {source.topic}: convert.scale: {wrong[0]:g} for a position: the box is in meters; "
+                        "leave the position's scale at 1"
+                    )
+                return (at + place, at + place + 1, at + place + 2), np.array(corners) * scale + offset
+            place += len(POSE_PARTS[part])
+        at += source.num_values
     raise ConfigError(
         f"workspace: {contract.name}'s state has no position of the gripper, so that nothing could watch the box: read "
         "a pose (geometry_msgs/PoseStamped), or give the contract a `model` with boxes and planes"

@@ -196,10 +196,10 @@ def _url(address: str, encrypted: bool) -> str:
     scheme = scheme if separator else "wss" if encrypted else "ws"
     if scheme not in ("ws", "wss") or not rest or (encrypted and scheme == "ws"):
         raise ValueError(f"address {address!r}: expected host, host:port, ws://... or wss://... (wss with a ca)")
-    host = rest.rstrip("/")
+    host, slash, path = rest.rstrip("/").partition("/")
     if not re.search(r":\d+$", host if not host.endswith("]") else ""):
         host = f"{host}:{DEFAULT_PORT}"
-    return f"{scheme}://{host}"
+    return f"{scheme}://{host}{slash}{path}"
 
 
 def _hang_up(connection: Any) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from real_robot.bridge.contract import RobotContract, load_contract
 from real_robot.bridge.robot import TopicRobot
-from real_robot.control.deploy_options import DeployOptions, check_fit, check_options
+from real_robot.control.deploy_options import DeployOptions, check_fit, check_options, prepare_results
 from real_robot.control.execution import ChunkExecutor
 from real_robot.control.playback import InferenceThread, SynchronousActions, SynchronousPacer
 from real_robot.control.policy_change import hold_on_change, open_gate
@@ -68,6 +68,8 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
     """
     contract = load_contract(options.robot, (*device_overrides(options.teleop), *options.overrides))
     check_options(options, contract)
+    if options.results is not None:
+        prepare_results(options.results)
     with Shutdown(say) as shutdown, ExitStack() as stack:
         say = shutdown.say
         client = _connect(options, contract, stack, say)

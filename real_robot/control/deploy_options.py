@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -56,6 +57,17 @@ def check_options(options: DeployOptions, contract: RobotContract) -> None:
         raise ConfigError("--results: of episodes, a person's or the simulator's; give --console PORT, or --episodes N")
     if options.console is not None and options.episodes:
         raise ConfigError("--console and --episodes: one says a person runs the episodes, the other a script; give one")
+    if options.dry_run or contract.safety.dry_run:
+        if options.record is not None:
+            raise ConfigError(
+                "--record: a dry run sends nothing, and frames would hold actions that the robot was never told; leave "
+                "one out (--log writes what would be sent)"
+            )
+        if options.episodes:
+            raise ConfigError(
+                "--episodes: a dry run sends nothing, so the simulated robot would stand and every episode count as "
+                "failed; leave one out"
+            )
     if options.teleop and options.console is None:
         raise ConfigError("--teleop: the console's buttons say when the person takes over; give --console PORT")
     if options.synchronous and contract.execution.real_time_chunking is not None:
@@ -64,6 +76,20 @@ def check_options(options: DeployOptions, contract: RobotContract) -> None:
         )
     if not options.instruction and not contract.observation.instruction_topic:
         raise ConfigError("--instruction: what shall the robot do? The contract has no observation.instruction_topic")
+
+
+def prepare_results(path: Path) -> None:
+    """Make the folder that results will be written into.
+
+    Raises:
+        ConfigError: nothing can be written there.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir() or not os.access(path.parent, os.W_OK):
+            raise PermissionError(f"{path} is a folder" if path.is_dir() else f"no leave to write in {path.parent}")
+    except OSError as error:
+        raise ConfigError(f"--results: {path} cannot be written ({error}); give another file") from error
 
 
 def check_fit(contract: RobotContract, metadata: dict) -> None:

@@ -8,7 +8,8 @@
     shutdown.exit(is_complete)
 
 A signal while the loop runs is only noted, and ends the loop at the next tick: none can interrupt the braking. An error
-of the loop (an observer, an operator, the robot) is kept until the recording is finished.
+of the loop (an observer, an operator, the robot) is kept until the recording is finished. Ctrl-Z does nothing: a
+suspended process brakes nothing. From the loop's beginning on, nothing waits for the terminal.
 """
 
 from __future__ import annotations
@@ -22,12 +23,16 @@ from contextlib import ExitStack
 from types import FrameType, TracebackType
 from typing import Any, Protocol
 
+from real_robot.control.lines import Lines
 from real_robot.control.robot_loop import OperatorCommand
 from real_robot.types import RobotObservation
 
 _log = logging.getLogger(__name__)
-SIGNALS = [number for name in ("SIGINT", "SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)) is not None]
+_NAMES = ("SIGINT", "SIGQUIT", "SIGTERM", "SIGHUP")
+SIGNALS = [number for name in _NAMES if (number := getattr(signal, name, None)) is not None]
+SUSPEND = getattr(signal, "SIGTSTP", None)
 HANG_UP = int(getattr(signal, "SIGHUP", signal.SIGTERM))
+TELL_SECONDS = 2.0  # for the last lines, in a terminal that may stand
 AGAIN = 1.0  # seconds: the same wish may come twice at once, from a terminal and its shell
 STARTING, RUNNING, FINISHING, CLOSING = "starting", "running", "finishing", "closing"
 
@@ -59,19 +64,28 @@ class Shutdown:
         self._cut_short = False
         self._failure: Exception | None = None
         self._before: dict[int, Any] = {}
+        self._lines: Lines | None = None  # once the loop runs
+        self._is_suspended = False  # somebody has asked for it, and is to be told
 
     def __enter__(self) -> Shutdown:
         if threading.current_thread() is threading.main_thread():
-            for number in SIGNALS:
+            for number in (*SIGNALS, *([] if SUSPEND is None else [SUSPEND])):
                 before = signal.getsignal(number)
                 if before is not signal.SIG_IGN:  # as `nohup` and shells set it for what is to go on
                     self._before[number] = before
-                    signal.signal(number, self._on_signal)
+                    signal.signal(number, self._on_suspend if number == SUSPEND else self._on_signal)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         for number, before in self._before.items():  # The program ends now, where a signal has said so.
             signal.signal(number, before if self._number is None else signal.SIG_IGN)
+        if self._lines is not None:
+            self._lines.flush(TELL_SECONDS)
+            self._lines.close()
+            self._lines = None
+
+    def _on_suspend(self, number: int, _: FrameType | None) -> None:
+        self._is_suspended = True
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         if self._phase == STARTING:
@@ -93,7 +107,13 @@ class Shutdown:
     # --- while it runs ------------------------------------------------------------------------
 
     def say(self, text: str) -> None:
-        """Tell the person; a terminal that is gone ends the run as its signal does."""
+        """Tell the person, without waiting once the loop runs; a lost terminal ends the run as its signal does."""
+        if self._lines is None:
+            self._tell(text)
+        else:
+            self._lines.put(text)
+
+    def _tell(self, text: str) -> None:
         try:
             self._say(text)
         except OSError as error:
@@ -103,11 +123,14 @@ class Shutdown:
 
     def poll(self, observation: RobotObservation | None) -> OperatorCommand:
         """The end of the loop, once it was asked for."""
+        if self._is_suspended:
+            self._is_suspended = False
+            self.say("Ctrl-Z does nothing here: a suspended process brakes nothing. Ctrl-C ends it")
         return OperatorCommand(finished=self._number is not None)
 
     def run(self, loop: Loop) -> None:
         """Run the loop until it has ended and the robot stands. An error of it is told, and kept for `exit`."""
-        self._phase = RUNNING
+        self._phase, self._lines = RUNNING, Lines(self._tell)
         try:
             loop.run()
         except Exception as error:  # whatever it is, the recording comes first; `exit` raises it
@@ -137,6 +160,8 @@ class Shutdown:
             self.say("the recording was cut short: `vla-rl finish-recording` makes a dataset of its whole episodes")
         finally:
             self._phase = CLOSING
+            if self._lines is not None:
+                self._lines.flush(TELL_SECONDS)
 
     def exit(self, is_complete: bool) -> None:
         """Raise what the program ends with.

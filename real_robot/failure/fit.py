@@ -34,7 +34,7 @@ def fit(
     Scores that learn from failures are left out, and said so, where fewer than `config.min_failures` are recorded.
 
     Raises:
-        CalibrationError: too few successes for alpha; there is no detector then.
+        CalibrationError: too few successes for alpha, or from too few initial states; there is no detector then.
         ValueError: the two sets share initial states, or differ in the policy.
     """
     say = show or (lambda text: None)
@@ -49,6 +49,13 @@ def fit(
             f"{len(calibration)} to calibrate on; a detector needs {MIN_SUCCESSES} and, for alpha={config.alpha:g}, "
             f"{needed}. Record more episodes, or accept more false alarms (failure.alpha); a policy that never "
             "succeeds has no detector."
+        )
+    num_states = len(set(successes.initial_states))
+    if num_states < needed:
+        raise CalibrationError(
+            f"the {len(successes)} successes to calibrate on begin in {num_states} initial states; those of one state "
+            f"go together, so that alpha={config.alpha:g} needs {needed} states. Record from more of them, or accept "
+            "more false alarms (failure.alpha)"
         )
     for kind in config.detectors:
         scorer_classes()[kind].check_installed()

@@ -34,6 +34,7 @@ class DetectorThread:
         self._detector = detector
         self._changed = threading.Condition()
         self._waiting: _Task | None = None
+        self._waits_since = 0.0  # when the place in the queue was taken, by whatever stands there now
         self._running: _Task | None = None
         self._closed = False
         self._episode, self._number, self._instruction = 0, 0, ""
@@ -74,8 +75,10 @@ class DetectorThread:
     def seconds_behind(self) -> float:
         """How long the oldest work of this episode has waited; 0 where there is none. Large: the detector hangs."""
         with self._changed:
-            asked = [t.asked for t in (self._running, self._waiting) if t is not None and t.episode == self._episode]
-            return time.monotonic() - min(asked) if asked else 0.0
+            running, waiting = self._running, self._waiting
+            since = [self._waits_since] if waiting is not None else []
+            since += [running.asked] if running is not None and running.episode == self._episode else []
+            return time.monotonic() - min(since) if since else 0.0
 
     def wait(self, timeout: float) -> bool:
         """Wait until nothing is left to do; False after `timeout` seconds. Not for a control loop."""
@@ -100,7 +103,9 @@ class DetectorThread:
     def _put(self, number: int, embedding: np.ndarray | None) -> None:
         if self._closed:
             raise RuntimeError("the detector's thread was closed")
-        self._waiting = _Task(self._episode, self._instruction, number, embedding)
+        task = _Task(self._episode, self._instruction, number, embedding)
+        self._waits_since = task.asked if self._waiting is None else self._waits_since
+        self._waiting = task
         self._changed.notify_all()
 
     # --- the thread ---------------------------------------------------------------------------

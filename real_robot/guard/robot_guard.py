@@ -16,7 +16,7 @@ from contextlib import ExitStack
 import numpy as np
 
 from real_robot.bridge.alignment import HeaderClock, Sample, Track
-from real_robot.bridge.codec import read_action
+from real_robot.bridge.codec import begins_near, read_action
 from real_robot.bridge.contract import ActionSink, AlignConfig, RobotContract
 from real_robot.bridge.messages import Message, MessageError
 from real_robot.bridge.robot import TopicRobot
@@ -100,9 +100,12 @@ class GuardedCommands:
         for number, sink in enumerate(self._sinks):
             align = AlignConfig(timeline="header" if sink.message_type.HAS_HEADER else "receive")
             track = Track(align, self._timeout, header_clock)
-            transport.subscribe(sink.topic, sink.message_type, sink.qos, self._receiver(number, sink, track))
+            near = begins_near(contract, sink)
+            transport.subscribe(sink.topic, sink.message_type, sink.qos, self._receiver(number, sink, track, near))
 
-    def _receiver(self, number: int, sink: ActionSink, track: Track) -> Callable[[Message], None]:
+    def _receiver(self, number: int, sink: ActionSink, track: Track, near: np.ndarray) -> Callable[[Message], None]:
+        """`near`: numbers (len(sink.indices),) whose axis-angle a first pose's is near."""
+
         def receive(message: Message) -> None:
             arrival = self._clock()
             moment = track.time_of(message.stamp, arrival)
@@ -110,7 +113,7 @@ class GuardedCommands:
                 return self._refused(sink.topic, next(reversed(track.dropped)))
             last = self._parts[number]
             try:
-                values = read_action(sink, message, near=None if last is None else last[0])
+                values = read_action(sink, message, near=near if last is None else last[0])
             except MessageError as error:
                 return self._refused(sink.topic, str(error))
             track.add(Sample(values, moment, arrival))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import sys
 import threading
@@ -87,7 +88,7 @@ class TopicOperator:
         self._deadman = Deadman(message.data, self._clock())
 
     def _on_reset(self, message: String) -> None:
-        self._reset = message.data or "topic"
+        self._reset = message.data.strip() or "topic"
 
     def poll(self, observation: RobotObservation | None) -> OperatorCommand:
         reset, self._reset = self._reset, None
@@ -184,6 +185,8 @@ class KeyOperator:
             self._say(str(error))
 
     def _read(self) -> None:
+        if isinstance(self._stream, io.TextIOWrapper):
+            self._stream.reconfigure(errors="replace")  # else a byte that is no character would be the last key
         with _single_keys(self._stream):
             while character := self._stream.read(1):
                 self._pending.append(character)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vla_rl.offpolicy.published import Followed, Published
 
 LOOK_EVERY = 1.0  # seconds
-IDLE = 1.0  # seconds without a request, after which another policy may act: no episode is under way
+IDLE = 1.0  # seconds without a request, after which another policy may act: most often no episode is under way
 
 
 class Following:

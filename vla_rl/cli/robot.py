@@ -162,8 +162,9 @@ def _console(values: dict[str, Any], token_file: Path | None) -> ConsoleConfig |
     from vla_rl.config import ConfigError, validate
 
     if values["port"] is None:
-        for name in ("allow_host", "certificate", "key"):
-            if values[name]:
+        given = {name: values[name] for name in ("allow_host", "certificate", "key")}
+        for name, value in {**given, "console_token_file": token_file, "console_origin": values["origins"]}.items():
+            if value:
                 raise ConfigError(f"--{name.replace('_', '-')}: is of the console; give --console PORT too")
         return None
     from real_robot.operator.console.config import ConsoleConfig

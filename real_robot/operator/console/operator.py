@@ -78,6 +78,7 @@ class ConsoleOperator:
         self.intervention, self.teleoperation, self.console_state = intervention, teleoperation, console_state
         self._link_timeout, self._device, self._clock = link_timeout, device, clock
         self._leader = leader
+        self._device_moved = False  # at the last look
         self._lock = threading.Lock()
         self._stop: str | None = None
         self._reset: str | None = None
@@ -172,8 +173,12 @@ class ConsoleOperator:
         with self._lock:
             held = self._axes
         watched = self._seen is not None  # Without a console in control, nobody could press stop.
-        if held is None and watched and self._device is not None and (axes := self._device.read()) is not None:
-            held = (axes, now)
+        if held is None:
+            axes = self._device.read() if watched and self._device is not None else None
+            held = None if axes is None else (axes, now)
+            if axes is None and self._device_moved:
+                self._rest()
+            self._device_moved = axes is not None
         if self._leader is not None:
             drives = watched and held is None and self.intervention.control_source in _DRIVEN
             if (target := self._leader.step(drives, self.console_state.last_sent, self.console_state.mode)) is not None:

@@ -124,8 +124,10 @@ class Hub:
         """The person goes to a robot, or to the first in the queue.
 
         Raises:
-            HelpError: with a robot already; nobody waits; no such robot; or it cannot be reached.
+            HelpError: nobody is at the hub; with a robot already; nobody waits; no such robot; or it cannot be reached.
         """
+        if not self.person:
+            raise HelpError("help: nobody is at the hub; take control first")
         if robot is None:
             if not (waiting := self.queue.waiting()):
                 raise HelpError("nobody waits for help")

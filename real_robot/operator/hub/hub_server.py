@@ -215,7 +215,9 @@ class HubServer(PageServer):
         return self._hub.silence
 
     def heard(self) -> None:
-        """The person was heard just now."""
+        """The person was heard just now; after a silence, in which the robots were let go, they stand by again."""
+        if not self._hub.person and self._pages.controller is not None:
+            self._hub.enter(self._pages.controller.name)
         self._hub.seen()
 
     def entered(self, name: str, is_new: bool) -> None:
@@ -248,8 +250,10 @@ class HubServer(PageServer):
         return message.message if isinstance(message, ToRobot) else message
 
     def obeyed(self, session: Session, message: Any) -> str:
-        """What the person asks of the hub or of a robot."""
-        self._hub.seen()
+        """What the person asks of the hub or of a robot.
+
+        It is no sign of life: a visit or a hold may have waited in a stalled connection.
+        """
         match message:
             case Visit("help", robot):
                 self._hub.help(robot or None)

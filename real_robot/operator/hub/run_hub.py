@@ -72,6 +72,8 @@ def load_hub(file: Path | None, robots: Sequence[str] = ()) -> HubFile:
         name, separator, url = text.partition("=")
         if not (separator and name.strip() and url.strip()):
             raise ConfigError(f"--robot: got {text[:80]!r}, expected NAME=ADDRESS, such as left=ws://bench1:8080")
+        if name.strip() in named:
+            raise ConfigError(f"--robot: {name.strip()!r} is given twice; each robot has a name of its own")
         named[name.strip()] = {"url": url.strip()}
     values = read_yaml(file) if file is not None else {}
     if not named and not values:

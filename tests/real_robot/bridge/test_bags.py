@@ -160,6 +160,15 @@ def test_commanded_poses_of_a_gripper_that_points_down_do_not_flip(
     np.testing.assert_allclose(episode.actions, asked[: STEPS - 1], atol=1e-5)
 
 
+@pytest.mark.parametrize("rate", [12.5, 0.4])
+def test_a_rate_that_is_no_whole_number_is_refused(tmp_path: Path, contract: RobotContract, rate: float) -> None:
+    """As `deploy --record` does: the dataset's times would not be the recording's."""
+    slow = contract.model_copy(update={"rate": rate})
+    bag = write_bag(tmp_path / "bag", "mcap", messages(contract))
+    with pytest.raises(BagError, match=rf"rate: {rate}; a LeRobotDataset has a whole number of frames per second"):
+        import_bags(slow, [bag], tmp_path / "dataset", "push it")
+
+
 def test_a_file_that_is_no_recording_is_named(tmp_path: Path, contract: RobotContract) -> None:
     path = tmp_path / "bag.mcap"
     path.write_bytes(b"nothing of the kind")

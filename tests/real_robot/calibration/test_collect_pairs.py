@@ -234,6 +234,19 @@ def test_the_box_is_watched_where_the_position_stands_and_at_the_fastest_axis() 
     assert box.state == (4, 5, 6) and box.meters_per_unit == 0.4
 
 
+def test_the_box_is_in_the_frame_of_the_observed_position() -> None:
+    """Where the state moves or turns the axes round, the box goes with it; one in other units would be no box."""
+    values = yaml.safe_load(yaml.safe_dump(CONTRACT))
+    values |= {"rate": 20, "safety": values["safety"] | {"control_hz": 20}, "execution": {"control_hz": 20}}
+    convert = {"scale": [1, -1, 1, 1, 1, 1, 1], "offset": [-0.5, 0, 0.1, 0, 0, 0, 0]}
+    values["observation"]["state"][0] |= {"convert": convert}
+    box = workspace_of(RobotContract.model_validate(values), CORNERS[:1] + CORNERS[2:], 0.02)
+    assert box.low == pytest.approx((-0.18, 0.02, 0.17)) and box.high == pytest.approx((-0.12, 0.28, 0.58))
+    values["observation"]["state"][0]["convert"] = {"scale": 1000}
+    with pytest.raises(ConfigError, match=r"/flange: convert.scale: 1000 .* the box is in meters"):
+        workspace_of(RobotContract.model_validate(values), CORNERS, 0.02)
+
+
 def test_a_pose_is_in_meters_whatever_the_policys_units_are() -> None:
     values = yaml.safe_load(yaml.safe_dump(CONTRACT))
     values["observation"]["state"][0] |= {"parts": ["position", "axis_angle"]}

@@ -327,6 +327,21 @@ def test_keys_start_stop_reset_and_end() -> None:
         assert after("q").finished
 
 
+def test_space_still_stops_after_a_byte_that_is_no_character() -> None:
+    import os
+
+    read, write = os.pipe()
+    with open(read, encoding="utf-8") as stream, open(write, "wb", buffering=0) as keyboard:
+        operator = KeyOperator(stream, active=True)
+        keyboard.write(b"\xe9")
+        time.sleep(0.1)
+        keyboard.write(b" ")
+        deadline = time.monotonic() + 5
+        while (stop := operator.poll(None).stop) is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert stop == "keyboard"
+
+
 def with_intervention(bench: Bench) -> Intervention:
     """The bench's loop under an intervention, of whose episode some steps are done."""
     it = Intervention([d.kind for d in bench.contract.safety.dimensions], clock=bench.clock)

@@ -45,14 +45,13 @@ def gentle_contract(folder: Path) -> str:
 
 
 class Ending(Deployment):
-    """A robot that follows its last twist for ever, and a recording of an episode that does not end."""
+    """A robot that follows its last twist for ever, and a recording of episodes of so many steps."""
 
-    def __init__(self, folder: Path, *options: str, **kwargs: Any) -> None:
+    def __init__(self, folder: Path, *options: str, horizon: int = 1_000_000) -> None:
         self.record = folder / "dataset"
-        record = ("--episodes", "3", "--record", str(self.record))
-        super().__init__(
-            folder, contract=gentle_contract(folder), sim=["command_timeout=1000"], options=options or record, **kwargs
-        )
+        record = ("--episodes", "9", "--record", str(self.record))
+        sim = ["command_timeout=1000", f"env.horizons.push_to_zone={horizon}"]
+        super().__init__(folder, contract=gentle_contract(folder), sim=sim, options=options or record)
 
     def fast(self) -> bool:
         lines = [line["twist"] for line in json_lines(self.trace)[-3:] if line["twist"]]
@@ -82,8 +81,10 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)], ids=str
 )
 def test_a_signal_brakes_then_finishes_the_recording(folder: Path, number: signal.Signals, code: int) -> None:
-    robot = Ending(folder)
+    robot = Ending(folder, horizon=60)
     try:
+        kept = lambda: any(folder.glob(".dataset.recording/shard_*"))  # noqa: E731  # the one under way is not
+        until(lambda: robot.graph.check_alive() or kept(), "a whole episode", 120)
         robot.await_speed()
         asked = time.monotonic()
         robot.deploy.signal(number)

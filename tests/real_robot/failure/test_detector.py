@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -142,6 +143,15 @@ def test_too_few_successes_say_how_many_alpha_needs(tmp_path: Path) -> None:
     strict = CONFIG.model_copy(update={"alpha": 0.01})
     with pytest.raises(CalibrationError, match=r"50 of 100 to calibrate on; .*alpha=0.01, 104"):
         fit(strict, episodes(80, 1), episodes(100, 2), tmp_path, policy_name="toy")
+
+
+def test_several_successes_from_each_of_a_few_initial_states_do_not_calibrate_a_threshold(tmp_path: Path) -> None:
+    """They go together: of 8 states with 8 successes each, fresh ones rise above in 13 % at alpha = 0.1."""
+    calibration = episodes(128, 2)
+    few = replace(calibration, initial_states=tuple(f"task/train/{i % 16}" for i in range(128)))
+    with pytest.raises(CalibrationError, match=r"64 successes .* begin in 8 initial states; .*alpha=0.1 needs 14 "):
+        fit(CONFIG, episodes(80, 1), few, tmp_path, policy_name="toy")
+    assert not (tmp_path / "detectors").exists()
 
 
 def test_supervised_scores_are_left_out_without_failures(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
@@ -150,6 +151,27 @@ def test_how_long_it_has_been_silent(thread: DetectorThread, scorer: Summed) -> 
     assert thread.seconds_behind() == 0, "the old episode's work is not the new one's delay"
     thread.submit(one(1))
     assert thread.seconds_behind() > 0
+    scorer.gate.set()
+    assert thread.wait(PATIENCE)
+    assert thread.seconds_behind() == 0
+
+
+def test_one_that_hangs_in_an_old_episodes_work_is_silent_in_the_next_one_too(
+    thread: DetectorThread, scorer: Summed
+) -> None:
+    """New embeddings take one another's place while it hangs: none of them is an answer."""
+    scorer.gate.clear()
+    thread.submit(one(1))
+    assert scorer.entered.wait(PATIENCE)
+    thread.reset("next")
+    thread.submit(one(1))
+    before = thread.seconds_behind()
+    for number in range(3):
+        time.sleep(0.02)
+        thread.submit(one(1))
+        behind = thread.seconds_behind()
+        assert behind >= before + 0.015, f"embedding {number} took another's place, and its silence with it"
+        before = behind
     scorer.gate.set()
     assert thread.wait(PATIENCE)
     assert thread.seconds_behind() == 0

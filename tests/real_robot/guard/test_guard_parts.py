@@ -17,6 +17,7 @@ from real_robot.bridge.contract import ActionSink, load_contract
 from real_robot.bridge.messages import JointState, Message, TwistStamped
 from real_robot.bridge.robot import TopicRobot
 from real_robot.control.safety import SafetyConfig, Supervisor
+from real_robot.control.safety_config import DimensionLimits
 from real_robot.guard.robot_guard import GuardedCommands, through_guard, timeout_of, without_eyes
 from real_robot.types import Command, RobotObservation
 
@@ -125,6 +126,29 @@ def test_the_axis_angle_of_a_pose_stays_near_the_one_before() -> None:
         asked = np.array([0.4, 0, 0.3, angle, 0, 0], np.float32)
         read = read_action(sink, write_action(sink, asked, 1), near=before)
         np.testing.assert_allclose(read, asked, atol=1e-5)
+
+
+@pytest.mark.parametrize("angle", [3.0, 3.2])
+def test_a_first_commanded_pose_of_a_gripper_that_points_down_does_not_swing_it_round(angle: float) -> None:
+    """Of the two axis-angles of a first command, and of the first after a reset, it takes the one near the robot's."""
+    contract = load_contract("sim_robot")
+    sink = ActionSink(topic="/pose", type="geometry_msgs/PoseStamped", indices=(0, 1, 2, 3, 4, 5))
+    grip = ActionSink(topic="/grip", type="std_msgs/Bool", indices=(6,))
+    bounds = {"kind": "position", "low": -4, "high": 4, "max_velocity": 1}
+    names = ("x", "y", "z", "rx", "ry", "rz")
+    poses = [DimensionLimits.model_validate({"name": n, "state": i, **bounds}) for i, n in enumerate(names)]
+    safety = contract.safety.model_copy(update={"dimensions": (*poses, contract.safety.dimensions[6])})
+    turned = contract.model_copy(update={"action": (sink, grip), "safety": safety})
+    transport = MemoryTransport()
+    commands = GuardedCommands(turned, transport)
+    asked = np.array([0, 0, 0.1, angle, 0, 0, 1], np.float32)
+    for _ in range(2):
+        for told in through_guard(turned).action:
+            transport.deliver(told.topic, write_action(told, asked, time.time_ns()))
+        command = commands.next_action(0)
+        assert command is not None
+        np.testing.assert_allclose(command.values, asked, atol=1e-5)
+        commands.reset()
 
 
 def test_it_begins_where_the_robot_is_after_a_silence() -> None:

@@ -23,6 +23,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 import real_robot.operator.console as console_folder
 from real_robot.bridge.contract import load_contract
+from real_robot.control.robot_loop import Tick
+from real_robot.control.safety import SentCommand
 from real_robot.operator.console.config import ConsoleConfig
 from real_robot.operator.console.console_state import ConsoleState
 from real_robot.operator.console.messages import MAX_MESSAGE_BYTES, ConsoleError, Drive, read_message
@@ -34,6 +36,7 @@ from real_robot.operator.teleop import Axes, TeleopConfig, Teleoperation
 from vla_rl.config import ConfigError
 
 TOKEN = "a-token-of-sixteen-signs"
+REST = np.zeros(7, np.float32)
 
 
 def test_the_robot_holds_within_the_time_out_when_the_console_falls_silent_during_take_over() -> None:
@@ -271,6 +274,36 @@ def test_a_sensor_that_ends_the_episode_as_the_console_falls_silent_does_not_end
     now[0] = 5.0
     assert console.poll(None).stop is None
     assert intervention.state == "ended" and intervention.summary.outcome == "success"
+
+
+def test_a_device_that_is_let_go_or_falls_silent_rests_at_once() -> None:
+    """As the page's keys: what it said last is not followed for another time-out."""
+
+    class Stick:
+        says: Axes | None = Axes(np.array([1, 0, 0, 0, 0, 0], np.float32))
+
+        def read(self) -> Axes | None:
+            return self.says
+
+    now, stick = [0.0], Stick()
+    intervention = Intervention([d.kind for d in sim().safety.dimensions], clock=lambda: now[0], command_timeout=0.25)
+    console_state, teleoperation = ConsoleState(sim()), Teleoperation(TeleopConfig(), sim().safety)
+    console = ConsoleOperator(intervention, teleoperation, console_state, device=stick, clock=lambda: now[0])
+    console_state(Tick(0, 0.0, None, False, None, SentCommand(REST, None, (), "running", REST), 0.0, 0.0))
+    intervention.begin("anna")
+    intervention.take_over("anna")
+
+    def tick() -> float:
+        now[0] += 0.05
+        console.controller_seen()
+        console.poll(None)
+        command = intervention.poll().command
+        assert command is not None
+        return float(command.values[0])
+
+    assert tick() > 0 and tick() > 0
+    stick.says = None
+    assert [tick() for _ in range(8)] == [0.0] * 8
 
 
 class TestTeleoperation:

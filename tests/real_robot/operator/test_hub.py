@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,10 +18,9 @@ from typing import Any, cast
 
 import pytest
 from console_robot import console_bench
-from hub_robots import HubBench, hub_bench
+from hub_robots import HubBench, Page, hub_bench
 from processes import ROOT, Child, until
 from websockets.exceptions import ConnectionClosed
-from websockets.sync.client import connect
 
 import real_robot.operator.console as console_folder
 from real_robot.operator.console.config import ConsoleConfig
@@ -31,61 +30,6 @@ from real_robot.operator.hub.hub_log import read_log, shares
 from real_robot.operator.hub.hub_server import HubShow
 from real_robot.operator.hub.run_hub import console_url, load_hub
 from vla_rl.config import ConfigError
-
-
-class Page:
-    """What the hub's page does, without a page."""
-
-    def __init__(self, port: int) -> None:
-        self.socket = connect(f"ws://127.0.0.1:{port}/socket", open_timeout=60).__enter__()
-        self.hubs = self.pictures = 0
-        self.robot: dict[str, Any] = {}
-        self.refused: list[str] = []
-        self.alive = True
-
-    def say(self, kind: str, **fields: Any) -> None:
-        self.socket.send(json.dumps({"type": kind, **fields}))
-
-    def hear(self) -> dict[str, Any]:
-        """The next overview."""
-        while True:
-            data = self.socket.recv(timeout=60)
-            if isinstance(data, bytes):
-                self.pictures += 1
-                continue
-            message = json.loads(data)
-            if message["type"] == "hub":
-                self.hubs += 1
-                self.refused += message["refused"]
-                self.say("seen", statuses=self.hubs, pictures=self.pictures)
-                if self.alive:
-                    self.say("alive", sent=time.monotonic())
-                return message
-            self.robot = message if message["type"] == "status" else self.robot
-
-    def until(self, condition: Callable[[dict[str, Any]], Any], seconds: float = 60) -> dict[str, Any]:
-        end, overview = time.monotonic() + seconds, {}
-        while time.monotonic() < end:
-            overview = self.hear()
-            if condition(overview):
-                return overview
-        raise AssertionError(f"not in {seconds} s; the last: {overview}; refused: {self.refused}")
-
-    def enter(self, name: str = "anna") -> None:
-        """In control of the hub and of its robots."""
-        self.say("take_control", name=name, token="", force=False)
-        self.until(lambda o: o["in_control"] and all(r["ours"] for r in o["robots"]))
-
-    def press(self, robot: str, button: str, late: float = 0.0) -> None:
-        self.say("press", robot=robot, button=button, sent=time.monotonic() - late)
-
-    def states(self, **wanted: str) -> dict[str, Any]:
-        """Wait until robots are in these states."""
-        return self.until(lambda o: all(state(o, name) == wanted[name] for name in wanted))
-
-
-def state(overview: dict[str, Any], robot: str) -> str:
-    return next(r["state"] for r in overview["robots"] if r["name"] == robot)
 
 
 @pytest.fixture(scope="module")
@@ -200,6 +144,22 @@ def test_a_person_who_is_gone_makes_every_robot_hold_and_the_one_helped_wait_aga
     assert overview["person"] is None and overview["helping"] is None
     assert bench.events("handed_back")[-1]["why"] == "the person's page is silent"
     watcher.socket.close()
+
+
+def test_a_page_that_was_silent_for_a_while_stands_by_again_and_its_robots_wait(bench: HubBench, page: Page) -> None:
+    """As at a console: it need not give up control and take it again. Nothing moves before the person says so."""
+    start_both(page)
+    page.alive = False
+    page.until(lambda o: o["person"] is None and o["in_control"])
+    until(lambda: bench.left.intervention.state == bench.right.intervention.state == "paused", "the hold", 30)
+    page.say("help", robot="left")  # It may have waited in the stalled connection.
+    page.until(lambda o: any("nobody is at the hub" in text for text in page.refused))
+    page.alive = True
+    overview = page.until(lambda o: o["person"] == "anna" and all(r["ours"] for r in o["robots"]))
+    assert overview["helping"] is None and overview["in_control"]
+    assert bench.left.intervention.state == bench.right.intervention.state == "paused"
+    page.say("help", robot="left")
+    page.until(lambda o: o["helping"] == "left")
 
 
 def test_a_viewer_stops_one_or_all_and_only_a_visitor_resets(bench: HubBench, page: Page) -> None:
@@ -321,6 +281,7 @@ def test_robots_are_read_from_a_file_and_the_command_line(tmp_path: Path) -> Non
     for robots, message in [
         ([], "hub: no robots"),
         (["left"], "--robot: got 'left', expected NAME=ADDRESS"),
+        (["left=bench1:1", "left=bench2:1"], "--robot: 'left' is given twice"),
         (["left=bench1"], "the port is missing"),
         (["left=ftp://bench1:80"], "ftp:// is not spoken here"),
     ]:

@@ -46,6 +46,14 @@ def test_a_stop_that_is_shorter_than_a_tick_stops() -> None:
     assert bench.poll().stop == "stop topic" and bench.poll().stop is None
 
 
+def test_a_reset_without_a_name_is_the_topics() -> None:
+    """One of blanks is not let into the supervisor, which refuses it with an error that would end the loop."""
+    bench = Bench(reset="/reset")
+    for text, who in (("anna", "anna"), ("", "topic"), ("  ", "topic")):
+        bench.transport.deliver("/reset", String(data=text))
+        assert bench.poll().reset == who
+
+
 class Person:
     """An operator with a switch."""
 

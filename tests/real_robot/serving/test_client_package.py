@@ -150,6 +150,8 @@ def test_a_server_of_another_protocol_is_refused(module: ModuleType, is_ours: bo
 @pytest.mark.parametrize(
     ("address", "encrypted", "url"),
     [
+        ("lab:9000/policies", False, "ws://lab:9000/policies"),
+        ("lab/policies", True, "wss://lab:8000/policies"),
         ("gpu-box", False, "ws://gpu-box:8000"),
         ("gpu-box:9000", True, "wss://gpu-box:9000"),
         ("[::1]", False, "ws://[::1]:8000"),

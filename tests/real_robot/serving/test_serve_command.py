@@ -87,6 +87,8 @@ def test_what_cannot_be_served_is_told(arguments: list[str], message: str) -> No
         (["--ca", "nowhere.pem", "--server", "ws://gpu-box"], "is not encrypted; write wss://"),
         (["--certificate", "cert.pem"], "--certificate: is of the console; give --console PORT too"),
         (["--allow-host", "robot.lab"], "--allow-host: is of the console"),
+        (["--console-token-file", "token"], "--console-token-file: is of the console; give --console PORT too"),
+        (["--console-origin", "http://bench2:8080"], "--console-origin: is of the console"),
     ],
 )
 def test_what_deploy_cannot_use_of_it_is_told(arguments: list[str], message: str) -> None:
