@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+)
 
-from vla_rl.config import Config, as_list
+from vla_rl.config import Config, ConfigError, as_list
 from vla_rl.types import CONTROL_SOURCES, ControlSource
 
 Frames = Literal["all", "rac", "hg_dagger", "corrections"]
@@ -47,6 +56,19 @@ class DatasetConfig(Config):
     camera_map: dict[str, str] = Field(
         default={}, description="The dataset's camera name -> the policy's, where they differ."
     )
+
+    @field_validator("path")
+    @classmethod
+    def _in_home(cls, value: str) -> str:
+        return str(Path(value).expanduser()) if value.startswith("~") else value
+
+    @field_validator("camera_map")
+    @classmethod
+    def _one_each(cls, value: dict[str, str]) -> dict[str, str]:
+        if twice := sorted({camera for camera in value.values() if list(value.values()).count(camera) > 1}):
+            views = [name for name, camera in value.items() if camera == twice[0]]
+            raise ConfigError(f"camera_map: {views} are all said to be {twice[0]!r}; a policy's camera is one of them")
+        return value
 
 
 class AugmentConfig(Config):

@@ -390,7 +390,8 @@ def camera_names(source: LeRobotSource, config: DatasetConfig, cameras: Sequence
     """The policy's camera name -> the dataset's."""
     if unknown := sorted(set(config.camera_map) - set(source.cameras)):
         raise DatasetError(f"{config.path}: camera_map names {unknown}; the dataset has {sorted(source.cameras)}")
-    names = {config.camera_map.get(name, name): name for name in source.cameras}
+    own = {name: name for name in source.cameras if name not in config.camera_map}
+    names = own | {camera: name for name, camera in config.camera_map.items()}
     if missing := [camera for camera in cameras if camera not in names]:
         free = sorted(set(names) - set(cameras)) or ["its_name"]
         raise DatasetError(
