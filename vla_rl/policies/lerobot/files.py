@@ -33,6 +33,7 @@ from vla_rl.policies.lerobot.options import (
     IMAGE_PREFIX,
     RL_TYPES,
     LeRobotOptions,
+    check_not_adapters,
     saved_config,
 )
 from vla_rl.policies.lerobot.policy import ACTION, STATE, LeRobotPolicy
@@ -110,6 +111,9 @@ def load(
     """
     folder = Path(folder)
     saved = saved_config(folder)
+    check_not_adapters(folder)
+    if not (folder / WEIGHTS_FILE).is_file():  # Before minutes are spent on building what they are for.
+        raise ValueError(f"{folder / WEIGHTS_FILE}: not found. Copy the policy folder again, with all of its files.")
     config = saved.with_chosen(dict(chosen or {}))
     core_config = _read_core_config(folder, config, device)
     published = getattr(core_config, "vlm_model_name", None)

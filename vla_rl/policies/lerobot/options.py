@@ -252,6 +252,17 @@ def saved_config(folder: Path) -> LeRobotOptions:
         raise ValueError(f"{file}: not options of this package's LeRobot policy: {error}") from error
 
 
+def check_not_adapters(folder: Path) -> None:
+    """Raise ValueError for a folder of adapters alone, as LeRobot writes with peft."""
+    found, whole = folder / "adapter_model.safetensors", folder / "model.safetensors"
+    if found.is_file() and not whole.is_file():
+        raise ValueError(
+            f"{found}: adapters without the policy that they adapt (lerobot-train with peft), which are not read here. "
+            "Load them with LeRobot, add them to the weights with peft's merge_and_unload(), and save the whole policy "
+            "(save_pretrained), with the two processors of this folder beside it."
+        )
+
+
 def image_names(values: dict[str, Any]) -> list[str]:
     """Short names of a LeRobot config's image inputs, in order."""
     features = values.get("input_features") or {}

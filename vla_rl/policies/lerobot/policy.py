@@ -57,7 +57,10 @@ class LeRobotPolicy(nn.Module, Policy):
         unknown = sorted(set(self.config.camera_map) - set(names))
         if unknown:
             raise ConfigError(f"policy.camera_map: {unknown} not among this policy's images: {', '.join(names)}")
-        cameras = {key: self.config.camera_map.get(name, name) for name, key in names.items()}
+        # LeRobot's own names of images that no camera gives, and that it fills in.
+        blank = {f"empty_camera_{number}" for number in range(getattr(self.core.config, "empty_cameras", 0))}
+        given = {name: None if name in blank else name for name in names} | self.config.camera_map
+        cameras = {key: given[name] for name, key in names.items()}
         return {key: camera for key, camera in cameras.items() if camera is not None}
 
     def _num_actions(self) -> int:
@@ -84,7 +87,7 @@ class LeRobotPolicy(nn.Module, Policy):
             raise ConfigError(
                 f"policy.camera_map: this policy's images come from {names}, but environment {env_spec.kind!r} has "
                 f"{list(env_spec.cameras)}. Say which is which, e.g. policy.camera_map.{next(iter(names))}="
-                f"{env_spec.cameras[0]}, or add cameras to env.cameras."
+                f"{env_spec.cameras[0]} (null: there is no such camera), or add cameras to env.cameras."
             )
         check_sizes(self, env_spec)
 
