@@ -18,6 +18,7 @@ from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.policies.openvla.files.fake_checkpoint import write_checkpoint
 from vla_rl.policies.openvla.options import OPENVLA_CHAIN, ImageChain
 
+TWO_CAMERAS = fake_env_spec(("agentview", "wrist"))
 SPEC = fake_env_spec()
 
 
@@ -117,6 +118,23 @@ def test_own_statistics_are_kept_where_the_checkpoint_has_others_of_that_name(tm
     published.save(tmp_path / "untouched")
     files = [(folder / "dataset_statistics.json").read_bytes() for folder in (base, tmp_path / "untouched")]
     assert files[0] == files[1]
+
+
+@pytest.mark.parametrize("norm_range", ["q01_q99", "min_max"])
+@pytest.mark.parametrize("variant", ["base", "discrete", "l1"])
+def test_a_policy_with_statistics_from_data_acts_the_same_when_it_is_read_again(variant, norm_range, tmp_path):
+    base, obs = write_checkpoint(tmp_path / "base", variant), fake_observation(TWO_CAMERAS, 3)
+    options = {"norm_key": "from_data", "norm_range": norm_range, "precision": "fp32"}
+    policy = OpenVLAConfig(path=str(base), **options).build(TWO_CAMERAS)
+    own = {"q01": [-0.013] * 7, "q99": [0.0171] * 7, "min": [-0.02] * 7, "max": [0.03] * 7, "mask": [True] * 7}
+    policy.set_norm_stats(own, fake_statistics(8, gripper=False), name="mine")
+    low, high = (own["min"], own["max"]) if norm_range == "min_max" else (own["q01"], own["q99"])
+    assert (policy.norm_stats.action.q01.tolist(), policy.norm_stats.action.q99.tolist()) == (low, high)
+    policy.save(tmp_path / "cloned")
+    again = load_policy(tmp_path / "cloned")
+    for temperature in (0.0, 1.0):
+        first, second = (p.act(obs, torch.Generator().manual_seed(1), temperature) for p in (policy, again))
+        np.testing.assert_array_equal(first.actions, second.actions)
 
 
 def test_single_options_of_a_section_are_set_over_the_checkpoints(tmp_path):

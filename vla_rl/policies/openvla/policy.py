@@ -169,9 +169,9 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
     def set_norm_stats(
         self, action: Mapping[str, Any], state: Mapping[str, Any] | None = None, name: str = "dataset"
     ) -> None:
-        """Set the training data's statistics: {"q01", "q99"[, "mask"]} of actions and of states.
+        """Set the training data's statistics: {"q01", "q99"[, "min", "max"][, "mask"]} of actions and of states.
 
-        `mask` is False for dimensions that are used as they are (the gripper).
+        `mask` is False for dimensions that are used as they are (the gripper). min and max: for `norm_range=min_max`.
 
         Raises:
             ValueError: wrong sizes or values, or no state statistics for a policy that reads the state.
@@ -179,11 +179,15 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
         state_dim = self.architecture.state_dim
         if state is None and state_dim is not None:
             raise ValueError("state statistics: this policy reads the state, so q01 and q99 of it are needed; got None")
+        given = openvla_folders.in_range({"action": action, "proprio": state}, self.config.norm_range)
+        state = given.get("proprio")
         self.norm_stats = NormStats(
             name,
-            QuantileStats.of("action", action, self.action_dim),
+            QuantileStats.of("action", given["action"], self.action_dim),
             None if state is None else QuantileStats.of("state", state, state_dim or len(state.get("q01", ()))),
         )
+        if self.published is not None and self.architecture.decoder == "autoregressive":
+            self.norm_stats = self.norm_stats.without_epsilon()  # As when it is read again.
 
     def sharding_units(self) -> list[nn.Module]:
         """See `Policy.sharding_units`: the language model's layers, which hold most of the weights."""

@@ -172,7 +172,7 @@ def published_architecture(published: PublishedFolder, config: OpenVLAOptions) -
         state_dim = _state_dim(published, known) if config.use_state else None
         if config.norm_key != NORM_FROM_DATA:
             assert known is not None, "choose_statistics found them"
-            stats = NormStats.of(name, _in_range(known, config.norm_range), action_dim, state_dim)
+            stats = NormStats.of(name, in_range(known, config.norm_range), action_dim, state_dim)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{published.folder}: statistics of {name!r}: {error}") from error
     if stats is not None and config.decoder == "autoregressive":
@@ -199,7 +199,8 @@ def _state_dim(published: PublishedFolder, known: Mapping[str, Any] | None) -> i
     return tensors["proprio_projector.fc1.weight"].shape[1]
 
 
-def _in_range(known: Mapping[str, Any], norm_range: str) -> dict[str, Any]:
+def in_range(known: Mapping[str, Any], norm_range: str) -> dict[str, Any]:
+    """Statistics {"action": ..., "proprio": ...} whose q01 and q99 are what -1 and +1 stand for by `norm_range`."""
     parts = {name: dict(part) for name, part in known.items() if isinstance(part, Mapping)}
     if norm_range == "min_max":
         for part in parts.values():
@@ -341,6 +342,6 @@ def _are_published(stats: NormStats, published: PublishedFolder, norm_range: str
         return False
     sizes = len(stats.action.q01), None if stats.state is None else len(stats.state.q01)
     try:
-        return NormStats.of(stats.name, _in_range(known, norm_range), *sizes).to_json() == stats.to_json()
+        return NormStats.of(stats.name, in_range(known, norm_range), *sizes).to_json() == stats.to_json()
     except ValueError:  # Of another robot.
         return False
