@@ -80,7 +80,7 @@ class AugmentConfig(Config):
         gt=0,
         le=1,
         description="Area of a random square crop, scaled back to full size. A policy trained with it should see the "
-        "center crop of the same area when it acts.",
+        "center crop of the same area when it acts (policy.images.crop_area), which these crops then stand in for.",
     )
     brightness: NonNegativeFloat = Field(default=0.0, description="Largest change of brightness, of full scale.")
     contrast: float = Field(default=0.0, ge=0, lt=1, description="Largest relative change of contrast.")
