@@ -6,6 +6,7 @@ import math
 import signal
 import threading
 import time
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ import torch
 from vla_rl.common.progress import step_progress
 from vla_rl.common.resume import is_free
 from vla_rl.data.dataset import BCDataset
-from vla_rl.data.statistics import compute_statistics
+from vla_rl.data.statistics import compute_statistics, unlike
 from vla_rl.distributed.process_group import current
 from vla_rl.training.bc_trainer import DATA, VALIDATION, BCTrainer, derive_seed, open_bc_dataset
 from vla_rl.training.checkpoint import (
@@ -63,11 +64,7 @@ def run_training(
         data, held_out = data.hold_out(config.validation_fraction, seed)
     if choose is not None:
         data = choose(data)
-    if policy.norm_stats is None:
-        statistics = compute_statistics(data.parts)
-        if config.action_scale == "environment":
-            statistics["action"]["mask"] = [False] * policy.action_dim
-        policy.set_norm_stats(statistics["action"], statistics.get("proprio"), name=data.parts[0].name)
+    _set_statistics(policy, config, data)
     world.distribute(policy)
     cloning = trainer(policy, config, seed, world=world)
     checkpoints = folder / "checkpoints"
@@ -108,6 +105,21 @@ def run_training(
     cloning.trainer.finish()
     totals = {"policy": str(folder / "policy"), "steps": config.steps, "num_bad_steps": cloning.trainer.num_bad_steps}
     return {**metrics, **totals, "episodes": data.num_episodes, "frames": data.num_frames}
+
+
+def _set_statistics(policy: Any, config: SFTConfig, data: BCDataset) -> None:
+    """Give a policy without statistics those of the data; warn of one whose own are of other actions than these."""
+    if policy.norm_stats is None:
+        statistics = compute_statistics(data.parts)
+        if config.action_scale == "environment":
+            statistics["action"]["mask"] = [False] * policy.action_dim
+        policy.set_norm_stats(statistics["action"], statistics.get("proprio"), name=data.parts[0].name)
+    elif current().is_main and (how := unlike(policy.norm_stats, data.parts)):
+        warnings.warn(
+            f"{how}. The policy keeps its own, by which these are out of reach or hardly told apart. If they are of "
+            "another robot or in other units, start with policy.norm_key=from_data",
+            stacklevel=1,
+        )
 
 
 def _validate(cloning: BCTrainer, held_out: BCDataset) -> dict[str, float]:

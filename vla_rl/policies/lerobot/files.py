@@ -136,6 +136,8 @@ def load(
             own = config.action_tokenizer
             core_config.action_tokenizer_name = portable_name(ACTION_TOKENIZER_FOLDER, own, words[1])
         policy = _wrap(config, core, *processors)
+    if config.norm_key == "from_data":
+        policy.forget_norm_stats()
     return _finish(policy, device, seed, folder, saved)
 
 

@@ -32,7 +32,7 @@ IMAGE_PREFIX = "observation.images."
 
 # What a config may set again when it starts from a checkpoint; the rest is the checkpoint's.
 RUN_FIELDS = (
-    "num_actions", "camera_map", "sampling", "value_head", "value_detach", "precision", "cuda_graphs",
+    "num_actions", "camera_map", "norm_key", "sampling", "value_head", "value_detach", "precision", "cuda_graphs",
     "gradient_checkpointing", "lora", "merge_lora", "trainable", "options", "vlm", "tokenizer", "action_tokenizer",
 )  # fmt: skip
 
@@ -149,6 +149,11 @@ class LeRobotOptions(PolicyConfig):
         default={},
         description="The checkpoint's image name -> the environment's camera, where they differ; null: no such camera "
         "(SmolVLA, pi0 and pi0.5 take a blank image).",
+    )
+    norm_key: Literal["from_data"] | None = Field(
+        default=None,
+        description="from_data: forget the checkpoint's statistics of actions and states, which are another robot's; "
+        "`vla-rl sft` sets them from its demonstrations. Empty: the checkpoint's.",
     )
     sampling: FlowSampling = Field(default_factory=FlowSampling, description="How actions are drawn at temperature>0.")
     value_head: bool = Field(

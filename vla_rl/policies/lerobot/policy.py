@@ -124,6 +124,12 @@ class LeRobotPolicy(nn.Module, Policy):
             step.stats = {**(step.stats or {}), **stats}
             step.to(step.device)
 
+    def forget_norm_stats(self) -> None:
+        """Have no statistics of actions and states any more, as fresh weights."""
+        for step in self._normalizers():
+            step.stats = {name: values for name, values in (step.stats or {}).items() if name not in (ACTION, STATE)}
+            step.to(step.device)
+
     def _statistics(self, kind: str, given: Mapping[str, Any], size: int) -> dict[str, np.ndarray]:
         mode = self.core.config.normalization_mapping.get(kind)
         needed = {"MEAN_STD": ("mean", "std"), "MIN_MAX": ("min", "max"), "QUANTILES": ("q01", "q99")}
