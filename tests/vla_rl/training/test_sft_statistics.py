@@ -1,4 +1,4 @@
-"""Statistics of a checkpoint that is cloned on: kept, doubted aloud where the data are another robot's, or forgotten."""
+"""Statistics of a checkpoint that is cloned on: kept, doubted where the data are another robot's, or forgotten."""
 
 # ruff: noqa: F811  (fixtures of the file beside this one)
 
