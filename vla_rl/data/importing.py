@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from vla_rl.data.config import DatasetError
+from vla_rl.data.keyframes import task_of
 from vla_rl.data.lerobot_assembly import assemble
 from vla_rl.data.lerobot_io import (
     IMAGE_PREFIX,
@@ -89,7 +89,7 @@ def demonstration(
     reward = np.zeros(len(actions), np.float32)
     reward[-1] = success
     return RecordedEpisode(
-        task=task or re.sub(r"\W+", "_", instruction.lower()).strip("_") or "task",
+        task=task or task_of(instruction),
         split="train",
         index=index,
         instruction=instruction,

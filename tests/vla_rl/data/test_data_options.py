@@ -18,6 +18,8 @@ from vla_rl.data import cache as cache_module
 from vla_rl.data import health
 from vla_rl.data.dataset import NOTES_FILE, OBSERVED_EVERY, BCDataset, DataNeeds
 from vla_rl.data.dataset_check import check_datasets
+from vla_rl.data.importing import demonstration, write_episodes
+from vla_rl.data.lerobot_io import encode_png
 from vla_rl.data.source import LeRobotSource
 from vla_rl.training.sft import SFTConfig
 
@@ -77,3 +79,24 @@ def test_a_path_in_the_home_folder(demos, monkeypatch):
     assert read(Path("~/demos")).path == demos and validate(SFTConfig, {"datasets": "~/demos"}).datasets[0].path == str(
         demos
     )
+
+
+def test_two_imports_share_no_initial_state_for_their_episodes_numbers(tmp_path):
+    """Each counts its own from 0; bags are named by the instruction, others by a task made of it."""
+    picture = encode_png(np.zeros((8, 8, 3), np.uint8))
+
+    def imported(name: str, source: str, task: str | None):
+        made = [
+            demonstration("Move!", n, {"c": [picture] * 2}, np.zeros((2, 8), np.float32), np.zeros((2, 7)), task=task)
+            for n in range(2)
+        ]
+        episodes = (("here", episode) for episode in made)
+        write_episodes(episodes, tmp_path / name, fps=10, robot="arm", notes={"source": source})
+        return read(tmp_path / name, DataNeeds(("c",), 7))
+
+    bags = [imported(name, "bags", "Move!") for name in ("monday", "tuesday")]
+    folders = [imported(name, "folder", None) for name in ("wednesday", "thursday")]
+    names = [set(part.state_names(part.name)) for part in (*bags, *folders)]
+    assert [len(own) for own in names] == [2] * 4 and len(set().union(*names)) == 8
+    simulated = imported("simulated", "expert", "move")
+    assert simulated.state_names("simulated") == ["move/train/0", "move/train/1"], "an environment's are everybody's"
