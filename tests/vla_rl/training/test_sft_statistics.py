@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
 
 import numpy as np
@@ -14,7 +15,9 @@ from test_sft import ENV, Log, demos, make_policy, options  # noqa: F401  (fixtu
 from vla_rl.policies.fake_input import fake_observation
 from vla_rl.policies.lerobot.config import LeRobotConfig
 from vla_rl.policies.load import load_policy
+from vla_rl.training.checkpoint import CheckpointError
 from vla_rl.training.sft import train_bc
+from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
 
 
 def scaled(factor: float, size: int) -> dict[str, np.ndarray]:
@@ -54,3 +57,14 @@ def test_a_lerobot_checkpoint_takes_the_datas_statistics_in_place_of_its_own(dem
     assert json.loads((tmp_path / "run" / "policy" / "vla_rl.json").read_text())["config"]["norm_key"] is None
     obs = fake_observation(ENV.env_spec(), 2)
     np.testing.assert_array_equal(saved.act(obs, None, 0.0).actions, fresh.act(obs, None, 0.0).actions)
+
+
+def test_a_run_does_not_go_on_with_a_dataset_that_has_changed(demos, tmp_path):
+    data = shutil.copytree(demos, tmp_path / "data")
+    train_bc(make_policy(), options(data, steps=3), tmp_path / "run", Log(), progress=False)
+    shutil.rmtree(data / ".cache")  # A cache is not what it is of.
+    train_bc(make_policy(), options(data, steps=3), tmp_path / "run", Log(), progress=False)
+    shutil.rmtree(data)
+    collect_dataset(ENV, CollectConfig(dataset=str(data), episodes_per_task=3))
+    with pytest.raises(CheckpointError, match=r"step_00000003 was made of other data: .*data has changed since"):
+        train_bc(make_policy(), options(data, steps=3), tmp_path / "run", Log(), progress=False)
