@@ -157,3 +157,17 @@ def test_lerobots_adapters_without_their_policy_are_refused_before_anything_is_b
     (folder / "adapter_model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"model\.safetensors: not found"):
         load_policy(folder)
+
+
+def test_options_that_a_checkpoints_processors_have_decided_are_refused(tmp_path):
+    mapping = {"VISUAL": "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MIN_MAX"}
+    fresh = LeRobotConfig(type="pi0", preset="tiny", options={"normalization_mapping": mapping}).build(SPEC)
+    with pytest.raises(ValueError, match="no action statistics yet"):
+        fresh.act(fake_observation(SPEC, 1))
+    fresh.set_norm_stats(fake_statistics(7), fake_statistics(8, gripper=False))
+    fresh.save(tmp_path / "policy")
+    path = str(tmp_path / "policy")
+    assert LeRobotConfig(path=path, options={"normalization_mapping": mapping, "tokenizer_max_length": 32}).build(SPEC)
+    for name, value in (("tokenizer_max_length", 8), ("normalization_mapping", mapping | {"ACTION": "QUANTILES"})):
+        with pytest.raises(ConfigError, match=rf"policy\.options\.{name}: got .*a checkpoint brings its own"):
+            LeRobotConfig(path=path, options={name: value}).build(SPEC)

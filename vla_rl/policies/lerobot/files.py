@@ -59,6 +59,8 @@ from vla_rl.policies.lerobot.writing import (
 )
 from vla_rl.types import EnvSpec
 
+_OF_PROCESSORS = ("normalization_mapping", "tokenizer_max_length", "pad_language_to", "tokenizer_padding_side")
+
 
 def create(config: LeRobotOptions, env_spec: EnvSpec, device: str | torch.device, seed: int) -> LeRobotPolicy:
     """Fresh weights, the same for the same seed. See `PolicyConfig.build`."""
@@ -183,9 +185,21 @@ def _read_core_config(folder: Path, config: LeRobotOptions, device: str | torch.
         if not hasattr(core_config, name):
             known = sorted(field.name for field in dataclasses.fields(core_config))
             raise ConfigError(f"policy.options: {name!r} not in LeRobot's {config.type} config, which has {known}")
+        if name in _OF_PROCESSORS and _plain(getattr(core_config, name)) != _plain(value):
+            raise ConfigError(
+                f"policy.options.{name}: got {value!r}, but LeRobot makes processors by it, and a checkpoint "
+                f"brings its own, made with {_plain(getattr(core_config, name))!r}; remove it from the recipe"
+            )
         setattr(core_config, name, value)
     core_config.device = str(device)
     return core_config
+
+
+def _plain(value: Any) -> Any:
+    """LeRobot's enumerations, in a mapping too, as the text that stands for them."""
+    if isinstance(value, Mapping):
+        return {_plain(name): _plain(each) for name, each in value.items()}
+    return getattr(value, "value", value)
 
 
 @contextmanager

@@ -239,7 +239,7 @@ class LeRobotPolicy(nn.Module, Policy):
 
     def _needs_statistics(self) -> bool:
         mode = self.core.config.normalization_mapping.get("ACTION")
-        return getattr(mode, "value", "IDENTITY") != "IDENTITY"
+        return getattr(mode, "value", mode) not in (None, "IDENTITY")  # A recipe's options give it as text.
 
     def _to_environment(self, actions: Tensor) -> np.ndarray:
         """Normalized actions (B, H, A) as float32 in the environment's units."""
