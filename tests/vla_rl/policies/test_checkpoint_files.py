@@ -137,6 +137,27 @@ def test_a_policy_with_statistics_from_data_acts_the_same_when_it_is_read_again(
         np.testing.assert_array_equal(first.actions, second.actions)
 
 
+@pytest.mark.parametrize("variant", ["base", "discrete", "l1"])
+def test_a_checkpoint_learns_a_robot_with_more_joints_where_its_weights_leave_that_open(variant, tmp_path):
+    base = write_checkpoint(tmp_path / "base", variant)
+    cameras = TWO_CAMERAS.cameras if variant == "l1" else ("agentview",)
+    arms, options = fake_env_spec(cameras, action_dim=14), {"path": str(base), "precision": "fp32"}
+    for norm_key in (None, "from_data"):
+        if norm_key is None or variant == "l1":
+            with pytest.raises(ConfigError, match="the policy has 7, environment 'fake' has 14"):
+                OpenVLAConfig(norm_key=norm_key, **options).build(arms)
+    if variant == "l1":
+        return
+    policy = OpenVLAConfig(norm_key="from_data", **options).build(arms)
+    policy.set_norm_stats(fake_statistics(14), fake_statistics(8, gripper=False) if policy.uses_state else None, "arms")
+    policy.save(tmp_path / "cloned")
+    obs = fake_observation(arms, 2)
+    chunk = policy.act(obs, None, 0.0)
+    assert chunk.actions.shape == (2, policy.chunk_size, 14)
+    again = OpenVLAConfig(path=str(tmp_path / "cloned"), precision="fp32").build(arms)
+    np.testing.assert_array_equal(again.act(obs, None, 0.0).actions, chunk.actions)
+
+
 def test_single_options_of_a_section_are_set_over_the_checkpoints(tmp_path):
     """As docs/checkpoints.md has it: without the center crop, images are compressed and resized as in training."""
     base = write_checkpoint(tmp_path / "base", "discrete")

@@ -106,6 +106,7 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
         seed: int = 0,
         chosen: Mapping[str, Any] | None = None,
         for_training: bool = False,
+        action_dim: int | None = None,
     ) -> Self:
         """The policy in a folder, with what a recipe `chosen` anew (critic, adapters, precision, ...).
 
@@ -114,11 +115,12 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
 
         Args:
             for_training: hold the weights that will be trained in float32, where the others may be bfloat16.
+            action_dim: A of a published checkpoint whose statistics come from data, where its weights leave A open.
 
         Raises:
             ValueError: a file is missing or damaged. ConfigError: `chosen` contradicts the checkpoint.
         """
-        return cast(Self, openvla_folders.load(cls, folder, device, seed, chosen or {}, for_training))
+        return cast(Self, openvla_folders.load(cls, folder, device, seed, chosen or {}, for_training, action_dim))
 
     def finish(self, device: str | torch.device) -> Self:
         """Move to the device and set up what depends on it; called once, when the weights are there."""
@@ -315,11 +317,7 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
         )
 
     def bc_loss(
-        self,
-        obs: Observation,
-        actions: np.ndarray,
-        valid: np.ndarray | None = None,
-        keyframe: np.ndarray | None = None,
+        self, obs: Observation, actions: np.ndarray, valid: np.ndarray | None = None, keyframe: np.ndarray | None = None
     ) -> tuple[Tensor, dict[str, Any]]:
         """Cross-entropy of the demonstrated action tokens; of the l1 decoder, mean absolute error of the normalized
         actions. Where there is a scale head, also their negative log-density, for the scale. See `Policy.bc_loss`.
