@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import numpy as np
 import torch
@@ -13,6 +16,22 @@ from vla_rl.data.config import AugmentConfig
 # RGB -> luma and two chroma axes (NTSC); a turn in the chroma plane is a change of hue.
 _TO_YIQ = torch.tensor([[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])
 _FROM_YIQ = torch.linalg.inv(_TO_YIQ)
+_cropped: ContextVar[bool] = ContextVar("cropped at random", default=False)
+
+
+@contextmanager
+def cropped_at_random(config: AugmentConfig) -> Iterator[None]:
+    """Inside the block images come from `augment`: where this config crops, a policy does not crop them again."""
+    token = _cropped.set(config.crop_area < 1)
+    try:
+        yield
+    finally:
+        _cropped.reset(token)
+
+
+def are_cropped() -> bool:
+    """Whether the images at hand are random crops, in place of the center crop that a policy takes when it acts."""
+    return _cropped.get()
 
 
 def augment(images: dict[str, np.ndarray], config: AugmentConfig, generator: torch.Generator) -> dict[str, np.ndarray]:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+)
 
-from vla_rl.config import Config, as_list
+from vla_rl.config import Config, ConfigError, as_list
 from vla_rl.types import CONTROL_SOURCES, ControlSource
 
 Frames = Literal["all", "rac", "hg_dagger", "corrections"]
@@ -48,6 +57,19 @@ class DatasetConfig(Config):
         default={}, description="The dataset's camera name -> the policy's, where they differ."
     )
 
+    @field_validator("path")
+    @classmethod
+    def _in_home(cls, value: str) -> str:
+        return str(Path(value).expanduser()) if value.startswith("~") else value
+
+    @field_validator("camera_map")
+    @classmethod
+    def _one_each(cls, value: dict[str, str]) -> dict[str, str]:
+        if twice := sorted({camera for camera in value.values() if list(value.values()).count(camera) > 1}):
+            views = [name for name, camera in value.items() if camera == twice[0]]
+            raise ConfigError(f"camera_map: {views} are all said to be {twice[0]!r}; a policy's camera is one of them")
+        return value
+
 
 class AugmentConfig(Config):
     """Random changes of the training images; all off by default. OpenVLA: crop_area .9, .2, .2, .2, hue .05."""
@@ -58,7 +80,7 @@ class AugmentConfig(Config):
         gt=0,
         le=1,
         description="Area of a random square crop, scaled back to full size. A policy trained with it should see the "
-        "center crop of the same area when it acts.",
+        "center crop of the same area when it acts (policy.images.crop_area), which these crops then stand in for.",
     )
     brightness: NonNegativeFloat = Field(default=0.0, description="Largest change of brightness, of full scale.")
     contrast: float = Field(default=0.0, ge=0, lt=1, description="Largest relative change of contrast.")

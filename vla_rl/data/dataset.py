@@ -13,7 +13,7 @@ import numpy as np
 from vla_rl.data.cache import open_cache
 from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.hold_out import across_parts, some_states
-from vla_rl.data.keyframes import state_names
+from vla_rl.data.keyframes import RECORDINGS, state_names
 from vla_rl.data.masks import training_mask
 from vla_rl.data.source import LeRobotSource
 from vla_rl.types import CONTROL_SOURCES, Observation
@@ -105,7 +105,7 @@ class EpisodeDataset:
         observed_every: control steps from one image and state to the next; in between they are repeated.
         name: the dataset's own, without the folders above it.
         cache: folder of the decoded arrays; its name stands for the content, the cameras and the image size.
-        is_recording: a recorder wrote it, of a robot or beside a simulator.
+        is_recording: a recorder wrote it, of a robot or beside a simulator, or an import.
     """
 
     path: Path
@@ -258,7 +258,7 @@ def open_dataset(config: DatasetConfig, needs: DataNeeds, cache_folder: Path | N
         name=source.name,
         has_outcomes=source.success is not None,
         cameras=names,
-        is_recording=read_notes(source.root).get("source") == "recording",
+        is_recording=read_notes(source.root).get("source") in RECORDINGS,
     )
 
 
@@ -390,7 +390,8 @@ def camera_names(source: LeRobotSource, config: DatasetConfig, cameras: Sequence
     """The policy's camera name -> the dataset's."""
     if unknown := sorted(set(config.camera_map) - set(source.cameras)):
         raise DatasetError(f"{config.path}: camera_map names {unknown}; the dataset has {sorted(source.cameras)}")
-    names = {config.camera_map.get(name, name): name for name in source.cameras}
+    own = {name: name for name in source.cameras if name not in config.camera_map}
+    names = own | {camera: name for name, camera in config.camera_map.items()}
     if missing := [camera for camera in cameras if camera not in names]:
         free = sorted(set(names) - set(cameras)) or ["its_name"]
         raise DatasetError(

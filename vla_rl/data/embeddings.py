@@ -20,7 +20,7 @@ import numpy as np
 from vla_rl.common.atomic import atomic_folder
 from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.dataset import camera_names, read_notes
-from vla_rl.data.keyframes import split_start, state_names
+from vla_rl.data.keyframes import RECORDINGS, split_start, state_names
 from vla_rl.data.lerobot_io import ACTION, CONTROL_SOURCE, POLICY_VERSION, STATE
 from vla_rl.data.source import LeRobotSource, vectors
 from vla_rl.interfaces import Policy
@@ -229,7 +229,7 @@ def embed_dataset(
 
 def _state_names(source: LeRobotSource, states: Sequence[str], texts: Sequence[str]) -> list[str]:
     """Names that are another recording's too only where the episodes began alike; under any path of the dataset."""
-    if read_notes(source.root).get("source") != "recording":
+    if read_notes(source.root).get("source") not in RECORDINGS:
         return list(states)
     return state_names(states, texts, True, f"{source.name} {source.fingerprint()[:12]}")
 

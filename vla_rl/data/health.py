@@ -148,7 +148,7 @@ def read(path: Path) -> Recorded:
         last=np.concatenate(last, 1) if last else np.zeros((len(starts), 0), np.float32),
         brightness=brightness,
         still=still,
-        observed_every=observed_every(Path(path)),
+        observed_every=observed_every(source.root),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from vla_rl.data.config import DatasetError
+from vla_rl.data.keyframes import task_of
 from vla_rl.data.lerobot_assembly import assemble
 from vla_rl.data.lerobot_io import (
     IMAGE_PREFIX,
@@ -22,6 +22,7 @@ from vla_rl.data.lerobot_io import (
 )
 
 Gripper = Literal["as_is", "one_opens", "one_closes"]
+_GRIPPER_SLACK = 0.05  # Beyond 0 and 1, as a sensor that was scaled to them may read.
 
 
 def write_episodes(
@@ -88,7 +89,7 @@ def demonstration(
     reward = np.zeros(len(actions), np.float32)
     reward[-1] = success
     return RecordedEpisode(
-        task=task or re.sub(r"\W+", "_", instruction.lower()).strip("_") or "task",
+        task=task or task_of(instruction),
         split="train",
         index=index,
         instruction=instruction,
@@ -105,14 +106,24 @@ def demonstration(
     )
 
 
-def our_gripper(actions: np.ndarray, convention: Gripper) -> np.ndarray:
+def our_gripper(origin: str, actions: np.ndarray, convention: Gripper) -> np.ndarray:
     """Actions, float32 (T, A), whose last number is -1 for open and 1 for closed, as in our simulators.
 
     Args:
+        origin: where they are from, for the error.
         convention: as_is: it is so, or no gripper; one_opens: 1 open, 0 closed; one_closes: 0 open, 1 closed.
+
+    Raises:
+        DatasetError: the last number is not of 0 to 1, as the convention says.
     """
     if convention == "as_is":
         return actions
+    low, high = float(actions[:, -1].min()), float(actions[:, -1].max())
+    if low < -_GRIPPER_SLACK or high > 1 + _GRIPPER_SLACK:
+        raise DatasetError(
+            f"{origin}: the last number of the action is from {low:g} to {high:g}; gripper {convention!r} stands for "
+            "numbers of 0 to 1. Say as_is where it is -1 to 1 already, or scale it first."
+        )
     last = 2 * actions[:, -1:] - 1
     return np.concatenate([actions[:, :-1], last if convention == "one_closes" else -last], axis=1)
 

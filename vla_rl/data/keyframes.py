@@ -8,6 +8,7 @@ real frames and actions that led to it; a simulator restores the state that it s
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from vla_rl.types import SPLITS, EpisodeSpec, Keyframe
 
 SCHEMA_VERSION = 1
 STATES_FOLDER = "keyframes"  # In a dataset's folder: the simulator's states.
+RECORDINGS = ("recording", "bags", "folder", "RLDS")  # The `source` in the notes of datasets that number their own.
 RECORDED = "recorded"  # `Keyframe.env` of a moment of a recorded episode.
 
 
@@ -245,14 +247,20 @@ def split_start(start: str) -> tuple[str, str, int]:
 def state_names(states: Sequence[str], texts: Sequence[str], is_recording: bool, own: str) -> list[str]:
     """Names of E episodes' initial states that are equal, of several datasets too, where they began alike alone.
 
-    An environment's is one for all datasets. A recording's own number is not, which a robot's recorder writes behind
-    the instruction in place of a task: it gets `own` before it, as has a name that is no environment's.
+    An environment's is one for all datasets. A recording's own number is not, which a robot's recorder or an import
+    writes behind the instruction in place of a task: it gets `own` before it, as has a name that is no environment's.
 
     Args:
         states: as `LeRobotSource.initial_states` gives them. texts: the episodes' instructions.
-        is_recording: a recorder wrote them, of a robot or beside a simulator. own: the dataset's.
+        is_recording: a recorder wrote them, of a robot or beside a simulator, or an import. own: the dataset's.
     """
-    return [
-        name if name.count("/") == 2 and not (is_recording and split_start(name)[0] == text) else f"{own}/{name}"
-        for name, text in zip(states, texts, strict=True)
-    ]
+
+    def is_own(name: str, text: str) -> bool:
+        return name.count("/") != 2 or (is_recording and split_start(name)[0] in (text, task_of(text)))
+
+    return [f"{own}/{name}" if is_own(name, text) else name for name, text in zip(states, texts, strict=True)]
+
+
+def task_of(instruction: str) -> str:
+    """What imports write as the task of an instruction."""
+    return re.sub(r"\W+", "_", instruction.lower()).strip("_") or "task"

@@ -130,7 +130,7 @@ def _read(folder: Path, config: FolderConfig, of_task: Counter[str]) -> Recorded
         values = np.stack([columns[name] for name in names], axis=1) if names else np.zeros((length, 0))
         return values.astype(np.float32)
 
-    actions = our_gripper(stacked(config.action), config.gripper)
+    actions = our_gripper(str(folder / config.table), stacked(config.action), config.gripper)
     return demonstration(instruction, index, png, stacked(config.state), actions, success=success)
 
 
@@ -155,7 +155,7 @@ def read_table(file: Path, columns: tuple[str, ...]) -> dict[str, np.ndarray]:
     if not rows:
         raise DatasetError(f"{file}: has no row below its header")
     values = np.array(rows)
-    return {name: values[:, number] for number, name in enumerate(columns)}
+    return {name: values[:, number] for number, name in enumerate(places)}
 
 
 def _row(file: Path, line: int, row: list[str], places: dict[str, int], width: int) -> list[float]:

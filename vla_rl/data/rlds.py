@@ -185,7 +185,7 @@ class RldsSource:
             state, actions = state[:-1], actions[:-1]
         index = of_task[instruction]
         of_task[instruction] += 1
-        actions = our_gripper(actions, self.options.gripper)
+        actions = our_gripper(origin, actions, self.options.gripper)
         return demonstration(instruction, index, encoded, state, actions, success=success, **final)
 
     def _bytes(self, origin: str, values: dict[str, Any], name: str) -> list[bytes]:

@@ -49,7 +49,7 @@ class LeRobotSource:
 
     def __init__(self, path: str | Path) -> None:
         self._remote = on_hub(path)
-        self.root = Path(path) if self._remote is None else self._remote.fetch("meta/**", "collect.json")
+        self.root = Path(path).expanduser() if self._remote is None else self._remote.fetch("meta/**", "collect.json")
         self.name = self.root.resolve().name if self._remote is None else self._remote.name.repo.rpartition("/")[2]
         self.info = self._read_info()
         features = self.info["features"]

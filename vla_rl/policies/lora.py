@@ -26,6 +26,7 @@ ADAPTER_CONFIG_FILE = "adapter_config.json"
 _VISION_TARGETS = ("qkv", "proj", "fc1", "fc2")
 _PREFIX = "base_model.model."  # What peft puts before a module's name.
 _ADAPTER = "default"
+_STARTS = ("gaussian", "eva", "orthogonal")  # What peft may start adapters from and leave the base's weights alone.
 
 
 def add_adapters(network: nn.Module, options: LoraOptions) -> None:
@@ -215,6 +216,13 @@ def _read_adapter_config(file: Path) -> LoraOptions:
     for key in ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modules_to_save", "fan_in_fan_out"):
         if values.get(key):
             raise ValueError(f"{file}: {key} is {values[key]!r}, which is not supported; only plain LoRA is.")
+    start = values.get("init_lora_weights", True)
+    if isinstance(start, str) and start not in _STARTS:
+        raise ValueError(
+            f"{file}: init_lora_weights is {start!r}, which changes the base's own weights when adapters are made, so "
+            "they do not fit the base as it is. Merge them with peft (merge_and_unload), or save them as plain ones "
+            "there (save_pretrained with path_initial_model_for_weight_conversion)."
+        )
     return LoraOptions(rank=values["r"], alpha=values["lora_alpha"], dropout=values.get("lora_dropout", 0.0))
 
 

@@ -6,6 +6,7 @@ import math
 import signal
 import threading
 import time
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ import torch
 from vla_rl.common.progress import step_progress
 from vla_rl.common.resume import is_free
 from vla_rl.data.dataset import BCDataset
-from vla_rl.data.statistics import compute_statistics
+from vla_rl.data.statistics import compute_statistics, unlike
 from vla_rl.distributed.process_group import current
 from vla_rl.training.bc_trainer import DATA, VALIDATION, BCTrainer, derive_seed, open_bc_dataset
 from vla_rl.training.checkpoint import (
@@ -58,20 +59,16 @@ def run_training(
     world = current()
     with world.main_first():  # It decodes the datasets into their caches.
         data = open_bc_dataset(config, policy, env_spec)
-    held_out = None
+    held_out, content = None, {str(part.path): part.cache.name for part in data.parts}
     if config.validation_fraction:
         data, held_out = data.hold_out(config.validation_fraction, seed)
     if choose is not None:
         data = choose(data)
-    if policy.norm_stats is None:
-        statistics = compute_statistics(data.parts)
-        if config.action_scale == "environment":
-            statistics["action"]["mask"] = [False] * policy.action_dim
-        policy.set_norm_stats(statistics["action"], statistics.get("proprio"), name=data.parts[0].name)
+    _set_statistics(policy, config, data)
     world.distribute(policy)
     cloning = trainer(policy, config, seed, world=world)
     checkpoints = folder / "checkpoints"
-    window: defaultdict[str, list[float]] = defaultdict(list, _restore(cloning, checkpoints))
+    window: defaultdict[str, list[float]] = defaultdict(list, _restore(cloning, checkpoints, content))
     data_seed = derive_seed(seed, DATA)
     metrics: dict[str, float] = {}
     started, first = time.monotonic(), cloning.trainer.num_steps
@@ -82,7 +79,7 @@ def run_training(
             try:
                 values = cloning.learn(data, data_seed)
             except TrainingDivergedError as error:
-                saved = _save(cloning, checkpoints, window)
+                saved = _save(cloning, checkpoints, window, content)
                 raise TrainingDivergedError(f"{error} Saved as {saved}.") from None
             for name, value in values.items():
                 window[name].append(value)
@@ -99,7 +96,7 @@ def run_training(
             advance(step, f"loss {metrics.get('loss', math.nan):.4f}")
             stopping = any(world.gather(interrupted.is_set()))
             if step % config.save_every == 0 or step == config.steps or stopping:
-                _save(cloning, checkpoints, window)
+                _save(cloning, checkpoints, window, content)
             if stopping:
                 raise KeyboardInterrupt(f"stopped at step {step}; saved, the same command resumes there")
     with cloning.averaged_weights(), world.saving(policy):
@@ -110,6 +107,21 @@ def run_training(
     return {**metrics, **totals, "episodes": data.num_episodes, "frames": data.num_frames}
 
 
+def _set_statistics(policy: Any, config: SFTConfig, data: BCDataset) -> None:
+    """Give a policy without statistics those of the data; warn of one whose own are of other actions than these."""
+    if policy.norm_stats is None:
+        statistics = compute_statistics(data.parts)
+        if config.action_scale == "environment":
+            statistics["action"]["mask"] = [False] * policy.action_dim
+        policy.set_norm_stats(statistics["action"], statistics.get("proprio"), name=data.parts[0].name)
+    elif current().is_main and (how := unlike(policy.norm_stats, data.parts)):
+        warnings.warn(
+            f"{how}. The policy keeps its own, by which these are out of reach or hardly told apart. If they are of "
+            "another robot or in other units, start with policy.norm_key=from_data",
+            stacklevel=1,
+        )
+
+
 def _validate(cloning: BCTrainer, held_out: BCDataset) -> dict[str, float]:
     """Mean metrics on the same few batches of held-out episodes each time, with the averaged weights if any."""
     seed, size = derive_seed(cloning.seed, VALIDATION), cloning.config.batch_size
@@ -118,24 +130,29 @@ def _validate(cloning: BCTrainer, held_out: BCDataset) -> dict[str, float]:
     return {name: float(np.mean([result[name] for result in results])) for name in results[0]}
 
 
-def _save(cloning: BCTrainer, folder: Path, window: Mapping[str, list[float]]) -> Path:
-    """Write a checkpoint; `window`: each metric's values since they were last logged."""
+def _save(cloning: BCTrainer, folder: Path, window: Mapping[str, list[float]], content: Mapping[str, str]) -> Path:
+    """Write a checkpoint.
+
+    Args:
+        window: each metric's values since they were last logged. content: each dataset's path -> what stands for it.
+    """
     path = checkpoint_path(folder, cloning.trainer.num_steps)
     tensors, state = cloning.trainer.state()
     tensors = {**trained_weights(cloning.policy), **tensors}
     with cloning.world.gathers(tensors.values()):
         if cloning.world.is_main:
             config = cloning.config.model_dump(mode="json")
-            save_checkpoint(path, tensors, {**state, "config": config, "seed": cloning.seed, "window": dict(window)})
+            kept = {"config": config, "seed": cloning.seed, "window": dict(window), "datasets": list(content.values())}
+            save_checkpoint(path, tensors, {**state, **kept})
             keep_last(path, cloning.config.keep_checkpoints)
     return path
 
 
-def _restore(cloning: BCTrainer, folder: Path) -> dict[str, list[float]]:
+def _restore(cloning: BCTrainer, folder: Path, content: Mapping[str, str]) -> dict[str, list[float]]:
     """Go on from the newest whole checkpoint, if there is one; return what it had not logged yet.
 
     Raises:
-        CheckpointError: it was made with other options.
+        CheckpointError: it was made with other options, or of other data.
     """
     path = latest_checkpoint(folder)
     if path is None:
@@ -149,6 +166,12 @@ def _restore(cloning: BCTrainer, folder: Path) -> dict[str, list[float]]:
     if changed:
         raise CheckpointError(
             f"{path} was made with other options (sft.{'; sft.'.join(changed)}). Use those, or another run folder."
+        )
+    before = state.get("datasets", list(content.values()))  # Older checkpoints do not say.
+    if other := [name for (name, key), old in zip(content.items(), before, strict=False) if key != old]:
+        raise CheckpointError(
+            f"{path} was made of other data: {', '.join(other)} has changed since, and with it what is drawn and the "
+            "statistics that actions are normalized by. Put it back as it was, or use another run folder."
         )
     load_weights(cloning.policy, tensors, str(path))
     cloning.trainer.load_state(tensors, state)

@@ -22,7 +22,7 @@ from accelerate.state import AcceleratorState
 from torch import nn
 
 from vla_rl.common.scalars import read_scalars
-from vla_rl.data.augment import augment
+from vla_rl.data.augment import augment, cropped_at_random
 from vla_rl.data.dataset import BCBatch, BCDataset, DataNeeds, EpisodeDataset, open_dataset
 from vla_rl.distributed.fsdp import swap_weights
 from vla_rl.distributed.process_group import ALONE, ProcessGroup, current
@@ -120,7 +120,8 @@ class BCTrainer:
         own = replace(own, obs=replace(own.obs, images=augment(own.obs.images, self.config.augment, generator)))
         self.policy.train()
         try:
-            metrics = self._forward_backward(own, batch.share_of(own))
+            with cropped_at_random(self.config.augment):
+                metrics = self._forward_backward(own, batch.share_of(own))
         finally:
             self.policy.eval()
         return self.trainer.update(metrics)

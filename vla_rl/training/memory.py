@@ -295,13 +295,13 @@ def sizes_of(config: OpenVLAOptions, spec: EnvSpec) -> tuple[OpenVLAOptions, Any
     if config.path.startswith((OPENVLA_7B, OPENVLA_OFT_7B)) and not Path(config.path).is_dir():
         published = _openvla_7b(config)
         config = published_config(published, {n: getattr(config, n) for n in config.model_fields_set})
-        return config, published_architecture(published, config)[0], True
+        return config, published_architecture(published, config, spec.action_dim)[0], True
     with describing_folder(config.path) as (folder, _):
         if not openvla_layout.is_published(folder) or (folder / OWN_FILE).is_file():
             return *_saved_here(folder, config), False
         published = openvla_layout.read_published(folder)
         config = published_config(published, {n: getattr(config, n) for n in config.model_fields_set})
-        return config, published_architecture(published, config)[0], True
+        return config, published_architecture(published, config, spec.action_dim)[0], True
 
 
 def _openvla_7b(config: OpenVLAOptions) -> Any:

@@ -9,6 +9,11 @@ import torch
 from vla_rl.config import ConfigError, validate
 from vla_rl.data.augment import augment
 from vla_rl.data.config import AugmentConfig
+from vla_rl.data.dataset import BCBatch
+from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics
+from vla_rl.policies.openvla.config import OpenVLAConfig
+from vla_rl.training.bc_trainer import BCTrainer
+from vla_rl.training.sft import SFTConfig
 
 
 def run(images: np.ndarray, seed: int = 0, **options) -> np.ndarray:
@@ -100,3 +105,27 @@ def test_impossible_options():
     for values in ({"crop_area": 0}, {"shift": -1}, {"contrast": 1.5}, {"hue": 0.7}):
         with pytest.raises(ConfigError, match=next(iter(values))):
             validate(AugmentConfig, values)
+
+
+def test_random_crops_stand_in_for_the_center_crop_of_a_policy():
+    """Half of the width is seen in training, as when it acts; a crop of a crop would leave a quarter."""
+    spec = fake_env_spec(image_size=64)
+    policy = OpenVLAConfig.model_validate({"images": {"crop_area": 0.25}, "precision": "fp32"}).build(spec)
+    policy.set_norm_stats(fake_statistics(7), fake_statistics(8, gripper=False))
+    obs = fake_observation(spec, 4)
+    obs.images["agentview"][:] = np.uint8(4) * np.arange(64, dtype=np.uint8)[:, None]
+    widths, whole = [], policy.network.prefix
+
+    def seen(images, *rest):
+        widths.append(int(np.ptp(images.numpy().astype(int), axis=-2).max()))
+        return whole(images, *rest)
+
+    policy.network.prefix = seen
+    batch = BCBatch(obs, np.zeros((4, 8, 7), np.float32), np.ones((4, 8), bool), None)
+    for area in (0.25, 1.0):
+        config = SFTConfig.model_validate({"datasets": "none", "augment": {"crop_area": area}, "batch_size": 4})
+        trainer = BCTrainer(policy, config)
+        trainer.step(batch)
+        trainer.evaluate(batch)
+    policy.act(obs)
+    assert all(118 <= width <= 130 for width in widths) and len(widths) == 5, widths

@@ -4,15 +4,23 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 from test_data import demos, read, shared  # noqa: F401  (fixtures)
 
 from vla_rl.config import ConfigError, validate
 from vla_rl.data import cache as cache_module
-from vla_rl.data.dataset import BCDataset
+from vla_rl.data import health
+from vla_rl.data.dataset import NOTES_FILE, OBSERVED_EVERY, BCDataset, DataNeeds
+from vla_rl.data.dataset_check import check_datasets
+from vla_rl.data.importing import demonstration, write_episodes
+from vla_rl.data.lerobot_io import encode_png
+from vla_rl.data.source import LeRobotSource
 from vla_rl.training.sft import SFTConfig
 
 
@@ -47,3 +55,48 @@ def test_hold_out_parts_no_episodes_of_one_initial_state_in_several_datasets(sha
     train, held = BCDataset([first, other], 4).hold_out(0.2, 0)
     alone = [part.hold_out(0.2, [0, i])[1].rows.tolist() for i, part in enumerate((first, other))]
     assert [part.rows.tolist() for part in held.parts] == alone, "as each alone, where they share none"
+
+
+def test_a_camera_that_is_said_to_be_another_is_taken_for_it_though_the_dataset_has_one_of_that_name(shared):
+    wanted = read(shared, DataNeeds(("agentview",), 7)).images["agentview"]
+    mapped = read(shared, DataNeeds(("wrist",), 7), camera_map={"agentview": "wrist"})
+    assert mapped.cameras == {"wrist": "agentview"} and np.array_equal(mapped.images["wrist"], wanted)
+    swapped = read(
+        shared, DataNeeds(("agentview", "wrist"), 7), camera_map={"agentview": "wrist", "wrist": "agentview"}
+    )
+    assert swapped.cameras == {"agentview": "wrist", "wrist": "agentview"}
+    twice = {"datasets": [{"path": "b", "camera_map": {"agentview": "front", "wrist": "front"}}]}
+    with pytest.raises(ConfigError, match=r"\['agentview', 'wrist'\] are all said to be 'front'"):
+        validate(SFTConfig, twice, prefix="sft")
+
+
+def test_a_path_in_the_home_folder(demos, monkeypatch):
+    monkeypatch.setenv("HOME", str(demos.parent))
+    check_datasets(["~/demos"])
+    assert LeRobotSource("~/demos").root == demos
+    (demos / NOTES_FILE).write_text(json.dumps({OBSERVED_EVERY: 2}))
+    assert health.read(Path("~/demos")).observed_every == 2
+    assert read(Path("~/demos")).path == demos and validate(SFTConfig, {"datasets": "~/demos"}).datasets[0].path == str(
+        demos
+    )
+
+
+def test_two_imports_share_no_initial_state_for_their_episodes_numbers(tmp_path):
+    """Each counts its own from 0; bags are named by the instruction, others by a task made of it."""
+    picture = encode_png(np.zeros((8, 8, 3), np.uint8))
+
+    def imported(name: str, source: str, task: str | None):
+        made = [
+            demonstration("Move!", n, {"c": [picture] * 2}, np.zeros((2, 8), np.float32), np.zeros((2, 7)), task=task)
+            for n in range(2)
+        ]
+        episodes = (("here", episode) for episode in made)
+        write_episodes(episodes, tmp_path / name, fps=10, robot="arm", notes={"source": source})
+        return read(tmp_path / name, DataNeeds(("c",), 7))
+
+    bags = [imported(name, "bags", "Move!") for name in ("monday", "tuesday")]
+    folders = [imported(name, "folder", None) for name in ("wednesday", "thursday")]
+    names = [set(part.state_names(part.name)) for part in (*bags, *folders)]
+    assert [len(own) for own in names] == [2] * 4 and len(set().union(*names)) == 8
+    simulated = imported("simulated", "expert", "move")
+    assert simulated.state_names("simulated") == ["move/train/0", "move/train/1"], "an environment's are everybody's"

@@ -87,6 +87,14 @@ def test_rows_pictures_and_instructions(folder: Path, tmp_path: Path) -> None:
             place += 1
 
 
+def test_a_column_may_be_of_the_state_and_of_the_action(folder: Path, tmp_path: Path) -> None:
+    edited("dataset.yaml", lambda text: text.replace("state: [x, y]", "state: [x, grip, y]"))(folder)
+    import_folder(folder, tmp_path / "dataset", lambda line: None)
+    row = LeRobotDataset("local/imported", root=tmp_path / "dataset")[5]  # The second of "2".
+    np.testing.assert_allclose(row["observation.state"], [2, 1, 1])
+    np.testing.assert_allclose(row["action"], [0.5, 1])
+
+
 def edited(name: str, change: Callable[[str], str]) -> Callable[[Path], object]:
     return lambda root: (root / name).write_text(change((root / name).read_text()))
 
@@ -115,6 +123,10 @@ def edited(name: str, change: Callable[[str], str]) -> Callable[[Path], object]:
             r"episodes/0/data\.csv: line 5, column 't': 0\.2 s after the row before, at 10 fps 0\.1 s",
         ),
         (edited("episodes/0/data.csv", lambda text: text.splitlines()[0]), "has no row below its header"),
+        (
+            edited("dataset.yaml", lambda text: text.replace("grip]", "y]")),
+            r"episodes/0/data\.csv: the last number of the action is from 0 to 3; gripper 'one_closes' stands for",
+        ),
         (
             lambda root: write_video(root / "episodes/2/front.mp4", 2),
             r"front\.mp4: has 2 pictures, data\.csv has 3 rows",

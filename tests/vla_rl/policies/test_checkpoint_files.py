@@ -18,6 +18,7 @@ from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.policies.openvla.files.fake_checkpoint import write_checkpoint
 from vla_rl.policies.openvla.options import OPENVLA_CHAIN, ImageChain
 
+TWO_CAMERAS = fake_env_spec(("agentview", "wrist"))
 SPEC = fake_env_spec()
 
 
@@ -117,6 +118,44 @@ def test_own_statistics_are_kept_where_the_checkpoint_has_others_of_that_name(tm
     published.save(tmp_path / "untouched")
     files = [(folder / "dataset_statistics.json").read_bytes() for folder in (base, tmp_path / "untouched")]
     assert files[0] == files[1]
+
+
+@pytest.mark.parametrize("norm_range", ["q01_q99", "min_max"])
+@pytest.mark.parametrize("variant", ["base", "discrete", "l1"])
+def test_a_policy_with_statistics_from_data_acts_the_same_when_it_is_read_again(variant, norm_range, tmp_path):
+    base, obs = write_checkpoint(tmp_path / "base", variant), fake_observation(TWO_CAMERAS, 3)
+    options = {"norm_key": "from_data", "norm_range": norm_range, "precision": "fp32"}
+    policy = OpenVLAConfig(path=str(base), **options).build(TWO_CAMERAS)
+    own = {"q01": [-0.013] * 7, "q99": [0.0171] * 7, "min": [-0.02] * 7, "max": [0.03] * 7, "mask": [True] * 7}
+    policy.set_norm_stats(own, fake_statistics(8, gripper=False), name="mine")
+    low, high = (own["min"], own["max"]) if norm_range == "min_max" else (own["q01"], own["q99"])
+    assert (policy.norm_stats.action.q01.tolist(), policy.norm_stats.action.q99.tolist()) == (low, high)
+    policy.save(tmp_path / "cloned")
+    again = load_policy(tmp_path / "cloned")
+    for temperature in (0.0, 1.0):
+        first, second = (p.act(obs, torch.Generator().manual_seed(1), temperature) for p in (policy, again))
+        np.testing.assert_array_equal(first.actions, second.actions)
+
+
+@pytest.mark.parametrize("variant", ["base", "discrete", "l1"])
+def test_a_checkpoint_learns_a_robot_with_more_joints_where_its_weights_leave_that_open(variant, tmp_path):
+    base = write_checkpoint(tmp_path / "base", variant)
+    cameras = TWO_CAMERAS.cameras if variant == "l1" else ("agentview",)
+    arms, options = fake_env_spec(cameras, action_dim=14), {"path": str(base), "precision": "fp32"}
+    for norm_key in (None, "from_data"):
+        if norm_key is None or variant == "l1":
+            with pytest.raises(ConfigError, match="the policy has 7, environment 'fake' has 14"):
+                OpenVLAConfig(norm_key=norm_key, **options).build(arms)
+    if variant == "l1":
+        return
+    policy = OpenVLAConfig(norm_key="from_data", **options).build(arms)
+    policy.set_norm_stats(fake_statistics(14), fake_statistics(8, gripper=False) if policy.uses_state else None, "arms")
+    policy.save(tmp_path / "cloned")
+    obs = fake_observation(arms, 2)
+    chunk = policy.act(obs, None, 0.0)
+    assert chunk.actions.shape == (2, policy.chunk_size, 14)
+    again = OpenVLAConfig(path=str(tmp_path / "cloned"), precision="fp32").build(arms)
+    np.testing.assert_array_equal(again.act(obs, None, 0.0).actions, chunk.actions)
 
 
 def test_single_options_of_a_section_are_set_over_the_checkpoints(tmp_path):

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from vla_rl.config import ConfigError
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics
+from vla_rl.policies.inspect import describe
 from vla_rl.policies.lerobot import files
 from vla_rl.policies.lerobot.config import LeRobotConfig
 from vla_rl.policies.lerobot.tiny import tiny_tokenizer
@@ -127,3 +129,45 @@ def test_fresh_weights_take_the_tokenizer_that_the_recipe_names(policy_type, tmp
     monkeypatch.setattr(files, "_finish", lambda preprocessor, device, seed: preprocessor)
     made = files.create(LeRobotConfig(type=policy_type, tokenizer=words), SPEC, "cpu", 0)
     assert [step.tokenizer_name for step in made.steps if hasattr(step, "tokenizer_name")] == [words]
+
+
+@pytest.mark.parametrize("policy_type", ["pi0", "smolvla"])
+def test_images_that_lerobot_fills_in_need_no_camera(policy_type, tmp_path):
+    options = {"type": policy_type, "preset": "tiny", "options": {"empty_cameras": 1}}
+    policy = LeRobotConfig(**options).build(SPEC)
+    assert policy.cameras == ("agentview",) and len(policy.image_keys) == 2
+    policy.set_norm_stats(fake_statistics(7), fake_statistics(8, gripper=False))
+    policy.save(tmp_path / "policy")
+    again = LeRobotConfig(path=str(tmp_path / "policy")).build(SPEC)
+    obs = fake_observation(SPEC, 2)
+    np.testing.assert_array_equal(again.act(obs, None, 0.0).actions, policy.act(obs, None, 0.0).actions)
+    filled = LeRobotConfig(path=str(tmp_path / "policy"), camera_map={"empty_camera_0": "agentview"}).build(SPEC)
+    assert not np.array_equal(filled.act(obs, None, 0.0).actions, policy.act(obs, None, 0.0).actions)
+    with pytest.raises(ConfigError, match=r"null: there is no such camera"):
+        LeRobotConfig(path=str(tmp_path / "policy")).build(fake_env_spec(("front",)))
+
+
+def test_lerobots_adapters_without_their_policy_are_refused_before_anything_is_built(made, tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_build", lambda core_config: pytest.fail("built"))
+    folder = shutil.copytree(made[0], tmp_path / "adapters")
+    (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
+    for ask in (load_policy, describe):
+        with pytest.raises(ValueError, match=r"adapter_model\.safetensors: adapters without.*merge_and_unload"):
+            ask(folder)
+    (folder / "adapter_model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"model\.safetensors: not found"):
+        load_policy(folder)
+
+
+def test_options_that_a_checkpoints_processors_have_decided_are_refused(tmp_path):
+    mapping = {"VISUAL": "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MIN_MAX"}
+    fresh = LeRobotConfig(type="pi0", preset="tiny", options={"normalization_mapping": mapping}).build(SPEC)
+    with pytest.raises(ValueError, match="no action statistics yet"):
+        fresh.act(fake_observation(SPEC, 1))
+    fresh.set_norm_stats(fake_statistics(7), fake_statistics(8, gripper=False))
+    fresh.save(tmp_path / "policy")
+    path = str(tmp_path / "policy")
+    assert LeRobotConfig(path=path, options={"normalization_mapping": mapping, "tokenizer_max_length": 32}).build(SPEC)
+    for name, value in (("tokenizer_max_length", 8), ("normalization_mapping", mapping | {"ACTION": "QUANTILES"})):
+        with pytest.raises(ConfigError, match=rf"policy\.options\.{name}: got .*a checkpoint brings its own"):
+            LeRobotConfig(path=path, options={name: value}).build(SPEC)

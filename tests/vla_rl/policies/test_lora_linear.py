@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+from pathlib import Path
 from typing import cast
 
+import peft
 import pytest
 import torch
 from peft.tuners.lora import Linear
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from vla_rl.policies.lora import read_adapters
 from vla_rl.policies.lora_linear import ADAPTER, LoraLinear, inject
 
 
@@ -95,3 +99,21 @@ def test_dropout_is_applied_while_training_alone():
     assert not torch.equal(layer(x), layer(x))
     layer.eval()
     assert torch.equal(layer(x), layer(x))
+
+
+@pytest.mark.parametrize("start", ["gaussian", "pissa", "olora"])
+def test_adapters_that_changed_their_base_when_they_were_made_are_refused(start, tmp_path: Path):
+    """peft takes the first directions out of the base's weights for them, and does so again when it reads them."""
+    torch.manual_seed(0)
+    base, x = nn.Sequential(nn.Linear(16, 16)), torch.randn(2, 16)
+    config = peft.LoraConfig(r=4, target_modules=["0"], init_lora_weights=start)
+    trained = peft.get_peft_model(copy.deepcopy(base), config)  # type: ignore[arg-type]
+    for parameter in trained.parameters():
+        parameter.data += 0.01 * parameter.requires_grad
+    trained.save_pretrained(str(tmp_path))
+    if start == "gaussian":
+        read_adapters(base, tmp_path)
+        torch.testing.assert_close(base(x), trained(x))
+        return
+    with pytest.raises(ValueError, match=f"init_lora_weights is '{start}'.*merge_and_unload"):
+        read_adapters(base, tmp_path)

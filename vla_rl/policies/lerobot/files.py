@@ -33,6 +33,7 @@ from vla_rl.policies.lerobot.options import (
     IMAGE_PREFIX,
     RL_TYPES,
     LeRobotOptions,
+    check_not_adapters,
     saved_config,
 )
 from vla_rl.policies.lerobot.policy import ACTION, STATE, LeRobotPolicy
@@ -57,6 +58,8 @@ from vla_rl.policies.lerobot.writing import (
     storage,
 )
 from vla_rl.types import EnvSpec
+
+_OF_PROCESSORS = ("normalization_mapping", "tokenizer_max_length", "pad_language_to", "tokenizer_padding_side")
 
 
 def create(config: LeRobotOptions, env_spec: EnvSpec, device: str | torch.device, seed: int) -> LeRobotPolicy:
@@ -110,6 +113,9 @@ def load(
     """
     folder = Path(folder)
     saved = saved_config(folder)
+    check_not_adapters(folder)
+    if not (folder / WEIGHTS_FILE).is_file():  # Before minutes are spent on building what they are for.
+        raise ValueError(f"{folder / WEIGHTS_FILE}: not found. Copy the policy folder again, with all of its files.")
     config = saved.with_chosen(dict(chosen or {}))
     core_config = _read_core_config(folder, config, device)
     published = getattr(core_config, "vlm_model_name", None)
@@ -132,6 +138,8 @@ def load(
             own = config.action_tokenizer
             core_config.action_tokenizer_name = portable_name(ACTION_TOKENIZER_FOLDER, own, words[1])
         policy = _wrap(config, core, *processors)
+    if config.norm_key == "from_data":
+        policy.forget_norm_stats()
     return _finish(policy, device, seed, folder, saved)
 
 
@@ -177,9 +185,21 @@ def _read_core_config(folder: Path, config: LeRobotOptions, device: str | torch.
         if not hasattr(core_config, name):
             known = sorted(field.name for field in dataclasses.fields(core_config))
             raise ConfigError(f"policy.options: {name!r} not in LeRobot's {config.type} config, which has {known}")
+        if name in _OF_PROCESSORS and _plain(getattr(core_config, name)) != _plain(value):
+            raise ConfigError(
+                f"policy.options.{name}: got {value!r}, but LeRobot makes processors by it, and a checkpoint "
+                f"brings its own, made with {_plain(getattr(core_config, name))!r}; remove it from the recipe"
+            )
         setattr(core_config, name, value)
     core_config.device = str(device)
     return core_config
+
+
+def _plain(value: Any) -> Any:
+    """LeRobot's enumerations, in a mapping too, as the text that stands for them."""
+    if isinstance(value, Mapping):
+        return {_plain(name): _plain(each) for name, each in value.items()}
+    return getattr(value, "value", value)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import Any
 
 from vla_rl.policies.base import CONFIG_FILE, read_json
 from vla_rl.policies.checkpoint_info import CheckpointInfo
-from vla_rl.policies.lerobot.options import FLOW_TYPES, RL_TYPES, image_names, no_rl_reason
+from vla_rl.policies.lerobot.options import FLOW_TYPES, RL_TYPES, check_not_adapters, image_names, no_rl_reason
 
 _DECODERS = {"pi0_fast": "autoregressive action tokens (FAST)", "diffusion": "denoising diffusion", "act": "regression"}
 _HOW = {
@@ -21,13 +21,14 @@ def describe(folder: Path) -> CheckpointInfo | None:
     """What a LeRobot checkpoint is, for `vla-rl inspect`; None for a folder that LeRobot did not write.
 
     Raises:
-        ValueError: a LeRobot checkpoint whose configuration is damaged.
+        ValueError: a LeRobot checkpoint whose configuration is damaged, or that holds adapters alone.
     """
     file = folder / CONFIG_FILE
     values = read_json(file) if file.is_file() else {}
     kind = values.get("type")
     if "kind" in values or not isinstance(kind, str):
         return None
+    check_not_adapters(folder)
     inputs, outputs = values.get("input_features") or {}, values.get("output_features") or {}
     is_flow = kind in FLOW_TYPES
     decoder = "flow matching" if is_flow else _DECODERS.get(kind, kind)

@@ -32,7 +32,7 @@ IMAGE_PREFIX = "observation.images."
 
 # What a config may set again when it starts from a checkpoint; the rest is the checkpoint's.
 RUN_FIELDS = (
-    "num_actions", "camera_map", "sampling", "value_head", "value_detach", "precision", "cuda_graphs",
+    "num_actions", "camera_map", "norm_key", "sampling", "value_head", "value_detach", "precision", "cuda_graphs",
     "gradient_checkpointing", "lora", "merge_lora", "trainable", "options", "vlm", "tokenizer", "action_tokenizer",
 )  # fmt: skip
 
@@ -150,6 +150,11 @@ class LeRobotOptions(PolicyConfig):
         description="The checkpoint's image name -> the environment's camera, where they differ; null: no such camera "
         "(SmolVLA, pi0 and pi0.5 take a blank image).",
     )
+    norm_key: Literal["from_data"] | None = Field(
+        default=None,
+        description="from_data: forget the checkpoint's statistics of actions and states, which are another robot's; "
+        "`vla-rl sft` sets them from its demonstrations. Empty: the checkpoint's.",
+    )
     sampling: FlowSampling = Field(default_factory=FlowSampling, description="How actions are drawn at temperature>0.")
     value_head: bool = Field(
         default=False, description="Add a critic (PPO) on the mean of the vision-language features and the state."
@@ -250,6 +255,17 @@ def saved_config(folder: Path) -> LeRobotOptions:
         return LeRobotOptions.model_validate(json.loads(file.read_text())["config"])
     except (json.JSONDecodeError, KeyError, ValidationError, ConfigError) as error:
         raise ValueError(f"{file}: not options of this package's LeRobot policy: {error}") from error
+
+
+def check_not_adapters(folder: Path) -> None:
+    """Raise ValueError for a folder of adapters alone, as LeRobot writes with peft."""
+    found, whole = folder / "adapter_model.safetensors", folder / "model.safetensors"
+    if found.is_file() and not whole.is_file():
+        raise ValueError(
+            f"{found}: adapters without the policy that they adapt (lerobot-train with peft), which are not read here. "
+            "Load them with LeRobot, add them to the weights with peft's merge_and_unload(), and save the whole policy "
+            "(save_pretrained), with the two processors of this folder beside it."
+        )
 
 
 def image_names(values: dict[str, Any]) -> list[str]:

@@ -57,7 +57,10 @@ class LeRobotPolicy(nn.Module, Policy):
         unknown = sorted(set(self.config.camera_map) - set(names))
         if unknown:
             raise ConfigError(f"policy.camera_map: {unknown} not among this policy's images: {', '.join(names)}")
-        cameras = {key: self.config.camera_map.get(name, name) for name, key in names.items()}
+        # LeRobot's own names of images that no camera gives, and that it fills in.
+        blank = {f"empty_camera_{number}" for number in range(getattr(self.core.config, "empty_cameras", 0))}
+        given = {name: None if name in blank else name for name in names} | self.config.camera_map
+        cameras = {key: given[name] for name, key in names.items()}
         return {key: camera for key, camera in cameras.items() if camera is not None}
 
     def _num_actions(self) -> int:
@@ -84,7 +87,7 @@ class LeRobotPolicy(nn.Module, Policy):
             raise ConfigError(
                 f"policy.camera_map: this policy's images come from {names}, but environment {env_spec.kind!r} has "
                 f"{list(env_spec.cameras)}. Say which is which, e.g. policy.camera_map.{next(iter(names))}="
-                f"{env_spec.cameras[0]}, or add cameras to env.cameras."
+                f"{env_spec.cameras[0]} (null: there is no such camera), or add cameras to env.cameras."
             )
         check_sizes(self, env_spec)
 
@@ -107,7 +110,7 @@ class LeRobotPolicy(nn.Module, Policy):
     ) -> None:
         """Set the statistics in LeRobot's processors: {"mean", "std", "min", "max", "q01", "q99"[, "mask"]} of each.
 
-        Dimensions with `mask` False (the gripper) pass through unchanged.
+        QUANTILE10 needs "q10" and "q90". Dimensions with `mask` False (the gripper) pass through unchanged.
 
         Raises:
             ValueError: a kind that LeRobot's normalization of this policy needs is missing, or of the wrong size.
@@ -121,15 +124,23 @@ class LeRobotPolicy(nn.Module, Policy):
             step.stats = {**(step.stats or {}), **stats}
             step.to(step.device)
 
+    def forget_norm_stats(self) -> None:
+        """Have no statistics of actions and states any more, as fresh weights."""
+        for step in self._normalizers():
+            step.stats = {name: values for name, values in (step.stats or {}).items() if name not in (ACTION, STATE)}
+            step.to(step.device)
+
     def _statistics(self, kind: str, given: Mapping[str, Any], size: int) -> dict[str, np.ndarray]:
         mode = self.core.config.normalization_mapping.get(kind)
-        needed = {"MEAN_STD": ("mean", "std"), "MIN_MAX": ("min", "max"), "QUANTILES": ("q01", "q99")}
+        needed = {"MEAN_STD": ("mean", "std"), "MIN_MAX": ("min", "max")}
+        needed |= {"QUANTILES": ("q01", "q99"), "QUANTILE10": ("q10", "q90")}
         wanted = needed.get(getattr(mode, "value", str(mode)), ())
         missing = [key for key in wanted if key not in given]
         if missing:
             raise ValueError(f"{kind.lower()} statistics: {missing} missing, which {mode} needs; found {sorted(given)}")
         mask = np.asarray(given.get("mask", np.ones(size)), bool)
         identity = {"mean": 0.0, "std": 1.0, "min": -1.0, "max": 1.0, "q01": -1.0, "q99": 1.0}
+        identity |= {"q10": -1.0, "q90": 1.0}
         result = {}
         for key, neutral in identity.items():
             if key not in given:
@@ -230,7 +241,7 @@ class LeRobotPolicy(nn.Module, Policy):
 
     def _needs_statistics(self) -> bool:
         mode = self.core.config.normalization_mapping.get("ACTION")
-        return getattr(mode, "value", "IDENTITY") != "IDENTITY"
+        return getattr(mode, "value", mode) not in (None, "IDENTITY")  # A recipe's options give it as text.
 
     def _to_environment(self, actions: Tensor) -> np.ndarray:
         """Normalized actions (B, H, A) as float32 in the environment's units."""

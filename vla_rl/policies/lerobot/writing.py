@@ -54,7 +54,8 @@ def save(policy: LeRobotPolicy, folder: Path) -> None:
         write_tensors(path / WEIGHTS_FILE, weights, metadata={"format": "pt"})
         _write_processors(policy, path)
         config = policy.config.model_copy(
-            update={"path": None, "options": {}, "vlm": None, "tokenizer": None, "action_tokenizer": None}
+            update={"path": None, "norm_key": None, "options": {}}
+            | dict.fromkeys(("vlm", "tokenizer", "action_tokenizer"))
         )
         extras = {"format": 1, "kind": "lerobot", "config": config.model_dump(mode="json")}
         (path / EXTRAS_FILE).write_text(json.dumps(extras, indent=2))

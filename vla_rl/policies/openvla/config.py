@@ -27,7 +27,10 @@ class OpenVLAConfig(OpenVLAOptions):
             policy = OpenVLAPolicy.create(self, env_spec, device, seed)
         else:
             chosen = {name: getattr(self, name) for name in self.model_fields_set}
-            policy = OpenVLAPolicy.load(resolve_path(self.path), device, seed, chosen, for_training=True)
+            size = env_spec.action_dim
+            policy = OpenVLAPolicy.load(
+                resolve_path(self.path), device, seed, chosen, for_training=True, action_dim=size
+            )
         policy.check_env(env_spec)
         return policy
 

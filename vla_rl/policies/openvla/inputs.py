@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vla_rl.data.augment import are_cropped
 from vla_rl.policies.normalization import NormStats
 from vla_rl.policies.openvla.network.network import Prompt
 from vla_rl.policies.openvla.options import ImageChain
@@ -99,7 +100,7 @@ def image_batch(
     device: torch.device,
     chained: ChainedImages | None = None,
 ) -> Tensor:
-    """uint8 (B, cameras, size, size, 3).
+    """uint8 (B, cameras, size, size, 3). Of images that are random crops already, the chain's center crop is left out.
 
     Args:
         chained: what has gone through the chain already; None: nothing is kept.
@@ -114,6 +115,8 @@ def image_batch(
         raise ValueError(f"observation lacks the images of {missing}; it has {sorted(obs.images)}")
     for camera in cameras:
         check_images(obs.images[camera], f"observation image {camera!r}")
+    if are_cropped():
+        chain = chain.model_copy(update={"crop_area": None})
     if chain == ImageChain():
         return torch.stack([_resize(obs.images[camera], size, device) for camera in cameras], 1)
     chained = chained or ChainedImages(0)

@@ -106,6 +106,7 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
         seed: int = 0,
         chosen: Mapping[str, Any] | None = None,
         for_training: bool = False,
+        action_dim: int | None = None,
     ) -> Self:
         """The policy in a folder, with what a recipe `chosen` anew (critic, adapters, precision, ...).
 
@@ -114,11 +115,12 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
 
         Args:
             for_training: hold the weights that will be trained in float32, where the others may be bfloat16.
+            action_dim: A of a published checkpoint whose statistics come from data, where its weights leave A open.
 
         Raises:
             ValueError: a file is missing or damaged. ConfigError: `chosen` contradicts the checkpoint.
         """
-        return cast(Self, openvla_folders.load(cls, folder, device, seed, chosen or {}, for_training))
+        return cast(Self, openvla_folders.load(cls, folder, device, seed, chosen or {}, for_training, action_dim))
 
     def finish(self, device: str | torch.device) -> Self:
         """Move to the device and set up what depends on it; called once, when the weights are there."""
@@ -169,9 +171,9 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
     def set_norm_stats(
         self, action: Mapping[str, Any], state: Mapping[str, Any] | None = None, name: str = "dataset"
     ) -> None:
-        """Set the training data's statistics: {"q01", "q99"[, "mask"]} of actions and of states.
+        """Set the training data's statistics: {"q01", "q99"[, "min", "max"][, "mask"]} of actions and of states.
 
-        `mask` is False for dimensions that are used as they are (the gripper).
+        `mask` is False for dimensions that are used as they are (the gripper). min and max: for `norm_range=min_max`.
 
         Raises:
             ValueError: wrong sizes or values, or no state statistics for a policy that reads the state.
@@ -179,11 +181,15 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
         state_dim = self.architecture.state_dim
         if state is None and state_dim is not None:
             raise ValueError("state statistics: this policy reads the state, so q01 and q99 of it are needed; got None")
+        given = openvla_folders.in_range({"action": action, "proprio": state}, self.config.norm_range)
+        state = given.get("proprio")
         self.norm_stats = NormStats(
             name,
-            QuantileStats.of("action", action, self.action_dim),
+            QuantileStats.of("action", given["action"], self.action_dim),
             None if state is None else QuantileStats.of("state", state, state_dim or len(state.get("q01", ()))),
         )
+        if self.published is not None and self.architecture.decoder == "autoregressive":
+            self.norm_stats = self.norm_stats.without_epsilon()  # As when it is read again.
 
     def sharding_units(self) -> list[nn.Module]:
         """See `Policy.sharding_units`: the language model's layers, which hold most of the weights."""
@@ -311,11 +317,7 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
         )
 
     def bc_loss(
-        self,
-        obs: Observation,
-        actions: np.ndarray,
-        valid: np.ndarray | None = None,
-        keyframe: np.ndarray | None = None,
+        self, obs: Observation, actions: np.ndarray, valid: np.ndarray | None = None, keyframe: np.ndarray | None = None
     ) -> tuple[Tensor, dict[str, Any]]:
         """Cross-entropy of the demonstrated action tokens; of the l1 decoder, mean absolute error of the normalized
         actions. Where there is a scale head, also their negative log-density, for the scale. See `Policy.bc_loss`.

@@ -53,6 +53,7 @@ def load(
     seed: int,
     chosen: Mapping[str, Any],
     for_training: bool,
+    action_dim: int | None = None,
 ) -> OpenVLAPolicy:
     """The policy in a folder of any of the three kinds. See `OpenVLAPolicy.load`."""
     folder = Path(folder)
@@ -66,11 +67,11 @@ def load(
             )
         published = openvla_layout.read_published(base, statistics_of=folder)
         config = parse_config(values, folder / OWN_FILE)[0].with_chosen(dict(chosen))
-        return _load_published(cls, folder, published, config, device, seed, for_training)
+        return _load_published(cls, folder, published, config, device, seed, for_training, action_dim)
     if openvla_layout.is_published(folder):
         published = openvla_layout.read_published(folder)
         config = published_config(published, chosen)
-        return _load_published(cls, folder, published, config, device, seed, for_training)
+        return _load_published(cls, folder, published, config, device, seed, for_training, action_dim)
     return _load_ours(cls, folder, device, seed, chosen)
 
 
@@ -155,8 +156,14 @@ def published_config(published: PublishedFolder, chosen: Mapping[str, Any]) -> O
     return base.with_chosen(dict(chosen), published=True)
 
 
-def published_architecture(published: PublishedFolder, config: OpenVLAOptions) -> tuple[Architecture, NormStats | None]:
+def published_architecture(
+    published: PublishedFolder, config: OpenVLAOptions, wanted_dim: int | None = None
+) -> tuple[Architecture, NormStats | None]:
     """What decides the network, and the statistics in use (None: to be set from data).
+
+    Args:
+        wanted_dim: A with statistics to be set from data, where no head of continuous actions has decided it; None: the
+            checkpoint's.
 
     Raises:
         ValueError: unknown `norm_key`, or statistics that cannot be used.
@@ -169,10 +176,12 @@ def published_architecture(published: PublishedFolder, config: OpenVLAOptions) -
     stats = None
     try:
         action_dim = 7 if known is None else len(known["action"]["q01"])
+        if config.norm_key == NORM_FROM_DATA and config.decoder != "l1":
+            action_dim = wanted_dim or action_dim
         state_dim = _state_dim(published, known) if config.use_state else None
         if config.norm_key != NORM_FROM_DATA:
             assert known is not None, "choose_statistics found them"
-            stats = NormStats.of(name, _in_range(known, config.norm_range), action_dim, state_dim)
+            stats = NormStats.of(name, in_range(known, config.norm_range), action_dim, state_dim)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{published.folder}: statistics of {name!r}: {error}") from error
     if stats is not None and config.decoder == "autoregressive":
@@ -199,7 +208,8 @@ def _state_dim(published: PublishedFolder, known: Mapping[str, Any] | None) -> i
     return tensors["proprio_projector.fc1.weight"].shape[1]
 
 
-def _in_range(known: Mapping[str, Any], norm_range: str) -> dict[str, Any]:
+def in_range(known: Mapping[str, Any], norm_range: str) -> dict[str, Any]:
+    """Statistics {"action": ..., "proprio": ...} whose q01 and q99 are what -1 and +1 stand for by `norm_range`."""
     parts = {name: dict(part) for name, part in known.items() if isinstance(part, Mapping)}
     if norm_range == "min_max":
         for part in parts.values():
@@ -215,8 +225,9 @@ def _load_published(
     device: str | torch.device,
     seed: int,
     for_training: bool,
+    action_dim: int | None,
 ) -> OpenVLAPolicy:
-    architecture, stats = published_architecture(published, config)
+    architecture, stats = published_architecture(published, config, action_dim)
     with torch.device("meta"):
         network = OpenVLANetwork(architecture)
     tokenizer = LlamaTokenizer(published.folder, architecture.llm.vocab_size)
@@ -341,6 +352,6 @@ def _are_published(stats: NormStats, published: PublishedFolder, norm_range: str
         return False
     sizes = len(stats.action.q01), None if stats.state is None else len(stats.state.q01)
     try:
-        return NormStats.of(stats.name, _in_range(known, norm_range), *sizes).to_json() == stats.to_json()
+        return NormStats.of(stats.name, in_range(known, norm_range), *sizes).to_json() == stats.to_json()
     except ValueError:  # Of another robot.
         return False
