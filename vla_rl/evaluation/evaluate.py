@@ -169,6 +169,8 @@ def build_env(env_config: EnvConfig, num_envs: int = 0, record_frames: bool = Fa
 
 def with_steps_after_success(env_config: EnvConfig, steps: int) -> EnvConfig:
     """The same environment, whose episodes go on for so many control steps after success, where it has that option."""
+    if isinstance(held := getattr(env_config, "env", None), EnvConfig):  # Held elsewhere, as by Ray's hosts.
+        return env_config.model_copy(update={"env": with_steps_after_success(held, steps)})
     if "steps_after_success" not in type(env_config).model_fields:
         return env_config
     return env_config.model_copy(update={"steps_after_success": steps})

@@ -11,8 +11,9 @@ from reach_policy import ReachPolicy
 
 from sim.dummy import DummyConfig
 from vla_rl.config import ConfigError, validate
+from vla_rl.distributed.actors.config import RayRolloutConfig
 from vla_rl.evaluation import evaluate as evaluate_module
-from vla_rl.evaluation.evaluate import EvalConfig, episode_specs, evaluate, policy_hash
+from vla_rl.evaluation.evaluate import EvalConfig, episode_specs, evaluate, policy_hash, with_steps_after_success
 from vla_rl.evaluation.results import Evaluation, EvaluationError
 from vla_rl.evaluation.statistics import wilson_interval
 from vla_rl.rollout.runner import collect
@@ -264,6 +265,11 @@ def test_steps_to_success_are_none_after_it():
         for steps in (0, 8)
     )
     assert longer == usual and usual.mean_steps_to_success < 8
+
+
+def test_environments_at_rays_hosts_are_evaluated_without_steps_after_success_too():
+    placed = RayRolloutConfig().placed(ENV.model_copy(update={"steps_after_success": 8}))
+    assert with_steps_after_success(placed, 0) == RayRolloutConfig().placed(ENV)
 
 
 def test_films_do_not_pile_up_in_memory(tmp_path, monkeypatch):
