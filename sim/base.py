@@ -108,7 +108,7 @@ class SimConfig(EnvConfig):
         default=0,
         ge=0,
         description="Control steps for which an episode goes on after it has succeeded: a world model must have seen "
-        "what the rest of a chunk does.",
+        "what the rest of a chunk does. What `train` and `eval` count ends at success all the same.",
     )
 
     structure: bool = Field(

@@ -302,8 +302,9 @@ class GymnasiumEnv(ReplayedEnv):
                 action.reshape(space.shape).astype(space.dtype)
             )
         self._return += float(reward)
-        if terminated or truncated:
-            self.horizon = min(self.horizon, self.num_steps + 1)  # It has ended: success or not, no step follows.
+        self.is_over = bool(terminated)
+        if truncated:
+            self.horizon = min(self.horizon, self.num_steps + 1)
         return self._solved(float(reward), bool(terminated), info)
 
     def _solved(self, reward: float, terminated: bool, info: Mapping[str, Any]) -> bool:

@@ -103,6 +103,8 @@ class SingleEnv(ABC):
     # See `SimConfig.steps_after_success`; and at which control step the current episode succeeded, None: not yet.
     steps_after_success: int = 0
     succeeded_at: int | None = None
+    # `apply` sets it where the simulator itself has ended the episode, so that nothing follows: after a fall, say.
+    is_over: bool = False
 
     def run_chunk(self, actions: np.ndarray) -> ChunkResult:
         """Execute actions, float32 (H, A), until the chunk or the episode ends; render once, at the end."""
@@ -122,7 +124,8 @@ class SingleEnv(ABC):
                 objects.append(self.object_poses())
             if solved and self.succeeded_at is None:
                 reward[i], self.succeeded_at = 1.0, self.num_steps
-            if self.succeeded_at is not None and self.num_steps - self.succeeded_at >= self.steps_after_success:
+            since = None if self.succeeded_at is None else self.num_steps - self.succeeded_at
+            if self.is_over or (since is not None and since >= self.steps_after_success):
                 terminated[i] = True
             elif self.num_steps >= self.horizon:
                 truncated[i] = True
@@ -132,7 +135,7 @@ class SingleEnv(ABC):
                 break
         success = self.succeeded_at is not None
         if terminated.any() or truncated.any():
-            self.succeeded_at = None
+            self.succeeded_at, self.is_over = None, False
         obs = recorded[-1] if recorded else self.observe()
         frames = {c: np.stack([o.images[c] for o in recorded]) for c in obs.images} if recorded else {}
         states = np.stack([o.state for o in recorded]) if recorded else None

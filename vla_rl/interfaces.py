@@ -46,12 +46,11 @@ class TrustError(ValueError):
 class VecEnv(Protocol):
     """`num_envs` environments stepped together; each ends, and is reset, on its own.
 
-    Methods take `env_ids`, the environments meant, in the order of the batch rows; None means
-    all. A finished environment may simply be left out of the next `step`, so no inference or
-    simulation is spent on it. What a method returns is the caller's, who keeps it uncopied: no later call writes in it.
+    Methods take `env_ids`, the environments meant, in the order of the batch rows; None means all. A finished one may
+    simply be left out of the next `step`, so no inference or simulation is spent on it. What a method returns is the
+    caller's, who keeps it uncopied: no later call writes in it.
 
-    Further abilities are protocols of their own, which callers ask for: `ProgressEnv`, `StatefulEnv`, `HalvedEnv`,
-    `ImaginedEnv`.
+    Further abilities are protocols that callers ask for: `ProgressEnv`, `StatefulEnv`, `HalvedEnv`, `ImaginedEnv`.
     """
 
     num_envs: int
@@ -68,8 +67,7 @@ class VecEnv(Protocol):
     def step(self, actions: np.ndarray, env_ids: Sequence[int] | None = None) -> StepResult:
         """Execute a chunk, float32 (B, H, A) in the environment's units, in each given environment.
 
-        Actions outside the bounds are clipped. NaN raises ValueError, as does stepping an
-        environment whose episode has ended.
+        Actions outside the bounds are clipped. NaN raises ValueError, and so does an environment whose episode is over.
         """
         ...
 
@@ -250,6 +248,7 @@ class Policy(Protocol):
         state_dim: S, where it reads the state; None: not known.
         image_size: (height, width) of the images that it takes; None: any.
         no_rl_reason: why RL cannot train it, and what to do, for the user; None where it can.
+        has_one_likelihood: of a chunk, in the first component of `log_prob`; RL then takes one ratio a chunk.
         demonstration_size: actions that cloning learns at once, where those are not `chunk_size`.
         norm_stats: the statistics that actions are normalized by, in the policy's own form; None: not set yet.
         sharding_dtype: what FSDP gathers the weights of `sharding_units()` in: what they compute in; None: as they are.
@@ -263,6 +262,7 @@ class Policy(Protocol):
     state_dim: int | None = None
     image_size: tuple[int, int] | None = None
     no_rl_reason: str | None = None
+    has_one_likelihood: bool = False
     demonstration_size: int | None = None
     norm_stats: Any = None
     sharding_dtype: torch.dtype | None = None

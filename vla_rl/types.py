@@ -177,7 +177,7 @@ class StepResult:
     Attributes:
         obs: observation after the chunk, B environments.
         reward: float32 (B, H), reward of each executed step (sparse tasks: 1 at success).
-        terminated: bool (B, H), the task ended (success) at this step.
+        terminated: bool (B, H), the episode ended for good at this step: a success, or a failure that nothing follows.
         truncated: bool (B, H), the horizon was reached at this step without termination.
         num_steps: int64 (B,), how many of the H actions were executed.
         success: bool (B,), the episode has succeeded; never set together with `lost`.

@@ -211,8 +211,8 @@ class GymEpisodes:
         named = self.facts.get("instruction")
         self._instruction = str(look_up(info, named)) if named else self.tasks[task]
 
-    def _advance(self, action: np.ndarray) -> tuple[float, bool, bool]:
-        """One control step. Returns reward, whether the task is solved, and whether the episode is over."""
+    def _advance(self, action: np.ndarray) -> tuple[float, bool, bool, bool]:
+        """One control step. Returns reward, whether the task is solved, whether all is over, and whether it is cut."""
         shape = getattr(getattr(self.env, "action_space", None), "shape", None) or self.low.shape
         answer = self.env.step(action.reshape(shape).copy())
         if not (isinstance(answer, tuple) and len(answer) == 5):
@@ -226,7 +226,7 @@ class GymEpisodes:
             named = next((key for key in ("success", "is_success") if key in info), None)
         solved = terminated if named is None else bool(np.all(to_numpy(look_up(info, named))))
         reward = float(to_numpy(reward).reshape(-1)[0]) if self.facts.get("reward") == "environment" else float(solved)
-        return reward, solved, terminated or truncated
+        return reward, solved, solved or terminated, truncated
 
     def observe(self) -> types.SimpleNamespace:
         """Images, state and instruction now."""
@@ -247,9 +247,9 @@ class GymEpisodes:
         reward, ends = np.zeros(number, np.float32), np.zeros((2, number), bool)
         recorded, executed, solved = [], 0, False
         for i in range(number):
-            reward[i], solved, over = self._advance(np.clip(actions[i], self.low, self.high))
+            reward[i], solved, over, cut = self._advance(np.clip(actions[i], self.low, self.high))
             executed += 1
-            ends[0, i], ends[1, i] = solved, not solved and (over or len(self._actions) >= self.horizons[self._task])
+            ends[:, i] = over, not over and (cut or len(self._actions) >= self.horizons[self._task])
             if self.record_frames:
                 recorded.append(self.observe())
             if ends[:, i].any():
@@ -341,7 +341,7 @@ class Host:
             if command == "reset":
                 keyframe = argument["keyframe"] and types.SimpleNamespace(**argument["keyframe"])
                 spec = types.SimpleNamespace(**{**argument, "keyframe": keyframe})
-                env.succeeded_at = None  # of a `SingleEnv` whose last episode was given up
+                env.succeeded_at, env.is_over = None, False  # of a `SingleEnv` whose last episode was given up
                 return "ok", self._show(env_id, env.reset(spec))
             if command == "step":
                 return "ok", self._outcome(env_id, env.run_chunk(argument))

@@ -16,7 +16,7 @@ def run_command(env: SingleEnv, command: Command, argument: Any) -> Any:
     """One command of `BaseVecEnv._call` in one environment."""
     match command:
         case "reset":
-            env.succeeded_at = None
+            env.succeeded_at, env.is_over = None, False
             return env.reset(argument)
         case "step":
             return env.run_chunk(argument)

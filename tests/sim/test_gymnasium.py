@@ -4,10 +4,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gym_examples import Slider
+from reach_policy import ReachPolicy
 
 from sim.gymnasium_env import GymnasiumConfig
+from sim.remote.host import GymEpisodes
+from vla_rl.algorithms.ppo import bootstrap_values
 from vla_rl.config import ConfigError, build_component
-from vla_rl.types import SPLITS, EpisodeSpec
+from vla_rl.rollout.runner import collect
+from vla_rl.types import SPLITS, ActionChunk, EpisodeSpec
 
 REACHER = {"id": "Reacher-v5", "instruction": "touch the red ball", "success": "info.reward_dist >= -0.02"}
 SLIDER = {
@@ -18,6 +23,13 @@ SLIDER = {
     "action_high": [1],
     "horizon": 20,
 }
+
+
+class Still(ReachPolicy):
+    """Does nothing, four steps at a time."""
+
+    def act(self, obs: Any, generator: Any = None, temperature: float = 1.0) -> ActionChunk:
+        return ActionChunk(np.zeros((obs.batch_size, 4, 1), np.float32))
 
 
 def make(**values: Any) -> GymnasiumConfig:
@@ -70,11 +82,44 @@ def test_forms_of_success(success: str, solved: int) -> None:
     assert result.success and result.num_steps == solved
 
 
-def test_an_end_without_success_truncates() -> None:
+def test_an_end_without_success_is_no_truncation() -> None:
+    """It was one, and PPO counted the value of what would never follow."""
     env = make(**SLIDER).make()
     env.reset(EpisodeSpec("Slider"))
     result = env.run_chunk(-np.ones((10, 1), np.float32))
-    assert result.num_steps == 6 and result.truncated[5] and not result.terminated.any() and not result.success
+    assert result.num_steps == 6 and result.terminated[5] and not result.truncated.any() and not result.success
+    env.reset(EpisodeSpec("Slider"))
+    assert not env.run_chunk(np.zeros((2, 1), np.float32)).terminated.any(), "the next episode goes on"
+
+
+def test_a_simulators_end_also_ends_what_a_reward_pays() -> None:
+    env = make(**SLIDER, reward={"kind": "simulator"}).build(1)
+    env.reset([EpisodeSpec("Slider")])
+    assert not env.step(np.zeros((1, 4, 1), np.float32)).done[0]
+    result = env.step(-np.ones((1, 4, 1), np.float32))
+    assert result.terminated[0].tolist() == [False, True, False, False] and not result.success[0]
+    env.close()
+
+
+@pytest.mark.parametrize(("ends_at", "is_over"), [(6, True), (50, False)])
+def test_ppo_counts_a_value_after_an_episode_that_was_cut_off_alone(ends_at: int, is_over: bool) -> None:
+    env = make(**SLIDER, kwargs={"ends_at": ends_at}).build(1)
+    episodes = collect(Still(), env, [EpisodeSpec("Slider")])
+    assert episodes[0].truncated.any() != is_over
+    values = bootstrap_values(episodes, lambda *_: (np.zeros(0, np.float32), np.array([0.7], np.float32)))
+    assert values.tolist() == pytest.approx([0.0 if is_over else 0.7])
+    env.close()
+
+
+def test_behind_a_host_an_end_without_success_is_no_truncation_either() -> None:
+    facts = {"tasks": {"go": "go right"}, "horizon": 9, "cameras": {"side": "render()"}, "state": "x", "control_hz": 5}
+    bounds = {"action_low": [-1.0], "action_high": [1.0]}
+    for ends_at, ends in ((6, [[5], []]), (50, [[], [8]])):
+        env = GymEpisodes(Slider("rgb_array", ends_at), facts | bounds, record_frames=False)
+        env.reset(EpisodeSpec("go"))
+        result = env.run_chunk(-np.ones((12, 1), np.float32))
+        assert [np.flatnonzero(end).tolist() for end in (result.terminated, result.truncated)] == ends
+        assert not result.success
 
 
 def test_what_numpys_global_generator_draws_is_the_episodes_own() -> None:

@@ -42,6 +42,9 @@ NO_ANCHOR = (
     "algo.bc_coef is above 0, but no demonstrations are given to anchor to: name a dataset in sft.datasets, or set "
     "algo.bc_coef=0"
 )
+ONE_LIKELIHOOD = (
+    "algo.ratio_level: got {!r}, but a chunk of this policy has one likelihood, that of all its tokens; set it to chunk"
+)
 ExtraLoss = Callable[[], tuple[torch.Tensor, Mapping[str, Any]]]
 
 # Streams of the random generator, so that minibatch order and control never share numbers.
@@ -73,6 +76,8 @@ class Learner:
             raise ValueError(f"temperature: got {temperature}, must be above 0: RL learns from sampled actions")
         if reason := policy.no_rl_reason:
             raise ValueError(f"RL cannot train this policy: {reason}")
+        if policy.has_one_likelihood and config.ratio_level != "chunk":
+            raise ValueError(ONE_LIKELIHOOD.format(config.ratio_level))
         self.config, self.policy, self.seed, self.temperature, self.control = config, policy, seed, temperature, control
         self.stopwatch, self.world = stopwatch or Stopwatch(), world or ALONE
         self.iteration = self.num_good_steps = self._num_critic_steps = 0  # The last: good, and of the critic alone.

@@ -169,6 +169,8 @@ def build_env(env_config: EnvConfig, num_envs: int = 0, record_frames: bool = Fa
 
 def with_steps_after_success(env_config: EnvConfig, steps: int) -> EnvConfig:
     """The same environment, whose episodes go on for so many control steps after success, where it has that option."""
+    if isinstance(held := getattr(env_config, "env", None), EnvConfig):  # Held elsewhere, as by Ray's hosts.
+        return env_config.model_copy(update={"env": with_steps_after_success(held, steps)})
     if "steps_after_success" not in type(env_config).model_fields:
         return env_config
     return env_config.model_copy(update={"steps_after_success": steps})
@@ -311,7 +313,7 @@ def run_episodes(
     stopwatch: Stopwatch | None = None,
     on_episode: Callable[[Episode], None] = lambda _: None,
 ) -> tuple[list[Episode], int]:
-    """`collect`, where episodes whose worker broke are run again, up to `max_retries` times.
+    """`collect`, where episodes whose worker broke are run again, up to `max_retries` times; see `_seeds_again`.
 
     Returns:
         Episodes in the order of `specs` (still `lost` where every try broke), and how many were run again.
@@ -330,15 +332,25 @@ def run_episodes(
             env,
             [replace(specs[row], place=None) for row in lost],  # Imagined otherwise than what broke.
             temperature=temperature,
-            seed=derived_seed(seed, attempt)
-            if isinstance(seed, int)
-            else [derived_seed(seed[row], attempt) for row in lost],
+            seed=_seeds_again(seed, lost, attempt),
             stopwatch=stopwatch,
             on_episode=on_episode,
         )
         for row, episode in zip(lost, again, strict=True):
             episodes[row] = episode
     return episodes, num_retried
+
+
+def _seeds_again(seed: int | Sequence[int], lost: Sequence[int], attempt: int) -> int | list[int]:
+    """What lost episodes, by their rows, draw from in a further attempt: seeds of their own first once more.
+
+    So an episode that went down with another one's worker ends as it would have. Drawn anew it might end otherwise, and
+    as long episodes go down most often, failures among them, the success rate would rise with every worker that breaks.
+    What has broken by itself is given other noise after that.
+    """
+    if isinstance(seed, int):
+        return derived_seed(seed, attempt)
+    return [seed[row] if attempt == 1 else derived_seed(seed[row], attempt) for row in lost]
 
 
 def _batch_size(env: VecEnv, policy: Policy) -> int:

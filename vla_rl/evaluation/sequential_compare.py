@@ -7,7 +7,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 
 from vla_rl.config import Config
 from vla_rl.distributed.process_group import ALONE, ProcessGroup
@@ -42,6 +42,13 @@ class SequentialConfig(Config):
     )
     seed: int = Field(default=0, description="Of the action sampling.")
     max_retries: NonNegativeInt = Field(default=2, description="Times an episode whose worker broke is run again.")
+
+    @field_validator("tasks")
+    @classmethod
+    def _each_once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(value)) < len(value):
+            raise ValueError("name each task once: its initial states would count several times")
+        return value
 
 
 class SequentialComparison(Config):

@@ -56,6 +56,7 @@ class AdvantageConditionedPolicy(nn.Module, Policy):
             if reason is not None:
                 raise ConfigError(f"guidance: got {guidance:g}, but {type(base).__name__} cannot be guided: {reason}")
         self.no_rl_reason = base.no_rl_reason if guidance == 1 else GUIDED_REASON.format(guidance)
+        self.has_one_likelihood = base.has_one_likelihood
 
     @property
     def norm_stats(self) -> Any:

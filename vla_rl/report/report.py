@@ -209,8 +209,10 @@ def _headline(run: Run) -> list[tuple[str, str]]:
         for mode in _modes(run.after):
             rate = run.after.rate(mode)
             lines.append((f"{_capitalised(mode)} success of {run.after.meta.name} is {rate.text()}.", ""))
-    if run.ablation:
-        gains = [g for g in run.ablation["gains"] if g["of"] == "RL" and g["mode"].startswith("sampled")]
+    of_rl = [g for g in run.ablation["gains"] if g["of"] == "RL"] if run.ablation else []
+    if run.ablation and of_rl:
+        gains = [g for g in of_rl if g["mode"].startswith("sampled")] or of_rl
+        how = "sampled" if gains[0]["mode"].startswith("sampled") else gains[0]["mode"]
         num_seeds = len(run.ablation["seeds"])
         against = "; ".join(
             f"{_points(g['mean'])} over {g['over']} "
@@ -218,7 +220,7 @@ def _headline(run: Run) -> list[tuple[str, str]]:
             for g in gains
         )
         over = f"Over {num_seeds} seeds" if num_seeds > 1 else "Beside its control"
-        lines.append((over, f"RL's sampled success, in points: {against}."))
+        lines.append((over, f"RL's {how} success, in points: {against}."))
     return lines or [("This run has no evaluation yet,", "so there is no success rate to report.")]
 
 

@@ -94,7 +94,7 @@ class RewardedEnv(WholeEnv):
             counts[due] = said & ~result.lost[due]
         rows, last = np.arange(len(ids)), np.maximum(result.num_steps - 1, 0)
         reward, terminated = np.zeros_like(result.reward), np.zeros_like(result.terminated)
-        reward[rows, last], terminated[rows, last] = counts, counts
+        reward[rows, last], terminated[rows, last] = counts, counts | result.terminated.any(1)
         truth = {TRUE_SUCCESS: result.success.astype(np.float32)}
         said_last = {"reward_probability": self._said["success"][ids], "reward_progress": self._said["progress"][ids]}
         return replace(

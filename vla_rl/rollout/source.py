@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from vla_rl.config import Config
+from vla_rl.interfaces import HalvedEnv
 from vla_rl.types import EnvSpec, Episode, EpisodeSpec, Keyframe, Observation, StepResult
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from vla_rl.distributed.process_group import ProcessGroup
     from vla_rl.interfaces import EnvConfig, Policy, VecEnv
     from vla_rl.recipe.recipe import Recipe
+    from vla_rl.rollout.runner import EpisodeRunner
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,19 @@ class LaterEnv:
     def step(self, actions: np.ndarray, env_ids: Sequence[int] | None = None) -> StepResult:
         """See `VecEnv.step`."""
         return self._built().step(actions, env_ids)
+
+    @property
+    def runner(self) -> type[EpisodeRunner]:
+        """See `HalvedEnv`; `EpisodeRunner` where the environment knows no halves."""
+        from vla_rl.rollout.runner import EpisodeRunner
+
+        return getattr(self._built(), "runner", EpisodeRunner)
+
+    def begin_step(self, actions: np.ndarray, env_ids: Sequence[int] | None = None) -> Callable[[], StepResult]:
+        """See `HalvedEnv.begin_step`."""
+        built = self._built()
+        assert isinstance(built, HalvedEnv), "asked only where its runner steps by halves"
+        return built.begin_step(actions, env_ids)
 
     def save_state(self, env_ids: Sequence[int] | None = None) -> list[Keyframe]:
         """See `VecEnv.save_state`."""

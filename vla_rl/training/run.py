@@ -21,7 +21,7 @@ from vla_rl.common.atomic import restore_replaced, write_text_atomic
 from vla_rl.common.progress import Stopwatch, episode_progress
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.distributed.process_group import current, resolve_device
-from vla_rl.evaluation.evaluate import evaluate
+from vla_rl.evaluation.evaluate import evaluate, with_steps_after_success
 from vla_rl.evaluation.gate import Gate
 from vla_rl.interfaces import ImaginedEnv, Learner, StatefulEnv, VecEnv
 from vla_rl.policies.base import resolve_path
@@ -87,7 +87,8 @@ class TrainingRun:
         self._handlers: dict[int, Any] = {}
         self.steps = RunSteps(self.folder, self.config, recipe.log.console, self.world.is_main)
         self._opened = ExitStack()
-        self.env = self._opened.enter_context(closing(recipe.rollout.build_env(recipe.env)))
+        rollouts = recipe.model_copy(update={"env": with_steps_after_success(recipe.env, 0)})  # RL learns from none.
+        self.env = self._opened.enter_context(closing(recipe.rollout.build_env(rollouts.env)))
         self._real_env: VecEnv | None = None
         try:
             self.policy = self.world.load(lambda: recipe.policy.build(self.env.spec, device, recipe.seed))
@@ -100,7 +101,7 @@ class TrainingRun:
             self.earlier = EarlierRollouts.of(self.config, self.world)
             if self.world.is_main and isinstance(self.env, ImaginedEnv) and self.env.admission is not None:
                 write_text_atomic(self.folder.admission, self.env.admission.model_dump_json(indent=1) + "\n")
-            self.source = self._opened.enter_context(closing(recipe.rollout.build(recipe, self.env, self.world)))
+            self.source = self._opened.enter_context(closing(recipe.rollout.build(rollouts, self.env, self.world)))
             self.steps.dashboard = self.source.dashboard
             self._resumed_at = self._restore() if resume else None
         except BaseException:

@@ -24,6 +24,7 @@ from vla_rl.distributed.actors.cluster import Connection, cause_of
 from vla_rl.distributed.actors.ledger import MAX_ATTEMPTS
 from vla_rl.distributed.actors.source import LockstepSource, RaySource
 from vla_rl.distributed.actors.vec_env import RayVecEnv
+from vla_rl.evaluation import evaluate as evaluate_module
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.report.report import write_report
 from vla_rl.report.status import status_lines
@@ -413,6 +414,17 @@ def test_an_evaluations_ray_ends_with_the_last_environment_there(
     is_there[0] = True  # Somebody else's.
     config.build().close()
     assert ended == [True]
+
+
+def test_films_there_do_not_pile_up_in_memory(stub: StubRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each control step's images were not counted."""
+    wanted, sizes = recipe(), []
+    policy = wanted.policy.build(wanted.env.env_spec(), "cpu", 0)
+    for record_frames in (False, True):
+        env = RayVecEnv(wanted.env, wanted.rollout, cluster.Setting.here(), record_frames=record_frames)  # type: ignore[arg-type]
+        sizes.append(evaluate_module._batch_size(env, policy))
+        env.close()
+    assert sizes[1] < sizes[0] / 2
 
 
 def test_an_evaluation_says_what_breaks(stub: StubRay, caplog: pytest.LogCaptureFixture) -> None:

@@ -216,3 +216,9 @@ def test_sequential_spends_its_budget_on_equal_policies_or_stops_for_no_gain():
     assert stopped.decision == "no_gain" and stopped.num_pairs < 60
     with pytest.raises(EvaluationError, match="unknown task 'fly'"):
         compare_sequential(policy, policy, env, SequentialConfig(tasks=("fly",)))
+
+
+def test_sequential_counts_no_state_twice():
+    """With a task named twice each pair was run, and counted as evidence, twice."""
+    with pytest.raises(ValueError, match="name each task once"):
+        SequentialConfig(tasks=("reach_red", "reach_red"))

@@ -7,15 +7,26 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from reach_policy import ReachPolicy
 
 from sim.dummy import DummyConfig
+from vla_rl.common.row_noise import by_row
 from vla_rl.config import ConfigError, validate
+from vla_rl.distributed.actors.config import RayRolloutConfig
 from vla_rl.evaluation import evaluate as evaluate_module
-from vla_rl.evaluation.evaluate import EvalConfig, episode_specs, evaluate, policy_hash
+from vla_rl.evaluation.evaluate import (
+    EvalConfig,
+    episode_specs,
+    evaluate,
+    policy_hash,
+    run_episodes,
+    with_steps_after_success,
+)
 from vla_rl.evaluation.results import Evaluation, EvaluationError
 from vla_rl.evaluation.statistics import wilson_interval
 from vla_rl.rollout.runner import collect
+from vla_rl.types import EpisodeSpec
 
 ENV = DummyConfig(num_envs=4)
 SMALL = EvalConfig(episodes_per_task=6, videos=0)
@@ -266,6 +277,11 @@ def test_steps_to_success_are_none_after_it():
     assert longer == usual and usual.mean_steps_to_success < 8
 
 
+def test_environments_at_rays_hosts_are_evaluated_without_steps_after_success_too():
+    placed = RayRolloutConfig().placed(ENV.model_copy(update={"steps_after_success": 8}))
+    assert with_steps_after_success(placed, 0) == RayRolloutConfig().placed(ENV)
+
+
 def test_films_do_not_pile_up_in_memory(tmp_path, monkeypatch):
     sizes = []
 
@@ -293,6 +309,32 @@ def test_the_result_is_there_before_anything_is_filmed(tmp_path):
             on_result=results.append,
         )
     assert len(results) == 1 and results[0].episodes
+
+
+class NoisyReach(ReachPolicy):
+    """Its noise comes row by row."""
+
+    def act(self, obs, generator=None, temperature=1.0):
+        chunk = super().act(obs)
+        noise = by_row(lambda shape, own: torch.randn(shape, generator=own), chunk.actions[..., :2].shape, generator)
+        chunk.actions[..., :2] += temperature * noise.numpy()
+        return chunk
+
+
+def test_an_episode_that_went_down_with_anothers_worker_ends_as_it_would_have():
+    """It was drawn anew: mostly the long ones, failures among them, so that the rate rose."""
+    specs = [EpisodeSpec("reach_red", "eval", index) for index in range(8)]
+    found = []
+    for fault in ("none", "die"):
+        env = DummyConfig(num_envs=4, num_workers=2, tasks=("reach_red",), fault_step=5, fault=fault).build()
+        options = {"temperature": 1.0, "seed": list(range(8)), "max_retries": 2}
+        found.append(run_episodes(NoisyReach(speed=0.3), env, specs, **options))
+        env.close()
+    (healthy, _), (broken, num_retried) = found
+    assert broken[0].lost and num_retried >= 3, "the first one took another one with it"
+    for before, after in zip(healthy[1:], broken[1:], strict=True):
+        assert not after.lost
+        np.testing.assert_array_equal(before.chunks.actions, after.chunks.actions)
 
 
 def test_a_dying_worker_costs_its_own_episode_only():

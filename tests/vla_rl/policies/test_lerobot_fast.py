@@ -214,6 +214,8 @@ def test_what_it_is(policy, tmp_path):
     assert info is not None and "GRPO" in info.rl and "FAST" in info.facts["decoder"]
     assert "ratio_level: chunk" in info.rl_reason
     GRPOConfig(ratio_level="chunk").build(policy)
+    with pytest.raises(ValueError, match=r"algo\.ratio_level: got 'token', but a chunk .* one likelihood"):
+        GRPOConfig().build(policy)
     obs = demonstrations()[0]
     chunk = policy.act(obs)
     for tokens in (None, chunk.tokens[:, :5], np.full_like(chunk.tokens, policy.network.end + 1)):

@@ -1,5 +1,6 @@
 """The report: right numbers, nothing fetched from outside, and a word about each thing that is missing."""
 
+import html
 import json
 import re
 from html.parser import HTMLParser
@@ -151,6 +152,10 @@ def test_controls(run):
     page = read(write_report(run))
     assert "RL − shuffled rewards" in page and "+12.3" in page and "+10.0, +14.6" in page and "1e-07, 0.02" in page
     assert "needs three seeds" in page and "without its controls" not in page
+    assert "RL's sampled success, in points: +12.3 over shuffled rewards" in html.unescape(page)
+    (run / "ablation.json").write_text(json.dumps(ablation | {"gains": [gain | {"mode": "greedy"}]}))
+    page = html.unescape(read(write_report(run)))
+    assert "RL's greedy success, in points: +12.3 over shuffled rewards" in page, "where nothing was sampled"
 
 
 def test_one_evaluation_is_shown_alone(run):

@@ -15,6 +15,7 @@ from vla_rl.evaluation.evaluate import run_episodes
 from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.rollout.halves import HalvesRunner
 from vla_rl.rollout.runner import collect
+from vla_rl.rollout.source import LaterEnv
 from vla_rl.types import ActionChunk, Episode, EpisodeSpec, Observation
 
 TASK = "reach_red"
@@ -114,6 +115,15 @@ def test_an_odd_number_of_environments_and_one_alone():
     for num_envs in (1, 3):
         halves, lockstep = (run(random_reach(), 5, num_envs=num_envs, in_halves=on) for on in (True, False))
         assert_equal(halves, lockstep)
+
+
+def test_an_environment_that_starts_when_it_is_first_used_steps_by_halves_too():
+    """Validation with rollouts by Ray has one; it ended with an assertion."""
+    later = LaterEnv(ENV)
+    try:
+        assert_equal(collect(random_reach(), later, specs(6), seed=3), run(random_reach(), 6))
+    finally:
+        later.close()
 
 
 def test_a_worker_that_dies_loses_its_episodes_and_evaluation_runs_them_again(caplog):

@@ -91,6 +91,7 @@ class RayVecEnv:
         connection: with Ray, to end with these environments.
 
     Attributes:
+        record_frames: whether the steps' results hold each control step's images.
         troubles: what broke since it was last asked.
     """
 
@@ -104,7 +105,7 @@ class RayVecEnv:
         connection: Connection | None = None,
     ) -> None:
         self.spec, self.num_envs, self.troubles = env.env_spec(), num_envs or env.num_envs, Troubles()
-        self._connection = connection
+        self.record_frames, self._connection = record_frames, connection
         self._config, self._num_failures = config, 0  # The last: of hosts, with no completed step in between.
         self._courses: dict[int, Course] = {}  # Of the episodes that run.
         values, num_hosts = env.model_dump(mode="json"), min(config.hosts, self.num_envs)

@@ -145,6 +145,7 @@ class LeRobotFastPolicy(LearningPolicy, GuidablePolicy):
     """
 
     resizes_images = False
+    has_one_likelihood = True
 
     def __init__(self, config: LeRobotOptions, core: Any, preprocessor: Any, postprocessor: Any) -> None:
         super().__init__(config, core, preprocessor, postprocessor)
