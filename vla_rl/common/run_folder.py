@@ -126,6 +126,11 @@ def open_run(
 def _check_unused(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not _has_not_begun(folder):
         raise _in_use(folder)
+    if (process := _at_work(RunFolder(folder))) is not None:
+        raise ConfigError(
+            f"--output: in {folder} a run has just begun, as process {process} of this machine; two would spoil each "
+            "other's files. End that one first, or choose another --output."
+        )
 
 
 def _in_use(folder: Path) -> ConfigError:

@@ -255,6 +255,8 @@ def test_a_run_that_another_process_is_at_is_not_resumed(tmp_path):
         says()
         with pytest.raises(ConfigError, match=rf"run is still running, as process {other.pid} of this machine.*End"):
             open_run(Asked(), folder, resume=True)
+        with pytest.raises(ConfigError, match=rf"run has just begun, as process {other.pid} of this machine.*End"):
+            open_run(Asked(), folder, resume=False)  # Before its first evaluation has ended.
         for changes in (
             {"state": "stopped"},
             {"host": "another machine"},
