@@ -72,7 +72,10 @@ class SingleEnv(ABC):
 
     def expert_action(self) -> np.ndarray:
         """The scripted expert's next action, float32 (A,), from privileged state."""
-        raise NotImplementedError(f"{self.spec.kind} has no scripted expert for the current task")
+        raise NotImplementedError(
+            f"{self.spec.kind} has no scripted expert for the current task: its class {type(self).__name__} does not "
+            "implement expert_action. Write it, or record a policy's episodes: collect.source=policy policy.path=FOLDER"
+        )
 
     def expert_remaining(self) -> float:
         """About how many control steps the scripted expert would need from here, whoever has driven so far.

@@ -5,11 +5,14 @@ The dynamics goes through `tests/world_model/model/test_dynamics_conformance.py`
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,9 +30,10 @@ from vla_rl.config import build_component, validate
 from vla_rl.policies.load import load_policy
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.training.train import train
+from vla_rl.types import EpisodeSpec
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "docs" / "examples"
-PLUG_INS = ("my_env", "my_algorithm", "my_policy", "my_dynamics", "my_transport")
+PLUG_INS = ("my_env", "my_algorithm", "my_policy", "my_reward", "my_dynamics", "my_transport")
 
 
 @pytest.mark.parametrize(("name", "most"), [*((name, 60) for name in PLUG_INS), ("grpo_from_scratch", 150)])
@@ -83,8 +87,8 @@ def test_the_algorithm_learns() -> None:
 
 
 def test_a_recipe_with_all_of_ones_own_trains(tmp_path: Path) -> None:
-    """Environment, policy and algorithm from outside, in one run of `train`."""
-    values = {
+    """Environment, reward, policy and algorithm from outside, in one run of `train`."""
+    values: dict[str, Any] = {
         "name": "mine",
         "env": {"kind": "my_env:SliderConfig", "image_size": 32, "num_envs": 8},
         "policy": {"kind": "my_policy:BinsConfig"},
@@ -92,11 +96,22 @@ def test_a_recipe_with_all_of_ones_own_trains(tmp_path: Path) -> None:
         "train": {"iterations": 2, "groups": 8, "group_size": 2, "evaluate": "never", "allow_no_success": True},
         "log": {"tensorboard": False, "console": False},
     }
+    values["env"]["reward"] = {"kind": "my_reward:NearConfig", "near": 0.25}
     recipe = validate(Recipe, values)
     folder = open_run(recipe, tmp_path / "run", False)
     policy = train(recipe, folder, False)
     assert load_policy(policy).chunk_size == 4
-    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 2
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert len(metrics) == 2
+    assert all(m["train/success"] > m["train/success_by_simulator"] for m in metrics), "paid for being near"
+
+
+def test_the_environments_expert_solves_it() -> None:
+    with closing(build_component("env", {"kind": "my_env:SliderConfig", "image_size": 32}).build(1)) as env:
+        for index in range(4):
+            env.reset([EpisodeSpec("slide", "train", index)])
+            steps = (env.step(env.expert_action([0])[:, None]) for _ in range(5))
+            assert next(result for result in steps if result.done[0]).success[0]
 
 
 def test_the_transport_carries_messages_both_ways() -> None:

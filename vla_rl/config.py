@@ -14,9 +14,8 @@ import importlib
 import importlib.util
 import logging
 import re
-import types as python_types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
@@ -28,6 +27,9 @@ from typing import (
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from vla_rl.common.config_paths import owner_of
+from vla_rl.common.yaml_text import Dumper, Loader
 
 if TYPE_CHECKING:
     from vla_rl.interfaces import EnvConfig, PlanningConfig
@@ -114,10 +116,24 @@ BASES: dict[str, str] = {
 
 
 DEFAULT_KINDS = {"plan": "best_of_n", "rollout": "local"}  # Where a section names none.
+# Options that are such a section under another name; `OPTION=KIND` is short for `OPTION.kind=KIND` there too.
+_ELSEWHERE = ("real_env", "real_env.reward", "eval.plan", "collect.plan", "algo.values", "world_model.model.dynamics")
 
 
 class ConfigError(ValueError):
     """A recipe that cannot be used; the message names the field, the value and what is allowed."""
+
+
+class _SectionError(ConfigError):
+    """What is wrong with a section whose class depends on its `kind`, each line beginning with `section`."""
+
+    def __init__(self, section: str, message: str) -> None:
+        super().__init__(message)
+        self.section = section
+
+    def at(self, name: str) -> str:
+        """The message where the section has another name, as `env` has under `real_env`."""
+        return re.sub(rf"^{re.escape(self.section)}(?=[.:])", lambda _: name, str(self), flags=re.MULTILINE)
 
 
 class Config(BaseModel):
@@ -176,32 +192,35 @@ def check_packages() -> None:
             )
 
 
-def resolve_kind(section: str, kind: str) -> type[Config]:
+def resolve_kind(section: str, kind: str, name: str = "") -> type[Config]:
     """The config class for a `kind` of a section: a known name or "package.module:Class".
+
+    Args:
+        name: the section's own, where it is not `section`, for errors.
 
     Raises:
         ConfigError: unknown name (with the nearest), or a class that cannot be imported.
     """
     check_packages()
-    known = KINDS[section]
+    known, name = KINDS[section], name or section
     if not isinstance(kind, str) or (kind not in known and ":" not in kind):
-        raise _unknown_kind(section, kind)
+        raise _unknown_kind(section, kind, name)
     target = known.get(kind, kind)
     try:
         config_class = _import(target)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{section}.kind: {kind!r} names {target!r}, which cannot be imported: {error}") from error
+        raise ConfigError(f"{name}.kind: {kind!r} names {target!r}, which cannot be imported: {error}") from error
     base = _import(BASES[section])
     if not (isinstance(config_class, type) and issubclass(config_class, base)):
         needed = f"it must be a class that extends {base.__module__}.{base.__name__}"
-        raise ConfigError(f"{section}.kind: {target!r} is no {section} section; {needed}")
+        raise ConfigError(f"{name}.kind: {target!r} is no {section} section; {needed}")
     return config_class
 
 
-def _unknown_kind(section: str, kind: Any) -> ConfigError:
+def _unknown_kind(section: str, kind: Any, name: str) -> ConfigError:
     known = KINDS[section]
     allowed = f"{', '.join(sorted(known))}, or 'package.module:Class'"
-    return ConfigError(f"{section}.kind: got {kind!r}, allowed: {allowed}.{_nearest(str(kind), known)}")
+    return ConfigError(f"{name}.kind: got {kind!r}, allowed: {allowed}.{_nearest(str(kind), known)}")
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
@@ -251,7 +270,14 @@ def as_list(value: Any) -> Any:
 
 def component(section: str) -> Any:
     """Mark a field as a section whose class depends on its `kind`; None stays None."""
-    return BeforeValidator(lambda values: None if values is None else build_component(section, values))
+
+    def build(values: Any) -> Config | None:
+        try:
+            return None if values is None else build_component(section, values)
+        except ConfigError as error:
+            raise _SectionError(section, str(error)) from None
+
+    return BeforeValidator(build)
 
 
 def validate(config_class: type[C], values: dict[str, Any], prefix: str = "") -> C:  # noqa: UP047
@@ -271,11 +297,11 @@ _PLAIN = {"tuple_type": _A_LIST, "list_type": _A_LIST, "model_type": "A section 
 
 def _explain(config_class: type[BaseModel], error: Any, prefix: str) -> str:
     path = [str(p) for p in error["loc"]]
-    owner, shown = _follow(config_class, path)
+    owner, shown = owner_of(config_class, path)
     name = ".".join([prefix, *shown]) if prefix else ".".join(shown)
     cause = error.get("ctx", {}).get("error")
     if isinstance(cause, ConfigError):
-        return str(cause)
+        return cause.at(name) if isinstance(cause, _SectionError) else str(cause)
     if error["type"] == "extra_forbidden":
         fields = list(owner.model_fields)
         nearest = difflib.get_close_matches(path[-1], fields, n=1, cutoff=0.5)
@@ -287,66 +313,6 @@ def _explain(config_class: type[BaseModel], error: Any, prefix: str) -> str:
     if cause is not None and isinstance(error["input"], Mapping | BaseModel):
         return f"{name}: {reason}"  # A fault of several fields together, which the reason names.
     return f"{name}: got {error['input']!r}. {reason}"
-
-
-def _follow(config_class: type[BaseModel], path: Sequence[str]) -> tuple[type[BaseModel], list[str]]:
-    """The model class that holds the last key of a path, and the path without the tags of discriminated unions."""
-    owner: type[BaseModel] = config_class
-    inner: type[BaseModel] | None = config_class
-    members: Mapping[str, type[BaseModel]] = {}
-    shown = []
-    for key in path:
-        if key in members:
-            inner, members = members[key], {}
-            continue
-        shown.append(key)
-        if key.isdigit() or inner is None:  # A place in a list of models, which `_model_in` has looked through.
-            continue
-        owner = inner
-        info = owner.model_fields.get(key)
-        inner = _model_in(info.annotation) if info else None
-        members = _by_tag(info.annotation, info.discriminator) if info and isinstance(info.discriminator, str) else {}
-    return owner, shown
-
-
-def _by_tag(union: Any, discriminator: str) -> dict[str, type[BaseModel]]:
-    """The models of a discriminated union, by the tag that pydantic puts into an error's place."""
-    models = [m for m in typing.get_args(union) if isinstance(m, type) and issubclass(m, BaseModel)]
-    return {str(tag): m for m in models for tag in typing.get_args(m.model_fields[discriminator].annotation)}
-
-
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    if typing.get_origin(annotation) in (typing.Union, python_types.UnionType, typing.Annotated, tuple, list):
-        for inner in typing.get_args(annotation):
-            if (found := _model_in(inner)) is not None:
-                return found
-    return None
-
-
-class _Loader(yaml.SafeLoader):
-    """Safe YAML that reads 1e-5 as a number (YAML 1.1: a string) and refuses a key given twice (YAML: the last)."""
-
-    def compose_mapping_node(self, anchor: Any) -> Any:
-        node = super().compose_mapping_node(anchor)
-        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
-        for i, key in enumerate(keys):
-            if any(key.value == earlier.value for earlier in keys[:i]):
-                raise yaml.MarkedYAMLError(problem=f"{key.value!r} is given twice", problem_mark=key.start_mark)
-        return node
-
-
-class _Dumper(yaml.SafeDumper):
-    """Its counterpart: quotes strings that `_Loader` would read as numbers."""
-
-
-for _class in (_Loader, _Dumper):
-    _class.add_implicit_resolver(
-        "tag:yaml.org,2002:float",
-        re.compile(r"^[-+]?([0-9][0-9_]*(\.[0-9_]*)?|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$"),
-        list("-+.0123456789"),
-    )
 
 
 def read_yaml(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -361,7 +327,7 @@ def read_yaml(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"recipe not found: {path}. `vla-rl list recipes` shows those that ship with the package.")
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        values = yaml.load(path.read_text(encoding="utf-8"), Loader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from None
     values = {} if values is None else values
@@ -402,10 +368,10 @@ def parse_override(text: str) -> dict[str, Any]:
     if not equals or not all(key.split(".")):
         raise ConfigError(f"override {text!r}: expected key=value, for example algo.lr=1e-5")
     try:
-        value: Any = yaml.load(raw, _Loader) if raw else None
+        value: Any = yaml.load(raw, Loader) if raw else None
     except yaml.YAMLError as error:
         raise ConfigError(f"override {text!r}: the value is not valid YAML: {error}") from None
-    if key in KINDS and isinstance(value, str):
+    if key in (*KINDS, *_ELSEWHERE) and isinstance(value, str):
         value = {"kind": value}
     for part in reversed(key.split(".")):
         value = {part: value}
@@ -416,8 +382,27 @@ def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict
     """`values` with each `key=value` on top, in order."""
     result = dict(values)
     for text in overrides:
-        result = merge(result, parse_override(text))
+        over = parse_override(text)
+        _refuse_into_list(text, result)
+        result = merge(result, over)
     return result
+
+
+def _refuse_into_list(text: str, values: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        ConfigError: an override of something inside a list, which would replace all of it.
+    """
+    inner: Any = values
+    *sections, _ = keys = text.partition("=")[0].split(".")
+    for number, key in enumerate(sections, 1):
+        inner = inner.get(key) if isinstance(inner, Mapping) else None
+        if isinstance(inner, list | tuple):
+            name = ".".join(keys[:number])
+            raise ConfigError(
+                f"override {text!r}: {name} is a list, of {len(inner)}, and is given whole: {name}='[...]'. "
+                "Or change it in a recipe of your own (`base:` names the one that it extends)."
+            )
 
 
 def find_recipe(name: str | Path, asked_by: str = "") -> Path:
@@ -444,7 +429,7 @@ def recipes_folder() -> Path:
 def dump_yaml(config: Config) -> str:
     """A resolved config as YAML that loads again to the same config."""
     values = config.model_dump(mode="json")
-    text = yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    text = yaml.dump(values, Dumper=Dumper, sort_keys=False, allow_unicode=True)
     if any(mark in text for mark in "\x85\u2028\u2029"):  # Line breaks to YAML: written as escapes.
-        text = yaml.dump(values, Dumper=_Dumper, sort_keys=False)
+        text = yaml.dump(values, Dumper=Dumper, sort_keys=False)
     return text

@@ -188,7 +188,7 @@ def _as_dynamics(values: Any) -> DynamicsConfig:
         return values
     if not isinstance(values, Mapping):
         raise ConfigError(f"world_model.model.dynamics: got {values!r}, must be a mapping of options")
-    config_class = resolve_kind("dynamics", values.get("kind", "transformer"))
+    config_class = resolve_kind("dynamics", values.get("kind", "transformer"), "world_model.model.dynamics")
     assert issubclass(config_class, DynamicsConfig), "resolve_kind has checked it"
     return validate(config_class, dict(values), prefix="world_model.model.dynamics")
 

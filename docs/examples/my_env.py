@@ -32,7 +32,8 @@ class Slider(SingleEnv):
         self.task, self.instruction = spec.task, spec.instruction or self.spec.tasks[spec.task]
         self.num_steps, self.horizon = 0, self.spec.horizon[spec.task]
         rng = np.random.default_rng((SPLITS.index(spec.split), spec.index))  # Splits share no initial state.
-        self.place, self.mark = rng.uniform(-0.9, -0.5), rng.uniform(0.5, 0.9)
+        self.place = rng.uniform(-0.5, 0.5)
+        self.mark = self.place + rng.choice([-1, 1]) * rng.uniform(0.2, 0.4)
         if spec.keyframe is not None:
             self.place, self.mark = spec.keyframe.arrays["places"]
             self.num_steps = spec.keyframe.step
@@ -43,14 +44,14 @@ class Slider(SingleEnv):
         return abs(self.place - self.mark) < 0.05
 
     def observe(self) -> SingleObservation:
-        shades = np.linspace(-1, 1, self.spec.image_size[1])
-        row = (
-            np.stack([100 * np.exp(-100 * (shades - x) ** 2) for x in (self.place, self.mark, 0)], -1)
-            + 50 * shades[:, None]
-        )
-        image = np.broadcast_to(row.clip(0, 255).astype(np.uint8), (*self.spec.image_size, 3)).copy()
+        across = np.linspace(-1, 1, self.spec.image_size[1])
+        bars = np.stack([np.exp(-100 * (across - x) ** 2) for x in (self.place, self.mark, 2)], -1)
+        image = np.broadcast_to((255 * bars).astype(np.uint8), (*self.spec.image_size, 3)).copy()
         state = np.array([self.place, self.mark], np.float32)
         return SingleObservation({name: image for name in self.spec.cameras}, state, self.instruction)
+
+    def expert_action(self) -> np.ndarray:  # Optional: a scripted expert, for demonstrations.
+        return np.clip([(self.mark - self.place) / 0.1], -1, 1).astype(np.float32)
 
     def save_state(self) -> Keyframe:
         return Keyframe("slider", self.task, self.num_steps, {"places": np.array([self.place, self.mark])})

@@ -98,7 +98,7 @@ def compare(
     """
     check_writable(output)
     if recipe is not None:
-        _compare_by_running(recipe, a, b, overrides or [])
+        _compare_by_running(recipe, a, b, overrides or [], output)
         return
     from vla_rl.common.tables import print_table
     from vla_rl.config import ConfigError
@@ -151,10 +151,10 @@ def status(
         typer.echo(line)
 
 
-def _compare_by_running(recipe: str, a: str, b: str | None, overrides: list[str]) -> None:
+def _compare_by_running(recipe: str, a: str, b: str | None, overrides: list[str], output: Path | None) -> None:
     from vla_rl.config import ConfigError, apply_overrides, validate
     from vla_rl.evaluation.sequential_compare import SequentialConfig
-    from vla_rl.workflows.evaluate_policy import compare_policies
+    from vla_rl.workflows.evaluate_policy import compare_policies, save_comparison
 
     if b is None:
         raise ConfigError("compare: --recipe runs two policies; give both folders, A and B")
@@ -162,4 +162,7 @@ def _compare_by_running(recipe: str, a: str, b: str | None, overrides: list[str]
     options = apply_overrides({}, own).get("compare", {})
     config = validate(SequentialConfig, options, prefix="compare")
     loaded = load(recipe, [text for text in overrides if text not in own])
-    typer.echo(compare_policies(loaded, a, b, config).text())
+    comparison = compare_policies(loaded, a, b, config)
+    typer.echo(comparison.text())
+    if output:
+        save_comparison(output, comparison, loaded, a, b, config)

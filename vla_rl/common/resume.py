@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vla_rl.common.atomic import write_text_atomic
@@ -37,6 +38,13 @@ _WHAT_MAY = (
     "Only what leaves the result so far as it is may change: log, device, threads, workers, time limits, "
     "micro-batches, checkpoints, more iterations."
 )
+
+
+def command_line() -> str:
+    """How this process was started: `vla-rl train ...`, or where our program is not what runs, `python SCRIPT ...`."""
+    program = Path(sys.argv[0])
+    is_ours = program.stem == "vla-rl" or program.parts[-2:] in (("vla_rl", "__main__.py"), ("cli", "__main__.py"))
+    return shlex.join(["vla-rl", *sys.argv[1:]] if is_ours else ["python", *sys.argv])
 
 
 def differences(run: RunFolder, recipe: Config) -> Changed:
@@ -103,7 +111,7 @@ def record_changes(run: RunFolder, recipe: Config, changed: Changed) -> None:
     entry = {
         "after": newest_step(run),
         "time": datetime.now().isoformat(timespec="seconds"),
-        "command": shlex.join(["vla-rl", *sys.argv[1:]]),
+        "command": command_line(),
         "changed": {name: {"from": there, "to": here} for name, (there, here) in changed.items()},
     }
     write_text_atomic(run.changes, json.dumps([*read_changes(run), entry], indent=1) + "\n")

@@ -17,12 +17,13 @@ from datetime import datetime
 from pathlib import Path
 
 from vla_rl.common.atomic import write_text_atomic
-from vla_rl.common.resume import Changed, check_changes, differences, record_changes
+from vla_rl.common.resume import Changed, check_changes, command_line, differences, record_changes
 from vla_rl.common.run_status import read_status
 from vla_rl.config import Config, ConfigError, dump_yaml
 
 PACKAGES = ("vla-rl", "torch", "transformers", "timm", "peft", "accelerate", "lerobot", "mujoco", "robosuite",
             "hf-libero", "numpy")  # fmt: skip
+_WITH_CHECKPOINTS = {"train", "sft", "offline", "online", "hil"}  # Commands that each have checkpoints of their own.
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,11 @@ def open_run(
 def _check_unused(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not _has_not_begun(folder):
         raise _in_use(folder)
+    if (process := _at_work(RunFolder(folder))) is not None:
+        raise ConfigError(
+            f"--output: in {folder} a run has just begun, as process {process} of this machine; two would spoil each "
+            "other's files. End that one first, or choose another --output."
+        )
 
 
 def _in_use(folder: Path) -> ConfigError:
@@ -140,6 +146,7 @@ def _reopen(
     run = RunFolder(folder)
     if not run.exists:
         raise ConfigError(f"--resume: {folder} holds no earlier run (no config.yaml); see --output")
+    _check_command(run)
     if (process := _at_work(run)) is not None:
         raise ConfigError(
             f"--resume: {folder} is still running, as process {process} of this machine; two would spoil each other's "
@@ -173,7 +180,7 @@ def _describe(folder: Path, recipe: Config) -> None:
             inner.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--output {folder}: cannot be written ({error.strerror}); choose another --output") from None
-    run.command.write_text(shlex.join(["vla-rl", *sys.argv[1:]]) + "\n")
+    run.command.write_text(command_line() + "\n")
     run.versions.write_text(json.dumps(versions(), indent=1))
     write_text_atomic(run.config, dump_yaml(recipe))
 
@@ -196,21 +203,39 @@ def _newest_run(name: str, root: Path) -> Path:
         ConfigError: there is none.
     """
     own = re.compile(re.escape(name) + r"-\d{8}-\d{6}")
-    command = _command(sys.argv[1:])
+    command = _command(command_line())
     for folder in sorted(root.glob(f"{glob.escape(name)}-*"), reverse=True):
-        if own.fullmatch(folder.relative_to(root).as_posix()) and RunFolder(folder).exists:
-            written = RunFolder(folder).command
-            if not written.is_file() or _command(shlex.split(written.read_text())[1:]) == command:
-                print(f"--resume: resuming the newest run, {folder}", file=sys.stderr)
-                return folder
+        is_one = own.fullmatch(folder.relative_to(root).as_posix()) and RunFolder(folder).exists
+        if is_one and _command_of(RunFolder(folder)) in ("", command):
+            print(f"--resume: resuming the newest run, {folder}", file=sys.stderr)
+            return folder
     raise ConfigError(
         f"--resume: no run {root / name}-DATE-TIME of this command is here; name the run's folder with --output"
     )
 
 
-def _command(arguments: Sequence[str]) -> str:
-    """The command in a program's arguments: `train`, `eval`, ..."""
-    return next((word for word in arguments if not word.startswith("-")), "")
+def _check_command(run: RunFolder) -> None:
+    """
+    Raises:
+        ConfigError: the run is another training command's, whose checkpoints are not this one's.
+    """
+    made_by, command = _command_of(run), _command(command_line())
+    if made_by != command and {made_by, command} <= _WITH_CHECKPOINTS:
+        raise ConfigError(
+            f"--resume: {run.path} is a run of `vla-rl {made_by}`, not of {command}. Resume it with that command, or "
+            f"start a run of {command} from its result: policy.path={run.policy}, and another --output."
+        )
+
+
+def _command_of(run: RunFolder) -> str:
+    """The command that made a run; empty: it does not say."""
+    return _command(run.command.read_text()) if run.command.is_file() else ""
+
+
+def _command(line: str) -> str:
+    """The command in a command line: `train`, `eval`, ...; from Python it is `train`, the API's only one with a run."""
+    program, *arguments = shlex.split(line) or [""]
+    return next((word for word in arguments if not word.startswith("-")), "") if program == "vla-rl" else "train"
 
 
 def versions() -> dict[str, str | int | None]:

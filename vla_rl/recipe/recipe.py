@@ -148,4 +148,6 @@ def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     Raises:
         ConfigError: naming the field, the value and what is allowed.
     """
+    if isinstance(overrides, str):
+        raise ConfigError(f"overrides: got the text {overrides!r}; give a list of such texts: [{overrides!r}]")
     return validate(Recipe, apply_overrides(read_yaml(find_recipe(name)), overrides))

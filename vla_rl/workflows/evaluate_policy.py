@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vla_rl.common.atomic import write_text_atomic
 from vla_rl.common.progress import episode_progress
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import ConfigError
@@ -119,3 +121,12 @@ def compare_policies(recipe: Recipe, a: str, b: str, config: SequentialConfig) -
         return compare_sequential(
             first, second, env, config, lambda pairs, p: status.update(f"{pairs} pairs, anytime-valid p {p:.3g}")
         )
+
+
+def save_comparison(
+    file: Path, comparison: SequentialComparison, recipe: Recipe, a: str, b: str, config: SequentialConfig
+) -> None:
+    """Write as JSON, atomically, how two policies compared, which they were, and how and where they were run."""
+    made = {"a": a, "b": b, "compare": config.model_dump(mode="json"), "env": recipe.acting_env.model_dump(mode="json")}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_text_atomic(file, json.dumps(comparison.model_dump(mode="json") | made, indent=1) + "\n")

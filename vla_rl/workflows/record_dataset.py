@@ -24,7 +24,7 @@ from vla_rl.common.atomic import write_text_atomic
 from vla_rl.config import ConfigError
 from vla_rl.data.dataset import OBSERVED_EVERY
 from vla_rl.data.lerobot_assembly import assemble
-from vla_rl.data.lerobot_io import RecordedEpisode, dataset_features, read_shards, write_shard
+from vla_rl.data.lerobot_io import RecordedEpisode, dataset_features, list_shards, read_shards, write_shard
 from vla_rl.data.objects import object_features
 from vla_rl.data.segmentation import CAMERA_PREFIX
 from vla_rl.interfaces import EnvConfig, ImaginedEnv, Policy, VecEnv
@@ -184,9 +184,9 @@ def _as_now(kept: dict[str, Any], env_config: Any, config: CollectConfig) -> dic
 
 
 def _open_staging(staging: Path, settings: dict[str, Any], env_config: Any, config: CollectConfig) -> None:
-    """Create the staging folder, or check that the one found belongs to the same settings."""
+    """Create the staging folder, or check that the one found belongs to the same settings, where anything is in it."""
     file = staging / "settings.json"
-    if file.is_file():
+    if file.is_file() and list_shards(staging):
         if changed := _differences(_as_now(json.loads(file.read_text()), env_config, config), settings):
             raise ConfigError(
                 f"collect.dataset: {staging} holds an unfinished collection with other settings "

@@ -238,6 +238,27 @@ def test_resuming_without_a_folder_takes_the_newest_run_of_the_recipe_and_comman
     assert open_run(Asked(name="lab/tiny"), None, resume=True, root=tmp_path) == within
 
 
+def test_from_python_the_newest_run_is_found_whatever_the_kernel_is_called(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/lib/ipykernel_launcher.py", "-f", "/tmp/kernel-1.json"])
+    folder = open_run(Asked(), None, resume=False, root=tmp_path)
+    assert (folder / "command.txt").read_text() == "python /lib/ipykernel_launcher.py -f /tmp/kernel-1.json\n"
+    monkeypatch.setattr(sys, "argv", ["/lib/ipykernel_launcher.py", "-f", "/tmp/kernel-2.json"])
+    assert open_run(Asked(), None, resume=True, root=tmp_path) == folder
+    monkeypatch.setattr(sys, "argv", ["/lib/vla_rl/__main__.py", "train", "tiny", "--resume"])
+    assert open_run(Asked(), None, resume=True, root=tmp_path) == folder
+
+
+def test_a_run_is_resumed_by_the_command_that_made_it(tmp_path, monkeypatch):
+    """Another one ended with a KeyError, at checkpoints that are not its own."""
+    monkeypatch.setattr(sys, "argv", ["vla-rl", "sft", "tiny"])
+    folder = open_run(Asked(), tmp_path / "run", resume=False)
+    monkeypatch.setattr(sys, "argv", ["vla-rl", "train", "--resume"])
+    with pytest.raises(ConfigError, match=r"run is a run of `vla-rl sft`, not of train\. .* policy\.path=.*run/policy"):
+        open_run(Asked(), folder, resume=True)
+    monkeypatch.setattr(sys, "argv", ["vla-rl", "eval", "tiny"])
+    assert open_run(Asked(), folder, resume=True) == folder, "which adds an evaluation"
+
+
 def test_a_run_that_another_process_is_at_is_not_resumed(tmp_path):
     """Two in one folder: the second one's metrics replaced the file that the first went on writing to."""
     folder = open_run(Asked(), tmp_path / "run", resume=False)
@@ -255,6 +276,8 @@ def test_a_run_that_another_process_is_at_is_not_resumed(tmp_path):
         says()
         with pytest.raises(ConfigError, match=rf"run is still running, as process {other.pid} of this machine.*End"):
             open_run(Asked(), folder, resume=True)
+        with pytest.raises(ConfigError, match=rf"run has just begun, as process {other.pid} of this machine.*End"):
+            open_run(Asked(), folder, resume=False)  # Before its first evaluation has ended.
         for changes in (
             {"state": "stopped"},
             {"host": "another machine"},

@@ -290,6 +290,12 @@ def test_an_override_into_a_value_that_is_no_section_replaces_it_and_is_then_ref
         validate(Outer, apply_overrides({"name": "x"}, ["name.first=x"]))
 
 
+def test_an_override_of_something_inside_a_list_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"override 'inner\.sizes\.0=5': inner\.sizes is a list, of 2, and is given"):
+        apply_overrides({"inner": {"sizes": [1, 2]}}, ["inner.sizes.0=5"])
+    assert apply_overrides({"inner": {"sizes": [1, 2]}}, ["inner.sizes=[5]"]) == {"inner": {"sizes": [5]}}
+
+
 def test_later_overrides_win_and_the_original_is_untouched() -> None:
     values = {"inner": {"mode": "fast", "learning_rate": 1.0}}
     result = apply_overrides(values, ["inner.mode=exact", "inner.learning_rate=2", "inner.learning_rate=3"])

@@ -15,6 +15,7 @@ from vla_rl.cli import app as cli
 from vla_rl.config import ConfigError
 from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.recipe.checks import check
+from vla_rl.recipe.recipe import load_recipe
 
 MEASURED = "train.evaluate=before_and_after"
 IMAGINED = ("env.kind=world_model", "env.path=pretrained:tabletop", "env.first_frames.kind=tabletop")
@@ -189,3 +190,25 @@ def test_validation_takes_no_initial_state_of_the_gate() -> None:
         ["eval.start_index=1300"],
     ):
         checked(*options)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "override", "message"),
+    [
+        ("tabletop_imagination", "real_env.taks=[stack]", "real_env.taks: unknown key"),
+        ("tabletop_imagination", "real_env.reward={kind: learned}", "real_env.reward.path: required"),
+        ("tabletop_imagination", "env.first_frames.taks=[a]", "env.first_frames.taks: unknown key"),
+        ("tabletop_imagination", "real_env=tabeltop", "real_env.kind: got 'tabeltop', allowed: dummy"),
+        ("tabletop_grpo", "eval.plan=best", "eval.plan.kind: got 'best', allowed: best_of_n"),
+        ("tabletop_grpo", "eval.plan={world_model: a, num: 4}", "eval.plan.num: unknown key"),
+        ("tabletop_world_model", "world_model.model.dynamics=wn", "world_model.model.dynamics.kind: got 'wn', allowed"),
+    ],
+)
+def test_an_error_names_the_option_where_it_stands(recipe: str, override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
+        load_recipe(recipe, [override])
+
+
+def test_a_kind_alone_is_short_for_the_sections_wherever_the_section_stands() -> None:
+    recipe = load_recipe("tabletop_imagination", ["real_env=tabletop"])
+    assert recipe.real_env == load_recipe("tabletop_imagination").real_env, "the same kind keeps the other options"

@@ -279,8 +279,13 @@ def test_collecting_again_returns_what_is_there_and_other_settings_are_refused(t
     staging.mkdir()
     settings = json.loads((tmp_path / "moved" / "collect.json").read_text())
     (staging / "settings.json").write_text(json.dumps({**settings, "seed": 7}))
+    (staging / "shard_00000").mkdir()
+    other = config.model_copy(update={"dataset": str(tmp_path / "other")})
     with pytest.raises(ConfigError, match=r"unfinished collection with other settings.*seed: there 7"):
-        collect_dataset(ENV, config.model_copy(update={"dataset": str(tmp_path / "other")}))
+        collect_dataset(ENV, other)
+    (staging / "shard_00000").rmdir()
+    assert collect_dataset(ENV, other)["episodes"] == first["episodes"], "one that failed before its first episode"
+    assert json.loads((tmp_path / "other" / "collect.json").read_text())["seed"] == 0
 
 
 def test_what_a_version_with_other_options_collected_is_found_again(tmp_path):

@@ -53,7 +53,10 @@ def test_from_demonstrations_to_a_comparison(tmp_path: Path) -> None:
     assert greedy and all(r["gained"] == r["lost"] == 0 for r in greedy)
 
     policy = str(folder / "policy")
-    assert "of at most 4 pairs" in run("compare", policy, policy, "--recipe", str(recipe), "compare.max_pairs=4")
+    command = ("compare", policy, policy, "--recipe", str(recipe), "-o", str(tmp_path / "pairs.json"))
+    assert "of at most 4 pairs" in run(*command, "compare.max_pairs=4")
+    pairs = json.loads((tmp_path / "pairs.json").read_text())
+    assert (pairs["num_pairs"], pairs["decision"]) == (4, "undecided")
 
 
 def test_finding_an_evaluation(tmp_path: Path) -> None:

@@ -212,8 +212,8 @@ class LeRobotPolicy(nn.Module, Policy):
         """LeRobot's preprocessed batch of an observation and, to learn from, of actions (B, C, A)."""
         if self.norm_stats is None and self._needs_statistics():
             raise ValueError(
-                "this policy has no action statistics yet; train it by behavior cloning first, "
-                "or call set_norm_stats with those of its training data"
+                "this policy has no action statistics yet, as its weights are fresh: clone first (`vla-rl sft`) and "
+                "name the result, policy.path=RUN/policy; or from Python call set_norm_stats (docs/own_environment.md)"
             )
         missing = [camera for camera in self.cameras if camera not in obs.images]
         if missing:

@@ -434,8 +434,8 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
     def _stats(self) -> NormStats:
         if self.norm_stats is None:
             raise ValueError(
-                "this policy has no action statistics yet; train it by behavior cloning first, "
-                "or call set_norm_stats with those of its training data"
+                "this policy has no action statistics yet, as its weights are fresh: clone first (`vla-rl sft`) and "
+                "name the result, policy.path=RUN/policy; or from Python call set_norm_stats (docs/own_environment.md)"
             )
         return self.norm_stats
 
