@@ -210,12 +210,6 @@ class AlgoConfig(OptimizerConfig):
         return Learner(self, policy, seed, **options)
 
 
-NOTHING_TO_COMPARE = (
-    "algo.kind {!r} compares episodes from the same initial state, but each of the {} groups has one. Set the "
-    "rollout's group size to at least 2, or use ppo or reinforce_pp."
-)
-
-
 class GroupConfig(AlgoConfig):
     """Options of algorithms that compare episodes of one group; a subclass gives `trajectory_advantages`."""
 
@@ -239,16 +233,10 @@ class GroupConfig(AlgoConfig):
     def make_batch(
         self, episodes: list[Episode], evaluate: Evaluate, shuffle: np.random.Generator | None, world: ProcessGroup
     ) -> Batch:
-        """Make a batch whose advantages, one per episode, come from the others of its group.
-
-        Raises:
-            ValueError: every group has one episode, so there is nothing to compare.
-        """
+        """Make a batch whose advantages, one per episode, come from the others of its group."""
         rewards = np.array([e.total_reward for e in episodes])
         groups = np.array([e.group for e in episodes])
-        everyones, own = world.all_gather_rows(groups)
-        if len(np.unique(everyones)) == len(everyones):
-            raise ValueError(NOTHING_TO_COMPARE.format(self.kind, len(everyones)))
+        _, own = world.all_gather_rows(groups)
         advantage, included = self.trajectory_advantages(rewards, groups)
         if self.filter_groups:
             included = included & has_spread(rewards, groups)

@@ -22,6 +22,10 @@ NO_EPISODE = (
     "no episode to learn from: all {} of the rollout were lost. Look at the simulator's messages above (a worker that "
     "dies or hangs loses its episode)."
 )
+NOTHING_TO_COMPARE = (
+    "algo.kind {!r} compares episodes from the same initial state, but each of the {} groups has one. Set the "
+    "rollout's group size to at least 2, or use ppo or reinforce_pp."
+)
 # A ratio of 5e8 at most: its square and its sum over a minibatch stay finite in float32.
 MAX_LOG_RATIO = 20.0
 # (episodes, episode, chunk, chunks) -> log_prob float32 (N, H, A), and value float32 (N,) or None, without gradient.

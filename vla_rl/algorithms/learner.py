@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from vla_rl.algorithms.batch import Batch, Pool, gather_observations, usable_episodes
+from vla_rl.algorithms.batch import NOTHING_TO_COMPARE, Batch, Pool, gather_observations, usable_episodes
 from vla_rl.algorithms.dealing import deal
 from vla_rl.algorithms.losses import minibatch_weights
 from vla_rl.algorithms.stale import at_hand, decouple, has_stale
@@ -109,6 +109,8 @@ class Learner:
             ValueError: nothing usable, no groups to compare, no log-probabilities, or chunks of a later version.
         """
         usable = usable_episodes(episodes)
+        if self.config.compares_episodes:
+            self._check_groups(episodes)
         shuffle = self._generator(_CONTROL) if self.control == "shuffled_rewards" else None
         is_stale = has_stale(usable, self.iteration, self.config, self.world)
         with self.world.unsharded(self.policy):
@@ -124,6 +126,12 @@ class Learner:
         share = float(active.mean()) if len(active) else 0.0
         batch.metrics |= {"advantage/decisions": float(len(active)), "advantage/active": share}
         return batch
+
+    def _check_groups(self, episodes: Sequence[Episode]) -> None:
+        """Refuse groups that are all of one episode, lost ones counted; one that lost the others teaches nothing."""
+        groups, _ = self.world.all_gather_rows(np.array([e.group for e in episodes], np.int64))
+        if len(np.unique(groups)) == len(groups):
+            raise ValueError(NOTHING_TO_COMPARE.format(self.config.kind, len(groups)))
 
     @torch.no_grad()
     def _evaluate(

@@ -44,6 +44,15 @@ def test_gather_observations_takes_the_final_one_at_k():
     np.testing.assert_array_equal(obs.state, expected)
 
 
+@pytest.mark.parametrize("config", [GRPOConfig, RLOOConfig, MCGRPOConfig])
+def test_groups_that_lost_all_but_one_episode_teach_nothing_and_end_no_run(config):
+    """They were said to be of one."""
+    learner = config().build(ToyPolicy())
+    batch = learner.prepare([won(0, 1), failed(0, 2, lost=True), failed(1, 3), failed(1, 4, lost=True)])
+    assert batch.size == 0
+    assert learner.update(batch)["update/num_steps"] == 0 and learner.iteration == 1
+
+
 def test_group_batch_by_hand():
     # Group 0: +-1/2 without normalization. Group 1 is all the same, group 2's failure was lost: both left out.
     episodes = [won(0, 1), failed(0, 2), failed(1, 3), failed(1, 4), won(2, 5), failed(2, 6, lost=True)]
@@ -191,6 +200,8 @@ def test_nothing_informative_gives_an_empty_batch_and_no_step():
 
 def test_errors_say_what_to_do():
     policy = ToyPolicy()
+    with pytest.raises(ValueError, match=r"each of the 2 groups has one\. Set the rollout's group size"):
+        GRPOConfig().build(policy).prepare([won(0), failed(1)])
     with pytest.raises(ValueError, match="all 1 of the rollout were lost"):
         GRPOConfig().build(policy).prepare([won(0, lost=True)])
     with pytest.raises(ValueError, match="Set the rollout's group size to at least 2"):
