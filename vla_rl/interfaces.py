@@ -303,7 +303,7 @@ class Policy(Protocol):
         """Set the training data's statistics of actions and states; called before cloning where there are none.
 
         Args:
-            action: "mean", "std", "min", "max", "q01", "q99" and "mask", each (A,).
+            action: "mean", "std", "min", "max", "q01", "q10", "q90", "q99" and "mask", each (A,).
             state: the same, each (S,).
             name: of the dataset.
         """

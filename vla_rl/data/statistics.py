@@ -14,8 +14,8 @@ def compute_statistics(parts: Sequence[EpisodeDataset]) -> dict[str, Any]:
     """Statistics over the selected frames of all datasets together.
 
     Returns:
-        {"action": s, "proprio": s, "num_transitions", "num_trajectories"}, where s holds lists mean, std, min,
-        max, q01, q99 (one number a dimension) and, for actions, mask: False for the gripper, the last dimension,
+        {"action": s, "proprio": s, "num_transitions", "num_trajectories"}, where s holds lists mean, std, min, max,
+        q01, q10, q90, q99 (one number a dimension) and, for actions, mask: False for the gripper, the last dimension,
         which is used as it is (see `_is_gripper`). "proprio" is missing where there is no state.
     """
     actions = np.concatenate([part.actions[part.rows] for part in parts])
@@ -89,13 +89,15 @@ def _is_gripper(last: np.ndarray) -> bool:
 
 
 def _describe(values: np.ndarray) -> dict[str, list]:
-    q01, q99 = np.quantile(values, [0.01, 0.99], axis=0)
+    q01, q10, q90, q99 = np.quantile(values, [0.01, 0.1, 0.9, 0.99], axis=0)
     numbers = {
         "mean": values.mean(0, dtype=np.float64),
         "std": values.std(0, dtype=np.float64),
         "min": values.min(0),
         "max": values.max(0),
         "q01": q01,
+        "q10": q10,
+        "q90": q90,
         "q99": q99,
     }
     return {name: np.asarray(value, np.float64).tolist() for name, value in numbers.items()}

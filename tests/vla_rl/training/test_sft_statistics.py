@@ -59,6 +59,19 @@ def test_a_lerobot_checkpoint_takes_the_datas_statistics_in_place_of_its_own(dem
     np.testing.assert_array_equal(saved.act(obs, None, 0.0).actions, fresh.act(obs, None, 0.0).actions)
 
 
+def test_every_normalization_of_lerobots_finds_its_statistics(demos, tmp_path):
+    def normalizing(mode: str):
+        mapping = {"VISUAL": "IDENTITY", "STATE": mode, "ACTION": mode}
+        return act_policy(type="act", preset="tiny", chunk_size=2, options={"normalization_mapping": mapping})
+
+    for mode in ("MIN_MAX", "MEAN_STD", "QUANTILES", "QUANTILE10"):
+        policy = normalizing(mode)
+        train_bc(policy, options(demos, steps=1), tmp_path / mode, Log(), progress=False)
+        assert np.isfinite(policy.act(fake_observation(ENV.env_spec(), 1), None, 0.0).actions).all()
+    with pytest.raises(ValueError, match=r"\['q10', 'q90'\] missing, which .*QUANTILE10 needs"):
+        normalizing("QUANTILE10").set_norm_stats(scaled(1.0, 7), scaled(1.0, 8))
+
+
 def test_a_run_does_not_go_on_with_a_dataset_that_has_changed(demos, tmp_path):
     data = shutil.copytree(demos, tmp_path / "data")
     train_bc(make_policy(), options(data, steps=3), tmp_path / "run", Log(), progress=False)

@@ -110,7 +110,7 @@ class LeRobotPolicy(nn.Module, Policy):
     ) -> None:
         """Set the statistics in LeRobot's processors: {"mean", "std", "min", "max", "q01", "q99"[, "mask"]} of each.
 
-        Dimensions with `mask` False (the gripper) pass through unchanged.
+        QUANTILE10 needs "q10" and "q90". Dimensions with `mask` False (the gripper) pass through unchanged.
 
         Raises:
             ValueError: a kind that LeRobot's normalization of this policy needs is missing, or of the wrong size.
@@ -132,13 +132,15 @@ class LeRobotPolicy(nn.Module, Policy):
 
     def _statistics(self, kind: str, given: Mapping[str, Any], size: int) -> dict[str, np.ndarray]:
         mode = self.core.config.normalization_mapping.get(kind)
-        needed = {"MEAN_STD": ("mean", "std"), "MIN_MAX": ("min", "max"), "QUANTILES": ("q01", "q99")}
+        needed = {"MEAN_STD": ("mean", "std"), "MIN_MAX": ("min", "max")}
+        needed |= {"QUANTILES": ("q01", "q99"), "QUANTILE10": ("q10", "q90")}
         wanted = needed.get(getattr(mode, "value", str(mode)), ())
         missing = [key for key in wanted if key not in given]
         if missing:
             raise ValueError(f"{kind.lower()} statistics: {missing} missing, which {mode} needs; found {sorted(given)}")
         mask = np.asarray(given.get("mask", np.ones(size)), bool)
         identity = {"mean": 0.0, "std": 1.0, "min": -1.0, "max": 1.0, "q01": -1.0, "q99": 1.0}
+        identity |= {"q10": -1.0, "q90": 1.0}
         result = {}
         for key, neutral in identity.items():
             if key not in given:
