@@ -15,8 +15,8 @@ def compute_statistics(parts: Sequence[EpisodeDataset]) -> dict[str, Any]:
 
     Returns:
         {"action": s, "proprio": s, "num_transitions", "num_trajectories"}, where s holds lists mean, std, min, max,
-        q01, q10, q90, q99 (one number a dimension) and, for actions, mask: False for the gripper, the last dimension, which
-        is used as it is (see `_is_gripper`). "proprio" is missing where there is no state.
+        q01, q10, q90, q99 (one number a dimension) and, for actions, mask: False for the gripper, the last dimension,
+        which is used as it is (see `_is_gripper`). "proprio" is missing where there is no state.
     """
     actions = np.concatenate([part.actions[part.rows] for part in parts])
     state = np.concatenate([part.state[part.rows] for part in parts])
