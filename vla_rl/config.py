@@ -248,7 +248,9 @@ def build_component(section: str, values: Mapping[str, Any] | Config) -> Config:
     if isinstance(values, Mapping) and "kind" not in values and section in DEFAULT_KINDS:
         values = {"kind": DEFAULT_KINDS[section], **values}
     if not isinstance(values, Mapping) or "kind" not in values:
-        raise ConfigError(f"{section}: needs a 'kind', one of: {', '.join(sorted(KINDS[section]))}; got {values!r}")
+        hint = f". Write it as a section: {{kind: {values}}}" if isinstance(values, str) else ""
+        kinds = ", ".join(sorted(KINDS[section]))
+        raise ConfigError(f"{section}: needs a 'kind', one of: {kinds}; got {values!r}{hint}")
     return validate(resolve_kind(section, values["kind"]), dict(values), prefix=section)
 
 

@@ -160,11 +160,13 @@ def doctor(
         from real_robot.doctor.robot_check import check_robot
 
         raise typer.Exit(report(check_robot(load_contract(name, overrides or ()), seconds, connect), as_json))
-    from vla_rl.workflows.doctor import read_recipe, run_checks
+    from vla_rl.workflows.doctor import check_recipe, read_recipe, run_checks
 
-    if name is not None:
-        _check_is_recipe(name)
-    raise typer.Exit(report(run_checks(read_recipe(name, overrides or ()) if name else None), as_json))
+    if name is None:
+        raise typer.Exit(report(run_checks(), as_json))
+    _check_is_recipe(name)
+    checks = run_checks(read_recipe(name, overrides or ()))
+    raise typer.Exit(report([*checks, check_recipe(name, overrides or ())], as_json))
 
 
 def _check_is_recipe(name: str) -> None:

@@ -40,6 +40,10 @@ def evaluate(
     from vla_rl.workflows.evaluate_policy import evaluate as run_evaluation
     from vla_rl.workflows.perturbed import chosen, evaluate_perturbed
 
+    if not name or name.startswith(".") or "/" in name:
+        raise ConfigError(
+            f"--name: got {name!r}; it names files: give a word, such as policy, without '/' or a first dot"
+        )
     if suites is not None:
         if perturb is not None:
             raise ConfigError("eval: got --suites and --perturb; run one after the other, each with its own --output")

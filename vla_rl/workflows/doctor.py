@@ -59,6 +59,23 @@ def read_recipe(name: str | Path, overrides: Sequence[str] = ()) -> dict[str, An
     return values
 
 
+def check_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Check:
+    """Whether the recipe's options are ones that there are, with values that are allowed; some may not be there yet."""
+    missing = "install what is missing, then check the recipe again"  # The other checks name the package.
+    try:
+        from vla_rl.recipe.recipe import load_recipe
+
+        load_recipe(name, overrides)
+    except ImportError as error:
+        return Check("recipe", "warning", f"could not be checked: {error}", missing)
+    except ConfigError as error:
+        if "cannot be imported" in str(error):
+            return Check("recipe", "warning", str(error), missing)
+        is_begun = all(line.endswith("required, but not given.") for line in str(error).splitlines())
+        return Check("recipe", "warning" if is_begun else "wrong", str(error), "mend the recipe, or the KEY=VALUE")
+    return Check("recipe", "ok", "every option is known, every value allowed")
+
+
 def run_checks(recipe: Mapping[str, Any] | None = None) -> list[Check]:
     """Every check, in the order of the report.
 

@@ -77,6 +77,11 @@ def find_evaluation(path: Path, preferred: str) -> Path:
     found = sorted(run.evaluations.glob("*.json"))
     if not found and run.exists:
         raise ConfigError(f"{path}: this run has no evaluation so far; `vla-rl eval` makes one of a policy.")
+    if not found and path.name == run.policy.name and RunFolder(path.parent).exists:
+        raise ConfigError(
+            f"{path}: a policy, which holds no evaluation. Give the run's folder, {path.parent}; or add --recipe "
+            "RECIPE, which runs the policies A and B."
+        )
     found = found or sorted(path.glob("*.json"))
     for file in found:
         if file.stem == preferred or len(found) == 1:

@@ -124,6 +124,8 @@ def test_no_help_text_is_eaten_as_markup() -> None:
         (["import-folder", "nosuch", "-o", "{tmp}/out"], "nosuch: no such file or folder"),
         (["memory", "openvla_libero_grpo", "policy.path={tmp}"], "config.json: not found. A policy folder holds"),
         (["compare", "a", "--recipe", "{recipe}"], "give both folders, A and B"),
+        (["eval", "{recipe}", "--name", "../x"], "--name: got '../x'; it names files: give a word"),
+        (["eval", "{recipe}", "--name", ""], "--name: got ''; it names files"),
         (["sft", "{recipe}", "--output", "{tmp}/run"], "sft: the recipe has no sft section"),
         (["train", "{recipe}", "device=foo"], "device: got 'foo', allowed: auto"),
         (["memory", "tabletop_grpo", "device=foo"], "device: got 'foo', allowed: auto"),

@@ -7,7 +7,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from hypothesis import example, given
@@ -147,6 +147,12 @@ def test_a_list_of_wrong_items_is_not_called_empty_too() -> None:
 def test_a_section_that_is_not_a_mapping_is_named() -> None:
     with pytest.raises(ConfigError, match=r"inner: got 'text'"):
         validate(Outer, {"name": "x", "inner": "text"})
+
+
+def test_a_kind_in_place_of_its_section_is_answered_with_the_section() -> None:
+    values: Any = "grpo"
+    with pytest.raises(ConfigError, match=r"got 'grpo'\. Write it as a section: \{kind: grpo\}$"):
+        build_component("algo", values)
 
 
 def test_a_class_that_is_no_config_is_refused() -> None:

@@ -215,3 +215,10 @@ def test_what_a_recipe_names_is_looked_for(recipe, name, is_fault, hide, tmp_pat
 def test_a_missing_dataset_names_the_recipe_that_collects_it(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert "vla-rl collect tabletop_habit" in doctor.check_dataset("datasets/tabletop_habit", needed=True).fix
+
+
+def test_a_recipe_with_a_wrong_option_is_wrong_also_to_doctor() -> None:
+    assert doctor.check_recipe("tabletop_grpo").status == "ok"
+    found = doctor.check_recipe("tabletop_grpo", ["algo.lrr=1"])
+    assert found.is_fault and found.found.startswith("algo.lrr: unknown key (value 1). Did you mean 'lr'?")
+    assert doctor.check_recipe("tabletop_grpo", ["env={kind: 'no.such:Env'}"]).status == "warning"

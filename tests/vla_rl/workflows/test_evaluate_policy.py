@@ -73,6 +73,14 @@ def test_finding_an_evaluation(tmp_path: Path) -> None:
     assert find_evaluation(tmp_path, "final") == folder / "final.json"
 
 
+def test_a_policys_folder_is_not_asked_which_of_its_files_is_an_evaluation(tmp_path: Path) -> None:
+    (tmp_path / "run" / "policy").mkdir(parents=True)
+    for name in ("config.yaml", "policy/config.json", "policy/dataset_statistics.json"):
+        (tmp_path / "run" / name).touch()
+    with pytest.raises(ConfigError, match=r"policy: a policy, .* the run's folder, .*/run; or add --recipe RECIPE"):
+        find_evaluation(tmp_path / "run" / "policy", "final")
+
+
 def test_a_run_without_evaluations_is_not_asked_which_of_its_other_files(tmp_path: Path) -> None:
     for name in ("config.yaml", "status.json", "versions.json"):
         (tmp_path / name).touch()
