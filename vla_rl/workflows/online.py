@@ -82,6 +82,8 @@ class _Run(ReplayLearning):
 
     def finish(self) -> dict[str, float]:
         """Make the rounds that remain, and save the policy."""
+        from vla_rl.evaluation.evaluate import with_steps_after_success
+
         done = self.resume()
         if done is not None:
             self.replay.restore(done)
@@ -89,7 +91,8 @@ class _Run(ReplayLearning):
         with resumed_logger(self.recipe, self.run.path) as logger:
             if done is None:
                 self.warm_up()
-            with closing(self.recipe.rollout.placed(self.recipe.env).build()) as env:
+            acting = with_steps_after_success(self.recipe.rollout.placed(self.recipe.env), 0)  # It learns from none.
+            with closing(acting.build()) as env:
                 for number in range(done or 0, self.rounds.rounds):
                     metrics = self._round(number, env)
                     logger.log(number + 1, metrics)

@@ -82,6 +82,15 @@ def run(recipe: Recipe, folder: Path, resume: bool = False) -> list[str]:
     return said
 
 
+def test_nothing_after_success_is_learned_from(base: Path, logged: Path, tmp_path: Path) -> None:
+    recipe = recipe_of(base, logged, rounds=1, episodes_per_round=12)
+    longer = recipe.model_copy(update={"env": recipe.env.model_copy(update={"steps_after_success": 6})})
+    run(recipe, tmp_path / "to_success")
+    run(longer, tmp_path / "longer")
+    learned, again = (metrics(tmp_path / name)[0] for name in ("to_success", "longer"))
+    assert learned["rollout/success_rate"] > 0 and again["replay/decisions"] == learned["replay/decisions"]
+
+
 NOISE = {"method": "noise", "noise": {"hidden": 8, "scale": 1.5}, "critic": CRITIC | {"targets": "actor"}}
 EDITS = {"method": "edits", "edits": {"hidden": 8}, "critic": CRITIC | {"targets": "best_of_n"}}
 
