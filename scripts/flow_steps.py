@@ -32,7 +32,7 @@ def with_steps(text: str) -> WorldModel:
     """The world model of "FOLDER=STEPS", or "pretrained:NAME=STEPS"."""
     path, steps = text.rsplit("=", 1)
     world_model = load_world_model(path)
-    world_model.set_sampling(sampling_steps=int(steps))
+    world_model.set_dynamics_options(sampling_steps=int(steps))
     return world_model
 
 

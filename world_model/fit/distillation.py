@@ -63,4 +63,4 @@ class Distillation:
     def undo(self) -> None:
         """Put the teacher back, with as many steps of the flow as it had."""
         self.world_model.dynamics.load_state_dict(self.teacher.state_dict())
-        self.world_model.set_sampling(**self.options)
+        self.world_model.set_dynamics_options(**self.options)

@@ -50,7 +50,7 @@ from world_model.fit.objects import calibrate_objects, objects_loss, prepare_obj
 from world_model.fit.posterior import add_posterior, check_members, drop_stale, posterior_loss
 from world_model.fit.replay import ImaginedSamples, replay_logits
 from world_model.fit.stage import WEIGHTS, finished_weights, resume_stage, stage_checkpoints, stage_trainer
-from world_model.fit.start import check_start, for_env, go_on_in
+from world_model.fit.start import check_start, continue_in, for_env
 from world_model.fit.success import success_loss
 from world_model.fit.threshold_values import no_threshold, threshold_values
 from world_model.fit.value import calibrate_value, value_loss
@@ -172,7 +172,7 @@ class _Fit:
         if start is not None:
             fitted_on = content_keys(self.data.learned(config))
             seen = {*start.metadata.datasets, *fitted_on}
-            metadata = go_on_in(start, spec, self.data.fitted, config.start_from)
+            metadata = continue_in(start, spec, self.data.fitted, config.start_from)
             metadata, self.model = metadata.model_copy(update={"datasets": tuple(sorted(seen))}), start.config
         else:
             mean, std = state_statistics(self.data.fitted)
@@ -193,7 +193,7 @@ class _Fit:
                 self.world_model.add_inverse()
         self.world_model.metadata = metadata
         sampling = {"temperature": config.temperature, "sampling_steps": config.sampling_steps}
-        self.world_model.set_sampling(**{name: value for name, value in sampling.items() if value is not None})
+        self.world_model.set_dynamics_options(**{name: value for name, value in sampling.items() if value is not None})
         if config.distillation.steps:
             check_distillation(self.world_model.config.dynamics)
         if config.posterior.steps:
@@ -283,7 +283,7 @@ class _Fit:
         clips = self._clips(self.data.shown, self.config.cuts)
         network, stage = self.world_model.dynamics, self.config.distillation
         self._stage("distillation", network, distillation.loss(clips), stage)
-        self.world_model.set_sampling(sampling_steps=1)
+        self.world_model.set_dynamics_options(sampling_steps=1)
 
     def posterior(self) -> None:
         """Members of the dynamics, on the dynamics as it is kept."""

@@ -57,7 +57,7 @@ def check_start(start: WorldModel, spec: EnvSpec, config: FitConfig) -> None:
             )
 
 
-def go_on_in(
+def continue_in(
     start: WorldModel, spec: EnvSpec, fitted: Sequence[EpisodeFrames], folder: str | None
 ) -> WorldModelMetadata:
     """Return the metadata of a world model that is fitted further in an environment.
@@ -92,11 +92,9 @@ def go_on_in(
         drawn = {name: there.projections.get(name, matrix) for name, matrix in dynamics.projections.items()}
     for module in start.modules():
         if isinstance(module, ActionConditioning):
-            module.go_on_in(metadata.state_mean, metadata.state_std, drawn)
+            module.set_scene(metadata.state_mean, metadata.state_std, drawn)
     if drawn:
-        dynamics = dynamics.model_copy(update={"projections": drawn})
-        start.config = start.config.model_copy(update={"dynamics": dynamics})
-        start.dynamics.config = dynamics
+        start.set_dynamics_options(projections=drawn)
     return metadata
 
 

@@ -106,13 +106,13 @@ class ActionConditioning(nn.Module):
                 drawn = {n: self.draw(self._features(path, gripper, n).to(dtype)) for n in self.projections}
         return Condition(self.embed(values.to(dtype)), torch.cat([drawn.get(n, blank) for n in self.cameras], 2))
 
-    def go_on_in(
+    def set_scene(
         self,
         state_mean: Sequence[float],
         state_std: Sequence[float],
         projections: Mapping[str, Sequence[Sequence[float]]],
     ) -> None:
-        """Stand in another scene: states are normalized by (S,) each, and paths drawn by these 3 x 4 matrices."""
+        """Move to another scene: states are normalized by (S,) each, and paths drawn by these 3 x 4 matrices."""
         self.state_mean.copy_(torch.tensor(state_mean[:3]))
         self.state_std.copy_(torch.tensor(state_std[:3]))
         for name in self.projections:

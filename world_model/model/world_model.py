@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -86,8 +87,8 @@ class WorldModel(nn.Module):
     def device(self) -> torch.device:
         return self.state_mean.device
 
-    def set_sampling(self, **options: float) -> None:
-        """Imagine with other `temperature` or `sampling_steps` from now on; see the dynamics' options.
+    def set_dynamics_options(self, **options: Any) -> None:
+        """Imagine with other options of the dynamics from now on, such as `temperature` or `sampling_steps`.
 
         Thresholds and probabilities of success hold for those at which they were chosen.
 

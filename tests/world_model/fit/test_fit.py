@@ -441,4 +441,6 @@ def test_a_world_model_goes_on_in_another_scene(episodes, drawn, tmp_path, caplo
 def test_a_model_given_beside_a_start_of_another_scene_is_its_own(episodes, drawn, tmp_path):
     model = MODEL | {"dynamics": MODEL["dynamics"] | {"kinematics": "delta_pose"}}
     options = config(episodes, **KEPT | {"model": model}, start_from=str(drawn))
-    fit(options, with_projections(SPEC, 0.2), tmp_path / "run")
+    moved = with_projections(SPEC, 0.2)
+    there = load_world_model(fit(options, moved, tmp_path / "run"))
+    assert there.metadata.projections["agentview"] == tuple(map(tuple, moved.projections["agentview"].tolist()))

@@ -207,13 +207,13 @@ def test_what_is_saved_imagines_the_same(tmp_path: Path) -> None:
 def test_sampling_can_be_changed_and_stays_so(tmp_path: Path) -> None:
     world_model = small_world_model()
     before, _, _ = future(world_model)
-    world_model.set_sampling(sampling_steps=1)
+    world_model.set_dynamics_options(sampling_steps=1)
     after, _, _ = future(world_model)
     assert not torch.equal(before.latents, after.latents)
     world_model.save(tmp_path / "model")
     assert torch.equal(future(load_world_model(tmp_path / "model"))[0].latents, after.latents)
     with pytest.raises(ConfigError, match=r"world_model\.denoising_steps: dynamics of kind 'transformer' have no"):
-        world_model.set_sampling(denoising_steps=1)
+        world_model.set_dynamics_options(denoising_steps=1)
 
 
 def test_half_precision_halves_the_weights_and_changes_little(tmp_path: Path) -> None:
