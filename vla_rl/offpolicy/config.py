@@ -24,6 +24,7 @@ _DO_NOTHING = {  # Of a section of ReplayLearningConfig, the options that do not
 }
 
 Method = Literal["cloning", "filtered", "advantage_weighted", "best_of_n", "ppo", "recap", "preferences"]
+ChooseBy = Literal["lead", "value"]
 
 
 class CriticConfig(TrainerConfig):
@@ -227,9 +228,15 @@ class ReplayLearningConfig(Config):
 
     method: Literal["best_of_n", "edits", "noise"] = Field(
         default="best_of_n",
-        description="What acts. best_of_n: of the policy's chunks, the one of largest Q, the smallest of the "
-        "ensemble's (IDQL); edits: a small policy's changes of them stand for choice too (EXPO); noise: of a flow "
-        "policy, the chunk of a noise that an actor chooses (DSRL).",
+        description="What acts. best_of_n: of the policy's chunks, the one that the critic prefers (IDQL); edits: a "
+        "small policy's changes of them stand for choice too (EXPO); noise: of a flow policy, the chunk of a noise "
+        "that an actor chooses (DSRL).",
+    )
+    choose_by: ChooseBy = Field(
+        default="lead",
+        description="Of best_of_n and edits: which chunk the critic prefers. lead: the greedy one, unless all networks "
+        "of the ensemble prefer another one, then that of the largest lead; value: that of the largest Q, the smallest "
+        "of the ensemble's.",
     )
     prior: Literal["datasets", "none"] = Field(
         default="datasets",
@@ -279,6 +286,8 @@ class ReplayLearningConfig(Config):
                 "candidates: got 1, and method noise learns from chunks of known noises, the first of which is 0; give "
                 "at least 2"
             )
+        if self.method == "noise" and self.choose_by != "lead":
+            raise ValueError(f"choose_by: got {self.choose_by!r}, and method noise considers one chunk; leave it out")
         if self.critic.targets == "actor" and self.method != "noise":
             raise ValueError(
                 f"critic.targets: got 'actor', which is of method noise, and method is {self.method!r}; set td"

@@ -1,4 +1,4 @@
-"""A frozen policy that is better than itself: of several of its chunks the one acts that a critic values most.
+"""A frozen policy that is better than itself: of several of its chunks the one acts that a critic prefers.
 
 The critic is fitted on what came of episodes; the policy's own weights are never touched, so that it works for any
 that embeds what it sees (IDQL, arXiv 2304.10573; V-GPS, arXiv 2410.13816). An edit policy may add changed chunks to
@@ -19,6 +19,7 @@ from torch import nn
 from vla_rl.common.row_noise import RowGenerator, by_row
 from vla_rl.interfaces import Policy, PolicyOutput
 from vla_rl.offpolicy.candidates import embed_and_draw
+from vla_rl.offpolicy.config import ChooseBy
 from vla_rl.offpolicy.edits import EditPolicy
 from vla_rl.offpolicy.networks import CriticNetworks
 from vla_rl.policies.base import CONFIG_FILE
@@ -48,7 +49,7 @@ class Judgement:
 
 
 class ValueGuidedPolicy(nn.Module, Policy):
-    """At each observation, the best of several chunks of a frozen policy, by the smallest Q of an ensemble.
+    """At each observation, the best of several chunks of a frozen policy, by an ensemble's Q.
 
     Args:
         base: the frozen policy.
@@ -56,6 +57,7 @@ class ValueGuidedPolicy(nn.Module, Policy):
         editor: changes each candidate a little, and both are judged; None: the base's own alone.
         candidates: chunks of the base's at each observation, its greedy one among them.
         sampling_temperature: of the others' draws, when the policy itself acts greedily.
+        choose_by: which of the chunks acts, see `choose`.
     """
 
     def __init__(
@@ -65,10 +67,11 @@ class ValueGuidedPolicy(nn.Module, Policy):
         editor: EditPolicy | None,
         candidates: int,
         sampling_temperature: float = 1.0,
+        choose_by: ChooseBy = "lead",
     ) -> None:
         super().__init__()
         self.base, self.critic, self.editor = base, critic, editor
-        self.candidates, self.sampling_temperature = candidates, sampling_temperature
+        self.candidates, self.sampling_temperature, self.choose_by = candidates, sampling_temperature, choose_by
         self.chunk_size, self.action_dim, self.cameras = base.chunk_size, base.action_dim, base.cameras
         self.uses_state, self.state_dim, self.image_size = base.uses_state, base.state_dim, base.image_size
         self.norm_stats = base.norm_stats
@@ -103,8 +106,9 @@ class ValueGuidedPolicy(nn.Module, Policy):
             edited, _ = self.editor(self.critic, where, chunk, noise)
             chunk = torch.cat([chunk, edited], 1)
             drawn = self.critic.chunk_of(chunk).reshape(len(drawn), -1, *drawn.shape[2:]).cpu().numpy()
-        value = self.critic.smallest(place, chunk).cpu().numpy()
-        return Judgement(features.float().cpu().numpy(), drawn, value, value.argmax(1))
+        values = self.critic.each(place, chunk).cpu()
+        best = choose(values, self.choose_by)
+        return Judgement(features.float().cpu().numpy(), drawn, values.min(0).values.numpy(), best.numpy())
 
     def embed(self, obs: Observation) -> torch.Tensor:
         """The base's features."""
@@ -148,7 +152,9 @@ class ValueGuidedPolicy(nn.Module, Policy):
     def _of(cls, base: Policy, critic: CriticNetworks, facts: dict[str, Any]) -> ValueGuidedPolicy:
         """What `_facts` describes, with fresh networks."""
         editor = EditPolicy(**facts["editor"]) if facts["editor"] else None
-        return cls(base, critic, editor, facts["candidates"], facts["sampling_temperature"])
+        # Policies that were saved before there was a choice do as they did.
+        by = facts.get("choose_by", "value")
+        return cls(base, critic, editor, facts["candidates"], facts["sampling_temperature"], by)
 
     def _added(self) -> nn.ModuleDict:
         """What is there besides the base."""
@@ -159,9 +165,23 @@ class ValueGuidedPolicy(nn.Module, Policy):
             "kind": "value_guided",
             "candidates": self.candidates,
             "sampling_temperature": self.sampling_temperature,
+            "choose_by": self.choose_by,
             "critic": self.critic.facts,
             "editor": self.editor.facts if self.editor is not None else None,
         }
+
+
+def choose(values: torch.Tensor, by: ChooseBy) -> torch.Tensor:
+    """Which of N chunks acts, int64 (B,), the first being the greedy one.
+
+    By lead: the one that all networks prefer to the greedy one, by the largest of the smallest differences; where there
+    is none, the greedy one. What a network believes of the place cancels in a difference. By value: the largest of the
+    smallest values (IDQL), so that the network that thinks least of the place decides alone.
+
+    Args:
+        values: float (members, B, N), each network's Q.
+    """
+    return ((values - values[..., :1]) if by == "lead" else values).min(0).values.argmax(1)
 
 
 def _normal(shape: tuple[int, ...], generator: torch.Generator | None) -> torch.Tensor:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field, PositiveInt
 
 from vla_rl.config import ConfigError
+from vla_rl.offpolicy.config import ChooseBy
 from vla_rl.policies.base import CONFIG_FILE, PolicyConfig, check_sizes, resolve_path
 from vla_rl.policies.checkpoint_info import CheckpointInfo
 from vla_rl.types import EnvSpec
@@ -29,6 +30,9 @@ class ValueGuidedConfig(PolicyConfig):
     candidates: PositiveInt | None = Field(
         default=None, description="Chunks of the base's that the critic chooses among; empty: as it was saved."
     )
+    choose_by: ChooseBy | None = Field(
+        default=None, description="Which of them the critic prefers, as `online.choose_by`; empty: as it was saved."
+    )
 
     def build(self, env_spec: EnvSpec, device: str | torch.device = "cpu", seed: int = 0) -> ValueGuidedPolicy:
         """See `PolicyConfig.build`."""
@@ -40,13 +44,15 @@ class ValueGuidedConfig(PolicyConfig):
         if lacking := sorted(set(policy.cameras) - set(env_spec.cameras)):
             raise ConfigError(f"policy.cameras: {lacking} not in environment {env_spec.kind!r}; set env.cameras")
         check_sizes(policy, env_spec)
-        if self.candidates is not None and isinstance(policy, SteeredPolicy):
-            raise ConfigError(
-                f"policy.candidates: got {self.candidates}, but this policy has its starting noise chosen, and "
-                "considers one chunk; leave it out"
-            )
-        if self.candidates is not None:
-            policy.candidates = self.candidates
+        for name in ("candidates", "choose_by"):
+            given = getattr(self, name)
+            if given is not None and isinstance(policy, SteeredPolicy):
+                raise ConfigError(
+                    f"policy.{name}: got {given!r}, but this policy has its starting noise chosen, and considers one "
+                    "chunk; leave it out"
+                )
+            if given is not None:
+                setattr(policy, name, given)
         return policy
 
     @classmethod
@@ -66,7 +72,7 @@ class ValueGuidedConfig(PolicyConfig):
         if not isinstance(values, dict) or values.get("kind") != "value_guided":
             return None
         critic, noise = values["critic"], values.get("noise")
-        chosen = {"candidates": str(values["candidates"])}
+        chosen = {"candidates": str(values["candidates"]), "chosen by": values.get("choose_by", "value")}
         if noise:
             chosen = {"starting noise": f"{noise['shape'][0]} x {noise['shape'][1]} numbers within {noise['scale']:g}"}
         return CheckpointInfo(

@@ -144,7 +144,12 @@ class ReplayLearning:
         if self.learner.noise is not None:
             return SteeredPolicy(self.base, self.learner.networks, self.learner.noise.actor)
         return ValueGuidedPolicy(
-            self.base, self.learner.networks, self.learner.editor, config.candidates, config.sampling_temperature
+            self.base,
+            self.learner.networks,
+            self.learner.editor,
+            config.candidates,
+            config.sampling_temperature,
+            config.choose_by,
         )
 
     def save(self, step: int, more: dict[str, Any] | None = None) -> None:

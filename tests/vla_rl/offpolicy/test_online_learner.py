@@ -156,6 +156,7 @@ def test_an_edits_log_density_is_that_of_the_change_of_variables(tmp_path: Path)
         ({"noise": {"ema_decay": 0.5}}, r"noise\.ema_decay: got 0\.5, which does nothing"),
         ({"critic": {"steps": 9}}, r"critic\.steps: got 9, which does nothing .*final_lr_fraction"),
         ({"method": "noise", "candidates": 1}, r"candidates: got 1, and method noise .*give at least 2"),
+        ({"method": "noise", "choose_by": "value"}, r"choose_by: got 'value', and method noise .*one chunk"),
     ],
 )
 def test_options_that_do_nothing_are_refused(options: dict, message: str) -> None:

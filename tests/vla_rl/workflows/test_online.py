@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -233,15 +234,26 @@ def test_the_improved_policy_loads_like_any_other(base: Path, logged: Path, tmp_
     np.testing.assert_allclose(alone.actions[0], greedy.actions[2], rtol=1e-5, atol=1e-6)
     found = policy.judge(obs, torch.Generator().manual_seed(0), 1.0)
     assert found.chunks.shape == (3, 6, 4, 7), "three of the base's, and three changed"
-    assert (found.value.argmax(1) == found.best).all()
+    values = policy.critic.each(
+        policy.critic.place_of(torch.from_numpy(found.features)),
+        policy.critic.normal_chunk(torch.from_numpy(found.chunks).flatten(2)),
+    )
+    lead = (values - values[..., :1]).min(0).values
+    np.testing.assert_allclose(found.value, values.min(0).values, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(lead[np.arange(3), found.best], lead.max(1).values, atol=1e-5)
     drawn = policy.act(obs, torch.Generator().manual_seed(0), 1.0)
     np.testing.assert_array_equal(drawn.actions, found.chunks[np.arange(3), found.best])
     policy.save(tmp_path / "copy")
-    section = build_component("policy", {"kind": "value_guided", "path": str(tmp_path / "copy"), "candidates": 2})
-    again = section.build(ENV.env_spec())  # type: ignore[attr-defined]
-    assert again.candidates == 2
-    again.candidates = 3
+    options = {"kind": "value_guided", "path": str(tmp_path / "copy"), "candidates": 2, "choose_by": "value"}
+    again = build_component("policy", options).build(ENV.env_spec())  # type: ignore[attr-defined]
+    assert (again.candidates, again.choose_by) == (2, "value")
+    again.candidates, again.choose_by = 3, "lead"
     np.testing.assert_array_equal(again.act(obs, None, 0.0).actions, greedy.actions)
+    facts = json.loads((tmp_path / "copy" / "config.json").read_text())
+    assert facts.pop("choose_by") == "lead"
+    (tmp_path / "copy" / "config.json").write_text(json.dumps(facts))
+    earlier = load_policy(tmp_path / "copy")
+    assert isinstance(earlier, ValueGuidedPolicy) and earlier.choose_by == "value", "saved before there was a choice"
 
 
 def test_a_steered_policy_is_its_base_and_an_actor(flow: Path, logged: Path, tmp_path: Path) -> None:
