@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from toy import CONFIG, GOAL, METADATA, push, toy_parts, toy_valued, toy_world_model
 
 from vla_rl.config import ConfigError
-from world_model.config import WorldModelConfig
+from world_model.config import AutoencoderConfig, WorldModelConfig
 from world_model.metadata import METADATA_FILE, WorldModelMetadata, content_key, read_metadata, resolve_path, shortened
 from world_model.model.parts import build_parts
 from world_model.model.world_model import WorldModel, load_world_model
@@ -202,6 +202,22 @@ def test_what_is_saved_imagines_the_same(tmp_path: Path) -> None:
     (frames, *scores), (loaded_frames, *loaded_scores) = future(world_model), future(loaded)
     assert torch.equal(frames.latents, loaded_frames.latents) and torch.equal(frames.states, loaded_frames.states)
     assert all(torch.equal(a, b) for a, b in zip(scores, loaded_scores, strict=True))
+
+
+def test_a_pretrained_autoencoder_goes_along(tmp_path: Path) -> None:
+    """The world model's folder alone is copied to another machine."""
+    diffusers = pytest.importorskip("diffusers")
+    sizes = {f"{side}_block_out_channels": (8, 8) for side in ("encoder", "decoder")}
+    blocks = {f"num_{side}_blocks": (1, 1) for side in ("encoder", "decoder")}
+    diffusers.AutoencoderTiny(**sizes, **blocks, scaling_factor=0.5).save_pretrained(tmp_path / "vae")
+    config = SMALL.model_copy(update={"autoencoder": AutoencoderConfig(path=tmp_path / "vae")})
+    facts = SMALL_FACTS.model_copy(update={"image_size": (8, 8)})
+    world_model = WorldModel(config, facts, build_parts(config, facts))
+    world_model.save(tmp_path / "model")
+    shutil.rmtree(tmp_path / "vae")
+    loaded = load_world_model(tmp_path / "model")
+    assert torch.equal(future(loaded)[0].latents, future(world_model)[0].latents)
+    assert loaded.config == world_model.config
 
 
 def test_sampling_can_be_changed_and_stays_so(tmp_path: Path) -> None:
