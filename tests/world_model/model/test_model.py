@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from toy import CONFIG, GOAL, METADATA, push, toy_parts, toy_valued, toy_world_model
 
-from vla_rl.config import ConfigError
+from vla_rl.config import ConfigError, validate
 from world_model.config import AutoencoderConfig, WorldModelConfig
+from world_model.fit.config import FitConfig
 from world_model.metadata import METADATA_FILE, WorldModelMetadata, content_key, read_metadata, resolve_path, shortened
 from world_model.model.parts import build_parts
 from world_model.model.world_model import WorldModel, load_world_model
@@ -218,6 +219,9 @@ def test_a_pretrained_autoencoder_goes_along(tmp_path: Path) -> None:
     loaded = load_world_model(tmp_path / "model")
     assert torch.equal(future(loaded)[0].latents, future(world_model)[0].latents)
     assert loaded.config == world_model.config
+    described = {"model": {"autoencoder": loaded.config.autoencoder.model_dump()}}
+    with pytest.raises(ConfigError, match=r"autoencoder\.pretrained: .* names no weights; give path"):
+        validate(FitConfig, described, prefix="world_model")
 
 
 def test_sampling_can_be_changed_and_stays_so(tmp_path: Path) -> None:
