@@ -4,7 +4,7 @@
     memory = world_model.begin(world_model.encode(images, states), instruction, seeds=[0, 1])
     frames = world_model.dynamics.imagine(memory.context, actions, memory.noise)
 
-`world_model.imagination` turns imagined frames into outcomes; `world_model.env` makes an environment of it.
+`world_model.env.imagination` turns imagined frames into outcomes; `world_model.env` makes an environment of it.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class WorldModel(nn.Module):
 
         Args:
             frames: B x F; None: the newest frame in `memory` itself, F = 1.
-            steps_left: int (B, F), control steps from each frame to the task's horizon (`value_steps_left`).
+            steps_left: int (B, F), control steps from each frame to the task's horizon.
 
         Returns:
             float32 (B, F), in 0 .. 1.
