@@ -305,6 +305,7 @@ def _psnr(squared_error: torch.Tensor) -> torch.Tensor:
 
 def _find_model(path: Path) -> tuple[Path, dict[str, Any]]:
     """The autoencoder's folder and config.json."""
+    path = path.expanduser()
     folder = path / "vae" if (path / "vae" / "config.json").is_file() else path
     file, allowed = folder / "config.json", ", ".join(CLASSES)
     if not file.is_file():

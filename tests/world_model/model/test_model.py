@@ -17,7 +17,9 @@ from vla_rl.config import ConfigError, validate
 from world_model.config import AutoencoderConfig, WorldModelConfig
 from world_model.fit.config import FitConfig
 from world_model.metadata import METADATA_FILE, WorldModelMetadata, content_key, read_metadata, resolve_path, shortened
+from world_model.model.autoencoder import without_path
 from world_model.model.parts import build_parts
+from world_model.model.wan_network import model_folder
 from world_model.model.world_model import WorldModel, load_world_model
 from world_model.noise import NoiseStream
 from world_model.types import Actions, Frames
@@ -222,6 +224,17 @@ def test_a_pretrained_autoencoder_goes_along(tmp_path: Path) -> None:
     described = {"model": {"autoencoder": loaded.config.autoencoder.model_dump()}}
     with pytest.raises(ConfigError, match=r"autoencoder\.pretrained: .* names no weights; give path"):
         validate(FitConfig, described, prefix="world_model")
+
+
+def test_pretrained_parts_are_found_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for part, name in (("vae", "AutoencoderKLWan"), ("transformer", "WanTransformer3DModel")):
+        (tmp_path / "wan" / part).mkdir(parents=True)
+        (tmp_path / "wan" / part / "config.json").write_text(json.dumps({"_class_name": name, "_name_or_path": "x"}))
+    (tmp_path / "wan" / "vae" / "w.safetensors").touch()
+    found = without_path(AutoencoderConfig(path=Path("~/wan")))
+    assert found.path is None and found.pretrained == {"_class_name": "AutoencoderKLWan"}
+    assert model_folder(Path("~/wan"), "transformer", "WanTransformer3DModel") == tmp_path / "wan" / "transformer"
 
 
 def test_sampling_can_be_changed_and_stays_so(tmp_path: Path) -> None:
