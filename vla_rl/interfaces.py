@@ -355,8 +355,8 @@ class ContinuingPolicy(Protocol):
 class WatchingPolicy(Protocol):
     """A policy that remembers the episodes it is in, such as one that plans with a world model."""
 
-    def watch(self, env_ids: Sequence[int], begins: Sequence[bool]) -> None:
-        """Note the environment of each row, and whether its episode begins. Called before each `act`."""
+    def watch(self, env_ids: Sequence[int], begins: Sequence[bool], tasks: Sequence[str]) -> None:
+        """Note the environment of each row, whether its episode begins, and its task. Called before each `act`."""
         ...
 
 

@@ -33,11 +33,22 @@ class AutoencoderConfig(Config):
         description="Folder of a diffusers AutoencoderTiny, AutoencoderKL, AutoencoderDC or AutoencoderKLWan. "
         "None trains one from scratch, of AutoencoderTiny's blocks in the shape below.",
     )
+    pretrained: dict[str, Any] | None = Field(
+        default=None,
+        description="In place of path: that folder's config.json. A fitted world model has it, so that its own folder "
+        "holds all it needs.",
+    )
     channels: tuple[PositiveInt, ...] = Field(
         default=(16, 32, 64), description="Of each level, finest first; each level but the first halves the image."
     )
     blocks: tuple[PositiveInt, ...] = Field(default=(1, 1, 2), description="Residual blocks of each level.")
     latent_channels: PositiveInt = Field(default=8, description="C.")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> AutoencoderConfig:
+        if self.path is not None and self.pretrained is not None:
+            raise ConfigError("world_model.model.autoencoder: got both path and pretrained; give path alone")
+        return self
 
 
 class DynamicsConfig(Config):

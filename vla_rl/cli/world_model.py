@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -77,11 +78,25 @@ def evaluate(
     """Measure how far a world model can be trusted: trust.json and trust.html."""
     from vla_rl.workflows.imagination.measure_trust import measure_world_model
 
-    styles = {name: Path(path) for name, _, path in (text.partition("=") for text in style or ())}
+    styles = _styles(style or ())
     check_writable(output)
     loaded, data = load(recipe, overrides, "trust"), (held_out, policy or (), train or ())
     page = measure_world_model(loaded, Path(world_model), *data, styles, output)
     typer.echo(f"written: {page.with_suffix('.json')}\npage: {page}")
+
+
+def _styles(texts: Sequence[str]) -> dict[str, Path]:
+    from vla_rl.config import ConfigError
+
+    found: dict[str, Path] = {}
+    for text in texts:
+        name, equals, path = text.partition("=")
+        if not (name and equals and path):
+            raise ConfigError(f"--style: got {text!r}, expected NAME=DATASET, as in shifted=data/shifted")
+        if name in found:
+            raise ConfigError(f"--style: {name!r} is given twice ({found[name]} and {path}); each needs its own name")
+        found[name] = Path(path)
+    return found
 
 
 def keyframes(

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, SerializeAsAny
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, SerializeAsAny, model_validator
 
 from vla_rl.common.progress import Stopwatch
 from vla_rl.config import Config, ConfigError, TaskName, component
@@ -65,6 +65,15 @@ class EvalConfig(Config):
         default=None,
         description="Planning at test time: {world_model: FOLDER, candidates: N}; null: the policy's own actions.",
     )
+
+    @model_validator(mode="after")
+    def _plan_has_its_own_temperature(self) -> EvalConfig:
+        if self.plan is not None and (others := [t for t in self.temperatures if t not in (0, 1)]):
+            raise ConfigError(
+                f"eval.temperatures: got {others[0]:g} with eval.plan, which draws its candidates at "
+                "eval.plan.temperature; set that one, and here 1, or 0 for a greedy candidate among them"
+            )
+        return self
 
     def modes(self) -> dict[str, float]:
         """Mode name -> temperature: "greedy" for 0, "sampled" for the one other, "sampled_T0.7", ... for several.

@@ -71,7 +71,7 @@ class EvaluationMeta(Config):
         num_retried: episodes run again because their worker broke.
         official_states: the states are the benchmark's official ones, not drawn at random; None: written before this
             was recorded.
-        latency: with planning, milliseconds of a decision; see `world_model.planning.Planner.latency`.
+        latency: with planning, milliseconds of a decision; see `world_model.env.planning.Planner.latency`.
     """
 
     name: str

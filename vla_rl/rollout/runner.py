@@ -160,7 +160,8 @@ def draw_chunk(
 ) -> ActionChunk:
     """Draw the policy's chunk for each episode, from what is seen now or from `obs`."""
     if isinstance(policy, WatchingPolicy):
-        policy.watch([episode.env_id for episode in episodes], [episode.num_chunks == 0 for episode in episodes])
+        begins = [episode.num_chunks == 0 for episode in episodes]
+        policy.watch([e.env_id for e in episodes], begins, [e.spec.task for e in episodes])
     if obs is None:
         obs = episodes[0].seen  # What the environment gave, where all were stepped together and go on.
         if [(id(e.seen), e.row) for e in episodes] != [(id(obs), row) for row in range(obs.batch_size)]:

@@ -49,7 +49,7 @@ def remember(world_model: WorldModel, prefixes: Sequence[RecordedPrefix], seeds:
     """The world model's memory after B prefixes, which may differ in length.
 
     Args:
-        seeds: of each episode's noise, below 2^32.
+        seeds: of each episode's noise, of 64 bits.
     """
     first = Frames.joined([b.frames.at(slice(0, 1)) for b in prefixes])
     memory = world_model.begin(first, [b.instruction for b in prefixes], seeds)

@@ -16,7 +16,7 @@ import torch
 from vla_rl.interfaces import Policy
 from vla_rl.rollout.runner import derived_seed
 from vla_rl.types import Episode
-from world_model.env.planning import check_fits, imagine_ahead
+from world_model.env.planning import check_fits, imagine_ahead, views
 from world_model.model.world_model import Memory, WorldModel, load_world_model
 from world_model.noise import NoiseStream
 from world_model.types import Frames
@@ -75,7 +75,7 @@ class WorldModelValues:
 
     def _seen(self, episode: Episode) -> Frames:
         """What was seen at the decisions, 1 x T frames."""
-        images = np.stack([episode.obs.images[camera] for camera in self.world_model.metadata.cameras], 1)
+        images = views(self.world_model, episode.obs, "algo.values.path")
         return self.world_model.encode(images[None], episode.obs.state[None])
 
     def _watch(self, memory: Memory, episodes: Sequence[Episode], seen: Sequence[Frames], number: int) -> Memory:
@@ -99,7 +99,8 @@ class WorldModelValues:
         *_, (before, frames) = imagine_ahead(self.world_model, self.policy, start, flat, ahead)
         horizon = self.world_model.metadata.horizon
         ends = np.array([horizon.get(e.spec.task, max(horizon.values())) for e in some])
-        steps = np.array([int(e.num_steps[:number].sum()) for e in some]) + ahead * actions.shape[2]
+        began = np.array([0 if e.spec.keyframe is None else e.spec.keyframe.step for e in some])
+        steps = began + [int(e.num_steps[:number].sum()) for e in some] + ahead * actions.shape[2]
         left = np.maximum(ends - steps, 0).repeat(count)[:, None]
         last = frames.at(slice(-1, None))
         if frames.states.shape[1] > 1:

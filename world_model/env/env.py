@@ -4,8 +4,8 @@
 
 The world model decides what is seen every G control steps, and whether the instruction has been carried out by then. So
 an episode ends with the last action of a frame: `terminated` with reward 1 at the first frame that counts as a success
-(see `world_model.imagination`), `truncated` where the horizon is reached, where futures disagree too much, or where a
-branch ends (`branch_frames`), then worth the value. What is left of the chunk is not executed and counts for nothing.
+(see `world_model.env.imagination`), `truncated` where the horizon is reached, where futures disagree too much, or where
+a branch ends (`branch_frames`), then worth the value. What is left of the chunk is not executed and counts for nothing.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from vla_rl.common.row_noise import RowGenerator
+from vla_rl.common.row_noise import RowGenerator, by_row
 from vla_rl.interfaces import Policy
 from vla_rl.types import ActionChunk, Observation
 from world_model.config import ImaginationConfig
@@ -53,18 +53,19 @@ class Planner:
         self.num_decisions = 0
         self._ids: list[int] = []
         self._begins: list[bool] = []
+        self._tasks: list[str] = []
         self._memory: Memory | None = None
         self._last: dict[int, np.ndarray] = {}
         self._decision: dict[int, int] = {}  # Of an environment's episode, from 0.
-        self._drawn = 0
+        self._drawn: list[int] = []  # What each row's noise of this decision comes from, beside the seed.
 
     def __getattr__(self, name: str) -> Any:
         """All else is the policy's: chunk size, cameras, mode, device."""
         return getattr(self.policy, name)
 
-    def watch(self, env_ids: Sequence[int], begins: Sequence[bool]) -> None:
-        """Before each `act`: the environment of each row, and whether its episode begins."""
-        self._ids, self._begins = list(env_ids), list(begins)
+    def watch(self, env_ids: Sequence[int], begins: Sequence[bool], tasks: Sequence[str]) -> None:
+        """Before each `act`: the environment of each row, whether its episode begins, and its task."""
+        self._ids, self._begins, self._tasks = list(env_ids), list(begins), list(tasks)
 
     def act(self, obs: Observation, generator: torch.Generator | None = None, temperature: float = 1.0) -> ActionChunk:
         """The chosen chunk of each row. At temperature 0 the first candidate is the policy's greedy chunk."""
@@ -74,22 +75,21 @@ class Planner:
                 "(vla_rl.rollout.runner does)"
             )
         started = time.perf_counter()
-        self._see(obs)
         count, size = self.config.candidates, obs.batch_size
+        self._drawn = by_row(lambda shape, own: torch.randint(2**31, shape, generator=own), (size,), generator).tolist()
+        self._see(obs)
         rows = np.repeat(np.arange(size), count)
         several = generator.select(rows.tolist()) if isinstance(generator, RowGenerator) else generator
         chunk = self.policy.act(obs.select(rows), several, self.config.temperature)
         if temperature == 0:
             chunk = _with_first(chunk, self.policy.act(obs, generator, 0.0), count)
         if self.config.choose == "random":
-            rng = np.random.default_rng([self.config.seed, self._drawn])
-            best = rng.integers(count, size=size)
+            best = np.array([np.random.default_rng(self._seed(row, 2)).integers(count) for row in range(size)])
         else:
             best = self._scores(chunk, rows).reshape(size, count).argmax(1)
         chosen = chunk.select(np.arange(size) * count + best)
         for env_id, actions in zip(self._ids, chosen.actions, strict=True):
             self._last[env_id] = actions
-        self._drawn += 1
         self.num_decisions += size
         self.seconds.append(time.perf_counter() - started)
         return chosen
@@ -107,7 +107,7 @@ class Planner:
 
     def _see(self, obs: Observation) -> None:
         """Remember what is seen, with the chunk that led there."""
-        images = np.stack([obs.images[camera] for camera in self.world_model.metadata.cameras], 1)
+        images = views(self.world_model, obs, "plan.world_model")
         seen = self.world_model.encode(images[:, None], obs.state[:, None])
         new = [row for row, begins in enumerate(self._begins) if begins]
         old = [row for row, begins in enumerate(self._begins) if not begins]
@@ -115,7 +115,7 @@ class Planner:
             self._decision[self._ids[row]] = 0 if begins else self._decision[self._ids[row]] + 1
         if new:
             text = [obs.instruction[row] for row in new]
-            seeds = [self._seed(self._ids[row]) for row in new]
+            seeds = [self._seed(row, 0) for row in new]
             self._remember(new, self.world_model.begin(seen.select(new), text, seeds))
         if old:
             assert self._memory is not None, "an episode that goes on has begun"
@@ -142,7 +142,7 @@ class Planner:
         assert self._memory is not None, "what is seen has been remembered"
         world_model = self.world_model
         memory = self._memory.select([self._ids[row] for row in rows])
-        seeds = [self._seed(self._ids[row], self._drawn) for row in rows]
+        seeds = [self._seed(row, 1) for row in rows]
         memory = replace(memory, noise=NoiseStream(seeds, world_model.device))
         best = np.full(len(rows), -np.inf)
         for number, (before, frames) in enumerate(
@@ -162,13 +162,10 @@ class Planner:
 
     def _steps_left(self, rows: np.ndarray, chunks: int, size: int) -> np.ndarray:
         """int64 (rows,): control steps to each task's horizon, after `chunks` more chunks of `size` steps."""
-        metadata, found = self.world_model.metadata, []
-        horizon = {metadata.tasks[task]: steps for task, steps in metadata.horizon.items()}
-        assert self._memory is not None, "what is seen has been remembered"
-        for env_id in (self._ids[row] for row in rows):
-            end = horizon.get(self._memory.instruction[env_id], max(horizon.values()))
-            found.append(max(end - (self._decision[env_id] + chunks) * size, 0))
-        return np.array(found)
+        horizon = self.world_model.metadata.horizon
+        ends = [horizon.get(self._tasks[row], max(horizon.values())) for row in rows]
+        decided = np.array([self._decision[self._ids[row]] for row in rows])
+        return np.maximum(np.array(ends) - (decided + chunks) * size, 0)
 
     def _relative_disagreement(self, memory: Memory, actions: np.ndarray) -> np.ndarray:
         """float (rows,): how far futures of each candidate disagree, over the mean of its decision's candidates."""
@@ -182,8 +179,9 @@ class Planner:
         of_decision = spread.reshape(-1, self.config.candidates)
         return (of_decision / np.maximum(of_decision.mean(1, keepdims=True), 1e-9)).reshape(-1)
 
-    def _seed(self, *numbers: int) -> int:
-        return int(np.random.SeedSequence([self.config.seed, *numbers]).generate_state(1)[0])
+    def _seed(self, row: int, use: int) -> int:
+        """Of a row's noise at this decision, by the episode's own generator: the same whatever others run beside it."""
+        return int(np.random.SeedSequence([self.config.seed, self._drawn[row], use]).generate_state(1)[0])
 
 
 def _with_first(chunk: ActionChunk, first: ActionChunk, count: int) -> ActionChunk:
@@ -213,7 +211,7 @@ def imagine_ahead(
 
 
 def check_fits(world_model: WorldModel, policy: Policy, option: str) -> None:
-    """A world model shows the policy's cameras, and a frame for each of its chunks.
+    """A world model shows the policy's cameras and robot, and a frame for each of its chunks.
 
     Raises:
         ValueError: it does not; `option` is what named it.
@@ -223,8 +221,35 @@ def check_fits(world_model: WorldModel, policy: Policy, option: str) -> None:
         raise ValueError(
             f"{option}: shows {list(metadata.cameras)}, the policy also reads {lacking}; use one with its cameras"
         )
+    if policy.action_dim != metadata.action_dim:
+        raise ValueError(
+            f"{option}: is of a robot with actions of {metadata.action_dim} numbers, the policy's have "
+            f"{policy.action_dim}; use one of its robot"
+        )
     if policy.chunk_size != world_model.frame_steps:
         raise ValueError(
             f"{option}: has frames of {world_model.frame_steps} control steps, the policy decides every "
             f"{policy.chunk_size}; needed is a world model with frame_steps = {policy.chunk_size}"
         )
+
+
+def views(world_model: WorldModel, obs: Observation, option: str) -> np.ndarray:
+    """What a world model sees of B observations: uint8 (B, V, height, width, 3).
+
+    Raises:
+        ValueError: a camera, the images' size or the state's is another; `option` is what named the world model.
+    """
+    metadata = world_model.metadata
+    if lacking := [camera for camera in metadata.cameras if camera not in obs.images]:
+        raise ValueError(
+            f"{option}: sees {list(metadata.cameras)}, the environment does not show {lacking}; set env.cameras to all "
+            "of them"
+        )
+    images = np.stack([obs.images[camera] for camera in metadata.cameras], 1)
+    found = (images.shape[2:4], obs.state.shape[1])
+    if found != (metadata.image_size, metadata.state_dim):
+        raise ValueError(
+            f"{option}: sees images (height, width) of {metadata.image_size} and states of {metadata.state_dim} "
+            f"numbers, the environment shows {found[0]} and {found[1]}; use one that was fitted in this environment"
+        )
+    return images

@@ -151,6 +151,15 @@ class FitConfig(WorldModelFitConfig):
         return self
 
     @model_validator(mode="after")
+    def _autoencoder_has_weights(self) -> FitConfig:
+        if self.model and self.model.autoencoder.pretrained is not None and not self.start_from:
+            raise ConfigError(
+                "world_model.model.autoencoder.pretrained: is what a fitted world model says of its own, and names no "
+                "weights; give path, the folder of the autoencoder, or start_from"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _clips_fill_the_memory(self) -> FitConfig:
         dynamics = self.model.dynamics if self.model else None
         if not isinstance(dynamics, TransformerConfig | WanConfig) or self.start_from or not self.dynamics.steps:

@@ -16,6 +16,7 @@ from world_model.data.episodes import EpisodeFrames, state_statistics
 from world_model.fit.config import FitConfig
 from world_model.metadata import WorldModelMetadata
 from world_model.model.action_conditioning import ActionConditioning
+from world_model.model.autoencoder import without_path
 from world_model.model.world_model import WorldModel
 
 log = logging.getLogger(__name__)
@@ -32,8 +33,10 @@ def check_start(start: WorldModel, spec: EnvSpec, config: FitConfig) -> None:
     Raises:
         ConfigError: it is not; the message says how they differ.
     """
-    added = {"objects": start.config.objects, "posterior": start.config.posterior}
-    wanted = config.model and for_env(config.model, spec).model_copy(update=added)
+    wanted = config.model and for_env(config.model, spec)
+    if wanted is not None:
+        own = {"objects": start.config.objects, "posterior": start.config.posterior}
+        wanted = wanted.model_copy(update=own | {"autoencoder": without_path(wanted.autoencoder)})
     if wanted is not None and _without_projections(wanted) != _without_projections(start.config):
         raise ConfigError(
             "world_model.model: differs from that of start_from, whose weights then do not fit; leave model out, or "

@@ -39,7 +39,22 @@ def build_autoencoder(config: AutoencoderConfig, image_size: tuple[int, int]) ->
     """
     if config.path is not None:
         return PretrainedAutoencoder.load(config.path, image_size)
+    if config.pretrained is not None:
+        return PretrainedAutoencoder.of(config.pretrained, image_size)
     return TinyAutoencoder(config, image_size)
+
+
+def without_path(config: AutoencoderConfig) -> AutoencoderConfig:
+    """The config with what the folder at `path` says in place of it; with the weights, all it takes to build the same.
+
+    Raises:
+        ValueError: no autoencoder there.
+    """
+    if config.path is None:
+        return config
+    values = _find_model(Path(config.path))[1]
+    kept = {name: value for name, value in values.items() if name == "_class_name" or not name.startswith("_")}
+    return config.model_copy(update={"path": None, "pretrained": kept})
 
 
 class TinyAutoencoder(Autoencoder):
@@ -228,7 +243,8 @@ class PretrainedAutoencoder(Autoencoder):
         import diffusers
         from safetensors import SafetensorError
 
-        folder, name = _find_model(Path(path))
+        folder, values = _find_model(Path(path))
+        name = values["_class_name"]
         try:
             model = getattr(diffusers, name).from_pretrained(
                 folder, torch_dtype=torch.float32, use_safetensors=True, local_files_only=True
@@ -239,6 +255,20 @@ class PretrainedAutoencoder(Autoencoder):
                 "config.json and its *.safetensors."
             ) from error
         return cls(model, image_size)
+
+    @classmethod
+    def of(cls, values: dict[str, Any], image_size: tuple[int, int]) -> PretrainedAutoencoder:
+        """With fresh weights, for a file's to go into; `values`: of a config.json.
+
+        Raises:
+            ValueError: none of the four classes, or an unfit image size.
+        """
+        import diffusers
+
+        name = values.get("_class_name")
+        if name not in CLASSES:
+            raise ValueError(f"autoencoder.pretrained: is the config of {name!r}; allowed: {', '.join(CLASSES)}")
+        return cls(getattr(diffusers, name).from_config(values), image_size)
 
     @torch.no_grad()
     def encode(self, images: torch.Tensor) -> torch.Tensor:
@@ -273,8 +303,9 @@ def _psnr(squared_error: torch.Tensor) -> torch.Tensor:
     return -10 * torch.log10(squared_error.clamp_min(1e-10))
 
 
-def _find_model(path: Path) -> tuple[Path, str]:
-    """The autoencoder's folder and class name."""
+def _find_model(path: Path) -> tuple[Path, dict[str, Any]]:
+    """The autoencoder's folder and config.json."""
+    path = path.expanduser()
     folder = path / "vae" if (path / "vae" / "config.json").is_file() else path
     file, allowed = folder / "config.json", ", ".join(CLASSES)
     if not file.is_file():
@@ -283,7 +314,8 @@ def _find_model(path: Path) -> tuple[Path, str]:
             f"{allowed}"
         )
     try:
-        name = json.loads(file.read_text(encoding="utf-8"))["_class_name"]
+        values = json.loads(file.read_text(encoding="utf-8"))
+        name = values["_class_name"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file}: not the config of a diffusers model ({type(error).__name__}: {error})") from error
     if name not in CLASSES:
@@ -293,7 +325,7 @@ def _find_model(path: Path) -> tuple[Path, str]:
             f"{folder}: has no *.safetensors; other weights are not read. Convert them with diffusers' "
             "save_pretrained(..., safe_serialization=True)."
         )
-    return folder, name
+    return folder, values
 
 
 def _latent_size(image_size: tuple[int, int], factor: int, what: str) -> tuple[int, int]:

@@ -383,8 +383,17 @@ def off_by(start: torch.Tensor, meters: float, radians: float) -> torch.Tensor:
 def mirrored(batch: ObjectBatch, chosen: torch.Tensor) -> ObjectBatch:
     """The sequences where `chosen`, bool (B,), seen in a mirror at the plane y = 0: physics does not mind.
 
-    In an action [x, y, z, rotation vector, gripper] y turns its sign, and of the rotation vector x and z.
+    In an action [x, y, z, gripper] or [x, y, z, rotation vector, gripper] y turns its sign, and of the rotation vector
+    x and z.
+
+    Raises:
+        ValueError: other actions.
     """
+    if (size := batch.actions.values.shape[-1]) not in (4, 7):
+        raise ValueError(
+            f"world_model.objects.mirror: got true with actions of {size} numbers; what a mirror makes of an action is "
+            "known for 4 (x, y, z, gripper) and 7 (x, y, z, rotation vector, gripper); set it to false"
+        )
     sign = 1 - 2 * chosen.float()[:, None]
     flip = batch.poses.new_tensor([0.0, 1.0, 0.0, 1.0])
     pose_sign = 1 + flip * (sign - 1)  # (B, 4)

@@ -281,6 +281,7 @@ def model_folder(path: Path, part: str, class_name: str) -> Path:
     Raises:
         ValueError: neither holds a model of this class.
     """
+    path = path.expanduser()
     folder = path / part if (path / part / "config.json").is_file() else path
     file = folder / "config.json"
     if not file.is_file():

@@ -4,7 +4,7 @@
     memory = world_model.begin(world_model.encode(images, states), instruction, seeds=[0, 1])
     frames = world_model.dynamics.imagine(memory.context, actions, memory.noise)
 
-`world_model.imagination` turns imagined frames into outcomes; `world_model.env` makes an environment of it.
+`world_model.env.imagination` turns imagined frames into outcomes; `world_model.env` makes an environment of it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from vla_rl.config import ConfigError
 from world_model.config import ObjectsConfig, PosteriorConfig, WorldModelConfig
 from world_model.interfaces import Autoencoder, Dynamics, SuccessHead
 from world_model.metadata import WorldModelMetadata, read_metadata, resolve_path, write_metadata
+from world_model.model.autoencoder import without_path
 from world_model.model.inverse import InverseDynamics
 from world_model.model.lacking import FEW_MEMBERS, NO_INVERSE, NO_OBJECTS, NO_POSTERIOR, NO_PROBABILITY, NO_VALUE
 from world_model.model.memory import Memory
@@ -67,8 +68,9 @@ class WorldModel(nn.Module):
                 f"dynamics: has frames of {parts.dynamics.frame_steps} control steps, the config says "
                 f"frame_steps = {config.frame_steps}"
             )
-        # The network's own, as Wan's is complete only once built: saved, it needs its pretrained folder no more.
-        self.config, self.metadata = config.model_copy(update={"dynamics": parts.dynamics.config}), metadata
+        # What was pretrained is described in full: saved, it needs its folder no more.
+        own = {"dynamics": parts.dynamics.config, "autoencoder": without_path(config.autoencoder)}
+        self.config, self.metadata = config.model_copy(update=own), metadata
         for part in fields(parts):
             setattr(self, part.name, getattr(parts, part.name))
         self.register_buffer("state_mean", torch.tensor(metadata.state_mean), persistent=False)
@@ -198,7 +200,7 @@ class WorldModel(nn.Module):
 
         Args:
             frames: B x F; None: the newest frame in `memory` itself, F = 1.
-            steps_left: int (B, F), control steps from each frame to the task's horizon (`value_steps_left`).
+            steps_left: int (B, F), control steps from each frame to the task's horizon.
 
         Returns:
             float32 (B, F), in 0 .. 1.

@@ -267,6 +267,16 @@ def test_an_output_that_cannot_be_written_is_said_before_any_work(arguments: lis
     assert "choose another --output" in result.stderr and len(result.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("styles", "message"),
+    [(["shifted"], "--style: got 'shifted', expected NAME=DATASET"), (["a=x", "a=y"], "--style: 'a' is given twice")],
+)
+def test_a_style_that_would_be_lost_is_refused(styles: list[str], message: str) -> None:
+    options = [option for text in styles for option in ("--style", text)]
+    result = run("world-model", "eval", "tabletop_style", "pretrained:tabletop", "--held-out", "a", *options)
+    assert result.exit_code == 2 and result.stderr.startswith(f"error: {message}"), result.stderr
+
+
 @pytest.mark.parametrize("command", ["train", "sft", "loop", "rac", "failure fit", "hub measure", "world-model fit"])
 def test_a_run_is_resumed_by_its_folder_alone(command: str, tmp_path: Path) -> None:
     neither = run(*command.split())

@@ -14,7 +14,7 @@ from vla_rl.algorithms.action_values import ActionValues
 from vla_rl.config import ConfigError, build_component
 from vla_rl.interfaces import Policy
 from vla_rl.rollout.runner import collect
-from vla_rl.types import ActionChunk, Episode, EpisodeSpec, Observation
+from vla_rl.types import ActionChunk, Episode, EpisodeSpec, Keyframe, Observation
 from world_model.env import action_values
 from world_model.env.value_config import WorldModelValuesConfig
 
@@ -66,6 +66,14 @@ def test_a_chunk_is_worth_the_value_of_what_it_leads_to(monkeypatch, episodes, a
     position = seen[:, None] + 4 * GAIN * amounts + (ahead - 1) * 4 * GAIN * 0.5
     np.testing.assert_allclose(found, by_hand(position, 4 * (chunk + ahead)[:, None]), atol=0.02)
     assert found[1, 0] == found[1, 1]
+
+
+def test_an_episode_from_a_keyframe_has_the_time_that_was_left_there(monkeypatch, episodes):
+    where = (np.array([0]), np.array([1]))
+    spec = replace(episodes[0].spec, keyframe=Keyframe("toy", "reach", 8, {}))
+    found = values(monkeypatch).of([replace(episodes[0], spec=spec)], *where, pushes([[0.1, 0.9]]))
+    position = episodes[0].obs.state[1, 0] + 4 * GAIN * np.array([[0.1, 0.9]])
+    np.testing.assert_allclose(found, by_hand(position, np.array([[8 + 4 + 4]])), rtol=0.1)
 
 
 def test_nothing_after_the_decision_changes_the_values(monkeypatch, episodes):

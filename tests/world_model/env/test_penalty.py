@@ -181,7 +181,7 @@ def test_a_bonus_sends_the_policy_where_futures_disagree(monkeypatch: pytest.Mon
             return type(frames)(frames.latents + 1e-3 * still * drawn, frames.states)
 
         monkeypatch.setattr(dynamics, "imagine", unsure_of_small_pushes)
-        plan.watch([0, 1], [True, True])
+        plan.watch([0, 1], [True, True], ["reach"] * 2)
         chunk = plan.act(observed([1.0, 2.0]), torch.Generator().manual_seed(0))
         drawn = policy.drawn[0].reshape(2, 5)
         chosen[bonus] = chunk.actions[:, 0, 0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 import torch
 from toy import METADATA, toy_env, toy_valued, toy_world_model
 
+from vla_rl.common.row_noise import by_row
 from vla_rl.config import ConfigError, validate
 from vla_rl.evaluation.evaluate import EvalConfig
 from vla_rl.rollout.runner import collect
@@ -53,7 +56,7 @@ def observed(positions: list[float]) -> Observation:
 def test_the_candidate_that_gets_furthest_is_chosen(monkeypatch) -> None:
     policy = Wanderer()
     plan = planner(monkeypatch, policy, candidates=5)
-    plan.watch([3, 0], [True, True])
+    plan.watch([3, 0], [True, True], ["reach"] * 2)
     chunk = plan.act(observed([1.0, 2.0]), torch.Generator().manual_seed(0))
     drawn = policy.drawn[0].reshape(2, 5)
     np.testing.assert_array_equal(chunk.actions[:, 0, 0], drawn.max(1))
@@ -63,7 +66,7 @@ def test_the_candidate_that_gets_furthest_is_chosen(monkeypatch) -> None:
 
 def test_the_first_candidate_of_a_greedy_evaluation_is_the_greedy_chunk(monkeypatch) -> None:
     plan = planner(monkeypatch, candidates=1)
-    plan.watch([0], [True])
+    plan.watch([0], [True], ["reach"])
     assert not plan.act(observed([1.0]), torch.Generator().manual_seed(0), temperature=0.0).actions.any()
 
 
@@ -71,11 +74,11 @@ def test_it_remembers_each_episode_as_it_went(monkeypatch) -> None:
     """Real observations with the executed chunks; environments come, go, and begin anew."""
     plan = planner(monkeypatch, candidates=2)
     generator = torch.Generator().manual_seed(0)
-    plan.watch([0, 2], [True, True])
+    plan.watch([0, 2], [True, True], ["reach"] * 2)
     plan.act(observed([1.0, 2.0]), generator)
-    plan.watch([2], [False])
+    plan.watch([2], [False], ["reach"])
     plan.act(observed([3.5]), generator)
-    plan.watch([0, 1, 2], [False, True, False])
+    plan.watch([0, 1, 2], [False, True, False], ["reach"] * 3)
     plan.act(observed([1.5, 5.0, 4.0]), generator)
     memory = plan._memory
     assert memory is not None
@@ -98,6 +101,32 @@ def test_planning_solves_what_chance_does_not(monkeypatch) -> None:
     assert solved["best"] >= solved["random"] + 6
 
 
+class OwnNoise(Wanderer):
+    """Draws each row by that row's own generator."""
+
+    def act(self, obs: Observation, generator: torch.Generator | None = None, temperature: float = 1.0) -> ActionChunk:
+        actions = np.zeros((obs.batch_size, 4, 3), np.float32)
+        drawn = by_row(lambda shape, own: torch.rand(shape, generator=own), (obs.batch_size, 1), generator)
+        actions[..., 0] = drawn.numpy() * temperature
+        return ActionChunk(actions)
+
+
+@pytest.mark.parametrize("choose", ["best", "random"])
+def test_an_episode_is_planned_the_same_whatever_runs_beside_it(monkeypatch, choose: str) -> None:
+    """As without planning: else an episode run again after a broken worker, or filmed, would be another one."""
+    monkeypatch.setattr(planning, "load_world_model", lambda path, device: toy_world_model(noise=2.0))
+
+    def acted(num_envs: int, numbers: Sequence[int]) -> list[np.ndarray]:
+        config = PlanConfig.model_validate({"world_model": "toy", "candidates": 4, "choose": choose})
+        specs, seeds = [SPECS[i] for i in numbers], [100 + i for i in numbers]
+        plan = config.build(cast(Any, OwnNoise()))
+        return [e.chunks.actions for e in collect(cast(Any, plan), toy_env(num_envs), specs, seed=seeds)]
+
+    together = acted(5, range(8))
+    for number in (6, 2):
+        np.testing.assert_array_equal(acted(1, [number])[0], together[number])
+
+
 def test_the_value_judges_the_last_imagined_frame_with_the_time_that_is_left_there(monkeypatch) -> None:
     """In the toy its logit is 2 (position - 6 + 4 left / 24 - 2) before calibration's slope of 2, which ranks alike."""
     policy = Wanderer()
@@ -112,12 +141,12 @@ def test_the_value_judges_the_last_imagined_frame_with_the_time_that_is_left_the
         return valued(memory, frames, steps_left)
 
     monkeypatch.setattr(plan.world_model, "value_logits", watched)
-    plan.watch([3, 0], [True, True])
+    plan.watch([3, 0], [True, True], ["reach"] * 2)
     plan.act(observed([1.0, 2.0]), torch.Generator().manual_seed(0))
-    plan.watch([0, 1], [False, True])
+    plan.watch([0, 1], [False, True], ["reach", "reach_back"])
     chunk = plan.act(observed([3.0, 2.0]), torch.Generator().manual_seed(1))
     np.testing.assert_array_equal(chunk.actions[:, 0, 0], policy.drawn[1].reshape(2, 3).max(1))
-    assert asked == [(1, [16] * 6), (1, [12] * 3 + [16] * 3)], "of 24 steps, after two more chunks of 4"
+    assert asked == [(1, [16] * 6), (1, [12] * 3 + [8] * 3)], "of 24 steps, and 16, after two more chunks of 4"
     with pytest.raises(ConfigError, match="no value"):
         planner(monkeypatch, judge="value")
 
@@ -131,10 +160,22 @@ def test_what_does_not_fit_is_refused(monkeypatch) -> None:
     policy.cameras = ("front",)  # type: ignore[assignment]
     with pytest.raises(ValueError, match=r"shows \['agentview', 'wrist'\], the policy also reads \['front'\]"):
         planner(monkeypatch, policy)
+    policy = Wanderer()
+    policy.action_dim = 7  # type: ignore[misc]
+    with pytest.raises(ValueError, match=r"a robot with actions of 3 numbers, the policy's have 7"):
+        planner(monkeypatch, policy)
+    plan, seen = planner(monkeypatch), observed([1.0])
+    plan.watch([0], [True], ["reach"])
+    with pytest.raises(ValueError, match=r"the environment does not show \['wrist'\]; set env.cameras"):
+        plan.act(replace(seen, images={"agentview": seen.images["agentview"]}))
+    with pytest.raises(ValueError, match=r"images .* of \(8, 8\) and states of 2 .* shows \(8, 8\) and 3"):
+        plan.act(replace(seen, state=np.zeros((1, 3), np.float32)))
     plan = planner(monkeypatch)
     with pytest.raises(ValueError, match="got 1 observations and knows of 0 episodes; call watch first"):
         plan.act(observed([1.0]))
     with pytest.raises(ConfigError, match=r"plan\.candidats: unknown key.*Did you mean 'candidates'"):
         validate(EvalConfig, {"plan": {"world_model": "x", "candidats": 3}}, prefix="eval")
+    with pytest.raises(ConfigError, match=r"eval\.temperatures: got 0\.7 with eval\.plan, which draws"):
+        validate(EvalConfig, {"plan": {"world_model": "x"}, "temperatures": [0, 0.7]}, prefix="eval")
     config = validate(EvalConfig, {"plan": {"world_model": "x", "candidates": 3}})
     assert validate(EvalConfig, config.model_dump(mode="json")) == config and isinstance(config.plan, PlanConfig)

@@ -13,10 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from toy import CONFIG, GOAL, METADATA, push, toy_parts, toy_valued, toy_world_model
 
-from vla_rl.config import ConfigError
-from world_model.config import WorldModelConfig
+from vla_rl.config import ConfigError, validate
+from world_model.config import AutoencoderConfig, WorldModelConfig
+from world_model.fit.config import FitConfig
 from world_model.metadata import METADATA_FILE, WorldModelMetadata, content_key, read_metadata, resolve_path, shortened
+from world_model.model.autoencoder import without_path
 from world_model.model.parts import build_parts
+from world_model.model.wan_network import model_folder
 from world_model.model.world_model import WorldModel, load_world_model
 from world_model.noise import NoiseStream
 from world_model.types import Actions, Frames
@@ -202,6 +205,36 @@ def test_what_is_saved_imagines_the_same(tmp_path: Path) -> None:
     (frames, *scores), (loaded_frames, *loaded_scores) = future(world_model), future(loaded)
     assert torch.equal(frames.latents, loaded_frames.latents) and torch.equal(frames.states, loaded_frames.states)
     assert all(torch.equal(a, b) for a, b in zip(scores, loaded_scores, strict=True))
+
+
+def test_a_pretrained_autoencoder_goes_along(tmp_path: Path) -> None:
+    """The world model's folder alone is copied to another machine."""
+    diffusers = pytest.importorskip("diffusers")
+    sizes = {f"{side}_block_out_channels": (8, 8) for side in ("encoder", "decoder")}
+    blocks = {f"num_{side}_blocks": (1, 1) for side in ("encoder", "decoder")}
+    diffusers.AutoencoderTiny(**sizes, **blocks, scaling_factor=0.5).save_pretrained(tmp_path / "vae")
+    config = SMALL.model_copy(update={"autoencoder": AutoencoderConfig(path=tmp_path / "vae")})
+    facts = SMALL_FACTS.model_copy(update={"image_size": (8, 8)})
+    world_model = WorldModel(config, facts, build_parts(config, facts))
+    world_model.save(tmp_path / "model")
+    shutil.rmtree(tmp_path / "vae")
+    loaded = load_world_model(tmp_path / "model")
+    assert torch.equal(future(loaded)[0].latents, future(world_model)[0].latents)
+    assert loaded.config == world_model.config
+    described = {"model": {"autoencoder": loaded.config.autoencoder.model_dump()}}
+    with pytest.raises(ConfigError, match=r"autoencoder\.pretrained: .* names no weights; give path"):
+        validate(FitConfig, described, prefix="world_model")
+
+
+def test_pretrained_parts_are_found_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for part, name in (("vae", "AutoencoderKLWan"), ("transformer", "WanTransformer3DModel")):
+        (tmp_path / "wan" / part).mkdir(parents=True)
+        (tmp_path / "wan" / part / "config.json").write_text(json.dumps({"_class_name": name, "_name_or_path": "x"}))
+    (tmp_path / "wan" / "vae" / "w.safetensors").touch()
+    found = without_path(AutoencoderConfig(path=Path("~/wan")))
+    assert found.path is None and found.pretrained == {"_class_name": "AutoencoderKLWan"}
+    assert model_folder(Path("~/wan"), "transformer", "WanTransformer3DModel") == tmp_path / "wan" / "transformer"
 
 
 def test_sampling_can_be_changed_and_stays_so(tmp_path: Path) -> None:

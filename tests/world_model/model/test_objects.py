@@ -127,6 +127,9 @@ def test_a_mirror_turns_y_yaw_and_two_of_the_rotations() -> None:
     for name in ("poses", "start", "position", "success", "path"):
         assert torch.equal(getattr(seen, name)[1], getattr(batch, name)[1])
     assert torch.equal(mirrored(seen, torch.tensor([True, False])).poses, batch.poses)
+    turned = replace(batch, actions=Actions(batch.actions.values[..., :5], batch.actions.executed))
+    with pytest.raises(ValueError, match=r"objects\.mirror: got true with actions of 5 numbers"):
+        mirrored(turned, torch.tensor([True, False]))
 
 
 def make_batch(size: int, length: int, seed: int = 0) -> ObjectBatch:
