@@ -290,6 +290,8 @@ def validate(config_class: type[C], values: dict[str, Any], prefix: str = "") ->
         faults = error.errors()
         above = {e["loc"][:n] for e in faults for n in range(len(e["loc"]))}  # A list of wrong items only looks empty.
         faults = [e for e in faults if e["type"] != "too_short" or e["loc"] not in above]
+        # A default that depends on other fields, one of which is at fault, is no fault of its own.
+        faults = [e for e in faults if e["type"] != "default_factory_not_called"]
         raise ConfigError("\n".join(_explain(config_class, e, prefix) for e in faults)) from None
 
 

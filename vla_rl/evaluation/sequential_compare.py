@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 
-from vla_rl.config import Config
+from vla_rl.config import Config, TaskName
 from vla_rl.distributed.process_group import ALONE, ProcessGroup
 from vla_rl.evaluation.compare import format_p
 from vla_rl.evaluation.results import EvaluationError
@@ -25,7 +25,7 @@ class SequentialConfig(Config):
     """When to stop comparing two policies."""
 
     split: Split = Field(default="validation", description="Initial states to use.")
-    tasks: tuple[str, ...] = Field(default=(), description="Tasks; empty means all of the environment's.")
+    tasks: tuple[TaskName, ...] = Field(default=(), description="Tasks; empty means all of the environment's.")
     start_index: NonNegativeInt = Field(default=0, description="First initial state of the split.")
     temperature: float = Field(default=1.0, ge=0, description="Of the action sampling; 0 is greedy.")
     max_pairs: PositiveInt = Field(
