@@ -26,7 +26,7 @@ from typing import (
 )
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from vla_rl.common.config_paths import owner_of
 from vla_rl.common.yaml_text import Dumper, Loader
@@ -263,6 +263,15 @@ def _of_section(section: str, config: Config) -> Config:
 
 
 TaskName = Annotated[str, Field(coerce_numbers_to_str=True)]  # Some simulators count their tasks: 0 is "0".
+
+
+def _each_once(value: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(value)) < len(value):
+        raise ValueError("name each task once: its initial states would count several times")
+    return value
+
+
+TaskNames = Annotated[tuple[TaskName, ...], AfterValidator(_each_once)]  # Of what is run from each task's states.
 
 
 def as_list(value: Any) -> Any:
