@@ -93,12 +93,11 @@ def evaluate(policy: Policy | str | Path, recipe: Recipe | str | Path, **options
     recipe = _loaded(recipe)
     recipe.check_machine()
     config = validate(EvalConfig, recipe.eval.model_dump() | {"videos": 0} | options, prefix="eval")
+    env = recipe.model_copy(update={"eval": config}).acting_env  # eval.approximate says which.
     if isinstance(policy, str | Path):
         folder = resolve_path(policy)
-        return run_evaluation(
-            load_policy(folder, resolve_device(recipe.device)), recipe.acting_env, config, policy_path=folder
-        )
-    return run_evaluation(policy, recipe.acting_env, config)
+        return run_evaluation(load_policy(folder, resolve_device(recipe.device)), env, config, policy_path=folder)
+    return run_evaluation(policy, env, config)
 
 
 def _loaded(recipe: Recipe | str | Path) -> Recipe:

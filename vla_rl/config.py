@@ -26,7 +26,7 @@ from typing import (
 )
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from vla_rl.common.config_paths import owner_of
 from vla_rl.common.yaml_text import Dumper, Loader
@@ -265,6 +265,15 @@ def _of_section(section: str, config: Config) -> Config:
 TaskName = Annotated[str, Field(coerce_numbers_to_str=True)]  # Some simulators count their tasks: 0 is "0".
 
 
+def _each_once(value: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(value)) < len(value):
+        raise ValueError("name each task once: its initial states would count several times")
+    return value
+
+
+TaskNames = Annotated[tuple[TaskName, ...], AfterValidator(_each_once)]  # Of what is run from each task's states.
+
+
 def as_list(value: Any) -> Any:
     """Take one value for a list of one."""
     return list(value) if isinstance(value, list | tuple) else [value]
@@ -290,6 +299,8 @@ def validate(config_class: type[C], values: dict[str, Any], prefix: str = "") ->
         faults = error.errors()
         above = {e["loc"][:n] for e in faults for n in range(len(e["loc"]))}  # A list of wrong items only looks empty.
         faults = [e for e in faults if e["type"] != "too_short" or e["loc"] not in above]
+        # A default that depends on other fields, one of which is at fault, is no fault of its own.
+        faults = [e for e in faults if e["type"] != "default_factory_not_called"]
         raise ConfigError("\n".join(_explain(config_class, e, prefix) for e in faults)) from None
 
 

@@ -11,7 +11,7 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from sim.base import SimConfig, check_known
 from sim.gl_devices import check_backend
-from sim.libero.library import instruction_of, suite_tasks
+from sim.libero.library import suite_tasks
 from sim.libero.measured import why_not_offered
 from sim.libero.suites import (
     CAMERAS,
@@ -24,6 +24,7 @@ from sim.libero.suites import (
     task_labels,
 )
 from sim.perturb import Axis
+from vla_rl.common.task_names import libero_instruction
 from vla_rl.config import ConfigError
 from vla_rl.types import EnvSpec
 
@@ -103,7 +104,7 @@ class LiberoConfig(SimConfig):
         tasks = self.task_names()
         horizon = self.horizon or HORIZONS[self.suite]
         spec = self._arm_spec(
-            "libero", {task: instruction_of(task) for task in tasks}, dict.fromkeys(tasks, horizon), CONTROL_HZ
+            "libero", {task: libero_instruction(task) for task in tasks}, dict.fromkeys(tasks, horizon), CONTROL_HZ
         )
         moves = self.perturb is not None and self.perturb.axis == "camera"
         known = "agentview" in self.cameras and self.suite in VIEWS and not moves

@@ -18,9 +18,9 @@ import mujoco
 import numpy as np
 
 from sim.libero.clearance import Surroundings
-from sim.libero.library import instruction_of
 from sim.libero.scene import PHYSICS, InitialState, Scene, check_arrays, numpy_seed
 from sim.libero.shapes import Shape
+from vla_rl.common.task_names import libero_instruction
 
 NUMBER = (0, 2, 4, 7)  # by level of `sim.perturb`
 KINDS = 10  # that a task's scene holds, of those that may stand in it
@@ -148,7 +148,7 @@ def kinds_beside(env) -> list[str]:
     """
     task = Path(env.bddl_file_name).stem
     present = {*env.parsed_problem["objects"], *env.parsed_problem["fixtures"]}
-    said = set(instruction_of(task).split()) - {"and"}
+    said = set(libero_instruction(task).split()) - {"and"}
     free = [kind for kind in POOL if kind not in present and not said & set(kind.split("_"))]
     return np.random.default_rng(zlib.crc32(task.encode())).permutation(free)[:KINDS].tolist()
 

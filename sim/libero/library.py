@@ -15,7 +15,6 @@ import io
 import logging
 import os
 import pickle
-import re
 import tempfile
 from pathlib import Path
 
@@ -64,11 +63,6 @@ def suite_tasks(suite: str) -> tuple[str, ...]:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return tuple(module.libero_task_map[suite])
-
-
-def instruction_of(task: str) -> str:
-    """A task's instruction, as LIBERO and OpenVLA word it: the name without scene and underscores."""
-    return re.sub(r"^[A-Z_]+_SCENE\d+_", "", task).replace("_", " ")
 
 
 def bddl_path(suite: str, task: str) -> Path:

@@ -70,6 +70,16 @@ def test_options_are_checked_like_those_of_a_recipe(recipe: vla_rl.Recipe) -> No
         vla_rl.make_env("tabletop_grp")
 
 
+def test_an_approximate_evaluation_is_of_the_approximation(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Any] = []
+    monkeypatch.setattr("vla_rl.evaluation.evaluate.evaluate", lambda policy, env, config: found.append(env))
+    light = vla_rl.load_recipe("libero_object_bc", ["env.tasks=[]", "env.rendering=light"])
+    policy: Any = object()
+    vla_rl.evaluate(policy, light)
+    vla_rl.evaluate(policy, light, approximate=True)
+    assert [env.rendering for env in found] == ["exact", "light"]
+
+
 def test_one_override_that_is_no_list_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^overrides: got the text 'seed=3'; give a list .*: \['seed=3'\]$"):
         vla_rl.load_recipe("tabletop_grpo", "seed=3")

@@ -1,12 +1,19 @@
-"""Short names that tell a set's tasks apart, for tables and plots."""
+"""Short names that tell a set's tasks apart, for tables and plots; LIBERO's names as instructions."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 LONGEST = 32  # characters; filling words go from names beyond it
 _ALWAYS_DROPPED = ("and place it", "and put it", "pick up", "the")
 _FILLING = ("put", "both", "of", "and", "it")
+
+
+def libero_instruction(task: str) -> str:
+    """The instruction of one of LIBERO's tasks, as its benchmark and OpenVLA word it: the name without scene and
+    underscores. The tasks' BDDL files, and so the published demonstrations, say it otherwise in several suites."""
+    return re.sub(r"^[A-Z_]+_SCENE\d+_", "", task).replace("_", " ")
 
 
 def short_names(tasks: Sequence[str]) -> list[str]:

@@ -2,10 +2,10 @@
 
     vla-rl import-libero libero_spatial/*.hdf5 -o datasets/libero_spatial
 
-Three things are put right on the way. LIBERO's script stores what was seen *after* each action in that action's row,
+Four things are put right on the way. LIBERO's script stores what was seen *after* each action in that action's row,
 so that a policy cloned row by row learns the action before: here each action stands beside what was seen before it.
 Pictures are turned to OpenVLA's protocol (docs/libero.md). Steps in which nothing is commanded are left out, as
-OpenVLA does.
+OpenVLA does. The instruction is the benchmark's: the files' own text words some tasks otherwise.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from vla_rl.common.task_names import libero_instruction
 from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetError
 from vla_rl.data.importing import demonstration, write_episodes
@@ -74,7 +75,7 @@ def read_demos(file: Path, keep_pauses: bool = False) -> list[tuple[RecordedEpis
     try:
         with h5py.File(file, "r") as opened:
             data: Any = opened["data"]
-            instruction = str(json.loads(data.attrs["problem_info"])["language_instruction"])
+            instruction = _instruction(file, json.loads(data.attrs["problem_info"])["language_instruction"])
             turned = _turn(file, str(data.attrs.get("macros_image_convention", "opengl")))
             names = sorted(data, key=lambda name: int(name.removeprefix("demo_")))
             return [_read(data[name], file, int(name[5:]), instruction, turned, keep_pauses) for name in names]
@@ -86,6 +87,12 @@ def read_demos(file: Path, keep_pauses: bool = False) -> list[tuple[RecordedEpis
             f"data/demo_N/actions (T, {ACTION_DIM}), data/demo_N/obs/{{{', '.join([*STATE, *CAMERAS.values()])}}}, "
             "and the attribute problem_info"
         ) from error
+
+
+def _instruction(file: Path, said: str | list[str]) -> str:
+    """As the benchmark words the task that a file is named after, or else as the file says it."""
+    task = file.name.removesuffix("_demo.hdf5")
+    return libero_instruction(task) if task != file.name else " ".join([said] if isinstance(said, str) else said)
 
 
 def _turn(file: Path, convention: str) -> Callable[[np.ndarray], np.ndarray]:

@@ -24,7 +24,7 @@ from typing import Annotated
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, SerializeAsAny, model_validator
 
 from vla_rl.common.progress import Stopwatch
-from vla_rl.config import Config, ConfigError, TaskName, component
+from vla_rl.config import Config, ConfigError, TaskNames, component
 from vla_rl.distributed.process_group import ALONE, ProcessGroup
 from vla_rl.evaluation.results import EpisodeRecord, Evaluation, EvaluationError, EvaluationMeta
 from vla_rl.interfaces import EnvConfig, ImaginedEnv, PlanningConfig, PlanningPolicy, Policy, VecEnv
@@ -39,9 +39,7 @@ class EvalConfig(Config):
     """Which initial states, how often each, how actions are drawn."""
 
     split: Split = Field(default="eval", description="eval for the claim, validation to choose, train to debug.")
-    tasks: tuple[TaskName, ...] = Field(
-        default=(), description="Tasks to evaluate; empty means all of the environment's."
-    )
+    tasks: TaskNames = Field(default=(), description="Tasks to evaluate; empty means all of the environment's.")
     episodes_per_task: PositiveInt = Field(default=50, description="Initial states per task.")
     start_index: NonNegativeInt = Field(default=0, description="First initial state of the split.")
     temperatures: tuple[NonNegativeFloat, ...] = Field(

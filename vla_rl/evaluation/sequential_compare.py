@@ -7,9 +7,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
+from pydantic import Field, NonNegativeInt, PositiveInt
 
-from vla_rl.config import Config
+from vla_rl.config import Config, TaskNames
 from vla_rl.distributed.process_group import ALONE, ProcessGroup
 from vla_rl.evaluation.compare import format_p
 from vla_rl.evaluation.results import EvaluationError
@@ -25,7 +25,7 @@ class SequentialConfig(Config):
     """When to stop comparing two policies."""
 
     split: Split = Field(default="validation", description="Initial states to use.")
-    tasks: tuple[str, ...] = Field(default=(), description="Tasks; empty means all of the environment's.")
+    tasks: TaskNames = Field(default=(), description="Tasks; empty means all of the environment's.")
     start_index: NonNegativeInt = Field(default=0, description="First initial state of the split.")
     temperature: float = Field(default=1.0, ge=0, description="Of the action sampling; 0 is greedy.")
     max_pairs: PositiveInt = Field(
@@ -42,13 +42,6 @@ class SequentialConfig(Config):
     )
     seed: int = Field(default=0, description="Of the action sampling.")
     max_retries: NonNegativeInt = Field(default=2, description="Times an episode whose worker broke is run again.")
-
-    @field_validator("tasks")
-    @classmethod
-    def _each_once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(value)) < len(value):
-            raise ValueError("name each task once: its initial states would count several times")
-        return value
 
 
 class SequentialComparison(Config):

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, SerializeAsAny, model_validator
 
-from vla_rl.config import Config, ConfigError, component
+from vla_rl.config import Config, ConfigError, TaskNames, component
 from vla_rl.interfaces import PlanningConfig
 from vla_rl.types import Split
 
@@ -30,7 +30,7 @@ class CollectConfig(Config):
         "filtered behavior cloning learns from.",
     )
     episodes_per_task: PositiveInt = Field(default=100, description="Episodes kept for each task.")
-    tasks: tuple[str, ...] = Field(default=(), description="Tasks to collect; empty means all of the environment's.")
+    tasks: TaskNames = Field(default=(), description="Tasks to collect; empty means all of the environment's.")
     split: Split = Field(default="train", description="Which initial states: train, validation or eval.")
     allow_eval: bool = Field(
         default=False, description="Allow split=eval; what is learned from it can prove nothing on it."

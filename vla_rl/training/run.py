@@ -208,7 +208,7 @@ class TrainingRun:
             logged[f"env/{name}"] = float(np.mean([e.info[name].mean() for e in played]))
         times = self.stopwatch.report()
         logged |= rollout_metrics(episodes) | reward_metrics(played) | metrics
-        logged |= self.source.metrics() | self.sampler.metrics()
+        logged |= self.source.metrics() | self.sampler.metrics() | {"rollout/num_processes": float(self.world.size)}
         logged |= {f"time/{stage}": seconds for stage, seconds in times.items()}
         logged["time/episodes_per_second"] = len(episodes) / (times["simulation"] + times["inference"])
         logged["time/overhead_fraction"] = (times["other"] + times.get("optimizer", 0.0)) / times["total"]

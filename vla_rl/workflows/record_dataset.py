@@ -200,7 +200,7 @@ def _open_staging(staging: Path, settings: dict[str, Any], env_config: Any, conf
 _FREE = (
     *("collect.dataset", "collect.shard_episodes"),
     *("env.num_envs", "env.num_workers", "env.num_hosts", "env.hosts", "env.step_timeout", "env.start_timeout"),
-    *("env.render_devices", "env.devices", "env.in_halves"),
+    *("env.render_devices", "env.devices", "env.in_halves", "env.assets_path", "env.max_scenes"),
 )
 
 

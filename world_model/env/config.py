@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, SerializeAsAny, model_validator
 
-from vla_rl.config import ConfigError, component
+from vla_rl.config import ConfigError, TaskName, component
 from vla_rl.data.config import MaybeDatasets
 from vla_rl.interfaces import EnvConfig, TrustError
 from vla_rl.types import EnvSpec
@@ -31,7 +31,7 @@ class WorldModelEnvConfig(EnvConfig):
 
     kind: Literal["world_model"] = "world_model"
     path: str | Path = Field(description="The world model: a folder, or pretrained:NAME.")
-    tasks: tuple[str, ...] = Field(
+    tasks: tuple[TaskName, ...] = Field(
         default=(), description="Task names; empty means all that the world model knows and first_frames has."
     )
     first_frames: Annotated[SerializeAsAny[EnvConfig] | None, component("env")] = Field(

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from sim.libero import LiberoConfig, library, measure
 from sim.libero.measured import measured_experts
 from vla_rl.cli.app import app
+from vla_rl.common.task_names import libero_instruction
 from vla_rl.config import ConfigError, build_component
 from vla_rl.evaluation.compare import compare
 from vla_rl.evaluation.evaluate import EvalConfig
@@ -148,9 +149,9 @@ def test_list_tasks_shows_the_numbers() -> None:
 
 def test_instructions_are_the_names_without_scene_and_underscores() -> None:
     words = "put both the alphabet soup and the tomato sauce in the basket"
-    assert library.instruction_of("LIVING_ROOM_SCENE2_" + words.replace(" ", "_")) == words
-    assert library.instruction_of("KITCHEN_SCENE10_close_the_top_drawer") == "close the top drawer"
-    assert library.instruction_of("turn_on_the_stove") == "turn on the stove"
+    assert libero_instruction("LIVING_ROOM_SCENE2_" + words.replace(" ", "_")) == words
+    assert libero_instruction("KITCHEN_SCENE10_close_the_top_drawer") == "close the top drawer"
+    assert libero_instruction("turn_on_the_stove") == "turn on the stove"
 
 
 def test_tasks_by_name_or_number() -> None:

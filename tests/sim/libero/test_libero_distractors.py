@@ -12,9 +12,10 @@ from scipy.ndimage import binary_dilation
 from scipy.spatial import cKDTree
 
 from sim.libero import LiberoConfig
-from sim.libero.library import instruction_of, suite_tasks
+from sim.libero.library import suite_tasks
 from sim.libero.shapes import Shape
 from sim.libero.suites import HORIZONS
+from vla_rl.common.task_names import libero_instruction
 from vla_rl.data.segmentation import CAMERA_PREFIX, unpack
 from vla_rl.types import EpisodeSpec
 
@@ -84,7 +85,7 @@ def test_a_distractor_is_nothing_that_the_task_names() -> None:
             env = Parsed(str(bddl_path(suite, task)))
             kinds = kinds_beside(env)
             assert len(kinds) >= 8, task
-            words = set(instruction_of(task).split()) - {"and"}
+            words = set(libero_instruction(task).split()) - {"and"}
             goal = " ".join(" ".join(predicate[1:]) for predicate in env.parsed_problem["goal_state"])
             for kind in kinds:
                 assert not words & set(kind.split("_")) and kind not in goal

@@ -8,6 +8,7 @@ from libero_setup import ASSETS, needs_assets, needs_library
 
 from sim.libero import LiberoConfig, library
 from sim.libero.suites import HORIZONS, paraphrases
+from vla_rl.common.task_names import libero_instruction
 from vla_rl.types import EpisodeSpec
 
 
@@ -15,7 +16,7 @@ from vla_rl.types import EpisodeSpec
 @pytest.mark.parametrize("suite", HORIZONS)
 def test_every_instruction_has_three_paraphrases(suite: str) -> None:
     for task in library.suite_tasks(suite):
-        text = library.instruction_of(task)
+        text = libero_instruction(task)
         assert len({text, *paraphrases(text)}) == 4, text
     assert paraphrases("put both moka pots on the stove")[1] == "set both coffee pots on the cooker"
 

@@ -182,7 +182,8 @@ def test_a_resumed_run_may_use_another_cluster_but_not_other_workers():
 
 @pytest.mark.parametrize("section", ["env", "real_env"])
 def test_a_run_may_go_on_with_its_simulator_elsewhere(section):
-    assert all(is_free(f"{section}.{name}") for name in ("num_hosts", "hosts", "token_file", "devices"))
+    names = ("num_hosts", "hosts", "token_file", "devices", "assets_path", "max_scenes")
+    assert all(is_free(f"{section}.{name}") for name in names)
     assert not any(is_free(f"{section}.{name}") for name in ("env", "python", "variables", "num_envs", "eval_seed"))
 
 

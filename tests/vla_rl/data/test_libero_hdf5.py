@@ -16,7 +16,7 @@ from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
 from vla_rl.cli.options import PROGRAM
 from vla_rl.data.config import DatasetError
-from vla_rl.data.libero_hdf5 import import_libero
+from vla_rl.data.libero_hdf5 import import_libero, read_demos
 
 LENGTH, SIZE = 8, 16
 
@@ -39,7 +39,7 @@ def write(folder: Path, *demos: dict[str, np.ndarray], name: str = "open_the_box
     file = folder / f"{name}_demo.hdf5"
     with h5py.File(file, "w") as opened:
         data = opened.create_group("data")
-        data.attrs["problem_info"] = json.dumps({"language_instruction": "open the box"})
+        data.attrs["problem_info"] = json.dumps({"language_instruction": "open the lid of the box"})
         data.attrs["macros_image_convention"] = convention
         for number, values in enumerate(demos):
             for key, value in values.items():
@@ -72,6 +72,13 @@ def test_each_action_stands_beside_what_was_seen_before_it(tmp_path: Path, conve
         np.testing.assert_allclose(row["observation.state"], state.astype(np.float32))
         assert row["task"] == "open the box"
     assert [bool(row["next.success"]) for row in map(dataset.__getitem__, range(LENGTH - 1))] == [False] * 6 + [True]
+
+
+def test_the_instruction_is_the_benchmarks(tmp_path: Path) -> None:
+    """LIBERO evaluates "pick up the black bowl ..."; its files of that task say "pick the akita black bowl ..."."""
+    (own,) = read_demos(write(tmp_path, demo()).rename(tmp_path / "mine.hdf5"))
+    ((episode, _),) = read_demos(write(tmp_path, demo(), name="KITCHEN_SCENE1_open_the_top_drawer"))
+    assert episode.instruction == "open the top drawer" and own[0].instruction == "open the lid of the box"
 
 
 def test_steps_that_command_nothing_are_left_out(tmp_path: Path) -> None:

@@ -166,6 +166,7 @@ def test_one_process_goes_on_with_a_run_of_two_and_two_with_its(finished, recipe
     assert (finished / "evaluations" / "final.json").is_file() and (finished / "report.html").is_file()
     assert [row["step"] for row in metrics(finished)] == [1, 2, 3]
     assert metrics(finished)[0]["train/episodes"] == 16, "the episodes of both processes"
+    assert metrics(finished)[0]["rollout/num_processes"] == 2
     alone = cut_back(finished, tmp_path / "run")
     train(load_recipe(recipe), alone, resume=True)
     assert [row["step"] for row in metrics(alone)] == [1, 2, 3]

@@ -134,9 +134,12 @@ def test_how_an_environment_was_run_is_no_difference():
     old, new = {"horizon": 16, "num_envs": 2}, {"horizon": 16, "num_envs": 4, "in_halves": True}
     first, second = (make({"push": [1, 0]}, env_config=config) for config in (old, new))
     assert "in_halves" not in compare(second, first).text() and "num_envs" not in compare(second, first).text()
-    old, new = {"num_hosts": 1, "hosts": ["a:5555"]}, {"num_hosts": 2, "hosts": ["b:5555"]}
-    first, second = (make({"push": [1, 0]}, env_config=config) for config in (old, new))
-    assert "hosts" not in compare(first, second).text()
+    for old, new in (
+        ({"num_hosts": 1, "hosts": ["a:5555"]}, {"num_hosts": 2, "hosts": ["b:5555"]}),
+        ({"assets_path": None, "max_scenes": 10}, {"assets_path": "elsewhere", "max_scenes": 2}),
+    ):
+        first, second = (make({"push": [1, 0]}, env_config=config) for config in (old, new))
+        assert "env." not in compare(first, second).text()
 
 
 def test_pictures_are_exact_where_an_older_file_does_not_say():

@@ -198,6 +198,12 @@ def test_states_that_do_not_exist_are_refused():
         episode_specs(spec, replace_config(SMALL, tasks=("reach_green",)))
 
 
+def test_no_state_is_counted_twice():
+    """With a task named twice each of its episodes was run, and counted, twice."""
+    with pytest.raises(ConfigError, match=r"^eval\.tasks: .*name each task once"):
+        validate(EvalConfig, {"tasks": ["reach_red", "reach_red"]}, prefix="eval")
+
+
 def test_json_round_trip_and_readable_rates(tmp_path):
     evaluation = evaluate(ReachPolicy(speed=0.2, noise=0.5), ENV, SMALL)
     path = tmp_path / "evaluations/base.json"

@@ -144,6 +144,11 @@ def test_a_list_of_wrong_items_is_not_called_empty_too() -> None:
         validate(Listed, {"sizes": []})
 
 
+def test_a_default_that_depends_on_a_wrong_value_is_not_named_too() -> None:
+    with pytest.raises(ConfigError, match=r"^collect\.episodes_per_task: got 0\. [^\n]*$"):
+        load_recipe("libero_object_bc", ["collect.episodes_per_task=0"])
+
+
 def test_a_section_that_is_not_a_mapping_is_named() -> None:
     with pytest.raises(ConfigError, match=r"inner: got 'text'"):
         validate(Outer, {"name": "x", "inner": "text"})
@@ -390,4 +395,5 @@ def test_rates_that_end_before_the_run_does_are_refused() -> None:
 
 
 def test_tasks_that_are_numbers_need_no_quotes() -> None:
-    assert load_recipe("libero_object_bc", ["env.tasks=[0]", "eval.tasks=[1, '2']"]).eval.tasks == ("1", "2")
+    recipe = load_recipe("libero_object_bc", ["env.tasks=[0]", "eval.tasks=[1, '2']", "collect.tasks=[3]"])
+    assert recipe.eval.tasks == ("1", "2") and recipe.collect is not None and recipe.collect.tasks == ("3",)

@@ -26,7 +26,7 @@ from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.rollout.recording_plan import RecordingPlan
 from vla_rl.types import EpisodeSpec
 from vla_rl.workflows import record_dataset as collect_module
-from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset, left_out
+from vla_rl.workflows.record_dataset import CollectConfig, _differences, collect_dataset, left_out
 from world_model.data.episodes import EpisodeFrames
 
 ENV = DummyConfig(num_envs=3, image_size=32, cameras=("agentview", "wrist"))
@@ -301,6 +301,12 @@ def test_what_a_version_with_other_options_collected_is_found_again(tmp_path):
     file.write_text(json.dumps(notes))
     with pytest.raises(ConfigError, match=r"exists already.*env.gravity: there 3"):
         collect_dataset(ENV, config)
+
+
+def test_liberos_assets_elsewhere_and_fewer_scenes_change_no_episode():
+    old = {"env": {"assets_path": None, "max_scenes": 10, "suite": "libero_goal"}}
+    assert not _differences(old, {"env": {"assets_path": "elsewhere", "max_scenes": 2, "suite": "libero_goal"}})
+    assert _differences(old, {"env": {"assets_path": None, "max_scenes": 10, "suite": "libero_10"}})
 
 
 def test_a_folder_that_is_no_dataset_of_ours_is_not_overwritten(tmp_path):

@@ -254,6 +254,21 @@ def test_costs_of_a_run(tmp_path):
     assert source.startswith("measured in 1 iterations of")
 
 
+def test_costs_of_a_run_of_several_processes_are_one_processs(tmp_path):
+    """The log has the first process's seconds, and the episodes and decisions of all."""
+    alone, _ = from_run(write_run(tmp_path / "alone", [RUN]))
+    together = RUN | {"rollout/num_processes": 2.0, "rollout/num_episodes": 32.0, "advantage/decisions": 96.0}
+    assert from_run(write_run(tmp_path / "together", [together]))[0] == alone
+
+
+def test_costs_of_a_run_with_rollouts_elsewhere_say_nothing_of_acting_and_stepping(tmp_path):
+    folder = write_run(tmp_path / "run", [RUN | {"time/inference": 0.0}])
+    with (folder / "config.yaml").open("a") as file:
+        file.write("rollout: {kind: ray}\n")
+    values, _ = from_run(folder)
+    assert not {"act", "step", "reset"} & values.keys() and values["update"].of(8) > 0
+
+
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="not the folder of a run"):
         from_run(tmp_path)

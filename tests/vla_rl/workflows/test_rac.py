@@ -8,13 +8,17 @@ from types import SimpleNamespace
 
 import pytest
 
+from sim.dummy import DummyConfig
+from sim.metaworld.config import MetaWorldConfig
 from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.dataset import DataNeeds, open_dataset
+from vla_rl.interfaces import EnvConfig
 from vla_rl.recipe.rac_config import RacConfig, RacControl
 from vla_rl.recipe.recipe import load_recipe
 from vla_rl.types import CONTROL_SOURCES, EpisodeSpec
 from vla_rl.workflows.rac import RESULTS, _Rounds, _summarize, markdown, run_rac
+from vla_rl.workflows.scripted_person import longer
 
 
 def outcome(success: bool, recovery: int = 0, correction: int = 0, **more: object) -> dict:
@@ -67,6 +71,18 @@ def test_the_comparisons_p_is_by_state() -> None:
 
 def test_no_recovery_has_no_ratio() -> None:
     assert _summarize(1, [outcome(True)])["corrections_per_recovery_frame"] is None
+
+
+@pytest.mark.parametrize("env", [DummyConfig(horizon=16), MetaWorldConfig(tasks=("reach",), horizon=16)])
+def test_the_person_has_steps_beyond_the_horizon_whichever_option_says_it(env: EnvConfig) -> None:
+    horizons = env.env_spec().horizon
+    assert longer(env, horizons, 8).env_spec().horizon == {task: steps + 8 for task, steps in horizons.items()}
+
+
+def test_a_simulator_that_ends_episodes_before_the_person_is_done_is_refused() -> None:
+    env = MetaWorldConfig(tasks=("reach",), horizon=480)
+    with pytest.raises(ConfigError, match=r"after 500 control steps.*has 48 control steps beyond .* lower that"):
+        longer(env, env.env_spec().horizon, 48)
 
 
 def test_what_a_recipe_needs(tmp_path: Path) -> None:

@@ -122,7 +122,8 @@ def from_run(folder: Path) -> tuple[dict[str, Any], str]:
     """Return the stages' costs that a run's log tells, and where they come from.
 
     A log has sums alone: an environment's chunk costs the same each time, a batch was as large as there were
-    environments, and episodes are as long as their mean. The first iteration, which warms up, is left out.
+    environments, and episodes are as long as their mean. The first iteration, which warms up, is left out. Seconds are
+    the first process's, episodes and decisions all processes'. Rollouts elsewhere tell nothing of acting and stepping.
 
     Raises:
         ConfigError: the folder is no finished iteration of `vla-rl train`.
@@ -144,12 +145,14 @@ def from_run(folder: Path) -> tuple[dict[str, Any], str]:
 
     chunk = _chunk_size(run, recipe)
     chunks = max(mean("rollout/length") / chunk, 1.0)
-    decisions = chunks * mean("rollout/num_episodes")
-    learned = max(mean("advantage/decisions") * mean("advantage/active"), 1.0)
+    processes = max(mean("rollout/num_processes"), 1.0)
+    episodes = mean("rollout/num_episodes") / processes
+    decisions = chunks * episodes
+    learned = max(mean("advantage/decisions") * mean("advantage/active") / processes, 1.0)
     passes = algo["epochs"] + (1 / 3 if algo["recompute_old_log_prob"] else 0.0)
     each, size = mean("time/forward_backward") / learned / passes, float(algo["micro_batch_size"])
     workers = max(1, min(env.get("num_workers", 0), env["num_envs"]))
-    calls = decisions / min(env["num_envs"], mean("rollout/num_episodes"))
+    calls = decisions / min(env["num_envs"], episodes)
     values = {
         "act": Curve(((float(env["num_envs"]), mean("time/inference") / calls),)),
         "forward": Curve(((size, size * each / 3),)),
@@ -161,6 +164,8 @@ def from_run(folder: Path) -> tuple[dict[str, Any], str]:
         "chunks": tuple(max(1, round(row["rollout/length"] / chunk)) for row in rows),
         "active": min(1.0, learned / decisions),
     }
+    if recipe.get("rollout", {}).get("kind", "local") != "local":
+        values = {name: value for name, value in values.items() if name not in ("act", "step", "reset")}
     return values, f"measured in {len(rows)} iterations of {folder}"
 
 
