@@ -90,7 +90,7 @@ def _page(run: Run, title: str | None) -> dict[str, Any]:
         "imagination": imagination(run.folder),
         "rounds": rounds(run.folder),
         "controls": _controls(run.ablation) if run.ablation else None,
-        "curves": _curves(run.metrics),
+        "curves": _curves(run.metrics, is_imagined=RunFolder(run.folder).admission.is_file()),
         "timing": timing(run.metrics),
         "progress": progress_lines(run.metrics),
         "clips": clips,
@@ -244,25 +244,30 @@ def _controls(ablation: Mapping[str, Any]) -> dict[str, Any]:
     return {"lead": lead, "rows": rows}
 
 
-def _curves(metrics: Sequence[Mapping[str, float]]) -> list[Markup]:
-    """Success, then every loss, KL, clip fraction and entropy that was logged."""
+def _curves(metrics: Sequence[Mapping[str, float]], is_imagined: bool) -> list[Markup]:
+    """Success, then every loss, KL, clip fraction and entropy that was logged; `is_imagined`: by a world model."""
     series: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for row in metrics:
         for key, value in row.items():
             if key != "step":
                 series[key].append((row["step"], value))
+    imagined = is_imagined or "gate/real" in series
+    if imagined:  # From keyframes it is not to be compared with the real one.
+        series["train/success"] = [(row["step"], _from_start(row)) for row in metrics if "train/success" in row]
+    trained = "imagined, sampled" if imagined else "train, sampled"
     success = [
         Line(name, series[key], color, marked)
         for key, name, color, marked in (
-            ("train/success", "imagined, sampled" if "gate/real" in series else "train, sampled", ORANGE, False),
+            ("train/success", trained, ORANGE, False),
             ("train/success_by_simulator", "train, sampled, by the simulator", PURPLE, False),
             ("gate/real", "real, sampled", PURPLE, True),
             ("validation/sampled", "validation, sampled", BLUE, True),
             ("validation/greedy", "validation, greedy", GREEN, True),
         )
-        if key in series
+        if series.get(key)
     ]
-    charts = [line_chart("Success", success, percent=True)] if success else []
+    title = "Success" if len(success) > 1 else f"Success: {success[0].name}" if success else ""  # One has no legend.
+    charts = [line_chart(title, success, percent=True)] if success else []
     for key, points in series.items():
         if key.startswith("loss/"):
             charts.append(line_chart(f"Loss: {key.removeprefix('loss/').replace('_', ' ')}", [Line("", points, BLUE)]))
@@ -274,6 +279,12 @@ def _curves(metrics: Sequence[Mapping[str, float]]) -> list[Markup]:
         ]
         charts += [line_chart(title, lines)] if lines else []
     return [Markup(chart) for chart in charts if chart]
+
+
+def _from_start(row: Mapping[str, float]) -> float:
+    """Success of an iteration's episodes from initial states; NaN where all began from keyframes."""
+    has_others = "train/success_from_keyframes" in row
+    return row.get("train/success_from_start", math.nan) if has_others else row["train/success"]
 
 
 def _clips(run: Run) -> tuple[list[dict[str, Any]], str]:

@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
+from vla_rl.evaluation.admission import Admission
 from vla_rl.evaluation.compare import compare, format_p
 from vla_rl.evaluation.results import EpisodeRecord, Evaluation, EvaluationError, EvaluationMeta
 from vla_rl.evaluation.statistics import Interval
@@ -189,6 +190,29 @@ def test_an_evaluation_whose_episodes_were_all_lost_says_so(run):
     lost.model_copy(update={"episodes": episodes}).save(run / "evaluations/final.json")
     page = read(write_report(run))
     assert "Sampled success of final is not known: all episodes were lost." in page
+
+
+@pytest.mark.parametrize("where", ["train", "imagined"])
+def test_a_lone_success_curve_says_of_what_it_is(run, where):
+    (run / "metrics.jsonl").write_text('{"step": 1, "train/success": 0.25}\n{"step": 2, "train/success": 0.5}\n')
+    if where == "imagined":
+        admission = Admission(report="trust.json")
+        (run / "admission.json").write_text(admission.model_dump_json())
+    assert f'aria-label="Success: {where}, sampled by iteration"' in read(write_report(run))
+
+
+def test_imagined_success_is_of_episodes_from_initial_states(run):
+    """From keyframes it is not to be compared with the real success beside it."""
+    plain = [{"step": step, "train/success": 0.5, "gate/real": 0.25} for step in (1, 2)]
+    mixed = {"train/success": 0.9, "train/success_from_keyframes": 1.0, "train/success_from_start": 0.5}
+    charts = []
+    for rows in (plain, [row | mixed for row in plain]):
+        (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        page = read(write_report(run))
+        charts.append(
+            page[page.index('aria-label="Success by iteration"') : page.index("</svg>", page.index("imagined, s"))]
+        )
+    assert charts[0] == charts[1]
 
 
 def test_a_negative_control_says_that_it_is_one(run):
