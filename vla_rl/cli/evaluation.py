@@ -27,7 +27,9 @@ def evaluate(
     perturb: Annotated[
         str | None, typer.Option(metavar="AXES", help="Also perturbed: all, or some, as in camera,light,wording.")
     ] = None,
-    levels: Annotated[str, typer.Option(help="Of the perturbations: 1 slight, 2 clear, 3 hard.")] = "1,2,3",
+    levels: Annotated[
+        str | None, typer.Option(help="Of the perturbations: 1 slight, 2 clear, 3 hard; all, unless given.")
+    ] = None,
     suites: Annotated[
         str | None,
         typer.Option(metavar="SUITES", help="One table of several: all, or some, as in libero_goal=POLICY,libero_10."),
@@ -44,13 +46,15 @@ def evaluate(
         raise ConfigError(
             f"--name: got {name!r}; it names files: give a word, such as policy, without '/' or a first dot"
         )
+    if levels is not None and perturb is None:
+        raise ConfigError(f"--levels: got {levels!r} without --perturb, whose levels they are; name its axes, or all")
     if suites is not None:
         if perturb is not None:
             raise ConfigError("eval: got --suites and --perturb; run one after the other, each with its own --output")
         _evaluate_suites(recipe, overrides, output, name, suites)
         return
     loaded, robustness = load(recipe, overrides, "eval"), None
-    perturbations = chosen(loaded, perturb, levels) if perturb else []
+    perturbations = [] if perturb is None else chosen(loaded, perturb, levels or "1,2,3")
     # A folder that holds the same recipe takes another evaluation, or one that was cut off.
     again = output is not None and RunFolder(output).exists
     if output is not None and RunFolder(output).evaluation(name).exists() and not perturbations:

@@ -206,7 +206,7 @@ def _newest_run(name: str, root: Path) -> Path:
     command = _command(command_line())
     for folder in sorted(root.glob(f"{glob.escape(name)}-*"), reverse=True):
         is_one = own.fullmatch(folder.relative_to(root).as_posix()) and RunFolder(folder).exists
-        if is_one and _command_of(RunFolder(folder)) in ("", command):
+        if is_one and command_of(RunFolder(folder)) in ("", command):
             print(f"--resume: resuming the newest run, {folder}", file=sys.stderr)
             return folder
     raise ConfigError(
@@ -219,7 +219,7 @@ def _check_command(run: RunFolder) -> None:
     Raises:
         ConfigError: the run is another training command's, whose checkpoints are not this one's.
     """
-    made_by, command = _command_of(run), _command(command_line())
+    made_by, command = command_of(run), _command(command_line())
     if made_by != command and {made_by, command} <= _WITH_CHECKPOINTS:
         raise ConfigError(
             f"--resume: {run.path} is a run of `vla-rl {made_by}`, not of {command}. Resume it with that command, or "
@@ -227,7 +227,7 @@ def _check_command(run: RunFolder) -> None:
         )
 
 
-def _command_of(run: RunFolder) -> str:
+def command_of(run: RunFolder) -> str:
     """The command that made a run; empty: it does not say."""
     return _command(run.command.read_text()) if run.command.is_file() else ""
 

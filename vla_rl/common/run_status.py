@@ -26,7 +26,8 @@ class RunStatus(Config):
     """What a run says of itself.
 
     Attributes:
-        step: what it is doing; number `number` of `of`, from 1. done, total: how far it is in that; 0, 0: not said.
+        step: what it is doing; number `number` of `of`, from 1. done, total: iterations of the run, whatever the step
+            is; 0, 0: not said.
         state: "running" until it ends; "stopped": by an error or a person.
         updated: local time, ISO 8601. process: its number on the machine `host`.
         dashboard: address of a page of the machines at work; empty: there is none.
@@ -70,7 +71,8 @@ class RunStatus(Config):
         if self.state == "finished":
             return ""
         state = "is running" if self.is_running else "was stopped before its end"
-        done = f", {self.done} of {self.total} done" if self.total else ""
+        what = "" if self.step == "iterations" else " iterations"
+        done = f", {self.done} of {self.total}{what} done" if self.total else ""
         at = self.updated.replace("T", " ")
         return f"This run {state}: step {self.number} of {self.of}, {self.step}{done}. As of {at}."
 

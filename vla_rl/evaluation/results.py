@@ -275,7 +275,7 @@ class Evaluation(Config):
                 axes.text(end + 1.5, row, f"{100 * rate.rate:.0f} %  n = {rate.num_episodes}", va="center", fontsize=8)
         labels = [shorten(self.labels[task], 44) if task else "all tasks" for task in tasks]
         axes.set_yticks(range(len(tasks)), labels)
-        axes.invert_yaxis()
+        axes.set_ylim(len(tasks) - 0.5, -0.5)
         axes.set_xlim(0, 115)
         axes.set_xticks(range(0, 101, 20))
         axes.set_xlabel("success, %, with 95 % interval")

@@ -1,7 +1,7 @@
 """How much success a policy loses when one thing differs from training: axes by levels, paired with the clean episodes.
 
 robustness = Robustness.load("runs/x/robustness.json")
-print(robustness.text())
+print(robustness.markdown())
 """
 
 from __future__ import annotations
@@ -119,7 +119,9 @@ class Robustness(Config):
         from matplotlib.figure import Figure
 
         axes_names = list(dict.fromkeys(r.axis for r in self.rates if r.level))
-        figure = Figure(figsize=(1.6 + 1.25 * len(axes_names), 0.9 + 2.6 * len(self.modes)), layout="constrained")
+        figure = Figure(
+            figsize=(max(1.6 + 1.25 * len(axes_names), 6.5), 0.9 + 2.6 * len(self.modes)), layout="constrained"
+        )
         parts = figure.subplots(len(self.modes), 1, squeeze=False)[:, 0]
         for part, mode in zip(parts, self.modes, strict=True):
             clean, *rates = [r for r in self.rates if r.mode == mode]

@@ -9,50 +9,32 @@ folder lacks is said on the page.
 from __future__ import annotations
 
 import base64
-import json
 import math
 import re
+import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import yaml
 from markupsafe import Markup
 
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.common.resume import change_texts
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.common.run_status import read_status
-from vla_rl.evaluation.compare import Comparison, PairedResult, compare, format_p
-from vla_rl.evaluation.results import Evaluation, EvaluationError, SuccessRate
+from vla_rl.evaluation.compare import Comparison, PairedResult, format_p
+from vla_rl.evaluation.results import Evaluation, SuccessRate
 from vla_rl.report.charts import BLUE, GRAY, GREEN, ORANGE, PURPLE, Bar, Line, bar_chart, line_chart
 from vla_rl.report.imagination import imagination, rounds
 from vla_rl.report.page import page_template
+from vla_rl.report.read import Run, control_of, read_run
 from vla_rl.report.status import progress_lines
 from vla_rl.report.timing import timing
-from vla_rl.training.metrics import read_metrics
 
 # Videos beyond this are left out, so that the page still opens.
 MAX_VIDEO_BYTES = 24 * 2**20
-_VIDEO_NAME = re.compile(
-    r"(?P<name>.+?)__(?P<task>.+)__(?P<mode>.+?)__(?P<split>[a-z]+)-(?P<index>\d+)__(?P<outcome>success|failure)"
-)
-
-
-class Run(NamedTuple):
-    """What a run's folder holds. `missing` says, for people, what it does not."""
-
-    folder: Path
-    before: Evaluation | None
-    after: Evaluation | None
-    comparison: Comparison | None
-    metrics: list[dict[str, float]]
-    ablation: dict[str, Any] | None
-    config: str
-    command: str
-    versions: dict[str, Any]
-    missing: list[str]
+_VIDEO = r"__(?P<task>.+)__(?P<mode>.+?)__(?P<split>[a-z]+)-(?P<index>\d+)__(?P<outcome>success|failure)"
 
 
 def write_report(run_folder: Path, title: str | None = None, before: str = "base", after: str = "final") -> Path:
@@ -61,7 +43,8 @@ def write_report(run_folder: Path, title: str | None = None, before: str = "base
     Args:
         title: by default the recipe's name.
         before, after: names of the evaluations (`evaluations/<name>.json`) to set against each other.
-            With only one evaluation in the folder, whatever its name, the page shows that one.
+            With only one evaluation in the folder, whatever its name, the page shows that one; with several others, the
+            newest.
 
     Raises:
         EvaluationError: `run_folder` does not exist.
@@ -73,71 +56,8 @@ def write_report(run_folder: Path, title: str | None = None, before: str = "base
     return path
 
 
-def read_run(folder: Path, before: str = "base", after: str = "final") -> Run:
-    """Read what there is of a run; parts that are missing or unreadable are listed, not raised."""
-    if not folder.is_dir():
-        raise EvaluationError(f"run folder not found: {folder}")
-    missing: list[str] = []
-    run = RunFolder(folder)
-
-    def text(path: Path) -> str:
-        if path.is_file():
-            return path.read_text().strip()
-        missing.append(f"{path.name}: not in the folder")
-        return ""
-
-    def parsed(path: Path, required: bool = True) -> dict[str, Any] | None:
-        if not required and not path.is_file():
-            return None
-        try:
-            return json.loads(text(path) or "null")
-        except json.JSONDecodeError as error:
-            missing.append(f"{path.name}: not valid JSON ({error})")
-            return None
-
-    found = _read_evaluations(folder, before, after, missing)
-    comparison = None
-    if found[0] is not None and found[1] is not None:
-        try:
-            comparison = compare(found[0], found[1])
-        except EvaluationError as error:
-            missing.append(str(error))
-    metrics: list[dict[str, float]] = []
-    try:
-        metrics = read_metrics(run.metrics)
-    except FileNotFoundError:
-        missing.append(f"learning curves and timing: no {run.metrics.name}")
-    except ValueError as error:
-        missing.append(str(error))
-    ablation = parsed(run.ablation, required=False)
-    config, command, versions = text(run.config), text(run.command), parsed(run.versions) or {}
-    return Run(folder, *found, comparison, metrics, ablation, config, command, versions, missing)
-
-
-def _read_evaluations(
-    folder: Path, before: str, after: str, missing: list[str]
-) -> tuple[Evaluation | None, Evaluation | None]:
-    files = {path.stem: path for path in sorted(RunFolder(folder).evaluations.glob("*.json"))}
-    if len(files) == 1:
-        before, after = "", next(iter(files))
-    loaded: list[Evaluation | None] = []
-    for name in (before, after):
-        evaluation = None
-        if name in files:
-            try:
-                evaluation = Evaluation.load(files[name])
-            except EvaluationError as error:
-                missing.append(str(error))
-        elif name:
-            others = f" (found: {', '.join(files)})" if files else ""
-            missing.append(f"evaluations/{name}.json: not in the folder{others}")
-        loaded.append(evaluation)
-    first, second = loaded
-    return (None, first) if second is None else (first, second)
-
-
 def _page(run: Run, title: str | None) -> dict[str, Any]:
-    recipe, status = _recipe(run), read_status(RunFolder(run.folder))
+    status = read_status(RunFolder(run.folder))
     clips, left_out = _clips(run)
     missing = run.missing + ([left_out] if left_out else [])
     evaluation = run.after
@@ -153,12 +73,12 @@ def _page(run: Run, title: str | None) -> dict[str, Any]:
         "status": status.text() if status else "",
         "is_live": status is not None and status.is_running,
         "dashboard": status.dashboard if status else "",
-        "title": title or recipe.get("name") or run.folder.resolve().name,
+        "title": title or run.recipe.get("name") or run.folder.resolve().name,
         "env_title": evaluation.meta.env_title if evaluation else "",
         "kicker": " · ".join(part for part in kicker if part),
         "headline": _headline(run),
         "cards": [_card(run, mode) for mode in _modes(evaluation)] if evaluation else [],
-        "warnings": _warnings(run),
+        "warnings": warnings_of(run),
         "protocol": _capitalised(evaluation.meta.protocol) if evaluation else "",
         "series": [(e.meta.name, color) for e, color in zip(shown, _colors(shown), strict=True)],
         "bars": [_task_bars(mode, shown) for mode in _modes(evaluation)] if evaluation else [],
@@ -170,7 +90,7 @@ def _page(run: Run, title: str | None) -> dict[str, Any]:
         "imagination": imagination(run.folder),
         "rounds": rounds(run.folder),
         "controls": _controls(run.ablation) if run.ablation else None,
-        "curves": _curves(run.metrics),
+        "curves": _curves(run.metrics, is_imagined=RunFolder(run.folder).admission.is_file()),
         "timing": timing(run.metrics),
         "progress": progress_lines(run.metrics),
         "clips": clips,
@@ -180,15 +100,6 @@ def _page(run: Run, title: str | None) -> dict[str, Any]:
         "versions": list(run.versions.items()),
         "missing": missing,
     }
-
-
-def _recipe(run: Run) -> dict[str, Any]:
-    try:
-        values = yaml.safe_load(run.config)
-    except yaml.YAMLError as error:
-        run.missing.append(f"config.yaml: not valid YAML ({error})")
-        return {}
-    return values if isinstance(values, dict) else {}
 
 
 def _modes(evaluation: Evaluation | None) -> list[str]:
@@ -208,7 +119,8 @@ def _headline(run: Run) -> list[tuple[str, str]]:
     elif run.after is not None:
         for mode in _modes(run.after):
             rate = run.after.rate(mode)
-            lines.append((f"{_capitalised(mode)} success of {run.after.meta.name} is {rate.text()}.", ""))
+            said = f"is {rate.text()}." if rate.num_episodes else "is not known: all episodes were lost."
+            lines.append((f"{_capitalised(mode)} success of {run.after.meta.name} {said}", ""))
     of_rl = [g for g in run.ablation["gains"] if g["of"] == "RL"] if run.ablation else []
     if run.ablation and of_rl:
         gains = [g for g in of_rl if g["mode"].startswith("sampled")] or of_rl
@@ -239,9 +151,12 @@ def _change(result: PairedResult) -> tuple[str, str]:
     )
 
 
-def _warnings(run: Run) -> list[str]:
+def warnings_of(run: Run) -> list[str]:
+    """What to know before believing a run's figures."""
     warnings = list(run.comparison.warnings) if run.comparison else []
-    if run.comparison and (run.ablation is None or len(run.ablation["seeds"]) == 1):
+    if control := control_of(run):
+        warnings.insert(0, f"This run is a negative control ({control}): what it gains is no gain of the recipe's.")
+    elif run.comparison and (run.ablation is None or len(run.ablation["seeds"]) == 1):
         what = "without its controls" if run.ablation is None else "with one seed"
         warnings.append(
             f"This is one run {what}. Runs with shuffled rewards can gain too: `vla-rl ablate` repeats it with several "
@@ -329,25 +244,30 @@ def _controls(ablation: Mapping[str, Any]) -> dict[str, Any]:
     return {"lead": lead, "rows": rows}
 
 
-def _curves(metrics: Sequence[Mapping[str, float]]) -> list[Markup]:
-    """Success, then every loss, KL, clip fraction and entropy that was logged."""
+def _curves(metrics: Sequence[Mapping[str, float]], is_imagined: bool) -> list[Markup]:
+    """Success, then every loss, KL, clip fraction and entropy that was logged; `is_imagined`: by a world model."""
     series: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for row in metrics:
         for key, value in row.items():
             if key != "step":
                 series[key].append((row["step"], value))
+    imagined = is_imagined or "gate/real" in series
+    if imagined:  # From keyframes it is not to be compared with the real one.
+        series["train/success"] = [(row["step"], _from_start(row)) for row in metrics if "train/success" in row]
+    trained = "imagined, sampled" if imagined else "train, sampled"
     success = [
         Line(name, series[key], color, marked)
         for key, name, color, marked in (
-            ("train/success", "imagined, sampled" if "gate/real" in series else "train, sampled", ORANGE, False),
+            ("train/success", trained, ORANGE, False),
             ("train/success_by_simulator", "train, sampled, by the simulator", PURPLE, False),
             ("gate/real", "real, sampled", PURPLE, True),
             ("validation/sampled", "validation, sampled", BLUE, True),
             ("validation/greedy", "validation, greedy", GREEN, True),
         )
-        if key in series
+        if series.get(key)
     ]
-    charts = [line_chart("Success", success, percent=True)] if success else []
+    title = "Success" if len(success) > 1 else f"Success: {success[0].name}" if success else ""  # One has no legend.
+    charts = [line_chart(title, success, percent=True)] if success else []
     for key, points in series.items():
         if key.startswith("loss/"):
             charts.append(line_chart(f"Loss: {key.removeprefix('loss/').replace('_', ' ')}", [Line("", points, BLUE)]))
@@ -361,14 +281,22 @@ def _curves(metrics: Sequence[Mapping[str, float]]) -> list[Markup]:
     return [Markup(chart) for chart in charts if chart]
 
 
+def _from_start(row: Mapping[str, float]) -> float:
+    """Success of an iteration's episodes from initial states; NaN where all began from keyframes."""
+    has_others = "train/success_from_keyframes" in row
+    return row.get("train/success_from_start", math.nan) if has_others else row["train/success"]
+
+
 def _clips(run: Run) -> tuple[list[dict[str, Any]], str]:
     """Videos by task, one side per evaluation; and what had to be left out."""
     names = [e.meta.name for e in (run.before, run.after) if e is not None]
+    known = "|".join(map(re.escape, sorted(names, key=len, reverse=True))) or ".+?"
+    video = re.compile(f"(?P<name>{known}){_VIDEO}")
     by_task: dict[str, dict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
     num_bytes, num_left_out = 0, 0
     for path in sorted(RunFolder(run.folder).videos.glob("*.mp4")):
-        match = _VIDEO_NAME.fullmatch(path.stem)
-        if match is None or (names and match["name"] not in names):
+        match = video.fullmatch(path.stem)
+        if match is None:
             continue
         num_bytes += path.stat().st_size
         if num_bytes > MAX_VIDEO_BYTES:
@@ -400,8 +328,8 @@ def _commands(run: Run) -> list[str]:
     commands = [run.command] if run.command else []
     if run.comparison is not None:
         first, second = run.comparison.name_a, run.comparison.name_b
-        folder = RunFolder(run.folder).evaluations
-        commands.append(f"vla-rl compare {folder / first}.json {folder / second}.json")
+        files = (str(RunFolder(run.folder).evaluation(name)) for name in (first, second))
+        commands.append(shlex.join(["vla-rl", "compare", *files]))
     return commands
 
 

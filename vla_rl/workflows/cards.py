@@ -10,13 +10,13 @@ from typing import Any
 import yaml
 
 from vla_rl.common.hub import parse_name
-from vla_rl.common.run_folder import RunFolder
-from vla_rl.config import read_yaml
+from vla_rl.common.run_folder import RunFolder, command_of
 from vla_rl.data.health import check_datasets
 from vla_rl.data.source import LeRobotSource
 from vla_rl.evaluation.compare import Comparison, PairedResult, format_p
 from vla_rl.evaluation.results import SuccessRate
-from vla_rl.report.report import Run, read_run
+from vla_rl.report.read import Run, control_of, read_run
+from vla_rl.report.report import warnings_of
 from vla_rl.workflows.ablate import Ablation
 
 TAGS = ["robotics", "vision-language-action", "vla-rl"]
@@ -31,15 +31,15 @@ def policy_card(name: str, run_folder: Path, license_name: str | None = None) ->
         license_name: the Hub's word for it, such as mit; None: the card names none.
     """
     run = read_run(run_folder)
-    recipe = _recipe(run)
+    recipe, command = run.recipe, command_of(RunFolder(run_folder))
     base = str(recipe.get("policy", {}).get("path") or "")
-    head: dict[str, Any] = {"library_name": "vla-rl", "pipeline_tag": "robotics", "tags": [*TAGS, *_tags(recipe)]}
+    tags = [*TAGS, *_tags(recipe, command)]
+    head: dict[str, Any] = {"library_name": "vla-rl", "pipeline_tag": "robotics", "tags": tags}
     if license_name:
         head["license"] = license_name
     if "/" in base and not Path(base).exists() and (hub := parse_name(base)) is not None:
         head["base_model"] = hub.repo
-    algorithm = recipe.get("algo") or {}
-    how = f"post-trained by `{algorithm['kind']}`" if algorithm else "cloned from demonstrations"
+    how = _how(recipe, command) + (f", a negative control (`{control}`)," if (control := control_of(run)) else "")
     parts = [
         f"# {name.rpartition('/')[2]}",
         str(recipe.get("description", "")),
@@ -98,32 +98,46 @@ def dataset_card(name: str, folder: Path, license_name: str | None = None) -> st
     return _joined(head, parts)
 
 
-def _recipe(run: Run) -> Mapping[str, Any]:
-    file = RunFolder(run.folder).config
-    return read_yaml(file) if file.is_file() else {}
+def _how(recipe: Mapping[str, Any], command: str) -> str:
+    """What made the policy, by the run's command: a recipe may have the sections of several."""
+    if command == "offline":
+        return f"improved from logged episodes by `{recipe['offline']['method']}`"
+    if command == "online":
+        return "improved by a critic that learned from its own episodes"
+    if command == "hil":
+        return "improved by a critic that learned from its own episodes and a person's corrections"
+    algorithm, control = recipe.get("algo") or {}, (recipe.get("train") or {}).get("control")
+    is_cloned = command == "sft" or not algorithm or control == "continue_bc"
+    return "cloned from demonstrations" if is_cloned else f"post-trained by `{algorithm['kind']}`"
 
 
-def _tags(recipe: Mapping[str, Any]) -> list[str]:
-    sections = [recipe.get(name) or {} for name in ("algo", "env")]
+def _tags(recipe: Mapping[str, Any], command: str) -> list[str]:
+    names = ("env",) if command in ("sft", "offline", "online", "hil") else ("algo", "env")
+    sections = [recipe.get(name) or {} for name in names]
     return [str(section["kind"]) for section in sections if "kind" in section and ":" not in str(section["kind"])]
 
 
 def _success(run: Run) -> str:
     if run.comparison is not None:
-        return _compared(run.comparison)
+        return _compared(run.comparison, warnings_of(run))
     if run.after is None and run.before is None:
         return "**Not evaluated.**"
     evaluation = run.after or run.before
     assert evaluation is not None, "one of them is there"
     rows = [(rate.mode, rate.task or "**all tasks**", _rate(rate)) for rate in evaluation.rates()]
-    return _table(("mode", "task", "success, 95 % interval"), rows) + f"\n\n{evaluation.meta.protocol}"
+    table = _table(("mode", "task", "success, 95 % interval"), rows)
+    return "\n\n".join([table, evaluation.meta.protocol, *_as_list(warnings_of(run))])
 
 
 def _rate(rate: SuccessRate) -> str:
     return rate.text()
 
 
-def _compared(comparison: Comparison) -> str:
+def _as_list(warnings: Sequence[str]) -> list[str]:
+    return ["\n".join(f"- {warning}" for warning in warnings)] if warnings else []
+
+
+def _compared(comparison: Comparison, warnings: Sequence[str]) -> str:
     def row(result: PairedResult) -> tuple[str, ...]:
         low, high = (f"{100 * end:+.1f}" for end in result.bootstrap)
         return (
@@ -138,15 +152,14 @@ def _compared(comparison: Comparison) -> str:
 
     head = ("mode", "task", "before", "after", "points, 95 % interval", "n", comparison.p_name)
     said = [f"On {comparison.env}, {comparison.split} split: {comparison.population}."] if comparison.population else []
-    warned = [f"- {warning}" for warning in comparison.warnings]
-    return "\n\n".join([_table(head, [row(result) for result in comparison.results]), *said, *warned])
+    return "\n\n".join([_table(head, [row(result) for result in comparison.results]), *said, *_as_list(warnings)])
 
 
 def _controls(ablation: Ablation) -> str:
     rows = []
     for gain in ablation.gains:
         low, high = (f"{100 * end:+.1f}" for end in gain.interval)
-        interval = f"[{low}, {high}]" if len(ablation.seeds) > 2 else "one run: no interval over seeds"
+        interval = f"[{low}, {high}]" if len(ablation.seeds) > 2 else "no interval over seeds: needs three"
         by_seed = ", ".join(f"{100 * one:+.1f}" for one in gain.per_seed)
         rows.append((gain.mode, f"{gain.of} minus {gain.over}", f"{100 * gain.mean:+.1f} {interval}", by_seed))
     return (

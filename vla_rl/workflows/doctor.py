@@ -25,6 +25,7 @@ from vla_rl.training.published_sizes import advice
 
 MIN_DISK_GB = 5.0
 MIN_RAM_GB = 6.0
+DRAWN_BY_MUJOCO = ("tabletop", "libero", "robosuite", "metaworld")
 GL_PACKAGES = "libegl1 libegl-mesa0 libgl1 libgl1-mesa-dri libgles2 libopengl0"
 
 # Renders a red ball and checks that it is there. Run with MUJOCO_GL set, in a process of its own.
@@ -83,23 +84,30 @@ def run_checks(recipe: Mapping[str, Any] | None = None) -> list[Check]:
         recipe: its values, which decide what is needed. None: the core alone.
     """
     recipe = recipe or {}
-    env = recipe.get("env", {})
-    kind = str(env.get("kind", ""))
+    envs = simulators(recipe)
+    assets = envs.get("libero", {}).get("assets_path")
     return [
         check_python(),
         check_torch(),
         check_device(str(recipe.get("device", "auto"))),
-        check_gl(needed=kind in {"", "tabletop", "libero", "robosuite"}),
-        check_libero(needed=kind == "libero"),
-        check_libero_assets(env.get("assets_path"), needed=kind == "libero"),
-        check_package("robosuite", "robosuite", "pip install 'vla-rl[robosuite]'", needed=kind == "robosuite"),
-        check_robotwin(needed=kind == "robotwin"),
+        check_gl(needed=not envs.keys().isdisjoint(DRAWN_BY_MUJOCO) or not recipe),
+        check_libero(needed="libero" in envs),
+        check_libero_assets(assets, needed="libero" in envs),
+        check_package("robosuite", "robosuite", "pip install 'vla-rl[robosuite]'", needed="robosuite" in envs),
+        check_robotwin(needed="robotwin" in envs),
         *recipe_checks(recipe),
         check_ros(),
         check_video(),
         check_disk(Path.cwd()),
         check_ram(),
     ]
+
+
+def simulators(recipe: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Kind -> section of each environment that a recipe names: beside a world model, the real one."""
+    env = recipe.get("env") or {}
+    sections = (env, recipe.get("real_env") or {}, env.get("first_frames") or {})
+    return {str(section["kind"]): section for section in sections if isinstance(section, Mapping) and "kind" in section}
 
 
 # ---------------------------------------------------------------- software
@@ -309,8 +317,12 @@ def recipe_checks(recipe: Mapping[str, Any]) -> list[Check]:
     for one in datasets if isinstance(datasets, list | tuple) else [datasets]:
         dataset = str(one.get("path", "")) if isinstance(one, Mapping) else str(one)
         found.append(check_dataset(dataset, needed=bool(learns) and dataset != own))
-    if (recipe.get("env") or {}).get("kind") == "maniskill":
+    envs = simulators(recipe)
+    if "maniskill" in envs:
         found.append(check_package("mani_skill", "mani_skill", "pip install 'vla-rl[maniskill]'", needed=True))
+    if "metaworld" in envs:
+        fix = "pip install --no-deps metaworld==3.1.1 (docs/metaworld.md)"
+        found.append(check_package("metaworld", "metaworld", fix, needed=True))
     if "adamw_8bit" in (algo.get("optimizer"), sft.get("optimizer")):
         found.append(check_package("torchao", "torchao", "pip install 'vla-rl[low_memory]'", needed=True))
     if policy.get("kind") == "lerobot" and "smolvla" in str(policy.get("type") or path).lower():

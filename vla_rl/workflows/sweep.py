@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 RESULT_FILE = "sweep.json"
 SPLIT = "eval.split=validation"
+_LONGEST = 180  # characters of a folder's name: file systems take 255 bytes
 
 
 class SweepRow(Config):
@@ -37,25 +39,22 @@ class SweepRow(Config):
 
     Attributes:
         values: the combination, as overrides. run: its folder, inside the sweep's.
+        num_episodes: of its evaluation, each mode, lost ones excluded.
         rates: mode -> success rate, of all tasks. gains: mode -> [difference to the policy that RL began with, low,
             high], paired by initial state, in fractions.
     """
 
     values: tuple[str, ...]
     run: str
+    num_episodes: int
     rates: dict[str, float]
     gains: dict[str, tuple[float, float, float]]
 
 
 class Sweep(Config):
-    """The outcome of `sweep`.
-
-    Attributes:
-        num_episodes: of one run's evaluation, each mode.
-    """
+    """The outcome of `sweep`."""
 
     recipe: str
-    num_episodes: int
     rows: tuple[SweepRow, ...] = Field(description="In the order of the options' values.")
 
     def table(self) -> Table:
@@ -63,10 +62,11 @@ class Sweep(Config):
         from rich.box import SIMPLE_HEAD
         from rich.table import Table
 
-        modes = list(self.rows[0].rates)
-        best = modes[-1]
+        modes = list(dict.fromkeys(mode for row in self.rows for mode in row.rates))
+        best, counts = modes[-1], sorted({row.num_episodes for row in self.rows})
+        n = f"n = {counts[0]} each" if len(counts) == 1 else f"n = {counts[0]} to {counts[-1]}"
         table = Table(
-            title=f"{self.recipe}: {len(self.rows)} runs, n = {self.num_episodes} each, validation split",
+            title=f"{self.recipe}: {len(self.rows)} runs, {n}, validation split",
             caption="The best of several is flattered by the choice: confirm it on the eval split, with further seeds.",
             box=SIMPLE_HEAD,
         )
@@ -74,9 +74,12 @@ class Sweep(Config):
         for mode in modes:
             table.add_column(f"{mode} %", justify="right", no_wrap=True)
             table.add_column("gain, 95 % interval", justify="right", no_wrap=True)
-        for row in sorted(self.rows, key=lambda row: -row.rates[best]):
+        for row in sorted(self.rows, key=lambda row: -row.rates.get(best, 0.0)):
             cells = []
             for mode in modes:
+                if mode not in row.rates:  # The sweep is over temperatures.
+                    cells += ["–", "–"]
+                    continue
                 points = [100 * value for value in row.gains[mode]]
                 cells += [f"{100 * row.rates[mode]:.1f}", f"{points[0]:+.1f} [{points[1]:+.1f}, {points[2]:+.1f}]"]
             table.add_row(" ".join(row.values), *cells)
@@ -136,17 +139,16 @@ def sweep(
             own = [*overrides, *values, SPLIT, "num_threads=0"]
             bases[key] = job("eval", recipe_name, own, folder / f"base-{len(bases)}")
     runs = []
-    for values in chosen:
+    for values, name in zip(chosen, folder_names(chosen), strict=True):
         own = [*overrides, *values, SPLIT, "train.evaluate=after", "num_threads=0"]
-        runs.append(job("train", recipe_name, own, folder / _name(values)))
+        runs.append(job("train", recipe_name, own, folder / name))
     show(f"{len(runs)} runs, {jobs} side by side; each writes its output to a .log in {folder}")
     run_jobs([*bases.values(), *runs], jobs, program, show, cluster)
-    rows, num_episodes = [], 0
+    rows = []
     for values, recipe, run in zip(chosen, recipes, runs, strict=True):
         before, after = Evaluation.load(bases[_what_is_evaluated(recipe)].result), Evaluation.load(run.result)
         rows.append(_row(values, run.folder.name, before, after))
-        num_episodes = after.rate(after.modes[-1]).num_episodes
-    result = Sweep(recipe=recipes[0].name, num_episodes=num_episodes, rows=tuple(rows))
+    result = Sweep(recipe=recipes[0].name, rows=tuple(rows))
     write_text_atomic(folder / RESULT_FILE, result.model_dump_json(indent=1) + "\n")
     return result
 
@@ -157,9 +159,14 @@ def _what_is_evaluated(recipe: Recipe) -> str:
     return json.dumps({name: part.model_dump(mode="json") for name, part in parts.items()}, sort_keys=True)
 
 
-def _name(values: Sequence[str]) -> str:
-    """A folder's name for a combination."""
-    return re.sub(r"[^\w.=,+-]+", "_", ",".join(values))
+def folder_names(chosen: Sequence[Sequence[str]]) -> list[str]:
+    """A folder's name for each combination: what it is, with a number where that is too long, or another's too."""
+    names = [re.sub(r"[^\w.=,+-]+", "_", ",".join(values)) for values in chosen]
+    numbers = [f"-{zlib.crc32(','.join(values).encode()):08x}" for values in chosen]
+    return [
+        name[:_LONGEST] + number if len(name) > _LONGEST or names.count(name) > 1 else name
+        for name, number in zip(names, numbers, strict=True)
+    ]
 
 
 def _row(values: tuple[str, ...], run: str, before: Evaluation, after: Evaluation) -> SweepRow:
@@ -169,4 +176,11 @@ def _row(values: tuple[str, ...], run: str, before: Evaluation, after: Evaluatio
         result = found.result(mode)
         interval: Interval = result.bootstrap
         gains[mode] = (result.difference, interval.low, interval.high)
-    return SweepRow(values=values, run=run, rates={mode: after.rate(mode).rate for mode in after.modes}, gains=gains)
+    rates = {mode: after.rate(mode) for mode in after.modes}
+    return SweepRow(
+        values=values,
+        run=run,
+        num_episodes=rates[after.modes[-1]].num_episodes,
+        rates={mode: rate.rate for mode, rate in rates.items()},
+        gains=gains,
+    )

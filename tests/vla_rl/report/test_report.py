@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
+from vla_rl.evaluation.admission import Admission
 from vla_rl.evaluation.compare import compare, format_p
 from vla_rl.evaluation.results import EpisodeRecord, Evaluation, EvaluationError, EvaluationMeta
 from vla_rl.evaluation.statistics import Interval
@@ -166,6 +167,65 @@ def test_one_evaluation_is_shown_alone(run):
     page = read(write_report(run))
     assert f"Sampled success of openvla is {shown.rate('sampled').text()}." in page
     assert "on the validation split, not on eval" in page and "McNemar" not in page
+
+
+def test_of_several_evaluations_with_other_names_the_newest_is_shown(run):
+    for name in ("base", "final"):
+        (run / f"evaluations/{name}.json").unlink()
+    for name, created in (("a__b", "2026-01-03T00:00:00+00:00"), ("c", "2026-01-02T00:00:00+00:00")):
+        shown = evaluation(name, 0.5, 3)
+        meta = shown.meta.model_copy(update={"created": created})
+        shown.model_copy(update={"meta": meta}).save(run / f"evaluations/{name}.json")
+    write_mp4(run / "videos/a__b__stack__sampled__eval-0007__success.mp4", np.zeros((3, 64, 64, 3), np.uint8), 10)
+    page = read(write_report(run))
+    assert "Sampled success of a__b is" in page and "no evaluation yet" not in page
+    assert "the page shows the newest, a__b; also in the folder: c" in page
+    assert page.count("<video") == 1, "by the evaluation's whole name"
+
+
+def test_an_evaluation_whose_episodes_were_all_lost_says_so(run):
+    (run / "evaluations/base.json").unlink()
+    lost = evaluation("final", 0.5, 3)
+    episodes = tuple(e.model_copy(update={"lost": True}) for e in lost.episodes)
+    lost.model_copy(update={"episodes": episodes}).save(run / "evaluations/final.json")
+    page = read(write_report(run))
+    assert "Sampled success of final is not known: all episodes were lost." in page
+
+
+@pytest.mark.parametrize("where", ["train", "imagined"])
+def test_a_lone_success_curve_says_of_what_it_is(run, where):
+    (run / "metrics.jsonl").write_text('{"step": 1, "train/success": 0.25}\n{"step": 2, "train/success": 0.5}\n')
+    if where == "imagined":
+        admission = Admission(report="trust.json")
+        (run / "admission.json").write_text(admission.model_dump_json())
+    assert f'aria-label="Success: {where}, sampled by iteration"' in read(write_report(run))
+
+
+def test_imagined_success_is_of_episodes_from_initial_states(run):
+    """From keyframes it is not to be compared with the real success beside it."""
+    plain = [{"step": step, "train/success": 0.5, "gate/real": 0.25} for step in (1, 2)]
+    mixed = {"train/success": 0.9, "train/success_from_keyframes": 1.0, "train/success_from_start": 0.5}
+    charts = []
+    for rows in (plain, [row | mixed for row in plain]):
+        (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        page = read(write_report(run))
+        charts.append(
+            page[page.index('aria-label="Success by iteration"') : page.index("</svg>", page.index("imagined, s"))]
+        )
+    assert charts[0] == charts[1]
+
+
+def test_a_negative_control_says_that_it_is_one(run):
+    (run / "config.yaml").write_text("name: tabletop_grpo\ntrain: {control: shuffled_rewards}\n")
+    page = read(write_report(run))
+    assert "This run is a negative control (train.control=shuffled_rewards)" in page
+    assert "without its controls" not in page
+
+
+def test_its_commands_can_be_pasted(run):
+    spaced = run.rename(run.parent / "my run")
+    page = html.unescape(read(write_report(spaced)))
+    assert f"vla-rl compare '{spaced}/evaluations/base.json' '{spaced}/evaluations/final.json'" in page
 
 
 def test_missing_and_broken_parts_are_named(tmp_path, run):

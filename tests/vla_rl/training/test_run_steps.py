@@ -106,6 +106,9 @@ def test_a_run_that_was_killed_is_known_to_be_stopped(policy, tmp_path):
     assert (
         "This run was stopped before its end: step 1 of 2, iterations, 3 of 4 done. As of 2026-01-02 03:04:05." in said
     )
+    before = {"step": "evaluation before", "done": 0, "process": 2**22 + 1, "host": here}
+    run.status.write_text(json.dumps(values | before))
+    assert "step 1 of 2, evaluation before, 0 of 4 iterations done." in report_of(folder), "not of the evaluation"
     run.status.write_text(json.dumps(values | {"process": 1, "host": "another machine"}))
     assert "This run is running" in report_of(folder) and RELOADS in (folder / "report.html").read_text()
 

@@ -104,6 +104,20 @@ def test_without_libero_only_a_libero_recipe_fails(hide, quick_gl: None) -> None
 
 
 @needs_libero
+def test_beside_a_world_model_the_real_environment_is_needed(hide, monkeypatch: pytest.MonkeyPatch) -> None:
+    hide("libero")
+    monkeypatch.setattr(doctor, "find_gl", lambda: (None, "no driver"))
+    imagined = {"kind": "world_model", "first_frames": {"kind": "tabletop"}}
+    for recipe, faults in (
+        ({"env": {"kind": "world_model"}, "real_env": {"kind": "libero"}}, {"GL", "hf-libero", "LIBERO assets"}),
+        ({"env": imagined}, {"GL"}),
+        ({"env": {"kind": "dummy"}}, set()),
+        ({"env": {"kind": "metaworld"}, "device": "cpu"}, {"GL"}),
+    ):
+        found = {check.name for check in doctor.run_checks(recipe) if check.is_fault}
+        assert found & {"GL", "hf-libero", "LIBERO assets"} == faults, recipe
+
+
 def test_assets_by_recipe_then_by_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from sim.libero.library import ASSET_FOLDERS
 
@@ -200,13 +214,15 @@ def test_the_report_fails_only_for_what_is_needed(capsys: pytest.CaptureFixture[
         ({"sft": {"datasets": [{"path": "d"}]}, "algo": {"kind": "grpo"}}, "", False),
         ({"sft": {"datasets": [{"path": "d"}]}, "algo": {"kind": "grpo", "bc_coef": 0.1}}, "dataset", True),
         ({"env": {"kind": "maniskill"}}, "mani_skill", True),
+        ({"env": {"kind": "world_model"}, "real_env": {"kind": "maniskill"}}, "mani_skill", True),
+        ({"env": {"kind": "metaworld"}}, "metaworld", True),
         ({"algo": {"kind": "grpo", "optimizer": "adamw_8bit"}}, "torchao", True),
         ({"policy": {"kind": "lerobot", "path": "lerobot/smolvla_base"}}, "num2words", True),
     ],
 )
 def test_what_a_recipe_names_is_looked_for(recipe, name, is_fault, hide, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    hide("mani_skill", "torchao", "num2words")
+    hide("mani_skill", "metaworld", "torchao", "num2words")
     faults = [check for check in doctor.recipe_checks(recipe) if check.is_fault]
     assert [check.name for check in faults] == ([name] if is_fault else [])
     assert all(check.fix for check in faults)

@@ -58,6 +58,13 @@ def test_what_a_stopped_run_has_finished_is_not_run_again(tmp_path: Path) -> Non
     assert refused.exit_code != 0 and "of other weights" in f"{refused.output}{refused.exception}"
 
 
+def test_levels_of_nothing_and_no_axis_are_refused(tmp_path: Path) -> None:
+    refused = command(tmp_path / "run", "--levels", "3")
+    assert refused.exit_code == 2 and "--levels: got '3' without --perturb" in refused.stderr
+    refused = command(tmp_path / "run", "--perturb", "")
+    assert refused.exit_code == 2 and "--perturb: got ''; tabletop has: camera" in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("recipe", "overrides", "axes", "levels", "said"),
     [

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -65,6 +67,50 @@ def test_a_policys_card_has_its_figures_and_its_recipe(run: Path) -> None:
     recipe = yaml.safe_load(card.split("```yaml\n")[1].split("```")[0])
     assert recipe["algo"]["kind"] == "grpo" and recipe["train"]["iterations"] == 1
     assert "policy.path=lab/tiny" in card
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "says"),
+    [
+        ("train", {}, "A policy post-trained by `grpo` with"),
+        (
+            "train",
+            {"train": {"control": "shuffled_rewards"}},
+            "`grpo`, a negative control (`train.control=shuffled_",
+        ),
+        ("train", {"train": {"control": "continue_bc"}}, "cloned from demonstrations, a negative control (`train.c"),
+        ("sft", {}, "A policy cloned from demonstrations with"),
+        ("offline", {"offline": {"method": "best_of_n"}}, "A policy improved from logged episodes by `best_of_n` with"),
+        ("online", {}, "A policy improved by a critic that learned from its own episodes with"),
+        ("hil", {}, "from its own episodes and a person's corrections with"),
+    ],
+)
+def test_a_card_says_what_made_the_policy(
+    run: Path, tmp_path: Path, command: str, options: dict[str, dict], says: str
+) -> None:
+    """A recipe may have the sections of several commands; which of them ran is in command.txt."""
+    shutil.copytree(run, tmp_path / "run")
+    folder = RunFolder(tmp_path / "run")
+    recipe = yaml.safe_load(folder.config.read_text())
+    for section, values in options.items():
+        recipe[section] = (recipe[section] or {}) | values
+    folder.config.write_text(yaml.safe_dump(recipe))
+    folder.command.write_text(f"vla-rl {command} recipe.yaml\n")
+    card = push(folder.path, "lab/tiny", card_only=True)
+    assert says in card
+    assert ("grpo" in front(card)["tags"]) == (command == "train")
+    assert ("- This is one run without its controls." in card) == (command != "train" or not options)
+    assert ("- This run is a negative control" in card) == (command == "train" and bool(options))
+
+
+def test_two_seeds_have_no_interval(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    gain = {"of": "RL", "over": "base", "mode": "sampled", "mean": 0.1, "per_seed": [0.1, 0.1], "p_values": [0.5, 0.5]}
+    gains = [gain | {"interval": [None, None]}]
+    values = {"recipe": "x", "seeds": [0, 1], "num_episodes": 4, "rates": {}, "gains": gains}
+    RunFolder(tmp_path / "run").ablation.write_text(json.dumps(values))
+    card = push(tmp_path / "run", "lab/tiny", card_only=True)
+    assert "+10.0 no interval over seeds: needs three" in card and "one run" not in card
 
 
 def test_a_policy_is_uploaded_whole_with_its_run(run: Path) -> None:

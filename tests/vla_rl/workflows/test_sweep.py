@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from tiny_run import make_recipe, save_policy
 
 from vla_rl.cli.options import PROGRAM
@@ -13,7 +15,7 @@ from vla_rl.config import ConfigError, dump_yaml
 from vla_rl.evaluation.compare import compare
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.recipe.recipe import load_recipe
-from vla_rl.workflows.sweep import RESULT_FILE, Sweep, combinations, sweep
+from vla_rl.workflows.sweep import RESULT_FILE, Sweep, SweepRow, combinations, folder_names, sweep
 
 
 def test_combinations_are_the_product_and_leave_lists_whole():
@@ -26,6 +28,25 @@ def test_combinations_are_the_product_and_leave_lists_whole():
     lists = combinations(["env.tasks=[a,b],[c]", "algo.x={k: 1, l: 2},null"])
     assert [one[0] for one in lists[::2]] == ["env.tasks=[a,b]", "env.tasks=[c]"]
     assert [one[1] for one in lists[:2]] == ["algo.x={k: 1, l: 2}", "algo.x=null"]
+
+
+def test_each_combination_has_a_folder_of_its_own_which_a_disk_takes(tmp_path: Path):
+    assert folder_names([("algo.lr=1e-4", "seed=0")]) == ["algo.lr=1e-4,seed=0"]
+    long = "policy.path=/" + "a" * 300
+    names = folder_names([*combinations(["policy.path=runs/a b,runs/a_b", "seed=0"]), (long + "/b",), (long + "/c",)])
+    assert len(set(names)) == 4
+    for name in names:
+        (tmp_path / f"{name}.log").touch()
+
+
+def test_runs_of_other_temperatures_or_with_lost_episodes_share_a_table():
+    greedy = SweepRow(values=("a",), run="a", num_episodes=8, rates={"greedy": 0.5}, gains={"greedy": (0.1, 0.0, 0.2)})
+    sampled = SweepRow(values=("b",), run="b", num_episodes=7, rates={"sampled": 0.25}, gains={"sampled": (0, 0, 0)})
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(Sweep(recipe="r", rows=(greedy, sampled)).table())
+    text = console.export_text()
+    assert "2 runs, n = 7 to 8, validation split" in text
+    assert "50.0" in text and "25.0" in text and text.count("–") == 4
 
 
 @pytest.mark.parametrize(

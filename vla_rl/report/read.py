@@ -1,0 +1,127 @@
+"""What a run's folder holds, read for its page and its card."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from vla_rl.common.run_folder import RunFolder, command_of
+from vla_rl.common.yaml_text import Loader
+from vla_rl.evaluation.compare import Comparison, compare
+from vla_rl.evaluation.results import Evaluation, EvaluationError
+from vla_rl.training.metrics import read_metrics
+
+
+class Run(NamedTuple):
+    """What a run's folder holds. `missing` says, for people, what it does not. `recipe`: what `config`, text, says."""
+
+    folder: Path
+    before: Evaluation | None
+    after: Evaluation | None
+    comparison: Comparison | None
+    metrics: list[dict[str, float]]
+    ablation: dict[str, Any] | None
+    config: str
+    recipe: dict[str, Any]
+    command: str
+    versions: dict[str, Any]
+    missing: list[str]
+
+
+def read_run(folder: Path, before: str = "base", after: str = "final") -> Run:
+    """Read what there is of a run; parts that are missing or unreadable are listed, not raised."""
+    if not folder.is_dir():
+        raise EvaluationError(f"run folder not found: {folder}")
+    missing: list[str] = []
+    run = RunFolder(folder)
+
+    def text(path: Path) -> str:
+        if path.is_file():
+            return path.read_text().strip()
+        missing.append(f"{path.name}: not in the folder")
+        return ""
+
+    def parsed(path: Path, required: bool = True) -> dict[str, Any] | None:
+        if not required and not path.is_file():
+            return None
+        try:
+            return json.loads(text(path) or "null")
+        except json.JSONDecodeError as error:
+            missing.append(f"{path.name}: not valid JSON ({error})")
+            return None
+
+    found = _read_evaluations(folder, before, after, missing)
+    comparison = None
+    if found[0] is not None and found[1] is not None:
+        try:
+            comparison = compare(found[0], found[1])
+        except EvaluationError as error:
+            missing.append(str(error))
+    metrics: list[dict[str, float]] = []
+    try:
+        metrics = read_metrics(run.metrics)
+    except FileNotFoundError:
+        missing.append(f"learning curves and timing: no {run.metrics.name}")
+    except ValueError as error:
+        missing.append(str(error))
+    ablation = parsed(run.ablation, required=False)
+    config, command, versions = text(run.config), text(run.command), parsed(run.versions) or {}
+    recipe = _recipe(config, missing)
+    return Run(folder, *found, comparison, metrics, ablation, config, recipe, command, versions, missing)
+
+
+def _read_evaluations(
+    folder: Path, before: str, after: str, missing: list[str]
+) -> tuple[Evaluation | None, Evaluation | None]:
+    files = {path.stem: path for path in sorted(RunFolder(folder).evaluations.glob("*.json"))}
+    if len(files) == 1:
+        before, after = "", next(iter(files))
+    loaded: list[Evaluation | None] = []
+    if not {before, after} & files.keys() and (newest := _newest(files.values())) is not None:
+        others = ", ".join(name for name in files if name != newest.meta.name)
+        missing.append(f"evaluations: the page shows the newest, {newest.meta.name}; also in the folder: {others}")
+        return None, newest
+    for name in (before, after):
+        evaluation = None
+        if name in files:
+            try:
+                evaluation = Evaluation.load(files[name])
+            except EvaluationError as error:
+                missing.append(str(error))
+        elif name:
+            others = f" (found: {', '.join(files)})" if files else ""
+            missing.append(f"evaluations/{name}.json: not in the folder{others}")
+        loaded.append(evaluation)
+    first, second = loaded
+    return (None, first) if second is None else (first, second)
+
+
+def _newest(files: Iterable[Path]) -> Evaluation | None:
+    """The evaluation that was made last, of those that can be read."""
+    found = []
+    for file in files:
+        with suppress(EvaluationError):
+            found.append(Evaluation.load(file))
+    return max(found, key=lambda evaluation: evaluation.meta.created, default=None)
+
+
+def _recipe(config: str, missing: list[str]) -> dict[str, Any]:
+    try:
+        values = yaml.load(config, Loader)
+    except yaml.YAMLError as error:
+        missing.append(f"config.yaml: not valid YAML ({error})")
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def control_of(run: Run) -> str:
+    """The option that makes the run a negative control, as NAME=VALUE; empty: it is none."""
+    section = command_of(RunFolder(run.folder))
+    options = run.recipe.get(section)
+    value = options.get("control", "none") if isinstance(options, dict) else "none"
+    return "" if value == "none" else f"{section}.control={value}"
