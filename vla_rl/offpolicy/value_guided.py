@@ -71,7 +71,8 @@ class ValueGuidedPolicy(nn.Module, Policy):
     ) -> None:
         super().__init__()
         self.base, self.critic, self.editor = base, critic, editor
-        self.candidates, self.sampling_temperature, self.choose_by = candidates, sampling_temperature, choose_by
+        self.candidates, self.sampling_temperature = candidates, sampling_temperature
+        self.choose_by: ChooseBy = choose_by
         self.chunk_size, self.action_dim, self.cameras = base.chunk_size, base.action_dim, base.cameras
         self.uses_state, self.state_dim, self.image_size = base.uses_state, base.state_dim, base.image_size
         self.norm_stats = base.norm_stats
