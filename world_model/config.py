@@ -47,7 +47,7 @@ class AutoencoderConfig(Config):
     @model_validator(mode="after")
     def _one_source(self) -> AutoencoderConfig:
         if self.path is not None and self.pretrained is not None:
-            raise ConfigError("world_model.model.autoencoder: got both path and pretrained; give path alone")
+            raise ConfigError("autoencoder: got both path and pretrained; give path alone")
         return self
 
 
