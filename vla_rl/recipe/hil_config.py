@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from vla_rl.config import Config
-from vla_rl.offpolicy.config import NoiseConfig, ReplayLearningConfig
+from vla_rl.offpolicy.config import ChooseBy, NoiseConfig, ReplayLearningConfig
 from vla_rl.recipe.rac_config import ScriptedPersonConfig
 
 
@@ -40,6 +40,11 @@ class HilConfig(ReplayLearningConfig):
         default="best_of_n",
         description="What acts. best_of_n: of the policy's chunks, the one of largest Q (IDQL); edits: a small "
         "policy's changes of them stand for choice too (EXPO).",
+    )
+    choose_by: ChooseBy = Field(
+        default="value",
+        description="Which chunk the critic prefers. value: that of the largest Q, the smallest of the ensemble's; "
+        "lead: the greedy one, unless all networks of the ensemble prefer another one.",
     )
     actor: Literal["simulator", "recordings"] = Field(
         default="simulator",
