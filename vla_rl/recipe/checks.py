@@ -116,11 +116,6 @@ RULES = (
             "to false"
         ),
     ),
-    Rule(
-        (),
-        lambda r: len(set(r.eval.tasks)) < len(r.eval.tasks),
-        lambda r: f"eval.tasks: got {list(r.eval.tasks)}; name each once",
-    ),
     # What RL needs.
     Rule(
         _RL,

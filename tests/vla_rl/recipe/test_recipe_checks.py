@@ -65,7 +65,7 @@ REFUSED = [
         ["train.evaluate=after", "eval.temperatures=[1, 1]"],
         r"eval\.temperatures: got \[1\.0, 1\.0\]; give",
     ),
-    ("train", ["train.evaluate=after", "eval.tasks=[reach_red, reach_red]"], r"eval\.tasks: got .*name each once"),
+    ("train", ["train.evaluate=after", "eval.tasks=[reach_red, reach_red]"], r"eval\.tasks: got .*name each task once"),
     ("train", [MEASURED, *IMAGINED], r"real_env: the recipe has none, and its env is a world model"),
     (
         "train",
