@@ -82,14 +82,14 @@ class CriticNetworks(nn.Module):
         """Of each network, (members, ...), from normalized inputs."""
         return q_logits(self.q, place, chunk)
 
-    def each(self, place: torch.Tensor, chunk: torch.Tensor) -> torch.Tensor:
+    def q_values(self, place: torch.Tensor, chunk: torch.Tensor) -> torch.Tensor:
         """Q by each network, (members, B, N), of N normalized chunks (B, N, H * A) at each place (B, D)."""
         where = place[:, None].expand(-1, chunk.shape[1], -1)
         return self.q_logits(where, chunk).sigmoid()
 
     def smallest(self, place: torch.Tensor, chunk: torch.Tensor) -> torch.Tensor:
-        """The smallest Q of the ensemble, (B, N); arguments as for `each`."""
-        return self.each(place, chunk).min(0).values
+        """The smallest Q of the ensemble, (B, N); arguments as for `q_values`."""
+        return self.q_values(place, chunk).min(0).values
 
 
 def _divisor(spread: torch.Tensor) -> torch.Tensor:

@@ -107,7 +107,7 @@ class ValueGuidedPolicy(nn.Module, Policy):
             edited, _ = self.editor(self.critic, where, chunk, noise)
             chunk = torch.cat([chunk, edited], 1)
             drawn = self.critic.chunk_of(chunk).reshape(len(drawn), -1, *drawn.shape[2:]).cpu().numpy()
-        values = self.critic.each(place, chunk).cpu()
+        values = self.critic.q_values(place, chunk).cpu()
         best = choose(values, self.choose_by)
         return Judgement(features.float().cpu().numpy(), drawn, values.min(0).values.numpy(), best.numpy())
 

@@ -234,7 +234,7 @@ def test_the_improved_policy_loads_like_any_other(base: Path, logged: Path, tmp_
     np.testing.assert_allclose(alone.actions[0], greedy.actions[2], rtol=1e-5, atol=1e-6)
     found = policy.judge(obs, torch.Generator().manual_seed(0), 1.0)
     assert found.chunks.shape == (3, 6, 4, 7), "three of the base's, and three changed"
-    values = policy.critic.each(
+    values = policy.critic.q_values(
         policy.critic.place_of(torch.from_numpy(found.features)),
         policy.critic.normal_chunk(torch.from_numpy(found.chunks).flatten(2)),
     )
