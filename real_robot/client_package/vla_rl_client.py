@@ -13,8 +13,10 @@ import re
 import socket
 import ssl
 import threading
+import time
 from contextlib import suppress
 from typing import Any, Dict, Optional
+from urllib.parse import urlsplit
 
 import msgpack
 import numpy as np
@@ -139,14 +141,13 @@ class PolicyClient:
     def _connected(self) -> Any:
         if self._connection is not None:
             return self._connection
-        options: Dict[str, Any] = {"ssl": self._tls, "open_timeout": self._connect_timeout, "close_timeout": 0.2}
-        options.update(max_size=MAX_MESSAGE_BYTES, compression=None)
+        options: Dict[str, Any] = {"close_timeout": 0.2, "max_size": MAX_MESSAGE_BYTES, "compression": None}
         if self._token is not None:
             options["additional_headers"] = {"Authorization": f"Bearer {self._token}"}
         if "proxy" in inspect.signature(connect).parameters:  # websockets 15 and newer would ask the environment
             options["proxy"] = None
         try:
-            connection = connect(self.address, **options)
+            connection = open_connection(self.address, self._tls, self._connect_timeout, **options)
         except InvalidStatus as error:
             status = error.response.status_code
             text = (getattr(error.response, "body", None) or b"").decode("utf-8", "replace").strip()
@@ -191,6 +192,111 @@ class PolicyClient:
             connection.close()
 
 
+def open_connection(address: str, tls: Optional[ssl.SSLContext], timeout: float, **options: Any) -> Any:
+    """Connect to ws://... or wss://... (`tls`) within `timeout` seconds; `options` are those of websockets' connect.
+
+    Raises:
+        OSError (ssl.SSLError among them), TimeoutError, websockets' InvalidHandshake: no connection.
+    """
+    if tls is None:
+        return connect(address, open_timeout=timeout, **options)
+    deadline = time.monotonic() + timeout
+    where = urlsplit(address)
+    plain = socket.create_connection((where.hostname, where.port or 443), timeout)
+    encrypted = TlsSocket(plain, tls, str(where.hostname))
+    encrypted.settimeout(None)
+    left = max(deadline - time.monotonic(), 0.01)
+    return connect("ws" + address[len("wss") :], sock=encrypted, open_timeout=left, **options)
+
+
+class TlsSocket(socket.socket):
+    """A connected socket with TLS that one thread may read while others write, as those of websockets do.
+
+    OpenSSL allows one call at a time for a connection, and `ssl.SSLSocket` does not see to it: what is sent while a
+    session ticket is being read may never arrive. Here each call waits for its turn; waiting for the network has none.
+
+    Args:
+        plain: connected; taken over. Its time-out holds for each step of the handshake.
+        server_hostname: the name that the server's certificate must have.
+
+    Raises:
+        OSError: no handshake; ssl.SSLCertVerificationError: the certificate is refused.
+    """
+
+    def __init__(self, plain: socket.socket, context: ssl.SSLContext, server_hostname: str) -> None:
+        timeout = plain.gettimeout()
+        super().__init__(plain.family, plain.type, plain.proto, fileno=plain.detach())
+        self._arrived, self._to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._turn = threading.Lock()  # of calls into OpenSSL
+        self._sending = threading.Lock()  # from encryption to the network, so that records keep their order
+        try:
+            self.settimeout(timeout)
+            self._tls = context.wrap_bio(self._arrived, self._to_send, server_hostname=server_hostname)
+            self._shake_hands()
+        except BaseException:
+            self.close()
+            raise
+
+    def recv(self, bufsize: int, flags: int = 0) -> bytes:
+        """Return all that has been decrypted, which may be more than `bufsize`; nothing at the end."""
+        while True:
+            data = self._decrypted(bufsize)
+            if data is not None:
+                return data
+            self._take(super().recv(65536, flags))
+
+    def sendall(self, data: Any, flags: int = 0) -> None:
+        """Encrypt and send it all."""
+        view, done = memoryview(data).cast("B"), 0
+        with self._sending:
+            with self._turn:
+                while done < len(view):
+                    done += self._tls.write(view[done:])
+                encrypted = self._to_send.read()
+            super().sendall(encrypted, flags)
+
+    def _shake_hands(self) -> None:
+        while True:
+            try:
+                self._tls.do_handshake()
+                return
+            except ssl.SSLWantReadError:
+                pass
+            finally:  # also the alert that tells the server why not
+                self._send_rest()
+            self._take(super().recv(65536))
+
+    def _decrypted(self, size: int) -> Optional[bytes]:
+        """What has arrived; None where more must come first."""
+        parts, ended = [], False
+        with self._turn:
+            try:
+                while not ended:
+                    parts.append(self._tls.read(size))
+                    ended = not parts[-1]
+            except ssl.SSLWantReadError:
+                pass
+            except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+                ended = True
+            must_answer = self._to_send.pending > 0  # a change of keys
+        if must_answer:
+            self._send_rest()
+        return b"".join(parts) if parts or ended else None
+
+    def _take(self, encrypted: bytes) -> None:
+        with self._turn:
+            if encrypted:
+                self._arrived.write(encrypted)
+            else:
+                self._arrived.write_eof()
+
+    def _send_rest(self) -> None:
+        with self._sending:
+            with self._turn:
+                encrypted = self._to_send.read()
+            super().sendall(encrypted)
+
+
 def _url(address: str, encrypted: bool) -> str:
     scheme, separator, rest = address.rpartition("://")
     scheme = scheme if separator else "wss" if encrypted else "ws"
@@ -204,7 +310,7 @@ def _url(address: str, encrypted: bool) -> str:
 
 def _hang_up(connection: Any) -> None:
     with suppress(OSError):  # it is closed already
-        socket.socket.shutdown(connection.socket, socket.SHUT_RDWR)
+        connection.socket.shutdown(socket.SHUT_RDWR)
 
 
 def _pack_array(value: Any) -> Any:

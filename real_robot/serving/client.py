@@ -19,8 +19,9 @@ from typing import Any, Self
 
 import numpy as np
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage, InvalidStatus
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import ClientConnection
 
+from real_robot.client_package.vla_rl_client import open_connection
 from real_robot.serving.address import server_url
 from real_robot.serving.identity import POLICY_KEY, UNKNOWN, PolicyIdentity, read_identity
 from real_robot.serving.protocol import DEFAULT_LIMITS, PROTOCOL, ProtocolError, WireLimits, pack, short, unpack
@@ -221,11 +222,11 @@ class PolicyClient:
     def _connect_anew(self) -> ClientConnection:
         headers = None if self._token is None else {"Authorization": f"Bearer {self._token}"}
         try:
-            connection = connect(
+            connection = open_connection(
                 self.address,
-                ssl=self._tls,
+                self._tls,
+                self._connect_timeout,
                 additional_headers=headers,
-                open_timeout=self._connect_timeout,
                 close_timeout=0.2,
                 max_size=self._limits.max_message_bytes,
                 max_queue=2,
@@ -314,4 +315,4 @@ def _given_up_after(connection: ClientConnection, seconds: float) -> Iterator[No
 
 def _hang_up(connection: ClientConnection) -> None:
     with suppress(OSError):  # it is closed already
-        socket.socket.shutdown(connection.socket, socket.SHUT_RDWR)  # not an SSLSocket's, which waits for the send
+        connection.socket.shutdown(socket.SHUT_RDWR)

@@ -19,6 +19,7 @@ from processes import until
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from real_robot.client_package.vla_rl_client import open_connection
 from real_robot.operator.console.config import ConsoleConfig
 from real_robot.operator.console.server import ConsoleServer
 
@@ -134,7 +135,7 @@ def test_an_encrypted_console_serves_its_page_and_sockets(tmp_path: Path) -> Non
             assert b"E-stop" in answer.read()
         with urllib.request.urlopen(f"{page}/ask.js", timeout=PATIENCE, context=trust) as answer:
             assert answer.headers["Content-Type"].startswith("text/javascript")
-        with connect(f"wss://127.0.0.1:{bench.port}/socket", ssl=trust, origin=page) as browser:  # type: ignore[arg-type]
+        with open_connection(f"wss://127.0.0.1:{bench.port}/socket", trust, PATIENCE, origin=page) as browser:
             assert json.loads(browser.recv(timeout=PATIENCE))["type"] == "hello"
         run_policy(bench)
         stop = urllib.request.Request(f"{page}/stop", method="POST")

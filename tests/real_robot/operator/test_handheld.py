@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 from processes import until
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import ClientConnection
 
 from real_robot.bridge.contract import load_contract
 from real_robot.bridge.lerobot_devices import DeviceError, make_device
+from real_robot.client_package.vla_rl_client import open_connection
 from real_robot.operator import handheld
 from real_robot.operator.devices import AxesDevice, device_overrides, lerobot_axes, open_device
 from real_robot.operator.handheld import PHONE_SILENCE, PadPresence, PhoneAxes, phone_gripper
@@ -130,7 +131,7 @@ class Phone:
 
         def reached() -> ClientConnection | None:
             try:
-                return connect("wss://127.0.0.1:4443/ws", ssl=context, proxy=None)
+                return open_connection("wss://127.0.0.1:4443/ws", context, 10.0, proxy=None)
             except OSError:
                 return None
 
