@@ -255,6 +255,12 @@ class TlsSocket(socket.socket):
                 encrypted = self._to_send.read()
             super().sendall(encrypted, flags)
 
+    def close(self) -> None:
+        """Close it; a thread that waits in `recv`, perhaps for the rest of a record, goes on with nothing."""
+        with suppress(OSError):  # not connected any more
+            self.shutdown(socket.SHUT_RDWR)
+        super().close()
+
     def _shake_hands(self) -> None:
         while True:
             try:
@@ -278,7 +284,7 @@ class TlsSocket(socket.socket):
                 pass
             except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
                 ended = True
-            must_answer = self._to_send.pending > 0  # a change of keys
+            must_answer = not ended and self._to_send.pending > 0  # a change of keys
         if must_answer:
             self._send_rest()
         return b"".join(parts) if parts or ended else None

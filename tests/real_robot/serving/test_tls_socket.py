@@ -7,7 +7,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -20,40 +20,43 @@ COUNT, SIZE = 3000, 256
 
 
 @contextmanager
-def peer(certificate: tuple[Path, Path], versions: ssl.TLSVersion) -> Iterator[int]:
+def peer(certificate: tuple[Path, Path], version: ssl.TLSVersion) -> Iterator[int]:
     """A server that sends COUNT messages while it counts what it is sent, then tells how much that was. Its port."""
     context = server_context(*certificate)
     assert context is not None
-    context.maximum_version = versions
-    loop, started, ports = asyncio.new_event_loop(), threading.Event(), []
+    context.maximum_version = version
+    started, ports = threading.Event(), []
 
     async def serve_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async def count() -> int:
             return len(await reader.readexactly(COUNT * SIZE))
 
-        counted = asyncio.ensure_future(count())
-        for number in range(COUNT):
-            writer.write(number.to_bytes(4, "big") * (SIZE // 4))
-            await asyncio.sleep(0)
-        writer.write(b"\0" * 300_000)  # many records at once
-        writer.write((await counted).to_bytes(4, "big"))
-        await writer.drain()
+        with suppress(OSError, asyncio.IncompleteReadError):
+            async with asyncio.TaskGroup() as tasks:
+                counted = tasks.create_task(count())
+                for number in range(COUNT):
+                    writer.write(number.to_bytes(4, "big") * (SIZE // 4))
+                    await asyncio.sleep(0)
+                writer.write(b"\0" * 300_000)  # many records at once
+            writer.write(counted.result().to_bytes(4, "big"))
+            await writer.drain()
         writer.close()
 
     async def run() -> None:
         server = await asyncio.start_server(serve_one, "127.0.0.1", 0, ssl=context)
         ports.append(server.sockets[0].getsockname()[1])
+        stops.append((asyncio.get_running_loop(), asyncio.Event()))
         started.set()
+        await stops[0][1].wait()
+        server.close()
 
-    def live() -> None:
-        loop.run_until_complete(run())
-        loop.run_forever()
-
-    thread = threading.Thread(target=live, daemon=True)
+    stops: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+    thread = threading.Thread(target=asyncio.run, args=(run(),), daemon=True)
     thread.start()
     assert started.wait(10)
     yield ports[0]
-    loop.call_soon_threadsafe(loop.stop)
+    loop, stop = stops[0]
+    loop.call_soon_threadsafe(stop.set)
     thread.join(10)
 
 
@@ -107,3 +110,35 @@ def test_a_server_that_says_nothing_is_given_up(tmp_path: Path) -> None:
         plain = socket.create_connection(mute.getsockname(), 0.2)
         with pytest.raises(TimeoutError):
             TlsSocket(plain, ssl.create_default_context(), "127.0.0.1")
+
+
+def test_closing_ends_a_wait_for_the_rest_of_a_record(tmp_path: Path) -> None:
+    """Of a server that went down in the middle of one: websockets closes, then waits for its thread without limit."""
+    lab = Authority(tmp_path)
+    context = server_context(*lab.sign("127.0.0.1"))
+    assert context is not None
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def send_half_a_record() -> None:
+            connection, _ = listener.accept()
+            same = connection.dup()
+            encrypted = context.wrap_socket(connection, server_side=True)
+            same.sendall(b"\x17\x03\x03\x00\xff" + bytes(10))  # 255 bytes of data are announced
+            stop.wait(30)
+            encrypted.close()
+            same.close()
+
+        stop = threading.Event()
+        threading.Thread(target=send_half_a_record, daemon=True).start()
+        plain = socket.create_connection(listener.getsockname(), 30)
+        ours = TlsSocket(plain, client_context(lab.pem), "127.0.0.1")
+        ours.settimeout(None)
+        got: list[bytes] = []
+        reading = threading.Thread(target=lambda: got.append(ours.recv(1024)), daemon=True)
+        reading.start()
+        reading.join(0.5)
+        assert reading.is_alive(), "it waits for the rest"
+        ours.close()
+        reading.join(10)
+        stop.set()
+        assert not reading.is_alive() and got == [b""]
