@@ -22,6 +22,7 @@ from vla_rl.interfaces import Policy
 from vla_rl.offpolicy.config import OfflineConfig
 from vla_rl.offpolicy.critic import Critic
 from vla_rl.offpolicy.examples import observations
+from vla_rl.offpolicy.transitions import choose
 from vla_rl.rollout.runner import derived_seed, evaluation_mode
 from vla_rl.types import ActionChunk, Observation
 
@@ -76,9 +77,9 @@ class OffPolicyEvaluation:
     def __init__(self, config: OfflineConfig, data: BCDataset, critic: Critic, seed: int) -> None:
         self.config, self.critic, self.seed = config, critic, derived_seed(seed, _GATE)
         held = np.flatnonzero(critic.fold == HELD_OUT)
-        self.rows = np.sort(np.random.default_rng(self.seed).permutation(held)[: config.ppo.held_out_decisions])
+        logged, rng = critic.transitions, np.random.default_rng(self.seed)
+        self.rows = choose(logged.weight, held, config.ppo.held_out_decisions, rng)
         self._obs = observations(data, self.rows)
-        logged = critic.transitions
         self._groups = np.unique(logged.initial_state[logged.episode[self.rows]], return_inverse=True)[1]
 
     def values(self, policy: Policy) -> np.ndarray:
@@ -100,12 +101,14 @@ def own_chunks(
 ) -> PlacesBatch:
     """Chunks that the policy draws at logged observations outside the held-out fold, and their advantages.
 
+    Observations are drawn as the critic draws them: each dataset by its episodes, however many decisions were logged.
+
     An advantage is the ensemble's smallest Q less its mean over the policy's chunks there (which is the policy's own V,
     where the critic's V is that of who was logged), over the deviation of all.
     """
     count = config.candidates
     rng = np.random.default_rng(derived_seed(seed, _PLACES, iteration))
-    rows = np.sort(rng.permutation(np.flatnonzero(critic.fold != HELD_OUT))[: config.ppo.decisions])
+    rows = choose(critic.transitions.weight, np.flatnonzero(critic.fold != HELD_OUT), config.ppo.decisions, rng)
     obs = observations(data, rows)
     generator = torch.Generator().manual_seed(derived_seed(seed, _CHUNKS, iteration))
     chunks = draw(policy, obs, count, config.sampling_temperature, generator)

@@ -150,6 +150,18 @@ def draw(weight: np.ndarray | None, count: int, size: int, rng: np.random.Genera
     return np.minimum(np.searchsorted(until, rng.random(size) * until[-1], side="right"), count - 1)
 
 
+def choose(weight: np.ndarray | None, among: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
+    """At most `most` of the decisions `among`, int64 (n,), none twice, ascending; likelier by their weights.
+
+    Args:
+        weight: float64 (N,), of all decisions; None: all alike.
+    """
+    if weight is None or most >= len(among):
+        return np.sort(rng.permutation(among)[:most])
+    share = weight[among]
+    return np.sort(rng.choice(among, most, replace=False, p=share / share.sum()))
+
+
 def _weights(data: BCDataset) -> np.ndarray | None:
     """How often a critic draws each decision of datasets, 1 on average; None: all alike, where there is one dataset.
 

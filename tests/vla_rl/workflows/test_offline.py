@@ -24,7 +24,7 @@ from vla_rl.offpolicy.advantage_conditioned import AdvantageConditionedPolicy
 from vla_rl.offpolicy.config import OfflineConfig
 from vla_rl.offpolicy.examples import Examples, WeightedDataset
 from vla_rl.offpolicy.features import NO_DRAWS, FeatureCache
-from vla_rl.offpolicy.transitions import Transitions, draw, logged_transitions
+from vla_rl.offpolicy.transitions import Transitions, choose, draw, logged_transitions
 from vla_rl.policies.load import load_policy
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.training.checkpoint import latest_checkpoint
@@ -114,6 +114,17 @@ def test_a_critic_draws_datasets_by_their_episodes_and_weights_however_many_deci
     weight = logged_transitions(None, BCDataset([dense, few], 4)).weight
     assert weight is not None and weight[len(dense.rows) :].sum() == pytest.approx(weight.sum() / 2)
     assert transitions(logged).weight is None, "of one dataset all are alike, as they were"
+
+
+def test_decisions_are_chosen_by_weight_and_none_twice() -> None:
+    """Of a dataset of many decisions, each of a tenth of the weight, as many as of a small one."""
+    weight = np.repeat([1.0, 0.1], [500, 5000])
+    chosen = choose(weight, np.arange(5500), 200, np.random.default_rng(0))
+    assert len(np.unique(chosen)) == 200 and (np.diff(chosen) > 0).all()
+    assert 70 < (chosen < 500).sum() < 130
+    inside = choose(weight, np.arange(450, 600), 100, np.random.default_rng(0))
+    assert len(np.unique(inside)) == 100 and set(inside) <= set(range(450, 600))
+    np.testing.assert_array_equal(choose(weight, np.arange(7), 100, np.random.default_rng(0)), np.arange(7))
 
 
 def test_filtered_cloning_takes_decisions_of_successes_alone(logged: Path) -> None:
