@@ -55,6 +55,9 @@ def test_grpo_from_scratch_learns_in_one_script(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     lines = done.stdout.splitlines()
     assert lines[0].startswith("before:") and lines[-1].startswith("after:") and "loss" in lines[1]
+    alone = [*command[:2], "--group-size", "1"]  # A group of one has no spread: the loss would not be a number.
+    done = subprocess.run(alone, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
+    assert done.returncode == 2 and "--group-size: at least 2" in done.stderr
 
 
 def test_the_policy_keeps_the_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,6 +129,8 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--lr", type=float, default=2e-4)
     args = parser.parse_args()
+    if args.group_size < 2:
+        parser.error("--group-size: at least 2, since the episodes of a state are compared with each other")
     env = TabletopConfig(num_envs=40).build()
     policy = load_policy("pretrained:tabletop_base")
     optimizer = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], lr=args.lr, weight_decay=0.0)

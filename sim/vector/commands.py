@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from sim.single_env import SingleEnv
+import numpy as np
+
+from sim.single_env import SingleEnv, SingleObservation
 
 Command = Literal["reset", "step", "save_state", "expert_action", "expert_remaining", "drive_home"]
 
@@ -17,7 +19,7 @@ def run_command(env: SingleEnv, command: Command, argument: Any) -> Any:
     match command:
         case "reset":
             env.succeeded_at, env.is_over = None, False
-            return env.reset(argument)
+            return _begun(env, env.reset(argument), argument.keyframe is None)
         case "step":
             return env.run_chunk(argument)
         case "save_state":
@@ -28,3 +30,30 @@ def run_command(env: SingleEnv, command: Command, argument: Any) -> Any:
             return env.expert_remaining()
         case "drive_home":
             return env.drive_home()
+
+
+def _begun(env: SingleEnv, obs: SingleObservation, is_new: bool) -> SingleObservation:
+    """What `reset` returned, checked against what the environment says of itself; many are written by users.
+
+    Raises:
+        ValueError: an image or the state is missing or of another type or shape, or `reset` has not set its counts.
+    """
+    of, spec = f"environment {env.spec.kind}: its reset", env.spec
+    if not isinstance(obs, SingleObservation):
+        raise ValueError(f"{of} returned {type(obs).__name__}, not a SingleObservation; end it with self.observe()")
+    for camera in spec.cameras:
+        if camera not in obs.images:
+            raise ValueError(f"{of} shows no camera {camera!r}, but {', '.join(obs.images) or 'none'}; see env.cameras")
+        image, expected = np.asarray(obs.images[camera]), (*spec.image_size, 3)
+        if image.dtype != np.uint8 or image.shape != expected:
+            raise ValueError(
+                f"{of} shows {camera} as {image.dtype} {image.shape}; its env_spec says images of uint8 {expected}"
+            )
+    if np.shape(obs.state) != (spec.state_dim,):
+        raise ValueError(f"{of} shows a state of shape {np.shape(obs.state)}; its env_spec says ({spec.state_dim},)")
+    if env.horizon < 1 or (is_new and env.num_steps):
+        raise ValueError(
+            f"{of} left num_steps at {env.num_steps} and horizon at {env.horizon}; it must set num_steps to 0 and "
+            "horizon to the task's"
+        )
+    return obs

@@ -19,7 +19,7 @@ import numpy as np
 
 from vla_rl.common.atomic import atomic_folder
 from vla_rl.data.config import DatasetConfig, DatasetError
-from vla_rl.data.dataset import camera_names, read_notes
+from vla_rl.data.dataset import camera_names, observed_every, read_notes
 from vla_rl.data.keyframes import RECORDINGS, split_start, state_names
 from vla_rl.data.lerobot_io import ACTION, CONTROL_SOURCE, POLICY_VERSION, STATE
 from vla_rl.data.source import LeRobotSource, vectors
@@ -195,6 +195,11 @@ def embed_dataset(
         raise DatasetError(f"{config.path}: does not record which episodes succeeded; failure detection needs that")
     names = camera_names(source, config, policy.cameras)
     every = every or policy.chunk_size
+    if every % (seen := observed_every(source.root)):
+        raise DatasetError(
+            f"{config.path}: has an image every {seen} control steps, and one every {every} is to be embedded; set "
+            f"failure.every to a multiple of {seen}, or collect with every_frame=true"
+        )
     columns = _read_columns(source, policy, policy_hash if same_policy else None)
     chosen = columns.by_policy & (source.success if config.only_successes else True)
     numbers = _some_of_each(np.flatnonzero(chosen), columns.task, config)

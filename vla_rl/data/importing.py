@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import glob
+import io
+import os
+import shutil
+import socket
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from vla_rl.common.atomic import is_running
 from vla_rl.data.config import DatasetError
 from vla_rl.data.keyframes import task_of
 from vla_rl.data.lerobot_assembly import assemble
@@ -17,7 +24,6 @@ from vla_rl.data.lerobot_io import (
     STATE,
     RecordedEpisode,
     dataset_features,
-    decode_image,
     write_shard,
 )
 
@@ -51,7 +57,7 @@ def write_episodes(
     """
     if dataset.exists():
         raise DatasetError(f"{dataset} exists already; choose another folder")
-    with tempfile.TemporaryDirectory(prefix="vla-rl-import-") as staging:
+    with _staging(dataset) as staging:
         first: tuple[str, dict[str, Any]] | None = None
         features: dict[str, dict[str, Any]] = {}
         for number, (origin, episode) in enumerate(episodes):
@@ -61,10 +67,10 @@ def write_episodes(
             for name, found in shape.items():
                 if found != first[1][name]:
                     raise DatasetError(f"{origin}: {name} {found}, of {first[0]} {first[1][name]}; import them apart")
-            write_shard(Path(staging) / f"shard_{number:06d}", [episode], [], features)
+            write_shard(staging / f"shard_{number:06d}", [episode], [], features)
         if first is None:
             raise DatasetError("no episode was found; nothing is written")
-        return assemble(Path(staging), dataset, fps=fps, features=features, robot=robot, notes=notes)
+        return assemble(staging, dataset, fps=fps, features=features, robot=robot, notes=notes)
 
 
 def demonstration(
@@ -128,15 +134,44 @@ def our_gripper(origin: str, actions: np.ndarray, convention: Gripper) -> np.nda
     return np.concatenate([actions[:, :-1], last if convention == "one_closes" else -last], axis=1)
 
 
+@contextmanager
+def _staging(dataset: Path) -> Iterator[Path]:
+    """A folder beside the dataset, where there must be room anyway; what killed imports left there is removed."""
+    start = f".{dataset.name}.import-{socket.gethostname()}-"
+    for left in dataset.parent.glob(f"{glob.escape(start)}*"):
+        pid = left.name.removeprefix(start).partition("-")[0]
+        if pid.isdecimal() and not is_running(int(pid)):
+            shutil.rmtree(left, ignore_errors=True)
+    dataset.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f"{start}{os.getpid()}-", dir=dataset.parent) as folder:
+        yield Path(folder)
+
+
 def _shape(origin: str, episode: RecordedEpisode) -> dict[str, Any]:
     """What all episodes of a dataset must have in common."""
     sizes = {}
     for camera, frames in episode.png.items():
-        try:
-            sizes[camera] = decode_image(frames[0]).shape[:2]
-        except ValueError as error:
-            raise DatasetError(f"{origin}: the first picture of {camera}: {error}") from error
+        if "/" in camera:
+            raise DatasetError(f"{origin}: a camera is named {camera!r}; LeRobot allows no / in names, choose another")
+        for number, data in enumerate([*frames, *filter(None, [episode.final_png.get(camera)])], 1):
+            size = _size(f"{origin}: picture {number} of {camera}", data)
+            if size != sizes.setdefault(camera, size):
+                raise DatasetError(
+                    f"{origin}: picture {number} of {camera} is {size[1]} x {size[0]} pixels, those before it "
+                    f"{sizes[camera][1]} x {sizes[camera][0]}; a camera's pictures must be of one size. Scale it"
+                )
     return {"pictures of": sizes, "size of state": episode.state.shape[1], "size of action": episode.actions.shape[1]}
+
+
+def _size(what: str, data: bytes) -> tuple[int, int]:
+    """(height, width) of a PNG or JPEG, by its beginning alone."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(data), formats=("PNG", "JPEG")) as image:
+            return image.height, image.width
+    except OSError as error:
+        raise DatasetError(f"{what}: {len(data)} bytes that are neither PNG nor JPEG") from error
 
 
 def _features(

@@ -121,7 +121,7 @@ def _read(
             f"{file}: demo_{index}/actions has shape {actions.shape}, expected (2 or more, {ACTION_DIM})"
         )
     parts = [np.asarray(group[f"obs/{name}"], np.float32) for name in STATE]
-    images = {camera: turned(np.asarray(group[f"obs/{name}"], np.uint8)) for camera, name in CAMERAS.items()}
+    images = {camera: turned(_pictures(group, file, index, name)) for camera, name in CAMERAS.items()}
     for name, values in (
         *zip(STATE, parts, strict=True),
         *((CAMERAS[camera], seen) for camera, seen in images.items()),
@@ -147,6 +147,16 @@ def _read(
         final_state=state[-1],
     )
     return episode, length - 1 - len(kept)
+
+
+def _pictures(group: Mapping[str, Any], file: Path, index: int, name: str) -> np.ndarray:
+    """uint8 (T, height, width, 3)."""
+    images = np.asarray(group[f"obs/{name}"])
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
+        raise DatasetError(
+            f"{file}: demo_{index}/obs/{name} is {images.dtype} {images.shape}, expected uint8 (T, height, width, 3)"
+        )
+    return images
 
 
 def _commands_nothing(actions: np.ndarray, step: int) -> bool:

@@ -28,6 +28,8 @@ from vla_rl.data.lerobot_io import RecordedEpisode, decode_image, encode_png
 CONFIG_FILE, EPISODES = "dataset.yaml", "episodes"
 PICTURES = (".png", ".jpg", ".jpeg")
 MOST_DRIFT = 0.5  # of a control step, between two rows of the time column
+MOST_OFF = 0.1  # by which the rate of a whole episode may differ from fps, as a share
+_LARGEST = float(np.finfo(np.float32).max)  # as which datasets store numbers
 EXAMPLE = """fps: 20
 cameras: {agentview: front.mp4, wrist: wrist.mp4}
 state: [x, y, z, roll, pitch, yaw, finger_left, finger_right]
@@ -148,6 +150,8 @@ def read_table(file: Path, columns: tuple[str, ...]) -> dict[str, np.ndarray]:
             header = [name.strip() for name in next(reader, [])]
             if missing := [name for name in columns if name not in header]:
                 raise DatasetError(f"{file}: has no column {missing[0]!r}; its first line has {', '.join(header)}")
+            if twice := [name for name in columns if header.count(name) > 1]:
+                raise DatasetError(f"{file}: has {header.count(twice[0])} columns {twice[0]!r}; rename one")
             places = {name: header.index(name) for name in columns}
             rows = [_row(file, reader.line_num, row, places, len(header)) for row in reader if row]
     except (UnicodeDecodeError, csv.Error) as error:
@@ -167,7 +171,7 @@ def _row(file: Path, line: int, row: list[str], places: dict[str, int], width: i
             number = float(row[place])
         except ValueError:
             number = math.nan
-        if not math.isfinite(number):
+        if not abs(number) <= _LARGEST:
             raise DatasetError(f"{file}: line {line}, column {name!r}: {row[place]!r} is no finite number")
         numbers.append(number)
     return numbers
@@ -180,6 +184,11 @@ def _check_time(file: Path, seconds: np.ndarray, config: FolderConfig) -> None:
         raise DatasetError(
             f"{file}: line {line}, column {config.time!r}: {steps[wrong[0]] / config.fps:.3g} s after the row before, "
             f"at {config.fps} fps {1 / config.fps:.3g} s are expected ({len(wrong)} such rows). Resample, or mend fps."
+        )
+    if abs(steps.sum() - len(steps)) > MOST_OFF * len(steps) + MOST_DRIFT:  # Each row alone may be late by a little.
+        raise DatasetError(
+            f"{file}: column {config.time!r}: {len(seconds)} rows in {seconds[-1] - seconds[0]:.3g} s are "
+            f"{len(steps) / (seconds[-1] - seconds[0]):.3g} a second, fps is {config.fps}. Mend fps, or resample."
         )
 
 
@@ -209,7 +218,7 @@ def _pictures(path: Path) -> Iterator[np.ndarray]:
 
 def _text(file: Path) -> str:
     try:
-        text = " ".join(file.read_text(encoding="utf-8").split())
+        text = " ".join(file.read_text(encoding="utf-8-sig").split())
     except (OSError, UnicodeDecodeError) as error:
         raise DatasetError(f"{file}: missing or no text ({error}); or give `instruction` in {CONFIG_FILE}") from error
     if not text:
@@ -219,4 +228,4 @@ def _text(file: Path) -> str:
 
 def _natural(path: Path) -> list[tuple[int, str]]:
     """Sorts 2 before 10."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", path.name)]
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", path.name)]

@@ -36,6 +36,49 @@ class ProbeEnv(DummyEnv):
         return SingleObservation(obs.images, obs.state, json.dumps(facts))
 
 
+class FloatingEnv(DummyEnv):
+    def observe(self) -> SingleObservation:
+        obs = super().observe()
+        return SingleObservation({name: image / 255 for name, image in obs.images.items()}, obs.state, obs.instruction)
+
+
+class NamelessEnv(DummyEnv):
+    def observe(self) -> SingleObservation:
+        obs = super().observe()
+        return SingleObservation({"front": obs.images["agentview"]}, obs.state, obs.instruction)
+
+
+class ShortEnv(DummyEnv):
+    def observe(self) -> SingleObservation:
+        obs = super().observe()
+        return SingleObservation(obs.images, obs.state[:3], obs.instruction)
+
+
+class UncountedEnv(DummyEnv):
+    def reset(self, spec: EpisodeSpec) -> SingleObservation:
+        obs = super().reset(spec)
+        self.horizon = 0
+        return obs
+
+
+class SilentEnv(DummyEnv):
+    def reset(self, spec: EpisodeSpec) -> SingleObservation:
+        super().reset(spec)  # The author forgot to return it.
+        return None  # pyright: ignore[reportReturnType]
+
+
+USERS = {env.__name__: env for env in (FloatingEnv, NamelessEnv, ShortEnv, UncountedEnv, SilentEnv)}
+
+
+class UsersConfig(DummyConfig):
+    """An environment of somebody's that does not keep to its spec."""
+
+    mistake: str
+
+    def make(self, record_frames: bool = False) -> DummyEnv:
+        return USERS[self.mistake](self, record_frames)
+
+
 def specs(count: int, task: str = "reach_red", start: int = 0) -> list[EpisodeSpec]:
     return [EpisodeSpec(task, "train", start + i) for i in range(count)]
 
@@ -337,3 +380,25 @@ def test_bad_resets_and_early_calls_are_refused() -> None:
         env.reset([EpisodeSpec("reach_red", "train", -1)] * 2)
     with pytest.raises(ValueError, match="num_envs must be at least 1"):
         DummyConfig().build(-1)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        ("FloatingEnv", r"dummy: its reset shows agentview as float64 \(32, 32, 3\); its env_spec says .* uint8"),
+        ("NamelessEnv", "shows no camera 'agentview', but front"),
+        ("ShortEnv", r"shows a state of shape \(3,\); its env_spec says \(8,\)"),
+        ("UncountedEnv", "left num_steps at 0 and horizon at 0; it must set"),
+        ("SilentEnv", r"returned NoneType, not a SingleObservation; end it with self\.observe\(\)"),
+    ],
+)
+def test_a_users_environment_that_does_not_keep_to_its_spec_is_told_so(
+    mistake: str, message: str, num_workers: int
+) -> None:
+    env = UsersConfig(mistake=mistake, num_workers=num_workers).build(num_envs=1)
+    try:
+        with pytest.raises(ValueError, match=message):
+            env.reset(specs(1))
+    finally:
+        env.close()

@@ -61,6 +61,18 @@ def test_recorded_episodes_embed_to_what_the_policy_saw(tmp_path: Path) -> None:
     assert (found.every, found.policy_hash, found.dim) == (4, HASH, 12)
 
 
+def test_images_that_were_not_recorded_are_not_embedded(tmp_path: Path) -> None:
+    """With `collect.every_frame=false` an image stands in for those after it, up to the next chunk's."""
+    policy, folder = SeeingPolicy(), tmp_path / "data"
+    values = {"source": "policy", "dataset": str(folder), "episodes_per_task": 2, "every_frame": False}
+    version = f"reach {HASH[:12]}"
+    collect_dataset(ENV, CollectConfig.model_validate(values), policy=policy, policy_version=version)
+    seen, config = np.stack(policy.seen), DatasetConfig(path=str(folder))
+    np.testing.assert_array_equal(embed_dataset(policy, config, HASH).embeddings, seen)
+    with pytest.raises(DatasetError, match=r"an image every 4 control steps, and one every 2 is .* a multiple of 4"):
+        embed_dataset(policy, config, HASH, every=2)
+
+
 def test_episodes_just_run_embed_likewise() -> None:
     policy = SeeingPolicy()
     with_env = ENV.build()

@@ -113,6 +113,11 @@ def test_demonstrations_come_in_their_numbers_order_and_failures_are_marked(tmp_
         ({"obs/gripper_states": np.zeros((3, 2))}, "demo_0/obs/gripper_states has 3 rows, its actions 8"),
         ({"obs/ee_states": np.full((LENGTH, 6), np.nan)}, "not finite"),
         ({"actions": np.zeros((LENGTH, 7))}, "commands nothing at any step"),
+        (
+            {"obs/agentview_rgb": np.ones((LENGTH, SIZE, SIZE, 3), np.float32)},
+            r"demo_0/obs/agentview_rgb is float32 \(8, 16, 16, 3\), expected uint8 \(T, height, width, 3\)",
+        ),
+        ({"obs/agentview_rgb": np.zeros((LENGTH, 3, SIZE, SIZE), np.uint8)}, r"is uint8 \(8, 3, 16, 16\), expected"),
     ],
 )
 def test_what_is_wrong_is_named_and_nothing_is_left(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

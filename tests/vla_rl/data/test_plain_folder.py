@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import csv
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -99,6 +103,43 @@ def edited(name: str, change: Callable[[str], str]) -> Callable[[Path], object]:
     return lambda root: (root / name).write_text(change((root / name).read_text()))
 
 
+def write_times(episode: Path, step: float) -> None:
+    with (episode / "data.csv").open(newline="") as stream:
+        head, *rows = csv.reader(stream)
+    with (episode / "data.csv").open("w", newline="") as stream:
+        csv.writer(stream).writerows([head, *([step * number, *row[1:]] for number, row in enumerate(rows))])
+
+
+def test_a_clock_that_jitters_is_no_other_rate(folder: Path, tmp_path: Path) -> None:
+    for name in LENGTHS:
+        write_times(folder / "episodes" / name, 0.105)
+    text = (folder / "episodes" / "0" / "data.csv").read_text()
+    (folder / "episodes" / "0" / "data.csv").write_text(text.replace("0.105", "0.14"))
+    assert import_folder(folder, tmp_path / "dataset", lambda line: None)["episodes"] == len(LENGTHS)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_instruction(folder: Path, tmp_path: Path) -> None:
+    (folder / "episodes" / "0" / "task.txt").write_text("push 2", encoding="utf-8-sig")
+    (folder / "episodes" / "2").rename(folder / "episodes" / "1²")
+    import_folder(folder, tmp_path / "dataset", lambda line: None)
+    tasks = LeRobotDataset("local/imported", root=tmp_path / "dataset").meta.episodes["tasks"]
+    assert list(tasks) == [["push 2"], ["push 2"], ["push 10"]]
+
+
+def test_it_is_staged_beside_the_dataset_and_what_a_killed_import_left_is_removed(folder: Path, tmp_path: Path) -> None:
+    beside = tmp_path / "datasets"
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    left, running = (beside / f".mine.import-{socket.gethostname()}-{pid}-x" for pid in (gone.pid, os.getppid()))
+    for path in (left, running):
+        path.mkdir(parents=True)
+    seen: list[set[str]] = []
+    import_folder(folder, beside / "mine", lambda line: seen.append({path.name for path in beside.iterdir()}))
+    staged = seen[-1] - {running.name}
+    assert len(staged) == 1 and staged.pop().startswith(f".mine.import-{socket.gethostname()}-{os.getpid()}-")
+    assert {path.name for path in beside.iterdir()} == {running.name, "mine"}
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -134,6 +175,28 @@ def edited(name: str, change: Callable[[str], str]) -> Callable[[Path], object]:
         (lambda root: (root / "episodes/2/front.mp4").write_bytes(b"no video"), r"front\.mp4: cannot be decoded"),
         (lambda root: (root / "episodes/0/front.mp4").unlink(), r"episodes/0/front\.mp4: missing"),
         (lambda root: (root / "episodes/0/wrist/9.png").write_bytes(b"x"), r"wrist/9\.png: 1 bytes that are neither"),
+        (
+            lambda root: (root / "episodes/10/wrist/9.png").write_bytes(encode_png(image(1)[:20, :40])),
+            r"episodes/10: picture 2 of wrist is 40 x 20 pixels, those before it 48 x 32",
+        ),
+        (
+            lambda root: [write_times(root / "episodes" / name, 1 / 15) for name in LENGTHS],
+            r"episodes/0/data\.csv: column 't': 4 rows in 0\.2 s are 15 a second, fps is 10\. Mend fps",
+        ),
+        (
+            edited("episodes/2/data.csv", lambda text: text.replace("note", "dx")),
+            r"episodes/2/data\.csv: has 2 columns 'dx'; rename one",
+        ),
+        (
+            edited("episodes/2/data.csv", lambda text: text.replace("0.5,", "1e300,")),
+            r"line 3, column 'dx': '1e300' is no finite number",
+        ),
+        (
+            edited(
+                "dataset.yaml", lambda text: text.replace("wrist: wrist", "arm/wrist: wrist").replace("[wrist]", "[]")
+            ),
+            r"episodes/0: a camera is named 'arm/wrist'; LeRobot allows no /",
+        ),
         (lambda root: (root / "episodes/0/task.txt").unlink(), r"task\.txt: missing or no text.*give `instruction`"),
         (lambda root: (root / "episodes/0/task.txt").write_text(" "), r"task\.txt: is empty"),
     ],

@@ -155,6 +155,17 @@ def test_damage_names_the_file_and_the_record(tmp_path: Path) -> None:
     broken(other_size, r"record 0: steps/action has 35 numbers, expected 5 steps of 6")
 
 
+def test_a_step_without_a_picture_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without(data: bytes) -> dict[str, Any]:
+        found = parse_example(data)
+        found["steps/observation/image"][3] = b""
+        return found
+
+    monkeypatch.setattr("vla_rl.data.rlds.parse_example", without)
+    with pytest.raises(DatasetError, match=r"record 0: picture 4 of agentview: 0 bytes that are neither PNG nor JPEG"):
+        imported(LIBERO, tmp_path)
+
+
 def test_checksums_and_records_that_are_no_examples() -> None:
     assert crc32c(b"123456789") == 0xE3069283  # The check value of CRC-32C.
     assert crc32c(bytes(32)) == 0x8A9136AA and crc32c(b"\xff" * 32) == 0x62A8AB43  # RFC 3720, B.4
