@@ -97,9 +97,11 @@ class PreferencesConfig(Config):
 class OfflinePPOConfig(Config):
     """Iterations of method=ppo, each admitted by off-policy evaluation or undone (RL-100, arXiv 2510.14830)."""
 
-    iterations: PositiveInt = Field(default=8, description="Updates at most.")
+    iterations: PositiveInt = Field(default=1, description="Updates at most. More than one has not been shown to gain.")
     decisions: PositiveInt = Field(
-        default=1000, description="Logged observations that chunks are drawn at for each, outside the held-out fold."
+        default=1000,
+        description="Logged observations that chunks are drawn at for each, outside the held-out fold; each dataset by "
+        "its episodes.",
     )
     held_out_decisions: PositiveInt = Field(
         default=1000, description="Logged decisions of the held-out fold at which the policy is judged."
