@@ -160,6 +160,9 @@ def test_a_master_that_dies_in_its_answer_or_is_none_does_not_answer(answer: byt
                 with connection:
                     connection.recv(65536)
                     connection.sendall(answer)
+                    connection.shutdown(socket.SHUT_WR)
+                    while connection.recv(65536):  # A close with the request's rest unread would reset the connection.
+                        pass
 
         threading.Thread(target=serve, daemon=True).start()
         uri = f"http://127.0.0.1:{server.getsockname()[1]}"
