@@ -137,14 +137,14 @@ class _SectionError(ConfigError):
 
 
 class Config(BaseModel):
-    """Base of every config: frozen, no unknown keys.
+    """Base of every config: frozen, no unknown keys, every number finite (a time-out of infinity is none).
 
     Attributes:
         renamed: old name of an option -> the name it has now. The old one still works, with a line that says the new.
         shorthand: the option that is meant where a text stands in place of the section; empty: none.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
     renamed: ClassVar[Mapping[str, str]] = {}
     shorthand: ClassVar[str] = ""

@@ -19,8 +19,7 @@ from pydantic import Field, model_validator
 from real_robot.bridge.lerobot_devices import DeviceError, let_go, make_camera
 from real_robot.bridge.messages import Image
 from real_robot.bridge.transports.base import Handler, TransportError
-from real_robot.finite_config import FiniteConfig
-from vla_rl.config import ConfigError
+from vla_rl.config import Config, ConfigError
 
 _log = logging.getLogger(__name__)
 _HANGS = "no frame comes"
@@ -28,7 +27,7 @@ _WAIT = 0.2  # seconds for a frame, between looks whether to close
 _AGAIN = 1.0  # seconds between attempts to open a camera that is gone
 
 
-class CameraConfig(FiniteConfig):
+class CameraConfig(Config):
     """A camera of this machine, in place of a topic."""
 
     kind: Literal["opencv", "realsense"] = Field(description="LeRobot's camera class: OpenCV's, or Intel RealSense.")

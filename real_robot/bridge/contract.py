@@ -23,7 +23,6 @@ from real_robot.bridge.transports.configs import Ros1Config
 from real_robot.control.execution import ExecutionConfig
 from real_robot.control.safety_config import SafetyConfig
 from real_robot.failure.watch_config import WatchConfig
-from real_robot.finite_config import FiniteConfig
 from real_robot.guard.config import GuardConfig
 from real_robot.kinematics.config import ModelConfig
 from real_robot.kinematics.limits import apply_limits, prepare_limits
@@ -44,7 +43,7 @@ JOINT_COMMANDS = (
 )
 
 
-class AlignConfig(FiniteConfig):
+class AlignConfig(Config):
     """Which message of a topic belongs to an observation."""
 
     strategy: Literal["hold", "asof", "drop"] = Field(
@@ -59,7 +58,7 @@ class AlignConfig(FiniteConfig):
     tolerance: float = Field(default=0.1, gt=0, description="Seconds; see strategy.")
 
 
-class ChannelConfig(FiniteConfig):
+class ChannelConfig(Config):
     """One topic."""
 
     topic: str = Field(description="Topic name, such as /joint_states.", pattern=TOPIC)
@@ -117,7 +116,7 @@ class ImageSource(SourceConfig):
         return self
 
 
-class ConversionConfig(FiniteConfig):
+class ConversionConfig(Config):
     """number * scale + offset, each one number for all or one for each; for actions the same, on the way out."""
 
     scale: float | tuple[float, ...] = Field(default=1.0, description="Factor: 57.2958 makes degrees of radians.")
@@ -184,7 +183,7 @@ class StateSource(SourceConfig):
         return len(self.names)
 
 
-class ObservationConfig(FiniteConfig):
+class ObservationConfig(Config):
     """What the policy sees."""
 
     images: dict[str, ImageSource] = Field(default={}, description="Camera name -> topic.")
@@ -296,7 +295,7 @@ class StartCall(Config):
     data: bool = Field(default=True, description="SetBool: what is said.")
 
 
-class RobotContract(FiniteConfig):
+class RobotContract(Config):
     """One robot: its rate, its topics, its limits."""
 
     name: str = Field(description="The robot's name, for logs and datasets.")

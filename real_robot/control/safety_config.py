@@ -9,11 +9,10 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from real_robot.bridge.transports.base import QosConfig
-from real_robot.finite_config import FiniteConfig
 from vla_rl.config import Config, ConfigError
 
 
-class DimensionLimits(FiniteConfig):
+class DimensionLimits(Config):
     """Limits of one number of a command.
 
     A `position` number is a set-point (joint angle, pose, gripper opening): the robot stays where it was last told.
@@ -122,7 +121,6 @@ class Workspace(Config):
     meters_per_unit: float = Field(
         default=1.0,
         gt=0,
-        allow_inf_nan=False,
         description="Velocity commands: meters per second that a command of 1 means.",
     )
 
@@ -134,7 +132,7 @@ class Workspace(Config):
         return self
 
 
-class ChecksConfig(FiniteConfig):
+class ChecksConfig(Config):
     """What the robot may report before it is held to be impossible. Each check holds, and stops where it lasts."""
 
     stop_after: float = Field(
@@ -172,7 +170,7 @@ class ChecksConfig(FiniteConfig):
     )
 
 
-class WrenchLimits(FiniteConfig):
+class WrenchLimits(Config):
     """The largest force and torque that a robot, or a sensor at its wrist, may report."""
 
     topic: str = Field(min_length=1, description="geometry_msgs/WrenchStamped topic that reports them.")
@@ -199,7 +197,7 @@ class WrenchLimits(FiniteConfig):
         return None
 
 
-class SafetyConfig(FiniteConfig):
+class SafetyConfig(Config):
     """What the supervisor lets through to the robot."""
 
     control_hz: float = Field(gt=0, le=1000, description="Control ticks per second.")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from real_robot.finite_config import FiniteConfig
+from vla_rl.config import Config
 
 
-class WatchConfig(FiniteConfig):
+class WatchConfig(Config):
     """How a robot heeds its failure detector."""
 
     quiet: float = Field(

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, model_validator
 
 from real_robot.bridge.transports.base import QosConfig
-from real_robot.finite_config import FiniteConfig
 from vla_rl.config import Config, ConfigError
 
 Vector = tuple[float, float, float]
@@ -42,7 +41,7 @@ class Plane(Config):
         return self
 
 
-class JointName(FiniteConfig):
+class JointName(Config):
     """A joint of the file that a name, or a number, stands for: its position is scale * number + offset."""
 
     joint: str = Field(description="Name of the joint in the file.")
@@ -63,7 +62,7 @@ def _joint_name(value: Any) -> Any:
 Joint = Annotated[JointName, BeforeValidator(_joint_name)]
 
 
-class ModelConfig(FiniteConfig):
+class ModelConfig(Config):
     """The robot's file, and what is checked with it."""
 
     file: str = Field(description="URDF or MJCF; relative to the contract's file.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -93,7 +94,7 @@ def import_rlds(
     check_writable(output)
     options = RldsOptions(
         fps=fps,
-        cameras=dict(_pair(text) for text in camera or ()),
+        cameras=_cameras(camera or ()),
         state=tuple(state or ()),
         action=tuple(action or ()),
         instruction=instruction,
@@ -126,13 +127,18 @@ def _check_there(*paths: Path) -> None:
         raise ConfigError(f"{', '.join(absent)}: no such file or folder")
 
 
-def _pair(text: str) -> tuple[str, str]:
+def _cameras(texts: Sequence[str]) -> dict[str, str]:
+    """Name of a camera -> its feature, of NAME=FEATURE."""
     from vla_rl.config import ConfigError
 
-    name, found, feature = text.partition("=")
-    if not (name and found and feature):
-        raise ConfigError(f"--camera: got {text!r}, expected NAME=FEATURE, as in agentview=image")
-    return name, feature
+    cameras: dict[str, str] = {}
+    for text in texts:
+        name, found, feature = text.partition("=")
+        if not (name and found and feature):
+            raise ConfigError(f"--camera: got {text!r}, expected NAME=FEATURE, as in agentview=image")
+        if cameras.setdefault(name, feature) != feature:
+            raise ConfigError(f"--camera: {name!r} is said to be {cameras[name]!r} and {feature!r}; give it one name")
+    return cameras
 
 
 def _written(output: Path, done: dict[str, int]) -> None:

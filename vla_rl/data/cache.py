@@ -27,7 +27,7 @@ from vla_rl.data.lerobot_io import (
     STATE,
     SUCCESS,
 )
-from vla_rl.data.source import LeRobotSource, vectors
+from vla_rl.data.source import LeRobotSource, check_finite, vectors
 from vla_rl.types import CONTROL_SOURCES
 
 FORMAT = 3
@@ -136,15 +136,7 @@ def _read_arrays(source: LeRobotSource) -> dict[str, np.ndarray]:
             f"{len(expected)} frames listed in meta/episodes; the dataset is incomplete. Copy or collect it again."
         )
     for name, column in (("action", ACTION), ("executed_action", EXECUTED_ACTION), ("state", STATE)):
-        bad = ~np.isfinite(arrays[name]).all(axis=1)
-        if bad.any():
-            first = int(np.flatnonzero(bad)[0])
-            number = int(episode[first])
-            frame = first - int(source.lengths[:number].sum())
-            raise DatasetError(
-                f"{source.root}: {column} holds NaN or infinite values in {int(bad.sum())} frames, first in episode "
-                f"{number}, frame {frame}. Remove those episodes (lerobot-edit-dataset) or collect again."
-            )
+        check_finite(source, column, arrays[name])
     return arrays
 
 

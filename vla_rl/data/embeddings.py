@@ -22,7 +22,7 @@ from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.dataset import camera_names, observed_every, read_notes
 from vla_rl.data.keyframes import RECORDINGS, split_start, state_names
 from vla_rl.data.lerobot_io import ACTION, CONTROL_SOURCE, POLICY_VERSION, STATE
-from vla_rl.data.source import LeRobotSource, vectors
+from vla_rl.data.source import LeRobotSource, check_finite, vectors
 from vla_rl.interfaces import Policy
 from vla_rl.types import Episode, Observation
 
@@ -188,7 +188,7 @@ def embed_dataset(
         same_policy: refuse episodes that another checkpoint acted in; their outcomes are not this policy's.
 
     Raises:
-        DatasetError: missing or damaged, other cameras, no outcomes, episodes of another policy, or none left.
+        DatasetError: missing or damaged, NaN, other cameras, no outcomes, episodes of another policy, or none left.
     """
     source = LeRobotSource(config.path)
     if source.success is None:
@@ -270,9 +270,12 @@ def _read_columns(source: LeRobotSource, policy: Policy, policy_hash: str | None
             "it fails says nothing about this policy: collect its own episodes, or set same_policy=false"
         )
     starts = np.cumsum(source.lengths) - source.lengths
+    state, action = np.concatenate(states), np.concatenate(actions)
+    check_finite(source, STATE, state)
+    check_finite(source, ACTION, action)
     return _Columns(
-        np.concatenate(states),
-        np.concatenate(actions),
+        state,
+        action,
         np.concatenate(tasks)[starts],
         np.logical_and.reduceat(np.asarray(by_policy, bool), starts),
     )

@@ -134,6 +134,29 @@ def our_gripper(origin: str, actions: np.ndarray, convention: Gripper) -> np.nda
     return np.concatenate([actions[:, :-1], last if convention == "one_closes" else -last], axis=1)
 
 
+class LastNumbers:
+    """Where the last number of all actions lies: whether it looks like a gripper of another convention than ours."""
+
+    def __init__(self) -> None:
+        self.low, self.high = np.inf, -np.inf
+
+    def watched(self, episodes: Iterable[tuple[str, RecordedEpisode]]) -> Iterator[tuple[str, RecordedEpisode]]:
+        """The same episodes."""
+        for origin, episode in episodes:
+            self.low = min(self.low, float(episode.actions[:, -1].min()))
+            self.high = max(self.high, float(episode.actions[:, -1].max()))
+            yield origin, episode
+
+    def remarks(self, convention: Gripper, option: str) -> list[str]:
+        """A line where actions were taken as they are and their last number was never below 0."""
+        if convention != "as_is" or self.low < 0 or self.high <= 0:
+            return []
+        return [
+            f"the last number of the action is from {self.low:g} to {self.high:g}: if that is a gripper, say {option} "
+            "one_opens or one_closes, so that -1 is open and 1 closed as in our simulators"
+        ]
+
+
 @contextmanager
 def _staging(dataset: Path) -> Iterator[Path]:
     """A folder beside the dataset, where there must be room anyway; what killed imports left there is removed."""

@@ -11,6 +11,7 @@ OpenVLA does. The instruction is the benchmark's: the files' own text words some
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,9 @@ def import_libero(
     """
     if not files:
         raise ConfigError("import-libero: name at least one HDF5 file")
+    times = Counter(file.resolve() for file in files)
+    if twice := [str(file) for file in files if times[file.resolve()] > 1]:
+        raise ConfigError(f"import-libero: one file is named more than once: {', '.join(twice)}. Name it once")
 
     def episodes() -> Iterator[tuple[str, RecordedEpisode]]:
         for file in files:

@@ -20,7 +20,7 @@ import numpy as np
 
 from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetError
-from vla_rl.data.importing import Gripper, demonstration, our_gripper, write_episodes
+from vla_rl.data.importing import Gripper, LastNumbers, demonstration, our_gripper, write_episodes
 from vla_rl.data.lerobot_io import RecordedEpisode, decode_image, encode_png
 from vla_rl.data.tfrecord import parse_example, records
 
@@ -260,15 +260,13 @@ class _Seen:
 
     def __init__(self) -> None:
         self.num_episodes = self.num_successes = 0
-        self.low, self.high = np.inf, -np.inf
+        self.last = LastNumbers()
 
     def watched(self, episodes: Iterator[tuple[str, RecordedEpisode]]) -> Iterator[tuple[str, RecordedEpisode]]:
         """The same episodes."""
-        for origin, episode in episodes:
+        for origin, episode in self.last.watched(episodes):
             self.num_episodes += 1
             self.num_successes += episode.success
-            self.low = min(self.low, float(episode.actions[:, -1].min()))
-            self.high = max(self.high, float(episode.actions[:, -1].max()))
             yield origin, episode
 
     def remarks(self, options: RldsOptions) -> list[str]:
@@ -279,12 +277,7 @@ class _Seen:
                 f"{self.num_successes} of {self.num_episodes} episodes have a positive reward and count as successes; "
                 "if all are good demonstrations, import with --success all"
             )
-        if options.gripper == "as_is" and self.low >= 0 and self.high > 0:
-            lines.append(
-                f"the last number of the action is from {self.low:g} to {self.high:g}: if that is a gripper, say "
-                "--gripper one_opens or one_closes, so that -1 is open and 1 closed as in our simulators"
-            )
-        return lines
+        return lines + self.last.remarks(options.gripper, "--gripper")
 
 
 def _version(folder: Path) -> Path:

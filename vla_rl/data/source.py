@@ -311,5 +311,17 @@ def vectors(table: pa.Table, column: str) -> np.ndarray:
     return np.asarray(flat, np.float32).reshape(table.num_rows, -1)
 
 
+def check_finite(source: LeRobotSource, column: str, values: np.ndarray) -> None:
+    """Raise `DatasetError`, naming the first frame, where a column's values, float32 (frames, D), are not numbers."""
+    bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
+    if len(bad):
+        number = int(np.searchsorted(np.cumsum(source.lengths), bad[0], side="right"))
+        raise DatasetError(
+            f"{source.root}: {column} holds NaN or infinite values in {len(bad)} frames, first in episode {number}, "
+            f"frame {bad[0] - int(source.lengths[:number].sum())}. Remove those episodes (lerobot-edit-dataset) or "
+            "collect again."
+        )
+
+
 def _numbers(table: pa.Table, column: str) -> np.ndarray:
     return np.asarray(table.column(column).combine_chunks())

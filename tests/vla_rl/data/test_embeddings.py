@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import recorded_episodes
 import torch
@@ -126,6 +128,19 @@ def test_another_policys_episodes_are_refused_unless_asked_for(tmp_path: Path) -
     with pytest.raises(DatasetError, match=r"another policy \(reach ffffffffffff\); this one is 0123456789ab"):
         embed_dataset(policy, config, HASH)
     assert len(embed_dataset(policy, config, HASH, same_policy=False)) == 6
+
+
+@pytest.mark.parametrize("column", ["observation.state", "action"])
+def test_numbers_that_are_none_are_refused(tmp_path: Path, column: str) -> None:
+    folder = record(tmp_path / "data", ReachPolicy())
+    file = next((folder / "data").rglob("*.parquet"))
+    table = pq.read_table(file)
+    values = table.column(column).to_pylist()
+    values[3][0] = float("nan")
+    replaced = pa.array(values, table.schema.field(column).type)
+    pq.write_table(table.set_column(table.schema.get_field_index(column), table.schema.field(column), replaced), file)
+    with pytest.raises(DatasetError, match=rf"{column} holds NaN or infinite values in 1 frames, first in episode 0"):
+        embed_dataset(ReachPolicy(), DatasetConfig(path=str(folder)), HASH)
 
 
 def test_demonstrations_are_not_episodes_of_the_policy(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
 from vla_rl.cli.options import PROGRAM
+from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetError
 from vla_rl.data.libero_hdf5 import import_libero, read_demos
 
@@ -140,6 +141,12 @@ def test_files_that_are_no_hdf5_or_of_two_sizes_are_refused(tmp_path: Path) -> N
         import_libero(files, tmp_path / "dataset", report=lambda line: None)
     with pytest.raises(DatasetError, match="convention is 'metal', known: opengl, opencv"):
         import_libero([write(tmp_path, demo(), convention="metal")], tmp_path / "dataset")
+
+
+def test_a_file_named_twice_is_refused(tmp_path: Path) -> None:
+    file = write(tmp_path, demo())
+    with pytest.raises(ConfigError, match=r"named more than once: .*open_the_box_demo\.hdf5"):
+        import_libero([file, file.parent / "." / file.name], tmp_path / "dataset")
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -110,6 +110,15 @@ def write_times(episode: Path, step: float) -> None:
         csv.writer(stream).writerows([head, *([step * number, *row[1:]] for number, row in enumerate(rows))])
 
 
+def test_a_gripper_of_another_convention_is_pointed_out(folder: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    import_folder(folder, tmp_path / "closes", said.append)
+    assert not any("gripper" in line for line in said)
+    edited("dataset.yaml", lambda text: text.replace("one_closes", "as_is"))(folder)
+    import_folder(folder, tmp_path / "as_is", said.append)
+    assert "is from 0 to 1: if that is a gripper, say in dataset.yaml gripper: one_opens or one_closes" in said[-1]
+
+
 def test_a_clock_that_jitters_is_no_other_rate(folder: Path, tmp_path: Path) -> None:
     for name in LENGTHS:
         write_times(folder / "episodes" / name, 0.105)

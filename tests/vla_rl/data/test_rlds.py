@@ -97,6 +97,10 @@ def test_the_command_says_how_it_reads_and_what_deserves_a_look(tmp_path: Path) 
     assert done.exit_code == 0, done.stderr
     assert "the last number of the action is from 0 to 1: if that is a gripper, say --gripper" in done.stderr
     assert "tensorflow" not in sys.modules
+    done = CliRunner().invoke(
+        app, ["import-rlds", str(ARM), "-o", "never", "--camera", "a=front", "--camera", "a=side"]
+    )
+    assert done.exit_code != 0 and "--camera: 'a' is said to be 'front' and 'side'" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,8 @@ def write(folder: Path, name: str, text: str) -> Path:
         ("steps=2.5", ["steps: got 2.5", "integer"]),
         ("steps=0", ["steps: got 0", "greater than 0"]),
         ("inner.learning_rate=-1e-5", ["inner.learning_rate: got -1e-05", "greater than 0"]),
+        ("inner.learning_rate=.inf", ["inner.learning_rate: got inf", "finite number"]),
+        ("inner.learning_rate=.nan", ["inner.learning_rate: got nan", "Input should be"]),
         ("inner.mode=slow", ["inner.mode: got 'slow'", "'fast' or 'exact'"]),
         ("sizes=one", ["sizes: got 'one'. A list is needed, such as [a, b]."]),
         ("inner=5", ["inner: got 5. A section is needed, such as {key: value}."]),
