@@ -150,5 +150,13 @@ def _run(one: Job, run: Callable[[Job], int]) -> str:
     if code != 0:
         raise RuntimeError(
             f"`vla-rl {' '.join(one.arguments)}` failed with exit code {code}; its output is in {one.log}"
+            + _last(one.log)
         )
     return f"{one.folder.name}, {(time.monotonic() - started) / 60:.1f} minutes"
+
+
+def _last(log: Path) -> str:
+    """The last line of a job's output, which says why it failed; empty where there is none."""
+    lines = log.read_text(errors="replace").split("\n") if log.is_file() else []
+    said = [line.strip() for line in lines if line.strip()]
+    return f", which ends with: {said[-1][:1000]}" if said else ""

@@ -206,6 +206,9 @@ def test_what_cannot_be_run_is_refused_before_anything_runs(recipe_file, tmp_pat
 def test_a_failing_run_names_its_log(recipe_file, tmp_path):
     with pytest.raises(RuntimeError, match=r"`vla-rl eval .*` failed with exit code 1; its output is in .*base\.log"):
         call(recipe_file, tmp_path / "ablation", program=("/bin/false",))
+    talking = ("/bin/sh", "-c", "echo begun; echo 'error: env.tasks: no such task' >&2; exit 2")
+    with pytest.raises(RuntimeError, match=r"base\.log, which ends with: error: env\.tasks: no such task$"):
+        call(recipe_file, tmp_path / "talking", program=talking)
 
 
 @pytest.mark.slow
