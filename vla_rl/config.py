@@ -17,18 +17,12 @@ import re
 import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    ClassVar,
-    Literal,  # In `typing` from Python 3.11 on.
-)
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from vla_rl.common.config_paths import owner_of
+from vla_rl.common.config_paths import not_finite, owner_of
 from vla_rl.common.yaml_text import Dumper, Loader
 
 if TYPE_CHECKING:
@@ -137,14 +131,14 @@ class _SectionError(ConfigError):
 
 
 class Config(BaseModel):
-    """Base of every config: frozen, no unknown keys, every number finite (a time-out of infinity is none).
+    """Base of every config: frozen, no unknown keys.
 
     Attributes:
         renamed: old name of an option -> the name it has now. The old one still works, with a line that says the new.
         shorthand: the option that is meant where a text stands in place of the section; empty: none.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     renamed: ClassVar[Mapping[str, str]] = {}
     shorthand: ClassVar[str] = ""
@@ -292,9 +286,12 @@ def component(section: str) -> Any:
 
 
 def validate(config_class: type[C], values: dict[str, Any], prefix: str = "") -> C:  # noqa: UP047
-    """`config_class(**values)`, with errors that say the field's full name, what it got and what it allows."""
+    """`config_class(**values)`, with errors that say the field's full name, what it got and what it allows.
+
+    A number that is infinite or NaN is a slip, in whatever option.
+    """
     try:
-        return config_class.model_validate(values)
+        config = config_class.model_validate(values)
     except ValidationError as error:
         faults = error.errors()
         above = {e["loc"][:n] for e in faults for n in range(len(e["loc"]))}  # A list of wrong items only looks empty.
@@ -302,6 +299,11 @@ def validate(config_class: type[C], values: dict[str, Any], prefix: str = "") ->
         # A default that depends on other fields, one of which is at fault, is no fault of its own.
         faults = [e for e in faults if e["type"] != "default_factory_not_called"]
         raise ConfigError("\n".join(_explain(config_class, e, prefix) for e in faults)) from None
+    if endless := list(not_finite(config, prefix)):
+        raise ConfigError(
+            "\n".join(f"{name}: got {value}. Input should be a finite number." for name, value in endless)
+        )
+    return config
 
 
 _A_LIST = "A list is needed, such as [a, b]"

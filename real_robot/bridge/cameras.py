@@ -19,7 +19,8 @@ from pydantic import Field, model_validator
 from real_robot.bridge.lerobot_devices import DeviceError, let_go, make_camera
 from real_robot.bridge.messages import Image
 from real_robot.bridge.transports.base import Handler, TransportError
-from vla_rl.config import Config, ConfigError
+from real_robot.finite_config import FiniteConfig
+from vla_rl.config import ConfigError
 
 _log = logging.getLogger(__name__)
 _HANGS = "no frame comes"
@@ -27,7 +28,7 @@ _WAIT = 0.2  # seconds for a frame, between looks whether to close
 _AGAIN = 1.0  # seconds between attempts to open a camera that is gone
 
 
-class CameraConfig(Config):
+class CameraConfig(FiniteConfig):
     """A camera of this machine, in place of a topic."""
 
     kind: Literal["opencv", "realsense"] = Field(description="LeRobot's camera class: OpenCV's, or Intel RealSense.")

@@ -23,6 +23,7 @@ from real_robot.bridge.transports.configs import Ros1Config
 from real_robot.control.execution import ExecutionConfig
 from real_robot.control.safety_config import SafetyConfig
 from real_robot.failure.watch_config import WatchConfig
+from real_robot.finite_config import FiniteConfig
 from real_robot.guard.config import GuardConfig
 from real_robot.kinematics.config import ModelConfig
 from real_robot.kinematics.limits import apply_limits, prepare_limits
@@ -43,7 +44,7 @@ JOINT_COMMANDS = (
 )
 
 
-class AlignConfig(Config):
+class AlignConfig(FiniteConfig):
     """Which message of a topic belongs to an observation."""
 
     strategy: Literal["hold", "asof", "drop"] = Field(
@@ -58,7 +59,7 @@ class AlignConfig(Config):
     tolerance: float = Field(default=0.1, gt=0, description="Seconds; see strategy.")
 
 
-class ChannelConfig(Config):
+class ChannelConfig(FiniteConfig):
     """One topic."""
 
     topic: str = Field(description="Topic name, such as /joint_states.", pattern=TOPIC)
@@ -116,7 +117,7 @@ class ImageSource(SourceConfig):
         return self
 
 
-class ConversionConfig(Config):
+class ConversionConfig(FiniteConfig):
     """number * scale + offset, each one number for all or one for each; for actions the same, on the way out."""
 
     scale: float | tuple[float, ...] = Field(default=1.0, description="Factor: 57.2958 makes degrees of radians.")
@@ -183,7 +184,7 @@ class StateSource(SourceConfig):
         return len(self.names)
 
 
-class ObservationConfig(Config):
+class ObservationConfig(FiniteConfig):
     """What the policy sees."""
 
     images: dict[str, ImageSource] = Field(default={}, description="Camera name -> topic.")
@@ -295,7 +296,7 @@ class StartCall(Config):
     data: bool = Field(default=True, description="SetBool: what is said.")
 
 
-class RobotContract(Config):
+class RobotContract(FiniteConfig):
     """One robot: its rate, its topics, its limits."""
 
     name: str = Field(description="The robot's name, for logs and datasets.")

@@ -19,6 +19,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
+from real_robot.finite_config import FiniteConfig
 from real_robot.types import Command, RobotObservation
 from vla_rl.config import Config, ConfigError
 from vla_rl.types import PrefixSchedule
@@ -68,7 +69,7 @@ class RealTimeChunking(Config):
         return self.model_dump(exclude={"num_delays"}, exclude_none=True)
 
 
-class ExecutionConfig(Config):
+class ExecutionConfig(FiniteConfig):
     """How chunks become a stream of actions."""
 
     control_hz: float = Field(gt=0, le=1000, description="Control steps per second.")

@@ -9,10 +9,11 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from real_robot.bridge.transports.base import QosConfig
+from real_robot.finite_config import FiniteConfig
 from vla_rl.config import Config, ConfigError
 
 
-class DimensionLimits(Config):
+class DimensionLimits(FiniteConfig):
     """Limits of one number of a command.
 
     A `position` number is a set-point (joint angle, pose, gripper opening): the robot stays where it was last told.
@@ -121,6 +122,7 @@ class Workspace(Config):
     meters_per_unit: float = Field(
         default=1.0,
         gt=0,
+        allow_inf_nan=False,
         description="Velocity commands: meters per second that a command of 1 means.",
     )
 
@@ -132,7 +134,7 @@ class Workspace(Config):
         return self
 
 
-class ChecksConfig(Config):
+class ChecksConfig(FiniteConfig):
     """What the robot may report before it is held to be impossible. Each check holds, and stops where it lasts."""
 
     stop_after: float = Field(
@@ -170,7 +172,7 @@ class ChecksConfig(Config):
     )
 
 
-class WrenchLimits(Config):
+class WrenchLimits(FiniteConfig):
     """The largest force and torque that a robot, or a sensor at its wrist, may report."""
 
     topic: str = Field(min_length=1, description="geometry_msgs/WrenchStamped topic that reports them.")
@@ -197,7 +199,7 @@ class WrenchLimits(Config):
         return None
 
 
-class SafetyConfig(Config):
+class SafetyConfig(FiniteConfig):
     """What the supervisor lets through to the robot."""
 
     control_hz: float = Field(gt=0, le=1000, description="Control ticks per second.")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from vla_rl.config import Config
+from real_robot.finite_config import FiniteConfig
 
 
-class WatchConfig(Config):
+class WatchConfig(FiniteConfig):
     """How a robot heeds its failure detector."""
 
     quiet: float = Field(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from vla_rl.config import Config
+from real_robot.finite_config import FiniteConfig
 
 
-class GuardConfig(Config):
+class GuardConfig(FiniteConfig):
     """How `vla-rl robot-guard` and a guarded deploy find each other, and when the guard brakes."""
 
     required: bool = Field(default=False, description="Deploy always drives through the guard, as with --guarded.")

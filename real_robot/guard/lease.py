@@ -12,14 +12,14 @@ from typing import Literal
 
 from pydantic import Field, ValidationError
 
-from vla_rl.config import Config
+from real_robot.finite_config import FiniteConfig
 
 TOPIC = "/vla_rl/drivers"  # std_msgs/String, JSON
 Role = Literal["deploy", "guarded deploy", "robot-guard"]
 TOGETHER = {"guarded deploy", "robot-guard"}  # the only two that may have one robot
 
 
-class Lease(Config):
+class Lease(FiniteConfig):
     """One process' word, repeated several times a second."""
 
     id: str = Field(max_length=80, description="Of the process; the smaller of two that claim a robot at once wins.")

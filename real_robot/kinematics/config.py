@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, model_validator
 
 from real_robot.bridge.transports.base import QosConfig
+from real_robot.finite_config import FiniteConfig
 from vla_rl.config import Config, ConfigError
 
 Vector = tuple[float, float, float]
@@ -41,7 +42,7 @@ class Plane(Config):
         return self
 
 
-class JointName(Config):
+class JointName(FiniteConfig):
     """A joint of the file that a name, or a number, stands for: its position is scale * number + offset."""
 
     joint: str = Field(description="Name of the joint in the file.")
@@ -62,7 +63,7 @@ def _joint_name(value: Any) -> Any:
 Joint = Annotated[JointName, BeforeValidator(_joint_name)]
 
 
-class ModelConfig(Config):
+class ModelConfig(FiniteConfig):
     """The robot's file, and what is checked with it."""
 
     file: str = Field(description="URDF or MJCF; relative to the contract's file.")

@@ -14,6 +14,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from real_robot.control.safety_config import DimensionLimits, SafetyConfig
+from real_robot.finite_config import FiniteConfig
 from vla_rl.config import Config, ConfigError
 
 AXES = ("x", "y", "z", "turn_x", "turn_y", "turn_z")
@@ -68,7 +69,7 @@ class DeviceConfig(Config):
         return self
 
 
-class TeleopConfig(Config):
+class TeleopConfig(FiniteConfig):
     """How a person's axes become a command. What is left out is found by the names in `safety.dimensions`."""
 
     translation: tuple[int, int, int] | None = Field(

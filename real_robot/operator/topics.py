@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
+from real_robot.finite_config import FiniteConfig
 from vla_rl.config import Config, ConfigError
 
 
-class OperatorTopics(Config):
+class OperatorTopics(FiniteConfig):
     """Topics with which a person, a button or a pedal commands the loop."""
 
     stop: str = Field(default="", description="std_msgs/Bool: true stops the robot until a reset; empty: none.")

@@ -22,6 +22,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request as HttpRequest
 from websockets.http11 import Response
 
+from real_robot.finite_config import FiniteConfig
 from real_robot.serving.address import DEFAULT_PORT, HostNames, ListenHost, bracketed, is_loopback
 from real_robot.serving.engine import Answer, InferenceEngine
 from real_robot.serving.guests import HANDSHAKE_SECONDS, PING_EVERY, PING_TIMEOUT, Guests
@@ -38,7 +39,7 @@ from real_robot.serving.protocol import (  # fmt: skip
 )
 from real_robot.serving.requests import PolicyFacts, Request, RequestError, read_request
 from real_robot.serving.tls import server_context
-from vla_rl.config import Config, ConfigError
+from vla_rl.config import ConfigError
 from vla_rl.interfaces import ContinuingPolicy
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ _quiet = logging.getLogger(f"{__name__}.websockets")
 _quiet.setLevel(logging.CRITICAL)  # else each port scan leaves a traceback
 
 
-class ServeConfig(Config):
+class ServeConfig(FiniteConfig):
     """Where and how to serve a policy."""
 
     host: ListenHost = Field(

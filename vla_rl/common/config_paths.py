@@ -1,10 +1,11 @@
-"""Which class holds an option that pydantic finds fault with. Imports nothing of ours, and runs from Python 3.10 on."""
+"""Where an option is that is at fault: its class, its full name. Imports nothing of ours, runs from Python 3.10 on."""
 
 from __future__ import annotations
 
+import math
 import types as python_types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -44,3 +45,19 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
             if (found := _model_in(inner)) is not None:
                 return found
     return None
+
+
+def not_finite(value: Any, name: str) -> Iterator[tuple[str, float]]:
+    """(name, value) of each number that is infinite or NaN; what is free to hold anything, in a mapping, may be."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield name, value
+        return
+    inner: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, BaseModel):
+        inner = iter(value)
+    elif isinstance(value, tuple | list):
+        inner = enumerate(value)
+    elif isinstance(value, Mapping):
+        inner = ((key, section) for key, section in value.items() if isinstance(section, BaseModel))
+    for key, one in inner:
+        yield from not_finite(one, f"{name}.{key}" if name else str(key))

@@ -90,6 +90,11 @@ class SuiteResults(Config):
         """Modes, in the order evaluated."""
         return list(dict.fromkeys(r.mode for r in self.rates))
 
+    @property
+    def evaluations(self) -> dict[str, str]:
+        """Suite -> the name of its evaluation in the run's folder."""
+        return {suite: f"{self.name}-{suite}" for rate in self.rates if not rate.is_average for suite in rate.suites}
+
     def table(self) -> Table:
         """A table for the console, 80 columns wide."""
         from rich.box import SIMPLE_HEAD

@@ -14,16 +14,31 @@ from vla_rl.common.run_folder import RunFolder, command_of
 from vla_rl.common.yaml_text import Loader
 from vla_rl.evaluation.compare import Comparison, compare
 from vla_rl.evaluation.results import Evaluation, EvaluationError
+from vla_rl.evaluation.suites import SuiteResults
 from vla_rl.training.metrics import read_metrics
 
 
+class Suites(NamedTuple):
+    """A benchmark's suites side by side, and of each whose evaluation can be read, by name, that."""
+
+    results: SuiteResults
+    evaluations: dict[str, Evaluation]
+
+
 class Run(NamedTuple):
-    """What a run's folder holds. `missing` says, for people, what it does not. `recipe`: what `config`, text, says."""
+    """What a run's folder holds.
+
+    Attributes:
+        suites: where `after` is of one of a benchmark's suites, all of them; `before` is None then.
+        recipe: what `config`, text, says.
+        missing: what the folder does not hold, for people.
+    """
 
     folder: Path
     before: Evaluation | None
     after: Evaluation | None
     comparison: Comparison | None
+    suites: Suites | None
     metrics: list[dict[str, float]]
     ablation: dict[str, Any] | None
     config: str
@@ -55,7 +70,11 @@ def read_run(folder: Path, before: str = "base", after: str = "final") -> Run:
             missing.append(f"{path.name}: not valid JSON ({error})")
             return None
 
-    found = _read_evaluations(folder, before, after, missing)
+    results = _read_suites(run, missing)
+    found = _read_evaluations(folder, before, after, results, missing)
+    suites = None
+    if results is not None and found[1] is not None and found[1].meta.name in results.evaluations.values():
+        suites = Suites(results, _read_each(run, results, missing))
     comparison = None
     if found[0] is not None and found[1] is not None:
         try:
@@ -72,19 +91,39 @@ def read_run(folder: Path, before: str = "base", after: str = "final") -> Run:
     ablation = parsed(run.ablation, required=False)
     config, command, versions = text(run.config), text(run.command), parsed(run.versions) or {}
     recipe = _recipe(config, missing)
-    return Run(folder, *found, comparison, metrics, ablation, config, recipe, command, versions, missing)
+    return Run(folder, *found, comparison, suites, metrics, ablation, config, recipe, command, versions, missing)
+
+
+def _read_suites(run: RunFolder, missing: list[str]) -> SuiteResults | None:
+    try:
+        return SuiteResults.load(run.suites) if run.suites.is_file() else None
+    except EvaluationError as error:
+        missing.append(str(error))
+        return None
+
+
+def _read_each(run: RunFolder, results: SuiteResults, missing: list[str]) -> dict[str, Evaluation]:
+    found = {}
+    for suite, name in results.evaluations.items():
+        try:
+            found[suite] = Evaluation.load(run.evaluation(name))
+        except EvaluationError as error:
+            missing.append(str(error))
+    return found
 
 
 def _read_evaluations(
-    folder: Path, before: str, after: str, missing: list[str]
+    folder: Path, before: str, after: str, suites: SuiteResults | None, missing: list[str]
 ) -> tuple[Evaluation | None, Evaluation | None]:
     files = {path.stem: path for path in sorted(RunFolder(folder).evaluations.glob("*.json"))}
     if len(files) == 1:
         before, after = "", next(iter(files))
     loaded: list[Evaluation | None] = []
     if not {before, after} & files.keys() and (newest := _newest(files.values())) is not None:
-        others = ", ".join(name for name in files if name != newest.meta.name)
-        missing.append(f"evaluations: the page shows the newest, {newest.meta.name}; also in the folder: {others}")
+        together = suites.evaluations.values() if suites and newest.meta.name in suites.evaluations.values() else ()
+        others = ", ".join(name for name in files if name != newest.meta.name and name not in together)
+        if others:
+            missing.append(f"evaluations: the page shows the newest, {newest.meta.name}; also in the folder: {others}")
         return None, newest
     for name in (before, after):
         evaluation = None

@@ -30,6 +30,7 @@ from vla_rl.report.imagination import imagination, rounds
 from vla_rl.report.page import page_template
 from vla_rl.report.read import Run, control_of, read_run
 from vla_rl.report.status import progress_lines
+from vla_rl.report.suites import suite_charts, suite_headline
 from vla_rl.report.timing import timing
 
 # Videos beyond this are left out, so that the page still opens.
@@ -64,7 +65,7 @@ def _page(run: Run, title: str | None) -> dict[str, Any]:
     commit = run.versions.get("git_commit")
     kicker = [
         "vla-rl run report",
-        evaluation.meta.env_title if evaluation else "",
+        run.suites.results.env if run.suites else evaluation.meta.env_title if evaluation else "",
         evaluation.meta.created[:10] if evaluation else "",
         f"commit {commit}" if commit else "",
     ]
@@ -76,12 +77,13 @@ def _page(run: Run, title: str | None) -> dict[str, Any]:
         "title": title or run.recipe.get("name") or run.folder.resolve().name,
         "env_title": evaluation.meta.env_title if evaluation else "",
         "kicker": " · ".join(part for part in kicker if part),
-        "headline": _headline(run),
-        "cards": [_card(run, mode) for mode in _modes(evaluation)] if evaluation else [],
+        "headline": suite_headline(run.suites.results) if run.suites else _headline(run),
+        "cards": [_card(run, mode) for mode in _modes(evaluation)] if evaluation and not run.suites else [],
+        "suites": suite_charts(run.suites, _task_bars) if run.suites else None,
         "warnings": warnings_of(run),
         "protocol": _capitalised(evaluation.meta.protocol) if evaluation else "",
         "series": [(e.meta.name, color) for e, color in zip(shown, _colors(shown), strict=True)],
-        "bars": [_task_bars(mode, shown) for mode in _modes(evaluation)] if evaluation else [],
+        "bars": [_task_bars(mode, shown) for mode in _modes(evaluation)] if evaluation and not run.suites else [],
         "before": run.before.meta.name if run.before else "",
         "after": evaluation.meta.name if evaluation else "",
         "p_name": run.comparison.p_name if run.comparison else "",

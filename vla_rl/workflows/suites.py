@@ -52,13 +52,15 @@ def _for_suite(recipe: Recipe, suite: str, path: str) -> Recipe:
 def evaluate_suites(
     recipes: Mapping[str, Recipe], folder: Path, name: str, show: Callable[[str], None]
 ) -> SuiteResults:
-    """Evaluate each suite's recipe as `evaluate` does, as NAME-SUITE; then write suites.json, .md and .tex.
+    """Evaluate each suite's recipe as `evaluate` does, as NAME-SUITE; then write suites.json, .md, .tex and the page.
 
     A suite that a cut-off call has finished is not run again.
 
     Args:
         recipes: of `suite_recipes`.
     """
+    from vla_rl.report.report import write_report
+
     run, world = RunFolder(folder), current()
     found: dict[str, Evaluation] = {}
     for number, (suite, recipe) in enumerate(recipes.items(), 1):
@@ -73,4 +75,5 @@ def evaluate_suites(
     results = SuiteResults.of(name, found, env.suites, averages)
     if world.is_main:
         results.save(run.suites)
+        write_report(folder)
     return results

@@ -28,13 +28,13 @@ from real_robot.bridge.ros.actions import (
     GraphTransport,
     ServiceClient,
 )
+from real_robot.finite_config import FiniteConfig
 from real_robot.types import RobotObservation
-from vla_rl.config import Config
 
 CLOSE_SECONDS = 0.5  # that a goal has to end when the robot is left
 
 
-class GoalConfig(Config):
+class GoalConfig(FiniteConfig):
     """When a goal is sent, and what counts as failed."""
 
     change: float = Field(

@@ -32,7 +32,9 @@ class Ros1Config(TransportConfig):
         default="", description="ROS_IP, this machine's address for the others; empty takes it from the environment."
     )
     node: str = Field(default="vla_rl", description="Node name; a number is added, so that two can run.")
-    check_period: float = Field(default=0.5, gt=0, description="Seconds between looks whether the master answers.")
+    check_period: float = Field(
+        default=0.5, gt=0, allow_inf_nan=False, description="Seconds between looks whether the master answers."
+    )
 
     def open(self) -> Transport:
         """Connect; see `Ros1Transport`."""
@@ -115,17 +117,20 @@ class LeRobotConfig(TransportConfig):
     max_command_age: float = Field(
         default=0.25,
         gt=0,
+        allow_inf_nan=False,
         description="Seconds: a command that waited longer for the bus is dropped.",
     )
     resume_within: float = Field(
         default=3.0,
         gt=0,
+        allow_inf_nan=False,
         description="After an outage longer than max_command_age, commands are withheld until one lies within this of "
         "where every joint is, in the robot's units.",
     )
     patience: float = Field(
         default=1.0,
         gt=0,
+        allow_inf_nan=False,
         description="Seconds that the bus may fail or not answer before the robot is stopped until a person resets it; "
         "it holds earlier, when its observation is too old.",
     )

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, NonNegativeFloat
 
+from real_robot.finite_config import FiniteConfig
 from real_robot.operator.console.config import ConsoleConfig
 from real_robot.operator.console.door import SOCKET_PATH
 from real_robot.operator.hub.help_queue import HEAD_START
@@ -48,7 +49,7 @@ class RobotConfig(Config):
     ca: Path | None = Field(default=None, description="With wss://: who signed its certificate; else the system's.")
 
 
-class HubFile(Config):
+class HubFile(FiniteConfig):
     """The file that `vla-rl hub serve` reads."""
 
     robots: dict[str, RobotConfig] = Field(

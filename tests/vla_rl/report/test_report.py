@@ -12,6 +12,7 @@ from vla_rl.evaluation.admission import Admission
 from vla_rl.evaluation.compare import compare, format_p
 from vla_rl.evaluation.results import EpisodeRecord, Evaluation, EvaluationError, EvaluationMeta
 from vla_rl.evaluation.statistics import Interval
+from vla_rl.evaluation.suites import SuiteResults
 from vla_rl.report.charts import Bar, Line, bar_chart, line_chart, nice_ticks, stacked_bar
 from vla_rl.report.report import write_report
 from vla_rl.report.video import write_mp4
@@ -181,6 +182,29 @@ def test_of_several_evaluations_with_other_names_the_newest_is_shown(run):
     assert "Sampled success of a__b is" in page and "no evaluation yet" not in page
     assert "the page shows the newest, a__b; also in the folder: c" in page
     assert page.count("<video") == 1, "by the evaluation's whole name"
+
+
+def test_suites_are_shown_side_by_side(tmp_path):
+    rates = {"one": 0.2, "two": 0.6}
+    made = {suite: evaluation(f"policy-{suite}", rate, 3) for suite, rate in rates.items()}
+    for suite, one in made.items():
+        one.save(tmp_path / f"evaluations/policy-{suite}.json")
+    results = SuiteResults.of("policy", made, {"one": "Spatial", "two": "Goal"}, [["one", "two"]])
+    results.save(tmp_path / "suites.json")
+    page = read(write_report(tmp_path))
+    average = 100 * next(rate.rate for rate in results.rates if rate.is_average and rate.mode == "sampled")
+    assert f"Sampled success of policy averages {average:.1f} % over 2 suites." in page
+    assert "The tasks of Spatial" in page and "The tasks of Goal" in page and "Success by suite" in page
+    assert "also in the folder" not in page and "Success by task" not in page
+    (tmp_path / "evaluations/policy-one.json").unlink()
+    page = read(write_report(tmp_path))
+    assert "The tasks of Spatial" not in page and "policy-one.json" in page and "averages" in page
+    later = evaluation("policy", 0.5, 4)  # Another one, made afterwards, is no suite's.
+    later.model_copy(update={"meta": later.meta.model_copy(update={"created": "2027-01-01T00:00:00+00:00"})}).save(
+        tmp_path / "evaluations/policy.json"
+    )
+    page = read(write_report(tmp_path))
+    assert "Success by suite" not in page and "Success by task" in page
 
 
 def test_an_evaluation_whose_episodes_were_all_lost_says_so(run):
