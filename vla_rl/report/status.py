@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.common.run_status import read_status
@@ -12,15 +13,26 @@ STAGES = ("simulation", "inference", "forward_backward", "optimizer", "other")
 
 
 def status_lines(run: RunFolder) -> list[str]:
-    """Say the step that a run is at, how its last iteration went, and what its rollouts lost and redid in all."""
+    """Say the step that a run is at, how its last iteration went, and what its rollouts lost and redid in all.
+
+    Of a run without iterations, such as a fit, what it logged last.
+    """
     status, lines = read_status(run), [f"run: {run.path}"]
     if status is not None:
         lines.append(status.text() or f"This run is finished. As of {status.updated.replace('T', ' ')}.")
         if status.is_running and status.dashboard:
             lines.append(f"machines: {status.dashboard} (Ray's dashboard)")
-    num_of_run = len(lines)
-    lines += progress_lines(read_metrics(run.metrics) if run.metrics.is_file() else [])
-    return lines if len(lines) > num_of_run else [*lines, "No iteration has ended yet."]
+    metrics = read_metrics(run.metrics) if run.metrics.is_file() else []
+    return lines + (progress_lines(metrics) or _last_logged(run, metrics) or ["No iteration has ended yet."])
+
+
+def _last_logged(run: RunFolder, metrics: Sequence[Mapping[str, float]]) -> list[str]:
+    """What a run without iterations of RL, such as a fit or cloning, logged last; nothing where it has not yet."""
+    if not metrics:
+        return []
+    at = datetime.fromtimestamp(run.metrics.stat().st_mtime).isoformat(" ", timespec="seconds")
+    values = [f"{name} {value:.3g}" for name, value in metrics[-1].items() if name != "step"]
+    return [f"logged last, at {at}: step {metrics[-1]['step']:.0f}, {', '.join(values)}"]
 
 
 def progress_lines(metrics: Sequence[Mapping[str, float]]) -> list[str]:

@@ -60,6 +60,11 @@ def test_the_dashboard_of_the_machines_is_linked_while_the_run_goes_on(tmp_path:
         assert (f"machines: {page}" in text) == (f'href="{page}"' in shown) == (state == "running")
 
 
+def test_a_run_without_iterations_says_what_it_logged_last(tmp_path: Path) -> None:
+    text = said(tmp_path, {"dynamics/loss": 0.5}, {"dynamics/loss": 0.25, "dynamics/lr": 1e-3})
+    assert ": step 1, dynamics/loss 0.25, dynamics/lr 0.001" in text and "No iteration" not in text
+
+
 def test_no_iteration_yet_and_no_run(tmp_path: Path) -> None:
     assert "No iteration has ended yet." in said(tmp_path)
     result = CliRunner().invoke(app, ["status", str(tmp_path / "nowhere")])
