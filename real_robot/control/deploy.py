@@ -28,6 +28,7 @@ from real_robot.failure.watch import FailureWatch, Overseer, load_detector
 from real_robot.guard.robot_guard import through_guard
 from real_robot.guard.robot_lock import RobotLock, claim
 from real_robot.kinematics.check import ModelCheck
+from real_robot.operator.comparisons import Comparisons
 from real_robot.operator.console.console_state import ConsoleState
 from real_robot.operator.console.operator import ConsoleOperator
 from real_robot.operator.console.server import ConsoleServer
@@ -91,6 +92,8 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
             observers.append(stack.enter_context(TickLog(options.log, watch)))
         if options.record is not None and watchers.labels is not None:
             recorder = _recorder(options, contract, watchers.labels, gate, watch, recordings, console_state.notice)
+            if watchers.console is not None:
+                watchers.console.comparisons = Comparisons(recorder)
             seconds_left = recorder.seconds_left
             observers.append(episodes.recorded(recorder) if episodes else recorder)
             if episodes:
@@ -143,7 +146,7 @@ class _Watchers:
     Attributes:
         overseer: hears of a detector's alarms. labels: says how episodes end, where anybody does.
         hold: called with a reason, lets the policy rest until a person, or the next episode, goes on.
-        hear_of_change: called with a change of the policy.
+        hear_of_change: called with a change of the policy. console: of a person at one.
     """
 
     overseer: Overseer
@@ -152,6 +155,7 @@ class _Watchers:
     labels: EpisodeLabels | None
     hold: Callable[[str], object]
     hear_of_change: Callable[[str], object]
+    console: ConsoleOperator | None = None
 
 
 def _watchers(
@@ -187,7 +191,7 @@ def _watchers(
         operator = _around(options, contract, robot, person, intervention, rest, tell)
         console.scene = operator if isinstance(operator, SceneFirst) else None
         _serve(ConsoleServer(options.console, console, supervisor), say, stack)
-        return _Watchers(intervention, [operator], observers, intervention, hold, hear)
+        return _Watchers(intervention, [operator], observers, intervention, hold, hear, console)
     if episodes is not None:
         return _Watchers(episodes, [episodes], [episodes], episodes, partial(episodes.void, ends=True), hear)
     keys = KeyOperator(active=options.start, say=say)

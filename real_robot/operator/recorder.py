@@ -91,6 +91,15 @@ class _End:
     keep: bool = True
 
 
+@dataclass(frozen=True)
+class StoredEpisode:
+    """An episode of the recording. number: by its labels. shard: its folder's number."""
+
+    number: int
+    shard: int
+    instruction: str
+
+
 @dataclass
 class _Open:
     """The episode under way, in the writer's thread."""
@@ -167,8 +176,11 @@ class Recording:
             self.close()
         self._held.close()
 
-    def add(self, episode: RecordedEpisode, image_sizes: Mapping[str, tuple[int, int]]) -> None:
+    def add(self, episode: RecordedEpisode, image_sizes: Mapping[str, tuple[int, int]]) -> int:
         """Store an episode, whole or not at all. May be called from several threads; episodes appear in order.
+
+        Returns:
+            Its shard's number.
 
         Raises:
             RecordingError: other cameras or sizes than the episodes before. DiskFullError: no room.
@@ -194,6 +206,7 @@ class Recording:
                 )
             number, self._next = self._next, self._next + 1
             write_shard(self.staging / f"shard_{number:05d}", [episode], [], features)
+        return number
 
     @property
     def num_episodes(self) -> int:
@@ -225,6 +238,9 @@ class Recorder:
         capacity: frames that may wait for the writer. max_frames: longest episode.
         wait: wait for the writer in place of cutting: for simulators, whose time stands still.
         failure_score: a failure detector's (score, threshold) now, None where it has none; recorded with each frame.
+
+    Attributes:
+        stored: the episodes stored so far, oldest first.
     """
 
     def __init__(
@@ -242,6 +258,7 @@ class Recorder:
         self.recording, self.labels = recording, labels
         self._policy = policy_version if callable(policy_version) else lambda: policy_version
         self.round = round
+        self.stored: list[StoredEpisode] = []
         self.spec: EpisodeSpec | None = None  # of the next episode, where it has one (simulators)
         self._max_frames, self._wait = max_frames, wait
         self._num_frames, self._number, self._cut = 0, 0, False
@@ -357,7 +374,9 @@ class Recorder:
                 continue
             try:
                 sizes = {camera: image.shape[:2] for camera, image in item.final.images.items()}
-                self.recording.add(_episode(episode, item, self.recording.num_episodes), sizes)
+                recorded = _episode(episode, item, self.recording.num_episodes)
+                shard = self.recording.add(recorded, sizes)
+                self.stored.append(StoredEpisode(item.summary.number, shard, recorded.instruction))
             except (ValueError, OSError) as error:  # The robot goes on; a person must know.
                 self.recording.on_problem(f"recording: an episode of {len(episode.frames)} frames is lost: {error}")
             episode = _Open()

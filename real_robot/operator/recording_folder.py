@@ -10,8 +10,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from real_robot.operator.comparisons import choices_text, numbered, read_choices
 from vla_rl.data.lerobot_assembly import assemble
-from vla_rl.data.lerobot_io import RECORDING_SETTINGS, read_shards, staging_folder
+from vla_rl.data.lerobot_io import PREFERENCES, RECORDING_SETTINGS, read_shards, staging_folder
 
 
 class RecordingError(ValueError):
@@ -98,7 +99,7 @@ def finish(folder: Path) -> dict[str, int]:
 
     Raises:
         RecordingError: there is no unfinished recording, another process is at it, it holds no whole episode, or its
-            settings are torn.
+            settings, or its choices between episodes, are torn.
         DatasetError: an episode of it is torn.
     """
     staging = staging_folder(Path(folder))
@@ -111,9 +112,22 @@ def finish(folder: Path) -> dict[str, int]:
         features = {name: {**f, "shape": tuple(f["shape"])} for name, f in settings["features"].items()}
         rate, robot = settings["rate"], settings["robot"]
         notes = {"source": "recording", "robot": robot, "rate": rate}
-        totals = assemble(staging, Path(folder), fps=rate, features=features, robot=robot, notes=notes)
+        choices = {PREFERENCES: text} if (text := _choices_of_dataset(staging)) else {}
+        totals = assemble(staging, Path(folder), fps=rate, features=features, robot=robot, notes=notes, files=choices)
         shutil.rmtree(staging)
     return totals
+
+
+def _choices_of_dataset(staging: Path) -> str:
+    """What a person said of the recording's episodes, by their numbers in the dataset; empty where nobody did."""
+    try:
+        choices = read_choices(staging / PREFERENCES)
+    except ValueError as error:
+        raise RecordingError(f"{error}. Mend that line, or move the file away") from error
+    if not choices:
+        return ""
+    shards = [int(shard.name.removeprefix("shard_")) for rows, _, shard in read_shards(staging) for _ in rows]
+    return choices_text(numbered(choices, {shard: episode for episode, shard in enumerate(shards)}))
 
 
 def discard(folder: Path) -> None:

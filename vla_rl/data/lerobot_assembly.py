@@ -30,7 +30,14 @@ REPO_ID = "local/vla-rl"  # LeRobot wants a name; nothing is looked up under it.
 
 
 def assemble(
-    shards: Path, dataset: Path, *, fps: int, features: Mapping[str, Any], robot: str, notes: Mapping[str, Any]
+    shards: Path,
+    dataset: Path,
+    *,
+    fps: int,
+    features: Mapping[str, Any],
+    robot: str,
+    notes: Mapping[str, Any],
+    files: Mapping[str, str] | None = None,
 ) -> dict[str, int]:
     """Write the finished LeRobotDataset v3 from staged shards, atomically.
 
@@ -38,6 +45,7 @@ def assemble(
         shards: folder of `shard_*` folders.
         dataset: where the dataset appears; must not exist, or be an empty folder.
         notes: JSON-able provenance, written to `collect.json` in the dataset.
+        files: name -> text of other files to be in the dataset.
 
     Returns:
         {"episodes": ..., "frames": ...}.
@@ -61,6 +69,8 @@ def assemble(
         writer.close()
         meta.finalize()
         (root / "collect.json").write_text(json.dumps(dict(notes), indent=1))
+        for name, text in (files or {}).items():
+            (root / name).write_text(text)
         for item in root.iterdir():
             item.rename(partial / item.name)
         root.rmdir()

@@ -45,6 +45,7 @@ FAILURE_FEATURES: dict[str, dict[str, Any]] = {
 REQUESTED_ACTION, INTERVENTION, TIME = "action.requested", "intervention", "time"
 INTERVENING = ("recovery", "correction")  # who acts where LeRobot's `intervention` is true
 SHARD_FRAMES, SHARD_EPISODES, SHARD_STATES = "frames.parquet", "episodes.parquet", "states.safetensors"
+PREFERENCES = "preferences.jsonl"  # which of two episodes a person found better, a line each, in a dataset's folder
 RECORDING_SETTINGS = "settings.json"  # of a recording that is not finished: {"rate": Hz, "robot": its name, ...}
 MAX_STAT_IMAGES = 8
 COUNTS = ("interventions", "recoveries", "round", "continued")

@@ -90,7 +90,8 @@ class PreferencesConfig(Config):
     file: str | None = Field(
         default=None,
         description='A person\'s choices, a line each: {"better": 3, "worse": 7, "dataset": "datasets/mine"}, episodes '
-        "numbered from 0; the dataset may be left out where there is one. Empty: successes over failures.",
+        "numbered from 0; the dataset may be left out where there is one, and in a file in its folder. `recorded`: the "
+        "files that the console's buttons Better and Worse left in the datasets. Empty: successes over failures.",
     )
 
 

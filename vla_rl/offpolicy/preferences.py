@@ -23,12 +23,14 @@ from safetensors.numpy import load_file, save_file
 from vla_rl.common.atomic import atomic_folder
 from vla_rl.config import ConfigError
 from vla_rl.data.dataset import BCBatch, BCDataset, EpisodeDataset
+from vla_rl.data.lerobot_io import PREFERENCES
 from vla_rl.interfaces import Policy
 from vla_rl.offpolicy.config import PreferencesConfig
 from vla_rl.offpolicy.transitions import Transitions
 from vla_rl.training.bc_trainer import BCTrainer
 
 FILE = "preferences.safetensors"
+RECORDED = "recorded"
 
 
 @dataclass(frozen=True)
@@ -93,27 +95,42 @@ def pair_up(transitions: Transitions, dataset: np.ndarray, seed: int) -> tuple[n
     return np.array(better), np.array(worse)
 
 
-def read_pairs(file: Path, parts: Sequence[EpisodeDataset]) -> tuple[np.ndarray, np.ndarray]:
-    """The pairs that a person chose, int64 (P,) each.
+def read_pairs(file: str, parts: Sequence[EpisodeDataset]) -> tuple[np.ndarray, np.ndarray]:
+    """The pairs that a person chose, int64 (P,) each, of a file, or of all that datasets hold (`RECORDED`).
 
     Raises:
         ConfigError: no such file, or a line that says no pair of episodes of these datasets.
     """
-    if not file.is_file():
+    files = [Path(file)]
+    if file == RECORDED:
+        files = [found for part in parts if (found := part.path / PREFERENCES).is_file()]
+        if not files:
+            where = ", ".join(str(part.path) for part in parts)
+            raise ConfigError(f"offline.preferences.file: {RECORDED}, but no dataset has a {PREFERENCES}: {where}")
+    elif not files[0].is_file():
         raise ConfigError(f"offline.preferences.file: {file} not found; give a file of pairs, or leave it out")
+    pairs = [pair for one in files for pair in _pairs_of(one, parts)]
+    if not pairs:
+        raise ConfigError(f"{', '.join(map(str, files))}: holds no pair")
+    return np.array([better for better, _ in pairs]), np.array([worse for _, worse in pairs])
+
+
+def _pairs_of(file: Path, parts: Sequence[EpisodeDataset]) -> Iterator[tuple[int, int]]:
+    """(better, worse) of each line, numbered over all datasets."""
     first = np.cumsum([0, *(len(part.starts) for part in parts)])
-    better, worse = [], []
+    folders = [part.path.resolve() for part in parts]
+    own = str(file.parent) if file.parent.resolve() in folders else None
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
         if not line.strip():
             continue
         try:
             values = json.loads(line)
-            name, pair = values.get("dataset"), (values["better"], values["worse"])
+            name, pair = values.get("dataset", own), (values["better"], values["worse"])
         except (ValueError, KeyError, AttributeError) as error:
             raise ConfigError(
                 f'{file}, line {number}: needs {{"better": 3, "worse": 7, "dataset": ...}}, got {line[:80]!r}'
             ) from error
-        where = [i for i, part in enumerate(parts) if name is None or Path(name).resolve() == part.path.resolve()]
+        where = [i for i, folder in enumerate(folders) if name is None or Path(name).resolve() == folder]
         if len(where) != 1:
             raise ConfigError(
                 f"{file}, line {number}: dataset {name!r} is not one of {[str(part.path) for part in parts]}"
@@ -121,11 +138,7 @@ def read_pairs(file: Path, parts: Sequence[EpisodeDataset]) -> tuple[np.ndarray,
         count = len(parts[where[0]].starts)
         if not all(isinstance(e, int) and 0 <= e < count for e in pair) or pair[0] == pair[1]:
             raise ConfigError(f"{file}, line {number}: {pair} must be two different episodes, 0 to {count - 1}")
-        better.append(first[where[0]] + pair[0])
-        worse.append(first[where[0]] + pair[1])
-    if not better:
-        raise ConfigError(f"{file}: holds no pair")
-    return np.array(better), np.array(worse)
+        yield int(first[where[0]] + pair[0]), int(first[where[0]] + pair[1])
 
 
 class PreferenceDataset(BCDataset):

@@ -235,7 +235,7 @@ def choose_pairs(
     from vla_rl.rollout.runner import evaluation_mode
 
     if config.preferences.file is not None:
-        better, worse = read_pairs(Path(config.preferences.file), data.parts)
+        better, worse = read_pairs(config.preferences.file, data.parts)
         alike = np.zeros(len(better), bool)
         if config.control == "shuffled_outcomes":
             swapped = np.random.default_rng(seed).random(len(better)) < 0.5

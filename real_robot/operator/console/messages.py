@@ -15,7 +15,7 @@ MAX_MESSAGE_BYTES = 4096
 MAX_NAME = 64
 BUTTONS = (
     "start", "hold", "resume", "take_over", "rewind", "recovery_done", "correction_done", "success", "failure",
-    "demonstrate", "new_scene",
+    "demonstrate", "new_scene", "better", "worse",
 )  # fmt: skip
 
 

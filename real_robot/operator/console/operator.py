@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -49,6 +50,22 @@ class Scene(Protocol):
         ...
 
 
+class Comparisons(Protocol):
+    """Who keeps which of two episodes a person found better."""
+
+    @property
+    def can_compare(self) -> bool:
+        """There are two to compare now."""
+        ...
+
+    def compare(self, better: bool, who: str) -> None:
+        """
+        Raises:
+            InterventionError: not possible now; the message says why.
+        """
+        ...
+
+
 class ConsoleOperator:
     """An operator of the loop. List it before the `Intervention` that it commands, which is another.
 
@@ -61,9 +78,11 @@ class ConsoleOperator:
 
     Attributes:
         scene: who lays the scene out, for the button New scene; None where nobody does.
+        comparisons: who keeps what is better, for the buttons Better and Worse; None where nothing is recorded.
     """
 
     scene: Scene | None = None
+    comparisons: Comparisons | None = None
 
     def __init__(
         self,
@@ -96,6 +115,8 @@ class ConsoleOperator:
             "failure": intervention.failure,
             "demonstrate": intervention.demonstrate,
             "new_scene": self._new_scene,
+            "better": partial(self._compare, True),
+            "worse": partial(self._compare, False),
         }
 
     # --- told by the console's thread ---------------------------------------------------------
@@ -112,8 +133,17 @@ class ConsoleOperator:
         events = self.intervention.allowed()
         names = {"begin": "start", "pause": "hold"}
         buttons = [name for event in events if (name := names.get(event, event)) in self._actions]
-        is_between = "start" in buttons
-        return [*buttons, "new_scene"] if is_between and self.scene is not None and self.scene.can_reset else buttons
+        if "start" in buttons and self.scene is not None and self.scene.can_reset:
+            buttons.append("new_scene")
+        if self.comparisons is not None and self.comparisons.can_compare:
+            buttons += ["better", "worse"]
+        return buttons
+
+    def _compare(self, better: bool, who: str) -> None:
+        if self.comparisons is None:
+            raise InterventionError("better, worse: nothing is recorded; deploy with --record FOLDER")
+        self.comparisons.compare(better, who)
+        self.console_state.notice(f"{'better' if better else 'worse'} than the episode before ({who})")
 
     def _new_scene(self, who: str) -> None:
         if self.scene is None:

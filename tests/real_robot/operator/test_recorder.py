@@ -32,14 +32,16 @@ class Bench:
     """An intervention and its recorder, ticked by hand. The state's first number counts the ticks."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
-        self.now, self.problems = 0.0, list[str]()
+        self.now, self.problems, self.instruction = 0.0, list[str](), "push"
         self.recording = Recording(folder, 10, "toy", self.problems.append)
         self.it = Intervention(("velocity", "position"), clock=lambda: self.now)
         self.recorder = Recorder(self.recording, self.it, **options)
 
     def tick(self, action: float = 0.0, size: int = 8) -> None:
         image = np.full((size, size, 3), int(self.now) % 256, np.uint8)
-        observation = RobotObservation({"top": image}, np.array([self.now, 0, 0], np.float32), "push", self.now)
+        observation = RobotObservation(
+            {"top": image}, np.array([self.now, 0, 0], np.float32), self.instruction, self.now
+        )
         self.it.give(np.array([action, 1.0]))
         operator_command = self.it.poll(observation)
         requested = operator_command.command or Command(np.array([action, 1.0], np.float32), "policy", self.now)

@@ -109,6 +109,24 @@ def test_start_in_the_console_begins_an_episode_in_which_the_policy_moves_the_ro
     assert "success" in outcomes, "the shipped policy solves about every second scene"
 
 
+def test_a_person_says_which_episode_was_better_and_the_dataset_has_it(try_out: TryOut, tmp_path: Path) -> None:
+    """Failures both: nothing else tells them apart."""
+    try_out.start("--console", str(try_out.port), "--record", str(tmp_path / "set"), policy=("normal",))
+    browser = try_out.browser()
+    for _ in range(2):
+        assert "better" not in browser.until(lambda s: "start" in s["can"])["can"]
+        browser.press("start")
+        browser.until(lambda s: s["phase"] == "autonomous" and s["mode"] == "running" and s["step"])
+        browser.press("failure")
+        browser.until(lambda s: s["phase"] == "ended" and s["outcome"] == "failure")
+    browser.until(lambda s: {"better", "worse"} <= set(s["can"]))
+    browser.press("better")
+    browser.until(lambda s: any(text == "better than the episode before (anna)" for _, text in s["notices"]))
+    try_out.deploy.process.send_signal(signal.SIGINT)
+    assert try_out.deploy.process.wait(120) == 0, try_out.deploy.output()
+    assert json_lines(tmp_path / "set/preferences.jsonl") == [{"better": 1, "worse": 0, "by": "anna"}]
+
+
 def test_a_person_drives_a_scene_lays_out_the_next_and_so_does_the_graph(try_out: TryOut) -> None:
     try_out.start("--console", str(try_out.port), policy=("normal",))
     browser = try_out.browser()

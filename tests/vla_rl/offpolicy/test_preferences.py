@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -151,7 +152,7 @@ def test_a_persons_choices_are_read_from_a_file(data: BCDataset, folder: Path, t
     file = tmp_path / "preferences.jsonl"
     lines = [{"better": 3, "worse": 1}, {"better": 0, "worse": 3, "dataset": str(folder)}]
     file.write_text("\n".join(json.dumps(line) for line in lines) + "\n\n")
-    better, worse = read_pairs(file, data.parts)
+    better, worse = read_pairs(str(file), data.parts)
     assert list(better) == [3, 0] and list(worse) == [1, 3]
     config = OfflineConfig.model_validate({"method": "preferences", "preferences": {"file": str(file)}})
     sft = SFTConfig.model_validate({"datasets": [str(folder)], "batch_size": 4})
@@ -166,6 +167,22 @@ def test_a_persons_choices_are_read_from_a_file(data: BCDataset, folder: Path, t
     ):
         file.write_text(wrong)
         with pytest.raises(ConfigError, match=message):
-            read_pairs(file, data.parts)
+            read_pairs(str(file), data.parts)
     with pytest.raises(ConfigError, match="not found"):
-        read_pairs(tmp_path / "nowhere.jsonl", data.parts)
+        read_pairs(str(tmp_path / "nowhere.jsonl"), data.parts)
+
+
+def test_what_the_console_kept_in_the_datasets_is_read_from_all_of_them(data: BCDataset, tmp_path: Path) -> None:
+    parts = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        parts.append(replace(data.parts[0], path=tmp_path / name))
+    with pytest.raises(ConfigError, match=r"recorded, but no dataset has a preferences\.jsonl: .*one, .*two"):
+        read_pairs("recorded", parts)
+    (tmp_path / "one/preferences.jsonl").write_text('{"better": 3, "worse": 1, "by": "anna"}\n')
+    (tmp_path / "two/preferences.jsonl").write_text('{"better": 0, "worse": 2}\n')
+    count = len(parts[0].starts)
+    better, worse = read_pairs("recorded", parts)
+    assert list(better) == [3, count] and list(worse) == [1, count + 2]
+    better, _ = read_pairs(str(tmp_path / "two/preferences.jsonl"), parts)
+    assert list(better) == [count], "a file in a dataset's folder speaks of that dataset"

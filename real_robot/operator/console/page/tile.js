@@ -8,12 +8,12 @@ const BUTTONS = [
   ["start", "Start", "Enter"], ["hold", "Hold", "H"], ["resume", "Resume", "Enter"], ["take_over", "Take over", "T"],
   ["rewind", "Rewind", "B"], ["recovery_done", "Recovery done", "1"], ["correction_done", "Correction done", "2"],
   ["success", "Success", "Y"], ["failure", "Failure", "N"], ["demonstrate", "Demonstrate", "G"], ["new_scene", "New scene", "X"],
-  ["reset", "Reset", "R"],
+  ["better", "Better", "3"], ["worse", "Worse", "4"], ["reset", "Reset", "R"],
 ];
 const KEYS = {
   KeyH: ["hold"], KeyT: ["take_over"], KeyB: ["rewind"], Digit1: ["recovery_done"], Digit2: ["correction_done"],
   KeyG: ["demonstrate"], KeyY: ["success"], KeyN: ["failure"], Enter: ["start", "resume"], KeyR: ["reset"],
-  KeyX: ["new_scene"],
+  KeyX: ["new_scene"], Digit3: ["better"], Digit4: ["worse"],
 };
 const NEXT = { // the button that usually comes next
   idle: "start", autonomous: "take_over", paused: "take_over", rewinding: "take_over", recovery: "recovery_done",
@@ -240,6 +240,7 @@ export class Tile {
     }
     this.buttons.get("reset").hidden = lost || status.mode !== "stopped";
     this.buttons.get("new_scene").hidden = !(this.hello && this.hello.has_scene);
+    for (const name of ["better", "worse"]) this.buttons.get(name).hidden = lost || !status.can.includes(name);
     this.buttons.get("resume").hidden = lost || !status.can.includes("resume");
     this.buttons.get("hold").hidden = !this.buttons.get("resume").hidden;
     this.showPads(!this.part(".drive").hidden);
@@ -261,7 +262,8 @@ export class Tile {
     else if (status.mode === "stopped") guide.textContent = `Stopped: ${status.reason}. Reset it when it is safe.`;
     else if (status.phase === "ended") {
       const label = status.outcome ? `as a ${status.outcome}` : "without a label: press Success or Failure";
-      guide.textContent = `The episode has ended ${label}. Start begins the next one.`;
+      const compare = status.can.includes("better") ? "Better or Worse compares it with the one before it. " : "";
+      guide.textContent = `The episode has ended ${label}. ${compare}Start begins the next one.`;
     } else guide.textContent = GUIDE[status.phase] + (status.in_control ? "" : " This console only watches.");
   }
 
