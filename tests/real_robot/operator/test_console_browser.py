@@ -63,6 +63,33 @@ def test_an_intervention_by_clicks_and_keys(chromium: Any) -> None:
         assert not person.errors
 
 
+def test_two_episodes_are_compared_by_keys_where_they_can_be(chromium: Any) -> None:
+    class Kept:
+        can_compare = False
+        said: list[tuple[bool, str]]
+
+        def compare(self, better: bool, who: str) -> None:
+            self.said.append((better, who))
+
+    kept = Kept()
+    kept.said = []
+    with console_bench() as bench:
+        bench.console.comparisons = kept
+        person = Person(chromium, bench.url)
+        person.take_control()
+        person.key("Enter", "start")
+        person.key("y", "success")
+        person.await_phase("ended")
+        assert not person.page.is_visible("[data-button=better]")
+        kept.can_compare = True
+        person.key("3", "better")
+        person.click("worse")
+        person.page.wait_for_selector(".log li:text-matches('worse than the episode before')")
+        assert kept.said == [(True, "Anna"), (False, "Anna")]
+        assert "Better or Worse compares it with the one before it." in person.text(".guide")
+        assert not person.errors
+
+
 def test_space_stops_from_a_viewer_and_the_controller_resets_by_name(chromium: Any) -> None:
     with console_bench(link_timeout=30.0) as bench:
         person, viewer = Person(chromium, bench.url), Person(chromium, bench.url)
