@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -138,9 +139,9 @@ def report(
     run = RunFolder(folder)
     if not run.exists:
         raise ConfigError(f"{folder}: holds no run (no config.yaml); name the folder that the run printed after `run:`")
-    status = read_status(run)
-    if status is not None and status.text():
-        typer.echo(status.text())
+    with suppress(ConfigError):  # Of a status that cannot be read the page tells.
+        if (status := read_status(run)) is not None and status.text():
+            typer.echo(status.text())
     typer.echo(f"report: {write_report(folder, title)}")
 
 

@@ -10,8 +10,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from pydantic import ValidationError
+
 from vla_rl.common.atomic import is_running, write_text_atomic
-from vla_rl.config import Config
+from vla_rl.config import Config, ConfigError
 
 if TYPE_CHECKING:
     from vla_rl.common.run_folder import RunFolder
@@ -88,5 +90,18 @@ def write_status(
 
 
 def read_status(run: RunFolder) -> RunStatus | None:
-    """What a run says of itself; None of a folder without a status.json."""
-    return RunStatus.model_validate_json(run.status.read_text()) if run.status.is_file() else None
+    """What a run says of itself; None of a folder without a status.json.
+
+    Raises:
+        ConfigError: it is damaged, or of a version that says other things.
+    """
+    if not run.status.is_file():
+        return None
+    try:
+        return RunStatus.model_validate_json(run.status.read_bytes())
+    except ValidationError as error:
+        found = error.errors()[0]
+        what = ".".join(map(str, found["loc"])) or "the file"
+        raise ConfigError(
+            f"{run.status}: {what}: {found['msg']}. Delete it; a run that goes on writes it anew"
+        ) from None

@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 import yaml
 
 from vla_rl.common.run_folder import RunFolder, command_of
+from vla_rl.common.run_status import RunStatus, read_status
 from vla_rl.common.yaml_text import Loader
+from vla_rl.config import ConfigError
 from vla_rl.evaluation.compare import Comparison, compare
 from vla_rl.evaluation.results import Evaluation, EvaluationError
 from vla_rl.evaluation.suites import SuiteResults
@@ -30,7 +32,7 @@ class Run(NamedTuple):
 
     Attributes:
         suites: where `after` is of one of a benchmark's suites, all of them; `before` is None then.
-        recipe: what `config`, text, says.
+        status: where the run is; None where it does not say. recipe: what `config`, text, says.
         missing: what the folder does not hold, for people.
     """
 
@@ -45,6 +47,7 @@ class Run(NamedTuple):
     recipe: dict[str, Any]
     command: str
     versions: dict[str, Any]
+    status: RunStatus | None
     missing: list[str]
 
 
@@ -91,7 +94,18 @@ def read_run(folder: Path, before: str = "base", after: str = "final") -> Run:
     ablation = parsed(run.ablation, required=False)
     config, command, versions = text(run.config), text(run.command), parsed(run.versions) or {}
     recipe = _recipe(config, missing)
-    return Run(folder, *found, comparison, suites, metrics, ablation, config, recipe, command, versions, missing)
+    status = _read_status(run, missing)
+    return Run(
+        folder, *found, comparison, suites, metrics, ablation, config, recipe, command, versions, status, missing
+    )
+
+
+def _read_status(run: RunFolder, missing: list[str]) -> RunStatus | None:
+    try:
+        return read_status(run)
+    except ConfigError as error:
+        missing.append(str(error))
+        return None
 
 
 def _read_suites(run: RunFolder, missing: list[str]) -> SuiteResults | None:

@@ -22,7 +22,6 @@ from markupsafe import Markup
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.common.resume import change_texts
 from vla_rl.common.run_folder import RunFolder
-from vla_rl.common.run_status import read_status
 from vla_rl.evaluation.compare import Comparison, PairedResult, format_p
 from vla_rl.evaluation.results import Evaluation, SuccessRate
 from vla_rl.report.charts import BLUE, GRAY, GREEN, ORANGE, PURPLE, Bar, Line, bar_chart, line_chart
@@ -58,7 +57,7 @@ def write_report(run_folder: Path, title: str | None = None, before: str = "base
 
 
 def _page(run: Run, title: str | None) -> dict[str, Any]:
-    status = read_status(RunFolder(run.folder))
+    status = run.status
     clips, left_out = _clips(run)
     missing = run.missing + ([left_out] if left_out else [])
     evaluation = run.after

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from vla_rl.cli.app import app
@@ -69,3 +70,15 @@ def test_no_iteration_yet_and_no_run(tmp_path: Path) -> None:
     assert "No iteration has ended yet." in said(tmp_path)
     result = CliRunner().invoke(app, ["status", str(tmp_path / "nowhere")])
     assert result.exit_code != 0 and "holds no run" in result.output
+
+
+@pytest.mark.parametrize(
+    ("text", "what"), [('{"step": "iterations"', "the file: Invalid JSON"), ('{"step": "x", "of": 1}', "number: Field")]
+)
+def test_a_status_that_cannot_be_read_is_named_and_the_page_is_made(tmp_path: Path, text: str, what: str) -> None:
+    said(tmp_path, LOCAL)
+    (tmp_path / "status.json").write_text(text)
+    result = CliRunner().invoke(app, ["status", str(tmp_path)])
+    assert result.exit_code == 2 and f"status.json: {what}" in result.output and "Delete it" in result.output
+    assert CliRunner().invoke(app, ["report", str(tmp_path)]).exit_code == 0
+    assert f"status.json: {what}" in (tmp_path / "report.html").read_text()
