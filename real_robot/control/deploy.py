@@ -93,7 +93,8 @@ def deploy(options: DeployOptions, say: Say) -> list[EpisodeResult]:
         if options.record is not None and watchers.labels is not None:
             recorder = _recorder(options, contract, watchers.labels, gate, watch, recordings, console_state.notice)
             if watchers.console is not None:
-                watchers.console.comparisons = Comparisons(recorder)
+                watchers.console.comparisons = comparisons = Comparisons(recorder)
+                recordings.callback(comparisons.close)
             seconds_left = recorder.seconds_left
             observers.append(episodes.recorded(recorder) if episodes else recorder)
             if episodes:

@@ -2,33 +2,36 @@
 
     comparisons = Comparisons(recorder)
     comparisons.compare(better=True, who="anna")   # the episode that has just ended, with the one before it
+    comparisons.close()                            # before the recorder and the recording
 
-Each choice is a line of `PREFERENCES`, first in the folder of the unfinished recording, by the numbers of its shards,
-then (`numbered`) in the dataset, by those of its episodes: for `offline.method=preferences`.
+For `offline.method=preferences`.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import ThreadPoolExecutor
 
 from real_robot.operator.intervention import InterventionError
+from real_robot.operator.recorder import Recorder
+from real_robot.operator.recording_folder import Choice, choices_text, read_choices
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.data.lerobot_io import PREFERENCES
 
-if TYPE_CHECKING:
-    from real_robot.operator.recorder import Recorder
-
-Choice = dict[str, Any]  # "better", "worse": two episodes. "by": who said so.
-
 
 class Comparisons:
-    """A person's choices between the episode that has just ended and the one of its instruction before it."""
+    """A person's choices between the episode that has just ended and the one of its instruction before it.
+
+    A thread of its own writes: who hears the emergency stop does not wait for the disk.
+
+    Raises:
+        RecordingError: the recording goes on, and what was chosen before is damaged.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
+        self._file = recorder.recording.staging / PREFERENCES
+        self._choices = read_choices(self._file)
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="comparisons")
 
     @property
     def can_compare(self) -> bool:
@@ -39,7 +42,7 @@ class Comparisons:
         """The last episode is better, or worse, than the one before it. Said again, the later word counts.
 
         Raises:
-            InterventionError: there are no two to compare, or their choice cannot be written.
+            InterventionError: there are no two to compare.
         """
         pair = self._pair()
         if pair is None:
@@ -47,13 +50,20 @@ class Comparisons:
                 "better, worse: possible between episodes, once two of the same instruction are labeled and recorded"
             )
         earlier, last = pair
-        choice = {"better": last, "worse": earlier} if better else {"better": earlier, "worse": last}
-        file = self._recorder.recording.staging / PREFERENCES
+        choice: Choice = {"better": last, "worse": earlier} if better else {"better": earlier, "worse": last}
+        kept = [one for one in self._choices if {one["better"], one["worse"]} != set(pair)]
+        self._choices = [*kept, {**choice, "by": who}]
+        self._writer.submit(self._write, choices_text(self._choices))
+
+    def close(self) -> None:
+        """Wait until all is written. May be called twice."""
+        self._writer.shutdown()
+
+    def _write(self, text: str) -> None:
         try:
-            kept = [one for one in read_choices(file) if {one["better"], one["worse"]} != set(pair)]
-            write_text_atomic(file, choices_text([*kept, {**choice, "by": who}]))
-        except (OSError, ValueError) as error:
-            raise InterventionError(f"better, worse: not kept: {error}") from error
+            write_text_atomic(self._file, text)
+        except OSError as error:
+            self._recorder.recording.on_problem(f"recording: which episodes are better is not kept: {error}")
 
     def _pair(self) -> tuple[int, int] | None:
         """The shards of the episode before and of the last one."""
@@ -63,30 +73,3 @@ class Comparisons:
         last = stored[-1]
         before = [one.shard for one in stored[:-1] if one.instruction == last.instruction]
         return (before[-1], last.shard) if before else None
-
-
-def read_choices(file: Path) -> list[Choice]:
-    """The choices in a file; none where there is no file.
-
-    Raises:
-        ValueError: it is damaged.
-    """
-    lines = file.read_text().splitlines() if file.is_file() else []
-    choices = [json.loads(line) for line in lines if line.strip()]
-    if not all(isinstance(choice, dict) and {"better", "worse"} <= choice.keys() for choice in choices):
-        raise ValueError(f'{file}: a line has no "better" and "worse"')
-    return choices
-
-
-def numbered(choices: Sequence[Choice], episodes: Mapping[int, int]) -> list[Choice]:
-    """The same of a dataset. `episodes`: shard -> episode; choices of shards that are not there are left out."""
-    return [
-        {**choice, "better": episodes[choice["better"]], "worse": episodes[choice["worse"]]}
-        for choice in choices
-        if choice["better"] in episodes and choice["worse"] in episodes
-    ]
-
-
-def choices_text(choices: Sequence[Choice]) -> str:
-    """A line for each, as a file has them."""
-    return "".join(json.dumps(choice) + "\n" for choice in choices)

@@ -6,13 +6,16 @@ import json
 import os
 import shutil
 import socket
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from real_robot.operator.comparisons import choices_text, numbered, read_choices
 from vla_rl.data.lerobot_assembly import assemble
 from vla_rl.data.lerobot_io import PREFERENCES, RECORDING_SETTINGS, read_shards, staging_folder
+
+Choice = dict[str, Any]  # "better", "worse": two episodes, by the numbers of their shards. "by": who said so.
+_ENDS = ("better", "worse")
 
 
 class RecordingError(ValueError):
@@ -118,16 +121,35 @@ def finish(folder: Path) -> dict[str, int]:
     return totals
 
 
-def _choices_of_dataset(staging: Path) -> str:
-    """What a person said of the recording's episodes, by their numbers in the dataset; empty where nobody did."""
+def read_choices(file: Path) -> list[Choice]:
+    """Which episodes a person found better; none where there is no file.
+
+    Raises:
+        RecordingError: it is damaged.
+    """
+    lines = file.read_text().splitlines() if file.is_file() else []
     try:
-        choices = read_choices(staging / PREFERENCES)
+        choices = [json.loads(line) for line in lines if line.strip()]
+        if not all(isinstance(one, dict) and type(one.get(key)) is int for one in choices for key in _ENDS):
+            raise ValueError('a line has no "better" and "worse"')
     except ValueError as error:
-        raise RecordingError(f"{error}. Mend that line, or move the file away") from error
-    if not choices:
+        raise RecordingError(f"{file}: {error}. Mend that line, or move the file away") from error
+    return choices
+
+
+def choices_text(choices: Sequence[Choice]) -> str:
+    """A line for each, as a file has them."""
+    return "".join(json.dumps(choice) + "\n" for choice in choices)
+
+
+def _choices_of_dataset(staging: Path) -> str:
+    """The choices by the episodes' numbers in the dataset, in place of their shards'; empty where there are none."""
+    if not (choices := read_choices(staging / PREFERENCES)):
         return ""
     shards = [int(shard.name.removeprefix("shard_")) for rows, _, shard in read_shards(staging) for _ in rows]
-    return choices_text(numbered(choices, {shard: episode for episode, shard in enumerate(shards)}))
+    episodes = {shard: episode for episode, shard in enumerate(shards)}
+    whole = [choice for choice in choices if all(choice[key] in episodes for key in _ENDS)]
+    return choices_text([{**choice, **{key: episodes[choice[key]] for key in _ENDS}} for choice in whole])
 
 
 def discard(folder: Path) -> None:

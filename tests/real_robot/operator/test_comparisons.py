@@ -41,6 +41,7 @@ class Compared(Bench):
         until(lambda: len(self.recorder.stored) > number)
 
     def finished(self, folder: Path) -> list[dict[str, object]]:
+        self.comparisons.close()
         self.recorder.close()
         self.recording.close()
         file = folder / PREFERENCES
@@ -95,6 +96,7 @@ def test_choices_outlive_a_crash_and_count_the_episodes_that_are_whole(tmp_path:
     for episode in (ALONE, FAILED, ALONE):
         bench.run(*episode)
     bench.comparisons.compare(True, "anna")
+    bench.comparisons.close()
     bench.recorder.close()
     staging = bench.recording.staging
     for item in (staging / "shard_00000").iterdir():
@@ -130,11 +132,23 @@ def test_a_damaged_file_is_named_and_nothing_is_lost(tmp_path: Path) -> None:
     bench = Compared(tmp_path / "set")
     bench.run(*ALONE)
     bench.run(*ALONE)
-    (bench.recording.staging / PREFERENCES).write_text('{"better": 3}\n')
-    with pytest.raises(InterventionError, match=r'not kept: .*preferences\.jsonl: a line has no "better" and "worse"'):
-        bench.comparisons.compare(True, "anna")
+    file = bench.recording.staging / PREFERENCES
+    for text in ('{"better": 3}\n', '{"better": [1], "worse": 0}\n', '{"better": 3, "wor'):
+        file.write_text(text)
+        with pytest.raises(RecordingError, match=r"preferences\.jsonl: .*Mend that line, or move the file away"):
+            Comparisons(bench.recorder)
     bench.recorder.close()
     with pytest.raises(RecordingError, match=r"preferences\.jsonl.*Mend that line, or move the file away"):
         bench.recording.close()
-    (bench.recording.staging / PREFERENCES).unlink()
+    file.unlink()
     assert finish(tmp_path / "set")["episodes"] == 2
+
+
+def test_a_disk_that_refuses_is_told(tmp_path: Path) -> None:
+    bench = Compared(tmp_path / "set")
+    bench.run(*ALONE)
+    bench.run(*ALONE)
+    (bench.recording.staging / PREFERENCES).mkdir()  # Nothing can be written over it.
+    bench.comparisons.compare(True, "anna")
+    bench.comparisons.close()
+    assert "which episodes are better is not kept" in bench.problems[-1]
