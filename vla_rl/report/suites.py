@@ -16,7 +16,7 @@ from vla_rl.report.read import Suites
 def suite_headline(results: SuiteResults) -> list[tuple[str, str]]:
     """(statement, evidence) for each mode: the average over the suites, or what the only one says."""
     lines = []
-    for mode in sorted(results.modes, key=lambda mode: mode == "greedy"):
+    for mode in _modes(results):
         rate = [rate for rate in results.rates if rate.mode == mode][-1]
         over = (
             f"averages {100 * rate.rate:.1f} % over {len(rate.suites)} suites"
@@ -26,7 +26,7 @@ def suite_headline(results: SuiteResults) -> list[tuple[str, str]]:
         low, high = rate.interval
         lines.append(
             (
-                f"{mode[0].upper()}{mode[1:]} success of {results.name} {over}.",
+                f"{mode.capitalize()} success of {results.name} {over}.",
                 f"95 % interval [{100 * low:.1f}, {100 * high:.1f}], n = {rate.num_episodes}, {rate.num_tasks} tasks.",
             )
         )
@@ -39,7 +39,7 @@ def suite_charts(suites: Suites, task_bars: Callable[[str, list[Evaluation]], Ma
     Args:
         task_bars: makes a mode's chart of an evaluation's tasks.
     """
-    modes = sorted(suites.results.modes, key=lambda mode: mode == "greedy")
+    modes = _modes(suites.results)
     labels = {rate.suites[0]: rate.label for rate in suites.results.rates if not rate.is_average}
     tasks = [
         {
@@ -58,4 +58,9 @@ def _chart(results: SuiteResults, mode: str) -> Markup:
         for rate in results.rates
         if rate.mode == mode
     ]
-    return Markup(bar_chart(f"{mode[0].upper()}{mode[1:]} success", rows))
+    return Markup(bar_chart(f"{mode.capitalize()} success", rows))
+
+
+def _modes(results: SuiteResults) -> list[str]:
+    """Sampled before greedy: it is what was trained."""
+    return sorted(results.modes, key=lambda mode: mode == "greedy")
