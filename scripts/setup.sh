@@ -203,7 +203,7 @@ ensure_gl() {
 # Unpacks ROS 1's Python packages beside the virtual environment. Without them the tests that need ROS 1 are skipped.
 ensure_ros() {
     [ ! -d "$VENV/ros1/usr/share/doc/python3-std-srvs" ] || return 0  # the last of its packages
-    if ! "$VENV/bin/python" -m real_robot.bridge.ros.install >/dev/null; then
+    if ! "$VENV/bin/python" -m real_robot.transports.ros.install >/dev/null; then
         say "ROS 1 is not set up (the reason is above): the tests that need it will be skipped."
     fi
 }

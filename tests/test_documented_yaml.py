@@ -19,9 +19,10 @@ import yaml
 from my_env import SliderConfig
 from urdfs import chain
 
-from real_robot.bridge.contract import RobotContract, load_contract, shipped_contracts
-from real_robot.bridge.transports.base import TransportConfig
+from real_robot.contract.contract import RobotContract
+from real_robot.contract.load import load_contract, shipped_contracts
 from real_robot.operator.hub.run_hub import load_hub
+from real_robot.transports.base import TransportConfig
 from vla_rl.config import merge, read_yaml
 from vla_rl.recipe.recipe import Recipe, load_recipe
 

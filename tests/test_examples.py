@@ -22,9 +22,9 @@ from processes import until
 from test_messages import EXAMPLES as MESSAGES
 from toy_problem import ToyPolicy, roll_out
 
-from real_robot.bridge.messages import Bool, JointState, Message
-from real_robot.bridge.ros.master import free_port
-from real_robot.bridge.transports.base import QosConfig
+from real_robot.transports.base import QosConfig
+from real_robot.transports.messages import Bool, JointState, Message
+from real_robot.transports.ros.master import free_port
 from vla_rl.common.run_folder import open_run
 from vla_rl.config import build_component, validate
 from vla_rl.policies.load import load_policy

@@ -15,7 +15,7 @@ from imports import PACKAGES, arrows, circles, going_up, names_of_others
 ROOT = Path(__file__).resolve().parent.parent
 ARROWS = arrows(ROOT)
 # Folders and the entries they may have, and the sizes of files and functions, in lines.
-MOST_ENTRIES = {"vla_rl": 21, "world_model": 15, "real_robot": 15}
+MOST_ENTRIES = {"vla_rl": 21, "world_model": 15, "real_robot": 18}
 MOST_LINES, MOST_LINES_OF_A_FUNCTION = 450, 70
 ACROSS = "pretend_device"  # The tests that mirror no package: all of them, on a device that is not there.
 

@@ -161,7 +161,7 @@ def test_it_installs_once_with_the_constraints(machine: Machine) -> None:
     machine.venv(f'case "$*" in *doctor*) echo egl ;; *CMAKE_BIN_DIR*) echo /cmake ;; *ros.install) {ros} ;; esac')
     done = machine.setup("dev")
     assert done.returncode == 0, done.stderr
-    assert machine.asked()[-1] == "python -m real_robot.bridge.ros.install"
+    assert machine.asked()[-1] == "python -m real_robot.transports.ros.install"
     installs = [line for line in machine.asked() if " install " in line]
     assert len(installs) == 3 and all("-c constraints.txt" in line for line in installs)
     assert installs[0].endswith("--upgrade pip")

@@ -52,11 +52,11 @@ KINDS: dict[str, dict[str, str]] = {
         "conformal": "real_robot.failure.config:FailureConfig",
     },
     "transport": {
-        "ros1": "real_robot.bridge.transports.configs:Ros1Config",
-        "ros2": "real_robot.bridge.transports.configs:Ros2Config",
-        "rclpy": "real_robot.bridge.transports.configs:RclpyConfig",
-        "rosbridge": "real_robot.bridge.transports.configs:RosbridgeConfig",
-        "lerobot": "real_robot.bridge.transports.configs:LeRobotConfig",
+        "ros1": "real_robot.transports.configs:Ros1Config",
+        "ros2": "real_robot.transports.configs:Ros2Config",
+        "rclpy": "real_robot.transports.configs:RclpyConfig",
+        "rosbridge": "real_robot.transports.configs:RosbridgeConfig",
+        "lerobot": "real_robot.transports.configs:LeRobotConfig",
     },
     "policy": {
         "openvla": "vla_rl.policies.openvla.config:OpenVLAConfig",
@@ -104,7 +104,7 @@ BASES: dict[str, str] = {
     "plan": "vla_rl.interfaces:PlanningConfig",
     "env.reward": "vla_rl.rewards.base:RewardConfig",
     "rollout": "vla_rl.rollout.source:RolloutConfig",
-    "transport": "real_robot.bridge.transports.base:TransportConfig",
+    "transport": "real_robot.transports.base:TransportConfig",
     "dynamics": "world_model.config:DynamicsConfig",
 }
 

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 import msgpack
 from pydantic import Field
 
-from real_robot.bridge.transports.base import TransportConfig, TransportError
+from real_robot.transports.base import TransportConfig, TransportError
 
 
 class UdpConfig(TransportConfig):

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from real_robot.bridge.contract import AlignConfig
-from real_robot.bridge.messages import MessageError
+from real_robot.contract.channels import AlignConfig
+from real_robot.transports.messages import MessageError
 
 CAPACITY = 64
 LISTENING = 1.0  # seconds without another message after which a stream counts as silent, not as refused

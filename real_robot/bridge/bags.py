@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from real_robot.bridge.codec import begins_near, check_frame, read_action, read_image, read_state
-from real_robot.bridge.contract import ActionSink, AlignConfig, ImageSource, RobotContract, StateSource
-from real_robot.bridge.messages import Message, MessageError
-from real_robot.bridge.ros.typestore import ros2_name, store_of, tree_of
+from real_robot.contract.channels import ActionSink, AlignConfig, ImageSource, StateSource
+from real_robot.contract.contract import RobotContract
+from real_robot.transports.messages import Message, MessageError
+from real_robot.transports.ros.typestore import ros2_name, store_of, tree_of
 from vla_rl.data.lerobot_assembly import assemble
 from vla_rl.data.lerobot_io import RecordedEpisode, dataset_features, encode_png, write_shard
 

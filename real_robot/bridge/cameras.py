@@ -11,69 +11,19 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
-from pydantic import Field, model_validator
 
-from real_robot.bridge.lerobot_devices import DeviceError, let_go, make_camera
-from real_robot.bridge.messages import Image
-from real_robot.bridge.transports.base import Handler, TransportError
-from real_robot.finite_config import FiniteConfig
-from vla_rl.config import ConfigError
+from real_robot.contract.channels import CameraConfig
+from real_robot.transports.base import Handler, TransportError
+from real_robot.transports.lerobot_devices import DeviceError, let_go
+from real_robot.transports.messages import Image
 
 _log = logging.getLogger(__name__)
 _HANGS = "no frame comes"
 _WAIT = 0.2  # seconds for a frame, between looks whether to close
 _AGAIN = 1.0  # seconds between attempts to open a camera that is gone
-
-
-class CameraConfig(FiniteConfig):
-    """A camera of this machine, in place of a topic."""
-
-    kind: Literal["opencv", "realsense"] = Field(description="LeRobot's camera class: OpenCV's, or Intel RealSense.")
-    index: int | str = Field(
-        default=0, description="opencv: the camera's number, its path (/dev/video0), or the URL of a network camera."
-    )
-    serial: str = Field(default="", description="realsense: serial number or name (`lerobot-find-cameras realsense`).")
-    width: int | None = Field(default=None, gt=0, description="Pixels that the camera is set to; null: its own.")
-    height: int | None = Field(default=None, gt=0, description="Pixels that the camera is set to; null: its own.")
-    fps: int | None = Field(default=None, gt=0, description="Frames a second that it is set to; null: its own.")
-    settings: dict[str, Any] = Field(default={}, description="Other fields of LeRobot's camera config.")
-    patience: float = Field(
-        default=1.0,
-        gt=0,
-        description="Seconds without a frame before the robot is stopped until a person resets it; it holds earlier, "
-        "when its observation is too old.",
-    )
-
-    @model_validator(mode="after")
-    def _check(self) -> CameraConfig:
-        if (self.kind == "realsense") != bool(self.serial):
-            raise ConfigError(f"camera: `serial` belongs to kind realsense, and is required there; kind is {self.kind}")
-        if len({v is None for v in (self.width, self.height)}) > 1:
-            raise ConfigError("camera: width and height: both or none")
-        return self
-
-    @property
-    def place(self) -> str:
-        """Which camera it is, for messages."""
-        return f"realsense {self.serial}" if self.kind == "realsense" else f"opencv {self.index}"
-
-    def make(self) -> Any:
-        """LeRobot's camera, not connected yet.
-
-        Raises:
-            DeviceError: its library is missing, or a setting is wrong.
-        """
-        size = {k: v for k in ("width", "height", "fps") if (v := getattr(self, k)) is not None}
-        if self.kind == "realsense":
-            return make_camera("intelrealsense", {**self.settings, **size, "serial_number_or_name": self.serial})
-        if "://" not in str(self.index):
-            return make_camera("opencv", {**self.settings, **size, "index_or_path": self.index})
-        device = make_camera("opencv", {**self.settings, **size, "index_or_path": 0})
-        device.index_or_path = str(self.index)  # LeRobot's config would make a path of it, with one slash
-        return device
 
 
 class Camera(Protocol):

@@ -6,16 +6,17 @@ import math
 
 import numpy as np
 
-from real_robot.bridge.contract import (
-    ActionSink,
-    ConversionConfig,
-    ImageSource,
-    RobotContract,
-    SourceConfig,
-    StateSource,
-)
 from real_robot.bridge.images import decode_image
-from real_robot.bridge.messages import (
+from real_robot.contract.channels import ActionSink, ConversionConfig, ImageSource, SourceConfig, StateSource
+from real_robot.contract.contract import RobotContract
+from real_robot.transports.action_types import (
+    FollowJointTrajectoryGoal,
+    GoalMessage,
+    GripperCommandGoal,
+    ParallelGripperCommandGoal,
+    SetBoolRequest,
+)
+from real_robot.transports.messages import (
     Bool,
     CompressedImage,
     Float64MultiArray,
@@ -30,13 +31,6 @@ from real_robot.bridge.messages import (
     PoseStamped,
     TwistStamped,
     WrenchStamped,
-)
-from real_robot.bridge.ros.action_types import (
-    FollowJointTrajectoryGoal,
-    GoalMessage,
-    GripperCommandGoal,
-    ParallelGripperCommandGoal,
-    SetBoolRequest,
 )
 
 INTERBOTIX_GROUP = "arm"  # the name of the joints of an arm in Interbotix's motor configurations

@@ -6,7 +6,7 @@ import io
 
 import numpy as np
 
-from real_robot.bridge.messages import CompressedImage, Image, MessageError
+from real_robot.transports.messages import CompressedImage, Image, MessageError
 
 MAX_SIDE = 8192
 _CHANNELS = {"rgb8": 3, "bgr8": 3, "rgba8": 4, "bgra8": 4, "mono8": 1}

@@ -12,14 +12,15 @@ import numpy as np
 from real_robot.bridge.alignment import HeaderClock, Sample, Track
 from real_robot.bridge.cameras import Camera, LocalCamera, OpenCamera
 from real_robot.bridge.codec import check_frame, read_image, read_state, write_action, write_goal
-from real_robot.bridge.contract import ActionSink, ImageSource, RobotContract, StateSource
-from real_robot.bridge.messages import Message, MessageError, String
-from real_robot.bridge.ros.action_types import SERVICES, SetBoolRequest, TriggerRequest
-from real_robot.bridge.ros.actions import graph_of
-from real_robot.bridge.ros.goals import GoalSender, call_and_wait, open_goals
-from real_robot.bridge.transports.base import Publisher, QosConfig, Transport, TransportError
-from real_robot.control.checks import StateCheck
-from real_robot.control.wrench import WrenchCheck
+from real_robot.bridge.goals import GoalSender, call_and_wait, open_goals
+from real_robot.bridge.wrench import WrenchCheck
+from real_robot.checks import StateCheck
+from real_robot.contract.channels import ActionSink, ImageSource, StateSource
+from real_robot.contract.contract import RobotContract
+from real_robot.transports.action_types import SERVICES, SetBoolRequest, TriggerRequest
+from real_robot.transports.actions import graph_of
+from real_robot.transports.base import Publisher, QosConfig, Transport, TransportError
+from real_robot.transports.messages import Message, MessageError, String
 from real_robot.types import RobotObservation
 
 LATCHED = QosConfig(durability="transient_local")

@@ -40,8 +40,8 @@ from pydantic import Field
 
 from real_robot.bridge.codec import to_quaternion
 from real_robot.bridge.images import encode_image
-from real_robot.bridge.ros.install import RosInstallError, enable
-from real_robot.bridge.ros.master import Master, master_pid
+from real_robot.transports.ros.install import RosInstallError, enable
+from real_robot.transports.ros.master import Master, master_pid
 from vla_rl.config import Config, ConfigError, build_component
 from vla_rl.types import EpisodeSpec, Split
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from real_robot.bridge.contract import AlignConfig, ConversionConfig, RobotContract, StateSource
-from real_robot.bridge.transports.base import QosConfig
 from real_robot.calibration.transforms import pose_of
+from real_robot.contract.channels import AlignConfig, ConversionConfig, StateSource
+from real_robot.contract.contract import RobotContract
+from real_robot.transports.base import QosConfig
 from vla_rl.config import ConfigError
 
 POSE = "geometry_msgs/PoseStamped"
@@ -70,8 +71,8 @@ def _pose_source(contract: RobotContract, topic: str) -> StateSource:
 def _from_joints(contract: RobotContract, link: str) -> Callable[[np.ndarray], np.ndarray]:
     if contract.model is None:
         raise ConfigError(f"--link: {contract.name} has no `model` (URDF or MJCF) to compute {link!r} with")
+    from real_robot.contract.joint_mapping import measured_joints
     from real_robot.kinematics.arm_model import ArmModel
-    from real_robot.kinematics.mapping import measured_joints
 
     arm = ArmModel(contract.model, Path(contract.model.file))
     number, measured = arm.link(link), measured_joints(contract, contract.model)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from real_robot.bridge.contract import RobotContract
 from real_robot.bridge.robot import TopicRobot
-from real_robot.bridge.transports.base import Transport, TransportError
 from real_robot.calibration.arm_pose import PoseReader
 from real_robot.calibration.board import BoardConfig, BoardFinder
 from real_robot.calibration.pairs import write_board, write_shot
 from real_robot.calibration.transforms import angle_between
+from real_robot.contract.contract import RobotContract
+from real_robot.transports.base import Transport, TransportError
 from real_robot.types import RobotObservation
 
 Say = Callable[[str], None]

@@ -13,7 +13,7 @@ from real_robot.calibration.board import BoardConfig, BoardFinder, Corners, draw
 from real_robot.calibration.hand_eye import HandEye, Mount, Pair, calibrate_hand_eye
 from real_robot.calibration.intrinsics import Intrinsics, calibrate_camera, load_intrinsics
 from real_robot.calibration.pairs import read_board, read_shots
-from real_robot.control.safety_config import Workspace
+from real_robot.contract.safety import Workspace
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.config import Config, ConfigError, dump_yaml
 

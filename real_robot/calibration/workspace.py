@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from real_robot.bridge.contract import POSE_PARTS, RobotContract
 from real_robot.calibration.arm_pose import POSE
 from real_robot.calibration.collect import LiveArm, Say
-from real_robot.control.safety_config import Workspace
+from real_robot.contract.channels import POSE_PARTS
+from real_robot.contract.contract import RobotContract
+from real_robot.contract.safety import Workspace
 from vla_rl.config import ConfigError
 
 MIN_CORNERS = 2

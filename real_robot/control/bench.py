@@ -23,8 +23,10 @@ from typing import Any
 
 import numpy as np
 
-from real_robot.control.execution import ChunkExecutor, ExecutionConfig
-from real_robot.control.safety import SafetyConfig, Supervisor
+from real_robot.contract.execution import ExecutionConfig
+from real_robot.contract.safety import SafetyConfig
+from real_robot.control.execution import ChunkExecutor
+from real_robot.control.supervisor import Supervisor
 from real_robot.serving.client import PolicyClient
 from real_robot.types import RobotObservation
 

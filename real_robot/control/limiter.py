@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from real_robot.contract.safety import SafetyConfig
 from real_robot.control.jerk import TOLERANCE, Bounds, Motion1D
-from real_robot.control.safety_config import SafetyConfig
 
 
 def braking_speed(

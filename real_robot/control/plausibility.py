@@ -11,8 +11,8 @@ from collections import deque
 
 import numpy as np
 
-from real_robot.control.checks import StateCheck
-from real_robot.control.safety_config import DimensionLimits, SafetyConfig
+from real_robot.checks import StateCheck
+from real_robot.contract.safety import DimensionLimits, SafetyConfig
 from real_robot.types import RobotObservation
 
 SIDE = 96  # pixels, about, of a picture's height and width that are looked at

@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 
 from real_robot.bridge.robot import Robot
-from real_robot.control.safety import RUNNING, STOPPED, SentCommand, Supervisor
+from real_robot.control.supervisor import RUNNING, STOPPED, SentCommand, Supervisor
 from real_robot.types import Command, Deadman, RobotObservation
 
 _log = logging.getLogger(__name__)

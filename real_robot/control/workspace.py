@@ -7,8 +7,8 @@ from collections import deque
 
 import numpy as np
 
+from real_robot.contract.safety import SafetyConfig
 from real_robot.control.limiter import Room, braking_speed
-from real_robot.control.safety_config import SafetyConfig
 from real_robot.types import RobotObservation
 
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from real_robot.bridge.contract import RobotContract
-from real_robot.bridge.lerobot_devices import DeviceError, camera_names, make_device, number_names
-from real_robot.bridge.transports.configs import LeRobotConfig
-from real_robot.bridge.transports.lerobot import ACTION, OBSERVATION, device_values
+from real_robot.contract.contract import RobotContract
 from real_robot.doctor.topics import near
+from real_robot.transports.configs import LeRobotConfig
+from real_robot.transports.lerobot import ACTION, OBSERVATION, device_values
+from real_robot.transports.lerobot_devices import DeviceError, camera_names, make_device, number_names
 from vla_rl.common.checks import Check
 
 

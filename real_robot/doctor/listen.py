@@ -11,11 +11,12 @@ from typing import NoReturn
 
 import numpy as np
 
-from real_robot.bridge.cameras import Camera, CameraConfig, LocalCamera
-from real_robot.bridge.contract import RobotContract
-from real_robot.bridge.messages import Message
+from real_robot.bridge.cameras import Camera, LocalCamera
 from real_robot.bridge.robot import TopicRobot
-from real_robot.bridge.transports.base import Endpoint, Handler, QosConfig, Surveyor, Transport, TransportError
+from real_robot.contract.channels import CameraConfig
+from real_robot.contract.contract import RobotContract
+from real_robot.transports.base import Endpoint, Handler, QosConfig, Surveyor, Transport, TransportError
+from real_robot.transports.messages import Message
 
 MAX_KEPT = 20_000  # messages of one topic whose times are kept
 SETTLE = 0.5  # seconds after the first message of all topics, in which connections are still being made

@@ -5,16 +5,17 @@ It subscribes and looks around. It advertises nothing and sends nothing.
 
 from __future__ import annotations
 
-from real_robot.bridge.contract import AlignConfig, RobotContract, StateSource
-from real_robot.bridge.messages import Bool, String, WrenchStamped
-from real_robot.bridge.ros.install import RosInstallError
-from real_robot.bridge.transports.base import Endpoint, TransportError
-from real_robot.bridge.transports.configs import LeRobotConfig
-from real_robot.control.wrench import sizes_of
+from real_robot.bridge.wrench import sizes_of
+from real_robot.contract.channels import AlignConfig, StateSource
+from real_robot.contract.contract import RobotContract
 from real_robot.doctor.lerobot_check import check_unconnected
 from real_robot.doctor.listen import Findings, listen
 from real_robot.doctor.topics import check_sink, check_source, unless_busy
 from real_robot.kinematics.check import ModelCheck
+from real_robot.transports.base import Endpoint, TransportError
+from real_robot.transports.configs import LeRobotConfig
+from real_robot.transports.messages import Bool, String, WrenchStamped
+from real_robot.transports.ros.install import RosInstallError
 from vla_rl.common.checks import Check
 from vla_rl.config import ConfigError
 

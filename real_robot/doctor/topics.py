@@ -8,12 +8,13 @@ from collections.abc import Iterable
 
 from real_robot.bridge.alignment import MAX_LEAD
 from real_robot.bridge.codec import read_state
-from real_robot.bridge.contract import ActionSink, ImageSource, RobotContract, SourceConfig, StateSource
 from real_robot.bridge.images import decode_image
-from real_robot.bridge.messages import CompressedImage, Image, JointState, MessageError
-from real_robot.bridge.ros.action_types import SERVICES
-from real_robot.bridge.transports.base import Endpoint
+from real_robot.contract.channels import ActionSink, ImageSource, SourceConfig, StateSource
+from real_robot.contract.contract import RobotContract
 from real_robot.doctor.listen import Findings, Heard, camera_key
+from real_robot.transports.action_types import SERVICES
+from real_robot.transports.base import Endpoint
+from real_robot.transports.messages import CompressedImage, Image, JointState, MessageError
 from vla_rl.common.checks import Check
 
 SLOW = 0.8  # a stream at less than this share of its rate is wrong

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from real_robot.contract.sections import WatchConfig
 from real_robot.control.robot_loop import ActionSource, Tick
-from real_robot.control.safety import RUNNING
+from real_robot.control.supervisor import RUNNING
 from real_robot.failure.runner import DetectorThread
-from real_robot.failure.watch_config import WatchConfig
 from real_robot.types import Command, RobotObservation
 
 if TYPE_CHECKING:

@@ -17,15 +17,16 @@ import numpy as np
 
 from real_robot.bridge.alignment import HeaderClock, Sample, Track
 from real_robot.bridge.codec import begins_near, read_action
-from real_robot.bridge.contract import ActionSink, AlignConfig, RobotContract
-from real_robot.bridge.messages import Message, MessageError
 from real_robot.bridge.robot import TopicRobot
-from real_robot.bridge.transports.base import Graph, Transport, TransportError
+from real_robot.contract.channels import ActionSink, AlignConfig
+from real_robot.contract.contract import RobotContract
 from real_robot.control.robot_loop import ControlLoop, OperatorCommand
-from real_robot.control.safety import ASKED_TO_HOLD, HOLDING, SafetyEvent, Supervisor
 from real_robot.control.shutdown import Shutdown
+from real_robot.control.supervisor import ASKED_TO_HOLD, HOLDING, SafetyEvent, Supervisor
 from real_robot.guard.robot_lock import claim
 from real_robot.operator.operators import Operators, TopicOperator
+from real_robot.transports.base import Graph, Transport, TransportError
+from real_robot.transports.messages import Message, MessageError
 from real_robot.types import Command, RobotObservation
 
 Say = Callable[[str], None]

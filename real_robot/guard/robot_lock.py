@@ -20,11 +20,11 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from real_robot.bridge.contract import RobotContract
-from real_robot.bridge.messages import Message, String
-from real_robot.bridge.transports.base import Graph, QosConfig, Transport, TransportError
+from real_robot.contract.contract import RobotContract
 from real_robot.control.robot_loop import OperatorCommand, Tick
 from real_robot.guard.lease import TOPIC, Lease, Role, new_lease, read_lease
+from real_robot.transports.base import Graph, QosConfig, Transport, TransportError
+from real_robot.transports.messages import Message, String
 from real_robot.types import RobotObservation
 
 _log = logging.getLogger(__name__)

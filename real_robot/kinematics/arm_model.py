@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from real_robot.contract.model import ModelConfig
+from real_robot.contract.robot_file import JointFacts, compile_spec, leader, load_spec, read_joints
 from real_robot.kinematics.cell import add_cell, boxes_as_meshes, flags, set_margins
-from real_robot.kinematics.config import ModelConfig
 from real_robot.kinematics.pairs import Pair, Pairs, find_fingers, find_neighbors, in_order
-from real_robot.kinematics.robot_file import JointFacts, compile_spec, leader, load_spec, read_joints
 from vla_rl.config import ConfigError
 
 if TYPE_CHECKING:

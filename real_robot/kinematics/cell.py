@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from real_robot.kinematics.config import ModelConfig
+from real_robot.contract.model import ModelConfig
 from vla_rl.config import ConfigError
 
 if TYPE_CHECKING:

@@ -13,18 +13,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from real_robot.control.checks import Motion
+from real_robot.checks import Motion
+from real_robot.contract.joint_mapping import commanded_joints, measured_joints
+from real_robot.contract.model import ModelConfig
 from real_robot.kinematics.arm_model import ArmModel
 from real_robot.kinematics.collision import CollisionCheck
-from real_robot.kinematics.config import ModelConfig
 from real_robot.kinematics.joint_states import JointStates
-from real_robot.kinematics.mapping import commanded_joints, measured_joints
 from real_robot.types import RobotObservation
 from vla_rl.config import ConfigError
 
 if TYPE_CHECKING:
-    from real_robot.bridge.contract import ActionSink, RobotContract
-    from real_robot.bridge.transports.base import Transport
+    from real_robot.contract.channels import ActionSink
+    from real_robot.contract.contract import RobotContract
+    from real_robot.transports.base import Transport
 
 TWIST = "geometry_msgs/TwistStamped"
 NEAR_SINGULAR = 1e-6  # relative growth of the condition number that is no growth

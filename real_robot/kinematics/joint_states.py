@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from real_robot.bridge.messages import JointState, Message
-from real_robot.bridge.transports.base import Transport
-from real_robot.control.checks import Newest
-from real_robot.kinematics.config import ModelConfig
+from real_robot.checks import Newest
+from real_robot.contract.model import ModelConfig
+from real_robot.transports.base import Transport
+from real_robot.transports.messages import JointState, Message
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from real_robot.kinematics.robot_file import JointFacts, leader
+from real_robot.contract.robot_file import JointFacts, leader
 
 if TYPE_CHECKING:
     import mujoco

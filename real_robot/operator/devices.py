@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from real_robot.bridge.codec import read_action, write_action
-from real_robot.bridge.contract import RobotContract
-from real_robot.bridge.lerobot_devices import DeviceError, connect_device, let_go, make_device, number_names
-from real_robot.bridge.messages import Float64MultiArray, JointState, JointTrajectory, MessageError
+from real_robot.contract.contract import RobotContract
+from real_robot.contract.teleop import DeviceConfig
 from real_robot.operator.handheld import PadPresence, PhoneAxes, connect_phone
-from real_robot.operator.teleop import Axes, DeviceConfig, GripperCommand
+from real_robot.operator.teleop import Axes, GripperCommand
+from real_robot.transports.lerobot_devices import DeviceError, connect_device, let_go, make_device, number_names
+from real_robot.transports.messages import Float64MultiArray, JointState, JointTrajectory, MessageError
 from vla_rl.config import ConfigError
 
 SILENCE = 0.25  # seconds after which what a device said no longer counts

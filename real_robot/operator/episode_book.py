@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from real_robot.control.robot_loop import Tick
-from real_robot.control.safety import RUNNING
+from real_robot.control.supervisor import RUNNING
 from real_robot.operator.intervention import Intervention
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.config import ConfigError

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from real_robot.bridge.lerobot_devices import DeviceError, connect_device
-from real_robot.operator.teleop import Axes, DeviceConfig, GripperCommand
+from real_robot.contract.teleop import DeviceConfig
+from real_robot.operator.teleop import Axes, GripperCommand
+from real_robot.transports.lerobot_devices import DeviceError, connect_device
 
 PHONE_SILENCE = 0.25  # seconds without another pose; a hand is never that still
 PHONE_PATIENCE = 120.0  # seconds in which a person connects the phone, and presses once

@@ -25,7 +25,7 @@ from typing import Literal
 import numpy as np
 
 from real_robot.control.robot_loop import OperatorCommand, Tick
-from real_robot.control.safety import RUNNING, STOPPED
+from real_robot.control.supervisor import RUNNING, STOPPED
 from real_robot.types import Command, RobotObservation
 
 InterventionState = Literal["idle", "autonomous", "paused", "rewinding", "recovery", "correction", "demo", "ended"]

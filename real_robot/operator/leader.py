@@ -13,8 +13,8 @@ from typing import Protocol
 
 import numpy as np
 
-from real_robot.control.safety import RUNNING, STOPPED
-from real_robot.control.safety_config import SafetyConfig
+from real_robot.contract.safety import SafetyConfig
+from real_robot.control.supervisor import RUNNING, STOPPED
 from real_robot.operator.leader_drive import LeaderDrive
 
 SAY_EVERY = 2.0  # seconds between two lines about the same misalignment

@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from real_robot.control.safety_config import SafetyConfig
+from real_robot.contract.safety import SafetyConfig
 
 HELD_FOR = 2.0  # seconds at the robot's pose in which the person takes it in hand
 RESISTS = 0.1  # share of a number's low..high that it may stay behind

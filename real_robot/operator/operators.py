@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TextIO
 
-from real_robot.bridge.messages import Bool, Message, String
-from real_robot.bridge.transports.base import QosConfig, Transport
+from real_robot.contract.sections import OperatorTopics
 from real_robot.control.robot_loop import Operator, OperatorCommand
 from real_robot.operator.intervention import InterventionError
-from real_robot.operator.topics import OperatorTopics
+from real_robot.transports.base import QosConfig, Transport
+from real_robot.transports.messages import Bool, Message, String
 from real_robot.types import Deadman, RobotObservation
 
 KEYS = "Enter starts and holds, space stops (emergency), r resets after a stop, q ends"

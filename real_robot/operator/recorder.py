@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from real_robot.control.robot_loop import Tick
-from real_robot.control.safety import RUNNING
+from real_robot.control.supervisor import RUNNING
 from real_robot.operator.intervention import EpisodeSummary
 from real_robot.operator.recording_folder import RecordingError, RecordingLock, finish, read_settings
 from real_robot.types import RobotObservation

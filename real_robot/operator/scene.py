@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from real_robot.bridge.robot import TopicRobot
-from real_robot.bridge.ros.action_types import SERVICES, ServiceDone, TriggerRequest
-from real_robot.bridge.ros.actions import Answer, GraphTransport, ServiceClient, graph_of
-from real_robot.bridge.transports.base import TransportError
+from real_robot.contract.sections import EpisodeServices
 from real_robot.control.robot_loop import Operator, OperatorCommand
 from real_robot.operator.intervention import InterventionError
-from real_robot.operator.topics import EpisodeServices
+from real_robot.transports.action_types import SERVICES, ServiceDone, TriggerRequest
+from real_robot.transports.actions import Answer, GraphTransport, ServiceClient, graph_of
+from real_robot.transports.base import TransportError
 from real_robot.types import RobotObservation
 
 FRESH = 0.5  # seconds to wait for an observation made after the answer; a simulator that waits for commands makes none

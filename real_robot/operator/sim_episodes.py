@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from real_robot.bridge.messages import Message, String
 from real_robot.bridge.robot import LATCHED, TopicRobot
-from real_robot.bridge.transports.base import QosConfig, Transport
 from real_robot.control.robot_loop import OperatorCommand, Tick
-from real_robot.control.safety import RUNNING
+from real_robot.control.supervisor import RUNNING
 from real_robot.operator.episode_results import EpisodeResult, Outcome
 from real_robot.operator.intervention import EpisodeSummary
 from real_robot.operator.recorder import Recorder
+from real_robot.transports.base import QosConfig, Transport
+from real_robot.transports.messages import Message, String
 from real_robot.types import RobotObservation
 from vla_rl.types import EpisodeSpec
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 import numpy as np
 
 from real_robot.control.robot_loop import OperatorCommand, Tick
-from real_robot.control.safety import HOLDING, RUNNING, SentCommand
+from real_robot.control.supervisor import HOLDING, RUNNING, SentCommand
 from real_robot.operator.intervention import Intervention, Kind
 from real_robot.operator.recorder import Recorder, Recording
 from real_robot.types import Command, RobotObservation

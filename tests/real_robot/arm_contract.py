@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from real_robot.bridge.contract import RobotContract, load_contract
 from real_robot.bridge.robot import TopicRobot
+from real_robot.contract.contract import RobotContract
+from real_robot.contract.load import load_contract
 
 CONTRACT = Path(__file__).with_name("kinematic_arm.yaml")
 

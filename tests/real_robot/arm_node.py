@@ -13,7 +13,7 @@ import json
 import sys
 import time
 
-from real_robot.bridge.ros.install import enable
+from real_robot.transports.ros.install import enable
 
 JOINTS = ["shoulder", "elbow"]
 

@@ -15,9 +15,9 @@ import pytest
 from processes import RosGraph, json_lines, missing_ros, until
 from urdfs import PLANAR, joint_contract
 
-from real_robot.bridge.contract import load_contract
-from real_robot.bridge.ros.master import free_port
+from real_robot.contract.load import load_contract
 from real_robot.kinematics.arm_model import ArmModel
+from real_robot.transports.ros.master import free_port
 
 JOINTS = ["shoulder", "elbow"]
 RATE, TIMEOUT = 10, 0.4
@@ -80,7 +80,7 @@ class Arm:
 
     def tell(self, fault: str) -> float:
         """Say it on /fault. Returns when the arm heard it."""
-        code = f"""from real_robot.bridge.ros.install import enable
+        code = f"""from real_robot.transports.ros.install import enable
 enable()
 import rospy, time
 from std_msgs.msg import String

@@ -16,13 +16,12 @@ import numpy as np
 from memory_transport import MemoryTransport
 
 from real_robot.bridge.codec import to_quaternion
-from real_robot.bridge.contract import load_contract
 from real_robot.bridge.images import encode_image
-from real_robot.bridge.messages import CompressedImage, JointState, Message, PoseStamped, TwistStamped
 from real_robot.bridge.robot import TopicRobot
+from real_robot.contract.load import load_contract
 from real_robot.control.playback import SynchronousActions
 from real_robot.control.robot_loop import ControlLoop, OperatorCommand, ReferencePacer, Tick
-from real_robot.control.safety import Supervisor
+from real_robot.control.supervisor import Supervisor
 from real_robot.operator.console.config import ConsoleConfig
 from real_robot.operator.console.console_state import ConsoleState
 from real_robot.operator.console.operator import ConsoleOperator
@@ -30,6 +29,7 @@ from real_robot.operator.console.server import ConsoleServer
 from real_robot.operator.intervention import Intervention
 from real_robot.operator.operators import Operators
 from real_robot.operator.teleop import Teleoperation
+from real_robot.transports.messages import CompressedImage, JointState, Message, PoseStamped, TwistStamped
 from real_robot.types import RobotObservation
 
 RATE = 10.0

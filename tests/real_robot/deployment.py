@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from processes import Child, RosGraph, json_lines, until
 
-from real_robot.bridge.ros.master import free_port
+from real_robot.transports.ros.master import free_port
 
 RATE = 10.0  # half of the tabletop's 20 Hz, so that a busy machine keeps up
 SILENCE = 3.0

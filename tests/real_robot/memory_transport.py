@@ -9,8 +9,8 @@ from collections import defaultdict
 
 from pydantic import Field
 
-from real_robot.bridge.messages import Message
-from real_robot.bridge.transports.base import Handler, Publisher, QosConfig, TransportConfig
+from real_robot.transports.base import Handler, Publisher, QosConfig, TransportConfig
+from real_robot.transports.messages import Message
 
 
 class MemoryConfig(TransportConfig):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 
-from real_robot.bridge.ros.install import enable
+from real_robot.transports.ros.install import enable
 
 
 def main() -> None:

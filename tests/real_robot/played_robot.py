@@ -21,7 +21,9 @@ import numpy as np
 
 from real_robot.bridge.codec import to_quaternion
 from real_robot.bridge.images import encode_image
-from real_robot.bridge.messages import (
+from real_robot.transports.base import QosConfig, Transport
+from real_robot.transports.configs import Ros1Config, Ros2Config
+from real_robot.transports.messages import (
     MESSAGES,
     Bool,
     CompressedImage,
@@ -33,8 +35,6 @@ from real_robot.bridge.messages import (
     String,
     WrenchStamped,
 )
-from real_robot.bridge.transports.base import QosConfig, Transport
-from real_robot.bridge.transports.configs import Ros1Config, Ros2Config
 from vla_rl.config import validate
 
 _NONE = np.zeros(0)
@@ -95,7 +95,7 @@ def announce(transport: dict[str, Any], name: str, kind: str) -> Any:
     if transport["kind"] == "ros1":
         import rospy
 
-        from real_robot.bridge.ros.definitions import ros1_classes
+        from real_robot.transports.ros.definitions import ros1_classes
 
         return rospy.Subscriber(f"{name}/goal", ros1_classes()[f"{kind}ActionGoal"], lambda m: print("commanded", m))
     from cyclonedds.domain import DomainParticipant

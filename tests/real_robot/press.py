@@ -5,7 +5,7 @@
 import sys
 import time
 
-from real_robot.bridge.ros.install import enable
+from real_robot.transports.ros.install import enable
 
 enable()
 import rospy  # noqa: E402

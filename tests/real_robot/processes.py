@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from real_robot.bridge.ros.install import RosInstallError, enable
-from real_robot.bridge.ros.master import Master
+from real_robot.transports.ros.install import RosInstallError, enable
+from real_robot.transports.ros.master import Master
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 90.0  # seconds that anything may take to start on a busy machine

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from real_robot.control.safety import SafetyConfig, SentCommand
-from real_robot.control.safety_config import DimensionLimits
+from real_robot.contract.safety import DimensionLimits, SafetyConfig
+from real_robot.control.supervisor import SentCommand
 
 RUNNING_FREELY = "running"
 

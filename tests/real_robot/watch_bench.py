@@ -17,12 +17,12 @@ import numpy as np
 from console_robot import PATIENT, RATE, PointRobot
 from memory_transport import MemoryTransport
 
-from real_robot.bridge.contract import load_contract
 from real_robot.bridge.robot import TopicRobot
+from real_robot.contract.load import load_contract
 from real_robot.control.execution import ChunkExecutor
 from real_robot.control.playback import SynchronousActions
 from real_robot.control.robot_loop import ControlLoop, Tick
-from real_robot.control.safety import Supervisor
+from real_robot.control.supervisor import Supervisor
 from real_robot.failure.config import FailureConfig
 from real_robot.failure.detector import FailureDetector
 from real_robot.failure.fit import fit

@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any
 
-from real_robot.bridge.ros.install import enable
+from real_robot.transports.ros.install import enable
 
 
 def main() -> None:

@@ -146,7 +146,7 @@ def doctor(
 
     Of a robot (a contract, or the name of a shipped one) it listens and looks around; it never sends a command.
     """
-    from real_robot.bridge.contract import is_contract, load_contract
+    from real_robot.contract.load import is_contract, load_contract
     from vla_rl.common.checks import report
 
     if dataset:
@@ -174,7 +174,7 @@ def _check_is_recipe(name: str) -> None:
     Raises:
         ConfigError: it is none, nor anything else that `doctor` looks at, all of which the message names.
     """
-    from real_robot.bridge.contract import shipped_contracts
+    from real_robot.contract.load import shipped_contracts
     from vla_rl.config import ConfigError, find_recipe
 
     try:

@@ -119,9 +119,9 @@ def workspace(
     overrides: Override = None,
 ) -> None:
     """Make the contract's safety.workspace from corners that a person moves the arm to."""
-    from real_robot.bridge.contract import load_contract
     from real_robot.calibration.run import workspace_text
     from real_robot.calibration.workspace import collect_corners, workspace_of
+    from real_robot.contract.load import load_contract
     from vla_rl.common.atomic import write_text_atomic
 
     with _live(_reader(robot, "", pose, link, overrides)) as arm:
@@ -133,8 +133,8 @@ def workspace(
 
 
 def _reader(robot: str, camera: str, pose: str, link: str, overrides: list[str] | None) -> PoseReader:
-    from real_robot.bridge.contract import load_contract
     from real_robot.calibration.arm_pose import pose_reader
+    from real_robot.contract.load import load_contract
 
     return pose_reader(load_contract(robot, overrides or ()), camera, pose, link)
 

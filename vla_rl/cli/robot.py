@@ -119,7 +119,7 @@ def deploy(
     reruns: Reruns = 1,
 ) -> None:
     """Drive a robot with a policy server's actions, behind the safety supervisor."""
-    from real_robot.control import deploy as deployment
+    from real_robot.deploy import deploy as deployment
     from real_robot.operator.sim_episodes import VoidRules
 
     served = {
@@ -179,7 +179,7 @@ def robot_guard(
     overrides: Overrides = None,
 ) -> None:
     """Beside the robot's driver: forward what `deploy --guarded` sends, and brake when it stops coming."""
-    from real_robot.bridge.contract import load_contract
+    from real_robot.contract.load import load_contract
     from real_robot.guard.robot_guard import run_guard
 
     run_guard(load_contract(robot, overrides or ()), say)
@@ -207,7 +207,7 @@ def import_bags(
     failures: Annotated[bool, typer.Option("--failures", help="These recordings show failures.")] = False,
 ) -> None:
     """Recordings of a robot into a LeRobotDataset, an episode each, read by its contract."""
-    from real_robot.bridge.contract import load_contract
+    from real_robot.contract.load import load_contract
     from vla_rl.config import ConfigError
 
     contract = load_contract(robot)
@@ -221,7 +221,7 @@ def import_bags(
 
 def ros_install() -> None:
     """Unpack ROS 1's Python packages (rospy, rosmaster, messages) beside the virtual environment. Needs no root."""
-    from real_robot.bridge.ros.install import install
+    from real_robot.transports.ros.install import install
 
     typer.echo(f"ROS 1: {install(report=say)}")
 
@@ -230,7 +230,7 @@ def ros_package(
     sources: Annotated[Path, typer.Argument(metavar="WORKSPACE/src", help="The src folder of a ROS 2 workspace.")],
 ) -> None:
     """Copy the ROS 2 package vla_rl_bridge (node, launch file, parameters) into a workspace, for colcon to build."""
-    from real_robot.bridge.ros.ament import copy_package
+    from real_robot.deploy.ament import copy_package
 
     typer.echo(f"package: {copy_package(sources)}")
 
@@ -241,7 +241,7 @@ def ros_master(
     """Run a ROS 1 master until Ctrl-C or SIGTERM."""
     import signal
 
-    from real_robot.bridge.ros.master import Master
+    from real_robot.transports.ros.master import Master
 
     master = Master(port)
     signal.signal(signal.SIGTERM, lambda *_: master.process.terminate())

@@ -135,10 +135,10 @@ def run_piece(
     Raises:
         RosInstallError: ROS 1 is not there. RuntimeError: a program ended by itself, or the work was not done in time.
     """
-    from real_robot.bridge.ros.master import Master, free_port
     from real_robot.operator.hub.hub_log import read_log, shares
     from real_robot.operator.hub.scripted_person import ScriptedPerson, run_person
     from real_robot.operator.hub.sim_eyes import SimEyes
+    from real_robot.transports.ros.master import Master, free_port
 
     assert recipe.hub is not None, "checked by the caller"
     folder, names = programs.folder, [f"robot_{i + 1}" for i in range(robots)]

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from real_robot.bridge.contract import RobotContract, StateSource
+from real_robot.contract.channels import StateSource
+from real_robot.contract.contract import RobotContract
 from real_robot.control.robot_loop import Tick
 
 SCORE_SECONDS = 120.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any
 
-from real_robot.control.safety import STOPPED, Supervisor
+from real_robot.control.supervisor import STOPPED, Supervisor
 from real_robot.operator.console.config import ConsoleConfig
 from real_robot.operator.console.messages import ConsoleMessage, Drive, Press, Reset, Stop, read_message
 from real_robot.operator.console.operator import ConsoleOperator

@@ -13,7 +13,7 @@ import numpy as np
 from websockets.exceptions import ConnectionClosed
 
 from real_robot.bridge.images import encode_image
-from real_robot.control.safety import Supervisor
+from real_robot.control.supervisor import Supervisor
 from real_robot.operator.console.config import ConsoleConfig
 from real_robot.operator.console.operator import ConsoleOperator
 from real_robot.operator.console.session import Session

@@ -104,10 +104,10 @@ class SimEyes:
 
 def _look(master: str) -> None:
     """Be the process."""
-    from real_robot.bridge.messages import Float64MultiArray, Message, String
     from real_robot.bridge.robot import LATCHED
-    from real_robot.bridge.transports.base import QosConfig
-    from real_robot.bridge.transports.configs import Ros1Config
+    from real_robot.transports.base import QosConfig
+    from real_robot.transports.configs import Ros1Config
+    from real_robot.transports.messages import Float64MultiArray, Message, String
 
     lock = threading.Lock()
 

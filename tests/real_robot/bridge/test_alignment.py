@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from real_robot.bridge.alignment import MAX_LEAD, HeaderClock, Sample, Track
-from real_robot.bridge.contract import AlignConfig
+from real_robot.contract.channels import AlignConfig
 
 WALL = 1_700_000_000_000_000_000  # ns, when the monotonic clock shows 100 s
 

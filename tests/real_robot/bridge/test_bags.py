@@ -17,11 +17,13 @@ from rosbags.rosbag2 import Writer as Rosbag2Writer
 
 from real_robot.bridge.bags import BagError, import_bags, read_episode
 from real_robot.bridge.codec import to_quaternion, write_action
-from real_robot.bridge.contract import ActionSink, RobotContract, load_contract
 from real_robot.bridge.images import encode_image
-from real_robot.bridge.messages import CompressedImage, JointState, Message, PoseStamped
-from real_robot.bridge.ros.typestore import native_of, ros2_name, store_of
-from real_robot.control.safety_config import DimensionLimits
+from real_robot.contract.channels import ActionSink
+from real_robot.contract.contract import RobotContract
+from real_robot.contract.load import load_contract
+from real_robot.contract.safety import DimensionLimits
+from real_robot.transports.messages import CompressedImage, JointState, Message, PoseStamped
+from real_robot.transports.ros.typestore import native_of, ros2_name, store_of
 from vla_rl.data.lerobot_io import decode_image
 
 START = 1_700_000_000_000_000_000

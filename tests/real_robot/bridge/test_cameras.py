@@ -16,12 +16,14 @@ from memory_transport import MemoryTransport
 from network_camera import NetworkCamera
 from processes import until
 
-from real_robot.bridge.cameras import CameraConfig, LocalCamera
-from real_robot.bridge.contract import RobotContract, load_contract
-from real_robot.bridge.messages import Image, JointState
+from real_robot.bridge.cameras import LocalCamera
 from real_robot.bridge.robot import TopicRobot
-from real_robot.bridge.transports.base import TransportError
+from real_robot.contract.channels import CameraConfig
+from real_robot.contract.contract import RobotContract
+from real_robot.contract.load import load_contract
 from real_robot.doctor.robot_check import check_robot
+from real_robot.transports.base import TransportError
+from real_robot.transports.messages import Image, JointState
 from vla_rl.config import ConfigError
 
 

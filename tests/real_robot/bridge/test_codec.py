@@ -16,8 +16,9 @@ from real_robot.bridge.codec import (
     write_action,
     write_goal,
 )
-from real_robot.bridge.contract import ActionSink, StateSource
-from real_robot.bridge.messages import (
+from real_robot.contract.channels import ActionSink, StateSource
+from real_robot.transports.action_types import FollowJointTrajectoryGoal, GripperCommandGoal
+from real_robot.transports.messages import (
     Bool,
     Float64MultiArray,
     JointState,
@@ -27,7 +28,6 @@ from real_robot.bridge.messages import (
     TwistStamped,
     WrenchStamped,
 )
-from real_robot.bridge.ros.action_types import FollowJointTrajectoryGoal, GripperCommandGoal
 
 NONE = np.zeros(0)
 ACTION = np.array([0.1, -0.2, 0.3, 0.4, 0.5, -0.6, 1.0], np.float32)

@@ -7,10 +7,10 @@ import pytest
 from memory_transport import MemoryTransport
 from test_alignment import WALL, Clocks
 
-from real_robot.bridge.contract import RobotContract
-from real_robot.bridge.messages import JointState, PoseStamped
 from real_robot.bridge.robot import TopicRobot
-from real_robot.control.safety import HOLDING, SafetyEvent, Supervisor
+from real_robot.contract.contract import RobotContract
+from real_robot.control.supervisor import HOLDING, SafetyEvent, Supervisor
+from real_robot.transports.messages import JointState, PoseStamped
 from vla_rl.config import validate
 
 NEAR = {"tolerance": 0.07}

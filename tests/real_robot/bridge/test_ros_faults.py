@@ -135,7 +135,7 @@ def tell_camera(robot: Deployment, fault: str) -> tuple[float, float]:
     Returns when that was taken, and when it was published (monotonic seconds, by the camera's own process).
     """
     code = (
-        "import sys, time; from real_robot.bridge.ros.install import enable; enable(); import rospy\n"
+        "import sys, time; from real_robot.transports.ros.install import enable; enable(); import rospy\n"
         "from std_msgs.msg import String; rospy.init_node('tell')\n"
         "p = rospy.Publisher('/fault', String, queue_size=1)\n"
         "while not p.get_num_connections(): time.sleep(0.02)\n"

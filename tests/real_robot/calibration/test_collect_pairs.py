@@ -18,14 +18,15 @@ from typer.testing import CliRunner
 from urdfs import PLANAR
 
 from real_robot.bridge.codec import read_state
-from real_robot.bridge.contract import RobotContract, load_contract
 from real_robot.bridge.images import encode_image
-from real_robot.bridge.messages import CompressedImage, Message, PoseStamped
 from real_robot.calibration.arm_pose import pose_reader
 from real_robot.calibration.collect import LiveArm, collect_bags, collect_live
 from real_robot.calibration.pairs import read_shots, write_board, write_shot
 from real_robot.calibration.transforms import inverse
 from real_robot.calibration.workspace import collect_corners, workspace_of
+from real_robot.contract.contract import RobotContract
+from real_robot.contract.load import load_contract
+from real_robot.transports.messages import CompressedImage, Message, PoseStamped
 from vla_rl.cli.app import app
 from vla_rl.config import ConfigError
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from test_safety import JOINT, TICK, TWIST, Bench
 
-from real_robot.control.checks import Motion, Patience
-from real_robot.control.safety import Supervisor
+from real_robot.checks import Motion, Patience
+from real_robot.control.supervisor import Supervisor
 from real_robot.types import RobotObservation
 
 

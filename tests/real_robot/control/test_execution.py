@@ -12,7 +12,8 @@ from typing import cast
 import numpy as np
 import pytest
 
-from real_robot.control.execution import ChunkExecutor, ExecutionConfig
+from real_robot.contract.execution import ExecutionConfig
+from real_robot.control.execution import ChunkExecutor
 from real_robot.types import RobotObservation
 
 HZ = 50.0

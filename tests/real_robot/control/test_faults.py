@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 from toy_server import CAMERAS, toy_server
 
-from real_robot.control.execution import ChunkExecutor, ExecutionConfig
-from real_robot.control.safety import SafetyConfig, SentCommand, Supervisor
+from real_robot.contract.execution import ExecutionConfig
+from real_robot.contract.safety import SafetyConfig
+from real_robot.control.execution import ChunkExecutor
+from real_robot.control.supervisor import SentCommand, Supervisor
 from real_robot.serving.client import InferenceTimeout, PolicyClient, ServerUnavailable
 from real_robot.types import RobotObservation
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from sent_checker import Checker, difference
 
-from real_robot.bridge.contract import load_contract
+from real_robot.contract.load import load_contract
 from real_robot.control.jerk import Bounds, Motion1D
-from real_robot.control.safety import Supervisor
+from real_robot.control.supervisor import Supervisor
 from real_robot.types import Command, RobotObservation
 
 TICK = 0.05

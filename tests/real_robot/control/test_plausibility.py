@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from real_robot.control.safety import SafetyConfig, SentCommand, Supervisor
+from real_robot.contract.safety import SafetyConfig
+from real_robot.control.supervisor import SentCommand, Supervisor
 from real_robot.types import Command, RobotObservation
 from vla_rl.config import validate
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from test_robot_loop import TICK, Bench
 
-from real_robot.bridge.messages import Bool
 from real_robot.control.playback import InferenceThread, SynchronousActions, SynchronousPacer
 from real_robot.control.robot_loop import WAIT, OperatorCommand
+from real_robot.transports.messages import Bool
 from real_robot.types import RobotObservation
 
 CHUNK = np.full((2, 7), 0.1, np.float32)

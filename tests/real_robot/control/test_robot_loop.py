@@ -10,15 +10,17 @@ import pytest
 from memory_transport import MemoryTransport
 
 from real_robot.bridge.codec import to_quaternion
-from real_robot.bridge.contract import RobotContract, load_contract
 from real_robot.bridge.images import encode_image
-from real_robot.bridge.messages import Bool, CompressedImage, JointState, PoseStamped, String, TwistStamped
 from real_robot.bridge.robot import TopicRobot
+from real_robot.contract.contract import RobotContract
+from real_robot.contract.load import load_contract
+from real_robot.contract.safety import SafetyConfig
 from real_robot.control.playback import SynchronousActions
 from real_robot.control.robot_loop import ControlLoop, OperatorCommand, Tick
-from real_robot.control.safety import SafetyConfig, Supervisor
+from real_robot.control.supervisor import Supervisor
 from real_robot.operator.intervention import Intervention
 from real_robot.operator.operators import KeyOperator, Operators, TopicOperator
+from real_robot.transports.messages import Bool, CompressedImage, JointState, PoseStamped, String, TwistStamped
 from real_robot.types import Command, RobotObservation
 
 WALL = 1_700_000_000_000_000_000

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from real_robot.control.safety import SafetyConfig, SafetyEvent, SentCommand, Supervisor
+from real_robot.contract.safety import SafetyConfig
+from real_robot.control.supervisor import SafetyEvent, SentCommand, Supervisor
 from real_robot.types import Command, RobotObservation
 from vla_rl.config import ConfigError, validate
 

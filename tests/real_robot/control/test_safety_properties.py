@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sent_checker import Checker
 
-from real_robot.control.safety import SafetyConfig, SentCommand, Supervisor
+from real_robot.contract.safety import SafetyConfig
+from real_robot.control.supervisor import SentCommand, Supervisor
 from real_robot.types import Command, RobotObservation
 
 HZ = 20.0

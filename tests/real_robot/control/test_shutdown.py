@@ -20,7 +20,7 @@ import yaml
 from deployment import RATE, Deployment
 from processes import Child, json_lines, missing_ros, until
 
-from real_robot.bridge.contract import shipped_contracts
+from real_robot.contract.load import shipped_contracts
 
 pytestmark = [
     pytest.mark.slow,

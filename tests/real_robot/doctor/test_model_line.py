@@ -6,7 +6,7 @@ from pathlib import Path
 
 from urdfs import PLANAR, joint_contract
 
-from real_robot.bridge.contract import load_contract
+from real_robot.contract.load import load_contract
 from real_robot.doctor.robot_check import check_model
 
 JOINTS = ["shoulder", "elbow"]

@@ -13,10 +13,10 @@ import yaml
 from patients import DdsPatient, Report, Ros1Patient, doctor, examined_until, well
 from processes import ROOT, missing_ros
 
-from real_robot.bridge.contract import load_contract
-from real_robot.bridge.transports.base import Endpoint
+from real_robot.contract.load import load_contract
 from real_robot.doctor.listen import Findings
 from real_robot.doctor.robot_check import judge
+from real_robot.transports.base import Endpoint
 
 needs_ros = pytest.mark.skipif(bool(missing_ros()), reason=missing_ros() or "ROS 1 is there")
 JOINTS = ["shoulder", "elbow", "wrist"]

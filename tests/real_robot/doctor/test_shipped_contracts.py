@@ -10,11 +10,11 @@ import yaml
 from patients import DdsPatient, Ros1Patient, well
 from processes import ROOT, missing_ros
 
-from real_robot.bridge.contract import load_contract, shipped_contracts
-from real_robot.bridge.messages import JointState
+from real_robot.contract.load import load_contract, shipped_contracts
 from real_robot.doctor.listen import Findings, Heard
 from real_robot.doctor.robot_check import check_robot, judge
 from real_robot.doctor.topics import check_source
+from real_robot.transports.messages import JointState
 
 DRIVERS = yaml.safe_load((ROOT / "tests/real_robot/driver_graphs.yaml").read_text())
 PLAYED_ELSEWHERE = {

@@ -22,8 +22,8 @@ from typer.testing import CliRunner
 from watch_bench import Walker, fitted, served
 from websockets.sync.client import connect
 
-from real_robot.bridge.ros.master import free_port
-from real_robot.control.deploy import DeployOptions, deploy
+from real_robot.deploy.deploy import DeployOptions, deploy
+from real_robot.transports.ros.master import free_port
 from vla_rl.cli.app import app
 
 POLICY = "pretrained:tabletop_base"
@@ -104,10 +104,10 @@ class Missing:
             raise ModuleNotFoundError("not installed")
 
 sys.meta_path.insert(0, Missing())
-import real_robot.control.deploy
+import real_robot.deploy.deploy
 from pathlib import Path
 facts = {{"policy_hash": "{"5" * 64}", "embedding": True}}
-print(real_robot.control.deploy.load_detector(Path({str(detector)!r}), "x", facts).kind, "torch" in sys.modules)
+print(real_robot.deploy.deploy.load_detector(Path({str(detector)!r}), "x", facts).kind, "torch" in sys.modules)
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", code]

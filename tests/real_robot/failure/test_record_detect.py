@@ -17,16 +17,16 @@ import pytest
 from memory_transport import MemoryTransport
 from processes import PATIENCE, ROOT, RosGraph, missing_ros, until
 
-from real_robot.bridge.contract import load_contract
-from real_robot.bridge.messages import String
 from real_robot.bridge.robot import TopicRobot
-from real_robot.bridge.ros.master import free_port
 from real_robot.bridge.sim_robot import EpisodeState
+from real_robot.contract.load import load_contract
 from real_robot.control.robot_loop import Tick
-from real_robot.control.safety import RUNNING, SentCommand
+from real_robot.control.supervisor import RUNNING, SentCommand
 from real_robot.failure.detector import FailureDetector
 from real_robot.operator.recorder import Recorder, Recording
 from real_robot.operator.sim_episodes import SimEpisodes
+from real_robot.transports.messages import String
+from real_robot.transports.ros.master import free_port
 from real_robot.types import Command, RobotObservation
 from vla_rl.data.config import DatasetConfig
 from vla_rl.data.embeddings import embed_dataset

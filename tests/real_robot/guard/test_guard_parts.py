@@ -13,12 +13,13 @@ from memory_transport import MemoryTransport
 from processes import ROOT
 
 from real_robot.bridge.codec import read_action, write_action
-from real_robot.bridge.contract import ActionSink, load_contract
-from real_robot.bridge.messages import JointState, Message, TwistStamped
 from real_robot.bridge.robot import TopicRobot
-from real_robot.control.safety import SafetyConfig, Supervisor
-from real_robot.control.safety_config import DimensionLimits
+from real_robot.contract.channels import ActionSink
+from real_robot.contract.load import load_contract
+from real_robot.contract.safety import DimensionLimits, SafetyConfig
+from real_robot.control.supervisor import Supervisor
 from real_robot.guard.robot_guard import GuardedCommands, through_guard, timeout_of, without_eyes
+from real_robot.transports.messages import JointState, Message, TwistStamped
 from real_robot.types import Command, RobotObservation
 
 
@@ -53,7 +54,7 @@ def test_the_guarded_topics_are_the_drivers_with_the_suffix() -> None:
 
 
 def test_goals_come_to_the_guard_as_numbers() -> None:
-    contract = load_contract(ROOT / "tests/real_robot/bridge/ros/actions.yaml")
+    contract = load_contract(ROOT / "tests/real_robot/transports/ros/actions.yaml")
     sinks = through_guard(contract).action
     assert {s.type for s in sinks} == {"std_msgs/Float64MultiArray"} and not any(s.is_goal for s in sinks)
     transport = MemoryTransport()

@@ -22,9 +22,9 @@ pytestmark = [
 CLAIM = """
 import sys, time
 from contextlib import ExitStack
-from real_robot.bridge.contract import load_contract
-from real_robot.bridge.messages import TwistStamped
-from real_robot.bridge.transports.base import QosConfig
+from real_robot.contract.contract import load_contract
+from real_robot.transports.messages import TwistStamped
+from real_robot.transports.base import QosConfig
 from real_robot.guard.robot_lock import RobotBusyError, claim
 contract = load_contract("sim_robot", [f"transport.master={sys.argv[1]}"])
 transport = contract.transport.open()
@@ -98,7 +98,7 @@ def test_a_driver_that_hangs_keeps_its_robot_and_stops_when_it_wakes(graph: RosG
 
 def test_a_publisher_that_is_none_of_ours(graph: RosGraph) -> None:
     code = (
-        "import time; from real_robot.bridge.ros.install import enable; enable(); import rospy\n"
+        "import time; from real_robot.transports.ros.install import enable; enable(); import rospy\n"
         "from geometry_msgs.msg import TwistStamped; rospy.init_node('joystick')\n"
         "p = rospy.Publisher('/twist_command', TwistStamped, queue_size=1); print('up', flush=True); time.sleep(600)"
     )
@@ -137,8 +137,8 @@ def test_a_stop_elsewhere_stops_it_and_a_reset_elsewhere_lets_it_go_on(robot: De
     """Another of this robot's processes says that a person has stopped it."""
     code = """
 import sys, time
-from real_robot.bridge.contract import load_contract
-from real_robot.bridge.messages import String
+from real_robot.contract.contract import load_contract
+from real_robot.transports.messages import String
 from real_robot.guard.lease import TOPIC, new_lease
 from real_robot.guard.robot_lock import QOS
 contract = load_contract("sim_robot", [f"transport.master={sys.argv[1]}"])

@@ -17,7 +17,7 @@ import yaml
 from deployment import RATE, Deployment
 from processes import Child, json_lines, missing_ros, until
 
-from real_robot.bridge.contract import shipped_contracts
+from real_robot.contract.load import shipped_contracts
 
 pytestmark = [
     pytest.mark.slow,
@@ -175,9 +175,9 @@ def test_deploy_without_the_guard_is_refused_while_it_is_there(robot: Guarded) -
 
 HOSTILE = """
 import random, sys, time
-from real_robot.bridge.contract import load_contract
-from real_robot.bridge.messages import JointState, TwistStamped
-from real_robot.bridge.transports.base import QosConfig
+from real_robot.contract.contract import load_contract
+from real_robot.transports.messages import JointState, TwistStamped
+from real_robot.transports.base import QosConfig
 import numpy as np
 contract = load_contract("sim_robot", [f"transport.master={sys.argv[1]}"])
 transport = contract.transport.open()

@@ -17,15 +17,15 @@ from types import SimpleNamespace
 import pytest
 from processes import ROOT
 
-from real_robot.bridge.contract import load_contract
-from real_robot.bridge.messages import Message, String, TwistStamped
-from real_robot.bridge.transports.base import Graph, Handler, Publisher, QosConfig, TransportError
-from real_robot.control.deploy import _open_robot
-from real_robot.control.deploy_options import DeployOptions
+from real_robot.contract.load import load_contract
 from real_robot.control.robot_loop import OperatorCommand, Tick
+from real_robot.deploy.deploy import _open_robot
+from real_robot.deploy.options import DeployOptions
 from real_robot.guard import robot_lock
 from real_robot.guard.lease import TOPIC, Lease, Role, new_lease, read_lease
 from real_robot.guard.robot_lock import RobotBusyError, RobotLock
+from real_robot.transports.base import Graph, Handler, Publisher, QosConfig, TransportError
+from real_robot.transports.messages import Message, String, TwistStamped
 
 
 class Bus:
@@ -256,7 +256,7 @@ def test_a_lease_is_what_was_written() -> None:
 CLAIM = """
 import sys, time
 from contextlib import ExitStack
-from real_robot.bridge.contract import load_contract
+from real_robot.contract.contract import load_contract
 from real_robot.guard.robot_lock import RobotBusyError, claim
 contract = load_contract("sim_robot", [f"transport={{kind: ros2, domain: {sys.argv[1]}}}"])
 transport = contract.transport.open()

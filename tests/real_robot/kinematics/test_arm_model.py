@@ -11,9 +11,9 @@ import pytest
 from scipy.spatial.transform import Rotation
 from urdfs import PLANAR, seven_joints
 
+from real_robot.contract.model import ModelConfig
 from real_robot.kinematics.arm_model import ArmModel
 from real_robot.kinematics.cell import quaternion_of
-from real_robot.kinematics.config import ModelConfig
 from vla_rl.config import ConfigError, validate
 
 

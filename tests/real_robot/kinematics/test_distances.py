@@ -10,8 +10,8 @@ import pytest
 from scipy.optimize import nnls
 from scipy.spatial.transform import Rotation
 
+from real_robot.contract.model import ModelConfig
 from real_robot.kinematics.arm_model import ArmModel
-from real_robot.kinematics.config import ModelConfig
 
 CORNERS = np.array(list(product((-1, 1), repeat=3)), np.float64)
 CIRCLE = np.linspace(0, 2 * np.pi, 97)[:-1]

@@ -12,10 +12,11 @@ import pytest
 from memory_transport import MemoryTransport
 from urdfs import PLANAR, joint_contract, seven_joints
 
-from real_robot.bridge.contract import RobotContract, load_contract
-from real_robot.bridge.messages import JointState
-from real_robot.control.safety import HOLDING, RUNNING, STOPPED, SentCommand, Supervisor
+from real_robot.contract.contract import RobotContract
+from real_robot.contract.load import load_contract
+from real_robot.control.supervisor import HOLDING, RUNNING, STOPPED, SentCommand, Supervisor
 from real_robot.kinematics.check import ModelCheck
+from real_robot.transports.messages import JointState
 from real_robot.types import Command, RobotObservation
 from vla_rl.config import ConfigError
 

@@ -15,7 +15,7 @@ from urdfs import PLANAR
 
 from real_robot.control.playback import SynchronousActions
 from real_robot.control.robot_loop import ClockPacer, ControlLoop, OperatorCommand
-from real_robot.control.safety import Supervisor
+from real_robot.control.supervisor import Supervisor
 from real_robot.kinematics.check import ModelCheck
 from real_robot.types import RobotObservation
 

@@ -22,9 +22,10 @@ from processes import until
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 import real_robot.operator.console as console_folder
-from real_robot.bridge.contract import load_contract
+from real_robot.contract.load import load_contract
+from real_robot.contract.teleop import TeleopConfig
 from real_robot.control.robot_loop import Tick
-from real_robot.control.safety import SentCommand
+from real_robot.control.supervisor import SentCommand
 from real_robot.operator.console.config import ConsoleConfig
 from real_robot.operator.console.console_state import ConsoleState
 from real_robot.operator.console.messages import MAX_MESSAGE_BYTES, ConsoleError, Drive, read_message
@@ -32,7 +33,7 @@ from real_robot.operator.console.operator import ConsoleOperator
 from real_robot.operator.console.server import ConsoleServer
 from real_robot.operator.console.show import shrink
 from real_robot.operator.intervention import Intervention
-from real_robot.operator.teleop import Axes, TeleopConfig, Teleoperation
+from real_robot.operator.teleop import Axes, Teleoperation
 from vla_rl.config import ConfigError
 
 TOKEN = "a-token-of-sixteen-signs"

@@ -19,7 +19,7 @@ import pytest
 from browser import Person, browser, missing_browser
 from processes import RosGraph, json_lines, missing_ros, until
 
-from real_robot.bridge.ros.master import free_port
+from real_robot.transports.ros.master import free_port
 
 _MISSING = missing_ros() or missing_browser()
 pytestmark = [

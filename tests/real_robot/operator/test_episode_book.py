@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from real_robot.control.robot_loop import OperatorCommand, Tick
-from real_robot.control.safety import HOLDING, RUNNING, SentCommand
+from real_robot.control.supervisor import HOLDING, RUNNING, SentCommand
 from real_robot.operator import episode_book
 from real_robot.operator.episode_book import EpisodeBook
 from real_robot.operator.intervention import Intervention

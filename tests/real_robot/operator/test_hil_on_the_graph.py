@@ -22,8 +22,8 @@ from expert_at_console import ExpertAtConsole
 from processes import PATIENCE, Child, RosGraph, missing_ros, until
 from safetensors.numpy import load_file
 
-from real_robot.bridge.ros.master import free_port
 from real_robot.operator.hub.sim_eyes import SimEyes
+from real_robot.transports.ros.master import free_port
 from vla_rl.offpolicy.published import POINTER, PublishedError, newest
 from vla_rl.offpolicy.recorded import RecordedFrames, new_episodes, num_recorded, recordings_in
 from vla_rl.offpolicy.replay import DECISIONS_FILE, FACTS_FILE

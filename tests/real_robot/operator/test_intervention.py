@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from real_robot.control.robot_loop import OperatorCommand, Tick
-from real_robot.control.safety import HOLDING, RUNNING, STOPPED, SentCommand
+from real_robot.control.supervisor import HOLDING, RUNNING, STOPPED, SentCommand
 from real_robot.operator.intervention import TRANSITIONS, Intervention, InterventionError
 from real_robot.types import Command, RobotObservation
 

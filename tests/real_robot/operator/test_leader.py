@@ -13,19 +13,21 @@ from arm_contract import arm_contract, opened
 from kinematic_arm import KinematicArm, KinematicLeader
 from processes import until
 
-from real_robot.bridge.contract import RobotContract, load_contract
-from real_robot.bridge.lerobot_devices import DeviceError
 from real_robot.bridge.robot import TopicRobot
+from real_robot.contract.contract import RobotContract
+from real_robot.contract.load import load_contract
+from real_robot.contract.teleop import DeviceConfig
 from real_robot.control.playback import SynchronousActions
 from real_robot.control.robot_loop import ClockPacer, ControlLoop, OperatorCommand, Tick
-from real_robot.control.safety import Supervisor
+from real_robot.control.supervisor import Supervisor
 from real_robot.operator.console.console_state import ConsoleState
 from real_robot.operator.console.operator import ConsoleOperator
 from real_robot.operator.devices import device_overrides, leader_command, lerobot_axes, open_device, spacemouse_axes
 from real_robot.operator.intervention import Intervention
 from real_robot.operator.leader import SAY_EVERY, LeaderFollowing
 from real_robot.operator.operators import Operators
-from real_robot.operator.teleop import DeviceConfig, Teleoperation
+from real_robot.operator.teleop import Teleoperation
+from real_robot.transports.lerobot_devices import DeviceError
 from real_robot.types import RobotObservation
 from vla_rl.config import ConfigError
 

@@ -14,7 +14,7 @@ import pytest
 from test_recorder import ALONE, FAILED, HELPED, NEEDS, Bench, record
 from typer.testing import CliRunner
 
-from real_robot.bridge.contract import load_contract
+from real_robot.contract.load import load_contract
 from real_robot.operator.recorder import Recorder, Recording, RecordingError, finish, staging_folder
 from vla_rl.cli.app import app
 from vla_rl.data.config import DatasetConfig, DatasetError

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from real_robot.bridge.messages import String
 from real_robot.control.robot_loop import OperatorCommand, Tick
-from real_robot.control.safety import HOLDING, RUNNING, SentCommand
+from real_robot.control.supervisor import HOLDING, RUNNING, SentCommand
 from real_robot.operator.intervention import Intervention
 from real_robot.operator.recorder import Recorder, Recording, RecordingError, finish, staging_folder
 from real_robot.operator.sim_episodes import SimEpisodes
+from real_robot.transports.messages import String
 from real_robot.types import Command, RobotObservation
 from vla_rl.data.config import DatasetConfig
 from vla_rl.data.dataset import DataNeeds, open_dataset

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from memory_transport import MemoryTransport
 
-from real_robot.bridge.contract import load_contract
-from real_robot.bridge.messages import Message, String
 from real_robot.bridge.robot import TopicRobot
-from real_robot.bridge.ros.action_types import ActionType, ServiceType, TriggerResponse
-from real_robot.bridge.ros.actions import ActionClient, Answer
-from real_robot.bridge.transports.base import TransportError
+from real_robot.contract.load import load_contract
+from real_robot.contract.sections import EpisodeServices
 from real_robot.operator.intervention import Intervention, InterventionError
 from real_robot.operator.operators import KeyOperator, OutcomeTopic
 from real_robot.operator.scene import SceneFirst, scene_first
-from real_robot.operator.topics import EpisodeServices
+from real_robot.transports.action_types import ActionType, ServiceType, TriggerResponse
+from real_robot.transports.actions import ActionClient, Answer
+from real_robot.transports.base import TransportError
+from real_robot.transports.messages import Message, String
 from real_robot.types import RobotObservation
 
 

@@ -7,12 +7,12 @@ import math
 import pytest
 from memory_transport import MemoryTransport
 
-from real_robot.bridge.contract import load_contract
-from real_robot.bridge.messages import Bool, String
+from real_robot.contract.load import load_contract
+from real_robot.contract.sections import OperatorTopics
 from real_robot.control.robot_loop import OperatorCommand
 from real_robot.operator.intervention import Intervention
 from real_robot.operator.operators import Operators, OutcomeTopic, TopicOperator
-from real_robot.operator.topics import OperatorTopics
+from real_robot.transports.messages import Bool, String
 from real_robot.types import Deadman, RobotObservation
 from vla_rl.config import ConfigError
 

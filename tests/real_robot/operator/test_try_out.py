@@ -16,7 +16,7 @@ import pytest
 from page_socket import Browser
 from processes import Child, RosGraph, json_lines, missing_ros, until
 
-from real_robot.bridge.ros.master import free_port
+from real_robot.transports.ros.master import free_port
 
 pytestmark = [
     pytest.mark.slow,
@@ -30,7 +30,7 @@ PATIENT = [  # a busy machine, at half of the speed
 ]
 CALL = """
 import sys
-from real_robot.bridge.ros.install import enable
+from real_robot.transports.ros.install import enable
 enable()
 import rospy
 from std_srvs.srv import Trigger

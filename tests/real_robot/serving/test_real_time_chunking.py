@@ -14,10 +14,11 @@ pytest.importorskip("lerobot.policies.rtc.modeling_rtc", reason="lerobot is not 
 
 from watch_bench import PATIENCE, served  # noqa: E402
 
-from real_robot.bridge.contract import load_contract  # noqa: E402
-from real_robot.control.deploy import DeployOptions, check_fit, deploy  # noqa: E402
+from real_robot.contract.load import load_contract  # noqa: E402
+from real_robot.contract.safety import SafetyConfig  # noqa: E402
 from real_robot.control.execution import ChunkExecutor  # noqa: E402
-from real_robot.control.safety import SafetyConfig, Supervisor  # noqa: E402
+from real_robot.control.supervisor import Supervisor  # noqa: E402
+from real_robot.deploy.deploy import DeployOptions, check_fit, deploy  # noqa: E402
 from real_robot.serving.client import PolicyClient, PolicyClientError  # noqa: E402
 from real_robot.serving.requests import PolicyFacts  # noqa: E402
 from real_robot.serving.server import ServeConfig, load_for_serving, policy_facts  # noqa: E402
