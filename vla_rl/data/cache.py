@@ -1,7 +1,8 @@
 """A dataset decoded once into flat arrays that are memory-mapped: a batch is then one indexing.
 
 The cache is a folder named by a hash of the dataset's content, the cameras and the image size. It
-appears whole (written aside, then renamed), so several runs may share it.
+appears whole (written aside, then renamed), so several runs may share it. An image that repeats the one
+before it, as most do where one was drawn per action chunk, is kept once.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -30,8 +31,32 @@ from vla_rl.data.lerobot_io import (
 from vla_rl.data.source import LeRobotSource, check_finite, vectors
 from vla_rl.types import CONTROL_SOURCES
 
-FORMAT = 3
+FORMAT = 4
 ARRAYS = ("state", "action", "executed_action", "source", "task", "succeeded")
+
+
+@dataclass(frozen=True)
+class StoredImages:
+    """The images of N frames, indexed by frames as an array of them is; those that repeat are kept once.
+
+    Attributes:
+        distinct: memory-mapped uint8 (K, height, width, 3). number: int32 (N,), which of them each frame shows.
+    """
+
+    distinct: np.ndarray
+    number: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(N, height, width, 3)."""
+        return (len(self.number), *self.distinct.shape[1:])
+
+    def __getitem__(self, frames: int | slice | np.ndarray) -> np.ndarray:
+        """uint8 (..., height, width, 3) of one frame, a range of them, or `frames`, int64 (...)."""
+        return self.distinct[self.number[frames]]
 
 
 @dataclass(frozen=True)
@@ -40,7 +65,7 @@ class DecodedDataset:
 
     Attributes:
         folder: of the cache; its name is a hash of the dataset's content, the cameras and the image size.
-        images: camera -> memory-mapped uint8 (N, height, width, 3).
+        images: camera -> those of the N frames.
         arrays: state float32 (N, S), action and executed_action float32 (N, A), source int8 (N,) (index in
             `CONTROL_SOURCES`), task int32 (N,) (index of the instruction), succeeded bool (N,) (as each step
             recorded it; False where none did).
@@ -49,7 +74,7 @@ class DecodedDataset:
     """
 
     folder: Path
-    images: dict[str, np.ndarray]
+    images: dict[str, StoredImages]
     arrays: dict[str, np.ndarray]
     final_images: dict[str, np.ndarray] | None
     final_state: np.ndarray | None
@@ -84,7 +109,7 @@ def open_cache(
     state = path / f"{FINAL_STATE}.npy"
     return DecodedDataset(
         folder=path,
-        images={camera: np.load(_image_file(path, camera), mmap_mode="r") for camera in cameras},
+        images={camera: _stored_images(path, camera) for camera in cameras},
         arrays={name: np.load(path / f"{name}.npy") for name in ARRAYS},
         final_images={camera: np.load(file, mmap_mode="r") for camera, file in final.items()}
         if all(file.exists() for file in final.values())
@@ -102,7 +127,8 @@ def _build(source: LeRobotSource, cameras: list[str], size: int | None, path: Pa
             np.save(partial / f"{FINAL_STATE}.npy", final_states)
         for camera in cameras:
             file = _image_file(partial, camera)
-            _write_images(source, camera, source.images(camera, size), source.num_frames, file)
+            number = _write_images(source, camera, source.images(camera, size), source.num_frames, file)
+            np.save(_number_file(partial, camera), number)
             if (final_images := source.final_images(camera, size)) is not None:
                 file = _image_file(partial, camera, final=True)
                 _write_images(source, camera, final_images, len(source.lengths), file)
@@ -151,28 +177,50 @@ def _source_codes(source: LeRobotSource, table: Any, rows: int) -> np.ndarray:
 
 def _write_images(
     source: LeRobotSource, camera: str, images: Iterator[np.ndarray], num_images: int, file: Path
-) -> None:
-    """Stream decoded images into an .npy file. Plain writes: a full disk then is an error, not a bus fault."""
+) -> np.ndarray:
+    """Stream decoded images into an .npy file, but for repeats of the one before; return which each is, int32.
+
+    Plain writes: a full disk then is an error, not a bus fault.
+    """
+    numbers: list[np.ndarray] = []
+    last: np.ndarray | None = None
     written = 0
-    shape: tuple[int, ...] = ()
     with open(file, "wb") as stream:
         for frames in images:
-            if not written:
-                shape = frames.shape[1:]
-                needed = num_images * int(np.prod(shape))
+            if last is None:
+                needed = num_images * frames[0].nbytes  # If none repeats.
                 if shutil.disk_usage(file.parent).free < needed:
                     raise disk_full(file, f"decoded images of {camera!r} ({needed / 2**20:.0f} MiB needed)")
-                header = {"descr": "|u1", "fortran_order": False, "shape": (num_images, *shape)}
-                np.lib.format.write_array_header_1_0(stream, header)
-            if frames.shape[1:] != shape:
+                _write_header(stream, (num_images, *frames.shape[1:]))
+            elif frames.shape[1:] != last.shape:
                 raise DatasetError(
-                    f"{source.root}: images of {camera!r} differ in size: {shape}, {frames.shape[1:]}; set image_size"
+                    f"{source.root}: images of {camera!r} differ in size: {last.shape}, {frames.shape[1:]}; set "
+                    "image_size"
                 )
-            stream.write(np.ascontiguousarray(frames).data)
-            written += len(frames)
-    if written != num_images:
-        raise DatasetError(f"{source.root}: {camera!r} has {written} images for {num_images} frames")
+            is_new = np.append(last is None or (frames[0] != last).any(), (frames[1:] != frames[:-1]).any((1, 2, 3)))
+            numbers.append(written - 1 + np.cumsum(is_new))
+            stream.write(np.ascontiguousarray(frames[is_new]).data)
+            written, last = written + int(is_new.sum()), frames[-1]
+        if last is not None:  # The header leaves room for the first axis to change.
+            stream.seek(0)
+            _write_header(stream, (written, *last.shape))
+    number = np.concatenate(numbers).astype(np.int32) if numbers else np.zeros(0, np.int32)
+    if len(number) != num_images:
+        raise DatasetError(f"{source.root}: {camera!r} has {len(number)} images for {num_images} frames")
+    return number
+
+
+def _write_header(stream: BinaryIO, shape: tuple[int, ...]) -> None:
+    np.lib.format.write_array_header_1_0(stream, {"descr": "|u1", "fortran_order": False, "shape": shape})
+
+
+def _stored_images(folder: Path, camera: str) -> StoredImages:
+    return StoredImages(np.load(_image_file(folder, camera), mmap_mode="r"), np.load(_number_file(folder, camera)))
 
 
 def _image_file(folder: Path, camera: str, final: bool = False) -> Path:
     return folder / f"{FINAL_IMAGE_PREFIX if final else 'image_'}{camera}.npy"
+
+
+def _number_file(folder: Path, camera: str) -> Path:
+    return folder / f"number_{camera}.npy"

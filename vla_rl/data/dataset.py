@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.data.cache import open_cache
+from vla_rl.data.cache import StoredImages, open_cache
 from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.hold_out import across_parts, some_states
 from vla_rl.data.keyframes import RECORDINGS, state_names
@@ -91,7 +91,7 @@ class EpisodeDataset:
     """A dataset's frames as flat arrays, N frames of E episodes one after another.
 
     Attributes:
-        images: the policy's camera name -> uint8 (N, height, width, 3), memory-mapped.
+        images: the policy's camera name -> the N frames', uint8 (N, height, width, 3) where indexed.
         cameras: the policy's camera name -> the dataset's.
         state: float32 (N, S). actions, executed_actions: float32 (N, A).
         source: int8 (N,), who acted, index in `CONTROL_SOURCES`.
@@ -111,7 +111,7 @@ class EpisodeDataset:
     path: Path
     cache: Path
     fps: float
-    images: dict[str, np.ndarray]
+    images: dict[str, StoredImages]
     state: np.ndarray
     actions: np.ndarray
     executed_actions: np.ndarray

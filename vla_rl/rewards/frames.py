@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from vla_rl.data.cache import StoredImages
 from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.dataset import DataNeeds, EpisodeDataset, open_dataset
 from vla_rl.data.keyframes import split_start
@@ -229,7 +230,7 @@ def _policies(source: LeRobotSource) -> tuple[str, ...]:
     return tuple(sorted(set().union(*found)))
 
 
-def _gather(rows: np.ndarray, final: np.ndarray | None, place: np.ndarray) -> np.ndarray:
+def _gather(rows: np.ndarray | StoredImages, final: np.ndarray | None, place: np.ndarray) -> np.ndarray:
     """`rows` (N, ...) and `final` (E, ...) one after the other, at `place`, int64 (n,)."""
     is_final = place >= len(rows)
     values = np.asarray(rows[np.where(is_final, 0, place)])

@@ -53,9 +53,12 @@ class EpisodeRecording:
         state = self.obs.state[0]
         num_steps = int(result.num_steps[0])
         frames = result.info["frames"][0] if "frames" in result.info else None
+        png: dict[str, Future[bytes]] = {}
         for i in range(num_steps):
-            for camera, image in images.items():
-                self._png[camera].append(self._encoders.submit(encode_png, image))
+            if i == 0 or frames is not None:
+                png = {camera: self._encoders.submit(encode_png, image) for camera, image in images.items()}
+            for camera, encoded in png.items():
+                self._png[camera].append(encoded)
             self._state.append(state)
             self._actions.append(label[i])
             self._executed.append(executed[i])

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
+from vla_rl.data.cache import StoredImages
 from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.dataset import DataNeeds, EpisodeDataset, open_dataset
 from vla_rl.data.keyframes import split_start
@@ -275,7 +276,7 @@ def _check_actions(dataset: EpisodeDataset, episodes: np.ndarray, low: np.ndarra
         )
 
 
-def _gather(rows: np.ndarray, final: np.ndarray | None, place: np.ndarray) -> np.ndarray:
+def _gather(rows: np.ndarray | StoredImages, final: np.ndarray | None, place: np.ndarray) -> np.ndarray:
     """`rows` (N, ...) and `final` (E, ...) one after the other, at `place`, int64 (n,) or more dimensions."""
     if final is None:
         return rows[place]

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from vla_rl.common.atomic import atomic_folder, disk_full
+from vla_rl.data.cache import StoredImages
 from vla_rl.data.config import DatasetError
 from vla_rl.data.dataset import EpisodeDataset
 from world_model.data.episodes import EpisodeFrames
@@ -158,7 +159,7 @@ class ImageSamples:
         return drawn
 
 
-def _mean_image(images: np.ndarray, rows: np.ndarray) -> np.ndarray:
+def _mean_image(images: StoredImages, rows: np.ndarray) -> np.ndarray:
     """float32 (height, width, 3), of up to a thousand rows spread over all."""
     some = rows[np.linspace(0, len(rows) - 1, min(len(rows), MEAN_OF)).astype(np.int64)]
     return images[some].mean(0, dtype=np.float32)

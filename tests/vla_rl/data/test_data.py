@@ -117,7 +117,7 @@ def test_we_read_lerobots(tmp_path, use_videos, no_home_cache):
     data = read(tmp_path / "theirs", camera_map={"top": "agentview"})
     assert np.array_equal(data.actions, actions) and np.array_equal(data.executed_actions, actions)
     assert data.state[:, 0].tolist() == list(range(10)) and data.lengths.tolist() == [5, 5]
-    difference = np.abs(data.images["agentview"].astype(int) - images.astype(int))
+    difference = np.abs(data.images["agentview"][:].astype(int) - images.astype(int))
     assert difference.max() == 0 if not use_videos else difference.mean() < 3  # Videos are lossy; a frame is 20 apart.
     assert data.instructions == ["go"]
 

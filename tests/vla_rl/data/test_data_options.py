@@ -10,12 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
-from test_data import demos, read, shared  # noqa: F401  (fixtures)
+from test_data import demos, edit_frames, read, replace_column, shared  # noqa: F401  (fixtures)
 
 from vla_rl.config import ConfigError, validate
 from vla_rl.data import cache as cache_module
 from vla_rl.data import health
+from vla_rl.data import source as source_module
 from vla_rl.data.dataset import NOTES_FILE, OBSERVED_EVERY, BCDataset, DataNeeds
 from vla_rl.data.dataset_check import check_datasets
 from vla_rl.data.importing import demonstration, write_episodes
@@ -29,6 +31,27 @@ def test_no_room_is_noticed_before_the_disk_is_full(demos, monkeypatch):
     monkeypatch.setattr(cache_module.shutil, "disk_usage", lambda _: usage)
     with pytest.raises(OSError, match=r"decoded images of 'agentview' \(0 MiB needed\)"):
         read(demos)
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 3, 512])
+def test_an_image_that_repeats_is_kept_once_and_read_back_everywhere(demos, monkeypatch, rows_at_once):
+    monkeypatch.setattr(source_module, "_BATCH_ROWS", rows_at_once)
+    shown = np.random.default_rng(0).integers(0, 2, 60)  # Of two images each, so some repeat and some come back.
+    name = "observation.images.agentview"
+
+    def repeat(table: pa.Table) -> pa.Table:
+        column = table.column(name).combine_chunks()
+        return replace_column(table, name, column.take(pa.array(shown[: len(column)])))
+
+    edit_frames(demos, repeat)
+    stored = list(LeRobotSource(demos).images("agentview", None))
+    images = read(demos).images["agentview"]
+    everything = np.concatenate(stored)
+    assert np.array_equal(images[:], everything) and images.shape == everything.shape
+    assert len(images.distinct) == 1 + np.count_nonzero(np.diff(shown[: len(images)])) < len(images)
+    assert np.array_equal(images[5], everything[5]) and np.array_equal(images[3:7], everything[3:7])
+    rows = np.array([[9, 0], [1, 9]])
+    assert np.array_equal(images[rows], everything[rows])
 
 
 def test_options():

@@ -221,6 +221,7 @@ def test_without_every_frame_the_same_episodes_have_what_the_policy_saw(tmp_path
     for camera in ENV.cameras:
         assert np.array_equal(every.images[camera][seldom.rows], seldom.images[camera][seldom.rows])
         assert np.array_equal(every.final_images[camera], seldom.final_images[camera])
+        assert len(seldom.images[camera].distinct) == len(seldom.rows) < len(seldom.images[camera])
     assert np.array_equal(every.state[seldom.rows], seldom.state[seldom.rows])
     assert every.keyframes is not None and seldom.keyframes is not None
     known = np.isfinite(seldom.keyframes).all(1)  # Where the gripper next changes, if a state was recorded there.
