@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 GL := MUJOCO_GL="$${MUJOCO_GL:-$$(cat $(VENV)/.mujoco_gl)}"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo test test-slow lint format docs doctor constraints clean
+.PHONY: help setup setup-dev demo test test-slow lint weight format docs doctor constraints clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -30,10 +30,14 @@ setup-dev: ## install also LIBERO and the test tools
 demo: setup ## the whole loop on the built-in tabletop: world model, RL in imagination, before and after, report.html
 	$(GL) $(BIN)/vla-rl demo $(if $(filter-out 0,$(FROM_SCRATCH)),--from-scratch) $(ARGS)
 
-lint: setup-dev ## ruff and the type checker
+lint: setup-dev ## ruff, the type checker and the ceilings of the code's weight
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/basedpyright --level error
+	$(GL) $(BIN)/python scripts/weight.py --path
+
+weight: setup-dev ## lines, options, imports in circles and more: what each is, its ceiling and its goal
+	$(GL) $(BIN)/python scripts/weight.py --path --tests
 
 # The tests against the clock have the machine to themselves. With ARGS, one of the two may have nothing to run (status 5).
 PYTEST = OMP_NUM_THREADS="$${OMP_NUM_THREADS:-1}" $(GL) $(BIN)/python -m pytest

@@ -9,6 +9,7 @@ import ast
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 PACKAGES = ("vla_rl", "sim", "world_model", "real_robot")
@@ -23,7 +24,7 @@ class Arrow:
 
     Attributes:
         source, target: full module names. line: where it stands.
-        form: "import", "lazy" (inside a function) or "string".
+        form: "import", "lazy" (inside a function), "annotation" (under TYPE_CHECKING) or "string".
     """
 
     source: str
@@ -45,21 +46,38 @@ def modules(root: Path) -> dict[str, Path]:
     return found
 
 
-def arrows(root: Path) -> list[Arrow]:
-    """Every arrow between two of our files; imports under TYPE_CHECKING, for annotations alone, are none."""
+@cache
+def tree(path: Path) -> ast.Module:
+    """The syntax tree of a file, parsed once for all that look at it."""
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+@cache
+def nodes(path: Path) -> list[tuple[ast.AST, str]]:
+    """The nodes of a file's syntax tree, each with the form of an import that stands there."""
+    found: list[tuple[ast.AST, str]] = [(tree(path), "import")]
+    for node, form in found:  # It grows: a node's children follow behind.
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            below = "annotation"
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and form == "import":
+            below = "lazy"
+        else:
+            below = form
+        found += [(child, below) for child in ast.iter_child_nodes(node)]
+    return found
+
+
+def arrows(root: Path, annotations: bool = False) -> list[Arrow]:
+    """Every arrow between two of our files; imports under TYPE_CHECKING, for annotations alone, if asked for."""
     known = modules(root)
-    return [arrow for name, path in known.items() for arrow in _of_file(name, path, known) if arrow.target != name]
+    found = [arrow for name, path in known.items() for arrow in _of_file(name, path, known) if arrow.target != name]
+    return [arrow for arrow in found if annotations or arrow.form != "annotation"]
 
 
 def _of_file(name: str, path: Path, known: dict[str, Path]) -> Iterator[Arrow]:
-    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
-    annotations = {id(n) for node in ast.walk(tree) if _is_type_checking(node) for n in ast.walk(node)}
-    lazy = {id(n) for node in ast.walk(tree) if _is_function(node) for n in ast.walk(node)}
     folder = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    for node in ast.walk(tree):
-        if id(node) in annotations:
-            continue
-        form = "lazy" if id(node) in lazy else "import"
+    for node, place in nodes(path):
+        form = place
         if isinstance(node, ast.Import):
             targets = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -73,14 +91,6 @@ def _of_file(name: str, path: Path, known: dict[str, Path]) -> Iterator[Arrow]:
         else:
             continue
         yield from (Arrow(name, target, node.lineno, form) for target in targets if target in known)
-
-
-def _is_type_checking(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-
-
-def _is_function(node: ast.AST) -> bool:
-    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
 
 
 def floor(module: str) -> int:
