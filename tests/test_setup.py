@@ -14,6 +14,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import slow_tests
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -277,7 +278,41 @@ def test_the_make_targets_run_what_they_say() -> None:
     assert "-m 'slow" in plan("test-slow")
 
 
-def test_ci_runs_the_readmes_test_command() -> None:
+def test_ci_runs_the_readmes_test_command_then_slow_tests_that_changes_reach() -> None:
     ci = ROOT / ".ci" / "run"
     assert os.access(ci, os.X_OK)
-    assert ci.read_text().splitlines()[-1] == "make test"
+    commands = [line for line in ci.read_text().splitlines() if line.startswith("make ")]
+    assert commands == ["make test", "make test-slow-changed ARGS='--known --minutes 20'"]
+
+
+def test_a_slow_test_is_due_when_it_or_what_it_imports_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {
+        "tests/test_a.py": "import pytest\nfrom helper import x\n@pytest.mark.slow\ndef test_a():\n    assert x == 1\n",
+        "tests/helper.py": "from vla_rl.a import x\n",
+        "tests/test_b.py": "def test_b():\n    from vla_rl import b\n",
+        "vla_rl/a.py": "x = 1\n",
+        "vla_rl/b.py": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(slow_tests, "ROOT", tmp_path)
+    monkeypatch.setattr(slow_tests, "PASSED", tmp_path / "tests" / "slow_passed.json")
+    monkeypatch.setattr(slow_tests, "run", lambda file: (True, True, "1 passed"))
+
+    def due(*arguments: str) -> str:
+        monkeypatch.setattr("sys.argv", ["slow_tests.py", *arguments])
+        assert slow_tests.main() == 0
+        return capsys.readouterr().out
+
+    assert "0 of 1 files" not in due("--known") and not slow_tests.PASSED.read_text().count("test_a")
+    assert due().startswith("1 of 1 files") and due().startswith("0 of 1 files")
+    (tmp_path / "vla_rl" / "b.py").write_text("y = 2\n")
+    assert due().startswith("0 of 1 files")
+    (tmp_path / "vla_rl" / "a.py").write_text("x = 2\n")
+    monkeypatch.setattr(slow_tests, "run", lambda file: (False, False, "1 failed"))
+    monkeypatch.setattr("sys.argv", ["slow_tests.py"])
+    assert slow_tests.main() == 1 and "failed: tests/test_a.py" in capsys.readouterr().out
+    assert due("--list").startswith("1 of 1 files"), "a failure is no pass"
