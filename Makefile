@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 GL := MUJOCO_GL="$${MUJOCO_GL:-$$(cat $(VENV)/.mujoco_gl)}"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo test test-core test-slow test-slow-changed lint types weight format docs doctor constraints clean
+.PHONY: help setup setup-dev demo test test-core test-slow test-slow-changed lint weight format docs doctor constraints clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -33,16 +33,15 @@ demo: setup ## the whole loop on the built-in tabletop: world model, RL in imagi
 lint: setup-dev ## ruff, the type checker and the ceilings of the code's weight
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	@$(MAKE) --no-print-directory types
+	$(TYPES)
 
-types: setup-dev ## the type checker, and the ceilings of the code's figures
-	$(BIN)/basedpyright --level error
-	$(GL) $(BIN)/python scripts/weight.py --path
+# The type checker, and the ceilings of the code's figures.
+TYPES = $(BIN)/basedpyright --level error && $(GL) $(BIN)/python scripts/weight.py --path
 
 weight: setup-dev ## lines, options, imports in circles and more: what each is, its ceiling and its goal
 	$(GL) $(BIN)/python scripts/weight.py --path --tests
 
-# Tests against the clock (live) run one after another, beside nothing but `types`. With ARGS, one of the two
+# Tests against the clock (live) run one after another, beside nothing but the type checker. With ARGS, one of the two
 # parts may have nothing to run (status 5).
 PYTEST = OMP_NUM_THREADS="$${OMP_NUM_THREADS:-1}" $(GL) $(BIN)/python -m pytest
 FAST = not slow and not gpu and not network
@@ -51,7 +50,7 @@ test: setup-dev ## ruff, the fast tests, the type checker
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(PYTEST) -n $(JOBS) --dist worksteal -m '$(FAST) and not live' $(ARGS) $(MAYBE_NONE)
-	$(MAKE) --no-print-directory types & types=$$!; \
+	{ $(TYPES); } & types=$$!; \
 	{ $(PYTEST) -m '$(FAST) and live' $(ARGS) $(MAYBE_NONE); }; live=$$?; wait $$types && exit $$live
 
 CORE = tests/vla_rl/algorithms tests/vla_rl/rollout tests/vla_rl/training tests/sim/tabletop tests/test_golden.py
