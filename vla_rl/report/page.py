@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, Template
 
 
+@cache  # Compiling one takes longer than filling it in, and a run writes its page again and again.
 def page_template(package: str, name: str) -> Template:
     """Return the template `name` of a package, which may extend "page.html"."""
     loader = ChoiceLoader([PackageLoader(package, "."), PackageLoader("vla_rl.report", ".")])
