@@ -240,6 +240,7 @@ def ros_master(
 ) -> None:
     """Run a ROS 1 master until Ctrl-C or SIGTERM."""
     import signal
+    import time
 
     from real_robot.transports.ros.master import Master
 
@@ -247,6 +248,8 @@ def ros_master(
     signal.signal(signal.SIGTERM, lambda *_: master.process.terminate())
     typer.echo(f"ROS master: {master.uri}", err=True)
     try:
-        master.process.wait()
+        # Not wait(): it would sleep on where a signal comes just before its system call.
+        while master.process.poll() is None:
+            time.sleep(0.1)
     finally:
         master.close()
