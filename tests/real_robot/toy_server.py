@@ -1,6 +1,6 @@
-"""A policy server in a process of its own, whose policy does what the instruction says. Needs no torch.
+"""A policy server, in a thread or a process of its own, whose policy does what the instruction says. Needs no torch.
 
-The instruction is words: `sleep 0.2`, `fail`, `nan`, `hang`, in any number; else the policy just answers.
+The instruction is words: `wait` (until its `gate` is opened), `fail`, `nan`, in any number; else it just answers.
 Action i of the answer to state [x, ...] is x + i in each dimension.
 """
 
@@ -13,16 +13,17 @@ import resource
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from served import PATIENCE, server_thread
 
 from real_robot.serving.requests import PolicyFacts
-from real_robot.serving.server import ServeConfig, run
+from real_robot.serving.server import PolicyServer, ServeConfig, run
 from vla_rl.interfaces import Policy
 from vla_rl.types import ActionChunk, ActionPrefix, Observation
 
@@ -31,16 +32,18 @@ CAMERAS = ("agentview", "wrist")
 
 
 class ToyPolicy(Policy):
-    """See the module."""
+    """See the module. `arrived` counts those that came to the gate, `gate` those that may pass."""
 
     chunk_size, action_dim, cameras, uses_state = 4, 3, CAMERAS, True
 
+    def __init__(self) -> None:
+        self.arrived, self.gate = threading.Semaphore(0), threading.Semaphore(0)
+
     def act(self, obs: Observation, generator: Any = None, temperature: float = 1.0) -> ActionChunk:
         words = obs.instruction[0].split()
-        if "sleep" in words:
-            time.sleep(float(words[words.index("sleep") + 1]))
-        if "hang" in words:
-            time.sleep(3600)
+        if "wait" in words:
+            self.arrived.release()
+            self.gate.acquire()
         if "fail" in " ".join(obs.instruction):
             raise RuntimeError("told to fail")
         actions = obs.state[:, :1, None] + np.arange(self.chunk_size)[None, :, None] + np.zeros(self.action_dim)
@@ -68,6 +71,32 @@ def observation(x: float = 0.0, instruction: str = "go", size: int = 32) -> dict
     return {"images": dict.fromkeys(CAMERAS, image), "state": state, "instruction": instruction}
 
 
+class ToyThread:
+    """A server in this process, its policy and its port."""
+
+    def __init__(self, server: PolicyServer, policy: ToyPolicy) -> None:
+        self.server, self.policy, self.port = server, policy, server.port
+        self.address = f"127.0.0.1:{self.port}"
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """While a request that says `wait`, and was sent, is computed: that ends with this."""
+        assert self.policy.arrived.acquire(timeout=PATIENCE)
+        try:
+            yield
+        finally:
+            self.policy.gate.release()
+
+
+@contextmanager
+def toy_thread(wait: bool = True, may_load: Callable[[], object] = lambda: None, **config: Any) -> Iterator[ToyThread]:
+    """Start one in a thread. `may_load` returns when the policy may be loaded; `config`: of its `ServeConfig`."""
+    policy = ToyPolicy()
+    options = {"max_batch": 8, "max_message_bytes": 1024 * 1024, **config}
+    with server_thread(lambda: (may_load(), (policy, FACTS))[1], wait, **options) as server:
+        yield ToyThread(server, policy)
+
+
 class ToyServer:
     """The process and its port."""
 
@@ -85,8 +114,8 @@ class ToyServer:
 
 
 @contextmanager
-def toy_server(*options: str, port: int = 0, wait: bool = True) -> Iterator[ToyServer]:
-    """Start one; killed at the end."""
+def toy_server(*options: str, port: int = 0) -> Iterator[ToyServer]:
+    """Start one in a process; killed at the end."""
     command = [sys.executable, __file__, "--port", str(port), *options]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
@@ -94,8 +123,7 @@ def toy_server(*options: str, port: int = 0, wait: bool = True) -> Iterator[ToyS
         assert process.stdout is not None
         listening = process.stdout.readline()
         server = ToyServer(process, int(listening.partition(";")[0].rpartition(":")[2]))
-        if wait:
-            assert process.stdout.readline().startswith("ready")
+        assert process.stdout.readline().startswith("ready")
         yield server
     finally:
         process.kill()
@@ -105,34 +133,11 @@ def toy_server(*options: str, port: int = 0, wait: bool = True) -> Iterator[ToyS
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--token", default=None)
     parser.add_argument("--certificate", type=Path, default=None)
     parser.add_argument("--key", type=Path, default=None)
-    parser.add_argument("--allow-host", action="append", default=[])
-    parser.add_argument("--max-batch", type=int, default=8)
-    parser.add_argument("--max-clients", type=int, default=16)
-    parser.add_argument("--load-seconds", type=float, default=0.0)
     parser.add_argument("--hang-after", type=float, default=60.0)
-    args = parser.parse_args()
-
-    def load() -> tuple[Any, PolicyFacts]:
-        time.sleep(args.load_seconds)
-        return ToyPolicy(), FACTS
-
-    config = ServeConfig(
-        host=args.host,
-        port=args.port,
-        token=args.token,
-        certificate=args.certificate,
-        key=args.key,
-        allow_host=tuple(args.allow_host),
-        max_batch=args.max_batch,
-        max_clients=args.max_clients,
-        hang_after=args.hang_after,
-        max_message_bytes=1024 * 1024,
-    )
-    asyncio.run(run(load, config, lambda text: print(text, flush=True)))
+    config = ServeConfig(**vars(parser.parse_args()), max_message_bytes=1024 * 1024)
+    asyncio.run(run(lambda: (ToyPolicy(), FACTS), config, lambda text: print(text, flush=True)))
 
 
 if __name__ == "__main__":

@@ -6,8 +6,6 @@ where the robot is. The detector is FLOAT, fitted on episodes that go forward.
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 import numpy as np
 from console_robot import PATIENT, RATE, PointRobot
 from memory_transport import MemoryTransport
+from served import PATIENCE, server_thread
 
 from real_robot.bridge.robot import TopicRobot
 from real_robot.contract.load import load_contract
@@ -33,11 +32,9 @@ from real_robot.operator.intervention import Intervention
 from real_robot.operator.operators import Operators
 from real_robot.serving.client import PolicyClient
 from real_robot.serving.requests import PolicyFacts
-from real_robot.serving.server import PolicyServer, ServeConfig
 from vla_rl.data.embeddings import EmbeddedEpisodes
 from vla_rl.types import ActionChunk, Observation
 
-PATIENCE = 30.0  # Seconds; far beyond what any of this takes.
 CHUNK = 4  # Actions; also the control steps from one embedding to the next.
 SPEED = 0.1  # m/s
 HASH = "5" * 64
@@ -105,28 +102,9 @@ def served(
         can_embed=can_embed,
         policy_hash=policy_hash,
     )
-    loop, started, ended = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
-    ports: list[int] = []
-
-    async def main() -> None:
-        server = PolicyServer(lambda: (policy, facts), ServeConfig(port=port, max_batch=1))  # type: ignore[arg-type, return-value]
-        await server.start()
-        await server.ready()
-        ports.append(server.port)
+    with server_thread(lambda: (policy, facts), port=port) as server:
         policy.num_embedded = 0  # The warm-up's.
-        started.set()
-        await ended.wait()
-        await server.stop()
-
-    thread = threading.Thread(target=lambda: loop.run_until_complete(main()), daemon=True)
-    thread.start()
-    assert started.wait(PATIENCE)
-    try:
-        yield ports[0]
-    finally:
-        loop.call_soon_threadsafe(ended.set)
-        thread.join(PATIENCE)
-        loop.close()
+        yield server.port
 
 
 class WatchBench:

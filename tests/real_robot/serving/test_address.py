@@ -6,7 +6,7 @@ import http.client
 import socket
 
 import pytest
-from toy_server import toy_server
+from toy_server import toy_thread
 
 from real_robot.serving.address import AddressError, HostNames, is_loopback, server_url
 from real_robot.serving.client import PolicyClient
@@ -63,7 +63,7 @@ def test_what_is_none_is_told_with_what_is_allowed(text: str, why: str) -> None:
 
 def test_a_server_on_ipv6_is_found_in_brackets() -> None:
     assert ServeConfig(host="[::1]").host == "::1"
-    with toy_server("--host", "::1") as server, PolicyClient(f"[::1]:{server.port}") as client:
+    with toy_thread(host="::1") as server, PolicyClient(f"[::1]:{server.port}") as client:
         assert client.metadata["server"] == "vla-rl"
 
 
@@ -113,7 +113,7 @@ def test_a_host_is_said_once_and_an_allowed_one_is_a_name() -> None:
 def test_health_is_not_told_to_a_rebound_name(listening: str) -> None:
     """DNS rebinding: the browser connects to us under a name of the page's."""
     token = "0123456789abcdef"
-    with toy_server("--host", listening, "--token", token, "--allow-host", "robot.lab") as server:
+    with toy_thread(host=listening, token=token, allow_host=("robot.lab",)) as server:
         for name, status in (("evil.example", 403), ("127.0.0.1", 200), ("robot.lab:8000", 200)):
             connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
             connection.request("GET", "/healthz", headers={"Host": name})

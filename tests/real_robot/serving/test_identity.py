@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy_server import observation, toy_server
+from toy_server import observation, toy_thread
 from watch_bench import served
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection, serve
@@ -62,7 +62,7 @@ def foreign_server(metadata: dict[str, Any], *replies: dict[str, Any]) -> Iterat
 
 
 def test_every_answer_says_who_made_it() -> None:
-    with toy_server() as server, PolicyClient(server.address, infer_timeout=PATIENCE) as client:
+    with toy_thread() as server, PolicyClient(server.address, infer_timeout=PATIENCE) as client:
         assert client.identity == PolicyIdentity("toy", "1", ""), "the metadata's, before the first answer"
         assert client.infer(observation())["policy"] == client.identity == PolicyIdentity("toy", "1", "")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -155,13 +156,15 @@ def test_a_token_file_is_its_owners_alone(tmp_path: Path) -> None:
             read_token(path)
 
 
-@pytest.mark.parametrize(
-    "module",
-    ["types", "serving.protocol", "serving.client", "control.safety", "control.execution", "failure.watch"],
-)
-def test_the_robots_side_needs_no_torch(module: str) -> None:
-    heavy = "('torch', 'transformers', 'lerobot', 'mujoco', 'matplotlib', 'pandas', 'cv2', 'scipy')"
-    code = f"import sys, real_robot.{module}; print([m for m in {heavy} if m in sys.modules])"
+def test_the_robots_side_needs_no_torch() -> None:
+    """One after the other in one process, so that the first that imports it is named."""
+    code = """
+import importlib, json, sys
+heavy = {"torch", "transformers", "lerobot", "mujoco", "matplotlib", "pandas", "cv2", "scipy", "cryptography"}
+light = ["types", "serving.protocol", "serving.client", "control.supervisor", "control.execution", "failure.watch"]
+found = {name: (importlib.import_module(f"real_robot.{name}"), sorted(heavy & set(sys.modules)))[1] for name in light}
+print(json.dumps(found))
+"""
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
@@ -170,4 +173,5 @@ def test_the_robots_side_needs_no_torch(module: str) -> None:
         check=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
-    assert done.stdout.strip() == "[]"
+    found = json.loads(done.stdout)
+    assert len(found) == 6 and not any(found.values()), found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from openpi_like import OpenpiClient
-from toy_server import ToyServer, observation, toy_server
+from processes import until
+from toy_server import ToyServer, ToyThread, observation, toy_server, toy_thread
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
@@ -26,16 +26,16 @@ from vla_rl.config import ConfigError
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ToyServer]:
-    with toy_server("--max-batch", "4") as running:
+def server() -> Iterator[ToyThread]:
+    with toy_thread(max_batch=4) as running:
         yield running
 
 
-def client(server: ToyServer, **options: Any) -> PolicyClient:
+def client(server: ToyThread, **options: Any) -> PolicyClient:
     return PolicyClient(server.address, **{"infer_timeout": 20.0, **options})
 
 
-def healthz(server: ToyServer) -> tuple[int, str]:
+def healthz(server: ToyServer | ToyThread) -> tuple[int, str]:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
     try:
         connection.request("GET", "/healthz")
@@ -54,7 +54,7 @@ def openpi_observation(x: float) -> dict[str, Any]:
     }
 
 
-def test_an_openpi_client_works_unchanged(server: ToyServer) -> None:
+def test_an_openpi_client_works_unchanged(server: ToyThread) -> None:
     theirs = OpenpiClient(server.port)
     assert theirs.metadata["chunk_size"] == 4 and theirs.metadata["cameras"] == ["agentview", "wrist"]
     first, second = theirs.infer(openpi_observation(2.0)), theirs.infer(openpi_observation(3.0))
@@ -70,7 +70,7 @@ def test_an_openpi_client_works_unchanged(server: ToyServer) -> None:
     assert theirs.connection.close_code == 1011
 
 
-def test_openpis_own_client_works(server: ToyServer) -> None:
+def test_openpis_own_client_works(server: ToyThread) -> None:
     """`pip install --no-deps openpi-client==0.1.2`: its pins want numpy 1, its code does not."""
     theirs = pytest.importorskip("openpi_client.websocket_client_policy", reason="openpi-client is not installed")
     policy = theirs.WebsocketClientPolicy("127.0.0.1", server.port)
@@ -80,7 +80,7 @@ def test_openpis_own_client_works(server: ToyServer) -> None:
         policy.infer({"prompt": 1})
 
 
-def test_our_client(server: ToyServer) -> None:
+def test_our_client(server: ToyThread) -> None:
     images = {name: np.zeros((48, 64, 3), np.uint8) for name in ("agentview", "wrist", "not_read")}
     seen = RobotObservation(images, np.arange(5, dtype=np.float32), "go", 0.0)
     with client(server) as ours:
@@ -132,12 +132,12 @@ IMAGE = np.zeros((8, 8, 3), np.uint8)
         (changed(prompts="go"), "unknown key 'prompts'"),
     ],
 )
-def test_a_request_it_cannot_answer_is_told_why(server: ToyServer, message: dict[str, Any], what: str) -> None:
+def test_a_request_it_cannot_answer_is_told_why(server: ToyThread, message: dict[str, Any], what: str) -> None:
     with client(server) as ours, pytest.raises((ServerError, ValueError), match=what):
         ours.infer(message)
 
 
-def test_text_and_garbage_close_the_connection_and_nothing_more(server: ToyServer) -> None:
+def test_text_and_garbage_close_the_connection_and_nothing_more(server: ToyThread) -> None:
     for data, what in (("hello", "got text"), (b"\xc1\xc1", "not a valid msgpack"), (b"", "not a valid msgpack")):
         theirs = OpenpiClient(server.port)
         theirs.connection.send(data)
@@ -152,7 +152,7 @@ def test_text_and_garbage_close_the_connection_and_nothing_more(server: ToyServe
     assert healthz(server) == (200, "OK\n")
 
 
-def test_a_policy_that_fails_costs_one_request(server: ToyServer) -> None:
+def test_a_policy_that_fails_costs_one_request(server: ToyThread) -> None:
     with client(server) as ours:
         for instruction, what in (("fail", "RuntimeError: told to fail"), ("nan", "NaN among them")):
             with pytest.raises(ServerError, match=what):
@@ -161,47 +161,66 @@ def test_a_policy_that_fails_costs_one_request(server: ToyServer) -> None:
         assert ours.generation == 3
 
 
-def test_clients_share_a_forward_pass_and_get_their_own_answers(server: ToyServer) -> None:
+def test_clients_share_a_forward_pass_and_get_their_own_answers(server: ToyThread) -> None:
     def ask(x: int) -> tuple[float, int]:
         with client(server) as ours:
-            barrier.wait(timeout=30)
-            if x == 0:
-                ours.infer(observation(0, "sleep 1.0"))
-            else:
-                time.sleep(0.3)
-            reply = ours.infer(observation(x, "fail" if x == 5 else "go"))
+            reply = ours.infer(observation(x, {0: "wait", 5: "fail"}.get(x, "go")))
             return reply["actions"][0, 0], reply["server_timing"]["batch_size"]
 
-    barrier = threading.Barrier(6)
     with ThreadPoolExecutor(6) as pool:
-        futures = [pool.submit(ask, x) for x in range(6)]
+        futures = [pool.submit(ask, 0)]
+        with server.computing():
+            for x in range(1, 6):
+                futures.append(pool.submit(ask, x))
+                until(lambda x=x: server.server.num_waiting() == x, "its turn in the queue")
         answers = [future.result() for future in futures[:5]]
         with pytest.raises(ServerError, match="told to fail"):
             futures[5].result()
     assert [x for x, _ in answers] == [0, 1, 2, 3, 4]
-    assert max(size for _, size in answers) <= 4
+    assert [size for _, size in answers] == [1, 4, 4, 4, 4]
 
 
-def test_the_event_loop_answers_while_the_policy_computes(server: ToyServer) -> None:
+def test_a_request_that_fails_costs_those_that_it_was_computed_with_nothing(server: ToyThread) -> None:
+    with ThreadPoolExecutor(3) as pool, client(server) as first, client(server) as second, client(server) as third:
+        before = pool.submit(first.infer, observation(0, "wait"))
+        with server.computing():
+            fails = pool.submit(second.infer, observation(1, "fail"))
+            until(lambda: server.server.num_waiting() == 1, "the bad request")
+            good = pool.submit(third.infer, observation(2))
+            until(lambda: server.server.num_waiting() == 2, "the good one")
+        assert before.result()["actions"][0, 0] == 0
+        with pytest.raises(ServerError, match="told to fail"):
+            fails.result()
+        reply = good.result()
+        assert reply["actions"][0, 0] == 2 and reply["server_timing"]["batch_size"] == 1
+
+
+def test_the_event_loop_answers_while_the_policy_computes(server: ToyThread) -> None:
     with client(server) as ours, ThreadPoolExecutor(1) as pool:
-        slow = pool.submit(ours.infer, observation(0, "sleep 2.0"))
-        time.sleep(0.2)
-        assert healthz(server)[0] == 200 and not slow.done()
-        with client(server) as other:
-            assert other.metadata["server"] == "vla-rl" and not slow.done()
+        slow = pool.submit(ours.infer, observation(0, "wait"))
+        with server.computing():
+            assert healthz(server)[0] == 200
+            with client(server) as other:
+                assert other.metadata["server"] == "vla-rl" and not slow.done()
         slow.result()
 
 
 def test_a_client_that_leaves_gives_its_place_back() -> None:
-    with toy_server("--max-clients", "3") as server:
-        with client(server) as ours:
-            for _ in range(2):
-                leaving = connect(f"ws://{server.address}")
-                leaving.recv(timeout=20)
-                leaving.send(pack(observation(0, "sleep 1.0")))
-                time.sleep(0.1)
-                leaving.socket.close()  # as a crash does
-            reply = ours.infer(observation(7))
+    with toy_thread(max_clients=3) as server:
+        with client(server) as ours, ThreadPoolExecutor(1) as pool:
+            leaving = [connect(f"ws://{server.address}") for _ in range(2)]
+            for one in leaving:
+                one.recv(timeout=20)
+            leaving[0].send(pack(observation(0, "wait")))
+            with server.computing():
+                leaving[1].send(pack(observation(0)))
+                until(lambda: server.server.num_waiting() == 1, "the second request")
+                for one in leaving:
+                    one.socket.close()  # as a crash does
+                until(lambda: len(server.server._guests) == 1, "the loss to be seen")
+                asked = pool.submit(ours.infer, observation(7))
+                until(lambda: server.server.num_waiting() == 2, "the third")
+            reply = asked.result()
             assert reply["actions"][0, 0] == 7
             assert reply["server_timing"]["batch_size"] == 1, "the second, who waited too, was computed all the same"
         others = [client(server).connect() for _ in range(3)]
@@ -217,10 +236,12 @@ def test_a_client_that_leaves_gives_its_place_back() -> None:
 
 
 def test_it_is_not_ready_before_the_policy_is_warm() -> None:
-    with toy_server("--load-seconds", "3", wait=False) as server:
+    may_load = threading.Event()
+    with toy_thread(wait=False, may_load=lambda: may_load.wait(60)) as server:
         assert healthz(server) == (503, "the policy is loading\n")
         with pytest.raises(ServerUnavailable, match=r"not ready in 0\.2 s"):
             client(server, ready_timeout=0.2).connect()
+        may_load.set()
         with client(server, ready_timeout=30.0) as ours:
             assert healthz(server)[0] == 200
             ours.infer(observation())
@@ -230,17 +251,16 @@ def test_health_tells_of_a_policy_that_hangs() -> None:
     with toy_server("--hang-after", "0.3") as server:
         connection = connect(f"ws://{server.address}")
         connection.recv(timeout=20)
-        connection.send(pack(observation(0, "hang")))
-        time.sleep(1.0)
-        status, text = healthz(server)
-        assert status == 503 and "has not returned" in text
+        connection.send(pack(observation(0, "wait")))
+        until(lambda: healthz(server)[0] == 503, "the policy to be missed")
+        assert "has not returned" in healthz(server)[1]
         server.signal(signal.SIGTERM)
         assert server.process.wait(timeout=20) == 0, "it can be ended all the same"
 
 
 def test_without_the_token_nobody_gets_in() -> None:
     token = "0123456789abcdef"
-    with toy_server("--token", token) as server:
+    with toy_thread(token=token) as server:
         given, where = "the token given is not the server's", "Give --token-file a copy of the file that `vla-rl serve"
         for wrong, what in ((None, "the server wants a token"), ("0123456789abcdeF", given), ("x", given)):
             with pytest.raises(NotAuthorised, match=rf"\(401\): {what}\. {where}"):
@@ -252,7 +272,7 @@ def test_without_the_token_nobody_gets_in() -> None:
         assert healthz(server)[0] == 200
 
 
-def test_web_pages_may_not_connect(server: ToyServer) -> None:
+def test_web_pages_may_not_connect(server: ToyThread) -> None:
     with pytest.raises(InvalidStatus) as refused:
         connect(f"ws://{server.address}", origin="https://example.org")  # type: ignore[arg-type]
     assert refused.value.response.status_code == 403
@@ -266,7 +286,7 @@ def test_beyond_loopback_a_token_is_required(host: str) -> None:
     assert all(is_loopback(own) for own in ("127.0.0.1", "::1", "localhost", "127.1.2.3"))
 
 
-def test_answers_are_openpis(server: ToyServer) -> None:
+def test_answers_are_openpis(server: ToyThread) -> None:
     with connect(f"ws://{server.address}") as raw:
         raw.recv(timeout=20)
         raw.send(pack(observation(4)))
