@@ -1,4 +1,4 @@
-"""For all tests: no property test fails for being slow; Ctrl-C works as usual; the robot's side is tested `live`.
+"""For all tests: no property test fails for being slow; Ctrl-C works as usual.
 
 What is imported is put out of the garbage collector's sight: going through its 700 thousand objects again and again
 took a third of the tests' time.
@@ -7,12 +7,11 @@ took a third of the tests' time.
 import gc
 import signal
 import sys
-from pathlib import Path
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-
-ROBOT_SIDE = Path(__file__).parent / "real_robot"  # Real programs against the clock.
 
 settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any_machine")
@@ -21,11 +20,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # As a shell starts what 
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(tryfirst=True)  # Before -m chooses.
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if ROBOT_SIDE in item.path.parents:
-            item.add_marker(pytest.mark.live)
+@pytest.fixture
+def virtual(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Threads in virtual time. Parametrize it indirectly with seeds, for other orders of them."""
+    from virtual_time import VirtualTime  # Beside the robot side's tests.
+
+    time = VirtualTime(getattr(request, "param", 0))
+    yield time
+    time.close()
 
 
 gc.disable()  # Until all tests are collected, which imports most.

@@ -27,7 +27,7 @@ STOPPING = 0.6  # braking takes 125 ms and a tick of 100 ms; the rest is a busy 
 def on_ros(test: Callable[..., None]) -> Callable[..., None]:
     missing = missing_ros()
     skip = pytest.mark.skipif(bool(missing), reason=missing or "ROS 1 is there")
-    return pytest.mark.slow(pytest.mark.timeout(400)(skip(test)))
+    return pytest.mark.live(pytest.mark.slow(pytest.mark.timeout(400)(skip(test))))
 
 
 class Arm:

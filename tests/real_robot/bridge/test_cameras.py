@@ -26,6 +26,8 @@ from real_robot.transports.base import TransportError
 from real_robot.transports.messages import Image, JointState
 from vla_rl.config import ConfigError
 
+pytestmark = pytest.mark.live
+
 
 @pytest.fixture
 def stream() -> Iterator[NetworkCamera]:

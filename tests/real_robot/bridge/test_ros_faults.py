@@ -21,6 +21,7 @@ from deployment import MAX_AGE, RATE, SILENCE, SLACK, Deployment
 from processes import json_lines, missing_ros, until
 
 pytestmark = [
+    pytest.mark.live,
     pytest.mark.slow,
     pytest.mark.timeout(400),
     pytest.mark.skipif(bool(missing_ros()), reason=missing_ros() or "ROS 1 is there"),

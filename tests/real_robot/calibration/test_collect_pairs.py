@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from scipy.spatial.transform import Rotation
 from test_hand_eye import BOARD, BOARD_ON_TABLE, CAMERA_ON_GRIPPER, views
 from typer.testing import CliRunner
 from urdfs import PLANAR
+from virtual_time import VirtualTime
 
 from real_robot.bridge.codec import read_state
 from real_robot.bridge.images import encode_image
@@ -56,11 +55,17 @@ def contract(tmp_path: Path) -> RobotContract:
     return load_contract(path)
 
 
-@pytest.fixture
-def scene(tmp_path: Path) -> Iterator[RenderedBoard]:
-    scene = RenderedBoard(BOARD, tmp_path)
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RenderedBoard]:
+    scene = RenderedBoard(BOARD, tmp_path_factory.mktemp("board"))
     yield scene
     scene.close()
+
+
+@pytest.fixture
+def clock(virtual: VirtualTime, monkeypatch: pytest.MonkeyPatch) -> VirtualTime:
+    virtual.install(monkeypatch, "real_robot.bridge", "real_robot.calibration")
+    return virtual
 
 
 def gripper_at(board: np.ndarray) -> np.ndarray:
@@ -68,8 +73,9 @@ def gripper_at(board: np.ndarray) -> np.ndarray:
     return BOARD_ON_TABLE @ inverse(board) @ inverse(CAMERA_ON_GRIPPER)
 
 
-def messages(scene: RenderedBoard, gripper: np.ndarray, stamp: int) -> list[tuple[str, Message]]:
-    picture = encode_image(scene.picture(gripper @ CAMERA_ON_GRIPPER, BOARD_ON_TABLE), "png")
+def messages(scene: RenderedBoard, gripper: np.ndarray, stamp: int, picture: bytes = b"") -> list[tuple[str, Message]]:
+    """What camera and arm say. `picture`: of that pose, where it is known."""
+    picture = picture or encode_image(scene.picture(gripper @ CAMERA_ON_GRIPPER, BOARD_ON_TABLE), "png")
     turned = Rotation.from_matrix(gripper[:3, :3]).as_quat()
     pose = PoseStamped(stamp=stamp, frame_id="base", position=gripper[:3, 3], orientation=turned)
     return [("/wrist", CompressedImage(stamp=stamp, format="png", data=picture)), ("/flange", pose)]
@@ -78,36 +84,36 @@ def messages(scene: RenderedBoard, gripper: np.ndarray, stamp: int) -> list[tupl
 class Person:
     """Moves the arm to the next pose each time that they are asked, then says what they were told to."""
 
-    def __init__(self, scene: RenderedBoard, transport: MemoryTransport, poses: list[np.ndarray]) -> None:
-        self._scene, self._transport, self._poses = scene, transport, poses
+    def __init__(
+        self, clock: VirtualTime, scene: RenderedBoard, transport: MemoryTransport, poses: list[np.ndarray]
+    ) -> None:
+        self._clock, self._scene, self._transport, self._poses = clock, scene, transport, poses
         self._now: list[tuple[str, Message]] = []
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._publish, daemon=True)
-        self._thread.start()
+        clock.Thread(self._publish).start()
 
     def _publish(self) -> None:
-        while not self._done.wait(0.05):
+        while True:
+            self._clock.sleep(0.15)
             for topic, message in self._now:
-                stamped = type(message)(**{**message.__dict__, "stamp": time.time_ns()})
+                stamped = type(message)(**{**message.__dict__, "stamp": self._clock.time_ns()})
                 self._transport.deliver(topic, stamped)
 
     def ask(self, text: str) -> str:
         if not self._poses:
-            self._done.set()
             return "q"
         self._now = messages(self._scene, self._poses.pop(0), 0)
-        time.sleep(0.3)
+        self._clock.sleep(0.3)
         return ""
 
 
 def test_pairs_are_taken_live_and_give_the_cameras_place(
-    contract: RobotContract, scene: RenderedBoard, tmp_path: Path
+    clock: VirtualTime, contract: RobotContract, scene: RenderedBoard, tmp_path: Path
 ) -> None:
     transport, said = MemoryTransport(), []
     away = gripper_at(views(np.random.default_rng(9), 1)[0])
     away[2, 3] += 5  # the board is not in sight
     poses = [gripper_at(v) for v in views(np.random.default_rng(8), 12)]
-    person = Person(scene, transport, [away, *poses])
+    person = Person(clock, scene, transport, [away, *poses])
     folder = tmp_path / "pairs"
     arm = LiveArm(pose_reader(contract, "wrist"), transport)
     assert collect_live(arm, "wrist", folder, BOARD, person.ask, said.append) == 12
@@ -127,26 +133,23 @@ def test_pairs_are_taken_live_and_give_the_cameras_place(
     assert written["pairs"] == 12 and written["errors"]["held_out_mm"] < 1
 
 
-def test_a_moving_arm_is_not_taken(contract: RobotContract, scene: RenderedBoard, tmp_path: Path) -> None:
+def test_a_moving_arm_is_not_taken(
+    clock: VirtualTime, contract: RobotContract, scene: RenderedBoard, tmp_path: Path
+) -> None:
     transport, said = MemoryTransport(), []
     gripper = gripper_at(views(np.random.default_rng(7), 1)[0])
     answers = iter(["", "q"])
-    ended = threading.Event()
 
     def move() -> None:
-        while not ended.wait(0.05):
-            gripper[0, 3] += 0.001
-            for topic, message in messages(scene, gripper, time.time_ns()):
+        while True:
+            clock.sleep(0.1)
+            gripper[0, 3] += 0.002
+            for topic, message in messages(scene, gripper, clock.time_ns()):
                 transport.deliver(topic, message)
 
+    clock.Thread(move).start()
     arm = LiveArm(pose_reader(contract, "wrist"), transport)
-    # MuJoCo's renderer belongs to one thread: the arm's, so that the person is in the other.
-    person = threading.Thread(
-        target=lambda: (collect_live(arm, "wrist", tmp_path, BOARD, lambda _: next(answers), said.append), ended.set())
-    )
-    person.start()
-    move()
-    person.join(30)
+    collect_live(arm, "wrist", tmp_path, BOARD, lambda _: next(answers), said.append)
     assert said == ["not taken: the arm moves; let it stand"]
 
 
@@ -159,14 +162,15 @@ def test_pairs_are_taken_from_a_recording_where_the_arm_stands(
     poses = [gripper_at(v) for v in views(np.random.default_rng(6), 4)]
     recorded, stamp = [], START
     for before, pose in zip([poses[0], *poses], poses, strict=False):
-        for share in np.linspace(0, 1, 12):  # 1.2 s on the way, 1.6 s standing
+        for share in np.linspace(0, 1, 6):  # 1.2 s on the way, 1.6 s standing
             between = before.copy()
             between[:3, 3] += share * (pose[:3, 3] - before[:3, 3])
             recorded += [(t, stamp, m) for t, m in messages(scene, between, stamp)]
-            stamp += 100_000_000
-        for _ in range(16):
-            recorded += [(t, stamp, m) for t, m in messages(scene, pose, stamp)]
-            stamp += 100_000_000
+            stamp += 200_000_000
+        picture = encode_image(scene.picture(pose @ CAMERA_ON_GRIPPER, BOARD_ON_TABLE), "png")
+        for _ in range(8):
+            recorded += [(t, stamp, m) for t, m in messages(scene, pose, stamp, picture)]
+            stamp += 200_000_000
     bag = write_bag(tmp_path / "bag", "mcap", recorded)
     folder = tmp_path / "pairs"
     taken = collect_bags(pose_reader(contract, "wrist"), "wrist", [bag], folder, BOARD, print)
@@ -283,13 +287,13 @@ def test_a_state_without_a_position_cannot_watch_a_box() -> None:
         workspace_of(load_contract("ur5e_ros1"), CORNERS, 0.02)
 
 
-def test_corners_are_taken_live(contract: RobotContract, scene: RenderedBoard) -> None:
+def test_corners_are_taken_live(clock: VirtualTime, contract: RobotContract, scene: RenderedBoard) -> None:
     transport = MemoryTransport()
     poses = []
     for corner in CORNERS:
         poses.append(np.eye(4))
         poses[-1][:3, 3] = corner
-    person = Person(scene, transport, poses)
+    person = Person(clock, scene, transport, poses)
     arm = LiveArm(pose_reader(contract, ""), transport)
     corners = collect_corners(arm, person.ask, lambda text: None)
     assert np.array(corners) == pytest.approx(np.array(CORNERS), abs=1e-6)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -35,16 +34,30 @@ CAMERA_AT_BASE = pose((-125, 3, 75), (1.0, 0.1, 0.6))
 BOARD_ON_GRIPPER = pose((3, 5, 40), (-0.1, -0.07, 0.05))
 
 
-@pytest.fixture
-def scene(tmp_path: Path) -> Iterator[RenderedBoard]:
-    scene = RenderedBoard(BOARD, tmp_path)
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RenderedBoard]:
+    scene = RenderedBoard(BOARD, tmp_path_factory.mktemp("board"))
     yield scene
     scene.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def finder() -> BoardFinder:
     return BoardFinder(BOARD)
+
+
+@pytest.fixture(scope="module")
+def seen(scene: RenderedBoard, finder: BoardFinder) -> list[Pair]:
+    """Pairs of an arm that has its camera on the gripper."""
+    return taken(scene, finder, "gripper", views(np.random.default_rng(2), 12))
+
+
+def moved(pairs: list[Pair], shifts: np.ndarray) -> list[Pair]:
+    """The same pictures, with other positions of the gripper, by (N, 3) meters."""
+    others = [Pair(pair.gripper.copy(), pair.corners) for pair in pairs]
+    for pair, shift in zip(others, shifts, strict=True):
+        pair.gripper[:3, 3] += shift
+    return others
 
 
 def views(generator: np.random.Generator, count: int, turning: float = 25.0) -> list[np.ndarray]:
@@ -78,9 +91,9 @@ def taken(scene: RenderedBoard, finder: BoardFinder, mount: Mount, boards: list[
 
 @pytest.mark.parametrize(("mount", "camera"), [("gripper", CAMERA_ON_GRIPPER), ("base", CAMERA_AT_BASE)])
 def test_the_cameras_place_is_recovered(
-    scene: RenderedBoard, finder: BoardFinder, mount: Mount, camera: np.ndarray
+    scene: RenderedBoard, finder: BoardFinder, seen: list[Pair], mount: Mount, camera: np.ndarray
 ) -> None:
-    pairs = taken(scene, finder, mount, views(np.random.default_rng(0), 16))
+    pairs = seen if mount == "gripper" else taken(scene, finder, mount, views(np.random.default_rng(0), 16))
     found = calibrate_hand_eye(pairs, finder, CAMERA, mount)
     assert np.linalg.norm(found.camera[:3, 3] - camera[:3, 3]) * 1e3 < MAX_MM
     assert np.degrees(angle_between(found.camera, camera)) < MAX_DEGREES
@@ -90,21 +103,17 @@ def test_the_cameras_place_is_recovered(
 
 
 def test_the_held_out_error_tells_of_an_arm_that_does_not_know_where_it_is(
-    scene: RenderedBoard, finder: BoardFinder
+    seen: list[Pair], finder: BoardFinder
 ) -> None:
     """Poses that are off by 3 mm: the error that is reported is of that size, and not the fit's smaller one."""
-    generator = np.random.default_rng(1)
-    pairs = taken(scene, finder, "gripper", views(generator, 16))
-    for pair in pairs:
-        pair.gripper[:3, 3] += generator.normal(0, 0.003, 3)
+    pairs = moved(seen, np.random.default_rng(1).normal(0, 0.003, (len(seen), 3)))
     found = calibrate_hand_eye(pairs, finder, CAMERA, "gripper")
     assert 3 < found.held_out_mm < 12
     assert found.held_out_pixels > found.fit_pixels
 
 
-def test_a_pair_that_was_misread_stands_out(scene: RenderedBoard, finder: BoardFinder) -> None:
-    pairs = taken(scene, finder, "gripper", views(np.random.default_rng(2), 16))
-    pairs[5].gripper[:3, 3] += (0.03, 0, 0)
+def test_a_pair_that_was_misread_stands_out(seen: list[Pair], finder: BoardFinder) -> None:
+    pairs = moved(seen, np.outer(np.arange(len(seen)) == 5, (0.03, 0, 0)))
     found = calibrate_hand_eye(pairs, finder, CAMERA, "gripper")
     assert np.argmax(found.pair_pixels) == 5
     assert found.pair_pixels[5] > 10 * np.median(found.pair_pixels)
@@ -128,9 +137,8 @@ def test_turning_about_one_axis_is_refused(scene: RenderedBoard, finder: BoardFi
         calibrate_hand_eye(pairs, finder, CAMERA, "gripper")
 
 
-def test_poses_that_do_not_belong_to_the_pictures_are_refused(scene: RenderedBoard, finder: BoardFinder) -> None:
-    pairs = taken(scene, finder, "gripper", views(np.random.default_rng(4), 12))
-    mixed = [Pair(a.gripper, b.corners) for a, b in zip(pairs, [*pairs[3:], *pairs[:3]], strict=True)]
+def test_poses_that_do_not_belong_to_the_pictures_are_refused(seen: list[Pair], finder: BoardFinder) -> None:
+    mixed = [Pair(a.gripper, b.corners) for a, b in zip(seen, [*seen[3:], *seen[:3]], strict=True)]
     with pytest.raises(HandEyeError, match=r"typically .* degrees apart"):
         calibrate_hand_eye(mixed, finder, CAMERA, "gripper")
 

@@ -11,6 +11,7 @@ from typing import cast
 
 import numpy as np
 import pytest
+from virtual_time import VirtualTime
 
 from real_robot.contract.execution import ExecutionConfig
 from real_robot.control.execution import ChunkExecutor
@@ -231,13 +232,17 @@ def test_a_chunk_that_is_none_is_a_failure(chunk: np.ndarray) -> None:
 
 
 def test_a_chunk_for_an_old_observation_is_thrown_away() -> None:
-    policy = Policy()
-    run = executor(policy, max_age=0.05)
-    run.submit(observation(), 0)
-    time.sleep(0.06)
-    policy.answer.release()
-    wait_for(lambda: run.statistics().num_discarded == 1)
-    assert run.next_action(0) is None
+    policy, now = Policy(), [1000.0]
+    run = ChunkExecutor(policy, ExecutionConfig(control_hz=HZ, max_age=0.05), clock=lambda: now[0])
+    for age, discarded in ((0.04, 0), (0.06, 1)):
+        run.submit(RobotObservation({}, np.zeros(1, np.float32), "do it", now[0]), 0)
+        wait_for(lambda: len(policy.calls) == discarded + 1)  # noqa: B023
+        now[0] += age
+        policy.answer.release()
+        wait_for(lambda: _count(run) == discarded + 1)  # noqa: B023
+        assert run.statistics().num_discarded == discarded
+        assert (run.next_action(0) is None) == bool(discarded)
+        run.reset()
     run.close()
 
 
@@ -270,19 +275,18 @@ def test_close_does_not_wait_for_a_policy_that_hangs() -> None:
     run = executor(policy)
     run.submit(observation(), 0)
     wait_for(lambda: len(policy.calls) == 1)
-    start = time.monotonic()
     run.close()
     run.close()
-    assert time.monotonic() - start < 5
-    assert run.next_action(0) is None
+    assert run.next_action(0) is None and run.statistics().waiting > 0
     policy.answer.release()
 
 
+@pytest.mark.parametrize("virtual", range(3), indirect=True)
 @pytest.mark.parametrize("delay", ["slow", "late", "hung"])
-def test_the_stream_neither_waits_nor_jumps(delay: str) -> None:
-    """A noisy policy in real time: slow (within its chunks), late (beyond them, in turns), or it hangs in the end."""
+def test_the_stream_neither_waits_nor_jumps(virtual: VirtualTime, monkeypatch: pytest.MonkeyPatch, delay: str) -> None:
+    """A noisy policy: slow (within its chunks), late (beyond them, in turns), or it hangs in the end."""
+    virtual.install(monkeypatch, "real_robot.control.execution")
     rng = np.random.default_rng(0)
-    hang = threading.Event()
     seconds = {"slow": 0.06, "late": 0.3, "hung": 0.02}[delay]
     calls = 0
     noise, length, blend = 0.5, 10, 5
@@ -290,28 +294,26 @@ def test_the_stream_neither_waits_nor_jumps(delay: str) -> None:
     def policy(obs: RobotObservation) -> np.ndarray:
         nonlocal calls
         calls += 1
-        hang.wait(20 if delay == "hung" and calls == 5 else seconds if calls % 2 == 0 else 0.02)
+        virtual.sleep(20 if delay == "hung" and calls == 5 else seconds if calls % 2 == 0 else 0.02)
         steps = float(obs.state[0]) + np.arange(length)
         return (np.sin(steps / 10)[:, None] + rng.uniform(-noise, noise)).astype(np.float32)
 
     run = executor(policy, blend_steps=blend)
     played: list[float | None] = []
-    longest = 0.0
     for step in range(100):
-        start = time.monotonic()
-        run.submit(observation(step), step)
-        command = run.next_action(step)
-        longest = max(longest, time.monotonic() - start)
-        played.append(None if command is None else float(command.values[0]))
-        time.sleep(max(0.0, 1 / HZ - (time.monotonic() - start)))
-    hang.set()
+        start = virtual.now
+        run.submit(RobotObservation({}, np.array([step], np.float32), "do it", start), step)
+        played.append(play(run, step))
+        assert virtual.now == start, "a tick waited for the policy"
+        virtual.sleep(1 / HZ)
     run.close()
-    assert longest < 1.0, "a tick waited for the policy"
     first = next(i for i, value in enumerate(played) if value is not None)
     values = [value for value in played if value is not None]
     # Its own change in a step, and a fading difference: of the noises, and of the sine while it paused.
     bound = 0.1 + (2 * noise + 2.0 * (delay != "slow")) / blend
     assert np.abs(np.diff(values)).max() <= bound + 1e-6
+    if delay == "slow":
+        assert None not in played[first:]
     if delay == "late":
         assert None in played[first:], "chunks were late, so some steps had no action"
     if delay == "hung":

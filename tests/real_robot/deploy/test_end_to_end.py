@@ -19,6 +19,7 @@ from vla_rl.config import build_component
 from vla_rl.evaluation.statistics import wilson_interval
 
 pytestmark = [
+    pytest.mark.live,
     pytest.mark.slow,
     pytest.mark.timeout(3000),
     pytest.mark.skipif(bool(missing_ros()), reason=missing_ros() or "ROS 1 is there"),

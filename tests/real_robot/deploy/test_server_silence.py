@@ -12,6 +12,7 @@ from deployment import Deployment
 from processes import json_lines, missing_ros, until
 
 pytestmark = [
+    pytest.mark.live,
     pytest.mark.slow,
     pytest.mark.timeout(300),
     pytest.mark.skipif(bool(missing_ros()), reason=missing_ros() or "ROS 1 is there"),

@@ -23,6 +23,7 @@ from processes import json_lines, missing_ros, until
 from real_robot.contract.load import load_contract
 
 pytestmark = [
+    pytest.mark.live,
     pytest.mark.slow,
     pytest.mark.timeout(600),
     pytest.mark.skipif(bool(missing_ros()), reason=missing_ros() or "ROS 1 is there"),

@@ -109,6 +109,7 @@ def dds(tmp_path: Path) -> Iterator[DdsPatient]:
     patient.close()
 
 
+@pytest.mark.live
 @needs_ros
 def test_a_robot_that_is_well_has_no_fault(arm: Path, ros1: Ros1Patient) -> None:
     assert ros1.examine(str(arm), WELL, well) == (0, {})
@@ -174,6 +175,7 @@ def check_found(report: Report, expected: dict[str, str]) -> None:
         assert text in found[name]["found"] and found[name]["status"] == "wrong" and found[name]["fix"], found
 
 
+@pytest.mark.live
 @needs_ros
 @pytest.mark.parametrize(("faults", "expected"), FAULTS)
 def test_each_planted_fault_is_named(
@@ -198,6 +200,7 @@ def dds_arm(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.live
 def test_over_dds_a_robot_that_is_well_has_no_fault(dds_arm: Path, dds: DdsPatient) -> None:
     assert dds.examine(str(dds_arm), WELL, well) == (0, {})
 
@@ -219,6 +222,7 @@ DDS_FAULTS = [
 ]
 
 
+@pytest.mark.live
 @pytest.mark.parametrize(("faults", "expected"), DDS_FAULTS)
 def test_over_dds_each_planted_fault_is_named(
     faults: dict[str, Any], expected: dict[str, str], dds_arm: Path, dds: DdsPatient

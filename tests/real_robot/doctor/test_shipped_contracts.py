@@ -81,18 +81,21 @@ def play(name: str, patient: Ros1Patient | DdsPatient) -> None:
     assert set(found) <= excused | late, found
 
 
+@pytest.mark.live
 @pytest.mark.skipif(bool(missing_ros()), reason=missing_ros() or "ROS 1 is there")
 @pytest.mark.parametrize("name", [n for n in DRIVERS if n.endswith("ros1")])
 def test_on_its_drivers_ros_1_graph_it_has_no_fault(name: str, tmp_path: Path) -> None:
     play(name, Ros1Patient(tmp_path))
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("name", [n for n in DRIVERS if not n.endswith("ros1")])
 def test_on_its_drivers_dds_topics_it_has_no_fault(name: str, tmp_path: Path) -> None:
     pytest.importorskip("cyclonedds", reason="cyclonedds is not installed: pip install 'vla-rl[ros]'")
     play(name, DdsPatient(tmp_path))
 
 
+@pytest.mark.live
 def test_a_gripper_of_a_newer_driver_is_told_apart(tmp_path: Path) -> None:
     """ros2_robotiq_gripper serves GripperCommand on humble, ParallelGripperCommand since Jazzy, by the same name."""
     pytest.importorskip("cyclonedds", reason="cyclonedds is not installed: pip install 'vla-rl[ros]'")

@@ -35,6 +35,7 @@ def detector(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return fitted(tmp_path_factory.mktemp("detector"))
 
 
+@pytest.mark.live
 def test_with_keys_an_alarm_makes_the_robot_hold_and_is_in_the_log(
     detector: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +159,7 @@ def start(graph: RosGraph, detector: Path, sim: list[str], *options: str) -> Chi
 
 
 @over_ros
+@pytest.mark.live
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_person_is_asked_rewinds_and_labels_over_ros(graph: RosGraph, tabletop_detector: Path) -> None:
@@ -211,6 +213,7 @@ def test_a_person_is_asked_rewinds_and_labels_over_ros(graph: RosGraph, tabletop
 
 
 @over_ros
+@pytest.mark.live
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_script_of_episodes_writes_alarms_down(graph: RosGraph, tabletop_detector: Path) -> None:

@@ -157,6 +157,7 @@ def offline_scores(folder: Path, detector: FailureDetector, policy_hash: str) ->
     return scores
 
 
+@pytest.mark.live
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.skipif(bool(missing_ros()), reason=missing_ros() or "ROS 1 is there")

@@ -20,6 +20,7 @@ from processes import Child, json_lines, missing_ros, until
 from real_robot.contract.load import shipped_contracts
 
 pytestmark = [
+    pytest.mark.live,
     pytest.mark.slow,
     pytest.mark.timeout(400),
     pytest.mark.skipif(bool(missing_ros()), reason=missing_ros() or "ROS 1 is there"),

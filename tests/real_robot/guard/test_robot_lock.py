@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import subprocess
 import sys
-import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from types import SimpleNamespace
 
 import pytest
 from processes import ROOT
+from virtual_time import VirtualTime
 
 from real_robot.contract.load import load_contract
 from real_robot.control.robot_loop import OperatorCommand, Tick
@@ -31,8 +29,8 @@ from real_robot.transports.messages import Message, String, TwistStamped
 class Bus:
     """Carries messages between members, each after a time of its own."""
 
-    def __init__(self, delay: float = 0.0) -> None:
-        self.delay, self.members = delay, list[Member]()
+    def __init__(self, virtual: VirtualTime, delay: float = 0.0) -> None:
+        self.virtual, self.delay, self.members = virtual, delay, list[Member]()
 
     def member(self) -> Member:
         self.members.append(Member(self, f"/node{len(self.members)}"))
@@ -57,8 +55,11 @@ class Member:
             if isinstance(message, String) and '"leaves"' in message.data:
                 self.topics.clear()  # as its process ends
             for member in self.bus.members:
-                wait = random.random() * self.bus.delay
-                threading.Timer(wait, member.hear, (topic, message)).start() if wait else member.hear(topic, message)
+                wait = self.bus.virtual.rng.random() * self.bus.delay
+                if wait:
+                    self.bus.virtual.Timer(wait, member.hear, (topic, message)).start()
+                else:
+                    member.hear(topic, message)
 
         return publish
 
@@ -79,61 +80,52 @@ class Member:
         self.bus.members.remove(self)
 
 
-@pytest.fixture(autouse=True)
-def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in (("PERIOD", 0.05), ("EXPIRY", 1.0), ("SETTLE", 0.2), ("PATIENCE", 3.0)):
-        monkeypatch.setattr(robot_lock, name, seconds)
+@pytest.fixture
+def bus(virtual: VirtualTime, monkeypatch: pytest.MonkeyPatch) -> Bus:
+    virtual.install(monkeypatch, "real_robot.guard")
+    return Bus(virtual)
 
 
-_LOCKS: list[RobotLock] = []
-
-
-@pytest.fixture(autouse=True)
-def closed() -> Iterator[None]:
-    yield
-    while _LOCKS:
-        _LOCKS.pop().close()
-
-
-def lock(bus: Bus, role: Role = "deploy", topics: tuple[str, ...] = ("/twist",)) -> RobotLock:
+def lock(
+    bus: Bus, role: Role = "deploy", topics: tuple[str, ...] = ("/twist",), others: tuple[str, ...] = ()
+) -> RobotLock:
     member = bus.member()
     assert isinstance(member, Graph)
-    _LOCKS.append(RobotLock(member, new_lease(role, "arm", topics), topics))
-    return _LOCKS[-1]
+    return RobotLock(member, new_lease(role, "arm", topics), topics, others)
 
 
 def tick(done: OperatorCommand) -> Tick:
     return Tick(0, 0.0, None, False, None, None, 0.0, 0.0, done)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_exactly_one_of_many_whenever_they_start_and_however_late_words_are(seed: int) -> None:
-    rng, bus, outcomes = random.Random(seed), Bus(delay=0.15), list[bool]()
+@pytest.mark.parametrize("virtual", range(20), indirect=True)
+def test_exactly_one_of_many_whenever_they_start_and_however_late_words_are(bus: Bus) -> None:
+    """Words take up to three quarters of the time that a claim waits for others."""
+    outcomes, virtual, settle = list[bool](), bus.virtual, robot_lock.SETTLE
+    bus.delay = 0.75 * settle
 
     def start(wait: float) -> None:
-        time.sleep(wait)
+        virtual.sleep(wait)
         with suppress(RobotBusyError):
             lock(bus).acquire()
             outcomes.append(True)
 
-    threads = [threading.Thread(target=start, args=(rng.random() * 0.6,)) for _ in range(5)]
+    threads = [virtual.Thread(start, (virtual.rng.random() * 3 * settle,)) for _ in range(5)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join()
     assert outcomes == [True]
 
 
-def test_robots_with_no_topic_in_common_are_two() -> None:
-    bus = Bus()
+def test_robots_with_no_topic_in_common_are_two(bus: Bus) -> None:
     lock(bus).acquire()
     lock(bus, topics=("/other",)).acquire()
     with pytest.raises(RobotBusyError, match="arm is driven already"):
         lock(bus, topics=("/gripper", "/other")).acquire()
 
 
-def test_a_guard_goes_with_a_guarded_deploy_alone() -> None:
-    bus = Bus()
+def test_a_guard_goes_with_a_guarded_deploy_alone(bus: Bus) -> None:
     with pytest.raises(TransportError, match="no vla-rl robot-guard of these topics"):
         lock(bus, "guarded deploy").acquire()
     guard = lock(bus, "robot-guard")
@@ -149,27 +141,24 @@ def test_a_guard_goes_with_a_guarded_deploy_alone() -> None:
     assert driver.poll(None).stop == "the robot's guard is gone"
 
 
-def test_a_member_that_is_not_heard_is_not_taken_for_absent() -> None:
-    bus = Bus()
+def test_a_member_that_is_not_heard_is_not_taken_for_absent(bus: Bus) -> None:
     mute = bus.member()
     mute.advertise(TOPIC, String, QosConfig())
     with pytest.raises(RobotBusyError, match="/node0 announces a driver"):
         lock(bus).acquire()
 
 
-def test_another_publisher_must_be_named_in_the_contract() -> None:
-    bus = Bus()
+def test_another_publisher_must_be_named_in_the_contract(bus: Bus) -> None:
     bus.member().advertise("/twist", TwistStamped, QosConfig())
     with pytest.raises(RobotBusyError, match="/twist has another publisher, /node0"):
         lock(bus).acquire()
-    for others in (["/node0"], ["*"]):
-        taken = RobotLock(bus.member(), new_lease("deploy", "arm", ["/twist"]), ["/twist"], others)  # type: ignore[arg-type]
+    for others in (("/node0",), ("*",)):
+        taken = lock(bus, others=others)
         taken.acquire()
         taken.close()
 
 
-def test_stops_and_resets_travel_and_no_stop_of_the_lock_itself_does() -> None:
-    bus = Bus()
+def test_stops_and_resets_travel_and_no_stop_of_the_lock_itself_does(bus: Bus) -> None:
     guard, driver = lock(bus, "robot-guard"), lock(bus, "guarded deploy")
     guard.acquire()
     driver.acquire()
@@ -184,7 +173,7 @@ def test_stops_and_resets_travel_and_no_stop_of_the_lock_itself_does() -> None:
     act(driver, OperatorCommand(stop="keyboard"))  # a button that is held
     assert guard.poll(None) == driver.poll(None) == OperatorCommand()
     late = lock(bus, "guarded deploy", ("/twist",))
-    time.sleep(0.2)
+    bus.virtual.sleep(2 * robot_lock.PERIOD)
     assert late.poll(None).stop is not None, "one that comes later is stopped too"
     late.close()
     act(guard, OperatorCommand(reset="Ann"))
@@ -198,34 +187,30 @@ def test_stops_and_resets_travel_and_no_stop_of_the_lock_itself_does() -> None:
     assert command.stop == "the robot's guard is gone" and not driver._lease.stopped
 
 
-def test_two_that_hold_it_after_the_graph_was_cut_in_two() -> None:
+def test_two_that_hold_it_after_the_graph_was_cut_in_two(bus: Bus) -> None:
     """The younger one stops; which that is both know."""
-    bus = Bus()
     first = lock(bus)
     first.acquire()
     bus.members[0].is_deaf = True
     second = lock(bus)
     second._tell(state="holds")
     bus.members[0].is_deaf = False
-    time.sleep(0.2)
+    bus.virtual.sleep(2 * robot_lock.PERIOD)
     assert first.poll(None).stop is None
     assert str(second.poll(None).stop).startswith("another driver: vla-rl deploy on")
 
 
-def test_one_that_stood_still_stops_and_has_become_the_younger_one() -> None:
-    bus, now = Bus(), [100.0]
-    held = RobotLock(bus.member(), new_lease("deploy", "arm", ["/twist"]), ["/twist"], clock=lambda: now[0])  # type: ignore[arg-type]
+def test_one_that_stood_still_stops_and_has_become_the_younger_one(bus: Bus) -> None:
+    held = lock(bus)
     before = held._lease.id
-    now[0] += 60
-    until_stopped: Callable[[], str | None] = lambda: held.poll(None).stop  # noqa: E731
-    assert "stood still for 60.0 s" in str(until_stopped())
+    bus.virtual.now += 60
+    assert "stood still for 60.0 s" in str(held.poll(None).stop)
     assert held._lease.id > before
     held.close()
 
 
-def test_deploy_gives_the_robot_back_before_it_leaves_the_graph() -> None:
+def test_deploy_gives_the_robot_back_before_it_leaves_the_graph(bus: Bus) -> None:
     """Else the next one would be told for two seconds that the robot is driven."""
-    bus = Bus()
     heard, member, closed = list[str](), bus.member(), list[bool]()
     bus.member().subscribe(TOPIC, String, QosConfig(), lambda m: heard.append(json.loads(m.data)["state"]))  # type: ignore[attr-defined]
     member.close = lambda: closed.append("leaves" in heard)  # type: ignore[method-assign]
@@ -238,9 +223,8 @@ def test_deploy_gives_the_robot_back_before_it_leaves_the_graph() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"id": "x"}', "\x00", '{"id": 3, "epoch": 1e400}', "{" * 1000])
-def test_what_is_no_lease_is_ignored(text: str) -> None:
+def test_what_is_no_lease_is_ignored(bus: Bus, text: str) -> None:
     assert read_lease(text) is None
-    bus = Bus()
     one = lock(bus)
     bus.member().advertise(TOPIC, String, QosConfig())(String(data=text))
     assert one.poll(None) == OperatorCommand()

@@ -36,6 +36,8 @@ from real_robot.operator.intervention import Intervention
 from real_robot.operator.teleop import Axes, Teleoperation
 from vla_rl.config import ConfigError
 
+pytestmark = pytest.mark.live
+
 TOKEN = "a-token-of-sixteen-signs"
 REST = np.zeros(7, np.float32)
 

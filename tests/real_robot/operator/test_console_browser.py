@@ -13,6 +13,7 @@ from processes import PATIENCE, until
 from websockets.sync.client import connect
 
 pytestmark = [
+    pytest.mark.live,
     pytest.mark.slow,
     pytest.mark.timeout(600),
     pytest.mark.skipif(bool(missing_browser()), reason=missing_browser() or "a browser is there"),

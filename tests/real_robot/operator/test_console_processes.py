@@ -23,6 +23,7 @@ from real_robot.transports.ros.master import free_port
 
 _MISSING = missing_ros() or missing_browser()
 pytestmark = [
+    pytest.mark.live,
     pytest.mark.slow,
     pytest.mark.timeout(900),
     pytest.mark.skipif(bool(_MISSING), reason=_MISSING or "all is there"),

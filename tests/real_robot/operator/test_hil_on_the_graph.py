@@ -30,6 +30,7 @@ from vla_rl.offpolicy.replay import DECISIONS_FILE, FACTS_FILE
 from vla_rl.offpolicy.transitions import Transitions
 
 pytestmark = [
+    pytest.mark.live,
     pytest.mark.slow,
     pytest.mark.timeout(3600),
     pytest.mark.skipif(bool(missing_ros()), reason=missing_ros() or "ROS 1 is there"),

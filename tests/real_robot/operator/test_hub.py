@@ -31,6 +31,8 @@ from real_robot.operator.hub.hub_server import HubShow
 from real_robot.operator.hub.run_hub import console_url, load_hub
 from vla_rl.config import ConfigError
 
+pytestmark = pytest.mark.live
+
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubBench]:

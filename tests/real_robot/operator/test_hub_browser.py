@@ -10,6 +10,7 @@ from hub_robots import hub_bench
 from processes import until
 
 pytestmark = [
+    pytest.mark.live,
     pytest.mark.slow,
     pytest.mark.timeout(600),
     pytest.mark.skipif(bool(missing_browser()), reason=missing_browser() or "a browser is there"),

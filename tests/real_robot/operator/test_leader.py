@@ -159,6 +159,7 @@ def whole(tmp_path: Path) -> Iterator[Whole]:
     assert not KinematicLeader.made[-1].connected and not KinematicArm.made[-1].torque
 
 
+@pytest.mark.live
 def test_a_take_over_with_a_leader_arm_does_not_jump(tmp_path: Path) -> None:
     with whole(tmp_path) as bench:
         arm, leader = KinematicArm.made[-1], KinematicLeader.made[-1]
@@ -188,6 +189,7 @@ def test_a_take_over_with_a_leader_arm_does_not_jump(tmp_path: Path) -> None:
         until(lambda: bench.supervisor.state.mode == "holding", "the hold", 20)
 
 
+@pytest.mark.live
 def test_without_a_console_in_control_the_leader_is_not_followed(tmp_path: Path) -> None:
     with whole(tmp_path) as bench:
         until(lambda: bench.console_state.last_sent is not None or bench.ticks, "ticks", 20)

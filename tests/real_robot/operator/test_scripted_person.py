@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 from console_robot import ConsoleBench
 from hub_robots import HubBench, hub_bench
 from processes import until
@@ -126,6 +127,7 @@ def test_an_overview_that_is_late_costs_no_episode() -> None:
     assert person.is_done and len(person.journal) == 2
 
 
+@pytest.mark.live
 def test_the_person_starts_helps_gives_up_and_is_done(tmp_path: Path) -> None:
     outcomes: list[str] = []
     with hub_bench(tmp_path) as bench:
@@ -152,6 +154,7 @@ def test_the_person_starts_helps_gives_up_and_is_done(tmp_path: Path) -> None:
     assert counted.requests == counted.served == 4 and 0 < counted.helped < counted.seconds
 
 
+@pytest.mark.live
 def test_a_policy_that_was_interrupted_goes_on_and_one_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     interrupted: set[str] = set()
 

@@ -19,6 +19,7 @@ from processes import Child, RosGraph, json_lines, missing_ros, until
 from real_robot.transports.ros.master import free_port
 
 pytestmark = [
+    pytest.mark.live,
     pytest.mark.slow,
     pytest.mark.timeout(900),
     pytest.mark.skipif(bool(missing_ros()), reason=missing_ros() or "ROS 1 is there"),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ import numpy as np
 import pytest
 from arm_contract import arm_contract, opened
 from kinematic_arm import KinematicArm
-from processes import until
+from virtual_time import VirtualTime
 
 from real_robot.bridge.robot import TopicRobot
 from real_robot.contract.contract import RobotContract
@@ -23,6 +21,11 @@ from real_robot.transports.base import TransportError
 from real_robot.types import RobotObservation
 
 DEGREE = np.pi / 180
+
+
+@pytest.fixture(autouse=True)
+def threads(virtual: VirtualTime, monkeypatch: pytest.MonkeyPatch) -> None:
+    virtual.install(monkeypatch, "real_robot", "real_robot.transports.lerobot", "kinematic_arm")
 
 
 class Person:
@@ -38,7 +41,7 @@ class Person:
 class Bench:
     """The whole robot side around one contract, in threads, with a policy that asks for `target`."""
 
-    def __init__(self, contract: RobotContract, robot: TopicRobot, target: list[float]) -> None:
+    def __init__(self, virtual: VirtualTime, contract: RobotContract, robot: TopicRobot, target: list[float]) -> None:
         self.target, self.ticks, self.person = target, [], Person()
         self.supervisor = Supervisor(contract.safety)
         self.loop = ControlLoop(
@@ -50,7 +53,7 @@ class Bench:
             silence=contract.silence,
             observers=[self.ticks.append],
         )
-        self._thread = threading.Thread(target=self.loop.run, daemon=True)
+        self._thread = virtual.Thread(self.loop.run)
         self.ticks: list[Tick]
 
     def __enter__(self) -> Bench:
@@ -67,22 +70,22 @@ class Bench:
         return self.supervisor.state.mode
 
 
-def test_observations_come_by_name_in_the_contracts_order_and_units(tmp_path: Path) -> None:
+def test_observations_come_by_name_in_the_contracts_order_and_units(virtual: VirtualTime, tmp_path: Path) -> None:
     with opened(arm_contract(tmp_path)) as robot:
-        seen = until(robot.read, "an observation", 20)
+        seen = virtual.until(robot.read, "an observation", 20)
         assert seen.state == pytest.approx([0.5, 10 * DEGREE, -20 * DEGREE], abs=1e-6)
         assert seen.images["front"].shape == (24, 32, 3) and tuple(seen.images["front"][0, 0]) == (200, 0, 0)
-        assert 0 <= time.monotonic() - seen.stamp < 0.2
+        assert 0 <= virtual.monotonic() - seen.stamp < 0.2
         before = seen.stamp
-        until(lambda: (s := robot.read()) is not None and s.stamp > before, "a newer one", 20)
+        virtual.until(lambda: (s := robot.read()) is not None and s.stamp > before, "a newer one", 20)
 
 
-def test_commands_reach_the_robot_within_its_limits(tmp_path: Path) -> None:
+def test_commands_reach_the_robot_within_its_limits(virtual: VirtualTime, tmp_path: Path) -> None:
     contract = arm_contract(tmp_path)
-    with opened(contract) as robot, Bench(contract, robot, [2.0, -0.5, 9.0]) as bench:
+    with opened(contract) as robot, Bench(virtual, contract, robot, [2.0, -0.5, 9.0]) as bench:
         arm = KinematicArm.made[-1]
-        until(lambda: bench.mode == "running", "running", 20)
-        until(lambda: arm.sent and arm.sent[-1]["elbow.pos"] > 57.0, "the upper limit", 20)
+        virtual.until(lambda: bench.mode == "running", "running", 20)
+        virtual.until(lambda: arm.sent and arm.sent[-1]["elbow.pos"] > 57.0, "the upper limit", 20)
         sent = np.array([[a["gripper.pos"], a["shoulder.pos"], a["elbow.pos"]] for a in arm.sent])
         assert sent[:, 0].max() == pytest.approx(100) and sent[:, 2].max() <= 57.2958 + 1e-3
         assert sent[-1, 1] == pytest.approx(-0.5 / DEGREE, abs=0.01)
@@ -92,103 +95,105 @@ def test_commands_reach_the_robot_within_its_limits(tmp_path: Path) -> None:
         assert len(arm.threads) == 1, "the bus belongs to one thread"
 
 
-def test_a_hung_bus_is_held_within_the_time_out_and_stopped_until_a_reset(tmp_path: Path) -> None:
+def test_a_hung_bus_is_held_within_the_time_out_and_stopped_until_a_reset(virtual: VirtualTime, tmp_path: Path) -> None:
     contract = arm_contract(tmp_path)
-    with opened(contract) as robot, Bench(contract, robot, [0.5, 0.9, 0.0]) as bench:
+    with opened(contract) as robot, Bench(virtual, contract, robot, [0.5, 0.9, 0.0]) as bench:
         arm = KinematicArm.made[-1]
-        until(lambda: bench.mode == "running" and len(arm.sent) > 3, "running", 20)
+        virtual.until(lambda: bench.mode == "running" and len(arm.sent) > 3, "running", 20)
         arm.answers.clear()
-        hung = time.monotonic()
-        until(lambda: bench.mode != "running", "the hold", 20)
+        hung = virtual.monotonic()
+        virtual.until(lambda: bench.mode != "running", "the hold", 20)
         running = [t.time for t in bench.ticks if t.sent is not None and t.sent.mode == "running"]
         assert running[-1] - hung < contract.safety.observation_timeout + 0.3, "one tick late on a busy machine"
-        until(lambda: bench.mode == "stopped", "the stop", 20)
+        virtual.until(lambda: bench.mode == "stopped", "the stop", 20)
         assert "does not answer" in bench.supervisor.state.reason
         assert max(t.latency for t in bench.ticks) < 0.2, "no tick waits for the bus"
         arm.answers.set()
-        until(lambda: robot.fault is None, "that a reset is possible", 20)
+        virtual.until(lambda: robot.fault is None, "that a reset is possible", 20)
         assert bench.mode == "stopped", "a person must reset"
         bench.person.commands.append(OperatorCommand(reset="ann", begin=True))
-        until(lambda: bench.mode == "running", "running again", 20)
+        virtual.until(lambda: bench.mode == "running", "running again", 20)
 
 
-def test_after_an_outage_nothing_is_sent_that_would_make_the_arm_jump(tmp_path: Path) -> None:
+def test_after_an_outage_nothing_is_sent_that_would_make_the_arm_jump(virtual: VirtualTime, tmp_path: Path) -> None:
     contract = arm_contract(tmp_path, "transport.max_command_age=0.1")
     with opened(contract) as robot:
         arm = KinematicArm.made[-1]
-        state = until(robot.read, "an observation", 20).state
+        state = virtual.until(robot.read, "an observation", 20).state
         ahead = (state + np.array([0.0, 0.2, 0.0])).astype(np.float32)  # the shoulder, 11 degrees on
         arm.answers.clear()
-        time.sleep(0.3)
+        virtual.sleep(0.3)
         arm.answers.set()
 
         def refused() -> bool:
             robot.send(ahead)
             return bool(robot.dropped.get("withheld"))
 
-        until(refused, "the refusal", 20)
+        virtual.until(refused, "the refusal", 20)
         assert not arm.sent
         assert "not where it was told to be" in str(robot.fault)
-        until(lambda: robot.fault is None, "that a reset is possible", 20)
+        virtual.until(lambda: robot.fault is None, "that a reset is possible", 20)
         robot.send(state)
-        until(lambda: len(arm.sent) == 1, "a command near where it is", 20)
+        virtual.until(lambda: len(arm.sent) == 1, "a command near where it is", 20)
         robot.send(ahead)
-        until(lambda: len(arm.sent) == 2, "the next, wherever", 20)
+        virtual.until(lambda: len(arm.sent) == 2, "the next, wherever", 20)
 
 
 @pytest.mark.parametrize("error", [ConnectionError("no status packet"), TypeError("port is None")])
-def test_a_bus_that_fails_holds_then_stops_and_says_why(tmp_path: Path, error: Exception) -> None:
+def test_a_bus_that_fails_holds_then_stops_and_says_why(virtual: VirtualTime, tmp_path: Path, error: Exception) -> None:
     contract = arm_contract(tmp_path)
-    with opened(contract) as robot, Bench(contract, robot, [0.5, 0.9, 0.0]) as bench:
+    with opened(contract) as robot, Bench(virtual, contract, robot, [0.5, 0.9, 0.0]) as bench:
         arm = KinematicArm.made[-1]
-        until(lambda: bench.mode == "running", "running", 20)
+        virtual.until(lambda: bench.mode == "running", "running", 20)
         arm.error = error
-        until(lambda: bench.mode == "holding", "the hold", 20)
-        until(lambda: bench.mode == "stopped", "the stop", 20)
+        virtual.until(lambda: bench.mode == "holding", "the hold", 20)
+        virtual.until(lambda: bench.mode == "stopped", "the stop", 20)
         assert str(error) in bench.supervisor.state.reason
         assert robot.dropped["observation"]["unreadable"] > 0
         arm.error = None
 
 
-def test_a_camera_that_freezes_makes_the_observation_stale(tmp_path: Path) -> None:
+def test_a_camera_that_freezes_makes_the_observation_stale(virtual: VirtualTime, tmp_path: Path) -> None:
     contract = arm_contract(tmp_path, "silence=30")
-    with opened(contract) as robot, Bench(contract, robot, [0.5, 0.9, 0.0]) as bench:
-        until(lambda: bench.mode == "running", "running", 20)
-        KinematicArm.made[-1].cameras["front"].frozen = time.perf_counter()
-        until(lambda: bench.mode == "holding", "the hold", 20)
-        time.sleep(0.3)
+    with opened(contract) as robot, Bench(virtual, contract, robot, [0.5, 0.9, 0.0]) as bench:
+        virtual.until(lambda: bench.mode == "running", "running", 20)
+        KinematicArm.made[-1].cameras["front"].frozen = virtual.perf_counter()
+        virtual.until(lambda: bench.mode == "holding", "the hold", 20)
+        virtual.sleep(0.3)
         assert bench.mode == "holding" and robot.missing() == ["front"]
 
 
-def test_the_end_disconnects_and_turns_the_motors_off(tmp_path: Path) -> None:
+def test_the_end_disconnects_and_turns_the_motors_off(virtual: VirtualTime, tmp_path: Path) -> None:
     with opened(arm_contract(tmp_path)) as robot:
-        until(robot.read, "an observation", 20)
+        virtual.until(robot.read, "an observation", 20)
         arm = KinematicArm.made[-1]
         assert arm.torque
     assert not arm.torque and len(arm.threads) == 1
     robot.close()  # twice does no harm
 
 
-def test_a_bus_that_hangs_at_the_end_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bus_that_hangs_at_the_end_is_told(
+    virtual: VirtualTime, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with opened(arm_contract(tmp_path)) as robot:
-        until(robot.read, "an observation", 20)
+        virtual.until(robot.read, "an observation", 20)
         arm = KinematicArm.made[-1]
         arm.answers.clear()
     assert "MOTORS MAY STILL BE ON" in caplog.text
     arm.answers.set()
 
 
-def test_a_command_that_waited_too_long_is_not_sent(tmp_path: Path) -> None:
+def test_a_command_that_waited_too_long_is_not_sent(virtual: VirtualTime, tmp_path: Path) -> None:
     contract = arm_contract(tmp_path, "transport.max_command_age=0.1")
     with opened(contract) as robot:
-        until(robot.read, "an observation", 20)
+        virtual.until(robot.read, "an observation", 20)
         arm = KinematicArm.made[-1]
         arm.answers.clear()
-        time.sleep(0.1)
+        virtual.sleep(0.1)
         robot.send(np.array([0.5, 0.5, 0.5], np.float32))
-        time.sleep(0.3)
+        virtual.sleep(0.3)
         arm.answers.set()
-        until(lambda: robot.dropped.get("old"), "the refusal", 20)
+        virtual.until(lambda: robot.dropped.get("old"), "the refusal", 20)
         assert not arm.sent
 
 

@@ -60,6 +60,7 @@ def graph(tmp_path: Path) -> Iterator[RosGraph]:
     graph.close()
 
 
+@pytest.mark.live
 @needs_ros
 def test_every_message_goes_round_the_graph(graph: RosGraph) -> None:
     node = graph.start("node", "-c", ROUND_TRIP)
@@ -75,6 +76,7 @@ def test_every_message_goes_round_the_graph(graph: RosGraph) -> None:
     assert master_pid(graph.master.uri) is None
 
 
+@pytest.mark.live
 @needs_ros
 def test_a_master_that_is_asked_to_end_leaves_nothing_behind(graph: RosGraph) -> None:
     port = free_port()

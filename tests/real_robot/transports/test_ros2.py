@@ -207,6 +207,7 @@ def test_our_bytes_are_those_of_two_other_encoders(topic: str, kind: type, messa
     assert bytes(store.serialize_cdr(store.deserialize_cdr(ours, name), name)) == ours
 
 
+@pytest.mark.live
 def test_between_two_processes_under_ros_2s_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain cyclonedds writes; our transport, in another process, reads and sends on; plain cyclonedds reads that."""
     monkeypatch.setenv("CYCLONEDDS_URI", LOOPBACK)

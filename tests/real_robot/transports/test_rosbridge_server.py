@@ -29,6 +29,7 @@ MISSING = missing_ros() or ("" if COMMAND else "no rosbridge server: set VLA_RL_
 POLICY, TASK, NUM_EPISODES = "pretrained:tabletop_base", "push_to_zone", 10
 
 pytestmark = [
+    pytest.mark.live,
     pytest.mark.slow,
     pytest.mark.timeout(900),
     pytest.mark.skipif(bool(MISSING), reason=MISSING or "a rosbridge server is there"),

@@ -115,6 +115,7 @@ def test_an_arm_that_is_not_there_is_told(bus: FeetechBus, tmp_path: Path) -> No
         values.open()
 
 
+@pytest.mark.live
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_deploy_drives_the_arm_within_its_limits_and_leaves_it_off(bus: FeetechBus, tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ import pytest
 from action_scene import CONTRACT, Scene
 from processes import Child, RosGraph, missing_ros, until
 
+pytestmark = pytest.mark.live
+
 PROMPT = 400  # milliseconds in which a hold must have ended all motion
 
 
