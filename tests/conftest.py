@@ -49,3 +49,11 @@ def pytest_collection_finish() -> None:
 
 def pytest_runtest_logfinish() -> None:
     _hide_imported()
+
+
+@pytest.fixture(scope="session")
+def tiny_loop(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A recipe of `vla-rl loop` with its policy and world model, which no test changes."""
+    from test_loop import make_recipe
+
+    return make_recipe(tmp_path_factory.mktemp("loop"))

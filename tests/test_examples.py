@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
+import runpy
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -46,18 +45,21 @@ def test_the_environment_keeps_the_contract() -> None:
     check_vec_env(lambda num_envs, record_frames=False: config.build(num_envs, record_frames))
 
 
-def test_grpo_from_scratch_learns_in_one_script(tmp_path: Path) -> None:
-    options = {"iterations": 1, "groups": 5, "group-size": 3, "epochs": 1, "episodes-per-task": 1}
-    command = [sys.executable, str(EXAMPLES / "grpo_from_scratch.py")]
-    command += [text for name, value in options.items() for text in (f"--{name}", str(value))]
-    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parents[1])}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
-    assert done.returncode == 0, done.stderr[-2000:]
-    lines = done.stdout.splitlines()
+def test_grpo_from_scratch_learns_in_one_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(**options: int) -> None:
+        words = [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+        monkeypatch.setattr(sys, "argv", ["grpo_from_scratch.py", *words])
+        runpy.run_path(str(EXAMPLES / "grpo_from_scratch.py"), run_name="__main__")
+
+    monkeypatch.chdir(tmp_path)
+    run(iterations=1, groups=5, group_size=3, epochs=1, episodes_per_task=1)
+    lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("before:") and lines[-1].startswith("after:") and "loss" in lines[1]
-    alone = [*command[:2], "--group-size", "1"]  # A group of one has no spread: the loss would not be a number.
-    done = subprocess.run(alone, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
-    assert done.returncode == 2 and "--group-size: at least 2" in done.stderr
+    with pytest.raises(SystemExit) as ended:  # A group of one has no spread: the loss would not be a number.
+        run(group_size=1)
+    assert ended.value.code == 2 and "--group-size: at least 2" in capsys.readouterr().err
 
 
 def test_the_policy_keeps_the_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,8 +48,14 @@ def evaluation(name: str, rate: float, seed: int, split="eval", samples: int = 1
     return Evaluation(meta=meta, episodes=episodes)
 
 
+@pytest.fixture(scope="session")
+def video(tmp_path_factory) -> bytes:
+    frames = np.zeros((3, 64, 64, 3), np.uint8)
+    return write_mp4(tmp_path_factory.mktemp("video") / "black.mp4", frames, 10).read_bytes()
+
+
 @pytest.fixture
-def run(tmp_path):
+def run(tmp_path, video):
     folder = tmp_path / "tabletop_grpo"
     evaluation("base", 0.3, 0).save(folder / "evaluations/base.json")
     evaluation("final", 0.6, 1).save(folder / "evaluations/final.json")
@@ -62,10 +68,10 @@ def run(tmp_path):
     (folder / "config.yaml").write_text("name: tabletop_grpo\ndescription: a <b>bold</b> recipe\n")
     (folder / "command.txt").write_text("vla-rl train tabletop_grpo\n")
     (folder / "versions.json").write_text(json.dumps({"torch": "2.11.0", "git_commit": "abc123def456"}))
-    frames = np.zeros((3, 64, 64, 3), np.uint8)
+    (folder / "videos").mkdir()
     for name in ("base", "final"):
         for outcome in ("success", "failure"):
-            write_mp4(folder / f"videos/{name}__stack__sampled__eval-0007__{outcome}.mp4", frames, 10)
+            (folder / f"videos/{name}__stack__sampled__eval-0007__{outcome}.mp4").write_bytes(video)
     return folder
 
 
@@ -170,14 +176,14 @@ def test_one_evaluation_is_shown_alone(run):
     assert "on the validation split, not on eval" in page and "McNemar" not in page
 
 
-def test_of_several_evaluations_with_other_names_the_newest_is_shown(run):
+def test_of_several_evaluations_with_other_names_the_newest_is_shown(run, video):
     for name in ("base", "final"):
         (run / f"evaluations/{name}.json").unlink()
     for name, created in (("a__b", "2026-01-03T00:00:00+00:00"), ("c", "2026-01-02T00:00:00+00:00")):
         shown = evaluation(name, 0.5, 3)
         meta = shown.meta.model_copy(update={"created": created})
         shown.model_copy(update={"meta": meta}).save(run / f"evaluations/{name}.json")
-    write_mp4(run / "videos/a__b__stack__sampled__eval-0007__success.mp4", np.zeros((3, 64, 64, 3), np.uint8), 10)
+    (run / "videos/a__b__stack__sampled__eval-0007__success.mp4").write_bytes(video)
     page = read(write_report(run))
     assert "Sampled success of a__b is" in page and "no evaluation yet" not in page
     assert "the page shows the newest, a__b; also in the folder: c" in page

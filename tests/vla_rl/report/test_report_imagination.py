@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_report import run  # noqa: F401  (a fixture)
+from test_report import run, video  # noqa: F401  (fixtures)
 
 from vla_rl.evaluation.gate import GateCheck
 from vla_rl.evaluation.sequential_compare import SequentialComparison

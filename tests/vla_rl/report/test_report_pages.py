@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from browser import browser, missing_browser
-from test_report import run  # noqa: F401
+from test_report import run, video  # noqa: F401  (fixtures)
 
 from vla_rl.report.charts import BLUE, GREEN, ORANGE, PURPLE
 from vla_rl.report.report import write_report

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -17,18 +17,23 @@ from typing import Any
 import numpy as np
 import pytest
 from tiny_run import metrics
+from typer.testing import CliRunner, Result
 
+from real_robot.operator.recording_folder import RecordingError, RecordingLock
 from real_robot.operator.sim_interventions import OperatorOptions
+from vla_rl.cli.app import app
+from vla_rl.common.child_process import start_child
 from vla_rl.config import ConfigError
 from vla_rl.data.lerobot_io import list_shards, staging_folder
 from vla_rl.data.source import LeRobotSource
 from vla_rl.offpolicy.published import newest
 from vla_rl.offpolicy.replay import FACTS_FILE, Replay
 from vla_rl.recipe.recipe import load_recipe
+from vla_rl.workflows import hil, hil_actor
 from vla_rl.workflows.hil import run_hil
 from vla_rl.workflows.hil_actor import PUBLISHED, RECORDING, act
 
-EPISODES = 20
+EPISODES = 16
 TINY = [
     *("policy.path=pretrained:tabletop_base", "sft=null", "hil.prior=none", "hil.warm_updates=0", "num_threads=1"),
     *("env.num_envs=4", "env.num_workers=0", "env.horizons.push_to_zone=24", "hil.person.operator_steps=32"),
@@ -58,45 +63,89 @@ class Command:
 
     def until(self, condition: Callable[[], bool]) -> None:
         while not condition():
-            assert self.process.poll() is None, self.end()[1]
+            assert self.process.poll() is None, self.process.communicate()[0].decode()
             time.sleep(0.05)
 
-    def actor(self) -> int:
-        """The number of the actor's process."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        self.until(lambda: bool(children.read_text().split()))
-        return int(children.read_text().split()[0])
 
-    def end(self) -> tuple[int, str]:
-        output, _ = self.process.communicate()
-        return self.process.returncode, output.decode()
+class ActorHere:
+    """The actor in this process, in place of one of its own: it has ended where it was started."""
+
+    def __init__(self, command: list[str], **_: Any) -> None:
+        try:
+            hil_actor.main(Path(command[-1]))
+            self.returncode = 0
+        except Killed:
+            self.returncode = -signal.SIGKILL
+
+    def poll(self) -> int:
+        return self.returncode
+
+    def wait(self, _: float | None = None) -> int:
+        return self.returncode
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="children are found in /proc")
+class Killed(BaseException):
+    """Stands for a kill of the actor."""
+
+
+def recorded(run: Path) -> int:
+    """Episodes that are recorded so far, while others are under way."""
+    return len(list_shards(staging_folder(run / RECORDING)))
+
+
+def wait_until_free(run: Path) -> None:
+    """Nobody records: the actor has ended."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return RecordingLock(staging_folder(run / RECORDING)).close()
+        except RecordingError:
+            assert time.monotonic() < deadline, "the actor outlives the learner"
+            time.sleep(0.05)
+
+
+def here(*arguments: str) -> Result:
+    """`vla-rl hil` in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["vla-rl", "hil", *arguments])  # Which the run's folder keeps.
+        return CliRunner().invoke(app, sys.argv[1:])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the actor outlives a learner that is killed")
 @pytest.mark.timeout(1800)
-def test_actor_and_learner_are_killed_and_every_episode_counts_once(tmp_path: Path) -> None:
+def test_actor_and_learner_are_killed_and_every_episode_counts_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = tmp_path / "run"
-    first = Command(run, "tabletop_hil", *TINY)
-    first.until(lambda: len(list_shards(staging_folder(run / RECORDING))) >= 3)
-    os.kill(first.actor(), signal.SIGKILL)
-    code, said = first.end()
-    assert code != 0 and "the actor has ended (-9)" in said and f"--resume --output {run}" in said
-    recorded = len(list_shards(staging_folder(run / RECORDING)))
-    assert 3 <= recorded < EPISODES
+
+    def start_and_kill(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        def kill() -> None:
+            while recorded(run) < 3 and process.poll() is None:
+                time.sleep(0.02)
+            process.kill()
+
+        process = start_child(command, **options)
+        threading.Thread(target=kill).start()
+        return process
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hil, "start_child", start_and_kill)
+        first = here("tabletop_hil", *TINY, "--output", str(run))
+    assert first.exit_code == 2 and f"--resume --output {run}" in first.output
+    assert f"error: the actor has ended ({-signal.SIGKILL})" in first.output
+    before = recorded(run)
+    assert 3 <= before < EPISODES
 
     second = Command(run, "--resume")
-    second.until(lambda: bool(learned(run)) and len(list_shards(staging_folder(run / RECORDING))) > recorded)
+    second.until(lambda: bool(learned(run)) and recorded(run) > before)
     assert segments(run)
-    actor = second.actor()
     second.process.kill()
-    second.end()
-    deadline = time.monotonic() + 60
-    while Path(f"/proc/{actor}/cmdline").exists() and Path(f"/proc/{actor}/cmdline").read_bytes():
-        assert time.monotonic() < deadline, "the actor outlives the learner"
-        time.sleep(0.1)
+    second.process.communicate()
+    wait_until_free(run)
 
-    code, said = Command(run, "--resume").end()
-    assert code == 0, said
+    monkeypatch.setattr(hil, "start_child", ActorHere)
+    third = here("--resume", "--output", str(run))
+    assert third.exit_code == 0, third.output
     assert Counter(LeRobotSource(run / RECORDING).initial_states()) == Counter(
         f"push_to_zone/train/{500_000 + number}" for number in range(EPISODES)
     ), "each initial state once, in spite of two kills"
@@ -109,7 +158,7 @@ def test_actor_and_learner_are_killed_and_every_episode_counts_once(tmp_path: Pa
     assert last["rollout/episodes"] == EPISODES and last["step"] == 2 * EPISODES
     assert recording.interventions is not None and last["person/interventions"] == recording.interventions.sum() > 0
     assert 0 < last["replay/prior_decisions"] < last["replay/decisions"] == recording.num_frames
-    assert "per 100 episodes" in said and "100 resets" in said
+    assert "per 100 episodes" in third.output and "100 resets" in third.output
 
     facts = json.loads(next(run.glob("replay/segment-*/episodes.json")).read_text())
     replay = Replay(run / "replay", None, 0.5, 10**6, facts["fingerprint"], person_is_prior=True)

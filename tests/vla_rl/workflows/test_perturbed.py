@@ -17,8 +17,9 @@ from vla_rl.workflows.perturbed import chosen
 
 
 def command(folder: Path, *more: str) -> Result:
-    options = ("env.num_envs=4", "env.tasks=[push_to_zone]", "eval.episodes_per_task=4", "eval.temperatures=[0]")
-    arguments = ["eval", "tabletop_grpo", *options, "eval.videos=0", "log.tensorboard=false", "-o", str(folder), *more]
+    env = ("env.num_envs=4", "env.num_workers=0", "env.tasks=[push_to_zone]")
+    options = (*env, "eval.episodes_per_task=4", "eval.temperatures=[0]", "eval.videos=0", "log.tensorboard=false")
+    arguments = ["eval", "tabletop_grpo", *options, "-o", str(folder), *more]
     return CliRunner().invoke(app, arguments)
 
 

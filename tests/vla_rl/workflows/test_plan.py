@@ -17,6 +17,7 @@ from vla_rl.recipe.recipe import load_recipe
 from vla_rl.rollout.runner import collect
 from vla_rl.training.memory import estimate, size_text
 from vla_rl.types import EpisodeSpec
+from vla_rl.workflows.gpu_bench import roofline
 from vla_rl.workflows.gpu_bench.record import PartRecord, Results, Row
 from vla_rl.workflows.plan.costs import Costs, Curve, from_bench, from_run
 from vla_rl.workflows.plan.measure import smaller, with_spread
@@ -376,7 +377,12 @@ def test_where_only_acting_is_known_the_environment_is_measured_with_random_acti
     assert sources["trained_bytes"].startswith("computed") and costs["trained_bytes"] == ADAPTER_BYTES
 
 
-def test_with_a_roofline_gradients_and_the_optimizer_are_not_free(recipe, no_memory):
+@pytest.mark.parametrize("is_full", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_with_a_roofline_gradients_and_the_optimizer_are_not_free(recipe, no_memory, monkeypatch, is_full):
+    """Fast, acting and updating are counted with a tiny network; what is trained is that of 7 billion either way."""
+    for name in ("of_act", "of_update"):
+        counted = getattr(roofline, name)
+        monkeypatch.setattr(roofline, name, lambda _, *more, counted=counted: counted(is_full, *more))
     costs = planned_costs(str(recipe), *OPENVLA_7B, "--roofline")
     assert costs["trained_bytes"] == ADAPTER_BYTES
     assert costs["optimizer"] == pytest.approx(7 * costs["trained_bytes"] / 4.3e12)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -13,21 +10,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_hil import EPISODES, TINY, Command, segments
+from test_hil import EPISODES, TINY, ActorHere, Killed, recorded, segments
 from tiny_run import metrics
 
 from real_robot.operator.recorder import Recording
 from real_robot.operator.sim_interventions import InterventionOutcome, OperatorOptions, run_interventions
 from sim.tabletop.config import TabletopConfig
+from vla_rl.common.run_folder import open_run
 from vla_rl.config import ConfigError
-from vla_rl.data.lerobot_io import list_shards, read_shards, staging_folder
+from vla_rl.data.lerobot_io import read_shards, staging_folder
 from vla_rl.data.source import LeRobotSource
 from vla_rl.offpolicy.recorded import new_episodes
 from vla_rl.recipe.recipe import load_recipe
 from vla_rl.rollout.practice import Practice
 from vla_rl.rollout.runner import RunningEpisode
 from vla_rl.types import ActionChunk, EpisodeSpec, Observation
-from vla_rl.workflows.hil import run_hil
+from vla_rl.workflows import hil
+from vla_rl.workflows.hil import ActorError, run_hil
 from vla_rl.workflows.hil_actor import RECORDING, act
 
 PICK, OFF = "pick_place", "take_off"
@@ -138,19 +137,26 @@ def test_a_broken_episode_is_followed_by_a_reset() -> None:
         assert second is not None and (second.task, second.keyframe, second.index) == (PICK, None, 1)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="children are found in /proc")
-@pytest.mark.timeout(1800)
-def test_killed_and_resumed_each_episode_counts_once_and_scenes_begin_anew(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    horizons = [f"env.horizons.{task}=24" for task in (PICK, OFF)]
-    first = Command(run, "tabletop_hil", *TINY, *PAIR, *horizons, "env.knock.probability=0", "env.num_envs=2")
-    first.until(lambda: len(list_shards(staging_folder(run / RECORDING))) >= 5)
-    os.kill(first.actor(), signal.SIGKILL)
-    code, said = first.end()
-    assert code != 0 and "the actor has ended (-9)" in said
+def test_killed_and_resumed_each_episode_counts_once_and_scenes_begin_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside `test_hil`, where real processes are killed."""
+    run, ended = tmp_path / "run", Practice.ended
+    changes = [f"env.horizons.{task}=24" for task in (PICK, OFF)] + ["env.knock.probability=0", "env.num_envs=2"]
+    recipe = load_recipe("tabletop_hil", [*TINY, *PAIR, *changes])
+    monkeypatch.setattr(hil, "start_child", ActorHere)
+
+    def killed(*arguments: Any) -> None:
+        if recorded(run) >= 5:
+            raise Killed
+        ended(*arguments)
+
+    with monkeypatch.context() as patch, pytest.raises(ActorError, match=r"the actor has ended \(-9\)"):
+        patch.setattr(Practice, "ended", killed)
+        run_hil(recipe, open_run(recipe, run, resume=False), lambda _: None)
     before = [row for rows, _, _ in read_shards(staging_folder(run / RECORDING)) for row in rows]
-    code, said = Command(run, "--resume").end()
-    assert code == 0, said
+    assert 5 <= len(before) < EPISODES
+    run_hil(recipe, run, lambda _: None)
     table = LeRobotSource(run / RECORDING).episodes
     assert sorted(table.column("env_index").to_pylist()) == [500_000 + number for number in range(EPISODES)]
     continued, tasks = table.column("continued").to_pylist(), table.column("env_task").to_pylist()

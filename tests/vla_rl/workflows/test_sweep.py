@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from run_here import run_jobs_here
 from tiny_run import make_recipe, save_policy
 
 from vla_rl.cli.options import PROGRAM
@@ -72,7 +73,8 @@ def test_a_kind_alone_chooses_the_section():
         load_recipe("tabletop_grpo", ["algo=rlo"])
 
 
-def test_a_sweep_runs_each_combination_once_against_the_policy_it_began_with(tmp_path: Path):
+def test_a_sweep_runs_each_combination_once_against_the_policy_it_began_with(tmp_path: Path, monkeypatch):
+    run_jobs_here(monkeypatch)
     recipe = tmp_path / "recipe.yaml"
     short = make_recipe(save_policy(tmp_path / "policy"), "train.iterations=1", "eval.temperatures=[1.0]")
     recipe.write_text(dump_yaml(short))

@@ -8,19 +8,17 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_run
-import yaml
+from run_here import run_jobs_here
 from tiny_run import save_policy
 
 from vla_rl.cli.options import PROGRAM
 from vla_rl.common import atomic
 from vla_rl.common.run_folder import open_run
-from vla_rl.config import ConfigError, apply_overrides, dump_yaml, read_yaml, validate
+from vla_rl.config import ConfigError, apply_overrides, read_yaml, validate
 from vla_rl.data.source import LeRobotSource
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.recipe.collect_config import CollectConfig
@@ -92,19 +90,33 @@ def started(recipe: Recipe, folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def recipe(tmp_path_factory) -> Recipe:
-    return make_recipe(tmp_path_factory.mktemp("loop"))
+def recipe(tiny_loop) -> Recipe:
+    return tiny_loop
 
 
-def test_a_round_goes_from_real_episodes_to_a_real_evaluation(recipe, tmp_path, monkeypatch):
-    trained: list[Path] = []
-    monkeypatch.setattr(loop_controls, "train", lambda recipe, folder, *_, **__: trained.append(folder) or 1 / 0)
-    with pytest.raises(ZeroDivisionError):  # Stopped at the start of RL.
-        loop.loop(recipe, started(recipe, tmp_path / "run"), PROGRAM, lambda _: None)
-    monkeypatch.undo()
-    folder = tmp_path / "run"
+class Stopped(BaseException):
+    """Stands for a kill."""
+
+
+def stop(*_: object, **__: object) -> None:
+    raise Stopped
+
+
+@pytest.fixture(scope="module")
+def before_rl(recipe, tmp_path_factory) -> Path:
+    """A loop that was stopped where its RL would start."""
+    folder = started(recipe, tmp_path_factory.mktemp("stopped") / "run")
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(loop, "run_beside_controls", stop)
+        loop.loop(recipe, folder, PROGRAM, lambda _: None)
+    return folder
+
+
+def test_a_round_goes_from_real_episodes_to_a_real_evaluation(recipe, before_rl, tmp_path, monkeypatch):
+    run_jobs_here(monkeypatch)
+    folder = Path(shutil.copytree(before_rl, tmp_path / "run"))
     kept = {path: path.stat().st_mtime_ns for path in (folder / "round_1" / "fit").rglob("*.safetensors")}
-    assert kept and trained == [folder / "round_1" / "train"]
+    assert kept and not (folder / "round_1" / "train").exists()
 
     done = loop.loop(recipe, folder, PROGRAM, lambda _: None)
     assert {path: path.stat().st_mtime_ns for path in kept} == kept, "the world model was not fitted again"
@@ -121,11 +133,11 @@ def test_a_round_goes_from_real_episodes_to_a_real_evaluation(recipe, tmp_path, 
     assert [row["total"] for row in rounds["rows"]] == [48] and "48 real episodes" in page.read_text()
 
 
-def test_an_untrusted_world_model_stops_the_loop(recipe, tmp_path):
+def test_an_untrusted_world_model_stops_the_loop(recipe, before_rl, tmp_path):
     values = recipe.model_dump(mode="json")
     values["env"]["trust"]["ignore"] = False
     with pytest.raises(ValueError, match="cannot be trusted enough"):
-        loop.loop(validate(Recipe, values), tmp_path, PROGRAM, lambda _: None)
+        loop.loop(validate(Recipe, values), shutil.copytree(before_rl, tmp_path / "run"), PROGRAM, lambda _: None)
 
 
 def test_a_loop_needs_its_evaluations(recipe, tmp_path):
@@ -263,10 +275,6 @@ def test_every_real_episode_is_counted_once(whole, two):
     assert "<h2>Rounds</h2>" in page and "Controls" in page
 
 
-class _Stopped(BaseException):
-    """Stands for a kill."""
-
-
 @pytest.mark.slow
 def test_stopped_at_every_stage_it_ends_the_same(whole, two, tmp_path, monkeypatch):
     """Stopped before whatever it would have published next, again and again."""
@@ -275,7 +283,7 @@ def test_stopped_at_every_stage_it_ends_the_same(whole, two, tmp_path, monkeypat
 
     def limited(*args: Any) -> None:
         if allowed[0] == 0:
-            raise _Stopped
+            raise Stopped
         allowed[0] -= 1
         publish(*args)
 
@@ -285,7 +293,7 @@ def test_stopped_at_every_stage_it_ends_the_same(whole, two, tmp_path, monkeypat
         try:
             loop.loop(two, folder, PROGRAM, lambda _: None)
             break
-        except _Stopped:
+        except Stopped:
             stops += 1
     assert stops >= 6
     same_result(whole, folder)
@@ -369,34 +377,6 @@ def test_a_budget_that_is_too_small_is_refused_before_anything_runs(two, tmp_pat
     assert not (tmp_path / "run").exists()
 
 
-def with_control(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Recipe, list[Recipe]]:
-    """A recipe with a control whose process fails at once, and the recipes that were started."""
-    recipe = tiny_run.make_recipe(
-        save_policy(folder / "policy"),
-        *("loop.controls=[continue_bc]", "train.keep=best", "train.validate_every=1", "train.validation_episodes=2"),
-    )
-    started: list[Recipe] = []
-
-    def start(_: Recipe, file: Path, __: Path, overrides: Sequence[str], *_____: object) -> subprocess.Popen[bytes]:
-        started.append(load_recipe(file, overrides))
-        process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
-        process.wait()
-        return process
-
-    monkeypatch.setattr(loop_controls, "_start", start)
-    return recipe, started
-
-
-def test_a_control_that_fails_ends_rl_at_once(tmp_path, monkeypatch):
-    recipe, started = with_control(tmp_path, monkeypatch)
-    done = Round(tmp_path / "round_1")
-    done.folder.mkdir()
-    with pytest.raises(RuntimeError, match=r"the control continue_bc failed; its output .*train_continue_bc\.log"):
-        loop_controls.run_beside_controls(recipe, done, None, PROGRAM, lambda _: None)
-    assert {row["step"] for row in tiny_run.metrics(done.run)} == {1}, "not only after RL's four iterations"
-    assert started[0].train.keep == "last" and started[0].train.control == "continue_bc"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("notes", "message"),
@@ -418,26 +398,3 @@ def test_a_rounds_episodes_of_another_policy_or_camera_are_refused(whole, two, t
     file.write_text(json.dumps(values))
     with pytest.raises(ConfigError, match=message):
         loop.loop(two, folder, PROGRAM, lambda _: None)
-
-
-@pytest.mark.parametrize(
-    ("num_episodes", "options", "expected"),
-    [
-        (160, [], (40, 1)),  # 40 groups of 4.
-        (400, [], (50, 2)),  # 2.5 iterations of 40: two, larger ones.
-        (400, ["loop.online_groups=10"], (10, 10)),
-        (7, [], (1, 1)),
-    ],
-)
-def test_the_control_in_the_simulator_takes_no_more_than_the_loop_did(two, num_episodes, options, expected):
-    options = ["train.groups=40", "algo.decay_iterations=50", *options]
-    recipe = validate(Recipe, apply_overrides(two.model_dump(mode="json"), options))
-    online = loop_controls.online_recipe(recipe, num_episodes)
-    assert (online.train.groups, online.train.iterations) == expected and online.algo.decay_iterations == expected[1]
-    assert online.train.groups * online.train.iterations * 4 <= num_episodes
-    assert online.env.kind == "dummy" and not online.gate.every and not online.sampling.keyframe_share  # type: ignore[attr-defined]
-    again = validate(Recipe, yaml.safe_load(dump_yaml(online)))
-    assert again.train == online.train and again.real_env is None
-
-
-# --- uses beyond RL ----------------------------------------------------------------------------------

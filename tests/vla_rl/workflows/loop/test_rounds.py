@@ -112,17 +112,20 @@ def test_after_a_rollback_the_threshold_is_chosen_on_the_policy_that_rl_starts_f
     assert learned_from(rounds, 2, 0.5)[0] == later, "learned from once they choose nothing more"
 
 
+@pytest.fixture(scope="module")
+def new(recipe, tmp_path_factory) -> list[Path]:
+    """A round's rollouts and held-out episodes."""
+    folder = tmp_path_factory.mktemp("new")
+    for number, name in enumerate(("rollouts", "held_out")):
+        options = {"source": "policy", "episodes_per_task": 24, "start_index": 300 + 50 * number}
+        collect(recipe, CollectConfig.model_validate(options | {"dataset": str(folder / name)}), lambda _: None)
+    return [folder / "rollouts", folder / "held_out"]
+
+
 @pytest.mark.parametrize("cross_fit", [0, 2])
-def test_a_fit_chooses_its_threshold_on_the_episodes_that_it_is_given(recipe, tmp_path, cross_fit):
+def test_a_fit_chooses_its_threshold_on_the_episodes_that_it_is_given(recipe, new, tmp_path, cross_fit):
     options = [f"world_model.cross_fit={cross_fit}"]
     recipe = validate(Recipe, apply_overrides(recipe.model_dump(mode="json"), options))
-    new = []
-    for number, name in enumerate(("rollouts", "held_out")):
-        new.append(tmp_path / name)
-        episodes = CollectConfig(
-            source="policy", dataset=str(new[-1]), episodes_per_task=24, start_index=300 + 50 * number
-        )
-        collect(recipe, episodes, lambda _: None)
     start: Any = recipe.env
     fitted = fit_world_model(recipe, tmp_path / "fit", new[:1], str(start.path), [1.0], "last", new[1:])
     before, after = (read_metadata(folder)[1] for folder in (Path(start.path), fitted))
