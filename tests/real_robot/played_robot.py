@@ -1,5 +1,7 @@
 """A node that plays a robot's drivers: publishes and listens as it is told, and prints what it is commanded.
 
+It leaves the graph when its standard input ends.
+
     python played_robot.py TRANSPORT.json GRAPH.json
 
 GRAPH: {"publish": [...], "listen": [{"topic", "type"}], "advertise": [the same], "actions": [{"name", "type"}]}. Of
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -123,11 +126,13 @@ def main() -> None:
     for entry in graph.get("advertise", ()):
         transport.advertise(entry["topic"], MESSAGES[entry["type"]], QosConfig())
     kept = [announce(values, entry["name"], entry["type"]) for entry in graph.get("actions", ())]
+    threading.Thread(target=lambda: (sys.stdin.read(), kept.append(None)), daemon=True).start()
     print("ready", flush=True)
-    while kept is not None:
+    while None not in kept:
         for stream in streams:
             stream.step()
         time.sleep(0.002)
+    transport.close()
 
 
 if __name__ == "__main__":

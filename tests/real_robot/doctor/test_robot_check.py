@@ -1,24 +1,29 @@
-"""`vla-rl doctor ROBOT.yaml` on a live graph: a well robot has no fault, and each planted fault is named."""
+"""`vla-rl doctor ROBOT.yaml`: a well robot has no fault, and each planted fault is named.
+
+On a graph in memory, in virtual time; test_live_graphs.py has it look at ROS 1 and DDS.
+"""
 
 from __future__ import annotations
 
 import copy
-import os
-from collections.abc import Callable, Iterator
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from patients import DdsPatient, Report, Ros1Patient, doctor, examined_until, well
+from patients import Report, examine, report_of
 from processes import ROOT, missing_ros
+from typer.testing import CliRunner
+from virtual_time import VirtualTime
 
 from real_robot.contract.load import load_contract
 from real_robot.doctor.listen import Findings
 from real_robot.doctor.robot_check import judge
 from real_robot.transports.base import Endpoint
+from vla_rl.cli.app import app
+from vla_rl.common.checks import Check
 
-needs_ros = pytest.mark.skipif(bool(missing_ros()), reason=missing_ros() or "ROS 1 is there")
 JOINTS = ["shoulder", "elbow", "wrist"]
 ARM: dict[str, Any] = {
     "name": "arm",
@@ -94,25 +99,13 @@ def arm(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def ros1(tmp_path: Path) -> Iterator[Ros1Patient]:
-    patient = Ros1Patient(tmp_path)
-    yield patient
-    patient.close()
-
-
-@pytest.fixture
-def dds(tmp_path: Path) -> Iterator[DdsPatient]:
-    pytest.importorskip("cyclonedds", reason="cyclonedds is not installed: pip install 'vla-rl[ros]'")
-    patient = DdsPatient(tmp_path)
-    yield patient
-    patient.close()
-
-
-@pytest.mark.live
-@needs_ros
-def test_a_robot_that_is_well_has_no_fault(arm: Path, ros1: Ros1Patient) -> None:
-    assert ros1.examine(str(arm), WELL, well) == (0, {})
+@pytest.mark.parametrize("kind", ["ros1", "ros2"])
+def test_a_robot_that_is_well_has_no_fault(
+    kind: str, tmp_path: Path, virtual: VirtualTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "arm.yaml"
+    path.write_text(yaml.safe_dump({**ARM, "transport": {"kind": kind}}))
+    assert examine(virtual, monkeypatch, str(path), WELL) == {}
 
 
 # What is planted, and what the report must say of each line. Several at once: one must not hide another.
@@ -161,73 +154,42 @@ FAULTS: list[tuple[dict[str, Any], dict[str, str]]] = [
 ]
 
 
-def names(expected: dict[str, str]) -> Callable[..., Report]:
-    """A look for these faults: line -> what it must say."""
-    return examined_until(
-        lambda report: all(text in report[1].get(n, {}).get("found", "") for n, text in expected.items())
-    )
-
-
-def check_found(report: Report, expected: dict[str, str]) -> None:
-    code, found = report
-    assert code == 1
+def check_found(found: Report, expected: dict[str, str]) -> None:
     for name, text in expected.items():
-        assert text in found[name]["found"] and found[name]["status"] == "wrong" and found[name]["fix"], found
+        assert text in found[name].found and found[name].status == "wrong" and found[name].fix, found
 
 
-@pytest.mark.live
-@needs_ros
 @pytest.mark.parametrize(("faults", "expected"), FAULTS)
 def test_each_planted_fault_is_named(
-    faults: dict[str, Any], expected: dict[str, str], arm: Path, ros1: Ros1Patient
+    faults: dict[str, Any], expected: dict[str, str], arm: Path, virtual: VirtualTime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check_found(ros1.examine(str(arm), planted(faults), names(expected)), expected)
+    found = examine(virtual, monkeypatch, str(arm), planted(faults))
+    check_found(found, expected)
+    lines = {line for topic in faults for line in found if line.startswith(topic)}
+    assert set(found) - lines <= {*expected, "observation"}, "nothing else is blamed"
 
 
-@needs_ros
-def test_without_a_master_it_says_so_and_fails(arm: Path) -> None:
-    code, found = doctor(str(arm), {**os.environ, "ROS_MASTER_URI": "http://127.0.0.1:9"})
-    assert code == 1 and "no ROS master answers at http://127.0.0.1:9" in found["transport"]["found"]
-
-
-# --- DDS ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def dds_arm(tmp_path: Path) -> Path:
+def test_over_dds_a_publisher_that_a_reliable_reader_never_hears_is_named(
+    tmp_path: Path, virtual: VirtualTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "arm.yaml"
     path.write_text(yaml.safe_dump({**ARM, "transport": {"kind": "ros2"}}))
-    return path
+    found = examine(virtual, monkeypatch, str(path), planted({STATES: {"reliability": "best_effort"}}))
+    check_found(found, {STATES: "its publisher is best_effort, which a reliable reader never hears"})
 
 
-@pytest.mark.live
-def test_over_dds_a_robot_that_is_well_has_no_fault(dds_arm: Path, dds: DdsPatient) -> None:
-    assert dds.examine(str(dds_arm), WELL, well) == (0, {})
+def test_without_a_master_it_says_so_and_fails(arm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if reason := missing_ros():
+        pytest.skip(reason)
+    monkeypatch.setenv("ROS_MASTER_URI", "http://127.0.0.1:9")
+    code, found = told(str(arm))
+    assert code == 1 and "no ROS master answers at http://127.0.0.1:9" in found["transport"].found
 
 
-DDS_FAULTS = [
-    FAULTS[0],
-    (
-        {
-            CAMERA: {"type": "sensor_msgs/Image"},
-            STATES: {"reliability": "best_effort"},
-            COMMAND: {"rival": True},
-        },
-        {
-            CAMERA: "publishes sensor_msgs/Image; the contract reads sensor_msgs/CompressedImage",
-            STATES: "its publisher is best_effort, which a reliable reader never hears",
-            f"{COMMAND}: others": "two drivers of one robot",
-        },
-    ),
-]
-
-
-@pytest.mark.live
-@pytest.mark.parametrize(("faults", "expected"), DDS_FAULTS)
-def test_over_dds_each_planted_fault_is_named(
-    faults: dict[str, Any], expected: dict[str, str], dds_arm: Path, dds: DdsPatient
-) -> None:
-    check_found(dds.examine(str(dds_arm), planted(faults), names(expected)), expected)
+def told(contract: str) -> tuple[int, Report]:
+    """The program's exit code and report."""
+    result = CliRunner().invoke(app, ["doctor", contract, "--json", "--seconds", "1"])
+    return result.exit_code, report_of([Check(**check) for check in json.loads(result.output)["checks"]])
 
 
 # --- of what was found -------------------------------------------------------------------------
@@ -269,10 +231,9 @@ def test_a_robot_of_lerobots_is_not_connected_unless_asked(tmp_path: Path) -> No
     values["observation"]["images"]["side"] = {"camera": {"kind": "opencv", "index": 3}}
     path = tmp_path / "arm.yaml"
     path.write_text(yaml.safe_dump(values))
-    here = os.pathsep.join([str(ROOT), str(ROOT / "tests/real_robot"), os.environ.get("PYTHONPATH", "")])
-    code, found = doctor(str(path), {**os.environ, "PYTHONPATH": here})
+    code, found = told(str(path))
     assert code == 1
-    assert "no 'sholder.pos' (near: shoulder.pos" in found["observation"]["found"]
-    assert "missing is not there" in found["transport.port"]["found"]
+    assert "no 'sholder.pos' (near: shoulder.pos" in found["observation"].found
+    assert "missing is not there" in found["transport.port"].found
     assert "" not in found, "a camera of this machine is none of the robot's"
-    assert "turns the motors on" in found["live"]["found"] and "--connect" in found["live"]["fix"]
+    assert "turns the motors on" in found["live"].found and "--connect" in found["live"].fix
