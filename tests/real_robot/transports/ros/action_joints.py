@@ -10,12 +10,13 @@ import json
 import math
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 JOINTS = ("finger", "a", "b")
 PERIOD = 0.02
-SPEED = {"finger": 0.04, "a": 0.5, "b": 0.5}  # m/s, rad/s
+SPEED = {"finger": 0.08, "a": 1.0, "b": 1.0}  # m/s, rad/s
 
 
 def outcome(position: float) -> str:
@@ -34,6 +35,12 @@ class Joints:
     def tell(self, event: str, **values: Any) -> None:
         with self._lock:
             self._file.write(json.dumps({"time": time.monotonic(), "event": event, **values}) + "\n")
+
+    def obey(self, lines: Iterable[str]) -> None:
+        """At each line, have all joints at zero at once."""
+        for _ in lines:
+            self.positions = dict.fromkeys(JOINTS, 0.0)
+            self.tell("zero")
 
     def step(self, targets: dict[str, float]) -> bool:
         """Move towards the targets for one period, and wait for it. Returns whether all are reached."""

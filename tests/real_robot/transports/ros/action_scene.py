@@ -15,15 +15,30 @@ ARM = [0.0, 0.0]
 
 
 class Scene:
-    """Both processes. `start` starts a Python program: (name, *arguments)."""
+    """Both processes, for one test after the other. `start` starts a Python program: (name, *arguments)."""
 
     def __init__(
         self, folder: Path, start: Any, robot: str, transport: str, robot_arguments: tuple[str, ...] = ()
     ) -> None:
         self.folder, self.start, self.transport = folder, start, transport
-        log = str(folder / "robot.jsonl")
-        self.robot: Child = start("robot", str(Path(__file__).with_name(robot)), log, *robot_arguments)
+        self._log, self._since = folder / "robot.jsonl", 0
+        self.robot: Child = start("robot", str(Path(__file__).with_name(robot)), str(self._log), *robot_arguments)
         self.loop: Child | None = None
+        self._num_loops = 0
+
+    def begin(self) -> None:
+        """A new test: the joints stand, at zero, and what was before is forgotten. The loop, if one runs, holds."""
+        if self.loop is not None and self.loop.process.poll() is None:
+            if self.states()[-1]["mode"] == "stopped":
+                self.say(reset="the next test")
+            self.say(action=None)
+            self.awaits("holding")
+        now = time.monotonic()
+        until(lambda: self.stands(0.2, now), "the joints to stand")
+        before = len(self.events("zero"))
+        self.robot.type("\n")
+        until(lambda: len(self.events("zero")) > before, "the joints at zero")
+        self._since = len(json_lines(self._log))
 
     def serve(self) -> None:
         """Let the robot's servers come up."""
@@ -32,13 +47,16 @@ class Scene:
         until(lambda: self.robot.says("serving"), "the action servers")
 
     def run(self, *overrides: str) -> None:
-        """Start the loop, and wait until it is up."""
-        loop = self.loop = self.start_loop(*overrides)
-        until(lambda: loop.says("ready"), "the loop")
+        """Start the loop, unless one runs, and wait until it is up."""
+        if self.loop is None or self.loop.process.poll() is not None:
+            loop = self.loop = self.start_loop(*overrides)
+            until(lambda: loop.says("ready"), "the loop")
 
     def start_loop(self, *overrides: str) -> Child:
-        contract, log = str(CONTRACT), str(self.folder / "loop.jsonl")
-        return self.start("loop", str(LOOP), contract, log, f"transport={self.transport}", *overrides)
+        self._num_loops += 1
+        contract, name = str(CONTRACT), f"loop{self._num_loops}"
+        log = str(self.folder / f"{name}.jsonl")
+        return self.start(name, str(LOOP), contract, log, f"transport={self.transport}", *overrides)
 
     def say(self, **told: Any) -> None:
         assert self.loop is not None
@@ -50,11 +68,11 @@ class Scene:
 
     def events(self, event: str, **like: Any) -> list[dict[str, Any]]:
         """The robot's log lines of that event with those values."""
-        lines = json_lines(self.folder / "robot.jsonl")
+        lines = json_lines(self._log)[self._since :]
         return [e for e in lines if e["event"] == event and all(e.get(k) == v for k, v in like.items())]
 
     def states(self) -> list[dict[str, Any]]:
-        return json_lines(self.folder / "loop.jsonl")
+        return json_lines(self.folder / f"loop{self._num_loops}.jsonl")
 
     def awaits(self, mode: str, reason: str = "") -> dict[str, Any]:
         """Wait until the loop's state is that. Returns its log line."""
@@ -73,12 +91,13 @@ class Scene:
         moved = self.events("moved", joint="finger")
         return moved[-1]["position"] if moved else 0.0
 
-    def last_motion_after(self, moment: float, joint: str) -> float:
-        """Milliseconds from then (monotonic) to the joint's last motion, once it has stood for half a second."""
+    def stands(self, seconds: float, moment: float, *joints: str) -> bool:
+        """Whether these joints, or all, have stood for so long; it is looked at from `moment` on (monotonic)."""
+        moved = [e["time"] for e in self.events("moved") if not joints or e["joint"] in joints]
+        return time.monotonic() - max([moment, *moved[-1:]]) > seconds
 
-        def stands() -> bool:
-            last = self.events("moved", joint=joint)[-1]["time"]
-            return time.monotonic() - max(last, moment) > 0.5
-
-        until(stands, f"{joint} stands", 20)
-        return max(0.0, (self.events("moved", joint=joint)[-1]["time"] - moment) * 1000)
+    def last_motion_after(self, moment: float, *joints: str) -> float:
+        """Milliseconds from then (monotonic) to these joints' last motion, once they have stood for half a second."""
+        until(lambda: self.stands(0.5, moment, *joints), f"{joints} stand", 20)
+        last = [self.events("moved", joint=joint)[-1]["time"] for joint in joints]
+        return max(0.0, (max(last) - moment) * 1000)

@@ -1,7 +1,7 @@
 """A robot of ROS 1 with real actionlib servers, in a process of its own: ros1_robot.py LOG.
 
-It serves at a line of standard input. The gripper's server is actionlib's ActionServer, which may reject; the arm's is
-its SimpleActionServer, as in most controllers.
+It serves at a line of standard input; at each later one its joints are at zero. The gripper's server is actionlib's
+ActionServer, which may reject; the arm's is its SimpleActionServer, as in most controllers.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def main() -> None:
     rospy.Service("/suction", SetBool, suction)
     rospy.Service("/refuse", Trigger, lambda request: TriggerResponse(success=False, message="not today"))
     print("serving", flush=True)
-    sys.stdin.read()
+    joints.obey(sys.stdin)
     del servers
     rospy.signal_shutdown("end")
 

@@ -1,6 +1,7 @@
 """A robot of ROS 2's wire with action servers in plain cyclonedds, in a process of its own: ros2_robot.py LOG DOMAIN.
 
-It serves at a line of standard input. Another client's goals (identity 7) are answered too, to be ignored.
+It serves at a line of standard input; at each later one its joints are at zero. Another client's goals (identity 7) are
+answered too, to be ignored.
 """
 
 from __future__ import annotations
@@ -178,7 +179,7 @@ def main() -> None:
     graph.serve("suction", t.SetBoolRequest, t.SetBoolResponse, suction)
     graph.serve("refuse", *trigger, lambda request: {"success": False, "message": "not today"})
     print("serving", flush=True)
-    sys.stdin.read()
+    joints.obey(sys.stdin)
     del servers
 
 
