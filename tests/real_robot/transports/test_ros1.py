@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from processes import ROOT, RosGraph, missing_ros, until
+from processes import ROOT, Child, RosGraph, missing_ros, until
 from test_messages import EXAMPLES
 
+from real_robot.transports.base import TransportError
+from real_robot.transports.configs import Ros1Config
 from real_robot.transports.ros import install
 from real_robot.transports.ros.master import free_port, is_gone, master_pid, service_uri, topic_ends
 
@@ -78,21 +80,23 @@ def test_every_message_goes_round_the_graph(graph: RosGraph) -> None:
 
 @pytest.mark.live
 @needs_ros
-def test_a_master_that_is_asked_to_end_leaves_nothing_behind(graph: RosGraph) -> None:
+def test_a_master_that_is_asked_to_end_leaves_nothing_behind(tmp_path: Path) -> None:
     port = free_port()
-    child = graph.cli("master", "ros", "master", "--port", str(port))
-    until(lambda: child.says("ROS master: ") and master_pid(f"http://127.0.0.1:{port}"), "the master")
-    child.end(60)
-    assert master_pid(f"http://127.0.0.1:{port}") is None
+    command = [sys.executable, "-m", "vla_rl.cli", "ros", "master", "--port", str(port)]
+    child = Child(command, tmp_path / "master.log", {**os.environ, "PYTHONPATH": str(ROOT)})
+    try:
+        until(lambda: child.says("ROS master: ") and master_pid(f"http://127.0.0.1:{port}"), "the master")
+        child.end(60)
+        assert master_pid(f"http://127.0.0.1:{port}") is None
+    finally:
+        child.kill()
 
 
 @needs_ros
-def test_without_a_master_it_says_so() -> None:
-    code = "from real_robot.transports.configs import Ros1Config; Ros1Config(master='http://127.0.0.1:9').open()"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode and "no ROS master answers at http://127.0.0.1:9" in done.stderr
+def test_without_a_master_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROS_MASTER_URI", "")  # as it is afterwards
+    with pytest.raises(TransportError, match=r"no ROS master answers at http://127\.0\.0\.1:9"):
+        Ros1Config(master="http://127.0.0.1:9").open()
 
 
 # --- installation ------------------------------------------------------------------------------

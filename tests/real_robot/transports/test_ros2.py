@@ -222,9 +222,14 @@ def test_between_two_processes_under_ros_2s_names(monkeypatch: pytest.MonkeyPatc
         [sys.executable, "-c", ECHO, str(domain)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     try:
-        for topic, kind, message in CASES:
-            writer = DataWriter(participant, Topic(participant, f"rt/{topic}", kind), qos)
-            reader = DataReader(participant, Topic(participant, f"rt/{topic}_back", kind), qos)
+        ends = [
+            (
+                DataWriter(participant, Topic(participant, f"rt/{topic}", kind), qos),
+                DataReader(participant, Topic(participant, f"rt/{topic}_back", kind), qos),
+            )
+            for topic, kind, _ in CASES
+        ]
+        for (topic, _, message), (writer, reader) in zip(CASES, ends, strict=True):
             until(lambda w=writer: w.get_matched_subscriptions(), f"a reader of {topic}", 30)
             until(lambda r=reader: r.get_matched_publications(), f"a writer of {topic}_back", 30)
             writer.write(by_hand(message))
