@@ -132,7 +132,7 @@ class _Ends:
 
 @contextmanager
 def console_bench(*overrides: str, **config: Any) -> Iterator[ConsoleBench]:
-    """Everything running. `config`: of the `ConsoleConfig`."""
+    """Everything running. `config`: of the `ConsoleConfig`; no silence counts, where it does not say which."""
     contract = load_contract("sim_robot", [*PATIENT, *overrides])
     transport = MemoryTransport()
     point = PointRobot(transport)
@@ -145,7 +145,7 @@ def console_bench(*overrides: str, **config: Any) -> Iterator[ConsoleBench]:
         command_timeout=timeout,
         on_transition=lambda t: console_state.notice(f"{t.event.replace('_', ' ')} ({t.who})"),
     )
-    settings = ConsoleConfig(**{"port": 0, **config})
+    settings = ConsoleConfig(**{"port": 0, "link_timeout": 30.0, **config})
     console = ConsoleOperator(
         intervention, Teleoperation(contract.teleop, contract.safety), console_state, settings.link_timeout
     )

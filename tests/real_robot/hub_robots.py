@@ -92,14 +92,13 @@ def state(overview: dict[str, Any], robot: str) -> str:
 
 
 @contextmanager
-def hub_bench(folder: Path, link_timeout: float = 2.0) -> Iterator[HubBench]:
+def hub_bench(folder: Path, link_timeout: float = 30.0) -> Iterator[HubBench]:
     token = folder / "token"
     token.touch(0o600)
     token.write_text(ROBOT_TOKEN)
     with ExitStack() as stack:
-        timeout = max(1.0, link_timeout)
         robots = {
-            name: stack.enter_context(console_bench(token=ROBOT_TOKEN, link_timeout=timeout))
+            name: stack.enter_context(console_bench(token=ROBOT_TOKEN, link_timeout=link_timeout))
             for name in ("left", "right")
         }
         configs = {n: RobotConfig(url=f"ws://127.0.0.1:{b.port}", token_file=token) for n, b in robots.items()}

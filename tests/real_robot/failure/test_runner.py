@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any, Self
 
 import numpy as np
 import pytest
 
+from real_robot.failure import runner
 from real_robot.failure.conformal import ALL, Band, Shape
 from real_robot.failure.detector import FailureDetector, Identity, Score
 from real_robot.failure.runner import DetectorThread
@@ -157,21 +158,20 @@ def test_how_long_it_has_been_silent(thread: DetectorThread, scorer: Summed) -> 
 
 
 def test_one_that_hangs_in_an_old_episodes_work_is_silent_in_the_next_one_too(
-    thread: DetectorThread, scorer: Summed
+    thread: DetectorThread, scorer: Summed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """New embeddings take one another's place while it hangs: none of them is an answer."""
+    now = [1000.0]
+    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: now[0]))
     scorer.gate.clear()
     thread.submit(one(1))
     assert scorer.entered.wait(PATIENCE)
     thread.reset("next")
     thread.submit(one(1))
-    before = thread.seconds_behind()
     for number in range(3):
-        time.sleep(0.02)
+        now[0] += 2.0
         thread.submit(one(1))
-        behind = thread.seconds_behind()
-        assert behind >= before + 0.015, f"embedding {number} took another's place, and its silence with it"
-        before = behind
+        assert thread.seconds_behind() == 2.0 * (number + 1), "it took another's place, and its silence with it"
     scorer.gate.set()
     assert thread.wait(PATIENCE)
     assert thread.seconds_behind() == 0

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from memory_transport import MemoryTransport
 from processes import ROOT
+from virtual_time import VirtualTime
 
 from real_robot.bridge.codec import read_action, write_action
 from real_robot.bridge.robot import TopicRobot
@@ -76,7 +77,8 @@ def gripper(position: float, stamp: int) -> JointState:
     return JointState(stamp=stamp, name=("gripper",), position=np.array([position]), velocity=none, effort=none)
 
 
-def test_a_command_is_whole_and_young_or_none() -> None:
+def test_a_command_is_whole_and_young_or_none(virtual: VirtualTime, monkeypatch: pytest.MonkeyPatch) -> None:
+    virtual.install(monkeypatch, "real_robot")
     transport, told = MemoryTransport(), list[str]()
     contract = load_contract("sim_robot", ["guard.timeout=0.3"])
     commands = GuardedCommands(contract, transport, told.append)
@@ -86,14 +88,17 @@ def test_a_command_is_whole_and_young_or_none() -> None:
             topic = "/twist_command" if isinstance(message, TwistStamped) else "/gripper/command"
             transport.deliver(f"{topic}/guarded", message)
 
-    send(twist(0.1, time.time_ns()))
+    send(twist(0.1, virtual.time_ns()))
     assert commands.next_action(0) is None and not commands.poll(None).active, "the gripper is not known yet"
-    now = time.time_ns()
+    virtual.sleep(0.01)
+    now = virtual.time_ns()
     send(gripper(-1.0, now), twist(0.1, now))
     command = commands.next_action(0)
     assert command is not None and commands.poll(None).active
     np.testing.assert_allclose(command.values, [0.1, 0, 0, 0, 0, 0, -1], atol=1e-6)
-    time.sleep(0.35)
+    virtual.sleep(0.29)
+    assert commands.next_action(0) is not None and commands.poll(None).active
+    virtual.sleep(0.02)
     assert commands.next_action(0) is None and not commands.poll(None).active
     send(gripper(-1.0, now), twist(0.2, now))
     assert commands.next_action(0) is None, "one that was under way for too long"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 from memory_transport import MemoryTransport
 from urdfs import PLANAR, joint_contract, seven_joints
+from virtual_time import VirtualTime
 
 from real_robot.contract.contract import RobotContract
 from real_robot.contract.load import load_contract
@@ -243,14 +243,14 @@ def test_without_efforts_it_holds_and_says_why(tmp_path: Path, message: JointSta
     assert bench.supervisor.state == (HOLDING, reason)
 
 
-def test_joints_that_no_longer_come_hold(tmp_path: Path) -> None:
+def test_joints_that_no_longer_come_hold(virtual: VirtualTime, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    virtual.install(monkeypatch, "real_robot")
     bench, transport = effort_bench(tmp_path, max_effort={"elbow": 5})
     transport.deliver("/joint_states", joint_state([0, 0], [0, 0]))
     assert bench.tick([0.5, 0.5]).mode == RUNNING
-    deadline = time.monotonic() + 10
-    while bench.tick([0.5, 0.5]).mode == RUNNING:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    for seconds, mode in ((0.24, RUNNING), (0.02, HOLDING)):
+        virtual.sleep(seconds)
+        assert bench.tick([0.5, 0.5]).mode == mode
     assert bench.supervisor.state.reason == "/joint_states has not shown the joints for 0.25 s"
 
 

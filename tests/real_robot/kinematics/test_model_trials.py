@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-import threading
 from pathlib import Path
 
 import numpy as np
+import pytest
 from arm_contract import arm_contract, opened
 from arm_trial import STOPPING, TIMEOUT, on_ros, running
 from kinematic_arm import KinematicArm
 from processes import json_lines, until
 from urdfs import PLANAR
+from virtual_time import VirtualTime
 
 from real_robot.control.playback import SynchronousActions
 from real_robot.control.robot_loop import ClockPacer, ControlLoop, OperatorCommand
@@ -35,8 +36,11 @@ class Person:
         return OperatorCommand(finished=self.finished)
 
 
-def test_an_arm_in_degrees_is_stopped_before_the_wall(tmp_path: Path) -> None:
+def test_an_arm_in_degrees_is_stopped_before_the_wall(
+    virtual: VirtualTime, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """The arm's numbers are degrees, the action's are radians in another order, and the file has no gripper."""
+    virtual.install(monkeypatch, "real_robot", "real_robot.transports.lerobot", "kinematic_arm")
     (tmp_path / "arm.urdf").write_text(PLANAR)
     joints = [f'"{n}.pos": {{joint: {n}, scale: {DEGREE}}}' for n in ("shoulder", "elbow")]
     contract = arm_contract(
@@ -51,10 +55,10 @@ def test_an_arm_in_degrees_is_stopped_before_the_wall(tmp_path: Path) -> None:
         supervisor = Supervisor(contract.safety, motion_checks=[check], state_checks=[check])
         actions = SynchronousActions(lambda observation: np.array([[0.5, 1.0, 0.8]], np.float32))
         loop = ControlLoop(robot, actions, supervisor, person, ClockPacer(contract.rate), silence=5.0)
-        thread = threading.Thread(target=loop.run, daemon=True)
+        thread = virtual.Thread(loop.run)
         thread.start()
         try:
-            until(lambda: "wall" in supervisor.state.reason, "the refusal", 30)
+            virtual.until(lambda: "wall" in supervisor.state.reason, "the refusal", 30)
         finally:
             person.finished = True
             thread.join(20)

@@ -31,12 +31,17 @@ from real_robot.operator.hub.hub_server import HubShow
 from real_robot.operator.hub.run_hub import console_url, load_hub
 from vla_rl.config import ConfigError
 
-pytestmark = pytest.mark.live
-
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubBench]:
     with hub_bench(tmp_path_factory.mktemp("hub")) as made:
+        yield made
+
+
+@pytest.fixture
+def impatient_bench(tmp_path: Path) -> Iterator[HubBench]:
+    """One that takes a person who says nothing for gone."""
+    with hub_bench(tmp_path, link_timeout=1.0) as made:
         yield made
 
 
@@ -126,7 +131,10 @@ def test_only_the_robot_that_the_person_is_with_can_be_driven(bench: HubBench, p
     assert bench.left.intervention.summary.transitions[-1].who == "anna"
 
 
-def test_a_person_who_is_gone_makes_every_robot_hold_and_the_one_helped_wait_again(bench: HubBench, page: Page) -> None:
+@pytest.mark.live
+def test_a_person_who_is_gone_makes_every_robot_hold_and_the_one_helped_wait_again(impatient_bench: HubBench) -> None:
+    bench, page = impatient_bench, Page(impatient_bench.port)
+    page.enter()
     start_both(page)
     page.say("help", robot="left")
     page.states(left="helped", right="running")
@@ -148,8 +156,11 @@ def test_a_person_who_is_gone_makes_every_robot_hold_and_the_one_helped_wait_aga
     watcher.socket.close()
 
 
-def test_a_page_that_was_silent_for_a_while_stands_by_again_and_its_robots_wait(bench: HubBench, page: Page) -> None:
+@pytest.mark.live
+def test_a_page_that_was_silent_for_a_while_stands_by_again_and_its_robots_wait(impatient_bench: HubBench) -> None:
     """As at a console: it need not give up control and take it again. Nothing moves before the person says so."""
+    bench, page = impatient_bench, Page(impatient_bench.port)
+    page.enter()
     start_both(page)
     page.alive = False
     page.until(lambda o: o["person"] is None and o["in_control"])
@@ -218,11 +229,12 @@ def test_a_robot_that_dies_leaves_the_queue(tmp_path: Path) -> None:
         assert bench.left.intervention.state == "autonomous"
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("phase", ["autonomous", "recovery"])
 def test_a_hub_that_is_killed_leaves_its_robot_holding(tmp_path: Path, phase: str) -> None:
     """The program itself, killed at once: while the policy drives, and while the person does."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-    with console_bench() as robot:
+    with console_bench(link_timeout=1.0) as robot:
         command = [sys.executable, "-m", "vla_rl.cli", "hub", "serve", "--robot", f"one={robot.url}", "--port", "0"]
         child = Child([*command, "--log", str(tmp_path / "hub.jsonl")], tmp_path / "hub.log", env)
         try:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from arm_contract import arm_contract, opened
 from kinematic_arm import KinematicArm, KinematicLeader
-from processes import until
+from virtual_time import VirtualTime
 
 from real_robot.bridge.robot import TopicRobot
 from real_robot.contract.contract import RobotContract
@@ -140,15 +140,13 @@ class Whole:
 
 
 @contextmanager
-def whole(tmp_path: Path) -> Iterator[Whole]:
-    import threading
-
+def whole(virtual: VirtualTime, tmp_path: Path) -> Iterator[Whole]:
     contract = arm_contract(tmp_path)
     config = LEADER.model_copy(update={"settings": {"calibration_dir": str(tmp_path)}})
     with opened(contract) as robot:
         leader = open_device(config, contract, ())
         bench = Whole(contract, robot, leader)
-        thread = threading.Thread(target=bench.loop.run, daemon=True)
+        thread = virtual.Thread(bench.loop.run)
         thread.start()
         try:
             yield bench
@@ -159,46 +157,52 @@ def whole(tmp_path: Path) -> Iterator[Whole]:
     assert not KinematicLeader.made[-1].connected and not KinematicArm.made[-1].torque
 
 
-@pytest.mark.live
-def test_a_take_over_with_a_leader_arm_does_not_jump(tmp_path: Path) -> None:
-    with whole(tmp_path) as bench:
+@pytest.fixture
+def clock(virtual: VirtualTime, monkeypatch: pytest.MonkeyPatch) -> VirtualTime:
+    virtual.install(monkeypatch, "real_robot", "real_robot.transports.lerobot", "kinematic_arm")
+    return virtual
+
+
+def test_a_take_over_with_a_leader_arm_does_not_jump(clock: VirtualTime, tmp_path: Path) -> None:
+    with whole(clock, tmp_path) as bench:
         arm, leader = KinematicArm.made[-1], KinematicLeader.made[-1]
         leader.position = {"shoulder.pos": -40.0, "elbow.pos": 30.0, "gripper.pos": 0.0}
         bench.console.controller_seen()
         bench.intervention.begin("ann")
-        until(lambda: "policy" in bench.sources(), "the policy", 20)
+        clock.until(lambda: "policy" in bench.sources(), "the policy", 20)
         bench.intervention.take_over("ann")
-        until(lambda: any("move the leader" in line for line in bench.lines), "the line on the console", 20)
-        until(lambda: bench.supervisor.state.mode == "holding", "the hold", 20)
+        clock.until(lambda: any("move the leader" in line for line in bench.lines), "the line on the console", 20)
+        clock.until(lambda: bench.supervisor.state.mode == "holding", "the hold", 20)
         assert "recovery" not in bench.sources(), "not followed from afar"
         leader.position = dict(arm.position)
-        until(lambda: "recovery" in bench.sources(), "following", 20)
+        clock.until(lambda: "recovery" in bench.sources() and bench.following.drives, "following", 20)
         goal = arm.position["shoulder.pos"] + 20
 
         def led() -> bool:
-            """Lead the arm to the goal; after a busy machine's silence align the leader anew, as one does."""
-            driving = bench.following.drives and bench.supervisor.state.mode == "running"
-            leader.position = dict(arm.position) | ({"shoulder.pos": goal} if driving else {})
+            """Lead the arm to the goal."""
+            assert bench.following.drives and bench.supervisor.state.mode == "running"
+            leader.position = dict(arm.position) | {"shoulder.pos": goal}
             return abs(arm.position["shoulder.pos"] - goal) < 0.1
 
-        until(led, "the robot at the leader", 60)
+        clock.until(led, "the robot at the leader", 60)
         values = np.array([t.sent.values for t in bench.ticks if t.sent is not None and t.sent.values is not None])
         assert np.abs(np.diff(values, axis=0)).max() <= 1 / 50 + 1e-6, "one tick at full speed"
         leader.error = ConnectionError("unplugged")
-        until(lambda: any("silent (ConnectionError: unplugged)" in line for line in bench.lines), "the silence", 20)
-        until(lambda: bench.supervisor.state.mode == "holding", "the hold", 20)
+        clock.until(
+            lambda: any("silent (ConnectionError: unplugged)" in line for line in bench.lines), "the silence", 20
+        )
+        clock.until(lambda: bench.supervisor.state.mode == "holding", "the hold", 20)
 
 
-@pytest.mark.live
-def test_without_a_console_in_control_the_leader_is_not_followed(tmp_path: Path) -> None:
-    with whole(tmp_path) as bench:
-        until(lambda: bench.console_state.last_sent is not None or bench.ticks, "ticks", 20)
+def test_without_a_console_in_control_the_leader_is_not_followed(clock: VirtualTime, tmp_path: Path) -> None:
+    with whole(clock, tmp_path) as bench:
+        clock.until(lambda: bench.console_state.last_sent is not None or bench.ticks, "ticks", 20)
         bench.intervention.demonstrate("ann")
-        until(lambda: bench.supervisor.state.mode == "holding" and len(bench.ticks) > 30, "holding", 20)
+        clock.until(lambda: bench.supervisor.state.mode == "holding" and len(bench.ticks) > 30, "holding", 20)
         assert bench.sources() == []
         KinematicLeader.made[-1].position = dict(KinematicArm.made[-1].position)
         bench.console.controller_seen()
-        until(lambda: "demo" in bench.sources(), "following", 20)
+        clock.until(lambda: "demo" in bench.sources(), "following", 20)
 
 
 def test_a_leader_speaks_the_contracts_units(tmp_path: Path) -> None:
