@@ -23,14 +23,17 @@ from real_robot.contract.contract import RobotContract
 from real_robot.contract.load import load_contract, shipped_contracts
 from real_robot.operator.hub.run_hub import load_hub
 from real_robot.transports.base import TransportConfig
-from vla_rl.config import merge, read_yaml
-from vla_rl.recipe.recipe import Recipe, load_recipe
+from vla_rl.config import RUNS, merge, read_yaml, recipe_class
+from vla_rl.recipe.recipe import load_recipe
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 BLOCK = re.compile(r"^```ya?ml\n(.*?)^```", re.MULTILINE | re.DOTALL)
-CONTRACT_ALONE = set(RobotContract.model_fields) - set(Recipe.model_fields)
-BASES = {"wan.md": "tabletop_world_model", "trust.md": "tabletop_imagination"}  # Else tabletop_grpo.
+SECTIONS = {name for run in RUNS for name in recipe_class(run).model_fields}
+CONTRACT_ALONE = set(RobotContract.model_fields) - SECTIONS
+# The first that has a block's sections is its base; of these pages it is another.
+BASES = ("grpo", "world_model", "imagination", "offline", "online", "hil", "rac", "reward", "failure", "hub")
+OF_PAGE = {"wan.md": "world_model", "trust.md": "imagination"}
 CONTRACTS = {"lerobot": "so101"}  # By transport; else sim_robot.
 
 
@@ -80,6 +83,11 @@ def filled(value: Any, base: Any) -> Any:
     return value
 
 
+def base_of(sections: Mapping[str, Any]) -> str:
+    """The shipped recipe of the tabletop that a block is put on."""
+    return next(name for name in BASES if sections.keys() <= type(load_recipe(f"tabletop_{name}")).model_fields.keys())
+
+
 def check_contract(block: str, values: dict[str, Any], file: Path) -> None:
     transport = values.get("transport", {}).get("kind", "")
     # An action without limits and observations is one of an arm that has those.
@@ -122,7 +130,7 @@ def test_documented_yaml_loads(page: Path, block: str, tmp_path: Path) -> None:
         file.write_text(block)
         load_recipe(file)
     else:
-        file.write_text(f"name: documented\nbase: {BASES.get(page.name, 'tabletop_grpo')}\n{block}")
+        file.write_text(f"name: documented\nbase: tabletop_{OF_PAGE.get(page.name) or base_of(values)}\n{block}")
         load_recipe(file)
 
 

@@ -25,9 +25,9 @@ from real_robot.transports.base import QosConfig
 from real_robot.transports.messages import Bool, JointState, Message
 from real_robot.transports.ros.master import free_port
 from vla_rl.common.run_folder import open_run
-from vla_rl.config import build_component, validate
+from vla_rl.config import build_component
 from vla_rl.policies.load import load_policy
-from vla_rl.recipe.recipe import Recipe
+from vla_rl.recipe.recipe import read_recipe
 from vla_rl.training.train import train
 from vla_rl.types import EpisodeSpec
 
@@ -94,6 +94,7 @@ def test_the_algorithm_learns() -> None:
 def test_a_recipe_with_all_of_ones_own_trains(tmp_path: Path) -> None:
     """Environment, reward, policy and algorithm from outside, in one run of `train`."""
     values: dict[str, Any] = {
+        "run": "train",
         "name": "mine",
         "env": {"kind": "my_env:SliderConfig", "image_size": 32, "num_envs": 8},
         "policy": {"kind": "my_policy:BinsConfig"},
@@ -102,7 +103,7 @@ def test_a_recipe_with_all_of_ones_own_trains(tmp_path: Path) -> None:
         "log": {"tensorboard": False, "console": False},
     }
     values["env"]["reward"] = {"kind": "my_reward:NearConfig", "near": 0.25}
-    recipe = validate(Recipe, values)
+    recipe = read_recipe(values)
     folder = open_run(recipe, tmp_path / "run", False)
     policy = train(recipe, folder, False)
     assert load_policy(policy).chunk_size == 4

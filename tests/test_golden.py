@@ -25,11 +25,10 @@ from tiny_run import make_recipe, metrics, save_policy  # noqa: E402
 
 from vla_rl.cli import app as cli  # noqa: E402
 from vla_rl.common.run_folder import open_run  # noqa: E402
-from vla_rl.config import KINDS, Config, resolve_kind  # noqa: E402
-from vla_rl.recipe.recipe import Recipe  # noqa: E402
+from vla_rl.config import KINDS, RUNS, Config, recipe_class, resolve_kind  # noqa: E402
 from vla_rl.training.train import train  # noqa: E402
 
-RUNS = {
+SHORT_RUNS = {
     "grpo": ("algo.kl_coef=0.01", "algo.optimizer=muon", "train.resample_budget=2", "sampling.kind=vade"),
     "mc_grpo": ("algo.kind=mc_grpo", "algo.epochs=2", "algo.loss_reduction=trajectory_mean"),
     "rloo": ("algo.kind=rloo", "algo.ratio_level=chunk", "algo.dual_clip=3", "train.control=shuffled_rewards"),
@@ -59,25 +58,20 @@ def flags() -> dict[str, Any]:
 
 def options() -> dict[str, dict[str, Any]]:
     """Every option of every section and kind, with its default."""
-    classes: dict[str, type[Config]] = {"recipe": Recipe} | {
+    classes: dict[str, type[Config]] = {f"run {run}": recipe_class(run) for run in RUNS} | {
         f"{s} {k}": resolve_kind(s, k) for s, kinds in KINDS.items() for k in kinds
     }
+    shared = recipe_class("eval").model_fields.keys() - {"run"}
     found = {}
     for name, config_class in classes.items():
         schema = config_class.model_json_schema()
         for inner, definition in {name: schema, **schema.get("$defs", {})}.items():
             fields = definition.get("properties", {})
-            found[inner] = {field: about.get("default", "required") for field, about in fields.items()}
-    for config_class in (sub for base in Config.__subclasses__() for sub in (base, *_below(base))):
-        for old, new in config_class.renamed.items():
-            for name in (config_class.__name__, *(n for n, c in classes.items() if c is config_class)):
-                if name in found:
-                    found[name][old] = found[name][new]
+            known = shared if inner.startswith("run ") and inner != "run eval" else ()
+            found[inner] = {
+                field: about.get("default", "required") for field, about in fields.items() if field not in known
+            }
     return found
-
-
-def _below(config_class: type[Config]) -> list[type[Config]]:
-    return [deeper for sub in config_class.__subclasses__() for deeper in (sub, *_below(sub))]
 
 
 def short_runs() -> dict[str, list[dict[str, Any]]]:
@@ -86,7 +80,7 @@ def short_runs() -> dict[str, list[dict[str, Any]]]:
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         policy = save_policy(Path(folder) / "base")
-        for name, overrides in RUNS.items():
+        for name, overrides in SHORT_RUNS.items():
             recipe = make_recipe(policy, "train.iterations=2", "train.save_every=2", *overrides)
             run = open_run(recipe, Path(folder) / name, False)
             train(recipe, run, False)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from vla_rl.config import validate
 from vla_rl.policies.base import resolve_path
 from vla_rl.policies.load import load_policy
-from vla_rl.recipe.checks import check
+from vla_rl.recipe.checks import TRAIN, check
 from vla_rl.recipe.recipe import Recipe, load_recipe
 
 if TYPE_CHECKING:
@@ -63,12 +63,11 @@ def train(recipe: Recipe | str | Path, output: str | Path | None = None, resume:
     from vla_rl.recipe.pinned import pinned_demonstrations
     from vla_rl.training.train import train as run_training
 
-    recipe = _loaded(recipe)
-    recipe.check_machine()
-    check(recipe, "train")
-    recipe = pinned_demonstrations(recipe, print)
-    folder = open_run(recipe, None if output is None else Path(output), resume, free=("train.iterations",))
-    return run_training(recipe, folder, resume)
+    loaded = _loaded(recipe)
+    loaded.check_machine()
+    pinned = pinned_demonstrations(check(loaded, TRAIN), print)
+    folder = open_run(pinned, None if output is None else Path(output), resume, free=("train.iterations",))
+    return run_training(pinned, folder, resume)
 
 
 def evaluate(policy: Policy | str | Path, recipe: Recipe | str | Path, **options: Any) -> Evaluation:

@@ -9,7 +9,6 @@ this module imports neither torch nor any simulator.
 from __future__ import annotations
 
 import difflib
-import functools
 import importlib
 import importlib.util
 import logging
@@ -92,6 +91,22 @@ KINDS: dict[str, dict[str, str]] = {
     },
 }
 
+# kind of run -> where the class of its recipes lives.
+RUNS: dict[str, str] = {
+    "eval": "vla_rl.recipe.recipe:Recipe",
+    "sft": "vla_rl.recipe.runs:SFTRecipe",
+    "train": "vla_rl.recipe.runs:TrainRecipe",
+    "fit": "vla_rl.recipe.runs:FitRecipe",
+    "loop": "vla_rl.recipe.runs:LoopRecipe",
+    "offline": "vla_rl.recipe.runs:OfflineRecipe",
+    "online": "vla_rl.recipe.runs:OnlineRecipe",
+    "hil": "vla_rl.recipe.runs:HilRecipe",
+    "rac": "vla_rl.recipe.runs:RacRecipe",
+    "reward": "vla_rl.recipe.runs:RewardRecipe",
+    "failure": "vla_rl.recipe.runs:FailureRecipe",
+    "hub": "vla_rl.recipe.runs:HubRecipe",
+}
+
 
 # section -> the class that whatever it holds extends.
 BASES: dict[str, str] = {
@@ -134,33 +149,19 @@ class Config(BaseModel):
     """Base of every config: frozen, no unknown keys.
 
     Attributes:
-        renamed: old name of an option -> the name it has now. The old one still works, with a line that says the new.
         shorthand: the option that is meant where a text stands in place of the section; empty: none.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
-    renamed: ClassVar[Mapping[str, str]] = {}
     shorthand: ClassVar[str] = ""
 
     @model_validator(mode="before")
     @classmethod
-    def _read_names(cls, values: Any) -> Any:
+    def _read_shorthand(cls, values: Any) -> Any:
         if cls.shorthand and isinstance(values, str):
             return {cls.shorthand: values}
-        return _renamed(values, cls.renamed) if cls.renamed and isinstance(values, Mapping) else values
-
-
-def _renamed(values: Mapping[Any, Any], names: Mapping[str, str]) -> dict[Any, Any]:
-    """Give each option its new name. Given by both, the later one holds: a recipe's comes after its base's."""
-    for name in set(values) & set(names):
-        _say_once(f"option {name} is now called {names[name]}; the old name still works")
-    return {names.get(name, name): value for name, value in values.items()}
-
-
-@functools.cache
-def _say_once(text: str) -> None:
-    log.warning(text)
+        return values
 
 
 # Not `def validate[C]`: this module and the tabletop also run in a simulator's Python, from 3.10 on.
@@ -209,6 +210,25 @@ def resolve_kind(section: str, kind: str, name: str = "") -> type[Config]:
         needed = f"it must be a class that extends {base.__module__}.{base.__name__}"
         raise ConfigError(f"{name}.kind: {target!r} is no {section} section; {needed}")
     return config_class
+
+
+def recipe_class(run: str) -> type[Config]:
+    """The class of a kind of run's recipes: a name of `RUNS`, or "package.module:Class" of your own.
+
+    Raises:
+        ConfigError: unknown name (with the nearest), or a class that cannot be imported or is no recipe's.
+    """
+    if run not in RUNS and ":" not in run:
+        raise ConfigError(
+            f"run: got {run!r}, allowed: {', '.join(RUNS)}, or 'package.module:Class'.{_nearest(run, RUNS)}"
+        )
+    try:
+        found = _import(RUNS.get(run, run))
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"run: {run!r} cannot be imported: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, _import(RUNS["eval"]))):
+        raise ConfigError(f"run: {run!r} is no class that extends {RUNS['eval'].replace(':', '.')}")
+    return found
 
 
 def _unknown_kind(section: str, kind: Any, name: str) -> ConfigError:
@@ -349,7 +369,16 @@ def read_yaml(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: a recipe is a mapping of sections, got {type(values).__name__}")
     base = values.pop("base", None)
-    return values if base is None else merge(_read_base(path, base, above), values)
+    return values if base is None else merge(_shared(_read_base(path, base, above), values), values)
+
+
+def _shared(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a base that is for another kind of run, the sections that recipes of both kinds have."""
+    run = over.get("run", base.get("run"))
+    if run == base.get("run") or run is None:
+        return base
+    sections = recipe_class(str(run)).model_fields
+    return {name: section for name, section in base.items() if name in sections}
 
 
 def _read_base(path: Path, base: Any, above: tuple[Path, ...]) -> dict[str, Any]:

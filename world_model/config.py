@@ -91,7 +91,6 @@ class DynamicsConfig(Config):
 class TransformerConfig(DynamicsConfig):
     """The factorized causal video transformer (see world_model/model/dynamics.py)."""
 
-    renamed: ClassVar[Mapping[str, str]] = {"metres_per_action": "meters_per_action"}
     learns_from_own_frames: ClassVar[bool] = True
     can_be_distilled: ClassVar[bool] = True
     can_have_members: ClassVar[bool] = True
@@ -375,7 +374,6 @@ class KeyframeConfig(Config):
         "uniform: any; uncertain: where the world model's value is nearest to a half.",
     )
     per_kind: PositiveInt = Field(default=32, description="Keyframes of each kind and task, at most.")
-    renamed: ClassVar[Mapping[str, str]] = {"neighbours": "neighbors"}
 
     neighbors: PositiveInt = Field(
         default=12, description="Most similar moments of other episodes, whose outcomes say how much is still open."

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from vla_rl.config import Config, ConfigError
@@ -14,8 +11,6 @@ from world_model.config import ObjectsConfig, PosteriorConfig
 
 class StageConfig(TrainerConfig):
     """How one part is fitted."""
-
-    renamed: ClassVar[Mapping[str, str]] = {"ema": "ema_decay"}
 
     steps: NonNegativeInt = Field(default=1000, description="Updates; 0 leaves the part as it is.")
     batch_size: PositiveInt = Field(default=32, description="Images (autoencoder) or clips per update.")
@@ -115,7 +110,6 @@ class StyleConfig(Config):
     copies: PositiveInt = Field(
         default=2, le=64, description="Styles of each episode that clips are drawn from; latents of each are kept."
     )
-    renamed: ClassVar[Mapping[str, str]] = {"recolour": "recolor"}
 
     recolor: float = Field(default=0.8, ge=0, le=1, description="Share of the segments that get another color.")
     texture: float = Field(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -117,7 +116,6 @@ class Workspace(Config):
         description="Which numbers of the command move x, y, z, in the same frame. "
         "Without it (joint commands) leaving the box is a latched stop.",
     )
-    renamed: ClassVar[Mapping[str, str]] = {"metres_per_unit": "meters_per_unit"}
 
     meters_per_unit: float = Field(
         default=1.0,

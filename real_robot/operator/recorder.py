@@ -32,7 +32,6 @@ from real_robot.operator.recording_folder import RecordingError, RecordingLock, 
 from real_robot.types import RobotObservation
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.data.lerobot_io import (
-    EXECUTED_ACTION,
     FAILURE_FEATURES,
     RECORDING_SETTINGS,
     RecordedEpisode,
@@ -162,11 +161,6 @@ class Recording:
                 "finished; finish it (`vla-rl finish-recording`), or record into another folder"
             )
         self._features = found.get("features")
-        if self._features is not None and EXECUTED_ACTION in self._features:
-            raise RecordingError(
-                f"{self.staging} holds a recording of an earlier version, with other columns; finish it "
-                "(`vla-rl finish-recording`), or record into another folder"
-            )
 
     def __enter__(self) -> Recording:
         return self

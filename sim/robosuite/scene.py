@@ -140,7 +140,6 @@ class Scene:
             ValueError: arrays missing, or of another scene's shape.
         """
         self.start(0)
-        arrays = {**self._placed(), **arrays}  # which keyframes of earlier versions lack
         check_arrays(arrays, self.save())
         self.model.body_pos[:], self.model.body_quat[:] = arrays["body_pos"], arrays["body_quat"]
         mujoco.mj_setState(self.model, self.data, arrays["physics"], PHYSICS)

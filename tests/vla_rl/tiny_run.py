@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from sim.dummy import DummyConfig
-from vla_rl.config import apply_overrides, validate
+from vla_rl.config import RUNS, apply_overrides, recipe_class
 from vla_rl.policies.openvla.config import OpenVLAConfig
-from vla_rl.recipe.recipe import Recipe
+from vla_rl.recipe.recipe import read_recipe
 
 RECIPE: dict[str, Any] = {
+    "run": "train",
     "name": "tiny",
     "seed": 3,
     "num_threads": 1,
@@ -34,10 +35,17 @@ def save_policy(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
-def make_recipe(policy: Path, *overrides: str) -> Recipe:
-    """`RECIPE` for a saved policy, with `key=value` on top."""
-    values = {**RECIPE, "policy": {"kind": "openvla", "path": str(policy)}}
-    return validate(Recipe, apply_overrides(values, overrides))
+def tiny_values(policy: Path, *overrides: str) -> dict[str, Any]:
+    """`RECIPE` for a saved policy, with `key=value` on top, without what the kind of run that they ask for has not."""
+    values = apply_overrides({**RECIPE, "policy": {"kind": "openvla", "path": str(policy)}}, overrides)
+    run = str(values["run"])
+    sections = recipe_class(run).model_fields if run in RUNS else values
+    return {name: value for name, value in values.items() if name in sections or name not in RECIPE}
+
+
+def make_recipe(policy: Path, *overrides: str) -> Any:
+    """`tiny_values` as a recipe."""
+    return read_recipe(tiny_values(policy, *overrides))
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -14,8 +13,6 @@ from vla_rl.algorithms.batch import all_same, rows_by_group
 
 class GRPOConfig(GroupConfig):
     """Group Relative Policy Optimization (Shao et al. 2024, DeepSeekMath, arXiv 2402.03300)."""
-
-    renamed: ClassVar[Mapping[str, str]] = {"normalise_std": "normalize_std"}
 
     kind: Literal["grpo"] = "grpo"
     normalize_std: bool = Field(default=True, description="Divide by the group's standard deviation (false: Dr. GRPO).")

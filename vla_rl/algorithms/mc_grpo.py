@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -14,8 +13,6 @@ from vla_rl.algorithms.batch import all_same, rows_by_group
 
 class MCGRPOConfig(GroupConfig):
     """Median-Centered GRPO (Kim 2026, arXiv 2601.22582): G + 1 episodes, the median is baseline and left out."""
-
-    renamed: ClassVar[Mapping[str, str]] = {"normalise_mad": "normalize_mad"}
 
     kind: Literal["mc_grpo"] = "mc_grpo"
     normalize_mad: bool = Field(

@@ -5,8 +5,8 @@ Shape legend: N decisions (chunks), K chunks of one episode, H actions in a chun
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -34,8 +34,6 @@ AdvantageLevel = Literal["action", "chunk"]
 
 class PPOConfig(AlgoConfig):
     """Proximal Policy Optimization (Schulman et al. 2017) with GAE (Schulman et al. 2016) and a value head."""
-
-    renamed: ClassVar[Mapping[str, str]] = {"normalise_std": "normalize_std"}
 
     kind: Literal["ppo"] = "ppo"
     clip_high: float = Field(default=0.2, gt=0, description="The ratio is clipped above at 1 + clip_high.")

@@ -112,6 +112,7 @@ def _kinds(section: str) -> list[tuple[str, str]]:
 
 def _tasks(options: list[str]) -> list[tuple[str, str]]:
     from vla_rl.config import KINDS, ConfigError, apply_overrides, build_component, find_recipe
+    from vla_rl.recipe.checks import ANY
 
     name, *overrides = options
     try:
@@ -119,7 +120,7 @@ def _tasks(options: list[str]) -> list[tuple[str, str]]:
     except ConfigError:
         is_recipe = False
     if is_recipe:
-        recipe = load(name, overrides, runs=False)
+        recipe = load(name, overrides, ANY, runs=False)
         env: Any = recipe.real_env or recipe.env
     else:
         env = build_component("env", apply_overrides({"kind": name}, overrides))
@@ -190,8 +191,9 @@ def _check_is_recipe(name: str) -> None:
 def config_show(recipe: RecipeName, overrides: Overrides = None) -> None:
     """Print the resolved recipe as YAML, every default included."""
     from vla_rl.config import dump_yaml
+    from vla_rl.recipe.checks import ANY
 
-    typer.echo(dump_yaml(load(recipe, overrides, runs=False)), nl=False)
+    typer.echo(dump_yaml(load(recipe, overrides, ANY, runs=False)), nl=False)
 
 
 def config_schema() -> None:

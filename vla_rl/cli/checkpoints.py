@@ -73,9 +73,10 @@ def memory(
     ] = 1,
 ) -> None:
     """Print the memory that a training run will need on each GPU, by part, before anything is loaded."""
+    from vla_rl.recipe.checks import ANY
     from vla_rl.training.memory import estimate
 
-    typer.echo(estimate(load(recipe, overrides, runs=False), processes).text())
+    typer.echo(estimate(load(recipe, overrides, ANY, runs=False), processes).text())
 
 
 def push(

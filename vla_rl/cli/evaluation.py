@@ -40,6 +40,7 @@ def evaluate(
     from vla_rl.common.run_folder import RunFolder, open_run
     from vla_rl.common.tables import print_table
     from vla_rl.config import ConfigError
+    from vla_rl.recipe.checks import EVAL
     from vla_rl.workflows.evaluate_policy import evaluate as run_evaluation
     from vla_rl.workflows.perturbed import chosen, evaluate_perturbed
 
@@ -54,7 +55,7 @@ def evaluate(
             raise ConfigError("eval: got --suites and --perturb; run one after the other, each with its own --output")
         _evaluate_suites(recipe, overrides, output, name, suites)
         return
-    loaded, robustness = load(recipe, overrides, "eval"), None
+    loaded, robustness = load(recipe, overrides, EVAL), None
     perturbations = [] if perturb is None else chosen(loaded, perturb, levels or "1,2,3")
     # A folder that holds the same recipe takes another evaluation, or one that was cut off.
     again = output is not None and RunFolder(output).exists
@@ -77,9 +78,10 @@ def evaluate(
 def _evaluate_suites(recipe: str, overrides: list[str] | None, output: Path | None, name: str, suites: str) -> None:
     from vla_rl.common.run_folder import RunFolder, open_run
     from vla_rl.common.tables import print_table
+    from vla_rl.recipe.checks import ANY
     from vla_rl.workflows.suites import evaluate_suites, suite_recipes
 
-    loaded = load(recipe, overrides)
+    loaded = load(recipe, overrides, ANY)
     recipes = suite_recipes(loaded, suites)
     again = output is not None and RunFolder(output).exists
     with joined(loaded) as world:
@@ -163,6 +165,7 @@ def status(
 def _compare_by_running(recipe: str, a: str, b: str | None, overrides: list[str], output: Path | None) -> None:
     from vla_rl.config import ConfigError, apply_overrides, validate
     from vla_rl.evaluation.sequential_compare import SequentialConfig
+    from vla_rl.recipe.checks import ANY
     from vla_rl.workflows.evaluate_policy import compare_policies, save_comparison
 
     if b is None:
@@ -170,7 +173,7 @@ def _compare_by_running(recipe: str, a: str, b: str | None, overrides: list[str]
     own = [text for text in overrides if text.startswith("compare.")]
     options = apply_overrides({}, own).get("compare", {})
     config = validate(SequentialConfig, options, prefix="compare")
-    loaded = load(recipe, [text for text in overrides if text not in own])
+    loaded = load(recipe, [text for text in overrides if text not in own], ANY)
     comparison = compare_policies(loaded, a, b, config)
     typer.echo(comparison.text())
     if output:

@@ -33,9 +33,10 @@ def fit(
 ) -> None:
     """Fit failure detectors for a policy's checkpoint, and calibrate their thresholds on its successes."""
     from vla_rl.common.run_folder import open_run
+    from vla_rl.recipe.checks import FAILURE
     from vla_rl.workflows.failure_detection import fit_failure
 
-    loaded = load_run(recipe, overrides, output, resume, "failure")
+    loaded = load_run(recipe, overrides, output, resume, FAILURE)
     folder = open_run(loaded, output, resume)
     for path in fit_failure(loaded, folder, say, episodes_of):
         typer.echo(f"detector: {path}")
@@ -49,8 +50,9 @@ def evaluate(
 ) -> None:
     """Measure detectors on held-out episodes: table, failure.json, failure.html."""
     from vla_rl.common.tables import print_table
+    from vla_rl.recipe.checks import FAILURE
     from vla_rl.workflows.failure_detection import evaluate_failure
 
-    report, page = evaluate_failure(load(recipe, overrides, "failure"), folder, say, episodes_of)
+    report, page = evaluate_failure(load(recipe, overrides, FAILURE), folder, say, episodes_of)
     print_table(report.table())
     typer.echo(f"written: {page.with_suffix('.json')}\npage: {page}")

@@ -79,10 +79,11 @@ def measure(
 ) -> None:
     """In a simulator, with a scripted person: success, waiting and the person's share of time by number of robots."""
     from vla_rl.common.run_folder import open_run
+    from vla_rl.recipe.checks import HUB
     from vla_rl.workflows import hub_processes
     from vla_rl.workflows.hub_study import RESULTS, TABLE, measure_hub
 
-    loaded = load_run(recipe, overrides, output, resume, "hub")
+    loaded = load_run(recipe, overrides, output, resume, HUB)
     folder = open_run(loaded, output, resume)
     if processes:
         hub_processes.measure_processes(loaded, folder, say, PROGRAM)

@@ -49,9 +49,10 @@ def ablate(
     """Is the gain due to RL? The recipe and its negative controls, several seeds each, in one table."""
     from vla_rl.common.run_folder import RunFolder
     from vla_rl.common.tables import print_table
+    from vla_rl.recipe.checks import TRAIN
     from vla_rl.workflows.ablate import ablate as run_ablation
 
-    loaded = load(recipe, overrides, "train")
+    loaded = load(recipe, overrides, TRAIN)
     folder = output or Path("runs") / f"{loaded.name}-ablation"
     own = range(loaded.seed, loaded.seed + seeds)
     cluster = cluster_of(ray, job_cpus, job_gpus)
@@ -79,11 +80,12 @@ def demo(
 def loop(recipe: OwnRecipe = None, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
     """Real episodes, a world model fitted on them, its trust, RL in imagination, and the truth."""
     from vla_rl.common.run_folder import RunFolder, open_run
+    from vla_rl.recipe.checks import LOOP
     from vla_rl.recipe.pinned import DATASETS_OF_A_FIT, pinned, pinned_demonstrations
     from vla_rl.workflows.loop.before import check_loop
     from vla_rl.workflows.loop.closed_loop import loop as run_loop
 
-    loaded = load_run(recipe, overrides, output, resume, "loop")
+    loaded = load_run(recipe, overrides, output, resume, LOOP)
     check_loop(loaded)
     loaded = pinned_demonstrations(loaded, say)
     loaded = pinned(loaded, say, *DATASETS_OF_A_FIT)
@@ -111,12 +113,13 @@ def sweep(
     from rich.console import Console
 
     from vla_rl.config import ConfigError
+    from vla_rl.recipe.checks import TRAIN
     from vla_rl.workflows.sweep import RESULT_FILE
     from vla_rl.workflows.sweep import sweep as run_sweep
 
     if not over:
         raise ConfigError("--over: none given; name an option and its values, for example --over algo.lr=1e-4,3e-4")
-    folder = output or Path("runs") / f"{load(recipe, overrides).name}-sweep"
+    folder = output or Path("runs") / f"{load(recipe, overrides, TRAIN).name}-sweep"
     cluster = cluster_of(ray, job_cpus, job_gpus)
     try:
         result = run_sweep(recipe, overrides or [], over, folder, jobs=jobs, cluster=cluster, program=PROGRAM)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from vla_rl.recipe.checks import Command
     from vla_rl.recipe.recipe import Recipe
     from vla_rl.workflows.jobs import Cluster
 
@@ -72,7 +73,7 @@ def cluster_of(address: str | None, cpus: int, gpus: float) -> Cluster | None:
     return Cluster(address, cpus, gpus) if address else None
 
 
-def load(recipe: str, overrides: list[str] | None, command: str = "", runs: bool = True) -> Recipe:
+def load[R: Recipe](recipe: str, overrides: list[str] | None, command: Command[R], runs: bool = True) -> R:
     """Return the recipe with the command line's overrides, checked for a command and for this machine.
 
     Args:
@@ -84,13 +85,12 @@ def load(recipe: str, overrides: list[str] | None, command: str = "", runs: bool
     loaded = load_recipe(recipe, overrides or ())
     if runs:
         loaded.check_machine()
-    check(loaded, command)
-    return loaded
+    return check(loaded, command)
 
 
-def load_run(
-    recipe: str | None, overrides: list[str] | None, output: Path | None, resume: bool, command: str = ""
-) -> Recipe:
+def load_run[R: Recipe](
+    recipe: str | None, overrides: list[str] | None, output: Path | None, resume: bool, command: Command[R]
+) -> R:
     """Return the recipe of a run, with overrides: the one that is named, or of a run to resume its own."""
     if recipe is None or ("=" in recipe and not Path(recipe).is_file()):
         return load(_of_run(output, resume), [*([recipe] if recipe else []), *(overrides or ())], command)

@@ -52,11 +52,12 @@ def plan(
 
     Every figure of the plan is simulated; every cost says where it was measured, or that it is computed.
     """
+    from vla_rl.recipe.checks import PLAN
     from vla_rl.workflows.plan.command import run
     from vla_rl.workflows.plan.plan import Machines
 
     check_writable(output)
-    loaded = load(recipe, overrides, runs=False)
+    loaded = load(recipe, overrides, PLAN, runs=False)
     own = getattr(loaded.env, "num_workers", 0)
     machines = Machines(
         gpus, envs or loaded.env.num_envs, (own or 16) if workers is None else workers, staleness, bandwidth

@@ -23,10 +23,11 @@ def register(app: typer.Typer) -> None:
 def fit(recipe: OwnRecipe = None, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
     """Fit a reward on recorded episodes; its threshold and probabilities on initial states held out."""
     from vla_rl.common.run_folder import open_run
+    from vla_rl.recipe.checks import REWARD
     from vla_rl.recipe.pinned import pinned
     from vla_rl.workflows import reward
 
-    loaded = load_run(recipe, overrides, output, resume, "reward")
+    loaded = load_run(recipe, overrides, output, resume, REWARD)
     loaded = pinned(loaded, say, "reward.datasets", "reward.evaluate_on")
     folder = open_run(loaded, output, resume)
     typer.echo(f"reward: {reward.fit(loaded, folder, say)}")
@@ -40,11 +41,12 @@ def evaluate(
     from vla_rl.common.run_folder import RunFolder
     from vla_rl.common.tables import print_table
     from vla_rl.config import ConfigError
+    from vla_rl.recipe.checks import REWARD
     from vla_rl.workflows import reward
 
     run = RunFolder(folder)
     if not run.exists:
         raise ConfigError(f"{folder}: no run of `vla-rl reward fit` (no config.yaml); name its folder")
-    result, page = reward.evaluate(load(str(run.config), overrides), folder, say)
+    result, page = reward.evaluate(load(str(run.config), overrides, REWARD), folder, say)
     print_table(result.table())
     typer.echo(f"written: {page.with_suffix('.json')}\npage: {page}")

@@ -54,10 +54,11 @@ def joined(recipe: Recipe) -> AbstractContextManager[ProcessGroup]:
 def train(recipe: OwnRecipe = None, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
     """Post-train a policy by reinforcement learning."""
     from vla_rl.common.run_folder import RunFolder, open_run
+    from vla_rl.recipe.checks import TRAIN
     from vla_rl.recipe.pinned import pinned_demonstrations
     from vla_rl.training.train import train as run_training
 
-    loaded = pinned_demonstrations(load_run(recipe, overrides, output, resume, "train"), say)
+    loaded = pinned_demonstrations(load_run(recipe, overrides, output, resume, TRAIN), say)
     with joined(loaded) as world:
         folder = Path(
             world.broadcast_from_main(lambda: str(open_run(loaded, output, resume, free=("train.iterations",))))
@@ -71,10 +72,11 @@ def train(recipe: OwnRecipe = None, overrides: Overrides = None, output: Output 
 def sft(recipe: OwnRecipe = None, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
     """Train a policy by behavior cloning on demonstrations."""
     from vla_rl.common.run_folder import open_run
+    from vla_rl.recipe.checks import SFT
     from vla_rl.recipe.pinned import pinned
     from vla_rl.workflows.clone import clone
 
-    loaded, longer = load_run(recipe, overrides, output, resume, "sft"), ("sft.steps",)
+    loaded, longer = load_run(recipe, overrides, output, resume, SFT), ("sft.steps",)
     loaded = pinned(loaded, say, "sft.datasets")
     with joined(loaded) as world:
         folder = Path(world.broadcast_from_main(lambda: str(open_run(loaded, output, resume, free=longer))))
@@ -91,10 +93,11 @@ def offline(
 ) -> None:
     """Improve a policy from logged episodes alone, without an environment: successes and failures both teach."""
     from vla_rl.common.run_folder import RunFolder, open_run
+    from vla_rl.recipe.checks import OFFLINE
     from vla_rl.recipe.pinned import pinned
     from vla_rl.workflows.offline import improve_offline
 
-    loaded = pinned(load_run(recipe, overrides, output, resume, "offline"), say, "sft.datasets")
+    loaded = pinned(load_run(recipe, overrides, output, resume, OFFLINE), say, "sft.datasets")
     folder = open_run(loaded, output, resume)
     with resumable("offline", folder):
         summary = improve_offline(loaded, folder, say)
@@ -106,10 +109,11 @@ def online(
 ) -> None:
     """Improve a policy from every episode that it runs, and those logged before, by a critic; the policy is frozen."""
     from vla_rl.common.run_folder import RunFolder, open_run
+    from vla_rl.recipe.checks import ONLINE
     from vla_rl.recipe.pinned import pinned
     from vla_rl.workflows.online import improve_online
 
-    loaded = pinned(load_run(recipe, overrides, output, resume, "online"), say, "sft.datasets")
+    loaded = pinned(load_run(recipe, overrides, output, resume, ONLINE), say, "sft.datasets")
     folder = open_run(loaded, output, resume)
     with resumable("online", folder):
         improve_online(loaded, folder, say)
@@ -124,11 +128,12 @@ def collect(
     ] = None,
 ) -> None:
     """Write a LeRobotDataset: the scripted expert's demonstrations, or a policy's episodes."""
+    from vla_rl.recipe.checks import COLLECT
     from vla_rl.recipe.collect_config import CollectConfig
     from vla_rl.workflows.collect import collect as run_collect
 
     check_writable(output)
-    loaded = load(recipe, [*(overrides or ()), *([f"collect.dataset={output}"] if output else [])], "collect")
+    loaded = load(recipe, [*(overrides or ()), *([f"collect.dataset={output}"] if output else [])], COLLECT)
     config = loaded.collect or CollectConfig.model_validate({})
     try:
         summary = run_collect(loaded, config, say)

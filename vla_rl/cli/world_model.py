@@ -43,10 +43,11 @@ def register(app: typer.Typer) -> None:
 def fit(recipe: OwnRecipe = None, overrides: Overrides = None, output: Output = None, resume: Resume = False) -> None:
     """Fit a world model: autoencoder, dynamics, success head and classifier, and their threshold."""
     from vla_rl.common.run_folder import open_run
+    from vla_rl.recipe.checks import FIT
     from vla_rl.recipe.pinned import DATASETS_OF_A_FIT, pinned
     from vla_rl.workflows.imagination.fit_world_model import CHOOSE_THE_THRESHOLD, check_threshold, fit_world_model
 
-    loaded = pinned(load_run(recipe, overrides, output, resume, "fit"), say, *DATASETS_OF_A_FIT)
+    loaded = pinned(load_run(recipe, overrides, output, resume, FIT), say, *DATASETS_OF_A_FIT)
     check = partial(check_threshold, loaded)
     folder = open_run(loaded, output, resume, free=("datasets", *CHOOSE_THE_THRESHOLD), check=check)
     with resumable("world-model fit", folder):
@@ -76,11 +77,12 @@ def evaluate(
     overrides: Overrides = None,
 ) -> None:
     """Measure how far a world model can be trusted: trust.json and trust.html."""
+    from vla_rl.recipe.checks import FIT
     from vla_rl.workflows.imagination.measure_trust import measure_world_model
 
     styles = _styles(style or ())
     check_writable(output)
-    loaded, data = load(recipe, overrides, "trust"), (held_out, policy or (), train or ())
+    loaded, data = load(recipe, overrides, FIT), (held_out, policy or (), train or ())
     page = measure_world_model(loaded, Path(world_model), *data, styles, output)
     typer.echo(f"written: {page.with_suffix('.json')}\npage: {page}")
 
@@ -108,10 +110,11 @@ def keyframes(
 ) -> None:
     """Mine real episodes for the moments that decide them, from which imagined episodes can start."""
     from vla_rl.data.keyframes import KeyframeSet
+    from vla_rl.recipe.checks import FIT
     from vla_rl.workflows.imagination.mine_keyframes import mine_keyframes
 
     check_writable(output)
-    file = mine_keyframes(load(recipe, overrides), Path(world_model), dataset, output)
+    file = mine_keyframes(load(recipe, overrides, FIT), Path(world_model), dataset, output)
     mined = KeyframeSet.load(file)
     kinds = ", ".join(f"{count} {kind}" for kind, count in mined.counts().items())
     typer.echo(f"written: {file}  ({len(mined.keyframes)} keyframes: {kinds})")
@@ -126,10 +129,11 @@ def rank(
     overrides: Overrides = None,
 ) -> None:
     """Rank policies by their success in imagination, and say how far the simulator agrees."""
+    from vla_rl.recipe.checks import FIT
     from vla_rl.workflows.imagination.policy_ranking import rank_policies
 
     check_writable(output)
-    found = rank_policies(load(recipe, overrides, "rank"), Path(world_model), policy, output, say)
+    found = rank_policies(load(recipe, overrides, FIT), Path(world_model), policy, output, say)
     typer.echo(f"{found.text()}\nwritten: {output}")
 
 
@@ -145,11 +149,12 @@ def study(
     overrides: Overrides = None,
 ) -> None:
     """Which trust figure predicts what RL gains? RL in many world models, evaluated in the simulator."""
+    from vla_rl.recipe.checks import STUDY
     from vla_rl.workflows.imagination.trust_study import TABLE
     from vla_rl.workflows.imagination.trust_study import study as run_study
 
     check_writable(output)
-    load(recipe, overrides, "study")
+    load(recipe, overrides, STUDY)
     found = run_study(
         recipe,
         overrides or (),
@@ -173,8 +178,9 @@ def styles(
     overrides: Overrides = None,
 ) -> None:
     """Show recorded episodes in other styles, as `world_model.style` has them fitted on."""
+    from vla_rl.recipe.checks import FIT
     from vla_rl.workflows.imagination.show_styles import show_styles
 
     check_writable(output)
-    shown = show_styles(load(recipe, overrides), dataset, output, episodes, columns)
+    shown = show_styles(load(recipe, overrides, FIT), dataset, output, episodes, columns)
     typer.echo("\n".join([*shown, f"written: {output}  (each row: as recorded, segments, styles)"]))

@@ -14,14 +14,15 @@ ALLOWED = "auto (a GPU where torch finds one, else the CPU), cpu, cuda, cuda:N, 
 _NAMES = re.compile(r"auto|(cpu|cuda|mps)(:(0|[1-9][0-9]?))?")
 
 
-def check_name(device: str, option: str = "device") -> None:
-    """Refuse what is no device's name, wherever the device is. The usual names are known without torch.
+def check_name(device: str, option: str = "device") -> str:
+    """Return a device's name, wherever the device is. The usual names are known without torch.
 
     Raises:
         ConfigError: naming the option, what it got and what is allowed.
     """
     if _NAMES.fullmatch(device) is None:
         parse_device(device, option)
+    return device
 
 
 def parse_device(device: str, option: str = "device") -> torch.device:

@@ -18,6 +18,7 @@ from vla_rl.distributed import fsdp, outcomes, parts
 from vla_rl.distributed.process_group import ProcessGroup, entered, num_launched, resolve_device
 from vla_rl.distributed.process_watch import Watch
 from vla_rl.interfaces import PolicyOutput
+from vla_rl.recipe.runs import TrainRecipe
 
 if TYPE_CHECKING:
     from vla_rl.recipe.recipe import Recipe
@@ -185,12 +186,12 @@ def check(recipe: Recipe, size: int) -> None:
     Raises:
         ConfigError: naming the field and what to do.
     """
-    algo, sft = recipe.algo, recipe.sft
+    algo, sft = getattr(recipe, "algo", None), getattr(recipe, "sft", None)
     if ":" in recipe.device:
         raise ConfigError(
             f"device: got {recipe.device!r}, but each of {size} processes has a GPU of its own; set device=cuda or auto"
         )
-    if algo is not None and recipe.train.groups < size:
+    if isinstance(recipe, TrainRecipe) and recipe.train.groups < size:
         raise ConfigError(
             f"train.groups: got {recipe.train.groups} for {size} processes; a group stays in one process, so each "
             "needs one at least"

@@ -5,7 +5,7 @@ pair. The evidence is that of all pairs since the mark (`evaluation.pooled`). It
 mark; "worse", which sends the run back to the mark, and RL ends; or "undecided": RL continues, and what the last
 check leaves undecided is kept, its gain not shown.
 
-`power_text` says what the checks can tell; docs/closed_loop.md has a table (`scripts/gate_power.py`).
+`power_text` says what the checks can tell; docs/closed_loop.md has a table.
 """
 
 from __future__ import annotations
@@ -14,18 +14,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from vla_rl.config import Config, ConfigError
 from vla_rl.distributed.process_group import ALONE, ProcessGroup
 from vla_rl.evaluation.sequential_compare import SequentialComparison, SequentialConfig, compare_sequential
 from vla_rl.interfaces import EnvConfig, Policy, VecEnv
 from vla_rl.policies.load import load_policy
-from vla_rl.types import EnvSpec, Episode, Split
+from vla_rl.types import EnvSpec, Episode
 
 Verdict = Literal["better", "worse", "undecided"]
 MARK, CHECKED = "mark", "checked"  # A check's datasets.
-_OLD_OUTCOMES = ("confirmed", "open", "rolled back")
 
 
 class GateConfig(Config):
@@ -40,7 +39,10 @@ class GateConfig(Config):
         description="Chance of calling better what is no better, over all checks since the last that found a policy "
         "better; and as much of calling worse what is no worse.",
     )
-    split: Split = Field(default="validation", description="Initial states of the checks.")
+    split: Literal["train", "validation"] = Field(
+        default="validation",
+        description="Initial states of the checks; those of eval are for the final claim, not for choosing a policy.",
+    )
     start_index: NonNegativeInt = Field(
         default=1000, description="First initial state, beyond those of `train.validation_episodes`."
     )
@@ -100,35 +102,22 @@ class GateCheck(Config):
     Attributes:
         iteration: finished when it was made. mark: the iteration of the policy compared with (0: the base policy).
         comparison: a is the mark's policy, b the one checked; real episodes, sampled, this check's alone.
-        pooled: all pairs since the mark, which decide; None of a check written before evidence was pooled.
+        pooled: all pairs since the mark, which decide.
         imagined: of the checked policy, in this iteration's rollouts from initial states: its success, or the mean
             probability paid for it; None where all of them began at keyframes.
         verdict: "better" or "worse" than the mark; "undecided": the pairs do not tell.
-        rolled_back: the run went back to the mark. (Earlier versions did so of what the last check left undecided.)
+        rolled_back: the run went back to the mark.
         is_last: no later check can decide.
     """
 
     iteration: int
     mark: int
     comparison: SequentialComparison
-    pooled: Pooled | None = None
+    pooled: Pooled
     imagined: float | None
     verdict: Verdict
     rolled_back: bool
     is_last: bool = False
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_old_words(cls, values: Any) -> Any:
-        """Read files of earlier versions: an `outcome`, or "confirmed" and "refuted" (worse, or no great gain)."""
-        if not isinstance(values, dict):
-            return values
-        read = dict(values)
-        if read.get("outcome") in _OLD_OUTCOMES:
-            read["rolled_back"] = read.pop("outcome") == "rolled back"
-        elif read.get("verdict") not in ("confirmed", "refuted"):
-            return values
-        return read | {"verdict": verdict_of(SequentialComparison.model_validate(read["comparison"]))}
 
     def text(self) -> str:
         """Return one line for people."""
@@ -153,9 +142,7 @@ class GateCheck(Config):
         return f"imagined {100 * self.imagined:.0f} %"
 
     def _pooled_text(self) -> str:
-        if (pooled := self.pooled) is None:
-            return ""
-        earlier = ""
+        pooled, earlier = self.pooled, ""
         if pooled.num_checks > 1:
             points = 100 * (pooled.gained - pooled.lost) / max(pooled.num_pairs, 1)
             earlier = f" of {pooled.num_checks} checks together, {points:+.0f} points in {pooled.num_pairs} pairs"
@@ -316,7 +303,7 @@ class Gate:
         return KeptEpisodes(self.episodes / f"iteration_{iteration:05d}", spec, self.mark, iteration)
 
     def _pooled(self, newest: SequentialComparison) -> Pooled:
-        earlier = [check.comparison for check in self.checks if check.mark == self.mark and check.pooled is not None]
+        earlier = [check.comparison for check in self.checks if check.mark == self.mark]
         comparisons = [*earlier, newest]
         better, worse = self.evidence.evidence.tolist()
         return Pooled(
@@ -338,8 +325,7 @@ class Gate:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` gave; one of an earlier version has no evidence, which then starts anew."""
+        """Go on from what `state` gave."""
         self.mark = int(state["mark"])
         self.checks = [GateCheck.model_validate(check) for check in state["checks"]]
-        if "evidence" in state:
-            self.evidence.load_state(state["evidence"])
+        self.evidence.load_state(state["evidence"])

@@ -228,7 +228,7 @@ def summarize_seeds(differences: np.ndarray, confidence: float = 0.95) -> SeedSu
     seeds share: the choice of initial states, and one evaluation of the base policy under all of them. That part's
     variance is the mean covariance of two seeds over the states. Both half-widths, t of the seeds and t of the states,
     are squared and added (Howe 1974, JASA 69:789-794; Graybill & Wang 1980, JASA 75:869-873): right whichever part
-    is larger, too wide where they are alike. `scripts/seed_coverage.py` simulates the coverage.
+    is larger, too wide where they are alike. docs/results.md has the simulated coverage.
 
     Args:
         differences: float (seeds, states), difference of success rates per seed and initial state, averaged over

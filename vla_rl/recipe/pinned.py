@@ -6,16 +6,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from vla_rl.common.hub import parse_name
-from vla_rl.recipe.checks import learns_from_demonstrations
 
 if TYPE_CHECKING:
     from vla_rl.data.config import DatasetConfig
     from vla_rl.recipe.recipe import Recipe
+    from vla_rl.recipe.runs import TrainRecipe
 
 DATASETS_OF_A_FIT = tuple(f"world_model.{name}" for name in ("datasets", "success_datasets", "calibrate_on"))
 
 
-def pinned(recipe: Recipe, show: Callable[[str], None], *fields: str) -> Recipe:
+def pinned[R: Recipe](recipe: R, show: Callable[[str], None], *fields: str) -> R:
     """Return the recipe with the commit of each dataset that the Hub gives.
 
     Args:
@@ -28,17 +28,17 @@ def pinned(recipe: Recipe, show: Callable[[str], None], *fields: str) -> Recipe:
     changes = {}
     for field in fields:
         section, _, name = field.partition(".")
-        options = changes.get(section) or getattr(recipe, section)
+        options = changes.get(section) or getattr(recipe, section, None)
         datasets = getattr(options, name, ())
         found = tuple(_pinned(one, show, field) for one in datasets)
-        if found != tuple(datasets):
+        if options is not None and found != tuple(datasets):
             changes[section] = options.model_copy(update={name: found})
     return recipe.model_copy(update=changes) if changes else recipe
 
 
-def pinned_demonstrations(recipe: Recipe, show: Callable[[str], None]) -> Recipe:
+def pinned_demonstrations[R: TrainRecipe](recipe: R, show: Callable[[str], None]) -> R:
     """Return `pinned` of the demonstrations that RL learns from beside its own episodes, where it does."""
-    return pinned(recipe, show, "sft.datasets") if learns_from_demonstrations(recipe) else recipe
+    return pinned(recipe, show, "sft.datasets") if recipe.needs_demonstrations else recipe
 
 
 def _pinned(dataset: DatasetConfig, show: Callable[[str], None], field: str) -> DatasetConfig:

@@ -1,47 +1,87 @@
 """A recipe: everything one run needs, from one YAML file.
 
-Sections whose class depends on their `kind` (env, policy, algo) are resolved at run time; see
-`vla_rl.config`. Each section's class sits beside the code that it configures.
+`run` names the kind of run, whose class (`runs.py`) says which sections a recipe may have. Sections whose class depends
+on their `kind` (env, policy, algo) are resolved at run time; see `vla_rl.config`. Each section's class sits beside the
+code that it configures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import Field, SerializeAsAny, model_validator
+from pydantic import AfterValidator, Field, SerializeAsAny, model_validator
 
-from vla_rl.algorithms.base import AlgoConfig
-from vla_rl.config import Config, ConfigError, apply_overrides, component, find_recipe, read_yaml, validate
+from vla_rl.common.devices import check_name
+from vla_rl.config import (
+    RUNS,
+    Config,
+    ConfigError,
+    apply_overrides,
+    component,
+    find_recipe,
+    read_yaml,
+    recipe_class,
+    validate,
+)
 from vla_rl.distributed.config import DistributedConfig
 from vla_rl.distributed.process_group import resolve_device
 from vla_rl.evaluation.evaluate import EvalConfig
-from vla_rl.evaluation.gate import GateConfig
-from vla_rl.interfaces import EnvConfig, FailureDetectionConfig, WorldModelFitConfig
-from vla_rl.offpolicy.config import OfflineConfig, OnlineConfig
+from vla_rl.interfaces import EnvConfig
 from vla_rl.policies.base import PolicyConfig
-from vla_rl.recipe.checks import check
 from vla_rl.recipe.collect_config import CollectConfig
-from vla_rl.recipe.hil_config import HilConfig
-from vla_rl.recipe.hub_config import HubConfig
-from vla_rl.recipe.loop_config import LoopConfig
-from vla_rl.recipe.rac_config import RacConfig
-from vla_rl.rewards.config import RewardFitConfig
 from vla_rl.rollout.source import LocalRolloutConfig, RolloutConfig
-from vla_rl.rollout.task_sampling import SamplingConfig
 from vla_rl.training.metrics import LogConfig
-from vla_rl.training.sft import SFTConfig
-from vla_rl.training.train import TrainConfig
+
+
+def _known_device(name: str) -> str:
+    return check_name(name)
+
+
+class Rule(NamedTuple):
+    """A combination of sections that their types permit and a run does not.
+
+    Attributes:
+        is_broken: whether the recipe is refused.
+        message: names the field, its value and what to do.
+    """
+
+    is_broken: Callable[..., object]
+    message: Callable[..., str]
 
 
 class Recipe(Config):
-    """One run. Commands read the sections they need: `train` env, policy, algo, sampling, train, eval, log."""
+    """What every kind of run has, and all that evaluating and collecting need."""
 
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda r: r.real_env is not None and (r.real_env.is_imagined or not r.env.is_imagined),
+            lambda r: (
+                "real_env: is for a recipe whose env is a world model, and is itself a simulator or robot; got env "
+                f"{r.env.kind!r}, real_env {r.real_env.kind!r}"
+            ),
+        ),
+        Rule(
+            lambda r: r.eval.approximate and getattr(r.real_env or r.env, "reward", None),
+            lambda r: (
+                "eval.approximate: got true with env.reward, which would evaluate policies by what a reward says; set "
+                "it to false"
+            ),
+        ),
+    )
+
+    run: str = Field(
+        default="eval",
+        description="The kind of run, which says what further sections there are: train, sft, loop, fit, offline, "
+        "online, hil, rac, reward, failure, hub; eval: none.",
+    )
     name: str = Field(description="Names the run's folder.")
     description: str = Field(default="", description="What the recipe is for, in a sentence.")
     seed: int = Field(default=0, ge=0, lt=2**63, description="Of everything random.")
-    device: str = Field(default="auto", description="auto, cpu, cuda, cuda:N or mps.")
+    device: Annotated[str, AfterValidator(_known_device)] = Field(
+        default="auto", description="auto, cpu, cuda, cuda:N or mps."
+    )
     parallel: Literal["ddp", "fsdp"] = Field(
         default="ddp",
         description="Several processes: ddp: each holds the whole policy; fsdp: weights, gradients and optimizer state "
@@ -55,30 +95,16 @@ class Recipe(Config):
         description="Where env is a world model: the simulator in which policies are evaluated and gains checked.",
     )
     policy: Annotated[SerializeAsAny[PolicyConfig], component("policy")]
-    algo: Annotated[SerializeAsAny[AlgoConfig] | None, component("algo")] = None
-    sampling: SamplingConfig = Field(default_factory=SamplingConfig)
     rollout: Annotated[SerializeAsAny[RolloutConfig], component("rollout")] = Field(
         default_factory=LocalRolloutConfig,
         description="Where the episodes that RL learns from are run (docs/ray.md).",
     )
-    train: TrainConfig = Field(default_factory=TrainConfig)
-    gate: GateConfig = Field(default_factory=GateConfig)
     collect: CollectConfig | None = None
     datasets: tuple[CollectConfig, ...] = Field(
         default=(),
         description="Datasets that `world-model fit`, `offline`, `online`, `hil`, `reward fit` collect first, where "
         "they are missing.",
     )
-    world_model: Annotated[SerializeAsAny[WorldModelFitConfig] | None, component("world_model")] = None
-    failure: Annotated[SerializeAsAny[FailureDetectionConfig] | None, component("failure")] = None
-    loop: LoopConfig = Field(default_factory=LoopConfig)
-    sft: SFTConfig | None = None
-    offline: OfflineConfig | None = None
-    online: OnlineConfig | None = None
-    hil: HilConfig | None = None
-    reward: RewardFitConfig | None = None
-    rac: RacConfig | None = None
-    hub: HubConfig | None = None
     eval: EvalConfig = Field(default_factory=EvalConfig)
     log: LogConfig = Field(default_factory=LogConfig)
 
@@ -129,17 +155,40 @@ class Recipe(Config):
         if lacking := sorted(set(imagined.tasks) - set(acting.tasks)):
             raise ConfigError(f"real_env.tasks: lacks {', '.join(lacking)}, which env has")
 
-    @property
-    def validation(self) -> EvalConfig:
-        """What each validation of RL runs: the `eval` section's, on the validation split, greedy and as sampled."""
-        train = self.train
-        changes = {"split": "validation", "episodes_per_task": train.validation_episodes}
-        return self.eval.model_copy(update=changes | {"temperatures": (0.0, train.temperature)})
-
     @model_validator(mode="after")
-    def _sections_agree(self) -> Recipe:
-        check(self)
+    def _sections_agree(self) -> Self:
+        if broken := [rule.message(self) for rule in self.rules if rule.is_broken(self)]:
+            raise ConfigError("\n".join(broken))
         return self
+
+
+def read_recipe(values: Mapping[str, Any]) -> Recipe:
+    """Return the recipe of these values, of the kind of run that they name.
+
+    Raises:
+        ConfigError: naming the field, the value and what is allowed.
+    """
+    if "run" not in values:
+        raise ConfigError(f"run: the recipe does not say what it is for; add one of: {', '.join(RUNS)}")
+    config_class: type[Any] = recipe_class(str(values["run"]))
+    _check_sections(values, config_class)
+    return validate(config_class, dict(values))
+
+
+def _check_sections(values: Mapping[str, Any], config_class: type[Recipe]) -> None:
+    """
+    Raises:
+        ConfigError: sections that only recipes of other kinds have.
+    """
+    faults = []
+    for name in sorted(values.keys() - config_class.model_fields.keys()):
+        if kinds := [run for run in RUNS if name in recipe_class(run).model_fields]:
+            faults.append(
+                f"{name}: a recipe of run {values['run']!r} has no such section; run {', '.join(kinds)} has. Leave it "
+                "out, or set run"
+            )
+    if faults:
+        raise ConfigError("\n".join(faults))
 
 
 def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -150,4 +199,4 @@ def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """
     if isinstance(overrides, str):
         raise ConfigError(f"overrides: got the text {overrides!r}; give a list of such texts: [{overrides!r}]")
-    return validate(Recipe, apply_overrides(read_yaml(find_recipe(name)), overrides))
+    return read_recipe(apply_overrides(read_yaml(find_recipe(name)), overrides))

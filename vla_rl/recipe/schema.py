@@ -8,39 +8,58 @@ from __future__ import annotations
 
 from typing import Any
 
-from vla_rl.config import BASES, KINDS, ConfigError, resolve_kind
+from vla_rl.config import BASES, KINDS, RUNS, ConfigError, recipe_class, resolve_kind
 
 
 def recipe_schema() -> dict[str, Any]:
-    """JSON schema of `Recipe`; a section whose class depends on its `kind` is a `oneOf` over the kinds.
+    """JSON schema of recipes of every kind of run; a section whose class depends on its `kind` is a `oneOf` of these.
 
     Kinds whose package is not installed here are left out.
     """
-    from vla_rl.recipe.recipe import Recipe
+    definitions: dict[str, Any] = {}
+    of_run = {run: _schema_of(run, definitions) for run in RUNS}
+    for base in BASES.values():  # Of these sections the branches stand in the recipes'.
+        definitions.pop(base.partition(":")[2], None)
+    definitions["EnvConfig"] = {"type": "object", "description": "An env section.", "required": ["kind"]}
+    sections = {name: section for schema in of_run.values() for name, section in schema["properties"].items()}
+    sections["run"] = {"enum": list(RUNS), "description": of_run["eval"]["properties"]["run"].get("description", "")}
+    whole = [
+        {"if": {"properties": {"run": {"const": run}}, "required": ["run"]}, "then": schema}
+        for run, schema in of_run.items()
+    ]
+    extending = {"if": {"not": {"required": ["run"]}}, "then": {"required": ["base"], "additionalProperties": False}}
+    extending["then"]["properties"] = sections
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "vla-rl recipe",
+        "type": "object",
+        "properties": {"run": sections["run"], "base": sections["base"]},
+        "allOf": [*whole, extending],
+        "$defs": definitions,
+    }
 
-    schema = Recipe.model_json_schema()
-    definitions = schema.setdefault("$defs", {})
-    for section in (name for name in KINDS if name in schema["properties"]):
-        field = schema["properties"][section]
-        kept = {key: field[key] for key in ("description", "title") if key in field}
-        schema["properties"][section] = {**kept, "oneOf": _branches(section, definitions)}
-    schema["properties"]["real_env"]["anyOf"] = [*_branches("env", definitions), {"type": "null"}]
-    for branch in (*schema["properties"]["env"]["oneOf"], *schema["properties"]["real_env"]["anyOf"]):
+
+def _schema_of(run: str, definitions: dict[str, Any]) -> dict[str, Any]:
+    """JSON schema of one kind of run's recipes; adds to the definitions."""
+    schema = recipe_class(run).model_json_schema()
+    definitions |= schema.pop("$defs", {})
+    properties = schema["properties"]
+    for section in (name for name in KINDS if name in properties):
+        kept = {key: properties[section][key] for key in ("description", "title") if key in properties[section]}
+        properties[section] = {**kept, "oneOf": _branches(section, definitions)}
+    properties["real_env"].pop("allOf", None)
+    properties["real_env"]["anyOf"] = [*_branches("env", definitions), {"type": "null"}]
+    for branch in (*properties["env"]["oneOf"], *properties["real_env"]["anyOf"]):
         _describe_inner(branch, "reward", "env.reward", definitions)
     plan = definitions["EvalConfig"]["properties"]["plan"]  # Inside a section, and its kind may be left out.
     plan["anyOf"] = [*_branches("plan", definitions), {"type": "null"}]
-    for branch in schema["properties"]["algo"]["oneOf"]:
+    for branch in properties.get("algo", {}).get("oneOf", ()):
         _describe_inner(branch, "values", "values", definitions)
     if "WorldModelConfig" in definitions:
         _describe_dynamics(definitions)
-    for base in BASES.values():  # Of these sections the branches stand here.
-        definitions.pop(base.partition(":")[2], None)
-    definitions["EnvConfig"] = {"type": "object", "description": "An env section.", "required": ["kind"]}
-    schema["properties"]["base"] = {"type": "string", "description": "A recipe that this one extends, relative to it."}
+    properties["base"] = {"type": "string", "description": "A recipe that this one extends, relative to it."}
     required = schema.pop("required", [])
-    schema["anyOf"] = [{"required": ["base"]}, {"required": required}]
-    schema["title"] = "vla-rl recipe"
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+    return {**schema, "anyOf": [{"required": ["base"]}, {"required": required}]}
 
 
 def _describe_inner(branch: dict[str, Any], name: str, section: str, definitions: dict[str, Any]) -> None:

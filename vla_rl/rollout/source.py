@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from vla_rl.common.progress import Stopwatch
     from vla_rl.distributed.process_group import ProcessGroup
     from vla_rl.interfaces import EnvConfig, Policy, VecEnv
-    from vla_rl.recipe.recipe import Recipe
+    from vla_rl.recipe.runs import TrainRecipe
     from vla_rl.rollout.runner import EpisodeRunner
 
 
@@ -103,8 +103,7 @@ def own_state(checkpoint: Mapping[str, Any], world: ProcessGroup, path: Path) ->
     Raises:
         ValueError: another number of processes trained then, and episodes were under way.
     """
-    # Earlier versions saved the first process's alone.
-    states = checkpoint["sources"] if "sources" in checkpoint else [checkpoint.get("source", {})]
+    states = checkpoint["sources"]
     if len(states) == world.size:
         return states[world.rank]
     if any(state.get("groups") for state in states):
@@ -188,7 +187,7 @@ class RolloutConfig(Config, ABC):
         return env
 
     @abstractmethod
-    def build(self, recipe: Recipe, env: VecEnv, world: ProcessGroup) -> EpisodeSource:
+    def build(self, recipe: TrainRecipe, env: VecEnv, world: ProcessGroup) -> EpisodeSource:
         """Start the source of this process.
 
         Args:
@@ -202,7 +201,7 @@ class LocalRolloutConfig(RolloutConfig):
 
     kind: Literal["local"] = "local"
 
-    def build(self, recipe: Recipe, env: VecEnv, world: ProcessGroup) -> LocalSource:
+    def build(self, recipe: TrainRecipe, env: VecEnv, world: ProcessGroup) -> LocalSource:
         return LocalSource(env, recipe.train.temperature)
 
 

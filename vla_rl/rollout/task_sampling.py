@@ -9,10 +9,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
-from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
 from vla_rl.config import Config, ConfigError
 from vla_rl.data.keyframes import KeyframeSet
@@ -82,6 +82,15 @@ class SamplingConfig(Config):
     keyframes: Path | None = Field(
         default=None, description="Those keyframes, as `vla-rl world-model keyframes` writes them; `loop` fills it in."
     )
+
+    @model_validator(mode="after")
+    def _states_come_back(self) -> Self:
+        if (self.kind, self.level, self.train_states) == ("vade", "state", None):
+            raise ValueError(
+                "level 'state' needs train_states: states must come back to be judged; set it to a number, or "
+                "level=task"
+            )
+        return self
 
     def build(self, tasks: Sequence[str], seed: int = 0, imagined: bool = False) -> TaskSampler:
         """Make the sampler of these tasks.

@@ -176,8 +176,8 @@ def estimate_apart(recipe: Recipe, processes: int) -> tuple[MemoryEstimate, Memo
             f"policy.kind: {config.kind!r} cannot be counted by part; `vla-rl memory` knows OpenVLA's family alone "
             f"(openvla). By the number of parameters: {advice()}"
         )
-    algo: Any = recipe.algo
-    section: Any = algo if algo is not None else recipe.sft
+    algo: Any = getattr(recipe, "algo", None)
+    section: Any = algo if algo is not None else getattr(recipe, "sft", None)
     if section is None:
         raise ConfigError("algo: the recipe trains nothing; `vla-rl memory` needs an algo or sft section")
     env: Any = recipe.env

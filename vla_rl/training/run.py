@@ -26,7 +26,7 @@ from vla_rl.evaluation.gate import Gate
 from vla_rl.interfaces import ImaginedEnv, Learner, StatefulEnv, VecEnv
 from vla_rl.policies.base import resolve_path
 from vla_rl.policies.load import load_policy
-from vla_rl.recipe.checks import check
+from vla_rl.recipe.checks import TRAIN, check, demonstrations_of
 from vla_rl.rewards.env import TRUE_SUCCESS, reward_metrics
 from vla_rl.rollout.runner import derived_seed
 from vla_rl.rollout.source import GroupOrder, own_state
@@ -50,7 +50,7 @@ from vla_rl.types import Episode, EpisodeSpec
 
 if TYPE_CHECKING:
     from vla_rl.evaluation.results import Evaluation
-    from vla_rl.recipe.recipe import Recipe
+    from vla_rl.recipe.runs import TrainRecipe
 
 _ROLLOUT, _RESAMPLE, _GATE = 1, 2, 3  # streams of the rollouts' seeds
 
@@ -70,9 +70,8 @@ class TrainingRun:
         demonstration_loss: what `learner.update` calls for the anchor; None without demonstrations.
     """
 
-    def __init__(self, recipe: Recipe, folder: Path, resume: bool):
-        check(recipe, "train")
-        assert recipe.algo is not None, "just checked"
+    def __init__(self, recipe: TrainRecipe, folder: Path, resume: bool):
+        check(recipe, TRAIN)
         if recipe.num_threads:
             import torch
 
@@ -93,8 +92,7 @@ class TrainingRun:
         try:
             self.policy = self.world.load(lambda: recipe.policy.build(self.env.spec, device, recipe.seed))
             self.sampler = recipe.sampling.build(list(self.env.spec.tasks), recipe.seed, recipe.env.is_imagined)
-            needs_demonstrations = self.algo.bc_coef > 0 or self.config.control == "continue_bc"
-            self.demonstrations = self._open_demonstrations() if needs_demonstrations else None
+            self.demonstrations = self._open_demonstrations() if recipe.needs_demonstrations else None
             self.demonstration_loss = self.demonstrations.loss if self.demonstrations else None
             self.learner = self._build_learner()
             self.gate = self._open_gate() if recipe.gate.every else None
@@ -401,8 +399,7 @@ class TrainingRun:
 
     def _open_demonstrations(self) -> Demonstrations:
         """Open the recipe's demonstrations, for the algorithm's anchor or the control."""
-        assert self.recipe.sft is not None, "checked before"
-        return Demonstrations(self.policy, self.recipe.sft, self.env.spec, self.recipe.seed, self.world)
+        return Demonstrations(self.policy, demonstrations_of(self.recipe), self.env.spec, self.recipe.seed, self.world)
 
     # --- as a context -----------------------------------------------------------------------
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from vla_rl.config import Config
 
 if TYPE_CHECKING:
-    from vla_rl.recipe.recipe import Recipe
+    from vla_rl.recipe.runs import TrainRecipe
 
 Control = Literal["none", "shuffled_rewards", "continue_bc"]
 
@@ -55,8 +55,16 @@ class TrainConfig(Config):
         default="before_and_after", description="When to run the `eval` section's evaluation."
     )
 
+    @model_validator(mode="after")
+    def _best_is_validated(self) -> Self:
+        if self.keep == "best" and not self.validate_every:
+            raise ValueError("keep 'best' needs validate_every above 0, which finds it; or set keep=last")
+        return self
 
-def train(recipe: Recipe, folder: Path, resume: bool = False, on_iteration: Callable[[], None] | None = None) -> Path:
+
+def train(
+    recipe: TrainRecipe, folder: Path, resume: bool = False, on_iteration: Callable[[], None] | None = None
+) -> Path:
     """Run the recipe in its folder and return the folder of the resulting policy.
 
     Killed at any moment, `resume=True` continues from the last whole checkpoint; on a CPU with the same numbers.

@@ -25,7 +25,7 @@ from vla_rl.data.dataset_check import check_datasets
 from vla_rl.evaluation.compare import compare
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.statistics import Interval, summarize_seeds
-from vla_rl.recipe.recipe import Recipe
+from vla_rl.recipe.runs import TrainRecipe
 from vla_rl.workflows.jobs import FINAL, Cluster, job, run_jobs
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Ablation(Config):
 
 def ablate(
     recipe_name: str,
-    recipe: Recipe,
+    recipe: TrainRecipe,
     overrides: Sequence[str],
     folder: Path,
     *,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.common.run_folder import RunFolder
-from vla_rl.recipe.checks import check
+from vla_rl.recipe.checks import SFT, check, demonstrations_of
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.workflows.recipe_parts import build_policy, env_spec
 
@@ -23,8 +23,7 @@ def clone(recipe: Recipe, folder: Path) -> dict[str, Any]:
     from vla_rl.training.metrics import MetricLogger, SilentLogger
     from vla_rl.training.sft import train_bc
 
-    check(recipe, "sft")
-    assert recipe.sft is not None, "just checked"
+    check(recipe, SFT)
     spec = env_spec(recipe)
     with current().reading_parts():
         policy = build_policy(recipe, spec)
@@ -37,4 +36,4 @@ def clone(recipe: Recipe, folder: Path) -> dict[str, Any]:
     else:
         logger = SilentLogger()
     with logger:
-        return train_bc(policy, recipe.sft, folder, logger.log, recipe.seed, env_spec=spec)
+        return train_bc(policy, demonstrations_of(recipe), folder, logger.log, recipe.seed, env_spec=spec)

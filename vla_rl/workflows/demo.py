@@ -13,7 +13,9 @@ from vla_rl.common.run_folder import RunFolder, open_run
 from vla_rl.distributed.process_group import resolve_device
 from vla_rl.evaluation.compare import compare
 from vla_rl.evaluation.results import Evaluation
+from vla_rl.recipe.checks import FIT, LOOP, PLAN, check
 from vla_rl.recipe.recipe import Recipe, load_recipe
+from vla_rl.recipe.runs import LoopRecipe
 from vla_rl.workflows.ablate import LABELS
 from vla_rl.workflows.jobs import BASE
 from vla_rl.workflows.loop.closed_loop import loop
@@ -48,7 +50,7 @@ def demo(
         world_model = make_base_world_model(policy)
         overrides = [f"policy.path={policy}", f"env.path={world_model}", *overrides]
     overrides = [*for_gpu(overrides), *overrides]
-    recipe = load_recipe(RECIPE, overrides)
+    recipe = check(load_recipe(RECIPE, overrides), LOOP)
     folder = open_run(recipe, output, resume=False)
     rich.print(f"Post-training the base policy in imagination; everything goes to [bold]{folder}[/].")
     try:
@@ -70,8 +72,7 @@ def for_gpu(overrides: Sequence[str]) -> list[str]:
 
     All of an iteration's episodes are imagined at once, and a minibatch is not cut into smaller ones.
     """
-    recipe = load_recipe(RECIPE, overrides)
-    assert recipe.algo is not None, "the demo learns by RL"
+    recipe = check(load_recipe(RECIPE, overrides), PLAN)
     if resolve_device(recipe.device).partition(":")[0] != "cuda":
         return []
     given = {text.partition("=")[0] for text in overrides}
@@ -82,7 +83,7 @@ def for_gpu(overrides: Sequence[str]) -> list[str]:
     return [f"{name}={value}" for name, value in wanted.items() if name not in given]
 
 
-def _show(recipe: Recipe, done: Round) -> None:
+def _show(recipe: LoopRecipe, done: Round) -> None:
     """What the run and its controls came to."""
     base = Evaluation.load(RunFolder(done.run).evaluation(BASE))
     for name, after in evaluations(recipe, done).items():
@@ -111,7 +112,7 @@ def make_base_world_model(policy: Path, root: Path = Path("runs")) -> Path:
     """Collect broad episodes, some of them the policy's, and fit a world model; goes on where it was stopped."""
     from vla_rl.workflows.imagination.fit_world_model import fit_world_model
 
-    recipe = load_recipe(WORLD_MODEL_RECIPE, [f"policy.path={policy}"])
+    recipe = check(load_recipe(WORLD_MODEL_RECIPE, [f"policy.path={policy}"]), FIT)
     run = RunFolder(root / recipe.name)
     return fit_world_model(recipe, open_run(recipe, run.path, resume=run.exists))
 

@@ -12,7 +12,7 @@ from vla_rl.common.progress import episode_progress
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import ConfigError
 from vla_rl.distributed.process_group import current, resolve_device
-from vla_rl.recipe.checks import check
+from vla_rl.recipe.checks import EVAL, check
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.workflows.jobs import BASE, FINAL
 from vla_rl.workflows.recipe_parts import build_policy, env_spec, policy_path
@@ -32,7 +32,7 @@ def evaluate(recipe: Recipe, folder: Path, name: str = "policy") -> Evaluation:
     from vla_rl.report.report import write_report
     from vla_rl.training.metrics import WandbRun
 
-    check(recipe, "eval")
+    check(recipe, EVAL)
     run = RunFolder(folder)
     policy, world = build_policy(recipe, env_spec(recipe)), current()
     total = len(world.deal(range(recipe.eval.num_episodes(env_spec(recipe)))))

@@ -12,7 +12,7 @@ import yaml
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.config import ConfigError
 from vla_rl.data.embeddings import EmbeddedEpisodes, embed_dataset, embed_episodes
-from vla_rl.recipe.recipe import Recipe
+from vla_rl.recipe.runs import FailureRecipe
 
 if TYPE_CHECKING:
     from real_robot.failure.config import EpisodesConfig, FailureConfig
@@ -24,7 +24,7 @@ FINGERPRINTS = "fingerprints"  # in the note beside them: of the datasets
 
 
 def fit_failure(
-    recipe: Recipe, folder: Path, show: Callable[[str], None], episodes_of: Path | None = None
+    recipe: FailureRecipe, folder: Path, show: Callable[[str], None], episodes_of: Path | None = None
 ) -> list[Path]:
     """Fit and calibrate the recipe's failure detectors on its policy's episodes; returns their folders.
 
@@ -44,7 +44,7 @@ def fit_failure(
 
 
 def evaluate_failure(
-    recipe: Recipe, folder: Path, show: Callable[[str], None], episodes_of: Path | None = None
+    recipe: FailureRecipe, folder: Path, show: Callable[[str], None], episodes_of: Path | None = None
 ) -> tuple[FailureReport, Path]:
     """Measure the detectors in a run's folder on held-out episodes; write failure.json and failure.html.
 
@@ -60,7 +60,9 @@ def evaluate_failure(
     return report, report.save(folder)
 
 
-def embedded(recipe: Recipe, config: EpisodesConfig, folder: Path, show: Callable[[str], None]) -> EmbeddedEpisodes:
+def embedded(
+    recipe: FailureRecipe, config: EpisodesConfig, folder: Path, show: Callable[[str], None]
+) -> EmbeddedEpisodes:
     """Episodes of the recipe's policy, embedded by it: recorded ones, or ones run now; kept in `folder`.
 
     Raises:
@@ -100,7 +102,7 @@ def embedded(recipe: Recipe, config: EpisodesConfig, folder: Path, show: Callabl
 def _same_values(note: str, asked: str) -> bool:
     """Whether two YAML texts say the same, in whatever order: versions write an option's place differently.
 
-    What datasets hold is compared where both say it: earlier versions did not, and a dataset may be gone.
+    What datasets hold is compared where both say it: a dataset may be gone.
     """
     before, now = yaml.safe_load(note), yaml.safe_load(asked)
     held, holds = before.pop(FINGERPRINTS, []), now.pop(FINGERPRINTS)
@@ -114,7 +116,7 @@ def _fingerprint(dataset: str) -> str:
     return LeRobotSource(dataset).fingerprint() if Path(dataset).exists() else ""
 
 
-def _run(recipe: Recipe, policy: Policy, config: EpisodesConfig, policy_hash: str) -> EmbeddedEpisodes:
+def _run(recipe: FailureRecipe, policy: Policy, config: EpisodesConfig, policy_hash: str) -> EmbeddedEpisodes:
     """Run the policy in the recipe's environment, some episodes at a time, and embed what it saw."""
     from vla_rl.common.progress import episode_progress
     from vla_rl.evaluation.evaluate import EvalConfig, build_env, episode_specs, run_episodes
@@ -147,7 +149,7 @@ def _run(recipe: Recipe, policy: Policy, config: EpisodesConfig, policy_hash: st
     return EmbeddedEpisodes.concatenate(parts)
 
 
-def _section(recipe: Recipe) -> FailureConfig:
+def _section(recipe: FailureRecipe) -> FailureConfig:
     from real_robot.failure.config import FailureConfig
 
     if not isinstance(recipe.failure, FailureConfig):
@@ -155,7 +157,7 @@ def _section(recipe: Recipe) -> FailureConfig:
     return recipe.failure
 
 
-def _policy_path(recipe: Recipe) -> Path:
+def _policy_path(recipe: FailureRecipe) -> Path:
     from vla_rl.policies.base import resolve_path
 
     path = getattr(recipe.policy, "path", None)

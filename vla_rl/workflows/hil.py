@@ -22,8 +22,8 @@ import numpy as np
 from vla_rl.common.child_process import end_child, start_child
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.offpolicy.value_guided_config import ValueGuidedConfig
-from vla_rl.recipe.checks import check
-from vla_rl.recipe.recipe import Recipe
+from vla_rl.recipe.checks import HIL, check
+from vla_rl.recipe.runs import HilRecipe
 from vla_rl.types import Observation
 from vla_rl.workflows.hil_actor import PUBLISHED, RECORDING
 from vla_rl.workflows.offline import BASE, FINAL, collect_missing, evaluate_once, resumed_logger
@@ -43,7 +43,7 @@ class ActorError(RuntimeError):
     """The actor's process has ended before its episodes were run."""
 
 
-def run_hil(recipe: Recipe, folder: Path, show: Callable[[str], None]) -> dict[str, float]:
+def run_hil(recipe: HilRecipe, folder: Path, show: Callable[[str], None]) -> dict[str, float]:
     """Learn from episodes with a person, and evaluate before and after; resumes where it stopped.
 
     Returns:
@@ -56,8 +56,7 @@ def run_hil(recipe: Recipe, folder: Path, show: Callable[[str], None]) -> dict[s
     """
     from vla_rl.report.report import write_report
 
-    check(recipe, "hil")
-    assert recipe.hil is not None, "just checked"
+    check(recipe, HIL)
     limit_threads(recipe)
     if recipe.hil.reads_datasets:
         collect_missing(recipe, show)
@@ -76,8 +75,7 @@ class _Learner(ReplayLearning):
 
     needs_failures = False  # Fresh episodes have some.
 
-    def __init__(self, recipe: Recipe, folder: Path, show: Callable[[str], None]) -> None:
-        assert recipe.hil is not None, "checked before"
+    def __init__(self, recipe: HilRecipe, folder: Path, show: Callable[[str], None]) -> None:
         self.hil, spec = recipe.hil, env_spec(recipe)
         base = build_policy(recipe, spec)
         super().__init__(recipe, recipe.hil, folder, show, base, person_is_prior=True)
@@ -185,7 +183,7 @@ class _Learner(ReplayLearning):
 
     def _taken(self, recording: str) -> int:
         """How many of a recording's episodes were taken up."""
-        return sum(_by_recording(note).get(recording, 0) for note in self.replay.notes.values())
+        return sum(note["recordings"].get(recording, 0) for note in self.replay.notes.values())
 
     def _new(self) -> dict[Path, int]:
         """The recordings that have episodes which were not taken up, and how many."""
@@ -296,11 +294,6 @@ class _Learner(ReplayLearning):
         self._before, self._judged, self._found = totals, [], []
         self.show(_line(found))
         return found
-
-
-def _by_recording(note: Mapping[str, Any]) -> Mapping[str, int]:
-    """How many episodes of which recording a segment of the replay holds; earlier versions' segments held one's."""
-    return note["recordings"] if "recordings" in note else {note["recording"]: note["episodes"]}
 
 
 def _labeled(reward: Any, episode: RecordedFrames) -> RecordedFrames:

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import ConfigError
 from vla_rl.data.lerobot_io import read_shards, staging_folder
-from vla_rl.recipe.recipe import Recipe, load_recipe
+from vla_rl.recipe.checks import HIL, check
+from vla_rl.recipe.recipe import load_recipe
+from vla_rl.recipe.runs import HilRecipe
 from vla_rl.workflows.recipe_parts import limit_threads
 from vla_rl.workflows.replay_learning import COLLECT, spec_of
 from vla_rl.workflows.scripted_person import longer, operator_options
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 PUBLISHED, RECORDING = "published", "episodes"
 
 
-def act(recipe: Recipe, folder: Path, show: Callable[[str], None]) -> None:
+def act(recipe: HilRecipe, folder: Path, show: Callable[[str], None]) -> None:
     """Run the episodes of the recipe's `hil` section that are not recorded yet.
 
     Raises:
@@ -123,7 +125,7 @@ def check_fit(policy: Policy, spec: EnvSpec) -> None:
 
 def main(folder: Path) -> None:
     """Run the episodes of a run."""
-    act(load_recipe(str(RunFolder(folder).config), ()), folder, lambda text: print(text, flush=True))
+    act(check(load_recipe(RunFolder(folder).config), HIL), folder, lambda text: print(text, flush=True))
 
 
 if __name__ == "__main__":

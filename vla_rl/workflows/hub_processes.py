@@ -25,7 +25,7 @@ from vla_rl.config import ConfigError
 from vla_rl.evaluation.evaluate import EvalConfig, episode_specs
 from vla_rl.evaluation.statistics import wilson_interval
 from vla_rl.recipe.hub_config import HubProcesses
-from vla_rl.recipe.recipe import Recipe
+from vla_rl.recipe.runs import HubRecipe
 from vla_rl.types import EpisodeSpec
 from vla_rl.workflows.hub_study import Show, detector_folder
 
@@ -35,7 +35,7 @@ ENDLESS = 10**6  # control steps: an episode ends when it is solved or given up
 PATIENCE = 120.0  # seconds for one episode, at most, on the average of a piece
 
 
-def measure_processes(recipe: Recipe, folder: Path, show: Show, program: Sequence[str]) -> dict[str, Any]:
+def measure_processes(recipe: HubRecipe, folder: Path, show: Show, program: Sequence[str]) -> dict[str, Any]:
     """All of it; writes `folder`/hub_processes.json and hub_processes.md, and returns the former.
 
     Args:
@@ -45,7 +45,7 @@ def measure_processes(recipe: Recipe, folder: Path, show: Show, program: Sequenc
         ConfigError: the recipe has no section hub, asks by anything else than a detector, or its policy is no folder.
         RosInstallError: ROS 1 is not there. RuntimeError: a program ended by itself; its last lines are in the message.
     """
-    if recipe.hub is None or recipe.hub.alarm != "detector":
+    if recipe.hub.alarm != "detector":
         raise ConfigError("hub --processes: needs the recipe's section hub with alarm: detector; see tabletop_hub.yaml")
     config, env = recipe.hub, recipe.acting_env
     detector = detector_folder(recipe, config, folder, show)
@@ -128,7 +128,7 @@ class Programs:
 
 
 def run_piece(
-    recipe: Recipe, specs: Sequence[EpisodeSpec], robots: int, detector: Path, programs: Programs
+    recipe: HubRecipe, specs: Sequence[EpisodeSpec], robots: int, detector: Path, programs: Programs
 ) -> dict[str, Any]:
     """Run these episodes on so many robots; as plain JSON.
 
@@ -140,7 +140,6 @@ def run_piece(
     from real_robot.operator.hub.sim_eyes import SimEyes
     from real_robot.transports.ros.master import Master, free_port
 
-    assert recipe.hub is not None, "checked by the caller"
     folder, names = programs.folder, [f"robot_{i + 1}" for i in range(robots)]
     for old in (*folder.glob("*.jsonl"), *folder.glob("*.json")):
         old.unlink()  # of a run that was killed
@@ -177,7 +176,7 @@ def run_piece(
     }
 
 
-def _sim(recipe: Recipe, processes: HubProcesses, master: str) -> list[str]:
+def _sim(recipe: HubRecipe, processes: HubProcesses, master: str) -> list[str]:
     """The simulated robot's command line: the recipe's environment, whose episodes end when they are solved."""
     config = recipe.acting_env
     env = config.model_dump(mode="json", exclude_defaults=True) | {"kind": config.kind, "steps_after_success": 0}
@@ -186,9 +185,9 @@ def _sim(recipe: Recipe, processes: HubProcesses, master: str) -> list[str]:
     return ["sim-robot", *told, "--master", master]
 
 
-def _deploy(recipe: Recipe, name: str, master: str, folder: Path) -> list[str]:
+def _deploy(recipe: HubRecipe, name: str, master: str, folder: Path) -> list[str]:
     """A robot's command line. Time-outs are as many control steps as the shipped contract's, at this speed."""
-    processes = recipe.hub.processes if recipe.hub else HubProcesses()
+    processes = recipe.hub.processes
     rate = recipe.acting_env.env_spec().control_hz * processes.speed
     slack = processes.slack
     contract = [
@@ -208,12 +207,11 @@ def _deploy(recipe: Recipe, name: str, master: str, folder: Path) -> list[str]:
     return ["deploy", "sim_robot", *contract, *written]
 
 
-def person_options(recipe: Recipe) -> Any:
+def person_options(recipe: HubRecipe) -> Any:
     """How the person works, at the speed at which the robots run."""
     from real_robot.bridge.sim_robot import SimRobotConfig
     from real_robot.operator.hub.scripted_person import PersonOptions
 
-    assert recipe.hub is not None, "checked by the caller"
     config, spec, sim = recipe.hub, recipe.acting_env.env_spec(), SimRobotConfig()
     processes = config.processes
     step = 1 / (spec.control_hz * processes.speed)

@@ -21,7 +21,7 @@ from vla_rl.evaluation.statistics import wilson_interval
 from vla_rl.interfaces import EnvConfig, Policy
 from vla_rl.policies.base import resolve_path
 from vla_rl.recipe.hub_config import HubConfig
-from vla_rl.recipe.recipe import Recipe
+from vla_rl.recipe.runs import HubRecipe
 from vla_rl.types import EpisodeSpec
 from vla_rl.workflows.failure_detection import fit_failure
 from vla_rl.workflows.recipe_parts import build_policy, limit_threads
@@ -33,14 +33,12 @@ RESULTS, TABLE = "hub.json", "hub.md"
 Show = Callable[[str], None]
 
 
-def measure_hub(recipe: Recipe, folder: Path, show: Show) -> dict[str, Any]:
+def measure_hub(recipe: HubRecipe, folder: Path, show: Show) -> dict[str, Any]:
     """All of it; writes `folder`/hub.json and hub.md, and returns the former.
 
     Raises:
         ConfigError: the recipe has no section hub, or lacks what its alarm needs.
     """
-    if recipe.hub is None:
-        raise ConfigError("hub: the recipe has no such section; see `vla-rl config show tabletop_hub`")
     limit_threads(recipe)
     config, env = recipe.hub, recipe.acting_env
     policy = build_policy(recipe, env.env_spec())
@@ -62,7 +60,7 @@ def measure_hub(recipe: Recipe, folder: Path, show: Show) -> dict[str, Any]:
     return result
 
 
-def detector_folder(recipe: Recipe, config: HubConfig, folder: Path, show: Show) -> Path:
+def detector_folder(recipe: HubRecipe, config: HubConfig, folder: Path, show: Show) -> Path:
     """Where the detector is; fits it first where it is named and not there."""
     place = Path(config.detector) if "/" in config.detector else folder / "detectors" / config.detector
     if "/" not in config.detector and not place.exists():
@@ -70,7 +68,7 @@ def detector_folder(recipe: Recipe, config: HubConfig, folder: Path, show: Show)
     return place
 
 
-def _detector(recipe: Recipe, config: HubConfig, folder: Path, show: Show) -> Callable[[], FailureDetector]:
+def _detector(recipe: HubRecipe, config: HubConfig, folder: Path, show: Show) -> Callable[[], FailureDetector]:
     """How to make the detector for one robot."""
     from real_robot.failure.detector import FailureDetector
 
@@ -83,7 +81,7 @@ def _detector(recipe: Recipe, config: HubConfig, folder: Path, show: Show) -> Ca
 
 
 def _run(
-    recipe: Recipe,
+    recipe: HubRecipe,
     config: HubConfig,
     policy: Policy,
     specs: Sequence[EpisodeSpec],

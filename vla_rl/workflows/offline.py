@@ -11,8 +11,9 @@ import numpy as np
 
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.data.dataset_check import check_datasets
-from vla_rl.recipe.checks import check
+from vla_rl.recipe.checks import OFFLINE, check, demonstrations_of
 from vla_rl.recipe.recipe import Recipe
+from vla_rl.recipe.runs import OfflineRecipe
 from vla_rl.workflows.collect import collect
 from vla_rl.workflows.recipe_parts import build_policy, env_spec, limit_threads, policy_path
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 EXAMPLES, BASE, FINAL = "examples", "base", "final"
 
 
-def improve_offline(recipe: Recipe, folder: Path, show: Callable[[str], None]) -> dict[str, Any]:
+def improve_offline(recipe: OfflineRecipe, folder: Path, show: Callable[[str], None]) -> dict[str, Any]:
     """Improve the recipe's policy from its logged episodes, and evaluate it before and after; resumes where it stopped.
 
     Raises:
@@ -42,8 +43,7 @@ def improve_offline(recipe: Recipe, folder: Path, show: Callable[[str], None]) -
     from vla_rl.offpolicy.advantage_conditioned_config import AdvantageConditionedConfig
     from vla_rl.report.report import write_report
 
-    check(recipe, "offline")
-    assert recipe.offline is not None and recipe.sft is not None, "just checked"
+    check(recipe, OFFLINE)
     limit_threads(recipe)
     run, spec = RunFolder(folder), env_spec(recipe)
     collect_missing(recipe, show)
@@ -68,13 +68,12 @@ def improve_offline(recipe: Recipe, folder: Path, show: Callable[[str], None]) -
 
 
 def _improve_by_ppo(
-    recipe: Recipe, folder: Path, policy: Policy, logger: MetricLogger, show: Callable[[str], None]
+    recipe: OfflineRecipe, folder: Path, policy: Policy, logger: MetricLogger, show: Callable[[str], None]
 ) -> dict[str, Any]:
     from vla_rl.data.dataset import BCDataset
     from vla_rl.training.bc_trainer import open_bc_dataset
     from vla_rl.workflows.offline_ppo import OfflinePPO
 
-    assert recipe.sft is not None, "checked before"
     data = BCDataset(open_bc_dataset(recipe.sft, policy, env_spec(recipe)).parts, policy.chunk_size)
     return OfflinePPO(recipe, folder, policy, data, feature_cache(recipe, show), show).finish(logger)
 
@@ -91,12 +90,11 @@ def resumed_logger(recipe: Recipe, folder: Path) -> MetricLogger:
 
 
 def _clone_chosen(
-    recipe: Recipe, folder: Path, policy: Policy, logger: MetricLogger, show: Callable[[str], None]
+    recipe: OfflineRecipe, folder: Path, policy: Policy, logger: MetricLogger, show: Callable[[str], None]
 ) -> dict[str, Any]:
     """Clone what the method chooses."""
     from vla_rl.training.sft import train_bc
 
-    assert recipe.offline is not None and recipe.sft is not None, "checked before"
     section, sft, spec = recipe.offline, recipe.sft, env_spec(recipe)
 
     def choose(data: BCDataset) -> BCDataset:
@@ -109,11 +107,12 @@ def _clone_chosen(
     )
 
 
-def _weighted(recipe: Recipe, policy: Policy, data: BCDataset, folder: Path, show: Callable[[str], None]) -> BCDataset:
+def _weighted(
+    recipe: OfflineRecipe, policy: Policy, data: BCDataset, folder: Path, show: Callable[[str], None]
+) -> BCDataset:
     """The datasets as the method clones them; what it chose is kept in the folder."""
     from vla_rl.offpolicy.examples import Examples, WeightedDataset
 
-    assert recipe.offline is not None, "checked before"
     if not folder.is_dir():
         cache = feature_cache(recipe, show)
         examples, found = choose_examples(recipe.offline, policy, data, recipe.seed, show, cache)
@@ -123,11 +122,12 @@ def _weighted(recipe: Recipe, policy: Policy, data: BCDataset, folder: Path, sho
     return WeightedDataset(data, examples)
 
 
-def _preferred(recipe: Recipe, policy: Policy, data: BCDataset, folder: Path, show: Callable[[str], None]) -> BCDataset:
+def _preferred(
+    recipe: OfflineRecipe, policy: Policy, data: BCDataset, folder: Path, show: Callable[[str], None]
+) -> BCDataset:
     """The datasets with their pairs of episodes, which are kept in the folder with how likely they were at first."""
     from vla_rl.offpolicy.preferences import PreferenceDataset, Preferences
 
-    assert recipe.offline is not None and recipe.sft is not None, "checked before"
     if not folder.is_dir():
         preferences, found = choose_pairs(recipe.offline, policy, data, recipe.sft, recipe.seed, show)
         preferences.save(folder, found)
@@ -159,8 +159,7 @@ def collect_missing(recipe: Recipe, show: Callable[[str], None]) -> None:
     for config in recipe.datasets:
         if not Path(config.dataset).is_dir():
             collect(recipe, config, show)
-    assert recipe.sft is not None, "checked before"
-    check_datasets(d.path for d in recipe.sft.datasets)
+    check_datasets(d.path for d in demonstrations_of(recipe).datasets)
 
 
 def feature_cache(recipe: Recipe, show: Callable[[str], None]) -> FeatureCache:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vla_rl.common.run_folder import RunFolder
-from vla_rl.recipe.recipe import Recipe
+from vla_rl.recipe.runs import OfflineRecipe
 
 if TYPE_CHECKING:
     from vla_rl.data.dataset import BCDataset
@@ -31,7 +31,7 @@ class OfflinePPO:
 
     def __init__(
         self,
-        recipe: Recipe,
+        recipe: OfflineRecipe,
         folder: Path,
         policy: Policy,
         data: BCDataset,
@@ -43,9 +43,9 @@ class OfflinePPO:
         from vla_rl.offpolicy.transitions import logged_transitions
         from vla_rl.rollout.runner import evaluation_mode
 
-        assert recipe.offline is not None and recipe.algo is not None, "checked before"
         if policy.no_rl_reason:
             raise ValueError(f"RL cannot train this policy: {policy.no_rl_reason}")
+        assert recipe.algo is not None, "checked with offline.method=ppo"
         self.config, self.algo, self.seed = recipe.offline, recipe.algo, recipe.seed
         self.run, self.policy, self.data, self.show = RunFolder(folder), policy, data, show
         with evaluation_mode(policy):

@@ -13,8 +13,8 @@ import numpy as np
 from vla_rl.common.progress import episode_progress
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.offpolicy.value_guided_config import ValueGuidedConfig
-from vla_rl.recipe.checks import check
-from vla_rl.recipe.recipe import Recipe
+from vla_rl.recipe.checks import ONLINE, check
+from vla_rl.recipe.runs import OnlineRecipe
 from vla_rl.workflows.offline import BASE, FINAL, collect_missing, evaluate_once, resumed_logger
 from vla_rl.workflows.recipe_parts import build_policy, env_spec, limit_threads
 from vla_rl.workflows.replay_learning import (  # fmt: skip
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 SUCCEEDED = "succeeded"  # In a segment's notes: how each of its episodes ended, whatever outcomes are learned from.
 
 
-def improve_online(recipe: Recipe, folder: Path, show: Callable[[str], None]) -> dict[str, float]:
+def improve_online(recipe: OnlineRecipe, folder: Path, show: Callable[[str], None]) -> dict[str, float]:
     """Improve the recipe's policy from its own episodes, and evaluate it before and after; resumes where it stopped.
 
     Returns:
@@ -47,8 +47,7 @@ def improve_online(recipe: Recipe, folder: Path, show: Callable[[str], None]) ->
     """
     from vla_rl.report.report import write_report
 
-    check(recipe, "online")
-    assert recipe.online is not None, "just checked"
+    check(recipe, ONLINE)
     limit_threads(recipe)
     run = RunFolder(folder)
     base = build_policy(recipe, env_spec(recipe))
@@ -70,13 +69,12 @@ class _Run(ReplayLearning):
 
     def __init__(
         self,
-        recipe: Recipe,
+        recipe: OnlineRecipe,
         folder: Path,
         show: Callable[[str], None],
         base: Policy,
         noise_shape: tuple[int, int] | None,
     ) -> None:
-        assert recipe.online is not None, "checked before"
         super().__init__(recipe, recipe.online, folder, show, base, noise_shape)
         self.rounds = recipe.online
 
@@ -114,7 +112,7 @@ class _Run(ReplayLearning):
                 fresh = fresh.with_shuffled_outcomes(derived_seed(self.recipe.seed, SHUFFLE, number))
             self.replay.add(number, fresh, notes)
         learner = self.learner_for(fresh)
-        success = self.replay.notes[number].get(SUCCEEDED, fresh.success)  # An earlier version's segment has no note.
+        success = self.replay.notes[number][SUCCEEDED]
         fresh = replace(fresh, success=np.array(success, bool))
         metrics = {
             "rollout/success_rate": float(fresh.success.mean()),
@@ -126,8 +124,7 @@ class _Run(ReplayLearning):
 
     def _num_episodes(self) -> int:
         """Episodes of all rounds so far, without those that broke."""
-        unknown = [False] * self.rounds.episodes_per_round  # An earlier version's segment has no note.
-        return sum(len(note.get(SUCCEEDED, unknown)) for note in self.replay.notes.values())
+        return sum(len(note[SUCCEEDED]) for note in self.replay.notes.values())
 
     def _collect(self, number: int, env: VecEnv) -> Transitions:
         """The decisions of a round's episodes, with the outcomes that these had."""

@@ -28,7 +28,7 @@ from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.statistics import wilson_interval
 from vla_rl.interfaces import Policy
 from vla_rl.recipe.rac_config import RacConfig, RacControl
-from vla_rl.recipe.recipe import Recipe
+from vla_rl.recipe.runs import RacRecipe
 from vla_rl.types import EpisodeSpec
 from vla_rl.workflows.clone import clone
 from vla_rl.workflows.collect import collect
@@ -39,15 +39,13 @@ RESULTS, TABLE = "rac.json", "rac.md"
 Show = Callable[[str], None]
 
 
-def run_rac(recipe: Recipe, folder: Path, show: Show) -> dict[str, Any]:
+def run_rac(recipe: RacRecipe, folder: Path, show: Show) -> dict[str, Any]:
     """All rounds of the recipe's `rac` section; writes `folder`/rac.json and rac.md, and returns the former.
 
     Raises:
         ConfigError: a section is missing, or the environment has no horizons to lengthen.
         DatasetError: one of `sft.datasets` is missing or damaged.
     """
-    if recipe.rac is None or recipe.sft is None:
-        raise ConfigError("rac: the recipe needs the sections rac and sft; see `vla-rl config show tabletop_rac`")
     limit_threads(recipe)
     rounds = _Rounds(recipe, recipe.rac, folder, show)  # First: a policy that is missing is said at once.
     if recipe.collect is not None and not Path(recipe.collect.dataset).exists():
@@ -66,7 +64,7 @@ def run_rac(recipe: Recipe, folder: Path, show: Show) -> dict[str, Any]:
 class _Rounds:
     """What the rounds share, and one round at a time."""
 
-    def __init__(self, recipe: Recipe, config: RacConfig, folder: Path, show: Show) -> None:
+    def __init__(self, recipe: RacRecipe, config: RacConfig, folder: Path, show: Show) -> None:
         self.recipe, self.config, self.folder, self.show = recipe, config, folder, show
         self.spec = recipe.acting_env.env_spec()
         self.env = longer(recipe.acting_env, self.spec.horizon, config.operator_steps)
@@ -151,7 +149,6 @@ class _Rounds:
         if (policy := RunFolder(folder).policy).exists():
             return policy
         sft = self.recipe.sft
-        assert sft is not None, "checked by the caller"
         usable = [r for r in recordings if _has_frames(r, frames)]
         if not usable:
             raise ConfigError("rac: no frame to learn from in any round; raise rac.episodes_per_task")
@@ -176,7 +173,7 @@ class _Rounds:
         return evaluation
 
 
-def _base_policy(recipe: Recipe) -> Policy:
+def _base_policy(recipe: RacRecipe) -> Policy:
     return build_policy(recipe, recipe.acting_env.env_spec())  # type: ignore[attr-defined]
 
 

@@ -47,9 +47,9 @@ def world_model_section(recipe: Recipe) -> FitConfig:
     """
     from world_model.fit.config import FitConfig
 
-    section = recipe.world_model
+    section = getattr(recipe, "world_model", None)
     if section is None:
-        raise ConfigError("the recipe has no world_model section; see `vla-rl config show tabletop_world_model`")
+        raise ConfigError("world_model: the recipe has no such section; see `vla-rl config show tabletop_world_model`")
     if not isinstance(section, FitConfig):
         raise ConfigError(f"the recipe's world_model is a {type(section).__name__}; it must be a {FitConfig.__name__}")
     return section

@@ -13,7 +13,6 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,7 +77,7 @@ def collect_dataset(
     lacking, seen, target = left_out(env_config, config), _seen(env_config, config), Path(config.dataset)
     settings = _settings(env_config, config, version, seed)
     staging = target.parent / f".{target.name}.collecting"
-    _open_staging(staging, settings, env_config, config)
+    _open_staging(staging, settings)
     env: VecEnv = place(seen).build(record_frames=policy is not None and config.every_frame)
     try:
         tasks = [task for task in config.tasks or env.spec.tasks if task not in lacking]
@@ -165,7 +164,7 @@ def finished_dataset(env_config: Any, config: CollectConfig, policy_version: str
         raise ConfigError(
             f"collect.dataset: {target} exists already, and `vla-rl collect` did not make it. Choose another folder."
         )
-    changed = _differences(_as_now({key: notes.get(key) for key in settings}, env_config, config), settings)
+    changed = _differences({key: notes.get(key) for key in settings}, settings)
     if changed:
         raise ConfigError(
             f"collect.dataset: {target} exists already, collected with other settings ({'; '.join(changed)}). "
@@ -174,20 +173,11 @@ def finished_dataset(env_config: Any, config: CollectConfig, policy_version: str
     return {key: value for key, value in notes.items() if key not in settings} | {"dataset": config.dataset}
 
 
-def _as_now(kept: dict[str, Any], env_config: Any, config: CollectConfig) -> dict[str, Any]:
-    """Settings kept by an earlier version as this one would keep them: options renamed, new ones at their default."""
-    read = dict(kept)
-    for name, section in (("env", type(env_config)), ("collect", type(config))):
-        with suppress(ValueError):  # What cannot be read is compared as it is, and so named.
-            read[name] = section.model_validate(kept.get(name)).model_dump(mode="json")
-    return read
-
-
-def _open_staging(staging: Path, settings: dict[str, Any], env_config: Any, config: CollectConfig) -> None:
+def _open_staging(staging: Path, settings: dict[str, Any]) -> None:
     """Create the staging folder, or check that the one found belongs to the same settings, where anything is in it."""
     file = staging / "settings.json"
     if file.is_file() and list_shards(staging):
-        if changed := _differences(_as_now(json.loads(file.read_text()), env_config, config), settings):
+        if changed := _differences(json.loads(file.read_text()), settings):
             raise ConfigError(
                 f"collect.dataset: {staging} holds an unfinished collection with other settings "
                 f"({'; '.join(changed)}). Run it to its end with those, choose another folder, or delete it."

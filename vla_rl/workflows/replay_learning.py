@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vla_rl.common.run_folder import RunFolder
+from vla_rl.recipe.checks import demonstrations_of
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.workflows.offline import feature_cache
 from vla_rl.workflows.recipe_parts import env_spec
@@ -76,8 +77,7 @@ class ReplayLearning:
         from vla_rl.rollout.runner import derived_seed, evaluation_mode
         from vla_rl.training.bc_trainer import open_bc_dataset
 
-        assert self.recipe.sft is not None, "checked before"
-        opened = open_bc_dataset(self.recipe.sft, self.base, env_spec(self.recipe))
+        opened = open_bc_dataset(demonstrations_of(self.recipe), self.base, env_spec(self.recipe))
         data = BCDataset(opened.parts, self.base.chunk_size)  # As many actions as are executed, not as are cloned.
         with evaluation_mode(self.base):
             logged = logged_transitions(self.base, data, feature_cache(self.recipe, self.show), self.draws(0))

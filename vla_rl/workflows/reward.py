@@ -7,21 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vla_rl.config import ConfigError
-from vla_rl.recipe.recipe import Recipe
+from vla_rl.recipe.runs import RewardRecipe
 from vla_rl.workflows.recipe_parts import env_spec, limit_threads
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from vla_rl.data.config import DatasetConfig
-    from vla_rl.rewards.config import RewardFitConfig
     from vla_rl.rewards.frames import RewardFrames
     from vla_rl.rewards.measure import RewardResult
 
 REWARD = "reward"  # In the run's folder.
 
 
-def fit(recipe: Recipe, folder: Path, show: Callable[[str], None]) -> Path:
+def fit(recipe: RewardRecipe, folder: Path, show: Callable[[str], None]) -> Path:
     """Fit the recipe's reward on its datasets, which are collected first where missing; returns the reward's folder.
 
     Begins anew where it was stopped, but for the datasets.
@@ -34,7 +33,7 @@ def fit(recipe: Recipe, folder: Path, show: Callable[[str], None]) -> Path:
     from vla_rl.distributed.process_group import resolve_device
     from vla_rl.rewards.fit import fit_reward
 
-    section = _section(recipe)
+    section = recipe.reward
     limit_threads(recipe)
     frames = _frames(recipe, section.datasets, "reward.datasets", section.every, show)
     model = fit_reward(section, frames, recipe.seed, resolve_device(recipe.device), show)
@@ -48,7 +47,7 @@ def fit(recipe: Recipe, folder: Path, show: Callable[[str], None]) -> Path:
     return folder / REWARD
 
 
-def evaluate(recipe: Recipe, folder: Path, show: Callable[[str], None]) -> tuple[RewardResult, Path]:
+def evaluate(recipe: RewardRecipe, folder: Path, show: Callable[[str], None]) -> tuple[RewardResult, Path]:
     """Measure the reward of a run's folder on `reward.evaluate_on`; writes reward.json and reward.html there.
 
     Returns:
@@ -62,7 +61,7 @@ def evaluate(recipe: Recipe, folder: Path, show: Callable[[str], None]) -> tuple
     from vla_rl.rewards.model import LearnedReward
     from vla_rl.rewards.page import write_page
 
-    section = _section(recipe)
+    section = recipe.reward
     if not section.evaluate_on:
         raise ConfigError("reward.evaluate_on: names no dataset; give one of a policy that the reward has not seen")
     limit_threads(recipe)
@@ -74,7 +73,7 @@ def evaluate(recipe: Recipe, folder: Path, show: Callable[[str], None]) -> tuple
 
 
 def _frames(
-    recipe: Recipe, datasets: Sequence[DatasetConfig], field: str, every: int, show: Callable[[str], None]
+    recipe: RewardRecipe, datasets: Sequence[DatasetConfig], field: str, every: int, show: Callable[[str], None]
 ) -> RewardFrames:
     """The episodes of datasets, judged every `every` control steps; the recipe's own are collected where not there."""
     from vla_rl.data.dataset_check import check_datasets
@@ -87,10 +86,4 @@ def _frames(
         if str(config.dataset) in wanted and not Path(config.dataset).is_dir():
             collect(recipe, config, show)
     check_datasets(wanted, field)
-    return open_frames(datasets, data_needs(_section(recipe), env_spec(recipe)), every)
-
-
-def _section(recipe: Recipe) -> RewardFitConfig:
-    if recipe.reward is None:
-        raise ConfigError("reward: the recipe has none; see `vla-rl config show tabletop_reward`")
-    return recipe.reward
+    return open_frames(datasets, data_needs(recipe.reward, env_spec(recipe)), every)

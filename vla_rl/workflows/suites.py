@@ -10,7 +10,7 @@ from vla_rl.config import ConfigError
 from vla_rl.distributed.process_group import current
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.suites import SuiteResults
-from vla_rl.recipe.checks import check
+from vla_rl.recipe.checks import EVAL, check
 from vla_rl.recipe.recipe import Recipe
 from vla_rl.workflows.evaluate_policy import evaluate
 from vla_rl.workflows.perturbed import finished
@@ -36,7 +36,7 @@ def suite_recipes(recipe: Recipe, suites: str) -> dict[str, Recipe]:
         raise ConfigError(f"--suites: got {suites}; name each suite once")
     found = {suite: _for_suite(recipe, suite, path) for suite, _, path in pairs}
     for one in found.values():
-        check(one, "eval")
+        check(one, EVAL)
     return found
 
 

@@ -38,19 +38,12 @@ def stage_trainer(network: nn.Module, stage: StageConfig, name: str, low_precisi
 
 
 def resume_stage(trainer: Trainer, checkpoint: Path) -> None:
-    """Load what `Trainer.state` gave, or what an earlier version wrote: the same tensors by other names.
+    """Load what `Trainer.state` gave.
 
     Raises:
         CheckpointError: not whole, or of another optimizer.
     """
     tensors, state = load_checkpoint(checkpoint)
-    if "counters" not in state:
-        numbers = range(sum(name.startswith("optimizer") for name in state))
-        for old, new in [("averages.", "ema."), *((f"optimizer{i}.", f"optimizer.{i}.") for i in numbers)]:
-            tensors = {new + n.removeprefix(old) if n.startswith(old) else n: t for n, t in tensors.items()}
-        bad = state["bad_steps"]
-        counters = {"num_steps": state["step"], "num_bad_steps": bad, "_bad_streak": bad}
-        state = {"optimizers": [state[f"optimizer{i}"] for i in numbers], "counters": counters}
     trainer.load_state(tensors, state)
 
 

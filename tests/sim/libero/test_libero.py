@@ -22,7 +22,7 @@ from vla_rl.config import ConfigError, build_component
 from vla_rl.evaluation.compare import compare
 from vla_rl.evaluation.evaluate import EvalConfig
 from vla_rl.evaluation.results import EpisodeRecord, Evaluation, EvaluationMeta
-from vla_rl.recipe.recipe import Recipe
+from vla_rl.recipe.recipe import read_recipe
 from vla_rl.report.report import write_report
 from vla_rl.types import EnvSpec
 
@@ -185,7 +185,7 @@ def test_light_pictures_are_for_training_alone() -> None:
     assert light.exact() == LiberoConfig(suite="libero_goal") and not light.exact().env_spec().approximation
     assert light.env_spec().approximation == "light rendering, not LIBERO's pictures"
     policy = {"kind": "openvla", "preset": "tiny"}
-    recipe = Recipe.model_validate({"name": "x", "env": light.model_dump(), "policy": policy})
+    recipe = read_recipe({"run": "eval", "name": "x", "env": light.model_dump(), "policy": policy})
     assert recipe.env == light and recipe.acting_env == light.exact()
     asked = recipe.model_copy(update={"eval": EvalConfig(approximate=True)})
     assert asked.acting_env is asked.env

@@ -47,7 +47,8 @@ def run(*arguments: str) -> Result:
 def recipe(tmp_path: Path) -> Path:
     path = tmp_path / "tiny.yaml"
     path.write_text(
-        "name: tiny\ndescription: For tests.\nenv: {kind: dummy}\npolicy: {kind: openvla}\nalgo: {kind: grpo}\n"
+        "run: train\nname: tiny\ndescription: For tests.\n"
+        "env: {kind: dummy}\npolicy: {kind: openvla}\nalgo: {kind: grpo}\n"
     )
     return path
 
@@ -362,18 +363,21 @@ def test_the_schema_accepts_shipped_recipes_and_refuses_wrong_ones() -> None:
     schema = json.loads(result.output)
     validator = jsonschema.Draft202012Validator(schema)
     validator.check_schema(schema)
-    good = {"name": "x", "env": {"kind": "tabletop", "image_size": 64}, "policy": {"kind": "openvla"}}
+    good = {"run": "eval", "name": "x", "env": {"kind": "tabletop", "image_size": 64}, "policy": {"kind": "openvla"}}
     for values in (
         good,
-        {**good, "algo": {"kind": "grpo", "lr": 1e-5}},
+        {**good, "run": "train", "algo": {"kind": "grpo", "lr": 1e-5}},
         {**good, "env": {"kind": "my_lab.robots:BenchConfig", "anything": 1}},
         {"base": "other.yaml", "env": {"image_size": 64}},
         *(yaml.safe_load(path.read_text()) for path in shipped()),
     ):
         validator.validate(values)
     for values in (
-        {"name": "x", "policy": {"kind": "openvla"}},
+        {"run": "eval", "name": "x", "policy": {"kind": "openvla"}},
         {**good, "seeed": 1},
+        {**good, "run": "trian"},
+        {**good, "algo": {"kind": "grpo"}},
+        {"base": "other.yaml", "sampeling": {}},
         {**good, "env": {"kind": "tabeltop"}},
         {**good, "env": {"kind": "tabletop", "image_sise": 64}},
         {**good, "env": {"kind": "tabletop", "image_size": "big"}},
@@ -386,7 +390,7 @@ def test_doctor_exits_with_1_when_the_recipe_needs_what_is_missing(
 ) -> None:
     monkeypatch.setattr("vla_rl.workflows.doctor.find_gl", lambda: ("egl", "stand-in"))
     path = tmp_path / "r.yaml"
-    path.write_text(f"env: {{kind: libero, assets_path: {tmp_path}/nowhere}}\n")
+    path.write_text(f"run: eval\nenv: {{kind: libero, assets_path: {tmp_path}/nowhere}}\n")
     failing = run("doctor", str(path), "--json")
     assert failing.exit_code == 1 and json.loads(failing.output)["ok"] is False
     passing = run("doctor", str(path), "env.kind=tabletop", "--json")

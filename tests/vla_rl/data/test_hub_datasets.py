@@ -17,15 +17,16 @@ from local_hub import PROGRAM, LocalHub, local_hub
 
 from sim.dummy import DummyConfig
 from vla_rl.common.hub import HubName
-from vla_rl.config import apply_overrides, validate
+from vla_rl.config import apply_overrides
 from vla_rl.data.config import DatasetError
 from vla_rl.data.hub import HubDataset, converter, on_hub
 from vla_rl.recipe.pinned import pinned
-from vla_rl.recipe.recipe import Recipe
+from vla_rl.recipe.recipe import read_recipe
 from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
 
 REPO = "someone/reaching"
 RECIPE = """
+run: sft
 name: tiny
 description: For tests.
 num_threads: 1
@@ -129,7 +130,7 @@ def test_a_folder_of_that_name_wins_and_it_is_told(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here/reaching").mkdir(parents=True)
     said: list[str] = []
-    recipe = validate(Recipe, apply_overrides(yaml.safe_load(RECIPE), ["sft.datasets=here/reaching"]))
+    recipe = read_recipe(apply_overrides(yaml.safe_load(RECIPE), ["sft.datasets=here/reaching"]))
     assert pinned(recipe, said.append, "sft.datasets") == recipe
     assert said == ["sft.datasets: here/reaching is the folder here of that name; the hub is not asked"]
 

@@ -15,8 +15,8 @@ from ray_cluster import actors_at, add_node, pause_busiest, resume, three_raylet
 from tiny_run import RECIPE
 
 from vla_rl.common.run_folder import open_run
-from vla_rl.config import apply_overrides, validate
-from vla_rl.recipe.recipe import Recipe
+from vla_rl.config import apply_overrides
+from vla_rl.recipe.recipe import Recipe, read_recipe
 from vla_rl.training.run import TrainingRun
 from vla_rl.training.train import train
 from vla_rl.types import Episode
@@ -39,7 +39,7 @@ def recipe(folder: Path, *overrides: str) -> Recipe:
     values = {**RECIPE, "policy": {"kind": "my_policy:BinsConfig"}, "sampling": {}}
     options = ["env.kind=faulty_env:FaultyConfig", f"env.folder={folder}", "env.tasks=[reach_red]", "env.num_envs=6"]
     options += [f"rollout={{kind: ray, hosts: 3, staleness: 1, timeout_s: {TIMEOUT}}}", "train.allow_no_success=true"]
-    return validate(Recipe, apply_overrides(values, [*options, *overrides]))
+    return read_recipe(apply_overrides(values, [*options, *overrides]))
 
 
 def check_groups(episodes: list[Episode], seen: set[int], version: int) -> None:

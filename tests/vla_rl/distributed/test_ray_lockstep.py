@@ -15,8 +15,8 @@ from ray_cluster import actors_at, add_node, pause_busiest, resume, three_raylet
 from tiny_run import RECIPE, make_recipe, metrics, save_policy
 
 from vla_rl.common.run_folder import open_run
-from vla_rl.config import apply_overrides, validate
-from vla_rl.recipe.recipe import Recipe, load_recipe
+from vla_rl.config import apply_overrides
+from vla_rl.recipe.recipe import Recipe, load_recipe, read_recipe
 from vla_rl.training.run import TrainingRun
 from vla_rl.training.train import train
 from vla_rl.types import Episode
@@ -84,8 +84,8 @@ def test_an_evaluation_at_hosts_equals_the_local_one(cluster: Any, tmp_path: Pat
     recipe = {**RECIPE, "policy": {"kind": "my_policy:BinsConfig"}}
     found = []
     for name, rollout in {"local": "rollout=local", "ray": "rollout={kind: ray, hosts: 3}"}.items():
-        run = open_run(validate(Recipe, apply_overrides(recipe, [*options, rollout])), tmp_path / name, False)
-        found.append(evaluate(validate(Recipe, apply_overrides(recipe, [*options, rollout])), run))
+        run = open_run(read_recipe(apply_overrides(recipe, [*options, rollout])), tmp_path / name, False)
+        found.append(evaluate(read_recipe(apply_overrides(recipe, [*options, rollout])), run))
         assert list(run.glob("videos/*.mp4"))
     local, placed = found
     assert local.episodes == placed.episodes

@@ -17,7 +17,7 @@ from tiny_run import RECIPE
 
 from vla_rl.common.progress import Stopwatch
 from vla_rl.common.run_folder import RunFolder
-from vla_rl.config import ConfigError, apply_overrides, validate
+from vla_rl.config import ConfigError, apply_overrides
 from vla_rl.distributed.actors import ahead_worker, cluster, hosted
 from vla_rl.distributed.actors.ahead import AheadSource
 from vla_rl.distributed.actors.cluster import Connection, cause_of
@@ -25,7 +25,7 @@ from vla_rl.distributed.actors.ledger import MAX_ATTEMPTS
 from vla_rl.distributed.actors.source import LockstepSource, RaySource
 from vla_rl.distributed.actors.vec_env import RayVecEnv
 from vla_rl.evaluation import evaluate as evaluate_module
-from vla_rl.recipe.recipe import Recipe
+from vla_rl.recipe.recipe import Recipe, read_recipe
 from vla_rl.report.report import write_report
 from vla_rl.report.status import status_lines
 from vla_rl.rollout.source import GroupOrder
@@ -43,7 +43,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubRay]:
 
 def recipe(*rollout: str, **overrides: Any) -> Recipe:
     values = {**RECIPE, "policy": {"kind": "my_policy:BinsConfig"}, "rollout": {"kind": "ray", "hosts": 2}, **overrides}
-    return validate(Recipe, apply_overrides(values, ["env.num_envs=4", *(f"rollout.{option}" for option in rollout)]))
+    return read_recipe(apply_overrides(values, ["env.num_envs=4", *(f"rollout.{option}" for option in rollout)]))
 
 
 def source(wanted: Recipe, version: int = 0) -> RaySource:

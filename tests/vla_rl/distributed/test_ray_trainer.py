@@ -20,8 +20,8 @@ from test_ray_lockstep import run_of, same
 from tiny_run import RECIPE, metrics
 
 from vla_rl.common.run_folder import open_run
-from vla_rl.config import apply_overrides, validate
-from vla_rl.recipe.recipe import Recipe
+from vla_rl.config import apply_overrides
+from vla_rl.recipe.recipe import read_recipe
 from vla_rl.training.run import TrainingRun
 
 ray = pytest.importorskip("ray")
@@ -73,7 +73,7 @@ def killed_and_resumed(recipe: dict[str, Any], folder: Path, faults: Path) -> No
 
 
 def test_a_killed_trainer_resumes_to_the_bit(tmp_path: Path) -> None:
-    local = run_of(validate(Recipe, faulty(tmp_path)), tmp_path / "local")
+    local = run_of(read_recipe(faulty(tmp_path)), tmp_path / "local")
     placed = tmp_path / "ray" / "run"
     killed_and_resumed(faulty(tmp_path, "rollout={kind: ray, hosts: 2}"), placed, tmp_path)
     for alone, beside in zip(metrics(local), metrics(placed), strict=True):
@@ -134,7 +134,7 @@ def test_a_full_store_and_a_full_disk_say_what_to_do(
 ) -> None:
     monkeypatch.setenv("RAY_local_fs_capacity_threshold", "0.01")  # Of the disk: Ray writes no file any more.
     rollout = {"kind": "ray", "hosts": 2, "staleness": staleness, "object_store_mb": STORE_MB}
-    recipe = validate(Recipe, values(*LARGE) | {"rollout": rollout})
+    recipe = read_recipe(values(*LARGE) | {"rollout": rollout})
     with (
         TrainingRun(recipe, open_run(recipe, tmp_path / "run", False), resume=False) as run,
         pytest.raises(RuntimeError, match=r"object store is full, .*raise rollout\.object_store_mb, or make"),
@@ -146,7 +146,7 @@ def test_a_full_store_and_a_full_disk_say_what_to_do(
 def test_more_episodes_than_the_object_store_holds(staleness: int, tmp_path: Path) -> None:
     plain = values(*LARGE)
     rollout = {"kind": "ray", "hosts": 2, "staleness": staleness, "object_store_mb": STORE_MB}
-    alone, beside = validate(Recipe, plain), validate(Recipe, plain | {"rollout": rollout})
+    alone, beside = read_recipe(plain), read_recipe(plain | {"rollout": rollout})
     local = TrainingRun(alone, open_run(alone, tmp_path / "local", False), resume=False)
     placed = TrainingRun(beside, open_run(beside, tmp_path / "ray", False), resume=False)
     states: list[int] = []

@@ -181,43 +181,6 @@ def test_a_later_check_goes_on_with_the_evidence_also_after_a_resume(tmp_path, s
     assert "evidence of 2 checks together, +" in second.text() and "in 24 pairs" in second.text()
 
 
-@pytest.mark.parametrize(
-    ("outcome", "decision", "verdict"),
-    [
-        ("confirmed", "better", "better"),
-        ("open", "undecided", "undecided"),
-        ("rolled back", "undecided", "undecided"),
-        ("rolled back", "worse", "worse"),
-        ("rolled back", "no_gain", "undecided"),
-    ],
-)
-def test_checks_written_before_verdicts_still_load(tmp_path, wanderer, outcome, decision, verdict):
-    comparison = COUNTS | {"decision": decision}
-    check = {"iteration": 2, "mark": 0, "comparison": comparison, "imagined": 0.5, "outcome": outcome}
-    gate = Gate(GateConfig(every=1), tmp_path / "confirmed", load_policy(wanderer))
-    gate.load_state({"mark": 0, "checks": [check]})
-    assert gate.checks[0].verdict == verdict
-    assert gate.is_closed == gate.checks[0].rolled_back == (outcome == "rolled back")
-    assert gate.evidence.evidence.tolist() == [1, 1], "none is recorded"
-
-
-@pytest.mark.parametrize(
-    ("word", "decision", "verdict"),
-    [
-        ("confirmed", "better", "better"),
-        ("refuted", "worse", "worse"),
-        ("refuted", "no_gain", "undecided"),
-        ("undecided", "undecided", "undecided"),
-    ],
-)
-def test_earlier_verdicts_still_load(word, decision, verdict):
-    comparison = COUNTS | {"decision": decision}
-    old = {"iteration": 2, "mark": 0, "comparison": comparison, "imagined": 0.5, "verdict": word, "rolled_back": True}
-    check = GateCheck.model_validate(old)
-    assert (check.verdict, check.rolled_back, check.pooled) == (verdict, True, None)
-    assert ", rolled back; real success 40 % -> 45 % in 20 pairs" in check.text() or verdict == "better"
-
-
 def test_later_checks_use_fresh_states_and_a_checkpoint_remembers_them(tmp_path, stone, wanderer):
     gate, first = checked(tmp_path, stone, wanderer, checks_left=2)
     state = json.loads(json.dumps(gate.state()))
@@ -351,7 +314,7 @@ def test_imagined_success_is_not_known_where_all_episodes_began_at_keyframes(tmp
         ([dream(), REAL.replace("8}", "8, image_size: 48}"), "gate.every=2"], "real_env: its image_size is"),
         ([dream(tasks=["reach_blue"]), REAL, "gate.every=2"], "real_env.tasks: lacks reach_blue"),
         (["gate.every=2"], "gate.every: env is no world model"),
-        ([dream(), REAL, "gate={every: 2, split: eval}"], "gate.split: got 'eval', .* are for the final claim"),
+        ([dream(), REAL, "gate={every: 2, split: eval}"], "gate.split: got 'eval'"),
         ([REAL], "real_env: is for a recipe whose env is a world model"),
         ([dream(), f"real_env={dream().removeprefix('env=')}"], "and is itself a simulator or robot"),
     ],

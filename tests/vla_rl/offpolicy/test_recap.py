@@ -25,7 +25,7 @@ from vla_rl.policies.inspect import describe
 from vla_rl.policies.lerobot.config import LeRobotConfig
 from vla_rl.policies.load import load_policy
 from vla_rl.policies.openvla.config import OpenVLAConfig
-from vla_rl.recipe.recipe import Recipe
+from vla_rl.recipe.recipe import read_recipe
 from vla_rl.training.train import train
 from vla_rl.types import ActionChunk, Observation
 
@@ -126,7 +126,7 @@ def test_a_run_of_rl_begins_with_ratios_of_one_and_saves_the_word_with_the_polic
     condition(base).save(tmp_path / "policy")
     section = {"kind": "advantage_conditioned", "path": str(tmp_path / "policy")}
     values = make_recipe(tmp_path / "policy").model_dump(mode="json") | {"policy": section}
-    recipe = Recipe.model_validate(values | {"train": values["train"] | {"iterations": 1}})
+    recipe = read_recipe(values | {"train": values["train"] | {"iterations": 1}})
     train(recipe, open_run(recipe, tmp_path / "run", False), False)
     [first, *_] = metrics(tmp_path / "run")
     assert first["update/ratio_max"] == pytest.approx(1, abs=1e-4) and first["rollout/log_prob_gap"] < 1e-4
@@ -134,7 +134,7 @@ def test_a_run_of_rl_begins_with_ratios_of_one_and_saves_the_word_with_the_polic
     assert isinstance(trained, AdvantageConditionedPolicy)
     before = dict(base.named_parameters())
     assert any(not torch.equal(before[name], value) for name, value in trained.base.named_parameters())
-    guided = Recipe.model_validate(values | {"policy": section | {"guidance": 2.0}})
+    guided = read_recipe(values | {"policy": section | {"guidance": 2.0}})
     with pytest.raises(ValueError, match=r"guidance=2\).*policy\.guidance=1"):
         train(guided, open_run(guided, tmp_path / "guided", False), False)
 

@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tiny_run import RECIPE, make_recipe, save_policy
+from tiny_run import make_recipe, save_policy, tiny_values
 from typer.testing import CliRunner
 
 from sim.dummy import DummyConfig
 from vla_rl.cli import app as cli
 from vla_rl.config import ConfigError
 from vla_rl.policies.openvla.config import OpenVLAConfig
-from vla_rl.recipe.checks import check
+from vla_rl.recipe.checks import COLLECT, EVAL, FIT, LOOP, STUDY, TRAIN, check
 from vla_rl.recipe.recipe import load_recipe
+from vla_rl.recipe.runs import OfflineRecipe
 
 MEASURED = "train.evaluate=before_and_after"
 IMAGINED = ("env.kind=world_model", "env.path=pretrained:tabletop", "env.first_frames.kind=tabletop")
@@ -35,10 +36,14 @@ def nothing_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(config, "build", build)
 
 
+OFFLINE, HIL = "run=offline", "run=hil"
+NO_DEMONSTRATIONS = r"sft: this recipe has none, .*name them in sft\.datasets"
+OF_ANOTHER_RUN = (
+    r"run: got 'train', and this command is for recipes of run {run!r}; `vla-rl config show {example}` is one"
+)
 REFUSED = [
     ("train", ["train.group_size=1"], r"train\.group_size: got 1, but grpo compares episodes .* at least 2, or"),
     ("train", ["algo.kind=rloo", "train.group_size=1"], r"train\.group_size: got 1, but rloo"),
-    ("train", ["algo=null"], r"algo: this recipe has none"),
     (
         "train",
         ["algo.kind=reinforce_pp", "train.group_size=1", "train.resample_budget=4"],
@@ -47,14 +52,14 @@ REFUSED = [
     ("train", ["seed=-1"], r"seed: got -1\. Input should be greater than or equal to 0"),
     ("train", ["seed=9223372036854775808"], r"seed: got 9223372036854775808\. Input should be less than 9223"),
     ("sft", ["sft.datasets=[{path: d, subsample_seed: -1}]"], r"sft\.datasets\.0\.subsample_seed: got -1"),
-    ("train", ["algo.bc_coef=0.1"], r"sft: this recipe has none, .*name them in sft\.datasets"),
-    ("train", ["train.control=continue_bc"], r"sft: this recipe has none"),
+    ("train", ["algo.bc_coef=0.1"], NO_DEMONSTRATIONS),
+    ("train", ["train.control=continue_bc"], NO_DEMONSTRATIONS),
     ("train", ["algo.bc_coef=0.1", "sft.datasets=/no/demos"], r"sft\.datasets: /no/demos is not there\. Collect it"),
     ("train", ["algo.bc_coef=0.1", "sft.datasets=/"], r"sft\.datasets: / holds no LeRobotDataset .*\. Collect it"),
     ("train", ["sampling.keyframe_share=0.5"], r"sampling\.keyframes: is null, but sampling\.keyframe_share is 0\.5"),
     ("train", ["sampling.keyframe_share=1", "sampling.keyframes=/no/k.json"], r"sampling\.keyframes: no file /no/k"),
-    ("train", ["sampling.kind=vade", "sampling.level=state", "sampling.train_states=null"], r"sampling\.level: got 's"),
-    ("train", ["train.keep=best"], r"train\.keep: got 'best' with validate_every 0"),
+    ("train", ["sampling.kind=vade", "sampling.level=state"], r"sampling: level 'state' needs train_states"),
+    ("train", ["train.keep=best"], r"train: keep 'best' needs validate_every"),
     ("train", ["algo.decay_iterations=2"], r"algo\.decay_iterations: got 2: the last of train\.iterations \(4\)"),
     ("train", ["algo.betas=[0.9, 2]"], r"algo\.betas\.1: got 2\. Input should be less than 1"),
     ("train", ["policy.path=/no/policy"], r"policy path '/no/policy': no such folder"),
@@ -72,45 +77,50 @@ REFUSED = [
         [*IMAGINED, "env.imagination.branch_frames=2", "algo.kind=ppo"],
         r"algo\.bootstrap_truncated: got true with env\.imagination\.branch_frames=2, .* set it to false",
     ),
+    ("train", ["gate.every=1"], r"gate\.every: env is no world model"),
+    ("train", ["gate.split=eval"], r"gate\.split: got 'eval'\. Input should be 'train' or 'validation'"),
     ("train", ["env.horizon=0"], r"env\.horizon: got 0\. Input should be greater than 0"),
     ("train", ["train.groups=0"], r"train\.groups: got 0\. Input should be greater than 0"),
     ("train", ["rollout={kind: ray, object_store_mb: 10}"], r"rollout\.object_store_mb: got 10.*Ray takes 75 or more"),
+    (
+        "train",
+        ["world_model.kind=latent_video"],
+        r"world_model: a recipe of run 'train' has no such section",
+    ),
+    ("train", ["run=trian"], r"run: got 'trian', allowed: eval, sft, train, .*Did you mean 'train'\?"),
     ("sft", [], r"sft: the recipe has no sft section"),
     ("sft", ["sft.datasets=[/no/a, /no/b]"], r"/no/a is not there\. .*\nsft\.datasets: /no/b is not there"),
     *(
         (
             "offline",
-            ["sft.datasets=/no/a", "offline.method=ppo", f"algo.{option}", "train.iterations=1"],
+            [OFFLINE, "sft.datasets=/no/a", "offline.method=ppo", f"algo.{option}"],
             rf"algo\.{option.replace('=', ': got ')}, which offline\.method=ppo makes no use of",
         )
         for option in ("kl_coef=0.1", "bc_coef=0.1", "decay_iterations=4")
     ),
     (
         "hil",
-        [
-            "hil.actor=recordings",
-            "hil.recordings=/no",
-            "hil.prior=none",
-            "hil.warm_updates=0",
-            "env.reward.kind=simulator",
-        ],
+        [HIL, "hil={actor: recordings, recordings: /no, prior: none, warm_updates: 0}", "env.reward.kind=simulator"],
         r"env\.reward\.kind: got 'simulator' with hil\.actor=recordings",
+    ),
+    ("hil", [HIL, "hil.episodes=2", "rollout=ray"], r"rollout\.kind: got 'ray'\. Input should be 'local'"),
+    ("online", ["run=online", "online.rounds=2"], r"sft: logged episodes are learned from; name them in sft\.datasets"),
+    (
+        "online",
+        ["run=online", "online={prior: none, warm_updates: 0}", "policy.path=null"],
+        r"policy\.path: the run improves a checkpoint",
     ),
     ("eval", ["policy.path=/no/policy"], r"policy path '/no/policy': no such folder"),
     ("eval", ["eval.tasks=[nosuch]"], r"eval\.tasks: unknown task 'nosuch'"),
     ("collect", ["collect.source=policy", "policy.path=/no/policy"], r"policy path '/no/policy': no such folder"),
     ("ablate", ["train.group_size=1"], r"train\.group_size: got 1"),
-    ("rac", [], r"rac: the recipe needs a section rac and a section sft; see `vla-rl config show tabletop_rac`"),
-    ("failure fit", [], r"failure: the recipe needs a section failure; see"),
-    ("reward fit", [], r"reward: the recipe needs a section reward; see"),
-    ("hub measure", [], r"hub: the recipe needs a section hub; see"),
-    ("world-model fit", [], r"world_model: the recipe needs a section world_model; see"),
-    (
-        "loop",
-        ["train.group_size=1"],
-        r"\.group_size: got 1.*\nloop: the recipe needs .*\ntrain\.evaluate: got",
-    ),
-    ("loop", ["loop.controls=[continue_bc]"], r"sft: this recipe has none"),
+    ("rac", [], OF_ANOTHER_RUN.format(run="rac", example="tabletop_rac")),
+    ("failure fit", [], OF_ANOTHER_RUN.format(run="failure", example="tabletop_failure")),
+    ("reward fit", [], OF_ANOTHER_RUN.format(run="reward", example="tabletop_reward")),
+    ("hub measure", [], OF_ANOTHER_RUN.format(run="hub", example="tabletop_hub")),
+    ("world-model fit", [], OF_ANOTHER_RUN.format(run="fit", example="tabletop_world_model")),
+    ("loop", [], OF_ANOTHER_RUN.format(run="loop", example="tabletop_imagination")),
+    ("loop", ["run=loop", "world_model.kind=latent_video"], r"real_env: required, but not given"),
 ]
 
 
@@ -119,7 +129,8 @@ def test_it_is_refused_before_anything_is_built_or_written(
     command: str, overrides: list[str], message: str, policy: Path, tmp_path: Path, nothing_is_built: None
 ) -> None:
     file = tmp_path / "tiny.yaml"
-    file.write_text(yaml.safe_dump({**RECIPE, "policy": {"kind": "openvla", "path": str(policy)}}))
+    of_run = [text for text in overrides if text.startswith("run=")]
+    file.write_text(yaml.safe_dump(tiny_values(policy, *of_run)))
     result = CliRunner().invoke(cli.app, [*command.split(), str(file), *overrides, "--output", str(tmp_path / "out")])
     assert result.exit_code == 2, result.exception
     assert result.stderr.startswith("error: ")
@@ -130,7 +141,7 @@ def test_it_is_refused_before_anything_is_built_or_written(
 def test_a_runs_folder_is_no_policys(policy: Path, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").touch()
     (tmp_path / "policy").mkdir()
-    for command in ("train", "eval"):
+    for command in (TRAIN, EVAL):
         with pytest.raises(ConfigError, match=rf"policy\.path: {tmp_path} holds .* its policy is {tmp_path}/policy\."):
             check(make_recipe(policy, f"policy.path={tmp_path}"), command)
 
@@ -140,41 +151,49 @@ def test_states_beyond_a_benchmarks_are_refused_also_of_an_evaluation_at_the_end
     options = ["env.kind=libero", "env.suite=libero_spatial", "train.evaluate=after", "eval.episodes_per_task=51"]
     recipe = make_recipe(policy, *options, "sampling.first_state=0", "sampling.train_states=null")
     with pytest.raises(ValueError, match=r"has 50 official initial states, asked for 0 to 50"):
-        check(recipe, "train")
-    check(recipe.model_copy(update={"train": recipe.train.model_copy(update={"evaluate": "never"})}), "train")
+        check(recipe, TRAIN)
+    check(recipe.model_copy(update={"train": recipe.train.model_copy(update={"evaluate": "never"})}), TRAIN)
 
 
 def test_what_may_run_passes(policy: Path) -> None:
     recipe = make_recipe(policy, MEASURED)
-    for command in ("train", "eval", "collect", "trust", "rank", "study"):
-        check(recipe, command)
+    for command in (TRAIN, EVAL, COLLECT):
+        assert check(recipe, command) is recipe
     for options in (["algo.kind=ppo", "train.group_size=1"], ["algo.kind=mc_grpo", "train.group_size=1"]):
-        check(make_recipe(policy, *options), "train")
+        check(make_recipe(policy, *options), TRAIN)
 
 
-def test_commands_that_cannot_use_a_cluster_say_so(policy: Path) -> None:
-    recipe = make_recipe(policy, "rollout=ray")
-    for command in ("study", "hub"):
-        with pytest.raises(ConfigError, match=r"rollout\.kind: got 'ray', but this command runs all episodes"):
-            check(recipe, command)
-    for command in ("train", "eval", "collect", "trust", "rank"):
+def test_commands_that_cannot_use_a_cluster_say_so() -> None:
+    recipe = load_recipe("tabletop_imagination", ["rollout=ray"])
+    with pytest.raises(ConfigError, match=r"rollout\.kind: got 'ray', but this command runs all episodes"):
+        check(recipe, STUDY)
+    for command in (TRAIN, EVAL, COLLECT, FIT):
         check(recipe, command)
+
+
+def test_a_base_of_another_run_gives_the_sections_that_both_have(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("base: tabletop_grpo\nrun: offline\nname: mine\noffline: {method: filtered}\n")
+    recipe = load_recipe(file)
+    assert isinstance(recipe, OfflineRecipe) and recipe.sft == load_recipe("tabletop_grpo").sft  # type: ignore[attr-defined]
+    file.write_text("base: tabletop_grpo\nrun: offline\nname: mine\noffline: {}\ntrain: {iterations: 2}\n")
+    with pytest.raises(ConfigError, match=r"^train: a recipe of run 'offline' has no such section; run train, loop"):
+        load_recipe(file)
+    file.write_text("name: mine\nenv: {kind: dummy}\n")
+    with pytest.raises(ConfigError, match=r"^run: the recipe does not say what it is for; add one of: eval, sft"):
+        load_recipe(file)
 
 
 def test_a_loop_mines_its_own_keyframes() -> None:
-    from vla_rl.recipe.recipe import load_recipe
-
-    check(load_recipe("tabletop_closed_loop"), "loop")
+    check(load_recipe("tabletop_closed_loop"), LOOP)
     with pytest.raises(ConfigError, match=r"sampling\.keyframes: is null"):
-        check(load_recipe("tabletop_imagination", ["sampling.keyframe_share=0.3"]), "train")
+        check(load_recipe("tabletop_imagination", ["sampling.keyframe_share=0.3"]), TRAIN)
 
 
 def test_validation_takes_no_initial_state_of_the_gate() -> None:
-    from vla_rl.recipe.recipe import load_recipe
-
     def checked(*options: str) -> None:
         gate = ["train.validate_every=2", "train.iterations=4", "gate.every=2", "gate.pairs=150"]
-        check(load_recipe("tabletop_imagination", [*gate, *options]), "train")
+        check(load_recipe("tabletop_imagination", [*gate, *options]), TRAIN)
 
     message = r"validation_episodes: got 1001, .*states 0 to 1000 .*takes those from 1000 on; .*at least 1001"
     with pytest.raises(ConfigError, match=message):

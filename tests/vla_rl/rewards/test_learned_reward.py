@@ -13,10 +13,10 @@ import torch
 from reach_policy import ReachPolicy
 
 from sim.dummy import DummyConfig
-from vla_rl.config import dump_yaml, validate
+from vla_rl.config import dump_yaml
 from vla_rl.data.config import DatasetError
 from vla_rl.evaluation.threshold import CalibrationError
-from vla_rl.recipe.recipe import Recipe
+from vla_rl.recipe.recipe import read_recipe
 from vla_rl.rewards.base import judge_episodes
 from vla_rl.rewards.config import RewardFitConfig
 from vla_rl.rewards.fit import data_needs, fit_reward, highest, progress_target
@@ -237,10 +237,11 @@ def test_an_environment_that_it_cannot_read_is_refused(learned) -> None:
 
 def test_the_commands_fit_and_measure(logged: str, unseen: str, tmp_path: Path) -> None:
     values = {
-        "name": "tiny", "env": {"kind": "dummy", "horizon": 10}, "policy": {"kind": "openvla"}, "num_threads": 1,
+        "run": "reward", "name": "tiny", "env": {"kind": "dummy", "horizon": 10}, "policy": {"kind": "openvla"},
+        "num_threads": 1,
         "reward": {**SETTINGS, "datasets": logged, "evaluate_on": unseen},
     }  # fmt: skip
-    recipe = validate(Recipe, values)
+    recipe = read_recipe(values)
     (tmp_path / "config.yaml").write_text(dump_yaml(recipe))
     said: list[str] = []
     folder = workflow.fit(recipe, tmp_path, said.append)

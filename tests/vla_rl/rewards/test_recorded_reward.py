@@ -55,6 +55,7 @@ def run(tmp_path: Path, reward: str, episodes: list[tuple[list[int], bool]], fin
     count = len(episodes)
     recipe = make_recipe(
         save_policy(tmp_path / "policy"),
+        "run=hil",
         *(f"env.reward={reward}", f"hil.recordings={tmp_path / 'recordings'}", "hil.actor=recordings"),
         *("hil.prior=none", "hil.warm_updates=0", f"hil.episodes={count}", f"hil.publish_every={count}"),
         *("hil.evaluate=never", "hil.updates_per_episode=1", "hil.critic.hidden=8", "hil.critic.batch_size=8"),

@@ -4,11 +4,11 @@ import pytest
 from tiny_run import RECIPE
 
 from vla_rl.common.run_folder import open_run
-from vla_rl.config import apply_overrides, validate
+from vla_rl.config import apply_overrides
 from vla_rl.policies.load import load_policy
 from vla_rl.policies.openvla.files.fake_checkpoint import write_checkpoint
 from vla_rl.policies.openvla.policy import OpenVLAPolicy
-from vla_rl.recipe.recipe import Recipe
+from vla_rl.recipe.recipe import read_recipe
 from vla_rl.training.train import train
 
 CASES = {
@@ -36,7 +36,7 @@ def test_a_recipe_trains_and_saves_it(case, tmp_path):
         "train.iterations=1", "train.groups=2", "train.group_size=2", "train.allow_no_success=true", "env.num_envs=4",
         "algo.epochs=1",
     ]  # fmt: skip
-    recipe = validate(Recipe, apply_overrides(values, overrides))
+    recipe = read_recipe(apply_overrides(values, overrides))
     trained = load_policy(train(recipe, open_run(recipe, tmp_path / "run", False), False))
     assert isinstance(trained, OpenVLAPolicy) and trained.published is not None
     assert trained.config.decoder == {"base": "autoregressive", "discrete": "parallel", "l1": "l1"}[variant]

@@ -18,14 +18,13 @@ from torchvision.ops.misc import FrozenBatchNorm2d
 
 from sim.tabletop import TabletopConfig
 from vla_rl.common.run_folder import open_run
-from vla_rl.config import validate
 from vla_rl.evaluation.compare import PairedResult, compare
 from vla_rl.evaluation.evaluate import EvalConfig, evaluate
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.policies.load import load_policy
 from vla_rl.policies.openvla.files.fake_checkpoint import Variant, write_checkpoint
 from vla_rl.recipe.collect_config import CollectConfig
-from vla_rl.recipe.recipe import Recipe
+from vla_rl.recipe.recipe import Recipe, read_recipe
 from vla_rl.training.train import train
 from vla_rl.types import EpisodeSpec
 from vla_rl.workflows.clone import clone
@@ -173,8 +172,16 @@ def _with_frozen_norms(policy: dict[str, Any], demonstrations: str, folder: Path
 
 
 def _recipe(policy: dict[str, Any], env: dict[str, Any], **sections: Any) -> Recipe:
-    values = {"name": "gains", "device": "cpu", "num_threads": 1, "env": env, "policy": policy, **sections}
-    return validate(Recipe, {**values, "log": {"tensorboard": False, "console": False}})
+    values = {
+        "run": "train",
+        "name": "gains",
+        "device": "cpu",
+        "num_threads": 1,
+        "env": env,
+        "policy": policy,
+        **sections,
+    }
+    return read_recipe({**values, **sections, "log": {"tensorboard": False, "console": False}})
 
 
 def _success(path: Path, family: Family) -> Evaluation:

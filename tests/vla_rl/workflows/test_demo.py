@@ -10,6 +10,7 @@ from tiny_run import make_recipe
 
 from vla_rl.cli.options import PROGRAM
 from vla_rl.config import dump_yaml
+from vla_rl.recipe.recipe import load_recipe
 from vla_rl.workflows import demo
 from vla_rl.workflows.loop.rounds import Round
 
@@ -17,7 +18,7 @@ from vla_rl.workflows.loop.rounds import Round
 @pytest.fixture
 def recipe_file(tmp_path: Path, monkeypatch) -> Path:
     path = tmp_path / "tiny.yaml"
-    path.write_text(dump_yaml(make_recipe(tmp_path / "base")))
+    path.write_text(dump_yaml(load_recipe("tabletop_imagination", ["eval.videos=0"])))
     monkeypatch.setattr(demo, "RECIPE", str(path))
     return path
 

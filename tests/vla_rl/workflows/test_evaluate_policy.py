@@ -24,7 +24,7 @@ def run(*arguments: str) -> str:
 def test_from_demonstrations_to_a_comparison(tmp_path: Path) -> None:
     recipe = tmp_path / "tiny.yaml"
     recipe.write_text(
-        "name: tiny\n"
+        "run: sft\nname: tiny\n"
         "env: {kind: dummy, num_envs: 2}\n"
         "policy: {kind: openvla, preset: tiny}\n"
         "collect: {episodes_per_task: 2}\n"

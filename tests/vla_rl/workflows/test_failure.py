@@ -20,6 +20,7 @@ from vla_rl.recipe.recipe import load_recipe
 from vla_rl.workflows.failure_detection import embedded
 
 RECIPE = """
+run: failure
 name: tiny
 num_threads: 1
 env: {{kind: dummy, num_envs: 16, tasks: [reach_red], horizon: 16}}
@@ -121,7 +122,7 @@ def test_a_dataset_that_was_recorded_anew_is_not_taken_for_the_one_before(recipe
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("failure=null", "failure: the recipe needs a section failure"),
+        ("failure=null", "failure: got None. A section is needed"),
         ("failure.detectors=[oracle]", "failure.detectors.0: got 'oracle'"),
         ("failure.alpha=0", "failure.alpha: got 0"),
         ("failure.alfa=0.1", "Did you mean 'alpha'?"),

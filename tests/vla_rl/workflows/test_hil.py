@@ -188,7 +188,7 @@ def test_no_turn_has_anothers_noise_and_the_policy_explores(tmp_path: Path, monk
 
 
 def test_what_contradicts_itself_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"needs a hil section.*hil\.prior=none"):
+    with pytest.raises(ConfigError, match=r"name them in sft\.datasets.*hil\.prior=none"):
         run_hil(load_recipe("tabletop_hil", ["sft=null", "policy.path=pretrained:tabletop_base"]), tmp_path, print)
     with pytest.raises(ConfigError, match="recordings: got '' with actor=recordings"):
         load_recipe("tabletop_hil", ["hil.actor=recordings"])

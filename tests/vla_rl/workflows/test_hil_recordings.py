@@ -37,7 +37,7 @@ def record(folder: Path, name: str, *episodes: tuple[int, list[str]], close: boo
 
 def tiny(tmp_path: Path, episodes: int) -> Recipe:
     where = f"hil.recordings={tmp_path / 'recordings'}"
-    return make_recipe(save_policy(tmp_path / "base"), *OPTIONS, where, f"hil.episodes={episodes}")
+    return make_recipe(save_policy(tmp_path / "base"), "run=hil", *OPTIONS, where, f"hil.episodes={episodes}")
 
 
 def taken(run: Path) -> list[dict[str, int]]:

@@ -9,9 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from vla_rl.cli.app import app
-from vla_rl.config import ConfigError
-from vla_rl.recipe.recipe import load_recipe
-from vla_rl.workflows.hub_study import RESULTS, TABLE, _summarize, markdown, measure_hub
+from vla_rl.workflows.hub_study import RESULTS, TABLE, _summarize, markdown
 
 TINY = ["env.tasks=[push_to_zone]", "hub.alarm=progress", "hub.episodes_per_task=2", "hub.robots=[1,2]"]
 
@@ -35,11 +33,6 @@ def test_a_row_in_numbers() -> None:
     assert markdown({"rows": [found]}).splitlines()[-1] == (
         "| 2 | 1 | 66.7 % [20.8, 93.9], n = 3 | 50 % | 0.67 | 50 % | 2.0 | 4.0 | 5 % | 120 |"
     )
-
-
-def test_what_a_recipe_needs(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="hub: the recipe has no such section; see `vla-rl config show tabletop_hub`"):
-        measure_hub(load_recipe("tabletop_grpo", []), tmp_path, print)
 
 
 def test_two_episodes_from_the_command_to_the_table(tmp_path: Path) -> None:

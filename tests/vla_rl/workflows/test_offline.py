@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from reach_policy import ReachPolicy, log_episodes
-from tiny_run import make_recipe, save_policy
+from tiny_run import save_policy, tiny_values
 
 from sim.dummy import DummyConfig
 from vla_rl.common.run_folder import open_run
@@ -26,7 +26,7 @@ from vla_rl.offpolicy.examples import Examples, WeightedDataset
 from vla_rl.offpolicy.features import NO_DRAWS, FeatureCache
 from vla_rl.offpolicy.transitions import Transitions, choose, draw, logged_transitions
 from vla_rl.policies.load import load_policy
-from vla_rl.recipe.recipe import Recipe
+from vla_rl.recipe.recipe import Recipe, read_recipe
 from vla_rl.training.checkpoint import latest_checkpoint
 from vla_rl.types import CONTROL_SOURCES
 from vla_rl.workflows import offline
@@ -185,7 +185,7 @@ def test_a_policy_that_executes_fewer_actions_than_it_clones(method: str, logged
     values["policy"]["num_actions"] = 2
     values["offline"] = {"method": method, "critic": SMALL, "candidates": 2, "decisions": 20, "evaluate": "never"}
     with pytest.warns(UserWarning, match="no logged decision follows another"):
-        run_offline(Recipe.model_validate(values), tmp_path / "run")
+        run_offline(read_recipe(values), tmp_path / "run")
     assert (tmp_path / "run" / "policy").is_dir()
 
 
@@ -227,13 +227,12 @@ def run_offline(recipe: Recipe, folder: Path) -> None:
 
 def recipe_of(logged: Path, policy: Path, *overrides: str) -> Recipe:
     sections = {
-        "algo": None,
         "sft": {"datasets": [str(logged)], "steps": 4, "batch_size": 4, "save_every": 2, "log_every": 1},
         "offline": {"method": "advantage_weighted", "critic": SMALL, "evaluate": "after"},
     }
-    base = make_recipe(policy, *overrides).model_dump(mode="json")
+    base = tiny_values(policy, "run=offline", *overrides)
     base["env"]["horizon"] = 11
-    return Recipe.model_validate(base | sections)
+    return read_recipe(base | sections)
 
 
 def test_a_run_improves_reports_and_resumes_to_the_bit(logged: Path, tmp_path: Path) -> None:
@@ -300,7 +299,7 @@ def test_guidance_that_the_policy_cannot_have_is_refused_before_it_learns(
 def test_a_killed_run_of_other_methods_ends_as_one_that_was_not(method: str, logged: Path, tmp_path: Path) -> None:
     section = {"method": method, "critic": SMALL, "evaluate": "after", "preferences": {"pairs": 1}}
     values = recipe_of(logged, save_policy(tmp_path / "policy")).model_dump(mode="json")
-    recipe = Recipe.model_validate(values | {"offline": section})
+    recipe = read_recipe(values | {"offline": section})
     whole = open_run(recipe, tmp_path / "whole", False)
     improve_offline(recipe, whole, lambda _: None)
     assert (whole / "evaluations" / "final.json").is_file() and (whole / "report.html").is_file()
@@ -319,7 +318,7 @@ def test_a_killed_run_of_other_methods_ends_as_one_that_was_not(method: str, log
     assert any(not torch.equal(start[name.removeprefix("base.")], value) for name, value in second.state_dict().items())
     assert isinstance(first, AdvantageConditionedPolicy) == (method == "recap")
     if method == "recap":  # Another round begins with what it learned; the word is not said twice.
-        again = Recipe.model_validate(
+        again = read_recipe(
             values | {"offline": section, "policy": {"kind": "advantage_conditioned", "path": str(whole / "policy")}}
         )
         improve_offline(again, open_run(again, tmp_path / "again", False), lambda _: None)
@@ -329,7 +328,7 @@ def test_a_killed_run_of_other_methods_ends_as_one_that_was_not(method: str, log
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"offline": None}, r"needs an offline and an sft section"),
+        ({"offline": None}, r"^offline: got None\. A section is needed"),
         ({"sft": {"datasets": ["nowhere"]}}, r"nowhere"),
         ({"sft": {"datasets": ["x"], "validation_fraction": 0.1}}, r"sft\.validation_fraction: got 0\.1"),
         (
@@ -341,4 +340,4 @@ def test_a_killed_run_of_other_methods_ends_as_one_that_was_not(method: str, log
 def test_what_it_cannot_do_is_refused_before_any_work(logged: Path, tmp_path: Path, change: dict, message: str) -> None:
     recipe = recipe_of(logged, save_policy(tmp_path / "policy")).model_dump(mode="json")
     with pytest.raises((ConfigError, ValueError), match=message):
-        improve_offline(Recipe.model_validate(recipe | change), tmp_path / "run", lambda _: None)
+        improve_offline(read_recipe(recipe | change), tmp_path / "run", lambda _: None)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from reach_policy import log_episodes
-from tiny_run import make_recipe, metrics, save_policy
+from tiny_run import metrics, save_policy, tiny_values
 
 from sim.dummy import DummyConfig
 from vla_rl.algorithms.grpo import GRPOConfig
@@ -23,7 +23,7 @@ from vla_rl.offpolicy.config import OfflineConfig
 from vla_rl.offpolicy.iterated import OffPolicyEvaluation, own_chunks, update
 from vla_rl.offpolicy.transitions import logged_transitions
 from vla_rl.policies.load import load_policy
-from vla_rl.recipe.recipe import Recipe
+from vla_rl.recipe.recipe import Recipe, read_recipe
 from vla_rl.training.checkpoint import list_checkpoints
 from vla_rl.workflows.offline import improve_offline
 
@@ -93,14 +93,12 @@ def test_what_is_better_is_admitted_and_what_is_worse_is_not(base: Path, logged:
 
 
 def recipe_of(base: Path, logged: Path, **offline: object) -> Recipe:
-    values = make_recipe(base).model_dump(mode="json")
+    values = tiny_values(base, "run=offline")
     values["env"] |= {"horizon": 11, "num_envs": 4}
     section = CONFIG.model_dump(mode="json") | {"evaluate": "never"}
     section["ppo"] |= {"iterations": 3, "patience": 3}
     algo = {"kind": "grpo", "lr": 1e-3, "minibatch_size": 16}
-    return Recipe.model_validate(
-        values | {"sft": {"datasets": [str(logged)]}, "offline": section | offline} | {"algo": algo}
-    )
+    return read_recipe(values | {"sft": {"datasets": [str(logged)]}, "offline": section | offline} | {"algo": algo})
 
 
 def test_rejected_updates_are_undone_and_a_killed_run_goes_on(base: Path, logged: Path, tmp_path: Path) -> None:
@@ -133,4 +131,4 @@ def test_rejected_updates_are_undone_and_a_killed_run_goes_on(base: Path, logged
 def test_its_updates_need_an_algorithm(base: Path, logged: Path, tmp_path: Path) -> None:
     values = recipe_of(base, logged).model_dump(mode="json")
     with pytest.raises(ConfigError, match=r"algo\.kind: got None; offline\.method=ppo.*algo\.kind=grpo"):
-        improve_offline(Recipe.model_validate(values | {"algo": None}), tmp_path / "run", lambda _: None)
+        improve_offline(read_recipe(values | {"algo": None}), tmp_path / "run", lambda _: None)

@@ -16,11 +16,11 @@ from faulty_env import plant
 from tiny_run import RECIPE, make_recipe, save_policy
 
 from vla_rl.cli.options import PROGRAM as VLA_RL
-from vla_rl.config import ConfigError, apply_overrides, dump_yaml, validate
+from vla_rl.config import ConfigError, apply_overrides, dump_yaml
 from vla_rl.distributed.actors.cluster import Setting
 from vla_rl.evaluation.compare import compare
 from vla_rl.evaluation.results import Evaluation
-from vla_rl.recipe.recipe import Recipe
+from vla_rl.recipe.recipe import read_recipe
 from vla_rl.workflows.collect import collect
 from vla_rl.workflows.jobs import Cluster, Job, run_jobs
 from vla_rl.workflows.sweep import RESULT_FILE, Sweep
@@ -62,7 +62,7 @@ def test_a_dataset_of_hosts_is_that_of_one_process(cluster: str, source: str, tm
         if name == "killed":
             plant(tmp_path, pid=0, signal=signal.SIGKILL)
         values = {**RECIPE, "policy": {"kind": "my_policy:BinsConfig"}}
-        recipe = validate(Recipe, apply_overrides(values, [*options, rollout, f"collect.dataset={tmp_path / name}"]))
+        recipe = read_recipe(apply_overrides(values, [*options, rollout, f"collect.dataset={tmp_path / name}"]))
         assert recipe.collect is not None
         assert collect(recipe, recipe.collect, print)["episodes"] == 5
         found.append(episodes_of(tmp_path / name))

@@ -15,7 +15,7 @@ import pytest
 import torch
 from reach_policy import log_episodes
 from safetensors.numpy import load_file
-from tiny_run import make_recipe, metrics, save_policy
+from tiny_run import metrics, save_policy, tiny_values
 
 from sim.dummy import DummyConfig
 from vla_rl.common.run_folder import open_run
@@ -31,7 +31,7 @@ from vla_rl.policies.fake_input import fake_observation, fake_statistics
 from vla_rl.policies.inspect import describe
 from vla_rl.policies.lerobot.config import LeRobotConfig
 from vla_rl.policies.load import load_policy
-from vla_rl.recipe.recipe import Recipe, load_recipe
+from vla_rl.recipe.recipe import Recipe, load_recipe, read_recipe
 from vla_rl.rollout.runner import collect
 from vla_rl.training.checkpoint import list_checkpoints
 from vla_rl.types import Episode
@@ -67,14 +67,14 @@ def logged(base: Path) -> Path:
 
 
 def recipe_of(base: Path, logged: Path | None, **online: object) -> Recipe:
-    values = make_recipe(base).model_dump(mode="json")
+    values = tiny_values(base, "run=online")
     values["env"] |= {"horizon": 11, "num_envs": 4}
     if base.name == "flow":
         values["policy"] = {"kind": "lerobot", "path": str(base)}
     section = {"rounds": 3, "episodes_per_round": 4, "updates_per_round": 3, "warm_updates": 4, "candidates": 3}
     section |= {"critic": CRITIC, "evaluate": "never"}
     sft = None if logged is None else {"datasets": [str(logged)]}
-    return Recipe.model_validate(values | {"algo": None, "sft": sft, "online": section | online})
+    return read_recipe(values | {"sft": sft, "online": section | online})
 
 
 def run(recipe: Recipe, folder: Path, resume: bool = False) -> list[str]:
@@ -277,14 +277,13 @@ def test_a_steered_policy_is_its_base_and_an_actor(flow: Path, logged: Path, tmp
 def test_what_it_cannot_do_is_refused_before_any_work(base: Path, logged: Path, tmp_path: Path) -> None:
     values = recipe_of(base, logged).model_dump(mode="json")
     for change, message in (
-        ({"online": None}, r"needs an online section"),
-        ({"sft": None}, r"sft\.datasets are these.*online\.prior=none"),
+        ({"sft": None}, r"name them in sft\.datasets.*online\.prior=none"),
         ({"sft": {"datasets": ["nowhere"]}}, r"nowhere"),
         ({"online": values["online"] | {"method": "noise"}}, r"chunks start from none.*best_of_n or edits"),
-        ({"policy": {"kind": "openvla"}}, r"policy\.path: learning online improves a checkpoint"),
+        ({"policy": {"kind": "openvla"}}, r"policy\.path: the run improves a checkpoint"),
     ):
         with pytest.raises((ConfigError, ValueError), match=message):
-            improve_online(Recipe.model_validate(values | change), tmp_path / "run", lambda _: None)
+            improve_online(read_recipe(values | change), tmp_path / "run", lambda _: None)
     with pytest.raises(ValueError, match="candidates: got 1"):
         recipe_of(base, logged, candidates=1)
     with pytest.raises(ConfigError, match="policy is made by `vla-rl online`"):

@@ -297,6 +297,7 @@ def test_costs_of_a_gpu_benchmark(tmp_path):
 # --- the command -------------------------------------------------------------------------------
 
 RECIPE = """
+run: train
 name: tiny
 env: {kind: dummy, num_envs: 4, tasks: [reach_red], horizon: 8}
 policy: {kind: "my_policy:BinsConfig"}
@@ -428,7 +429,7 @@ def test_memory_is_of_the_best_placement_and_of_gpus_that_only_roll_out(recipe):
     ("arguments", "message"),
     [
         (["--costs", "{tmp}"], "neither a folder of `vla-rl train`"),
-        (["algo=null"], "algo: the recipe trains nothing by RL"),
+        (["algo=null"], "algo: got None. A section is needed"),
     ],
 )
 def test_mistakes(recipe, tmp_path, arguments, message):

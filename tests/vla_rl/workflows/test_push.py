@@ -93,7 +93,7 @@ def test_a_card_says_what_made_the_policy(
     folder = RunFolder(tmp_path / "run")
     recipe = yaml.safe_load(folder.config.read_text())
     for section, values in options.items():
-        recipe[section] = (recipe[section] or {}) | values
+        recipe[section] = (recipe.get(section) or {}) | values
     folder.config.write_text(yaml.safe_dump(recipe))
     folder.command.write_text(f"vla-rl {command} recipe.yaml\n")
     card = push(folder.path, "lab/tiny", card_only=True)

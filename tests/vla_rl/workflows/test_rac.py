@@ -86,9 +86,6 @@ def test_a_simulator_that_ends_episodes_before_the_person_is_done_is_refused() -
 
 
 def test_what_a_recipe_needs(tmp_path: Path) -> None:
-    recipe = load_recipe("tabletop_rac")
-    with pytest.raises(ConfigError, match="sections rac and sft"):
-        run_rac(recipe.model_copy(update={"rac": None}), tmp_path, print)
     able = load_recipe("tabletop_rac", ["policy.path='pretrained:tabletop_clean'", f"sft.datasets={tmp_path / 'none'}"])
     with pytest.raises(DatasetError, match="none"):
         run_rac(able, tmp_path, print)

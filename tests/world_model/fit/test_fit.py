@@ -17,7 +17,7 @@ from vla_rl.cli.app import app
 from vla_rl.config import ConfigError, dump_yaml, read_yaml, validate
 from vla_rl.data.config import DatasetError
 from vla_rl.evaluation.threshold import CalibrationError
-from vla_rl.recipe.recipe import Recipe
+from vla_rl.recipe.recipe import read_recipe
 from vla_rl.training.metrics import read_metrics
 from vla_rl.training.trainer import Loss, Trainer
 from vla_rl.types import EnvSpec
@@ -125,9 +125,9 @@ def test_a_stopped_fit_goes_on_to_the_same_result(episodes, fitted, tmp_path, mo
 
 def test_a_stopped_fits_metrics_are_those_of_a_whole_one(episodes, tmp_path, monkeypatch):
     monkeypatch.setattr(fit_module, "LOG_EVERY", 1)
-    values = {"name": "fit", "device": "cpu", "env": ENV.model_dump(), "policy": {"kind": "openvla"}}
+    values = {"run": "fit", "name": "fit", "device": "cpu", "env": ENV.model_dump(), "policy": {"kind": "openvla"}}
     values |= {"world_model": config(episodes).model_dump(), "log": {"tensorboard": False, "console": False}}
-    recipe = validate(Recipe, values)
+    recipe = read_recipe(values)
 
     def metrics(folder: Path) -> list[dict[str, float]]:
         return read_metrics(folder / "metrics.jsonl")
@@ -274,7 +274,7 @@ def test_held_out_episodes_are_not_fitted_on_by_another_mention(episodes, held_o
 
 def test_a_resumed_fit_keeps_holding_out_what_it_held_out(episodes, held_out, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    values = {"name": "fit", "device": "cpu", "env": ENV.model_dump(), "policy": {"kind": "openvla"}}
+    values = {"run": "fit", "name": "fit", "device": "cpu", "env": ENV.model_dump(), "policy": {"kind": "openvla"}}
     values |= {"log": {"tensorboard": False, "console": False}}
     budget = stop_fitting(monkeypatch, 0)
 
@@ -283,7 +283,7 @@ def test_a_resumed_fit_keeps_holding_out_what_it_held_out(episodes, held_out, tm
 
     def stopped(folder: str, calibrate_on: str) -> None:
         options = config(episodes, calibrate_on=calibrate_on or [])
-        Path("recipe.yaml").write_text(dump_yaml(validate(Recipe, values | {"world_model": options.model_dump()})))
+        Path("recipe.yaml").write_text(dump_yaml(read_recipe(values | {"world_model": options.model_dump()})))
         budget[0] = 4  # The first stage has three.
         assert run("-o", folder).exit_code != 0 and Path(folder, "stages/autoencoder").is_dir()
         budget[0] = 20

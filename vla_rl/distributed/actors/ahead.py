@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from vla_rl.distributed.actors.cluster import Connection
     from vla_rl.distributed.actors.config import RayRolloutConfig
     from vla_rl.interfaces import Policy
-    from vla_rl.recipe.recipe import Recipe
+    from vla_rl.recipe.runs import TrainRecipe
 
 MOST_AT_ONCE = 100_000  # episodes handed to one worker, which runs as many as its hosts hold
 
@@ -57,7 +57,7 @@ class AheadSource(RaySource):
     A group whose oldest chunk is more than `staleness` updates old is begun again: none is left out for being slow.
     """
 
-    def __init__(self, recipe: Recipe, config: RayRolloutConfig, connection: Connection) -> None:
+    def __init__(self, recipe: TrainRecipe, config: RayRolloutConfig, connection: Connection) -> None:
         super().__init__(recipe, config, connection)
         self._flying: dict[Any, tuple[Ticket, _Worker, Any]] = {}  # What tells of an episode's end -> whose, and where.
         self._workers: list[_Worker] = []

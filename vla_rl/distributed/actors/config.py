@@ -13,7 +13,7 @@ from vla_rl.rollout.source import EpisodeSource, RolloutConfig
 if TYPE_CHECKING:
     from vla_rl.distributed.process_group import ProcessGroup
     from vla_rl.interfaces import EnvConfig, VecEnv
-    from vla_rl.recipe.recipe import Recipe
+    from vla_rl.recipe.runs import TrainRecipe
 
 LEAST_STORE_MB = 75
 
@@ -77,7 +77,7 @@ class RayRolloutConfig(RolloutConfig):
 
         return env if env.is_imagined else HostedEnvConfig(num_envs=env.num_envs, env=env, rollout=self)
 
-    def build(self, recipe: Recipe, env: VecEnv, world: ProcessGroup) -> EpisodeSource:
+    def build(self, recipe: TrainRecipe, env: VecEnv, world: ProcessGroup) -> EpisodeSource:
         self.check(recipe, world)
         from vla_rl.distributed.actors.ahead import AheadSource
         from vla_rl.distributed.actors.cluster import connect, wait_for_room
@@ -91,7 +91,7 @@ class RayRolloutConfig(RolloutConfig):
             connection.end()
             raise
 
-    def check(self, recipe: Recipe, world: ProcessGroup) -> None:
+    def check(self, recipe: TrainRecipe, world: ProcessGroup) -> None:
         """Refuse what cannot work before anything starts.
 
         Raises:

@@ -29,12 +29,12 @@ from vla_rl.types import Episode
 if TYPE_CHECKING:
     from vla_rl.distributed.actors.config import RayRolloutConfig
     from vla_rl.interfaces import Policy
-    from vla_rl.recipe.recipe import Recipe
+    from vla_rl.recipe.runs import TrainRecipe
 
 LOOK_SECONDS = 0.5  # between looks at whether a silent worker gets something done
 
 
-def start_worker(worker: type, recipe: Recipe, config: RayRolloutConfig, max_concurrency: int) -> Any:
+def start_worker(worker: type, recipe: TrainRecipe, config: RayRolloutConfig, max_concurrency: int) -> Any:
     """Ask Ray for a worker; it lives as long as this process."""
     import ray
 
@@ -78,7 +78,7 @@ class _Job:
 class RaySource(ABC):
     """What both sources share: the trainer's weights, the ledger, what broke, and the end."""
 
-    def __init__(self, recipe: Recipe, config: RayRolloutConfig, connection: Connection) -> None:
+    def __init__(self, recipe: TrainRecipe, config: RayRolloutConfig, connection: Connection) -> None:
         self.staleness, self.dashboard = config.staleness, connection.dashboard
         self._recipe, self._config, self._connection = recipe, config, connection
         self._ledger, self._troubles, self._num_workers_lost = Ledger[Any](), Troubles(), 0
@@ -151,7 +151,7 @@ class LockstepSource(RaySource):
     part is run again from its beginning, with the same seed. No group is under way between rollouts.
     """
 
-    def __init__(self, recipe: Recipe, config: RayRolloutConfig, connection: Connection) -> None:
+    def __init__(self, recipe: TrainRecipe, config: RayRolloutConfig, connection: Connection) -> None:
         super().__init__(recipe, config, connection)
         self._workers = [self._new_worker() for _ in range(config.workers)]
         self._since = time.monotonic()  # When the rollout before ended.

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from vla_rl.common.progress import Stopwatch
-from vla_rl.config import validate
 from vla_rl.distributed.actors.cluster import Setting, where_here
 from vla_rl.distributed.actors.vec_env import RayVecEnv
 from vla_rl.distributed.actors.weights import Packed, load_shards
@@ -21,6 +20,7 @@ from vla_rl.types import Episode, EpisodeSpec
 
 if TYPE_CHECKING:
     from vla_rl.distributed.actors.config import RayRolloutConfig
+    from vla_rl.recipe.runs import TrainRecipe
 
 
 class PolicyCopy:
@@ -33,11 +33,11 @@ class PolicyCopy:
     def __init__(self, recipe: Mapping[str, Any], setting: Setting) -> None:
         import torch
 
-        from vla_rl.recipe.recipe import Recipe
+        from vla_rl.recipe.recipe import read_recipe
 
         setting.enter()
         torch.set_num_threads(setting.num_threads)  # Of this thread, with which the policy acts.
-        self.recipe = validate(Recipe, dict(recipe))
+        self.recipe = cast("TrainRecipe", read_recipe(recipe))
         self.version = -1
         spec, device = self.recipe.env.env_spec(), resolve_device(self.recipe.device)
         self.policy: Policy = self.recipe.policy.build(spec, device, self.recipe.seed)

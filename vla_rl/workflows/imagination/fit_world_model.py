@@ -12,7 +12,7 @@ from vla_rl.common.resume import Changed
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import ConfigError
 from vla_rl.distributed.process_group import resolve_device
-from vla_rl.recipe.recipe import Recipe
+from vla_rl.recipe.runs import FitRecipe
 from vla_rl.workflows.collect import collect
 from vla_rl.workflows.recipe_parts import env_spec, limit_threads, world_model_section
 
@@ -22,7 +22,7 @@ CHOOSE_THE_THRESHOLD = tuple(f"world_model.{name}" for name in ("calibrate_on", 
 
 
 def fit_world_model(
-    recipe: Recipe,
+    recipe: FitRecipe,
     folder: Path,
     datasets: Sequence[Path] = (),
     start_from: str | None = None,
@@ -76,7 +76,7 @@ def fit_world_model(
         )
 
 
-def check_threshold(recipe: Recipe, run: RunFolder, changed: Changed) -> None:
+def check_threshold(recipe: FitRecipe, run: RunFolder, changed: Changed) -> None:
     """Check that a resumed fit can choose its threshold as the recipe says now.
 
     Args:

@@ -8,13 +8,13 @@ from pathlib import Path
 import rich
 
 from vla_rl.distributed.process_group import resolve_device
-from vla_rl.recipe.recipe import Recipe
+from vla_rl.recipe.runs import FitRecipe
 from vla_rl.workflows.imagination.real_and_imagined import success_in_both
 from vla_rl.workflows.recipe_parts import build_policy, env_spec, limit_threads, world_model_section
 
 
 def measure_world_model(
-    recipe: Recipe,
+    recipe: FitRecipe,
     world_model: Path,
     held_out: Sequence[Path],
     policies: Sequence[str] = (),

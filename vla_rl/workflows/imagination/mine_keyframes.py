@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vla_rl.distributed.process_group import resolve_device
-from vla_rl.recipe.recipe import Recipe
+from vla_rl.recipe.runs import FitRecipe
 from vla_rl.workflows.recipe_parts import limit_threads, world_model_section
 
 
-def mine_keyframes(recipe: Recipe, world_model: Path, datasets: Sequence[Path], file: Path) -> Path:
+def mine_keyframes(recipe: FitRecipe, world_model: Path, datasets: Sequence[Path], file: Path) -> Path:
     """Mine datasets of the policy's real episodes for moments to start from; writes and returns the file."""
     from world_model.data.keyframes import mine_keyframes as mine
 

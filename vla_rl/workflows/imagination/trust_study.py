@@ -23,6 +23,7 @@ from vla_rl.config import Config, ConfigError
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.statistics import Interval, spearman
 from vla_rl.interfaces import TrustError
+from vla_rl.recipe.checks import STUDY, check
 from vla_rl.recipe.recipe import load_recipe
 from vla_rl.workflows.imagination.measure_trust import measure_world_model
 from vla_rl.workflows.jobs import Cluster, job, run_jobs
@@ -193,7 +194,7 @@ def _measure(
     recipe_name: str, overrides: Sequence[str], world_models: Sequence[str], folder: Path, show: Callable[[str], None]
 ) -> list[dict[str, float]]:
     """Trust figures of each world model on the same held-out episodes of a task."""
-    recipe = load_recipe(recipe_name, overrides)
+    recipe = check(load_recipe(recipe_name, overrides), STUDY)
     held_out = folder / "held_out"
     collect_real(recipe, held_out, recipe.loop.held_out, HELD_OUT_START, show)
     found = []

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vla_rl.config import ConfigError
 from vla_rl.evaluation.threshold import failures_needed
-from vla_rl.recipe.checks import check
-from vla_rl.recipe.recipe import Recipe
+from vla_rl.recipe.checks import LOOP, check
+from vla_rl.recipe.runs import LoopRecipe
 from vla_rl.workflows.loop.rounds import HELD_OUT_START, groups_of_a_round
 from vla_rl.workflows.recipe_parts import world_model_section
 from world_model.env.branches import check_depth
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from world_model.metadata import WorldModelMetadata
 
 
-def check_loop(recipe: Recipe) -> None:
+def check_loop(recipe: LoopRecipe) -> None:
     """Refuse a recipe that a loop cannot run; builds nothing, and reads the first world model's metadata.
 
     Raises:
@@ -30,8 +31,10 @@ def check_loop(recipe: Recipe) -> None:
     """
     from world_model.env.config import WorldModelEnvConfig
 
-    check(recipe, "loop")
+    check(recipe, LOOP)
     section = world_model_section(recipe)
+    if refused := [*_unfit_options(recipe, section)]:
+        raise ConfigError("\n".join(refused))
     if not isinstance(recipe.env, WorldModelEnvConfig):  # One of your own says what it lacks when it is built.
         return
     config, metadata = read_metadata(resolve_path(recipe.env.path))
@@ -42,8 +45,22 @@ def check_loop(recipe: Recipe) -> None:
         raise ConfigError("\n".join(lacking))
 
 
+def _unfit_options(recipe: LoopRecipe, section: FitConfig) -> Iterator[str]:
+    """What RL or a fit alone may be told, and a loop may not."""
+    if (evaluate := recipe.train.evaluate) != "before_and_after":
+        yield f"train.evaluate: got {evaluate!r}; the loop says what it gained: set it to before_and_after"
+    for field, none, why in (
+        ("start_from", "null", "a loop's first fit starts from env.path, and each later one from the round before"),
+        ("calibrate_on", "[]", "a loop chooses each round's threshold on the policy's own episodes of that round"),
+        ("success_datasets", "[]", "the success networks would learn nothing from a loop's own episodes"),
+    ):
+        if value := getattr(section, field):
+            got = repr(value) if isinstance(value, str) else str([dataset.path for dataset in value])
+            yield f"world_model.{field}: got {got}, but {why}; set it to {none}"
+
+
 def _lacking_parts(
-    recipe: Recipe,
+    recipe: LoopRecipe,
     env: WorldModelEnvConfig,
     section: FitConfig,
     config: WorldModelConfig,
@@ -90,7 +107,7 @@ def _lacking_parts(
     return lacking
 
 
-def _lacking_dynamics(recipe: Recipe, section: FitConfig, dynamics: DynamicsConfig) -> list[str]:
+def _lacking_dynamics(recipe: LoopRecipe, section: FitConfig, dynamics: DynamicsConfig) -> list[str]:
     """What stages on top of the first world model's dynamics cannot do with it."""
     from world_model.fit.distillation import check_distillation
     from world_model.fit.posterior import check_members
@@ -114,7 +131,7 @@ def _lacking_dynamics(recipe: Recipe, section: FitConfig, dynamics: DynamicsConf
     return lacking
 
 
-def _shared_states(recipe: Recipe) -> list[str]:
+def _shared_states(recipe: LoopRecipe) -> list[str]:
     """What draws initial states of which trust judges the world model, in any round."""
     loop, sampling = recipe.loop, recipe.sampling
     groups = groups_of_a_round(recipe.train)
@@ -131,7 +148,7 @@ def _shared_states(recipe: Recipe) -> list[str]:
     ]
 
 
-def _lacking_episodes(recipe: Recipe, section: FitConfig) -> list[str]:
+def _lacking_episodes(recipe: LoopRecipe, section: FitConfig) -> list[str]:
     lacking = []
     if section.cuts > 1 and section.dynamics.steps and not (recipe.loop.every_frame or section.needs_structure):
         lacking.append(

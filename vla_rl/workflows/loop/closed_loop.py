@@ -23,7 +23,7 @@ from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.threshold import CalibrationError
 from vla_rl.interfaces import TrustError
 from vla_rl.recipe.collect_config import CollectConfig
-from vla_rl.recipe.recipe import Recipe
+from vla_rl.recipe.runs import LoopRecipe
 from vla_rl.report.report import write_report
 from vla_rl.training.run import NoSuccessError
 from vla_rl.workflows.collect import collect
@@ -51,7 +51,7 @@ ONLINE = "online_grpo"
 REFUSALS = (TrustError, CalibrationError, KeyframeError, NoSuccessError)
 
 
-def loop(recipe: Recipe, folder: Path, program: Sequence[str], show: Callable[[str], None] = print) -> Round:
+def loop(recipe: LoopRecipe, folder: Path, program: Sequence[str], show: Callable[[str], None] = print) -> Round:
     """Run all rounds of the recipe in its folder; each starts from the policy and world model of the one before.
 
     Where a later round is refused, the loop ends with the policy of the round before: trust says no, its episodes give
@@ -107,7 +107,8 @@ def loop(recipe: Recipe, folder: Path, program: Sequence[str], show: Callable[[s
                 mine_keyframes(acting, Path(world_model), [done.rollouts], done.keyframes)
             show(f"{title}RL in imagination")
             imagining = in_round(recipe, rounds, number, policy, world_model)
-            run_beside_controls(imagining, done, before, program, show)
+            controls = config.negative_controls
+            run_beside_controls(imagining.training(), controls, done, before, program, show)
         except REFUSALS as refusal:
             if before is None:
                 raise
@@ -132,14 +133,14 @@ def telling(run: RunFolder, rounds: Sequence[Round], show: Callable[[str], None]
     return tell
 
 
-def check_plan(recipe: Recipe, show: Callable[[str], None]) -> None:
+def check_plan(recipe: LoopRecipe, show: Callable[[str], None]) -> None:
     """All rounds fit into the budget of real episodes; says what the checks of a round's gate can tell."""
     check_budget(recipe)
     if recipe.gate.every:
         show(recipe.gate.power(recipe.train.iterations))
 
 
-def check_parts(recipe: Recipe, world_model: Path) -> None:
+def check_parts(recipe: LoopRecipe, world_model: Path) -> None:
     """A fit leaves out a part that tells nothing of the newest episodes: RL must not ask for it.
 
     Raises:
@@ -160,7 +161,7 @@ def check_parts(recipe: Recipe, world_model: Path) -> None:
         raise TrustError(f"the fit left nothing that RL could be paid by or start from: {error}") from None
 
 
-def in_round(recipe: Recipe, rounds: Sequence[Round], number: int, policy: str, world_model: str) -> Recipe:
+def in_round(recipe: LoopRecipe, rounds: Sequence[Round], number: int, policy: str, world_model: str) -> LoopRecipe:
     """The recipe of a round's RL: its policy, world model and keyframes; initial states and noise of its own."""
     done, gate, sampling = rounds[number], recipe.gate, recipe.sampling
     checks = gate.num_checks(recipe.train.iterations)
@@ -188,7 +189,7 @@ def in_round(recipe: Recipe, rounds: Sequence[Round], number: int, policy: str, 
     return result.model_copy(update={"env": env.model_copy(update=own)})
 
 
-def calibrate_newest(recipe: Recipe, done: Round, learned: Sequence[Path], show: Callable[[str], None]) -> None:
+def calibrate_newest(recipe: LoopRecipe, done: Round, learned: Sequence[Path], show: Callable[[str], None]) -> None:
     """Choose thresholds and probabilities anew, and measure trust where RL has led, on its last policy's episodes.
 
     No weight changes. Trust is measured without the inverse dynamics and AUC by frames.
@@ -215,7 +216,7 @@ def calibrate_newest(recipe: Recipe, done: Round, learned: Sequence[Path], show:
 
 
 def conclude_round(
-    recipe: Recipe, done: Round, before: Round | None, learned: Sequence[Path], show: Callable[[str], None]
+    recipe: LoopRecipe, done: Round, before: Round | None, learned: Sequence[Path], show: Callable[[str], None]
 ) -> None:
     """Calibrate the world model where RL has led, and put before and after side by side.
 
@@ -235,7 +236,7 @@ def conclude_round(
 
 
 def conclude(
-    recipe: Recipe, run: RunFolder, rounds: Sequence[Round], program: Sequence[str], show: Callable[[str], None]
+    recipe: LoopRecipe, run: RunFolder, rounds: Sequence[Round], program: Sequence[str], show: Callable[[str], None]
 ) -> None:
     """The control with as many real episodes, and the report on all rounds, in the loop's own folder."""
     finished = [done for done in rounds if done.finished]
@@ -262,7 +263,7 @@ def conclude(
         write_report(run.path)
 
 
-def _metrics(recipe: Recipe, rounds: Sequence[Round]) -> str:
+def _metrics(recipe: LoopRecipe, rounds: Sequence[Round]) -> str:
     """The rounds' metrics one after another, iterations counted on."""
     lines = []
     for number, done in enumerate(rounds):
@@ -273,7 +274,7 @@ def _metrics(recipe: Recipe, rounds: Sequence[Round]) -> str:
 
 
 def collect_real(
-    recipe: Recipe,
+    recipe: LoopRecipe,
     folder: Path,
     episodes: int,
     first_state: int,
@@ -301,7 +302,7 @@ def collect_real(
     collect(recipe.model_copy(update={"real_env": real}), config, show)
 
 
-def with_parts(recipe: Recipe, policy: str, world_model: str | None = None) -> Recipe:
+def with_parts(recipe: LoopRecipe, policy: str, world_model: str | None = None) -> LoopRecipe:
     """The recipe with another policy, and another world model where one is given."""
     changes: dict[str, Any] = {"policy": recipe.policy.model_copy(update={"path": policy})}
     if world_model is not None:

@@ -14,7 +14,7 @@ from vla_rl.common.run_folder import RunFolder, open_run
 from vla_rl.config import dump_yaml
 from vla_rl.evaluation.gate import GateConfig
 from vla_rl.evaluation.results import Evaluation
-from vla_rl.recipe.recipe import Recipe
+from vla_rl.recipe.runs import LoopRecipe, TrainRecipe
 from vla_rl.report.report import write_report
 from vla_rl.training.steps import RunSteps
 from vla_rl.training.train import train
@@ -24,7 +24,12 @@ from vla_rl.workflows.loop.rounds import Round
 
 
 def run_beside_controls(
-    recipe: Recipe, done: Round, before: Round | None, program: Sequence[str], show: Callable[[str], None]
+    recipe: TrainRecipe,
+    controls: Sequence[str],
+    done: Round,
+    before: Round | None,
+    program: Sequence[str],
+    show: Callable[[str], None],
 ) -> None:
     """RL, and each negative control in a process of its own, at the same time, each with its share of the cores.
 
@@ -32,7 +37,6 @@ def run_beside_controls(
         before: the round before this one; a control goes on from its own policy of that round.
         program: how `vla-rl` is started.
     """
-    controls = recipe.loop.negative_controls
     if controls and not recipe.num_threads:
         share = max(1, (os.cpu_count() or 1) // (1 + len(controls)))
         recipe = recipe.model_copy(update={"num_threads": share})
@@ -61,7 +65,7 @@ def run_beside_controls(
         _conclude(recipe, run)
 
 
-def run_online(recipe: Recipe, folder: Path, num_episodes: int, program: Sequence[str]) -> int:
+def run_online(recipe: LoopRecipe, folder: Path, num_episodes: int, program: Sequence[str]) -> int:
     """The recipe's RL in the real simulator, from the recipe's policy, with at most `num_episodes` episodes.
 
     Returns:
@@ -77,54 +81,52 @@ def run_online(recipe: Recipe, folder: Path, num_episodes: int, program: Sequenc
         finally:
             end_child(process)
     _conclude(online, folder)
-    size = online.algo.rollouts_per_group(online.train.group_size)  # type: ignore[union-attr]
+    size = online.algo.rollouts_per_group(online.train.group_size)
     return online.train.iterations * online.train.groups * size
 
 
-def online_recipe(recipe: Recipe, num_episodes: int) -> Recipe:
+def online_recipe(recipe: LoopRecipe, num_episodes: int) -> TrainRecipe:
     """What `run_online` runs: iterations of about `train.groups` groups (or `loop.online_groups`)."""
-    size = recipe.algo.rollouts_per_group(recipe.train.group_size)  # type: ignore[union-attr]
+    size = recipe.algo.rollouts_per_group(recipe.train.group_size)
     groups = max(1, min(recipe.loop.online_groups or recipe.train.groups, num_episodes // size))
     iterations = max(1, num_episodes // (groups * size))
     if recipe.loop.online_groups is None:
         groups = max(1, num_episodes // (iterations * size))  # The rest, spread over the iterations.
-    decay = {"decay_iterations": iterations if recipe.algo.decay_iterations else 0}  # type: ignore[union-attr]
+    decay = {"decay_iterations": iterations if recipe.algo.decay_iterations else 0}
     changes = {"iterations": iterations, "groups": groups, "evaluate": "after", "keep": "last"}
     changes |= {"validate_every": 0, "resample_budget": 0, "allow_no_success": True}
-    return recipe.model_copy(
-        update={
-            "env": recipe.acting_env,
-            "real_env": None,
-            "algo": recipe.algo.model_copy(update=decay),  # type: ignore[union-attr]
-            "gate": GateConfig(),
-            "sampling": recipe.sampling.model_copy(update={"keyframe_share": 0.0, "keyframes": None}),
-            "train": recipe.train.model_copy(update=changes),
-        }
+    return recipe.training(
+        env=recipe.acting_env,
+        real_env=None,
+        algo=recipe.algo.model_copy(update=decay),
+        gate=GateConfig(),
+        sampling=recipe.sampling.model_copy(update={"keyframe_share": 0.0, "keyframes": None}),
+        train=recipe.train.model_copy(update=changes),
     )
 
 
-def summarize_controls(recipe: Recipe, run: Path, base: Evaluation, after: dict[str, Evaluation]) -> None:
+def summarize_controls(recipe: LoopRecipe, run: Path, base: Evaluation, after: dict[str, Evaluation]) -> None:
     """Put into the report of `run`: real success before and after, of RL and of what it is set against."""
     result = summarize(recipe.name, base, {name: [one] for name, one in after.items()}, (recipe.seed,))
     write_text_atomic(RunFolder(run).ablation, result.model_dump_json(indent=1) + "\n")
     write_report(run)
 
 
-def evaluations(recipe: Recipe, done: Round) -> dict[str, Evaluation]:
+def evaluations(recipe: LoopRecipe, done: Round) -> dict[str, Evaluation]:
     """Real success after the RL run ("none") and each of its negative controls."""
     runs = {"none": done.run} | {name: done.control(name) for name in recipe.loop.negative_controls}
     return {name: Evaluation.load(RunFolder(run).evaluation(FINAL)) for name, run in runs.items()}
 
 
 def _start(
-    recipe: Recipe, file: Path, folder: Path, overrides: Sequence[str], program: Sequence[str]
+    recipe: TrainRecipe, file: Path, folder: Path, overrides: Sequence[str], program: Sequence[str]
 ) -> subprocess.Popen[bytes]:
     arguments = ["train", str(file), *overrides, "--output", str(folder)]
     threads = recipe.num_threads or int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
     return Job(folder, tuple(arguments)).start(program, threads)
 
 
-def _conclude(recipe: Recipe, run: Path) -> None:
+def _conclude(recipe: TrainRecipe, run: Path) -> None:
     """A run that was killed between its last evaluation and its report gets that now; only videos may be missing."""
     RunSteps(RunFolder(run), recipe.train, show=False, write=True).conclude()
 

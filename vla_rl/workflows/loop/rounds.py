@@ -17,7 +17,7 @@ from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import Config, ConfigError
 from vla_rl.evaluation.gate import CHECKED, MARK, GateCheck, Verdict
 from vla_rl.evaluation.results import Evaluation
-from vla_rl.recipe.recipe import Recipe
+from vla_rl.recipe.runs import LoopRecipe
 from vla_rl.training.metrics import read_metrics
 from vla_rl.training.train import TrainConfig
 from vla_rl.types import EnvSpec
@@ -173,7 +173,7 @@ class RealEpisodes(Config):
         return ", ".join(parts)
 
 
-def planned_episodes(recipe: Recipe) -> RealEpisodes:
+def planned_episodes(recipe: LoopRecipe) -> RealEpisodes:
     """The most that a round takes; episodes whose worker breaks are run again and come on top."""
     config, train, gate = recipe.loop, recipe.train, recipe.gate
     spec: EnvSpec = recipe.acting_env.env_spec()  # type: ignore[attr-defined]
@@ -188,7 +188,7 @@ def planned_episodes(recipe: Recipe) -> RealEpisodes:
     )
 
 
-def check_budget(recipe: Recipe) -> None:
+def check_budget(recipe: LoopRecipe) -> None:
     """All rounds fit into `loop.real_episodes`.
 
     Raises:
@@ -209,7 +209,7 @@ def check_budget(recipe: Recipe) -> None:
     )
 
 
-def counted_episodes(recipe: Recipe, done: Round) -> RealEpisodes:
+def counted_episodes(recipe: LoopRecipe, done: Round) -> RealEpisodes:
     """What a round really took, by what it left behind."""
     per_validation = recipe.validation.num_episodes(recipe.acting_env.env_spec())  # type: ignore[attr-defined]
     metrics = read_metrics(file) if (file := RunFolder(done.run).metrics).is_file() else []
@@ -287,7 +287,7 @@ class RoundsTable(Config):
         return self.rows[-1].total if self.rows else 0
 
 
-def rounds_table(recipe: Recipe, rounds: Sequence[Round], online: int | None = None) -> RoundsTable:
+def rounds_table(recipe: LoopRecipe, rounds: Sequence[Round], online: int | None = None) -> RoundsTable:
     """Read what rounds left behind; a last one that was refused leaves the policy of the one before."""
     rows, total, ended = [], 0, rounds[0]
     for number, done in enumerate(rounds, start=1):
@@ -327,11 +327,8 @@ def _rate(evaluation: Evaluation, mode: str) -> tuple[float, float, float]:
 
 
 def _imagined(row: dict[str, Any]) -> float | None:
-    """Of an iteration's episodes from initial states; earlier versions logged success alone."""
-    names = ["train/imagined", "train/success_from_start"]
-    if "train/success_from_keyframes" not in row:
-        names.append("train/success")
-    return next((row[name] for name in names if name in row), None)
+    """Of an iteration's episodes from initial states."""
+    return row.get("train/imagined")
 
 
 def _trust(folder: Path) -> dict[str, tuple[float | None, float | None, float | None]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from vla_rl.common.run_folder import RunFolder
 from vla_rl.config import ConfigError
-from vla_rl.recipe.recipe import Recipe
+from vla_rl.recipe.runs import TrainRecipe
 from vla_rl.training.published_sizes import OPENVLA_7B
 from vla_rl.workflows.plan.costs import Costs, Curve, from_bench, from_run
 from vla_rl.workflows.plan.plan import Machines, Plan, make_plan, memory_text, show, work_of, write_page
@@ -22,7 +22,7 @@ DEFAULTS: dict[str, Any] = {"optimizer": 0.0, "other": 0.0, "active": 1.0, "trai
 
 
 def run(
-    recipe: Recipe,
+    recipe: TrainRecipe,
     machines: Machines,
     sources: Sequence[Path],
     *,
@@ -56,15 +56,13 @@ def run(
 
 
 def gather(
-    recipe: Recipe, sources: Sequence[Path], *, roofline: bool, seconds: float, say: Callable[[str], None]
+    recipe: TrainRecipe, sources: Sequence[Path], *, roofline: bool, seconds: float, say: Callable[[str], None]
 ) -> Costs:
     """Return every stage's cost: from the sources, else computed or measured here.
 
     Raises:
         ConfigError: a source is nothing of the kind; or what is missing cannot be measured here.
     """
-    if recipe.algo is None:
-        raise ConfigError("algo: the recipe trains nothing by RL; `vla-rl plan` needs an algo section")
     values: dict[str, Any] = {}
     known: dict[str, str] = {}
 
@@ -102,7 +100,7 @@ def _take_saved(source: Path, values: dict[str, Any], known: dict[str, str]) -> 
     known |= costs.sources
 
 
-def _of_source(recipe: Recipe, source: Path) -> tuple[dict[str, Any], str]:
+def _of_source(recipe: TrainRecipe, source: Path) -> tuple[dict[str, Any], str]:
     if RunFolder(source).metrics.is_file():
         return from_run(source)
     if (source / "results.json").is_file():
@@ -114,7 +112,7 @@ def _of_source(recipe: Recipe, source: Path) -> tuple[dict[str, Any], str]:
     )
 
 
-def _check_is_7b(recipe: Recipe, who: str) -> None:
+def _check_is_7b(recipe: TrainRecipe, who: str) -> None:
     """Refuse a policy that is not OpenVLA at its published size, whose costs say nothing of it.
 
     Args:
@@ -139,7 +137,7 @@ def _check_is_7b(recipe: Recipe, who: str) -> None:
         )
 
 
-def _decoder(recipe: Recipe) -> str:
+def _decoder(recipe: TrainRecipe) -> str:
     """How OpenVLA's actions are decoded, of a checkpoint that is not read: as the recipe says, or as its name does."""
     policy: Any = recipe.policy
     if "decoder" in policy.model_fields_set:
@@ -147,7 +145,7 @@ def _decoder(recipe: Recipe) -> str:
     return "autoregressive" if str(policy.path).startswith(OPENVLA_7B) else "parallel"
 
 
-def _chunk_size(recipe: Recipe) -> int:
+def _chunk_size(recipe: TrainRecipe) -> int:
     """Actions of a chunk, of a policy that is not read."""
     policy: Any = recipe.policy
     if chosen := getattr(policy, "num_actions", None):
@@ -157,7 +155,7 @@ def _chunk_size(recipe: Recipe) -> int:
     return 1 if _decoder(recipe) == "autoregressive" else 8
 
 
-def _gradients(recipe: Recipe) -> tuple[dict[str, Any], str]:
+def _gradients(recipe: TrainRecipe) -> tuple[dict[str, Any], str]:
     """Bytes of what the recipe's policy trains, where its sizes are known without loading it; else nothing."""
     from vla_rl.policies.openvla.options import OpenVLAOptions
     from vla_rl.training.memory import counted_device, skeleton
@@ -174,7 +172,7 @@ def _gradients(recipe: Recipe) -> tuple[dict[str, Any], str]:
     return {"trained_bytes": float(trained)}, source
 
 
-def _computed(recipe: Recipe) -> tuple[dict[str, Any], str]:
+def _computed(recipe: TrainRecipe) -> tuple[dict[str, Any], str]:
     """What acting and learning cost at best on an H200 with OpenVLA's 7 billion parameters and LoRA."""
     from vla_rl.workflows.gpu_bench.large_policy import AUTOREGRESSIVE, PARALLEL
     from vla_rl.workflows.gpu_bench.roofline import H200, of_act, of_update

@@ -15,7 +15,7 @@ from vla_rl.common.progress import Stopwatch
 from vla_rl.config import ConfigError
 from vla_rl.distributed.process_group import resolve_device
 from vla_rl.interfaces import Policy, VecEnv
-from vla_rl.recipe.recipe import Recipe
+from vla_rl.recipe.runs import TrainRecipe
 from vla_rl.rollout.runner import collect, evaluation_mode
 from vla_rl.types import Episode, Observation
 from vla_rl.workflows.plan.costs import Curve
@@ -49,7 +49,7 @@ def _timed[T](seconds: list[float], call: Callable[[], T]) -> T:
     return result
 
 
-def simulator(recipe: Recipe) -> VecEnv:
+def simulator(recipe: TrainRecipe) -> VecEnv:
     """One environment of the recipe, in this process.
 
     Raises:
@@ -62,7 +62,7 @@ def simulator(recipe: Recipe) -> VecEnv:
     return env.model_copy(update=alone).build(num_envs=1)
 
 
-def measure_env(recipe: Recipe, chunk_size: int, seconds: float) -> tuple[dict[str, Any], str]:
+def measure_env(recipe: TrainRecipe, chunk_size: int, seconds: float) -> tuple[dict[str, Any], str]:
     """Step one environment with random actions, of a policy that is not here: all episodes run to their horizon.
 
     Returns:
@@ -88,7 +88,7 @@ def measure_env(recipe: Recipe, chunk_size: int, seconds: float) -> tuple[dict[s
     return values, f"{HERE}, with random actions in chunks of {chunk_size}"
 
 
-def measure(recipe: Recipe, seconds: float = 30.0) -> tuple[dict[str, Any], str]:
+def measure(recipe: TrainRecipe, seconds: float = 30.0) -> tuple[dict[str, Any], str]:
     """Run the recipe's rollout and update at small size, for about so long. The recipe's files stay as they are.
 
     Raises:
@@ -119,12 +119,12 @@ def measure(recipe: Recipe, seconds: float = 30.0) -> tuple[dict[str, Any], str]
     return values, f"{HERE}, {len(episodes)} episodes"
 
 
-def env_size(recipe: Recipe) -> int:
+def env_size(recipe: TrainRecipe) -> int:
     """Environments of a process."""
     return recipe.env.num_envs
 
 
-def _episodes(recipe: Recipe, policy: Policy, env: Any, seconds: float) -> list[Episode]:
+def _episodes(recipe: TrainRecipe, policy: Policy, env: Any, seconds: float) -> list[Episode]:
     """Some episodes of the recipe's policy, none lost."""
     sampler = recipe.sampling.build(list(env.spec.tasks), recipe.seed, False)
     episodes, started = list[Episode](), time.perf_counter()
@@ -142,7 +142,7 @@ def _observations(episodes: Sequence[Episode], count: int) -> Observation:
     return seen.select(np.arange(count) % seen.batch_size)
 
 
-def _acting(recipe: Recipe, policy: Policy, episodes: Sequence[Episode], sizes: Sequence[int]) -> Curve:
+def _acting(recipe: TrainRecipe, policy: Policy, episodes: Sequence[Episode], sizes: Sequence[int]) -> Curve:
     generator, points = torch.Generator().manual_seed(0), list[tuple[float, float]]()
     with evaluation_mode(policy):
         for size in sorted(set(sizes)):
@@ -153,7 +153,7 @@ def _acting(recipe: Recipe, policy: Policy, episodes: Sequence[Episode], sizes: 
     return Curve(tuple(points))
 
 
-def _learning(recipe: Recipe, policy: Policy, episodes: Sequence[Episode]) -> dict[str, Any]:
+def _learning(recipe: TrainRecipe, policy: Policy, episodes: Sequence[Episode]) -> dict[str, Any]:
     """Costs of forward, update, optimizer and other, of updates in whole micro-batches of two sizes."""
     algo = recipe.algo
     assert algo is not None, "measure asks"

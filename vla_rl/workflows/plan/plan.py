@@ -15,7 +15,7 @@ from vla_rl.workflows.plan.costs import Costs
 from vla_rl.workflows.plan.simulate import Mode, Outcome, Placement, Work, learning_seconds, play
 
 if TYPE_CHECKING:
-    from vla_rl.recipe.recipe import Recipe
+    from vla_rl.recipe.runs import TrainRecipe
 
 MODES: tuple[Mode, ...] = ("synchronous", "halves", "asynchronous")
 COLUMNS = (
@@ -72,7 +72,7 @@ class Plan:
         write_text_atomic(file, json.dumps(asdict(self), indent=1) + "\n")
 
 
-def work_of(recipe: Recipe) -> Work:
+def work_of(recipe: TrainRecipe) -> Work:
     """What an iteration of the recipe is."""
     algo, train = recipe.algo, recipe.train
     assert algo is not None, "a recipe that trains by RL"
@@ -144,7 +144,7 @@ def _rollout_gpus(costs: Costs, work: Work, machines: Machines) -> int:
     return min(rates)[1]
 
 
-def memory_text(recipe: Recipe, placement: Placement) -> str:
+def memory_text(recipe: TrainRecipe, placement: Placement) -> str:
     """What each GPU of a placement must hold, by part, or why that is not known."""
     from vla_rl.training.memory import estimate_apart, size_text
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,12 @@ import pytest
 from test_loop import recipe, started, two  # noqa: F401  (fixtures)
 
 from vla_rl.cli.options import PROGRAM
-from vla_rl.config import apply_overrides, validate
+from vla_rl.config import apply_overrides
 from vla_rl.data.keyframes import KeyframeError
 from vla_rl.evaluation.results import Evaluation
 from vla_rl.evaluation.threshold import CalibrationError
 from vla_rl.interfaces import TrustError
-from vla_rl.recipe.recipe import Recipe
+from vla_rl.recipe.recipe import Recipe, read_recipe
 from vla_rl.training.run import NoSuccessError
 from vla_rl.workflows.loop import closed_loop as loop
 from vla_rl.workflows.loop.rounds import Round, RoundsTable
@@ -31,11 +31,11 @@ def test_a_later_round_that_is_refused_ends_the_loop_with_the_round_before(two, 
     run = loop.run_beside_controls
 
     def refuse_the_second(
-        recipe: Recipe, done: Round, before: Round | None, program: Sequence[str], show: Callable[[str], None]
+        recipe: Recipe, controls: Sequence[str], done: Round, before: Round | None, *rest: Any
     ) -> None:
         if before is not None:
             raise error("False successes: too many")
-        run(recipe, done, before, program, show)
+        run(recipe, controls, done, before, *rest)
 
     monkeypatch.setattr(loop, "run_beside_controls", refuse_the_second)
     told: list[str] = []
@@ -65,7 +65,7 @@ def test_a_later_round_whose_episodes_say_too_little_ends_the_loop_with_the_roun
     two, tmp_path, monkeypatch, kind
 ):
     """As of a policy that hardly fails any more. It ends the same when it is resumed."""
-    two = validate(Recipe, apply_overrides(two.model_dump(mode="json"), ["loop.controls=[]", "eval.videos=0"]))
+    two = read_recipe(apply_overrides(two.model_dump(mode="json"), ["loop.controls=[]", "eval.videos=0"]))
     fit, mine = loop.fit_world_model, loop.mine_keyframes
     message = "calibration: 3 failed episodes"
 
@@ -106,7 +106,7 @@ def test_a_later_round_whose_episodes_say_too_little_ends_the_loop_with_the_roun
 def test_a_fit_that_lost_what_rl_asks_for_is_a_refusal(recipe, tmp_path, options, facts, message):
     world_model = without(shutil.copytree(recipe.env.path, tmp_path / "world_model"), **facts)
     options = ["env.imagination.dual_noise=0", *options]
-    asking = validate(Recipe, apply_overrides(recipe.model_dump(mode="json"), options))
+    asking = read_recipe(apply_overrides(recipe.model_dump(mode="json"), options))
     with pytest.raises(TrustError, match=f"the fit left nothing that RL could be paid by or start from: .*{message}"):
         loop.check_parts(asking, world_model)
     loop.check_parts(recipe, recipe.env.path)

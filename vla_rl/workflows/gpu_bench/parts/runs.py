@@ -95,10 +95,11 @@ def _trained(sheet: Sheet, values: dict[str, Any], folder: Path, stop_after: int
 
     from safetensors.torch import load_file
 
-    from vla_rl.recipe.recipe import Recipe
+    from vla_rl.recipe.checks import PLAN, check
+    from vla_rl.recipe.recipe import read_recipe
     from vla_rl.training.train import train
 
-    recipe = validate(Recipe, values)
+    recipe = check(read_recipe({"run": "train", **values}), PLAN)
     done = 0
 
     def stop() -> None:
@@ -149,7 +150,7 @@ def _clone_made_up(sheet: Sheet) -> None:
 def _clone_tabletop(sheet: Sheet) -> None:
     """The expert's episodes, recorded and cloned by the program's own workflows."""
     _need(DATASETS)
-    from vla_rl.recipe.recipe import Recipe
+    from vla_rl.recipe.recipe import read_recipe
     from vla_rl.workflows.clone import clone
     from vla_rl.workflows.collect import collect
 
@@ -157,7 +158,8 @@ def _clone_tabletop(sheet: Sheet) -> None:
         raise LeftOutError("takes too long at tiny size; the program's own tests run it on the CPU")
     with tempfile.TemporaryDirectory() as folder:
         data = f"{folder}/demonstrations"
-        recipe = validate(Recipe, {
+        recipe = read_recipe({
+            "run": "sft",
             "name": "bench_cloning",
             "device": str(sheet.device),
             "env": {"kind": "tabletop", "num_envs": 8, "num_workers": 4},
