@@ -16,11 +16,12 @@ import re
 import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
+from vla_rl.common.config_errors import ConfigError, check_packages
 from vla_rl.common.config_paths import not_finite, owner_of
 from vla_rl.common.yaml_text import Dumper, Loader
 
@@ -129,10 +130,6 @@ DEFAULT_KINDS = {"plan": "best_of_n", "rollout": "local"}  # Where a section nam
 _ELSEWHERE = ("real_env", "real_env.reward", "eval.plan", "collect.plan", "algo.values", "world_model.model.dynamics")
 
 
-class ConfigError(ValueError):
-    """A recipe that cannot be used; the message names the field, the value and what is allowed."""
-
-
 class _SectionError(ConfigError):
     """What is wrong with a section whose class depends on its `kind`, each line beginning with `section`."""
 
@@ -166,25 +163,6 @@ class Config(BaseModel):
 
 # Not `def validate[C]`: this module and the tabletop also run in a simulator's Python, from 3.10 on.
 C = typing.TypeVar("C", bound=Config)
-
-
-def check_packages() -> None:
-    """Refuse a user's own `sim.py`, or a folder of such a name, that Python finds in place of the package beside us.
-
-    Raises:
-        ConfigError: one is hidden; the message says by what.
-    """
-    ours = Path(__file__).resolve().parent.parent
-    for name in sorted({target.partition(".")[0] for kinds in KINDS.values() for target in kinds.values()}):
-        spec = importlib.util.find_spec(name)
-        places = [] if spec is None else [*(spec.submodule_search_locations or ()), spec.origin or ""]
-        found = next((path for path in map(Path, places) if path.exists()), None)
-        if found is not None and (ours / name) not in (found.resolve(), *found.resolve().parents):
-            raise ConfigError(
-                f"{found}: Python finds this as {name!r}, in place of vla-rl's own package {ours / name}. "
-                f"Rename or move yours, or take {found.parent} off Python's path (PYTHONPATH, the script's folder, "
-                "and with `python -m` the current one)."
-            )
 
 
 def resolve_kind(section: str, kind: str, name: str = "") -> type[Config]:
@@ -274,23 +252,6 @@ def _of_section(section: str, config: Config) -> Config:
         needed = f"it must be a config that extends {base.__module__}.{base.__name__}"
         raise ConfigError(f"{section}: got {type(config).__name__}; {needed}")
     return config
-
-
-TaskName = Annotated[str, Field(coerce_numbers_to_str=True)]  # Some simulators count their tasks: 0 is "0".
-
-
-def _each_once(value: tuple[str, ...]) -> tuple[str, ...]:
-    if len(set(value)) < len(value):
-        raise ValueError("name each task once: its initial states would count several times")
-    return value
-
-
-TaskNames = Annotated[tuple[TaskName, ...], AfterValidator(_each_once)]  # Of what is run from each task's states.
-
-
-def as_list(value: Any) -> Any:
-    """Take one value for a list of one."""
-    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def component(section: str) -> Any:

@@ -15,7 +15,8 @@ from pydantic import (
     field_validator,
 )
 
-from vla_rl.config import Config, ConfigError, as_list
+from vla_rl.common.config_fields import as_list
+from vla_rl.config import Config, ConfigError
 from vla_rl.types import CONTROL_SOURCES, ControlSource
 
 Frames = Literal["all", "rac", "hg_dagger", "corrections"]

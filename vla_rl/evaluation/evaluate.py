@@ -23,8 +23,9 @@ from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, SerializeAsAny, model_validator
 
+from vla_rl.common.config_fields import TaskNames
 from vla_rl.common.progress import Stopwatch
-from vla_rl.config import Config, ConfigError, TaskNames, component
+from vla_rl.config import Config, ConfigError, component
 from vla_rl.distributed.process_group import ALONE, ProcessGroup
 from vla_rl.evaluation.results import EpisodeRecord, Evaluation, EvaluationError, EvaluationMeta
 from vla_rl.interfaces import EnvConfig, ImaginedEnv, PlanningConfig, PlanningPolicy, Policy, VecEnv

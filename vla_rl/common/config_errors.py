@@ -1,0 +1,31 @@
+"""What is wrong with a recipe, and packages of ours that another file of the user's hides."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+PACKAGES = ("real_robot", "sim", "vla_rl", "world_model")
+
+
+class ConfigError(ValueError):
+    """A recipe that cannot be used; the message names the field, the value and what is allowed."""
+
+
+def check_packages() -> None:
+    """Refuse a user's own `sim.py`, or a folder of such a name, that Python finds in place of the package beside us.
+
+    Raises:
+        ConfigError: one is hidden; the message says by what.
+    """
+    ours = Path(__file__).resolve().parents[2]
+    for name in PACKAGES:
+        spec = importlib.util.find_spec(name)
+        places = [] if spec is None else [*(spec.submodule_search_locations or ()), spec.origin or ""]
+        found = next((path for path in map(Path, places) if path.exists()), None)
+        if found is not None and (ours / name) not in (found.resolve(), *found.resolve().parents):
+            raise ConfigError(
+                f"{found}: Python finds this as {name!r}, in place of vla-rl's own package {ours / name}. "
+                f"Rename or move yours, or take {found.parent} off Python's path (PYTHONPATH, the script's folder, "
+                "and with `python -m` the current one)."
+            )
