@@ -125,6 +125,8 @@ BASES: dict[str, str] = {
 }
 
 
+# Those that the tables above name.
+OUR_PACKAGES = sorted({target.partition(".")[0] for kinds in KINDS.values() for target in kinds.values()})
 DEFAULT_KINDS = {"plan": "best_of_n", "rollout": "local"}  # Where a section names none.
 # Options that are such a section under another name; `OPTION=KIND` is short for `OPTION.kind=KIND` there too.
 _ELSEWHERE = ("real_env", "real_env.reward", "eval.plan", "collect.plan", "algo.values", "world_model.model.dynamics")
@@ -174,7 +176,7 @@ def resolve_kind(section: str, kind: str, name: str = "") -> type[Config]:
     Raises:
         ConfigError: unknown name (with the nearest), or a class that cannot be imported.
     """
-    check_packages()
+    check_packages(OUR_PACKAGES)
     known, name = KINDS[section], name or section
     if not isinstance(kind, str) or (kind not in known and ":" not in kind):
         raise _unknown_kind(section, kind, name)

@@ -113,7 +113,7 @@ for group in GROUPS:
 def main() -> None:
     """Run the program. Recipes may name classes of the current folder, which comes last and so hides no package."""
     try:
-        check_packages()
+        check_packages(OUR_PACKAGES)
     except ConfigError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(EXIT_USER_ERROR)

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterable
 from pathlib import Path
-
-PACKAGES = ("real_robot", "sim", "vla_rl", "world_model")
 
 
 class ConfigError(ValueError):
     """A recipe that cannot be used; the message names the field, the value and what is allowed."""
 
 
-def check_packages() -> None:
+def check_packages(names: Iterable[str]) -> None:
     """Refuse a user's own `sim.py`, or a folder of such a name, that Python finds in place of the package beside us.
 
     Raises:
         ConfigError: one is hidden; the message says by what.
     """
     ours = Path(__file__).resolve().parents[2]
-    for name in PACKAGES:
+    for name in names:
         spec = importlib.util.find_spec(name)
         places = [] if spec is None else [*(spec.submodule_search_locations or ()), spec.origin or ""]
         found = next((path for path in map(Path, places) if path.exists()), None)

@@ -128,8 +128,9 @@ def open_structure(dataset: EpisodeDataset, camera_map: Mapping[str, str], depth
         with atomic_folder(folder, what="decoded structure") as partial:
             for kind, dtype in kinds.items():
                 for camera, name in cameras.items():
-                    rows = _rows(dataset, files, f"{kind}_{name}", dtype, dataset.images[camera].shape[1:3])
-                    shape = (len(dataset.actions) + len(files), *dataset.images[camera].shape[1:3])
+                    _, height, width, _ = dataset.images[camera].shape
+                    rows = _rows(dataset, files, f"{kind}_{name}", dtype, (height, width))
+                    shape = (len(dataset.actions) + len(files), height, width)
                     _write(partial / f"{kind}_{camera}.npy", rows, shape, dtype)
     maps = {
         kind: {camera: np.load(folder / f"{kind}_{camera}.npy", mmap_mode="r") for camera in cameras} for kind in kinds

@@ -26,7 +26,6 @@ from vla_rl.evaluation.gate import Gate
 from vla_rl.interfaces import ImaginedEnv, Learner, StatefulEnv, VecEnv
 from vla_rl.policies.base import resolve_path
 from vla_rl.policies.load import load_policy
-from vla_rl.recipe.checks import TRAIN, check, demonstrations_of
 from vla_rl.rewards.env import TRUE_SUCCESS, reward_metrics
 from vla_rl.rollout.runner import derived_seed
 from vla_rl.rollout.source import GroupOrder, own_state
@@ -71,7 +70,6 @@ class TrainingRun:
     """
 
     def __init__(self, recipe: TrainRecipe, folder: Path, resume: bool):
-        check(recipe, TRAIN)
         if recipe.num_threads:
             import torch
 
@@ -399,7 +397,8 @@ class TrainingRun:
 
     def _open_demonstrations(self) -> Demonstrations:
         """Open the recipe's demonstrations, for the algorithm's anchor or the control."""
-        return Demonstrations(self.policy, demonstrations_of(self.recipe), self.env.spec, self.recipe.seed, self.world)
+        assert self.recipe.sft is not None, "a rule of the recipe's class"
+        return Demonstrations(self.policy, self.recipe.sft, self.env.spec, self.recipe.seed, self.world)
 
     # --- as a context -----------------------------------------------------------------------
 

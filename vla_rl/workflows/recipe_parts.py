@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from vla_rl.config import ConfigError
 from vla_rl.distributed.process_group import resolve_device
 from vla_rl.recipe.recipe import Recipe
+from vla_rl.recipe.runs import FitRecipe
 
 if TYPE_CHECKING:
     from vla_rl.interfaces import Policy
@@ -39,7 +40,7 @@ def env_spec(recipe: Recipe) -> EnvSpec:
     return env.env_spec()
 
 
-def world_model_section(recipe: Recipe) -> FitConfig:
+def world_model_section(recipe: FitRecipe) -> FitConfig:
     """Return the recipe's `world_model` section.
 
     Raises:
@@ -47,9 +48,7 @@ def world_model_section(recipe: Recipe) -> FitConfig:
     """
     from world_model.fit.config import FitConfig
 
-    section = getattr(recipe, "world_model", None)
-    if section is None:
-        raise ConfigError("world_model: the recipe has no such section; see `vla-rl config show tabletop_world_model`")
+    section = recipe.world_model
     if not isinstance(section, FitConfig):
         raise ConfigError(f"the recipe's world_model is a {type(section).__name__}; it must be a {FitConfig.__name__}")
     return section

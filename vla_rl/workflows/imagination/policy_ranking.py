@@ -18,7 +18,7 @@ from vla_rl.config import ConfigError
 from vla_rl.distributed.process_group import resolve_device
 from vla_rl.evaluation.evaluate import EvalConfig, build_env, episode_specs, run_episodes
 from vla_rl.policies.load import load_policy
-from vla_rl.recipe.recipe import Recipe
+from vla_rl.recipe.runs import FitRecipe
 from vla_rl.types import Episode
 from vla_rl.workflows.imagination.real_and_imagined import imagined_env, paired
 from vla_rl.workflows.recipe_parts import limit_threads, world_model_section
@@ -31,7 +31,7 @@ WANTED = 6  # Policies below which a correlation says little.
 
 
 def rank_policies(
-    recipe: Recipe, world_model: Path, policies: Sequence[str], file: Path, show: Callable[[str], None] = print
+    recipe: FitRecipe, world_model: Path, policies: Sequence[str], file: Path, show: Callable[[str], None] = print
 ) -> Ranking:
     """Run every policy in both, and write the ranking; returns it (see `world_model.trust.ranking`).
 
