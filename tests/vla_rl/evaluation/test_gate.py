@@ -23,6 +23,7 @@ from vla_rl.config import ConfigError
 from vla_rl.data.source import LeRobotSource
 from vla_rl.evaluation.gate import Gate, GateCheck, GateConfig, KeptEpisodes
 from vla_rl.policies.load import load_policy
+from vla_rl.recipe.checks import TRAIN, check
 from vla_rl.training.run import TrainingRun
 from vla_rl.training.train import train
 from vla_rl.types import Keyframe
@@ -322,4 +323,4 @@ def test_imagined_success_is_not_known_where_all_episodes_began_at_keyframes(tmp
 def test_what_does_not_fit_together_is_refused(tmp_path, wanderer, overrides, message):
     with pytest.raises(ConfigError, match=message):
         recipe = make_recipe(wanderer, *overrides)
-        train(recipe, tmp_path / "run")
+        check(recipe, TRAIN)

@@ -211,7 +211,7 @@ def _fake_evaluation(sampled: float) -> Any:
 
 
 def test_keeping_the_best_needs_validation(policy):
-    with pytest.raises(ConfigError, match=r"train\.keep: got 'best' with validate_every 0"):
+    with pytest.raises(ConfigError, match="train: keep 'best' needs validate_every"):
         make_recipe(policy, "train.keep=best")
 
 
@@ -358,7 +358,7 @@ def test_a_second_ctrl_c_stops_at_once(policy, tmp_path, monkeypatch):
 
 
 def test_a_recipe_without_an_algorithm_is_refused(policy, tmp_path):
-    with pytest.raises(ConfigError, match="algo: this recipe has none, and RL needs one"):
+    with pytest.raises(ConfigError, match="algo: got None. A section is needed"):
         TrainingRun(make_recipe(policy, "algo=null"), tmp_path, resume=False)
 
 
