@@ -358,7 +358,7 @@ def test_a_second_ctrl_c_stops_at_once(policy, tmp_path, monkeypatch):
 
 
 def test_a_recipe_without_an_algorithm_is_refused(policy, tmp_path):
-    with pytest.raises(ConfigError, match="algo: got None. A section is needed"):
+    with pytest.raises(ConfigError, match=r"algo: got None\. A section is needed"):
         TrainingRun(make_recipe(policy, "algo=null"), tmp_path, resume=False)
 
 
