@@ -104,21 +104,24 @@ def as_folder(folder: Path, name: str) -> Path:
     return folder / name
 
 
-@pytest.mark.parametrize(("name", "write"), [("sim", as_file), ("world_model", as_folder), ("real_robot", as_folder)])
+@pytest.mark.parametrize(
+    ("name", "write", "ways"), [("sim", as_file, ("console", "script")), ("world_model", as_folder, ("module",))]
+)
 def test_what_hides_a_package_is_named(
-    installed: Path, console: str, tmp_path: Path, name: str, write: Callable[[Path, str], Path]
+    installed: Path, console: str, tmp_path: Path, name: str, write: Callable[[Path, str], Path], ways: tuple[str, ...]
 ) -> None:
     hiding = write(tmp_path, name)
     (tmp_path / "script.py").write_text(SCRIPT)
     expected = f"{hiding}: Python finds this as '{name}', in place of vla-rl's own package {installed / name}. Rename"
-    for path, command in (
-        ([tmp_path, installed], [console, *SHOWN]),
-        ([installed], ["-m", "vla_rl", *SHOWN]),
-        ([installed], ["script.py"]),
-    ):
-        found = run(tmp_path, path, *command)
-        assert found.returncode != 0 and expected in found.stderr, (command, found.stderr)
-        assert command == ["script.py"] or (found.stderr.count("\n") == 1 and found.returncode == 2)
+    started = {
+        "console": ([tmp_path, installed], [console, *SHOWN]),
+        "module": ([installed], ["-m", "vla_rl", *SHOWN]),
+        "script": ([installed], ["script.py"]),
+    }
+    for way in ways:
+        found = run(tmp_path, started[way][0], *started[way][1])
+        assert found.returncode != 0 and expected in found.stderr, (way, found.stderr)
+        assert way == "script" or (found.stderr.count("\n") == 1 and found.returncode == 2)
     fine = run(tmp_path, [installed], console, *SHOWN)  # The current folder comes last, and so hides nothing.
     assert fine.returncode == 0 and "kind: tabletop" in fine.stdout, fine.stderr
 

@@ -83,7 +83,7 @@ def test_what_is_better_is_admitted_and_what_is_worse_is_not(base: Path, logged:
     np.testing.assert_array_equal(gates[0].values(policy), before[0])
     same = gates[0].compare(before[0], before[0])
     assert not same.admitted and same.interval.low == same.interval.high == 0
-    for number in range(6):
+    for number in range(3):
         batch = own_chunks(CONFIG, policy, liked.data, liked, 0, number)  # type: ignore[arg-type]
         found = update(CONFIG, GRPO, policy, batch, 0, number, GRPO.lr)
         assert found["update/ratio"] == pytest.approx(1, abs=0.3)

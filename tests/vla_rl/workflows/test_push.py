@@ -12,9 +12,11 @@ import httpx
 import pytest
 import yaml
 from tiny_run import make_recipe, save_policy
+from typer.testing import CliRunner, Result
 from upload_hub import TOKEN, UploadHub, upload_hub
 
 from sim.dummy import DummyConfig
+from vla_rl.cli.app import app
 from vla_rl.cli.options import PROGRAM
 from vla_rl.common.run_folder import RunFolder, open_run
 from vla_rl.config import ConfigError
@@ -43,12 +45,15 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def pushed(hub: UploadHub, *arguments: str, token: str = TOKEN) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    environment |= {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_IMPLICIT_TOKEN": ""}
-    environment |= {"HF_TOKEN": token} if token else {"HF_TOKEN_PATH": os.devnull}
-    command = [*PROGRAM, "push", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+def pushed(hub: UploadHub, *arguments: str, token: str = TOKEN) -> Result:
+    """`vla-rl push` in this process, where huggingface_hub has read its settings long ago."""
+    settings = {"ENDPOINT": hub.url, "HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True, "HF_TOKEN_PATH": os.devnull}
+    settings |= {"HF_HUB_DISABLE_IMPLICIT_TOKEN": False}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in settings.items():
+            patch.setattr(f"huggingface_hub.constants.{name}", value)
+        patch.setenv("HF_TOKEN", token)
+        return CliRunner().invoke(app, ["push", *arguments])
 
 
 def front(card: str) -> dict:
@@ -114,8 +119,12 @@ def test_two_seeds_have_no_interval(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_policy_is_uploaded_whole_with_its_run(run: Path) -> None:
+    """By the program itself, which finds the Hub and the token in its environment."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     with upload_hub() as hub:
-        done = pushed(hub, str(run), "lab/tiny")
+        environment |= {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN}
+        command = [*PROGRAM, "push", str(run), "lab/tiny"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         assert done.returncode == 0, done.stderr
         assert done.stdout.strip().startswith(f"{hub.url}/lab/tiny/commit/")
         assert hub.repos == {("model", "lab/tiny"): True}
@@ -133,7 +142,7 @@ def test_a_policy_is_uploaded_whole_with_its_run(run: Path) -> None:
 def test_a_dataset_is_uploaded_with_what_is_in_it(dataset: Path) -> None:
     with upload_hub() as hub:
         done = pushed(hub, str(dataset), "lab/reaching", "--public")
-        assert done.returncode == 0, done.stderr
+        assert done.exit_code == 0, done.stderr
         assert hub.repos == {("dataset", "lab/reaching"): False}
         files = hub.files["dataset", "lab/reaching"]
     for file in dataset.rglob("*"):
@@ -160,7 +169,7 @@ def test_what_the_hub_refuses_is_said_and_nothing_is_there(run: Path, refuses: s
     with upload_hub() as hub:
         hub.refuses = refuses
         done = pushed(hub, str(run), "lab/tiny", token=token)
-        assert done.returncode == 2, done.stdout + done.stderr
+        assert done.exit_code == 2, done.output
         assert re.search(said, done.stderr) and "Traceback" not in done.stderr
         assert not hub.files
 
