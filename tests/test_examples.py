@@ -73,6 +73,7 @@ def test_the_policy_keeps_the_contract(tmp_path: Path, monkeypatch: pytest.Monke
     conformance.test_rows_of_a_batch_are_not_copies(policy)
     conformance.test_greedy_is_deterministic(policy)
     conformance.test_evaluate_agrees_with_act(policy)
+    conformance.test_what_it_prepares_stands_for_the_observation_to_the_bit("mine", 64)
     conformance.test_bc_loss_falls_along_its_gradient_and_reports_numbers("mine")
     conformance.test_save_and_load_give_the_same_policy(policy, tmp_path)
     conformance.test_fresh_weights_depend_on_the_seed_alone("mine")

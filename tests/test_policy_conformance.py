@@ -8,7 +8,7 @@ from vla_rl.config import KINDS, build_component
 from vla_rl.policies.base import PolicyConfig
 from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics
 from vla_rl.policies.load import load_policy
-from vla_rl.workflows.gpu_bench.policy_matrix import VARIANTS
+from vla_rl.workflows.gpu_bench.policy_matrix import ON_DEVICES, VARIANTS
 
 SPEC = fake_env_spec()
 
@@ -16,7 +16,7 @@ SPEC = fake_env_spec()
 def build(name, seed=0):
     if name.startswith("smolvla"):
         pytest.importorskip("num2words", reason="SmolVLA's processor needs it: install vla-rl[flow]")
-    config = build_component("policy", VARIANTS[name])
+    config = build_component("policy", (ON_DEVICES | VARIANTS)[name])
     assert isinstance(config, PolicyConfig)
     policy = config.build(SPEC, "cpu", seed)
     policy.set_norm_stats(fake_statistics(7), fake_statistics(8, gripper=False))
@@ -116,6 +116,28 @@ def test_evaluate_agrees_with_act(policy):
     chunk = policy.act(obs, torch.Generator().manual_seed(0), 1.3)
     log_prob = policy.evaluate(obs, chunk, 1.3).log_prob.detach().numpy()
     np.testing.assert_allclose(log_prob, chunk.log_prob, atol=1e-5, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", [*VARIANTS, "openvla-image-chain"])
+@pytest.mark.parametrize("image_size", [64, 100])
+def test_what_it_prepares_stands_for_the_observation_to_the_bit(name, image_size):
+    policy = build(name)
+    obs = fake_observation(fake_env_spec(image_size=image_size), 3)
+    inputs = policy.prepare(obs)
+    assert inputs is obs or inputs.is_prepared
+    assert policy.prepare(inputs) is inputs
+    assert inputs.instruction == obs.instruction and inputs.state is obs.state
+    rows = [2, 0, 2]
+    chunk = policy.act(obs.select(rows), torch.Generator().manual_seed(0))
+    assert_same(policy.act(inputs.select(rows), torch.Generator().manual_seed(0)), chunk)
+    raw, prepared = (policy.evaluate(seen.select(rows), chunk) for seen in (obs, inputs))
+    for field in ("log_prob", "entropy", "value"):
+        x, y = getattr(raw, field), getattr(prepared, field)
+        assert x is y is None or torch.equal(x, y), field
+    assert torch.equal(policy.embed(inputs), policy.embed(obs))
+    actions = np.random.default_rng(0).uniform(-1, 1, (3, policy.chunk_size, policy.action_dim)).astype(np.float32)
+    policy.eval()  # Without dropout, and with noise that hangs on the actions alone.
+    assert torch.equal(policy.bc_loss(inputs, actions)[0], policy.bc_loss(obs, actions)[0])
 
 
 def test_bc_loss_falls_along_its_gradient_and_reports_numbers(name):

@@ -39,9 +39,6 @@ class TrustError(ValueError):
     """A learned environment's trust is missing, unreadable or too low; the message says which figure and what to do."""
 
 
-# --- environments -------------------------------------------------------------------------------
-
-
 @runtime_checkable
 class VecEnv(Protocol):
     """`num_envs` environments stepped together; each ends, and is reset, on its own.
@@ -216,9 +213,6 @@ class EnvConfig(Config):
         raise NotImplementedError(f"{type(self).__name__} must implement build(num_envs, record_frames) -> VecEnv")
 
 
-# --- policies -----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class PolicyOutput:
     """What `Policy.evaluate` returns, with gradient.
@@ -267,6 +261,14 @@ class Policy(Protocol):
     norm_stats: Any = None
     sharding_dtype: torch.dtype | None = None
     saves_sharded: bool = False
+
+    def prepare(self, obs: Observation) -> Observation:
+        """Do once what depends on the images alone, such as a resize or a JPEG round trip. By default: nothing.
+
+        What is returned is `is_prepared`, with the same state and instruction. Every other method takes it in place of
+        `obs`, with the same results to the bit, and this one gives it back as it is.
+        """
+        return obs
 
     @abstractmethod
     def act(self, obs: Observation, generator: torch.Generator | None = None, temperature: float = 1.0) -> ActionChunk:
@@ -360,9 +362,6 @@ class WatchingPolicy(Protocol):
         ...
 
 
-# --- algorithms ---------------------------------------------------------------------------------
-
-
 class Learner(Protocol):
     """What improves a policy: `batch = prepare(episodes)`, then `update(batch)`.
 
@@ -407,9 +406,6 @@ class Learner(Protocol):
     def load_state(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned."""
         ...
-
-
-# --- further sections of a recipe ---------------------------------------------------------------
 
 
 class WorldModelFitConfig(Config):

@@ -27,6 +27,10 @@ CONTROL_SOURCES: tuple[ControlSource, ...] = (
 )  # fmt: skip
 HUMAN_SOURCES: tuple[ControlSource, ...] = ("expert", "recovery", "correction", "demo")
 
+# Of `Episode.inputs` that a process keeps of one rollout: 14,000 images of 224 pixels. What does not fit is prepared
+# again whenever it is needed.
+MAX_INPUT_BYTES = 2 * 2**30
+
 
 @dataclass(frozen=True)
 class Observation:
@@ -38,15 +42,22 @@ class Observation:
             simulators, is S = 8: end-effector position in meters (3), axis-angle in
             radians (3), the two finger joint positions in meters (2).
         instruction: B strings.
+        is_prepared: the images are what a policy's `prepare` made of them: any arrays (B, ...), by any names.
     """
 
     images: dict[str, np.ndarray]
     state: np.ndarray
     instruction: list[str]
+    is_prepared: bool = False
 
     @property
     def batch_size(self) -> int:
         return len(self.instruction)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of its arrays."""
+        return self.state.nbytes + sum(image.nbytes for image in self.images.values())
 
     def select(self, indices: Sequence[int] | np.ndarray) -> Observation:
         """The observation of the environments at `indices`, in that order."""
@@ -55,22 +66,24 @@ class Observation:
             images={name: image[rows] for name, image in self.images.items()},
             state=self.state[rows],
             instruction=[self.instruction[i] for i in rows],
+            is_prepared=self.is_prepared,
         )
 
     def row(self, row: int) -> Observation:
         """The observation of one environment, not copied: it keeps this one's memory."""
         images = {name: image[row : row + 1] for name, image in self.images.items()}
-        return Observation(images, self.state[row : row + 1], self.instruction[row : row + 1])
+        return Observation(images, self.state[row : row + 1], self.instruction[row : row + 1], self.is_prepared)
 
     @staticmethod
     def concatenate(parts: Sequence[Observation]) -> Observation:
-        """One observation from several with the same cameras and state size, in order."""
+        """One observation from several with the same cameras and state size, in order; all prepared, or none."""
         if not parts:
             raise ValueError("Observation.concatenate needs at least one observation, got none")
         return Observation(
             images={name: np.concatenate([p.images[name] for p in parts]) for name in parts[0].images},
             state=np.concatenate([p.state for p in parts]),
             instruction=[text for p in parts for text in p.instruction],
+            is_prepared=parts[0].is_prepared,
         )
 
 
@@ -296,6 +309,7 @@ class Episode:
         frames: camera -> uint8 (length, height, width, 3), after each executed control step, and
         states: float32 (length, S) likewise; None unless the environment records frames.
         info: what else the environment said of each chunk, name -> (K,).
+        inputs: what the policy's `prepare` made of `obs`; None where that is `obs` itself, or it was not kept.
     """
 
     spec: EpisodeSpec
@@ -312,6 +326,7 @@ class Episode:
     frames: dict[str, np.ndarray] | None = None
     states: np.ndarray | None = None
     info: dict[str, np.ndarray] = field(default_factory=dict)
+    inputs: Observation | None = None
 
     @property
     def num_chunks(self) -> int:

@@ -207,6 +207,7 @@ class InferenceEngine:
         start = time.monotonic()
         first = requests[0]
         obs = Observation.concatenate([request.observation for request in requests])
+        obs = policy.prepare(obs) if first.embedding else obs  # For two passes.
         if first.prefix is not None:
             rows = np.concatenate([request.prefix.actions for request in requests if request.prefix is not None])
             continuing = cast("ContinuingPolicy", policy)

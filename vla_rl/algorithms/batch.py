@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vla_rl.training.rollout_success import count_informative
-from vla_rl.types import ActionChunk, Episode, Observation
+from vla_rl.types import MAX_INPUT_BYTES, ActionChunk, Episode, Observation
 
 if TYPE_CHECKING:
     from vla_rl.algorithms.base import AlgoConfig
     from vla_rl.distributed.process_group import ProcessGroup
+    from vla_rl.interfaces import Policy
 
 NO_EPISODE = (
     "no episode to learn from: all {} of the rollout were lost. Look at the simulator's messages above (a worker that "
@@ -34,7 +35,7 @@ Evaluate = Callable[[Sequence[Episode], np.ndarray, np.ndarray, ActionChunk], tu
 
 @dataclass
 class Batch:
-    """N decisions to learn from. Pixels stay in the episodes, once; `observations` gathers a minibatch's.
+    """N decisions to learn from. Pixels stay in the episodes; `observations` gathers a minibatch's.
 
     Attributes:
         episodes: this process's of the rollout, none lost; some may have no decision in the batch.
@@ -79,7 +80,7 @@ class Batch:
         return (self.advantage != 0).any(1)
 
     def observations(self, rows: np.ndarray) -> Observation:
-        """Return the observations of the decisions `rows`, in that order."""
+        """Return the observations of the decisions `rows`, in that order; prepared, where all of them were kept so."""
         own = self.obs
         return own.select(rows) if own else gather_observations(self.episodes, self.episode[rows], self.chunk[rows])
 
@@ -159,16 +160,32 @@ def decisions(
 
 
 def gather_observations(episodes: Sequence[Episode], episode: np.ndarray, chunk: np.ndarray) -> Observation:
-    """Return observations by (episode, chunk), int (N,) each; chunk number K means the episode's final observation."""
-    sources = [
-        (episodes[e].final_obs, 0) if c == episodes[e].num_chunks else (episodes[e].obs, int(c))
-        for e, c in zip(episode, chunk, strict=True)
-    ]
+    """Return observations by (episode, chunk), int (N,) each; chunk number K means the episode's final observation.
+
+    They are what the policy prepared, where the episodes carry it for all of them.
+    """
+    places = [(episodes[e], int(c)) for e, c in zip(episode, chunk, strict=True)]
+    rows = [(e.inputs, c) for e, c in places if e.inputs is not None and c < e.num_chunks]
+    if len(rows) < len(places):
+        rows = [(e.obs, c) if c < e.num_chunks else (e.final_obs, 0) for e, c in places]
     return Observation(
-        images={name: np.stack([obs.images[name][i] for obs, i in sources]) for name in sources[0][0].images},
-        state=np.stack([obs.state[i] for obs, i in sources]),
-        instruction=[obs.instruction[i] for obs, i in sources],
+        images={name: np.stack([obs.images[name][i] for obs, i in rows]) for name in rows[0][0].images},
+        state=np.stack([obs.state[i] for obs, i in rows]),
+        instruction=[obs.instruction[i] for obs, i in rows],
+        is_prepared=rows[0][0].is_prepared,
     )
+
+
+def with_inputs(policy: Policy, episodes: Sequence[Episode]) -> list[Episode]:
+    """Return the episodes with what the policy prepares of them, as far as `MAX_INPUT_BYTES` goes; those that come from
+    another process are without it.
+    """
+    room, result = MAX_INPUT_BYTES - sum(e.inputs.nbytes for e in episodes if e.inputs is not None), list(episodes)
+    for number, episode in enumerate(episodes):
+        if episode.inputs is None and room > 0 and (inputs := policy.prepare(episode.obs)) is not episode.obs:
+            result[number] = replace(episode, inputs=inputs)
+            room -= inputs.nbytes
+    return result
 
 
 def valid_actions(episode: Episode, mask_after_success: bool = True) -> np.ndarray:

@@ -2,7 +2,8 @@
 
 Episodes differ in length, and groups that teach nothing fall out, so that processes hold unequal parts of a minibatch;
 all would wait for the largest. Everyone knows the pool, so all work out the same deal and only decisions travel, with
-their pixels. Minibatches, weights and sums are those of one process: no result depends on who computed what.
+what the policy prepared of their pixels. Minibatches, weights and sums are those of one process: no result depends on
+who computed what.
 """
 
 from __future__ import annotations
@@ -16,18 +17,19 @@ from safetensors.numpy import load, save
 
 from vla_rl.algorithms.batch import Batch, Pool
 from vla_rl.distributed.process_group import ProcessGroup
+from vla_rl.interfaces import Policy
 from vla_rl.types import ActionChunk, Observation
 
 Part = tuple[dict[str, np.ndarray], Observation]  # A batch's arrays by name, with a row for each decision.
 
 
 def deal(
-    batch: Batch, pool: Pool, rows: np.ndarray, used: np.ndarray, world: ProcessGroup
+    policy: Policy, batch: Batch, pool: Pool, rows: np.ndarray, used: np.ndarray, world: ProcessGroup
 ) -> tuple[np.ndarray, Batch, np.ndarray]:
     """Return what this process computes of a minibatch; called by all together.
 
     Args:
-        batch: this process's decisions. pool: everyone's.
+        policy: prepares observations. batch: this process's decisions. pool: everyone's.
         rows: int (B,), the minibatch's decisions in the pool. used: int (U,), which of these are computed at all.
 
     Returns:
@@ -41,8 +43,8 @@ def deal(
         return used[mine], batch, rows[used[mine]] - pool.first
     kept = mine & (worker == world.rank)
     sent = [rows[used[mine & (worker == rank) & ~kept]] - pool.first for rank in range(world.size)]
-    came = world.exchange([_packed(*_taken(batch, own)) if len(own) else b"" for own in sent])
-    parts = [_taken(batch, rows[used[kept]] - pool.first)] if kept.any() else []
+    came = world.exchange([_packed(*_taken(policy, batch, own)) if len(own) else b"" for own in sent])
+    parts = [_taken(policy, batch, rows[used[kept]] - pool.first)] if kept.any() else []
     parts += [_unpacked(parcel) for parcel in came if parcel]
     theirs = [used[(worker == world.rank) & (owner == rank) & ~kept] for rank in range(world.size)]
     ours = np.concatenate([used[kept], *theirs])
@@ -70,8 +72,8 @@ def even_workers(owner: np.ndarray, size: int) -> np.ndarray:
 # --- decisions that travel ---------------------------------------------------------------------
 
 
-def _taken(batch: Batch, rows: np.ndarray) -> Part:
-    return {name: array[rows] for name, array in _columns(batch).items()}, batch.observations(rows)
+def _taken(policy: Policy, batch: Batch, rows: np.ndarray) -> Part:
+    return {name: array[rows] for name, array in _columns(batch).items()}, policy.prepare(batch.observations(rows))
 
 
 def _columns(batch: Batch) -> dict[str, np.ndarray]:
@@ -90,7 +92,8 @@ def _packed(columns: dict[str, np.ndarray], obs: Observation) -> bytes:
     """A part as a safetensors file."""
     arrays = {f"row.{name}": array for name, array in columns.items()}
     arrays |= {f"image.{name}": image for name, image in obs.images.items()}
-    arrays |= {"state": obs.state, "instruction": np.frombuffer(json.dumps(obs.instruction).encode(), np.uint8)}
+    text = json.dumps([obs.instruction, obs.is_prepared])
+    arrays |= {"state": obs.state, "rest": np.frombuffer(text.encode(), np.uint8)}
     return save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
 
 
@@ -100,8 +103,8 @@ def _unpacked(parcel: bytes) -> Part:
     def named(kind: str) -> dict[str, np.ndarray]:
         return {name.removeprefix(kind): array for name, array in arrays.items() if name.startswith(kind)}
 
-    instruction = json.loads(arrays["instruction"].tobytes())
-    return named("row."), Observation(named("image."), arrays["state"], instruction)
+    instruction, is_prepared = json.loads(arrays["rest"].tobytes())
+    return named("row."), Observation(named("image."), arrays["state"], instruction, is_prepared)
 
 
 def _joined(batch: Batch, parts: Sequence[Part]) -> Batch:

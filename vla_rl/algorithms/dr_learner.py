@@ -104,7 +104,7 @@ class DRLearner(Learner):
         numbers = _numbers_in_group(batch.episodes)
         for episode in np.unique(batch.episode):
             rows = np.flatnonzero(batch.episode == episode)
-            obs = gather_observations(batch.episodes, batch.episode[rows], batch.chunk[rows])
+            obs = self.policy.prepare(gather_observations(batch.episodes, batch.episode[rows], batch.chunk[rows]))
             group = batch.episodes[episode].group
             seed = derived_seed(self.seed, self.iteration, _CANDIDATES, group, int(numbers[episode]))
             generator = torch.Generator().manual_seed(seed)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from vla_rl.algorithms.batch import NOTHING_TO_COMPARE, Batch, Pool, gather_observations, usable_episodes
+from vla_rl.algorithms.batch import NOTHING_TO_COMPARE, Batch, Pool, gather_observations, usable_episodes, with_inputs
 from vla_rl.algorithms.dealing import deal
 from vla_rl.algorithms.losses import minibatch_weights
 from vla_rl.algorithms.stale import at_hand, decouple, has_stale
@@ -108,7 +108,7 @@ class Learner:
         Raises:
             ValueError: nothing usable, no groups to compare, no log-probabilities, or chunks of a later version.
         """
-        usable = usable_episodes(episodes)
+        usable = with_inputs(self.policy, usable_episodes(episodes))
         if self.config.compares_episodes:
             self._check_groups(episodes)
         shuffle = self._generator(_CONTROL) if self.control == "shuffled_rewards" else None
@@ -204,7 +204,7 @@ class Learner:
         self._zero_grad()
         losses, found = list[torch.Tensor](), list[dict[str, torch.Tensor]]()
         alone = (used, batch, rows[used])
-        ours, held, where = alone if self.world.size == 1 else deal(batch, pool, rows, used, self.world)
+        ours, held, where = alone if self.world.size == 1 else deal(self.policy, batch, pool, rows, used, self.world)
         for part in _micro_batches(np.arange(len(ours)), config.micro_batch_size):
             own = where[part]
             with self.stopwatch.measure("forward_backward"):

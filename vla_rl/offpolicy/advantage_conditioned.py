@@ -68,8 +68,13 @@ class AdvantageConditionedPolicy(nn.Module, Policy):
         """Where the base's weights lie."""
         return self.base.device
 
+    def prepare(self, obs: Observation) -> Observation:
+        """The base's. See `Policy.prepare`."""
+        return self.base.prepare(obs)
+
     def act(self, obs: Observation, generator: torch.Generator | None = None, temperature: float = 1.0) -> ActionChunk:
         """The base's chunk after the positive word, guided. See `Policy.act`."""
+        obs = self.prepare(obs)
         told = with_words(obs, True)
         if self.guidance == 1:
             return self.base.act(told, generator, temperature)

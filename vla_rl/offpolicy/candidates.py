@@ -40,6 +40,7 @@ def embed_and_draw(
     """
     if count > 1 and isinstance(policy, SeveralChunksPolicy) and policy.draws_at_once:
         return policy.embed_and_draw(obs, count, generator, temperature)
+    obs = policy.prepare(obs)
     drawn = [policy.act(obs, None, 0.0).actions[:, None]]
     if count > 1:
         rows = np.repeat(np.arange(obs.batch_size), count - 1)

@@ -109,7 +109,7 @@ def own_chunks(
     count = config.candidates
     rng = np.random.default_rng(derived_seed(seed, _PLACES, iteration))
     rows = choose(critic.transitions.weight, np.flatnonzero(critic.fold != HELD_OUT), config.ppo.decisions, rng)
-    obs = observations(data, rows)
+    obs = policy.prepare(observations(data, rows))
     generator = torch.Generator().manual_seed(derived_seed(seed, _CHUNKS, iteration))
     chunks = draw(policy, obs, count, config.sampling_temperature, generator)
     value = critic.values(rows, chunks.actions.reshape(len(rows), count, *chunks.actions.shape[1:])).min(0)
@@ -142,7 +142,7 @@ def update(
 
 def draw(policy: Policy, obs: Observation, count: int, temperature: float, generator: torch.Generator) -> ActionChunk:
     """`count` chunks of the policy at each of B observations, (B * count) of them, with their likelihoods."""
-    rows, found = np.repeat(np.arange(obs.batch_size), count), []
+    rows, obs, found = np.repeat(np.arange(obs.batch_size), count), policy.prepare(obs), []
     with evaluation_mode(policy):
         for first in range(0, len(rows), _BATCH):
             found.append(policy.act(obs.select(rows[first : first + _BATCH]), generator, temperature))

@@ -17,7 +17,7 @@ import numpy as np
 
 from vla_rl.common.progress import Stopwatch
 from vla_rl.interfaces import Policy, VecEnv, WatchingPolicy
-from vla_rl.types import ActionChunk, Episode, EpisodeSpec, Observation, StepResult
+from vla_rl.types import MAX_INPUT_BYTES, ActionChunk, Episode, EpisodeSpec, Observation, StepResult
 
 if TYPE_CHECKING:
     import torch
@@ -46,6 +46,7 @@ class RunningEpisode:
         attempt: 1; more where the same spec was lost before.
         seen, row: what the environment showed last, and this episode's row in it; within `on_step`, before the step.
         num_chunks: executed so far.
+        inputs: what the policy prepared of what was seen, one row, where it was asked to (`draw_chunk`).
         stopped: set by `before_step` to end the episode where it is, without another step.
     """
 
@@ -56,6 +57,7 @@ class RunningEpisode:
     seen: Observation
     row: int
     num_chunks: int = 0
+    inputs: Observation | None = None
     stopped: bool = False
 
     @property
@@ -157,8 +159,13 @@ def draw_chunk(
     generator: torch.Generator | None,
     temperature: float,
     obs: Observation | None = None,
+    keep_inputs: bool = False,
 ) -> ActionChunk:
-    """Draw the policy's chunk for each episode, from what is seen now or from `obs`."""
+    """Draw the policy's chunk for each episode, from what is seen now or from `obs`.
+
+    Args:
+        keep_inputs: give each episode what the policy prepared for it.
+    """
     if isinstance(policy, WatchingPolicy):
         begins = [episode.num_chunks == 0 for episode in episodes]
         policy.watch([e.env_id for e in episodes], begins, [e.spec.task for e in episodes])
@@ -166,7 +173,11 @@ def draw_chunk(
         obs = episodes[0].seen  # What the environment gave, where all were stepped together and go on.
         if [(id(e.seen), e.row) for e in episodes] != [(id(obs), row) for row in range(obs.batch_size)]:
             obs = Observation.concatenate([episode.obs for episode in episodes])
-    return policy.act(obs, generator, temperature)
+    inputs = policy.prepare(obs) if keep_inputs else obs
+    if inputs is not obs:
+        for row, episode in enumerate(episodes):
+            episode.inputs = inputs.row(row)
+    return policy.act(inputs, generator, temperature)
 
 
 @contextmanager
@@ -195,6 +206,7 @@ def collect(
     groups: Sequence[int] | None = None,
     stopwatch: Stopwatch | None = None,
     on_episode: Callable[[Episode], None] = lambda _: None,
+    keep_inputs: bool = False,
 ) -> list[Episode]:
     """Run one episode for each spec and return them in this order; those with `lost=True` broke, without an outcome.
 
@@ -207,31 +219,43 @@ def collect(
         groups: group number of each spec (GRPO); by default each episode is its own.
         stopwatch: counts "simulation" and "inference".
         on_episode: called with each episode as it ends, for progress.
+        keep_inputs: for learning: episodes carry what the policy prepared, as far as `MAX_INPUT_BYTES` goes.
     """
     steps: defaultdict[int, list[_Step]] = defaultdict(list)
+    inputs: defaultdict[int, list[Observation]] = defaultdict(list)
     episodes: dict[int, Episode] = {}
-    act = _actor(policy, seed, temperature)
+    act, room = _actor(policy, seed, temperature, keep_inputs), MAX_INPUT_BYTES
 
     def on_step(running: RunningEpisode, row: int, chunk: ActionChunk, result: StepResult) -> None:
+        nonlocal room
         number = running.number
         steps[number].append((running.obs, chunk.select([row]), result))
+        if running.inputs is not None and room > 0:
+            inputs[number].append(running.inputs)
+            room -= running.inputs.nbytes
         if result.done[0]:
-            episodes[number] = assemble(running.spec, steps.pop(number), groups[number] if groups else number)
-            on_episode(episodes[number])
+            episode = assemble(running.spec, steps.pop(number), groups[number] if groups else number)
+            if len(prepared := inputs.pop(number, [])) == episode.num_chunks:
+                episode.inputs = Observation.concatenate(prepared)
+            episodes[number] = episode
+            on_episode(episode)
 
     getattr(env, "runner", EpisodeRunner)(env, specs, act, on_step, policy, stopwatch=stopwatch or Stopwatch()).run()
     return [episodes[number] for number in range(len(specs))]
 
 
-def _actor(policy: Policy, seed: int | Sequence[int], temperature: float) -> Callable[..., ActionChunk]:
+def _actor(
+    policy: Policy, seed: int | Sequence[int], temperature: float, keep_inputs: bool
+) -> Callable[..., ActionChunk]:
     import torch
 
+    draw = partial(draw_chunk, policy, temperature=temperature, keep_inputs=keep_inputs)
     if not isinstance(seed, int):
-        return _own_noise(policy, seed, temperature)
-    return partial(draw_chunk, policy, generator=torch.Generator().manual_seed(seed), temperature=temperature)
+        return _own_noise(draw, seed)
+    return partial(draw, generator=torch.Generator().manual_seed(seed))
 
 
-def _own_noise(policy: Policy, seeds: Sequence[int], temperature: float) -> Callable[..., ActionChunk]:
+def _own_noise(draw: Callable[..., ActionChunk], seeds: Sequence[int]) -> Callable[..., ActionChunk]:
     """What draws each episode's chunk by a generator of its own; `seeds`: of each spec."""
     import torch
 
@@ -242,7 +266,7 @@ def _own_noise(policy: Policy, seeds: Sequence[int], temperature: float) -> Call
 
     def act(episodes: Sequence[RunningEpisode]) -> ActionChunk:
         noise.rows = [own[episode.number] for episode in episodes]
-        return draw_chunk(policy, episodes, noise, temperature)
+        return draw(episodes, generator=noise)
 
     return act
 

@@ -236,6 +236,7 @@ class LocalSource:
             groups=[order.first_group + i for i in range(len(order.specs)) for _ in range(order.size)],
             stopwatch=stopwatch,
             on_episode=on_episode,
+            keep_inputs=True,
         )
 
     def metrics(self) -> dict[str, float]:

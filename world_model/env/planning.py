@@ -67,6 +67,10 @@ class Planner:
         """Before each `act`: the environment of each row, whether its episode begins, and its task."""
         self._ids, self._begins, self._tasks = list(env_ids), list(begins), list(tasks)
 
+    def prepare(self, obs: Observation) -> Observation:
+        """Nothing: the world model looks at the images themselves."""
+        return obs
+
     def act(self, obs: Observation, generator: torch.Generator | None = None, temperature: float = 1.0) -> ActionChunk:
         """The chosen chunk of each row. At temperature 0 the first candidate is the policy's greedy chunk."""
         if len(self._ids) != obs.batch_size:
@@ -80,9 +84,10 @@ class Planner:
         self._see(obs)
         rows = np.repeat(np.arange(size), count)
         several = generator.select(rows.tolist()) if isinstance(generator, RowGenerator) else generator
-        chunk = self.policy.act(obs.select(rows), several, self.config.temperature)
+        inputs = self.policy.prepare(obs)
+        chunk = self.policy.act(inputs.select(rows), several, self.config.temperature)
         if temperature == 0:
-            chunk = _with_first(chunk, self.policy.act(obs, generator, 0.0), count)
+            chunk = _with_first(chunk, self.policy.act(inputs, generator, 0.0), count)
         if self.config.choose == "random":
             best = np.array([np.random.default_rng(self._seed(row, 2)).integers(count) for row in range(size)])
         else:

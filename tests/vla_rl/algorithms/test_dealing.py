@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from toy_problem import ToyPolicy
 
 from vla_rl.algorithms.batch import Batch, Pool
 from vla_rl.algorithms.dealing import deal, even_workers
@@ -27,6 +28,17 @@ class MarkedBatch(Batch):
     """An algorithm's own batch, with one more number for each decision."""
 
     mark: np.ndarray = field(default_factory=lambda: np.zeros(0))
+
+
+class Inverting(ToyPolicy):
+    """It prepares negatives."""
+
+    def prepare(self, obs: Observation) -> Observation:
+        negatives = {name: 255 - image for name, image in obs.images.items()}
+        return obs if obs.is_prepared else replace(obs, images=negatives, is_prepared=True)
+
+
+POLICY = Inverting()
 
 
 class Threads(ProcessGroup):
@@ -61,7 +73,8 @@ def episode(rng: np.random.Generator, chunks: int, name: str) -> Episode:
     )
     flags = np.zeros((chunks, 2), bool)
     steps, reward = np.full(chunks, 2), np.zeros((chunks, 2), np.float32)
-    return Episode(EpisodeSpec("t"), obs, drawn, reward, flags, flags, steps, False, obs.select([0]))
+    inputs = POLICY.prepare(obs) if rng.random() < 0.5 else None
+    return Episode(EpisodeSpec("t"), obs, drawn, reward, flags, flags, steps, False, obs.select([0]), inputs=inputs)
 
 
 def make_batch(rank: int, lengths: Sequence[int], critic: bool) -> MarkedBatch:
@@ -100,7 +113,7 @@ def pooled(batches: Sequence[Batch], rank: int) -> Pool:
 
 def rows_of(batch: Batch, rows: np.ndarray) -> list[Any]:
     """All that a loss may read of these decisions, comparable."""
-    obs, chunks = batch.observations(rows), batch.chunks.select(rows)
+    obs, chunks = POLICY.prepare(batch.observations(rows)), batch.chunks.select(rows)
     arrays = [obs.images["front"], obs.state, chunks.actions, chunks.tokens, chunks.log_prob]
     names = (
         "episode",
@@ -134,7 +147,7 @@ def test_every_decision_is_computed_once_as_its_process_holds_it_and_parts_are_e
     used = np.flatnonzero(rng.random(len(rows)) < 0.9)
 
     def dealt(world: ProcessGroup) -> tuple[np.ndarray, Batch, np.ndarray]:
-        return deal(batches[world.rank], pooled(batches, world.rank), rows, used, world)
+        return deal(POLICY, batches[world.rank], pooled(batches, world.rank), rows, used, world)
 
     with ThreadPoolExecutor(SIZE) as threads:
         shares = list(threads.map(dealt, Threads.start(SIZE)))
@@ -167,7 +180,8 @@ def test_an_even_minibatch_stays_where_it_is():
     batch = make_batch(0, LENGTHS[:4], critic=False)
     batches = [batch, replace(batch)]
     world = ProcessGroup(1, 2)  # Its `exchange` would give the decisions to itself.
-    ours, held, where = deal(batch, pooled(batches, 1), np.arange(2 * batch.size), np.arange(2 * batch.size), world)
+    rows = np.arange(2 * batch.size)
+    ours, held, where = deal(POLICY, batch, pooled(batches, 1), rows, rows, world)
     assert held is batch and where.tolist() == list(range(batch.size))
     assert ours.tolist() == list(range(batch.size, 2 * batch.size))
 
@@ -182,7 +196,7 @@ def test_chunks_that_nobody_executed_are_known_as_such_elsewhere():
     batches, rows = [dr, nothing], np.arange(made.size)
 
     def dealt(world: ProcessGroup) -> tuple[np.ndarray, Batch, np.ndarray]:
-        return deal(batches[world.rank], pooled(batches, world.rank), rows, rows, world)
+        return deal(POLICY, batches[world.rank], pooled(batches, world.rank), rows, rows, world)
 
     with ThreadPoolExecutor(2) as threads:
         for ours, held, where in threads.map(dealt, Threads.start(2)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from toy_problem import ToyPolicy, make_episode, roll_out
@@ -42,6 +44,22 @@ def test_gather_observations_takes_the_final_one_at_k():
     obs = gather_observations(episodes, np.array([1, 0, 0]), np.array([2, 1, 2]))
     expected = [episodes[1].final_obs.state[0], episodes[0].obs.state[1], episodes[0].final_obs.state[0]]
     np.testing.assert_array_equal(obs.state, expected)
+
+
+def test_gather_observations_takes_prepared_inputs_where_all_rows_have_them():
+    prepared = [won(0, seed=1), failed(0, seed=2)]
+    for episode in prepared:
+        episode.inputs = replace(episode.obs, state=-episode.obs.state, is_prepared=True)
+    raw = replace(prepared[1], inputs=None)
+    rows = np.array([0, 1]), np.array([1, 0])
+    obs = gather_observations(prepared, *rows)
+    assert obs.is_prepared and obs.instruction == [prepared[0].obs.instruction[1], prepared[1].obs.instruction[0]]
+    np.testing.assert_array_equal(obs.state, [-prepared[0].obs.state[1], -prepared[1].obs.state[0]])
+    for episodes, chunk in (([prepared[0], raw], rows[1]), (prepared, np.array([1, 2]))):
+        obs = gather_observations(episodes, rows[0], chunk)
+        last = episodes[1].obs.state[0] if chunk[1] == 0 else episodes[1].final_obs.state[0]
+        assert not obs.is_prepared
+        np.testing.assert_array_equal(obs.state, [prepared[0].obs.state[1], last])
 
 
 @pytest.mark.parametrize("config", [GRPOConfig, RLOOConfig, MCGRPOConfig])

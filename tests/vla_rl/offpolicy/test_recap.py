@@ -19,7 +19,7 @@ from vla_rl.offpolicy.advantage_conditioned import AdvantageConditionedPolicy, c
 from vla_rl.offpolicy.advantage_words import advantages, improves, with_words
 from vla_rl.offpolicy.config import RecapConfig
 from vla_rl.offpolicy.transitions import Transitions
-from vla_rl.policies.fake_input import fake_observation, fake_statistics
+from vla_rl.policies.fake_input import fake_env_spec, fake_observation, fake_statistics
 from vla_rl.policies.guided import GuidablePolicy
 from vla_rl.policies.inspect import describe
 from vla_rl.policies.lerobot.config import LeRobotConfig
@@ -119,6 +119,17 @@ def test_by_the_word_alone_it_is_a_policy_that_rl_can_train() -> None:
     output = policy.evaluate(obs, chunk, 1.3)
     np.testing.assert_allclose(output.log_prob.detach().numpy(), chunk.log_prob, atol=1e-5)
     assert output.log_prob.requires_grad
+
+
+def test_what_its_base_prepares_stands_for_the_observation_with_and_without_the_word() -> None:
+    base, obs = small("parallel"), fake_observation(fake_env_spec(image_size=100), 3)
+    for policy in (condition(base), condition(base, 1.7)):
+        inputs = policy.prepare(obs)
+        assert inputs.is_prepared and policy.prepare(inputs) is inputs
+        drawn = [policy.act(seen, torch.Generator().manual_seed(0)) for seen in (obs, inputs)]
+        np.testing.assert_array_equal(drawn[0].log_prob, drawn[1].log_prob)
+    log_probs = [condition(base).evaluate(seen, drawn[0]).log_prob for seen in (obs, inputs)]
+    assert torch.equal(*log_probs)
 
 
 def test_a_run_of_rl_begins_with_ratios_of_one_and_saves_the_word_with_the_policy(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from toy import METADATA, toy_env, toy_valued, toy_world_model
 from vla_rl.common.row_noise import by_row
 from vla_rl.config import ConfigError, validate
 from vla_rl.evaluation.evaluate import EvalConfig
+from vla_rl.interfaces import Policy
 from vla_rl.rollout.runner import collect
 from vla_rl.types import ActionChunk, EpisodeSpec, Observation
 from world_model.env import planning
@@ -23,7 +24,7 @@ from world_model.env.planning import Planner
 SPECS = [EpisodeSpec("reach", "train", i) for i in range(12)]
 
 
-class Wanderer(torch.nn.Module):
+class Wanderer(torch.nn.Module, Policy):
     """Pushes ahead by as much as it draws, once for a chunk; greedily not at all."""
 
     chunk_size, action_dim, cameras, uses_state = 4, 3, ("wrist",), True

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Literal, Self
+from typing import Literal
 
 import numpy as np
 import torch
@@ -21,67 +20,40 @@ from vla_rl.policies.openvla.options import ImageChain
 from vla_rl.types import Observation
 
 
-class ChainedImages:
-    """Images that have gone through a chain, kept so that each goes through it once: in the rollout, not in its update.
+def prepare_images(
+    obs: Observation, cameras: Sequence[str], size: int, chain: ImageChain, device: torch.device
+) -> Observation:
+    """The observation with the images of `cameras` taken through a chain, uint8 (B, size, size, 3), in torch's number
+    of threads. Itself where there is nothing to do, or a resize alone, which a GPU does faster than it sends back.
 
-    An image is found again by its pixels, so neither rollout nor learner carry anything. Keeping begins after the first
-    forward pass that has gradients: a policy that only acts keeps nothing. What is seen with gradients alone is not
-    kept either: augmented demonstrations never come again. A copy of the policy shares what is kept.
+    Of images that are random crops already, the chain's center crop is left out.
 
-    Args:
-        mib: memory for them; beyond it the one that was not asked for the longest goes. 0: none is kept.
-
-    Attributes:
-        num_chained: images that went through a chain so far. num_bytes: of the kept ones.
+    Raises:
+        ValueError: a camera is missing, or its images are not uint8 RGB.
     """
+    from vla_rl.policies.openvla.image_chain import apply_chain, check_images
 
-    def __init__(self, mib: int) -> None:
-        self.max_bytes, self.num_bytes, self.num_chained = mib * 2**20, 0, 0
-        self._kept: OrderedDict[bytes, np.ndarray] = OrderedDict()
-        self._learns = False
+    if obs.is_prepared:
+        return obs
+    missing = [camera for camera in cameras if camera not in obs.images]
+    if missing:
+        raise ValueError(f"observation lacks the images of {missing}; it has {sorted(obs.images)}")
+    for camera in cameras:
+        check_images(obs.images[camera], f"observation image {camera!r}")
+    if are_cropped():
+        chain = chain.model_copy(update={"crop_area": None})
+    fit = all(obs.images[camera].shape[1:3] == (size, size) for camera in cameras)
+    if chain == ImageChain() and (fit or device.type != "cpu"):
+        return obs
 
-    def __deepcopy__(self, memo: Any) -> Self:
-        return self
+    def chained(image: np.ndarray) -> np.ndarray:
+        return apply_chain(image[None], chain, size)[0]
 
-    def apply(self, images: np.ndarray, chain: ImageChain, size: int) -> np.ndarray:
-        """uint8 (B, height, width, 3) -> uint8 (B, size, size, 3), in torch's number of threads."""
-        from vla_rl.policies.openvla.image_chain import apply_chain
-
-        def chained(image: np.ndarray) -> np.ndarray:
-            return apply_chain(image[None], chain, size)[0]
-
-        self._learns |= torch.is_grad_enabled() and self.max_bytes > 0
-        if not self._learns:
-            self.num_chained += len(images)
-            return np.stack(_in_threads(chained, images))
-        context = f"{chain!r} {size} {images.shape[1:]}".encode()
-        keys = _in_threads(lambda image: _digest(context, image), images)
-        found = {key: self._kept[key] for key in keys if key in self._kept}
-        missing = {key: image for key, image in zip(keys, images, strict=True) if key not in found}
-        found |= zip(missing, _in_threads(chained, list(missing.values())), strict=True)
-        self.num_chained += len(missing)
-        for key in dict.fromkeys(keys):
-            if key in self._kept or not torch.is_grad_enabled():
-                self._keep(key, found[key])
-        return np.stack([found[key] for key in keys])
-
-    def _keep(self, key: bytes, image: np.ndarray) -> None:
-        """Keep an image, or note that it was asked for."""
-        if key not in self._kept:
-            self._kept[key] = image.copy()  # Alone, and not as a row of something larger.
-            self.num_bytes += image.nbytes
-        self._kept.move_to_end(key)
-        while self.num_bytes > self.max_bytes:
-            self.num_bytes -= self._kept.popitem(last=False)[1].nbytes
+    images = {camera: np.stack(_in_threads(chained, obs.images[camera])) for camera in cameras}
+    return replace(obs, images=images, is_prepared=True)
 
 
-def _digest(context: bytes, image: np.ndarray) -> bytes:
-    digest = hashlib.blake2b(context, digest_size=16)
-    digest.update(np.ascontiguousarray(image))
-    return digest.digest()
-
-
-def _in_threads[T](function: Callable[[np.ndarray], T], images: Sequence[np.ndarray] | np.ndarray) -> list[T]:
+def _in_threads(function: Callable[[np.ndarray], np.ndarray], images: np.ndarray) -> list[np.ndarray]:
     """`function` of each image, in order."""
     number = torch.get_num_threads()
     return list(_threads(number).map(function, images) if min(number, len(images)) > 1 else map(function, images))
@@ -92,40 +64,13 @@ def _threads(number: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(number, thread_name_prefix="images")
 
 
-def image_batch(
-    obs: Observation,
-    cameras: Sequence[str],
-    size: int,
-    chain: ImageChain,
-    device: torch.device,
-    chained: ChainedImages | None = None,
-) -> Tensor:
-    """uint8 (B, cameras, size, size, 3). Of images that are random crops already, the chain's center crop is left out.
-
-    Args:
-        chained: what has gone through the chain already; None: nothing is kept.
-
-    Raises:
-        ValueError: a camera is missing, or its images are not uint8 RGB.
-    """
-    from vla_rl.policies.openvla.image_chain import check_images
-
-    missing = [camera for camera in cameras if camera not in obs.images]
-    if missing:
-        raise ValueError(f"observation lacks the images of {missing}; it has {sorted(obs.images)}")
-    for camera in cameras:
-        check_images(obs.images[camera], f"observation image {camera!r}")
-    if are_cropped():
-        chain = chain.model_copy(update={"crop_area": None})
-    if chain == ImageChain():
-        return torch.stack([_resize(obs.images[camera], size, device) for camera in cameras], 1)
-    chained = chained or ChainedImages(0)
-    images = np.stack([chained.apply(obs.images[camera], chain, size) for camera in cameras], 1)
-    return torch.from_numpy(images).to(device)
+def image_batch(obs: Observation, cameras: Sequence[str], size: int, device: torch.device) -> Tensor:
+    """uint8 (B, cameras, size, size, 3) of a prepared observation."""
+    return torch.stack([_resize(obs.images[camera], size, device) for camera in cameras], 1)
 
 
 def _resize(images: np.ndarray, size: int, device: torch.device) -> Tensor:
-    """On the device, where images are many; the same filter as the chain's."""
+    """By the chain's filter, on the device."""
     image = torch.from_numpy(np.ascontiguousarray(images)).to(device)
     if image.shape[1:3] == (size, size):
         return image

@@ -194,7 +194,7 @@ PRESETS: dict[str, Preset] = {
 # What a config may set again when it starts from a checkpoint; the rest is the checkpoint's.
 RUN_FIELDS = (
     "precision", "compile", "cuda_graphs", "weights", "attention", "gradient_checkpointing", "value_head",
-    "value_detach", "keyframe_loss_weight", "lora", "merge_lora", "trainable", "laplace", "images", "kept_images",
+    "value_detach", "keyframe_loss_weight", "lora", "merge_lora", "trainable", "laplace", "images",
     "gripper", "padding", "num_actions",
 )  # fmt: skip
 # What a checkpoint in the published layout does not say about itself, and a recipe may.
@@ -262,12 +262,6 @@ class OpenVLAOptions(PolicyConfig):
         default_factory=ImageChain,
         description="What is done to the images first; with `path`, only what differs from what the checkpoint "
         "expects. {}: nothing.",
-    )
-    kept_images: NonNegativeInt = Field(
-        default=2048,
-        description="MiB of main memory, in each process, for images that have gone through `images` (JPEG, resize, "
-        "crop), so that a rollout's do so once and not again in its update. Taken as far as needed, and only where the "
-        "policy learns. 0: none is kept.",
     )
     gripper: Literal["environment", "open_is_one"] = Field(
         default="environment",

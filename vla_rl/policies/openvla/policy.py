@@ -25,14 +25,9 @@ from vla_rl.policies.openvla.action_tokens import ActionTokenizer
 from vla_rl.policies.openvla.decoding import decode
 from vla_rl.policies.openvla.files import folders as openvla_folders
 from vla_rl.policies.openvla.files.layout import PublishedFolder
-from vla_rl.policies.openvla.inputs import ChainedImages, image_batch, prompt_batch, state_batch
+from vla_rl.policies.openvla.inputs import image_batch, prepare_images, prompt_batch, state_batch
 from vla_rl.policies.openvla.llama_tokenizer import PromptTokenizer
-from vla_rl.policies.openvla.network.action_heads import (
-    laplace_draw,
-    laplace_entropy,
-    laplace_log_prob,
-    position_loss,
-)
+from vla_rl.policies.openvla.network.action_heads import laplace_draw, laplace_entropy, laplace_log_prob, position_loss
 from vla_rl.policies.openvla.network.network import OpenVLANetwork, Prefix, Prompt
 from vla_rl.policies.openvla.options import L1_WITHOUT_SCALE, NO_LOGITS, Architecture, OpenVLAOptions
 from vla_rl.policies.openvla.tokenizer import WordTokenizer
@@ -64,7 +59,6 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
         super().__init__()
         self.config, self.architecture = config, architecture
         self.tokenizer, self.norm_stats = tokenizer, stats
-        self.images = ChainedImages(config.kept_images)
         self.action_tokenizer = ActionTokenizer(architecture.action_bins)
         self.network, self.saves_sharded = network, True
         self.published: PublishedFolder | None = None
@@ -216,6 +210,10 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
         return self.network.language_model.lm_head.weight.device
 
     # --- Policy -----------------------------------------------------------------------------
+
+    def prepare(self, obs: Observation) -> Observation:
+        """The images taken through `config.images`. See `Policy.prepare`."""
+        return prepare_images(obs, self.cameras, self.architecture.image_size, self.config.images, self.device)
 
     @torch.no_grad()
     @lora.acts_merged
@@ -426,7 +424,7 @@ class OpenVLAPolicy(nn.Module, GuidablePolicy):
         arch, device = self.architecture, self.device
         prompts = [self.tokenizer.encode_prompt(text) for text in obs.instruction]
         return (
-            image_batch(obs, self.cameras, arch.image_size, self.config.images, device, self.images),
+            image_batch(self.prepare(obs), self.cameras, arch.image_size, device),
             None if arch.state_dim is None else state_batch(obs, arch.state_dim, self._stats(), device),
             prompt_batch(prompts, arch.llm.vocab_size, self.config.padding, device),
         )
