@@ -176,16 +176,13 @@ def gather_observations(episodes: Sequence[Episode], episode: np.ndarray, chunk:
     )
 
 
-def with_inputs(policy: Policy, episodes: Sequence[Episode]) -> list[Episode]:
-    """Return the episodes with what the policy prepares of them, as far as `MAX_INPUT_BYTES` goes; those that come from
-    another process are without it.
+def with_inputs(policy: Policy, episodes: list[Episode]) -> list[Episode]:
+    """Return the episodes with what the policy prepares of them, where they come without it, as from another process,
+    and all together are below `MAX_INPUT_BYTES`.
     """
-    room, result = MAX_INPUT_BYTES - sum(e.inputs.nbytes for e in episodes if e.inputs is not None), list(episodes)
-    for number, episode in enumerate(episodes):
-        if episode.inputs is None and room > 0 and (inputs := policy.prepare(episode.obs)) is not episode.obs:
-            result[number] = replace(episode, inputs=inputs)
-            room -= inputs.nbytes
-    return result
+    if any(e.inputs is not None for e in episodes) or sum(e.obs.nbytes for e in episodes) > MAX_INPUT_BYTES:
+        return episodes
+    return [replace(e, inputs=policy.prepare(e.obs)) for e in episodes]
 
 
 def valid_actions(episode: Episode, mask_after_success: bool = True) -> np.ndarray:

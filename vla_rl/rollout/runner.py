@@ -46,7 +46,7 @@ class RunningEpisode:
         attempt: 1; more where the same spec was lost before.
         seen, row: what the environment showed last, and this episode's row in it; within `on_step`, before the step.
         num_chunks: executed so far.
-        inputs: what the policy prepared of what was seen, one row, where it was asked to (`draw_chunk`).
+        inputs: what the policy prepared of what was seen, one row, not copied; None: nothing.
         stopped: set by `before_step` to end the episode where it is, without another step.
     """
 
@@ -159,13 +159,8 @@ def draw_chunk(
     generator: torch.Generator | None,
     temperature: float,
     obs: Observation | None = None,
-    keep_inputs: bool = False,
 ) -> ActionChunk:
-    """Draw the policy's chunk for each episode, from what is seen now or from `obs`.
-
-    Args:
-        keep_inputs: give each episode what the policy prepared for it.
-    """
+    """Draw the policy's chunk for each episode, from what is seen now or from `obs`."""
     if isinstance(policy, WatchingPolicy):
         begins = [episode.num_chunks == 0 for episode in episodes]
         policy.watch([e.env_id for e in episodes], begins, [e.spec.task for e in episodes])
@@ -173,10 +168,9 @@ def draw_chunk(
         obs = episodes[0].seen  # What the environment gave, where all were stepped together and go on.
         if [(id(e.seen), e.row) for e in episodes] != [(id(obs), row) for row in range(obs.batch_size)]:
             obs = Observation.concatenate([episode.obs for episode in episodes])
-    inputs = policy.prepare(obs) if keep_inputs else obs
-    if inputs is not obs:
-        for row, episode in enumerate(episodes):
-            episode.inputs = inputs.row(row)
+    inputs = policy.prepare(obs)
+    for row, episode in enumerate(episodes if inputs.is_prepared else ()):
+        episode.inputs = inputs.row(row)
     return policy.act(inputs, generator, temperature)
 
 
@@ -193,7 +187,8 @@ def evaluation_mode(policy: Policy | None) -> Iterator[None]:
             module.training = True
 
 
-_Step = tuple[Observation, ActionChunk, StepResult]  # One environment's: what was seen, done, and came of it.
+# One environment's: what was seen, done, and came of it; and what was prepared of what was seen, if it is to be kept.
+_Step = tuple[Observation, ActionChunk, StepResult, Observation | None]
 
 
 def collect(
@@ -222,40 +217,31 @@ def collect(
         keep_inputs: for learning: episodes carry what the policy prepared, as far as `MAX_INPUT_BYTES` goes.
     """
     steps: defaultdict[int, list[_Step]] = defaultdict(list)
-    inputs: defaultdict[int, list[Observation]] = defaultdict(list)
     episodes: dict[int, Episode] = {}
-    act, room = _actor(policy, seed, temperature, keep_inputs), MAX_INPUT_BYTES
+    act, room = _actor(policy, seed, temperature), MAX_INPUT_BYTES if keep_inputs else 0
 
     def on_step(running: RunningEpisode, row: int, chunk: ActionChunk, result: StepResult) -> None:
         nonlocal room
-        number = running.number
-        steps[number].append((running.obs, chunk.select([row]), result))
-        if running.inputs is not None and room > 0:
-            inputs[number].append(running.inputs)
-            room -= running.inputs.nbytes
+        number, inputs = running.number, running.inputs if room > 0 else None
+        room -= 0 if inputs is None else inputs.nbytes
+        steps[number].append((running.obs, chunk.select([row]), result, inputs))
         if result.done[0]:
-            episode = assemble(running.spec, steps.pop(number), groups[number] if groups else number)
-            if len(prepared := inputs.pop(number, [])) == episode.num_chunks:
-                episode.inputs = Observation.concatenate(prepared)
-            episodes[number] = episode
-            on_episode(episode)
+            episodes[number] = assemble(running.spec, steps.pop(number), groups[number] if groups else number)
+            on_episode(episodes[number])
 
     getattr(env, "runner", EpisodeRunner)(env, specs, act, on_step, policy, stopwatch=stopwatch or Stopwatch()).run()
     return [episodes[number] for number in range(len(specs))]
 
 
-def _actor(
-    policy: Policy, seed: int | Sequence[int], temperature: float, keep_inputs: bool
-) -> Callable[..., ActionChunk]:
+def _actor(policy: Policy, seed: int | Sequence[int], temperature: float) -> Callable[..., ActionChunk]:
     import torch
 
-    draw = partial(draw_chunk, policy, temperature=temperature, keep_inputs=keep_inputs)
     if not isinstance(seed, int):
-        return _own_noise(draw, seed)
-    return partial(draw, generator=torch.Generator().manual_seed(seed))
+        return _own_noise(policy, seed, temperature)
+    return partial(draw_chunk, policy, generator=torch.Generator().manual_seed(seed), temperature=temperature)
 
 
-def _own_noise(draw: Callable[..., ActionChunk], seeds: Sequence[int]) -> Callable[..., ActionChunk]:
+def _own_noise(policy: Policy, seeds: Sequence[int], temperature: float) -> Callable[..., ActionChunk]:
     """What draws each episode's chunk by a generator of its own; `seeds`: of each spec."""
     import torch
 
@@ -266,14 +252,14 @@ def _own_noise(draw: Callable[..., ActionChunk], seeds: Sequence[int]) -> Callab
 
     def act(episodes: Sequence[RunningEpisode]) -> ActionChunk:
         noise.rows = [own[episode.number] for episode in episodes]
-        return draw(episodes, generator=noise)
+        return draw_chunk(policy, episodes, noise, temperature)
 
     return act
 
 
 def assemble(spec: EpisodeSpec, steps: Sequence[_Step], group: int) -> Episode:
     """Put an episode together from what was seen, done, and came of it at each decision, one row each."""
-    obs, chunks, results = zip(*steps, strict=True)
+    obs, chunks, results, inputs = zip(*steps, strict=True)
     last = results[-1]
     lost = bool(last.lost[0])
     return Episode(
@@ -285,6 +271,7 @@ def assemble(spec: EpisodeSpec, steps: Sequence[_Step], group: int) -> Episode:
         group=group,
         lost=lost,
         info={k: np.array([r.info[k][0] for r in results]) for k in last.info if k not in _PER_STEP},
+        inputs=Observation.concatenate(inputs) if all(inputs) else None,
         **{name: np.concatenate([getattr(r, name) for r in results]) for name in _STEP_ARRAYS},
         **(_recorded_frames(results) if "frames" in last.info and not lost else {}),
     )

@@ -13,13 +13,14 @@ import torch
 from real_robot.failure.detector import Score
 from real_robot.operator.hub.sim_fleet import WAITING_ROOM, FleetOptions, FleetResult, run_fleet
 from sim.tabletop.config import TabletopConfig
+from vla_rl.interfaces import Policy
 from vla_rl.types import ActionChunk, EpisodeSpec, Observation
 
 TASK, HORIZON = "push_to_zone", 24
 SPECS = [EpisodeSpec(TASK, "train", i) for i in range(4)]
 
 
-class Lazy(torch.nn.Module):
+class Lazy(torch.nn.Module, Policy):
     """A policy that drifts sideways and solves nothing. Chunks of 4."""
 
     def act(self, obs: Observation, generator: object = None, temperature: float = 1.0) -> ActionChunk:

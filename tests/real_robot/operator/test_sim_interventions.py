@@ -15,7 +15,7 @@ from real_robot.operator.sim_interventions import InterventionOutcome, OperatorO
 from sim.tabletop.config import TabletopConfig
 from vla_rl.data.config import DatasetConfig
 from vla_rl.data.dataset import DataNeeds, EpisodeDataset, open_dataset
-from vla_rl.interfaces import VecEnv
+from vla_rl.interfaces import Policy, VecEnv
 from vla_rl.types import CONTROL_SOURCES, ActionChunk, EpisodeSpec, Observation
 
 TASK = "pick_place"
@@ -24,7 +24,7 @@ SPECS = [EpisodeSpec(TASK, "train", i) for i in range(2)]
 NEEDS = DataNeeds(cameras=("agentview",), action_dim=7, state_dim=8)
 
 
-class Lazy(torch.nn.Module):
+class Lazy(torch.nn.Module, Policy):
     """A policy that drifts sideways and solves nothing. Chunks of 4."""
 
     def act(self, obs: Observation, generator: object = None, temperature: float = 1.0) -> ActionChunk:

@@ -20,6 +20,7 @@ from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetError
 from vla_rl.data.lerobot_io import FINAL_OBJECT_POSES, OBJECT_POSES
 from vla_rl.data.objects import object_features, object_names, open_object_poses
+from vla_rl.interfaces import Policy
 from vla_rl.rollout.runner import collect as run_episodes
 from vla_rl.types import ActionChunk, EpisodeSpec, Observation
 from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
@@ -29,7 +30,7 @@ ENV = TabletopConfig(num_envs=2, image_size=32, tasks=TASKS, horizons=dict.fromk
 DUMMY = DummyConfig(num_envs=2, tasks=("reach_red",), horizon=8)
 
 
-class Wander(torch.nn.Module):
+class Wander(torch.nn.Module, Policy):
     """Chunks of four random actions."""
 
     chunk_size = 4

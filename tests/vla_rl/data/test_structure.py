@@ -17,6 +17,7 @@ from vla_rl.config import ConfigError
 from vla_rl.data.config import DatasetConfig, DatasetError
 from vla_rl.data.dataset import DataNeeds, EpisodeDataset, open_dataset
 from vla_rl.data.segmentation import CAMERA_PREFIX, open_structure, pack, structure_file, unpack
+from vla_rl.interfaces import Policy
 from vla_rl.types import ActionChunk, EpisodeSpec, Observation
 from vla_rl.workflows.record_dataset import CollectConfig, collect_dataset
 
@@ -24,7 +25,7 @@ CAMERAS = ("agentview", "wrist")
 ENV = TabletopConfig(num_envs=2, cameras=CAMERAS, image_size=32, tasks=("pick_colour",), horizons={"pick_colour": 6})
 
 
-class Wander(torch.nn.Module):
+class Wander(torch.nn.Module, Policy):
     """Chunks of four random actions; insists on seeing pictures alone."""
 
     def act(self, obs: Observation, generator: Any, temperature: float = 1.0) -> ActionChunk:

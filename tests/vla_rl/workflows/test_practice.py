@@ -20,6 +20,7 @@ from vla_rl.common.run_folder import open_run
 from vla_rl.config import ConfigError
 from vla_rl.data.lerobot_io import read_shards, staging_folder
 from vla_rl.data.source import LeRobotSource
+from vla_rl.interfaces import Policy
 from vla_rl.offpolicy.recorded import new_episodes
 from vla_rl.recipe.recipe import load_recipe
 from vla_rl.rollout.practice import Practice
@@ -33,7 +34,7 @@ PICK, OFF = "pick_place", "take_off"
 PAIR = [f"env.tasks=[{PICK},{OFF}]", f"hil.practice={{reset_task: {OFF}, attempts: 2}}"]
 
 
-class Scripted(torch.nn.Module):
+class Scripted(torch.nn.Module, Policy):
     """A policy that is the expert, or does nothing, as told of each episode begun: E, or anything else."""
 
     def __init__(self, env: Any, plan: str) -> None:

@@ -21,7 +21,7 @@ from world_model.env.value_config import WorldModelValuesConfig
 HORIZON = 24
 
 
-class Pusher(torch.nn.Module):
+class Pusher(torch.nn.Module, Policy):
     """Pushes ahead by as much as it draws; greedily with 0.5."""
 
     chunk_size, action_dim, cameras, uses_state = 4, 3, ("wrist",), True

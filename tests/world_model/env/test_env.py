@@ -14,7 +14,7 @@ from toy import GAIN, GOAL, ToyDynamics, push, through_a_file, toy_env
 
 from vla_rl.distributed.process_group import ALONE, ProcessGroup
 from vla_rl.evaluation.evaluate import EvalConfig, evaluate
-from vla_rl.interfaces import ImaginedEnv
+from vla_rl.interfaces import ImaginedEnv, Policy
 from vla_rl.rollout.runner import collect
 from vla_rl.types import ActionChunk, EpisodeSpec, Keyframe, Observation
 from world_model.env.env import WorldModelEnv
@@ -82,7 +82,7 @@ def test_a_chunk_that_frames_do_not_divide_is_warned_of_once(caplog: pytest.LogC
     assert len(caplog.records) == 1 and "frame of 2" in caplog.text
 
 
-class Wanderer(torch.nn.Module):
+class Wanderer(torch.nn.Module, Policy):
     """A policy that pushes ahead more or less."""
 
     def act(self, obs: Observation, generator: torch.Generator | None = None, temperature: float = 1.0) -> ActionChunk:
@@ -247,7 +247,7 @@ class OneOfTwo(ProcessGroup):
         return [value] * self.size
 
 
-class Pusher(torch.nn.Module):
+class Pusher(torch.nn.Module, Policy):
     """A policy that always pushes ahead alike."""
 
     chunk_size = 8

@@ -14,6 +14,7 @@ import torch
 from toy import GOAL, METADATA, ToyInitialFrames, push, through_a_file, toy_env, toy_world_model
 
 from vla_rl.config import ConfigError
+from vla_rl.interfaces import Policy
 from vla_rl.rollout.runner import collect
 from vla_rl.training.rollout_success import success_metrics
 from vla_rl.types import ActionChunk, EpisodeSpec, Observation
@@ -23,7 +24,7 @@ from world_model.env.env import WorldModelEnv
 SPEC = EpisodeSpec("reach", "train", 1)  # Starts at 1.125; a frame of pushes by 1 moves by 1.
 
 
-class Pusher(torch.nn.Module):
+class Pusher(torch.nn.Module, Policy):
     """Pushes ahead, always by as much."""
 
     chunk_size, action_dim, cameras, uses_state = 8, 3, ("wrist",), True

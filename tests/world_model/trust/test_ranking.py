@@ -10,6 +10,7 @@ import pytest
 import torch
 from toy import GOAL, push, toy_env, toy_world_model
 
+from vla_rl.interfaces import Policy
 from vla_rl.rollout.runner import collect
 from vla_rl.types import ActionChunk, EpisodeSpec, Observation
 from world_model.config import ImaginationConfig
@@ -50,7 +51,7 @@ def test_only_states_that_all_have_finished_count(tmp_path: Path) -> None:
         rank([outcomes("a", 1, 1, 1)])
 
 
-class Steady(torch.nn.Module):
+class Steady(torch.nn.Module, Policy):
     """Pushes ahead evenly."""
 
     def __init__(self, size: float = 1.0) -> None:

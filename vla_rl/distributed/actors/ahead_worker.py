@@ -181,7 +181,7 @@ class AheadWorker:
                 chunk, version = await self._decide(course.seen, generator)
                 versions.append(version)
                 seen, seat, result = course.seen, *await self._step(course, seat, chunk.actions[0])
-                steps.append((seen, chunk, result))
+                steps.append((seen, chunk, result, None))  # The learner prepares it anew: not to be sent beside it.
         finally:
             self._num_running -= 1
             self._free.put_nowait(seat)
