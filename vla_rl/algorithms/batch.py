@@ -160,10 +160,7 @@ def decisions(
 
 
 def gather_observations(episodes: Sequence[Episode], episode: np.ndarray, chunk: np.ndarray) -> Observation:
-    """Return observations by (episode, chunk), int (N,) each; chunk number K means the episode's final observation.
-
-    They are what the policy prepared, where the episodes carry it for all of them.
-    """
+    """Return observations by (episode, chunk), int (N,) each; K: the final one. Prepared, where all are kept so."""
     places = [(episodes[e], int(c)) for e, c in zip(episode, chunk, strict=True)]
     rows = [(e.inputs, c) for e, c in places if e.inputs is not None and c < e.num_chunks]
     if len(rows) < len(places):
@@ -177,9 +174,7 @@ def gather_observations(episodes: Sequence[Episode], episode: np.ndarray, chunk:
 
 
 def with_inputs(policy: Policy, episodes: list[Episode]) -> list[Episode]:
-    """Return the episodes with what the policy prepares of them, where they come without it, as from another process,
-    and all together are below `MAX_INPUT_BYTES`.
-    """
+    """Return the episodes with what the policy prepares of them; as they are where some have it, or it is too much."""
     if any(e.inputs is not None for e in episodes) or sum(e.obs.nbytes for e in episodes) > MAX_INPUT_BYTES:
         return episodes
     return [replace(e, inputs=policy.prepare(e.obs)) for e in episodes]
