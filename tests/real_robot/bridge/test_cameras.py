@@ -15,7 +15,9 @@ import yaml
 from memory_transport import MemoryTransport
 from network_camera import NetworkCamera
 from processes import until
+from virtual_time import VirtualTime
 
+from real_robot.bridge import cameras
 from real_robot.bridge.cameras import LocalCamera
 from real_robot.bridge.robot import TopicRobot
 from real_robot.contract.channels import CameraConfig
@@ -26,10 +28,8 @@ from real_robot.transports.base import TransportError
 from real_robot.transports.messages import Image, JointState
 from vla_rl.config import ConfigError
 
-pytestmark = pytest.mark.live
 
-
-@pytest.fixture
+@pytest.fixture(scope="module")
 def stream() -> Iterator[NetworkCamera]:
     logging.getLogger("lerobot").setLevel(logging.ERROR)
     camera = NetworkCamera()
@@ -69,9 +69,9 @@ def say_where(transport: MemoryTransport) -> None:
     transport.deliver("/joints", message)
 
 
-@pytest.fixture
-def robot(tmp_path: Path, stream: NetworkCamera) -> Iterator[TopicRobot]:
-    contract = contract_of(tmp_path, kind="opencv", index=stream.url)
+@pytest.fixture(scope="module")
+def robot(tmp_path_factory: pytest.TempPathFactory, stream: NetworkCamera) -> Iterator[TopicRobot]:
+    contract = contract_of(tmp_path_factory.mktemp("arm"), kind="opencv", index=stream.url, patience=0.5)
     transport = contract.transport.open()
     assert isinstance(transport, MemoryTransport)
     robot = TopicRobot(contract, transport, "go")
@@ -80,6 +80,7 @@ def robot(tmp_path: Path, stream: NetworkCamera) -> Iterator[TopicRobot]:
     robot.close()
 
 
+@pytest.mark.live
 def test_a_camera_and_an_arms_topics_make_an_observation(robot: TopicRobot) -> None:
     observation = until(robot.read, "an observation", 20)
     picture = observation.images["front"]
@@ -88,6 +89,7 @@ def test_a_camera_and_an_arms_topics_make_an_observation(robot: TopicRobot) -> N
     assert observation.state.tolist() == [0.0] and robot.fault is None
 
 
+@pytest.mark.live
 def test_a_camera_that_freezes_holds_the_robot_then_is_a_fault(robot: TopicRobot, stream: NetworkCamera) -> None:
     until(robot.read, "an observation", 20)
     stream.frozen.set()
@@ -99,6 +101,7 @@ def test_a_camera_that_freezes_holds_the_robot_then_is_a_fault(robot: TopicRobot
     assert robot.fault is None
 
 
+@pytest.mark.live
 def test_pictures_are_as_old_as_their_frames(robot: TopicRobot, stream: NetworkCamera) -> None:
     """The last picture of a frozen camera is given for as long as max_age, not longer."""
     until(robot.read, "an observation", 20)
@@ -108,9 +111,14 @@ def test_pictures_are_as_old_as_their_frames(robot: TopicRobot, stream: NetworkC
         last = observation
         time.sleep(0.005)
     assert last is not None and time.monotonic() - last.stamp < 0.3 + 0.15
+    stream.frozen.clear()
 
 
-def test_an_unplugged_camera_is_opened_again_when_it_is_back(robot: TopicRobot, stream: NetworkCamera) -> None:
+@pytest.mark.live
+def test_an_unplugged_camera_is_opened_again_when_it_is_back(
+    robot: TopicRobot, stream: NetworkCamera, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cameras, "_AGAIN", 0.1)
     until(robot.read, "an observation", 20)
     stream.unplug()
     until(lambda: robot.read() is None, "no observation", 10)
@@ -128,15 +136,19 @@ def test_a_camera_that_is_not_there_is_named() -> None:
         LocalCamera("front", config, lambda message: None)
 
 
+@pytest.mark.live
 def test_the_doctor_says_how_the_camera_does(tmp_path: Path, stream: NetworkCamera) -> None:
     contract = contract_of(tmp_path, kind="opencv", index=stream.url)
-    found = {c.name: c for c in check_robot(contract, 1.0)}
+    found = {c.name: c for c in check_robot(contract, 0.5)}
     assert found["camera front"].status == "ok", found["camera front"]
     assert "120 x 160" in found["camera front: picture"].found
     assert found["/joints"].status == "wrong", "that one says nothing"
 
 
-def test_the_doctor_names_a_camera_that_is_not_there(tmp_path: Path) -> None:
+def test_the_doctor_names_a_camera_that_is_not_there(
+    virtual: VirtualTime, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    virtual.install(monkeypatch, "real_robot")
     found = {c.name: c for c in check_robot(contract_of(tmp_path, kind="opencv", index="/dev/video97"), 1.0)}
     assert found["camera front"].status == "wrong" and "/dev/video97" in found["camera front"].found
     assert "plug it in" in found["camera front"].fix
