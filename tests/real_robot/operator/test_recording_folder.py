@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,14 +37,12 @@ def other(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-@pytest.mark.parametrize("act", [record, finish, discard])
-def test_what_a_living_process_records_is_not_touched(
-    other: subprocess.Popen[bytes], tmp_path: Path, act: Callable[[Path], object]
-) -> None:
+def test_what_a_living_process_records_is_not_touched(other: subprocess.Popen[bytes], tmp_path: Path) -> None:
     message = rf"\.set\.recording is recorded into already, by process {other.pid} on .*, since .*give another folder"
-    with pytest.raises(RecordingError, match=message):
-        act(tmp_path / "set")
-    assert (tmp_path / ".set.recording").is_dir()
+    for act in (record, finish, discard):
+        with pytest.raises(RecordingError, match=message):
+            act(tmp_path / "set")
+        assert (tmp_path / ".set.recording").is_dir()
 
 
 def test_a_killed_process_leaves_its_recording_free(other: subprocess.Popen[bytes], tmp_path: Path) -> None:
