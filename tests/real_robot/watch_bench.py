@@ -33,6 +33,7 @@ from real_robot.operator.operators import Operators
 from real_robot.serving.client import PolicyClient
 from real_robot.serving.requests import PolicyFacts
 from vla_rl.data.embeddings import EmbeddedEpisodes
+from vla_rl.interfaces import Policy
 from vla_rl.types import ActionChunk, Observation
 
 CHUNK = 4  # Actions; also the control steps from one embedding to the next.
@@ -40,7 +41,7 @@ SPEED = 0.1  # m/s
 HASH = "5" * 64
 
 
-class Walker:
+class Walker(Policy):
     """A policy of numpy alone."""
 
     def __init__(self) -> None:
