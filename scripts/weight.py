@@ -62,7 +62,7 @@ LIMITS = {
     "lines to the loss": Limit(1_716, 1_100),
     "files to the loss": Limit(36, 18),
     "fast tests": Limit(None, None),
-    "live tests": Limit(1_646, 150),
+    "live tests": Limit(50, 50),
     "slow tests": Limit(None, None),
 }
 

@@ -23,6 +23,7 @@ from greenlet import getcurrent, greenlet
 
 WALL = 1_700_000_000.0  # seconds since the epoch at the beginning
 STEP = 0.005  # seconds between two looks of `until`
+MOST = 3600.0  # seconds that a test may last
 
 
 class _EndedError(BaseException):
@@ -39,10 +40,11 @@ class VirtualTime:
 
     def __init__(self, seed: int = 0) -> None:
         self.now = 1000.0
+        self._end = self.now + MOST
         self.rng = random.Random(seed)
         self._main = getcurrent()
         self._waiters: list[_Waiter] = []
-        self._errors: list[BaseException] = []
+        self._errors: list[Exception] = []
         self._has_ended = False
 
     def install(self, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
@@ -65,7 +67,7 @@ class VirtualTime:
         """Let others run until `ready` holds, at most `timeout` seconds. Returns whether it does.
 
         Raises:
-            AssertionError: nobody can ever go on.
+            AssertionError: in the test's own thread, where nobody goes on within an hour.
         """
         if self._has_ended:
             raise _EndedError
@@ -73,7 +75,7 @@ class VirtualTime:
         waiter = _Waiter(getcurrent(), ready, deadline)
         self._waiters.append(waiter)
         self._next().switch()
-        assert waiter.deadline > -math.inf, "every thread waits for another, without a time-out"
+        assert waiter.deadline > -math.inf, "what the test waits for does not come in an hour"
         return bool(ready())
 
     def _next(self) -> greenlet:
@@ -81,7 +83,7 @@ class VirtualTime:
         able = [w for w in self._waiters if w.ready() or w.deadline <= self.now]
         if not able:
             earliest = min(w.deadline for w in self._waiters)
-            if earliest == math.inf:  # for ever: the test fails
+            if earliest > self._end:
                 earliest = self.now
                 next(w for w in self._waiters if w.thread is self._main).deadline = -math.inf
             self.now = earliest
@@ -98,7 +100,7 @@ class VirtualTime:
                 target()
             except _EndedError:
                 return
-            except BaseException as error:  # A thread's edge: `close` raises it.
+            except Exception as error:  # A thread's edge: `close` raises it.
                 self._errors.append(error)
             if not self._has_ended:
                 thread.parent = self._next()  # who goes on at the end of this one
@@ -118,7 +120,7 @@ class VirtualTime:
         """End all threads, wherever they wait.
 
         Raises:
-            BaseException: what one of them ended with.
+            Exception: what one of them ended with.
         """
         self._has_ended = True
         for waiter in self._waiters:
