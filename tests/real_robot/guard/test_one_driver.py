@@ -23,7 +23,7 @@ pytestmark = [
 CLAIM = """
 import sys, time
 from contextlib import ExitStack
-from real_robot.contract.contract import load_contract
+from real_robot.contract.load import load_contract
 from real_robot.transports.messages import TwistStamped
 from real_robot.transports.base import QosConfig
 from real_robot.guard.robot_lock import RobotBusyError, claim
@@ -138,7 +138,7 @@ def test_a_stop_elsewhere_stops_it_and_a_reset_elsewhere_lets_it_go_on(robot: De
     """Another of this robot's processes says that a person has stopped it."""
     code = """
 import sys, time
-from real_robot.contract.contract import load_contract
+from real_robot.contract.load import load_contract
 from real_robot.transports.messages import String
 from real_robot.guard.lease import TOPIC, new_lease
 from real_robot.guard.robot_lock import QOS

@@ -176,7 +176,7 @@ def test_deploy_without_the_guard_is_refused_while_it_is_there(robot: Guarded) -
 
 HOSTILE = """
 import random, sys, time
-from real_robot.contract.contract import load_contract
+from real_robot.contract.load import load_contract
 from real_robot.transports.messages import JointState, TwistStamped
 from real_robot.transports.base import QosConfig
 import numpy as np

@@ -240,7 +240,7 @@ def test_a_lease_is_what_was_written() -> None:
 CLAIM = """
 import sys, time
 from contextlib import ExitStack
-from real_robot.contract.contract import load_contract
+from real_robot.contract.load import load_contract
 from real_robot.guard.robot_lock import RobotBusyError, claim
 contract = load_contract("sim_robot", [f"transport={{kind: ros2, domain: {sys.argv[1]}}}"])
 transport = contract.transport.open()
