@@ -41,6 +41,12 @@ PATIENT = [
     "silence=30",
 ]
 
+ROWS, COLUMNS = np.ogrid[0:360, 0:480]
+SCENE = np.full((360, 480, 3), (46, 52, 58), np.uint8)  # a table from above, a zone and a block
+SCENE[30:330, 40:440] = (176, 152, 120)
+SCENE[90:150, 300:380] = (104, 160, 112)
+SCENE[210:240, 180:210] = (190, 60, 52)
+
 
 class PointRobot:
     """Publishes 10 times a second where it is; moves as it is told."""
@@ -85,14 +91,10 @@ class PointRobot:
         self.transport.deliver("/agentview/image/compressed", image)
 
     def draw(self) -> np.ndarray:
-        """A table from above, a zone, a block, and the gripper."""
-        rows, columns = np.mgrid[0:360, 0:480]
-        picture = np.full((360, 480, 3), (46, 52, 58), np.uint8)
-        picture[30:330, 40:440] = (176, 152, 120)
-        picture[90:150, 300:380] = (104, 160, 112)
-        picture[210:240, 180:210] = (190, 60, 52)
+        """The scene, and the gripper."""
+        picture = SCENE.copy()
         x, y = 240 - 550 * self.position[1], 180 - 450 * self.position[0]
-        distance = np.hypot(columns - x, rows - y)
+        distance = np.hypot(COLUMNS - x, ROWS - y)
         picture[(distance < 16) & (distance > 9)] = (35, 40, 48)
         return picture
 
