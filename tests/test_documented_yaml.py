@@ -21,7 +21,7 @@ from urdfs import chain
 
 from real_robot.contract.contract import RobotContract
 from real_robot.contract.load import load_contract, shipped_contracts
-from real_robot.operator.hub.run_hub import load_hub
+from real_robot.operator.hub.hub_server import load_hub
 from real_robot.transports.base import TransportConfig
 from vla_rl.config import RUNS, merge, read_yaml, recipe_class
 from vla_rl.recipe.recipe import load_recipe

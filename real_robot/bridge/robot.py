@@ -1,4 +1,4 @@
-"""A robot behind its topics: observations put together as the contract says, actions sent as it says."""
+"""A robot behind its topics: observations assembled, actions sent, force and torque checked, as its contract says."""
 
 from __future__ import annotations
 
@@ -13,17 +13,67 @@ from real_robot.bridge.alignment import HeaderClock, Sample, Track
 from real_robot.bridge.cameras import Camera, LocalCamera, OpenCamera
 from real_robot.bridge.codec import check_frame, read_image, read_state, write_action, write_goal
 from real_robot.bridge.goals import GoalSender, call_and_wait, open_goals
-from real_robot.bridge.wrench import WrenchCheck
-from real_robot.checks import StateCheck
+from real_robot.checks import Newest, StateCheck
 from real_robot.contract.channels import ActionSink, ImageSource, StateSource
 from real_robot.contract.contract import RobotContract
+from real_robot.contract.safety import WrenchLimits
 from real_robot.transports.action_types import SERVICES, SetBoolRequest, TriggerRequest
 from real_robot.transports.actions import graph_of
 from real_robot.transports.base import Publisher, QosConfig, Transport, TransportError
-from real_robot.transports.messages import Message, MessageError, String
+from real_robot.transports.messages import Message, MessageError, String, WrenchStamped
 from real_robot.types import RobotObservation
 
 LATCHED = QosConfig(durability="transient_local")
+
+
+def sizes_of(wrench: WrenchStamped) -> np.ndarray:
+    """How long force and torque are, (2,) in N and Nm."""
+    return np.array([np.linalg.norm(wrench.force), np.linalg.norm(wrench.torque)])
+
+
+class WrenchCheck:
+    """A state check of the supervisor: the wrench is known, and within its limits.
+
+    It comes more often than observations, and a blow is short: what counts is the largest since it was asked last.
+
+    Args:
+        timeout: seconds without a wrench after which it is not known. Messages that are not finite count as none.
+    """
+
+    name = "wrench"
+
+    def __init__(
+        self,
+        limits: WrenchLimits,
+        timeout: float,
+        transport: Transport,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limits, self._timeout = limits, timeout
+        self._newest = Newest[np.ndarray](limits.topic, "force and torque", clock)
+        self._lock = threading.Lock()
+        self._last = self._most = np.zeros(2)  # N, Nm: of the newest message, and largest since it was asked
+        transport.subscribe(limits.topic, WrenchStamped, limits.qos, self._receive)
+
+    def _receive(self, message: Message) -> None:
+        assert isinstance(message, WrenchStamped)
+        sizes = sizes_of(message)
+        if not np.isfinite(sizes).all():
+            return self._newest.refuse("NaN or infinity")
+        with self._lock:
+            self._last, self._most = sizes, np.maximum(self._most, sizes)
+        return self._newest.show(sizes)
+
+    def trouble(self, observation: RobotObservation, sent: np.ndarray | None) -> str | None:
+        if trouble := self._newest.trouble(self._timeout):
+            return trouble
+        with self._lock:
+            most, self._most = self._most, self._last
+        return self._limits.trouble(*most)
+
+    def restart(self) -> None:
+        with self._lock:
+            self._most = self._last
 
 
 class Robot(Protocol):

@@ -38,8 +38,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from real_robot.bridge.codec import to_quaternion
-from real_robot.bridge.images import encode_image
+from real_robot.bridge.codec import encode_image, to_quaternion
 from real_robot.transports.ros.install import RosInstallError, enable
 from real_robot.transports.ros.master import Master, master_pid
 from vla_rl.config import Config, ConfigError, build_component

@@ -1,4 +1,4 @@
-"""Where the camera is: on the gripper (eye in hand) or beside the robot (eye to hand), from poses and pictures.
+"""Hand-eye calibration: the camera's pose on the gripper (eye in hand) or beside the robot (eye to hand).
 
 OpenCV's `calibrateHandEye` (Park and Martin 1994, "Robot sensor calibration: solving AX = XB on the Euclidean group")
 gives the start; from there the reprojection error over all pictures is made smallest, with the camera's place and the
@@ -17,9 +17,7 @@ import numpy as np
 from scipy.optimize import least_squares
 from scipy.spatial.transform import Rotation
 
-from real_robot.calibration.board import BoardFinder, Corners
-from real_robot.calibration.intrinsics import Intrinsics, board_pose, project, rms
-from real_robot.calibration.transforms import angle_between, average, from_vector, inverse, to_vector
+from real_robot.calibration.intrinsics import BoardFinder, Corners, Intrinsics, board_pose, project, rms
 
 Mount = Literal["gripper", "base"]
 MIN_PAIRS = 8
@@ -27,6 +25,45 @@ MIN_TURN = 15.0  # degrees of the largest turn between two poses
 MIN_SECOND_AXIS = 0.1  # how much of all turning is about a second axis
 MAX_DISAGREEMENT = 3.0  # degrees that arm and board may turn apart, in the middle of all pairs
 FOLDS = 5
+
+
+def pose_of(position: np.ndarray, quaternion: np.ndarray) -> np.ndarray:
+    """The pose (4, 4) of a position (3,) in meters and a quaternion x, y, z, w (4,)."""
+    pose = np.eye(4)
+    pose[:3, :3], pose[:3, 3] = Rotation.from_quat(quaternion).as_matrix(), position
+    return pose
+
+
+def inverse(pose: np.ndarray) -> np.ndarray:
+    """The pose of the outer frame in the inner one, (4, 4)."""
+    turned = np.eye(4)
+    turned[:3, :3], turned[:3, 3] = pose[:3, :3].T, -pose[:3, :3].T @ pose[:3, 3]
+    return turned
+
+
+def angle_between(first: np.ndarray, second: np.ndarray) -> float:
+    """Radians that two poses are turned against each other."""
+    return float(Rotation.from_matrix(first[:3, :3].T @ second[:3, :3]).magnitude())
+
+
+def average(poses: Sequence[np.ndarray]) -> np.ndarray:
+    """The mean of poses that are near each other, (4, 4)."""
+    mean = np.eye(4)
+    mean[:3, :3] = Rotation.from_matrix(np.array([p[:3, :3] for p in poses])).mean().as_matrix()
+    mean[:3, 3] = np.median([p[:3, 3] for p in poses], axis=0)
+    return mean
+
+
+def to_vector(pose: np.ndarray) -> np.ndarray:
+    """Rotation vector and position, (6,)."""
+    return np.concatenate([Rotation.from_matrix(pose[:3, :3]).as_rotvec(), pose[:3, 3]])
+
+
+def from_vector(vector: np.ndarray) -> np.ndarray:
+    """The reverse of `to_vector`."""
+    pose = np.eye(4)
+    pose[:3, :3], pose[:3, 3] = Rotation.from_rotvec(vector[:3]).as_matrix(), vector[3:]
+    return pose
 
 
 class HandEyeError(ValueError):

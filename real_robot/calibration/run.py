@@ -9,10 +9,17 @@ import cv2
 import yaml
 from scipy.spatial.transform import Rotation
 
-from real_robot.calibration.board import BoardConfig, BoardFinder, Corners, draw_board
+from real_robot.calibration.collect import read_board, read_shots
 from real_robot.calibration.hand_eye import HandEye, Mount, Pair, calibrate_hand_eye
-from real_robot.calibration.intrinsics import Intrinsics, calibrate_camera, load_intrinsics
-from real_robot.calibration.pairs import read_board, read_shots
+from real_robot.calibration.intrinsics import (
+    BoardConfig,
+    BoardFinder,
+    Corners,
+    Intrinsics,
+    calibrate_camera,
+    draw_board,
+    load_intrinsics,
+)
 from real_robot.contract.safety import Workspace
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.config import Config, ConfigError, dump_yaml

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from real_robot.calibration.arm_pose import POSE
-from real_robot.calibration.collect import LiveArm, Say
+from real_robot.calibration.collect import POSE, LiveArm, Say
 from real_robot.contract.channels import POSE_PARTS
 from real_robot.contract.contract import RobotContract
 from real_robot.contract.safety import Workspace

@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from real_robot.finite_config import FiniteConfig
 from real_robot.transports.action_types import ACTIONS, SERVICES
 from real_robot.transports.base import QosConfig
 from real_robot.transports.lerobot_devices import make_camera
 from real_robot.transports.messages import MESSAGES, Message
+from real_robot.types import FiniteConfig
 from vla_rl.config import ConfigError
 
 TOPIC = r"^~?/?[A-Za-z][A-Za-z0-9_/]*$"

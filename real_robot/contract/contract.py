@@ -11,14 +11,20 @@ import numpy as np
 from pydantic import Field, SerializeAsAny, model_validator
 
 from real_robot.contract.channels import ActionSink, ObservationConfig
-from real_robot.contract.execution import ExecutionConfig
 from real_robot.contract.model import ModelConfig
 from real_robot.contract.safety import SafetyConfig
-from real_robot.contract.sections import EpisodeServices, GuardConfig, OperatorTopics, StartCall, WatchConfig
-from real_robot.contract.teleop import TeleopConfig
-from real_robot.finite_config import FiniteConfig
+from real_robot.contract.sections import (
+    EpisodeServices,
+    ExecutionConfig,
+    GuardConfig,
+    OperatorTopics,
+    StartCall,
+    TeleopConfig,
+    WatchConfig,
+)
 from real_robot.transports.base import TransportConfig
 from real_robot.transports.configs import Ros1Config
+from real_robot.types import FiniteConfig
 from vla_rl.config import ConfigError, component
 
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from real_robot.finite_config import FiniteConfig
 from real_robot.transports.base import QosConfig
+from real_robot.types import FiniteConfig
 from vla_rl.config import Config, ConfigError
 
 Vector = tuple[float, float, float]

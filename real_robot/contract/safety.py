@@ -7,8 +7,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from real_robot.finite_config import FiniteConfig
 from real_robot.transports.base import QosConfig
+from real_robot.types import FiniteConfig
 from vla_rl.config import Config, ConfigError
 
 

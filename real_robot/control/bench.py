@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from real_robot.contract.execution import ExecutionConfig
 from real_robot.contract.safety import SafetyConfig
-from real_robot.control.execution import ChunkExecutor
+from real_robot.contract.sections import ExecutionConfig
+from real_robot.control.chunk_executor import ChunkExecutor
 from real_robot.control.supervisor import Supervisor
 from real_robot.serving.client import PolicyClient
 from real_robot.types import RobotObservation

@@ -1,4 +1,4 @@
-"""The arithmetic of the safety limits: what may be sent at this tick, given what was sent at the last ones.
+"""The motion limiter and the workspace: what may be sent at this tick, given what was sent at the last ones.
 
 A set-point x with limits low..high moves with speed v. If v is towards `high`, it can be brought to rest at
 deceleration a within v^2 / (2 a), whatever the lengths of the ticks to come, since each tick first brakes by a dt,
@@ -12,6 +12,8 @@ acceleration allows, and its acceleration changes as its jerk allows. For a posi
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -19,6 +21,7 @@ import numpy as np
 
 from real_robot.contract.safety import SafetyConfig
 from real_robot.control.jerk import TOLERANCE, Bounds, Motion1D
+from real_robot.types import RobotObservation
 
 
 def braking_speed(
@@ -293,3 +296,57 @@ def _inside(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     low32 = np.where(low32 < low, np.nextafter(low32, np.float32(np.inf)), low32)
     high32 = np.where(high32 > high, np.nextafter(high32, np.float32(-np.inf)), high32)
     return low32.astype(np.float32), high32.astype(np.float32)
+
+
+class WorkspaceGuard:
+    """Knows the workspace of a `SafetyConfig`, and what was sent since the newest observation."""
+
+    def __init__(self, config: SafetyConfig) -> None:
+        self._box, self._dimensions, self._tick = config.workspace, config.dimensions, 1.0 / config.control_hz
+        self._ways: deque[tuple[float, np.ndarray]] = deque(maxlen=256)  # (time, way in the tick after)
+
+    @property
+    def state_size(self) -> int:
+        """Numbers that an observed state must have at least."""
+        return 0 if self._box is None else max(self._box.state) + 1
+
+    def remember(self, values: np.ndarray, now: float) -> None:
+        """Note what was sent, float64 (A,)."""
+        self._ways.append((now, values * self._tick))
+
+    def moved_since(self, stamp: float) -> np.ndarray:
+        """Float64 (A,): the integral of each velocity that was sent since then."""
+        ways = [way for sent, way in self._ways if sent >= stamp]
+        return np.sum(ways, axis=0) if ways else np.zeros(len(self._dimensions))
+
+    def left(self, observation: RobotObservation) -> str | None:
+        """Where the end effector is outside, under joint commands: nobody knows which way leads back."""
+        box = self._box
+        if box is None or box.commands is not None:
+            return None
+        for axis, number, low, high in zip("xyz", box.state, box.low, box.high, strict=True):
+            if not low <= observation.state[number] <= high:
+                return f"the end effector left the workspace ({axis})"
+        return None
+
+    def room(self, observation: RobotObservation) -> Room | None:
+        """Velocities that keep the end effector in its box: measured position, and where it may be by now."""
+        box, dims = self._box, self._dimensions
+        if box is None or box.commands is None or dims[box.commands[0]].kind != "velocity":
+            return None
+        none = np.full(len(dims), np.inf)
+        room = Room(-none, none.copy(), -none, none.copy())
+        way = self.moved_since(observation.stamp)
+        for axis, number in enumerate(box.commands):
+            limits, unit = dims[number], box.meters_per_unit
+            here = float(observation.state[box.state[axis]])
+            there = here + way[number] * unit
+            acceleration = limits.max_acceleration or math.inf
+            ramp = acceleration / limits.max_jerk if limits.max_jerk else 0.0
+            above = max(0.0, box.high[axis] - max(here, there)) / unit
+            below = max(0.0, min(here, there) - box.low[axis]) / unit
+            room.high[number] = braking_speed(above, acceleration, self._tick)
+            room.low[number] = -braking_speed(below, acceleration, self._tick)
+            room.soft_high[number] = braking_speed(above, acceleration / 2, self._tick + ramp)
+            room.soft_low[number] = -braking_speed(below, acceleration / 2, self._tick + ramp)
+        return room

@@ -1,4 +1,4 @@
-"""Whether what a robot reports can be: joints, pose, cameras. The limits: `safety.checks` and `safety.dimensions`.
+"""Plausibility checks of commands and of what a robot reports: joints, pose, cameras (`safety.checks`, `.dimensions`).
 
 A sensor that lies, a joint that is blocked, a camera that hangs raise no error anywhere: they only do not fit with what
 was sent, with what was seen just before, or with the contract. Each check names the stream or joint, the value and the
@@ -7,16 +7,74 @@ limit; the supervisor holds while there is trouble, and stops where it lasts.
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 
 from real_robot.checks import StateCheck
 from real_robot.contract.safety import DimensionLimits, SafetyConfig
-from real_robot.types import RobotObservation
+from real_robot.types import Command, RobotObservation
 
+SOURCES = ("policy", "recovery", "correction", "demo", "rewind", "hold")
 SIDE = 96  # pixels, about, of a picture's height and width that are looked at
 POSE_TRAVEL, JOINT_TRAVEL = 0.02, 0.05  # meters, and share of a joint's range: a robot that went so far has moved
+
+
+class CommandReader:
+    """Reads commands, and counts those that it refuses: NaN, infinite, of the wrong size, from nobody known.
+
+    The rule of `safety.max_refused`: each refused command counts one. Holds, silence, and commands that came too late
+    change nothing, since nothing good has come by them. The count starts anew after `max_refused` commands in a row
+    that were followed, and after a person's reset.
+    """
+
+    def __init__(self, names: Sequence[str], max_refused: int) -> None:
+        self._names, self._max_refused = tuple(names), max_refused
+        self.num_refused, self._num_followed = 0, 0
+
+    @property
+    def is_over(self) -> bool:
+        """So many were refused that the robot stops."""
+        return self.num_refused >= self._max_refused
+
+    def read(self, command: Command) -> tuple[np.ndarray | None, str | None]:
+        """(values float32 (A,), None), or (what there is of them, what is wrong)."""
+        values, trouble = self._check(command)
+        if trouble:
+            self.num_refused += 1
+            self._num_followed = 0
+        return values, trouble
+
+    def note_followed(self) -> None:
+        """The command read last was followed."""
+        self._num_followed += 1
+        if self._num_followed >= self._max_refused:
+            self.num_refused = 0
+
+    def restart(self) -> None:
+        """A person allows motion again."""
+        self.num_refused, self._num_followed = 0, 0
+
+    def _check(self, command: Command) -> tuple[np.ndarray | None, str | None]:
+        expected = len(self._names)
+        if np.iscomplexobj(command.values):
+            return None, "not numbers"
+        try:
+            with np.errstate(over="ignore"):
+                values = np.array(command.values, dtype=np.float32)
+        except (TypeError, ValueError, OverflowError):
+            return None, "not numbers"
+        if values.shape != (expected,):
+            return values, f"shape {values.shape}, expected ({expected},)"
+        if not np.isfinite(values).all():
+            return values, f"NaN or infinite {self._names[int(np.argmin(np.isfinite(values)))]}"
+        if command.source not in SOURCES:
+            return values, f"source {str(command.source)[:40]!r}, allowed: {', '.join(SOURCES)}"
+        if not isinstance(command.stamp, int | float) or not math.isfinite(command.stamp):
+            return values, "no stamp"
+        return values, None
 
 
 def plausibility_checks(config: SafetyConfig) -> list[StateCheck]:

@@ -18,15 +18,16 @@ import logging
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import FrameType, TracebackType
 from typing import Any, Protocol
 
-from real_robot.control.lines import Lines
 from real_robot.control.robot_loop import OperatorCommand
 from real_robot.types import RobotObservation
 
+CAPACITY = 1000  # lines that wait; of more, the oldest are not told
 _log = logging.getLogger(__name__)
 _NAMES = ("SIGINT", "SIGQUIT", "SIGTERM", "SIGHUP")
 SIGNALS = [number for name in _NAMES if (number := getattr(signal, name, None)) is not None]
@@ -35,6 +36,52 @@ HANG_UP = int(getattr(signal, "SIGHUP", signal.SIGTERM))
 TELL_SECONDS = 2.0  # for the last lines, in a terminal that may stand
 AGAIN = 1.0  # seconds: the same wish may come twice at once, from a terminal and its shell
 STARTING, RUNNING, FINISHING, CLOSING = "starting", "running", "finishing", "closing"
+
+
+class Lines:
+    """Tells lines one after the other. A terminal that stands (Ctrl-S, a pipe that nobody reads) keeps them waiting.
+
+    Args:
+        tell: tells the person a line; may block.
+    """
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._changed = threading.Condition()  # of a lock that a signal's handler may take again
+        self._waiting: deque[str] = deque(maxlen=CAPACITY)
+        self._is_busy = self._is_closed = False
+        threading.Thread(target=self._run, name="lines", daemon=True).start()
+
+    def put(self, text: str) -> None:
+        """Tell a line soon. Does not wait."""
+        with self._changed:
+            self._waiting.append(text)
+            self._changed.notify_all()
+
+    def flush(self, seconds: float) -> bool:
+        """Wait until all is told; False where it is not in so many seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._waiting and not self._is_busy, seconds)
+
+    def close(self) -> None:
+        """End the thread once all is told. Does not wait."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._is_busy = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: bool(self._waiting) or self._is_closed)
+                if not self._waiting:
+                    return
+                text, self._is_busy = self._waiting.popleft(), True
+            try:
+                self._tell(text)
+            except Exception as error:  # a line is lost; the next one may be told
+                _log.warning("not told: %s (%s)", text, error)
 
 
 class Loop(Protocol):

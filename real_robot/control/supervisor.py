@@ -19,10 +19,8 @@ import numpy as np
 
 from real_robot.checks import Motion, MotionCheck, Patience, StateCheck, ask
 from real_robot.contract.safety import DimensionLimits, SafetyConfig, Workspace
-from real_robot.control.commands import CommandReader
-from real_robot.control.limiter import Limiter
-from real_robot.control.plausibility import plausibility_checks
-from real_robot.control.workspace import WorkspaceGuard
+from real_robot.control.limiter import Limiter, WorkspaceGuard
+from real_robot.control.plausibility import CommandReader, plausibility_checks
 from real_robot.types import Command, Deadman, RobotObservation
 
 __all__ = [

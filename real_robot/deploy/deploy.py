@@ -16,36 +16,31 @@ import numpy as np
 from real_robot.bridge.robot import TopicRobot
 from real_robot.contract.contract import RobotContract
 from real_robot.contract.load import load_contract
-from real_robot.control.execution import ChunkExecutor
+from real_robot.control.chunk_executor import ChunkExecutor
 from real_robot.control.playback import InferenceThread, SynchronousActions, SynchronousPacer
 from real_robot.control.robot_loop import ActionSource, ClockPacer, ControlLoop, Operator, Pacer, ReferencePacer, Tick
 from real_robot.control.shutdown import Shutdown
 from real_robot.control.supervisor import ASKED_TO_HOLD, HOLDING, RUNNING, STOPPED, SafetyEvent, Supervisor
 from real_robot.deploy.options import DeployOptions, check_fit, check_options, prepare_results
-from real_robot.deploy.policy_change import hold_on_change, open_gate
+from real_robot.deploy.policy_gate import PolicyGate, hold_on_change, open_gate
 from real_robot.deploy.tick_log import TickLog
-from real_robot.failure.runner import DetectorThread
-from real_robot.failure.watch import FailureWatch, Overseer, load_detector
+from real_robot.failure.watch import DetectorThread, FailureWatch, Overseer, load_detector
 from real_robot.guard.robot_guard import through_guard
 from real_robot.guard.robot_lock import RobotLock, claim
 from real_robot.kinematics.check import ModelCheck
-from real_robot.operator.comparisons import Comparisons
 from real_robot.operator.console.console_state import ConsoleState
 from real_robot.operator.console.operator import ConsoleOperator
 from real_robot.operator.console.server import ConsoleServer
 from real_robot.operator.devices import LeaderArm, device_overrides, open_device
-from real_robot.operator.episode_book import EpisodeBook
-from real_robot.operator.episode_results import EpisodeResult, check_complete, report
+from real_robot.operator.episode_log import Comparisons, EpisodeLog
 from real_robot.operator.intervention import Intervention, Kind, Transition
-from real_robot.operator.leader import LeaderFollowing
-from real_robot.operator.leader_drive import LeaderDrive
+from real_robot.operator.leader import LeaderDrive, LeaderFollowing
 from real_robot.operator.operators import KEYS, SCENE_KEY, Ending, KeyOperator, Operators, OutcomeTopic, TopicOperator
 from real_robot.operator.recorder import EpisodeLabels, Recorder, Recording
-from real_robot.operator.scene import SceneFirst, scene_first
-from real_robot.operator.sim_episodes import RunFacts, SimEpisodes
+from real_robot.operator.scene_reset import SceneReset, with_scene_reset
+from real_robot.operator.sim_episodes import EpisodeResult, RunFacts, SimEpisodes, check_complete, report
 from real_robot.operator.teleop import Teleoperation
 from real_robot.serving.client import PolicyClient, PolicyClientError, ServerUnavailable
-from real_robot.serving.policy_gate import PolicyGate
 from real_robot.serving.protocol import read_token
 from real_robot.types import RobotObservation
 from vla_rl.common.atomic import write_text_atomic
@@ -186,19 +181,19 @@ def _watchers(
         hold = partial(intervention.alarm, who="policy server")
         observers: list[Callable[[Tick], None]] = [intervention]
         if options.results is not None:
-            book = EpisodeBook(options.results, intervention, contract.rate)
+            book = EpisodeLog(options.results, intervention, contract.rate)
             stack.callback(book.close)
             observers.append(book)
         person, rest = Operators([console, intervention]), partial(intervention.alarm, who="scene")
         operator = _around(options, contract, robot, person, intervention, rest, tell)
-        console.scene = operator if isinstance(operator, SceneFirst) else None
+        console.scene = operator if isinstance(operator, SceneReset) else None
         _serve(ConsoleServer(options.console, console, supervisor), say, stack)
         return _Watchers(intervention, [operator], observers, intervention, hold, hear, console)
     if episodes is not None:
         return _Watchers(episodes, [episodes], [episodes], episodes, partial(episodes.void, ends=True), hear)
     keys = KeyOperator(active=options.start, say=say)
     operator = _around(options, contract, robot, keys, keys, keys.alarm, say)
-    keys.on_scene = operator.reset if isinstance(operator, SceneFirst) else None
+    keys.on_scene = operator.reset if isinstance(operator, SceneReset) else None
     say(f"{KEYS}; {SCENE_KEY}" if keys.on_scene else KEYS)
     return _Watchers(keys, [operator], [], None, keys.alarm, hear)
 
@@ -217,7 +212,7 @@ def _around(
         OutcomeTopic(topic, robot.transport, episode, tell)
     if options.dry_run:
         return person
-    return scene_first(person, contract.episode, robot, hold, tell) or person
+    return with_scene_reset(person, contract.episode, robot, hold, tell) or person
 
 
 class _Events:

@@ -62,7 +62,7 @@ class Heard:
         return min(lag for _, lag in self.times)
 
 
-class EarTransport:
+class ListeningTransport:
     """Passes subscriptions on, and keeps what they deliver. Nothing can be sent through it."""
 
     def __init__(self, inner: Transport) -> None:
@@ -155,7 +155,7 @@ def listen(contract: RobotContract, transport: Transport, seconds: float) -> Fin
     Raises:
         TransportError: the contract names a topic or joint that the transport knows not to exist.
     """
-    ear = EarTransport(transport)
+    ear = ListeningTransport(transport)
     closed: dict[str, str] = {}
 
     def open_camera(name: str, config: CameraConfig, handler: Handler) -> Camera:
@@ -177,7 +177,7 @@ def _listen(
     contract: RobotContract,
     transport: Transport,
     robot: TopicRobot,
-    ear: EarTransport,
+    ear: ListeningTransport,
     closed: dict[str, str],
     seconds: float,
 ) -> Findings:

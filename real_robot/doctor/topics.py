@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterable
 
 from real_robot.bridge.alignment import MAX_LEAD
-from real_robot.bridge.codec import read_state
-from real_robot.bridge.images import decode_image
+from real_robot.bridge.codec import decode_image, read_state
 from real_robot.contract.channels import ActionSink, ImageSource, SourceConfig, StateSource
 from real_robot.contract.contract import RobotContract
 from real_robot.doctor.listen import Findings, Heard, camera_key

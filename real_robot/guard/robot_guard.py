@@ -59,7 +59,7 @@ def through_guard(contract: RobotContract) -> RobotContract:
     return contract.model_copy(update={"action": guarded_sinks(contract)})
 
 
-def without_eyes(contract: RobotContract) -> RobotContract:
+def without_cameras(contract: RobotContract) -> RobotContract:
     """The contract as the guard reads it: the robot's state as it comes, no cameras, commands soon too old."""
     seen = contract.observation
     state = []
@@ -180,7 +180,7 @@ def run_guard(contract: RobotContract, say: Say) -> None:
         TransportError: the robot's graph cannot be reached, is none, or another process drives the robot.
     """
     topics = ", ".join(sink.topic for sink in guarded_sinks(contract))
-    seen = without_eyes(contract)
+    seen = without_cameras(contract)
     with Shutdown(say) as shutdown, ExitStack() as stack:
         transport = contract.transport.open()
         stack.callback(transport.close)

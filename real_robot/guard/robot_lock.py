@@ -13,26 +13,85 @@ way: the newest counts, and at one place stops all.
 
 from __future__ import annotations
 
+import datetime
 import logging
+import os
+import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field, ValidationError
 
 from real_robot.contract.contract import RobotContract
 from real_robot.control.robot_loop import OperatorCommand, Tick
-from real_robot.guard.lease import TOPIC, Lease, Role, new_lease, read_lease
 from real_robot.transports.base import Graph, QosConfig, Transport, TransportError
 from real_robot.transports.messages import Message, String
-from real_robot.types import RobotObservation
+from real_robot.types import FiniteConfig, RobotObservation
 
+TOPIC = "/vla_rl/drivers"  # std_msgs/String, JSON
+Role = Literal["deploy", "guarded deploy", "robot-guard"]
+TOGETHER = {"guarded deploy", "robot-guard"}  # the only two that may have one robot
 _log = logging.getLogger(__name__)
 PERIOD = 0.2  # seconds between two words
 EXPIRY = 2.0  # seconds of silence after which a lease is void
 SETTLE = 1.0  # seconds that a claim waits for others at least
 PATIENCE = 15.0  # seconds for a dead process to vanish from the graph: DDS needs 10
 QOS = QosConfig(depth=50)
+
+
+class Lease(FiniteConfig):
+    """One process' word, repeated several times a second."""
+
+    id: str = Field(max_length=80, description="Of the process; the smaller of two that claim a robot at once wins.")
+    role: Role = Field(description="What the process is.")
+    state: Literal["claims", "yields", "holds", "leaves"] = Field(description="How far it has come.")
+    robot: str = Field(max_length=200, description="The robot's name in its contract.")
+    topics: tuple[str, ...] = Field(max_length=256, description="The topics of the robot's driver that it means.")
+    host: str = Field(max_length=300, description="Its machine.")
+    pid: int = Field(description="Its process id there.")
+    since: float = Field(description="When it started, seconds since the epoch by its clock.")
+    epoch: int = Field(default=0, ge=0, description="Counts the stops and resets that people made; the newest is true.")
+    stopped: str = Field(default="", max_length=1000, description="Why the robot is stopped, by a person; empty: not.")
+
+    def excludes(self, other: Lease) -> bool:
+        """Whether the two may not drive at once."""
+        return self.is_of(other) and {self.role, other.role} != TOGETHER
+
+    def is_of(self, other: Lease) -> bool:
+        """Whether the two mean the same robot, or parts of one."""
+        return bool(set(self.topics) & set(other.topics))
+
+    def describe(self) -> str:
+        """Who this is, for people."""
+        since = datetime.datetime.fromtimestamp(self.since).strftime("%Y-%m-%d %H:%M:%S")
+        return f"vla-rl {self.role.split()[-1]} on {self.host}, process {self.pid}, since {since}"
+
+
+def new_lease(role: Role, robot: str, topics: Iterable[str]) -> Lease:
+    """The lease with which this process begins."""
+    return Lease(
+        id=f"{time.time_ns():020d} {uuid.uuid4().hex}",
+        role=role,
+        state="claims",
+        robot=robot[:200],
+        topics=tuple(f"/{topic.lstrip('/')}" for topic in topics),
+        host=socket.gethostname()[:300],
+        pid=os.getpid(),
+        since=time.time(),
+    )
+
+
+def read_lease(text: str) -> Lease | None:
+    """The lease in a message; None where it is none."""
+    try:
+        return Lease.model_validate_json(text)
+    except (ValidationError, ValueError):
+        return None
 
 
 class RobotBusyError(TransportError):

@@ -7,18 +7,23 @@ velocities; for twists the same through the Jacobian, with the smallest joint ve
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from real_robot.checks import Motion
+from real_robot.checks import Motion, Newest
 from real_robot.contract.joint_mapping import commanded_joints, measured_joints
 from real_robot.contract.model import ModelConfig
-from real_robot.kinematics.arm_model import ArmModel
-from real_robot.kinematics.collision import CollisionCheck
-from real_robot.kinematics.joint_states import JointStates
+from real_robot.kinematics.arm_model import LOOK, ArmModel
+from real_robot.kinematics.pairs import Pair
+from real_robot.transports.base import Transport
+from real_robot.transports.messages import JointState, Message
 from real_robot.types import RobotObservation
 from vla_rl.config import ConfigError
 
@@ -27,8 +32,134 @@ if TYPE_CHECKING:
     from real_robot.contract.contract import RobotContract
     from real_robot.transports.base import Transport
 
+MAX_POINTS = 32  # of a path
+FINEST = 0.01  # meters between two looked-at points of a path, at least
 TWIST = "geometry_msgs/TwistStamped"
 NEAR_SINGULAR = 1e-6  # relative growth of the condition number that is no growth
+
+
+class CollisionCheck:
+    """Follows a path, and looks at it closely where something is near.
+
+    Between two points that it looks at, no part can have moved farther than the room that there was, except within
+    min_distance of something: there the points are a centimeter, or min_distance, apart, at most 32 on a path.
+
+    Where two things are too near already, as when the robot is found so, they may part, not come nearer: what counts
+    is the widest distance since they were first so, less 5 % of min_distance for noise.
+    """
+
+    def __init__(self, arm: ArmModel) -> None:
+        self._arm = arm
+        self._least = arm.config.min_distance
+        self._noise = max(1e-5, 0.05 * self._least)
+        self._widest: dict[Pair, float] = {}  # of pairs that are too near now
+
+    def restart(self) -> None:
+        """Forget what was near: the robot may have been moved."""
+        self._widest = {}
+
+    def trouble(self, here: np.ndarray, path: Sequence[np.ndarray]) -> str | None:
+        """What comes too near on the straight ways from `here` to each point of the path, joints (N,); or None."""
+        arm = self._arm
+        distances = arm.distances(here)
+        too_near = {pair: distance for pair, distance in distances.items() if distance < self._limit(pair)}
+        self._widest = {pair: max(distance, self._widest.get(pair, -math.inf)) for pair, distance in too_near.items()}
+        points = [here, *path]
+        lengths = [arm.farthest(after - before) for before, after in pairwise(points)]
+        finest = max(FINEST, self._least, sum(lengths) / MAX_POINTS)
+        room = self._room(distances)
+        for start, end, length in zip(points[:-1], points[1:], lengths, strict=True):
+            done = 0.0
+            while done < length:
+                done = min(length, done + max(room, finest))
+                distances = arm.distances(start + (end - start) * (done / length))
+                if reason := self._reason(distances):
+                    return reason
+                room = self._room(distances)
+        return None
+
+    def _limit(self, pair: Pair) -> float:
+        return 0.0 if pair in self._arm.pairs.close else self._least
+
+    def _room(self, distances: dict[Pair, float]) -> float:
+        return min((distance - self._limit(pair) for pair, distance in distances.items()), default=LOOK)
+
+    def _reason(self, distances: dict[Pair, float]) -> str | None:
+        worst: tuple[float, str] | None = None
+        for (first, second), distance in distances.items():
+            limit = self._limit((first, second))
+            widest = self._widest.get((first, second), math.inf)
+            if distance < limit and distance < widest - self._noise and (worst is None or distance < worst[0]):
+                how = "would touch" if distance <= 0 else f"would come {1000 * distance:.1f} mm near"
+                worst = distance, f"{first} {how} {second}, at least {1000 * limit:g} mm is allowed"
+        return worst[1] if worst else None
+
+
+@dataclass(frozen=True)
+class JointSample:
+    """Newest joints.
+
+    Attributes:
+        stamp: monotonic seconds when they arrived.
+        position, effort: the file's joint -> radians (meters), Nm (N); only those that the message had.
+    """
+
+    stamp: float
+    position: dict[str, float]
+    effort: dict[str, float]
+
+
+class JointStates:
+    """The newest message of `model.joint_states`. Messages that are not finite or lack a joint count as none.
+
+    Args:
+        needed: joints of the file whose position must be there. with_effort: joints whose effort must be.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        transport: Transport,
+        needed: tuple[str, ...],
+        with_effort: tuple[str, ...],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._model, self._needed, self._with_effort = model, needed, with_effort
+        self._newest = Newest[tuple[dict[str, float], dict[str, float]]](model.joint_states, "the joints", clock)
+        transport.subscribe(model.joint_states, JointState, model.joint_states_qos, self._receive)
+
+    def newest(self) -> JointSample | None:
+        """What arrived last; None before the first."""
+        shown = self._newest.get()
+        return None if shown is None else JointSample(shown[0], *shown[1])
+
+    def trouble(self, limit: float) -> str | None:
+        """Why the joints are not known: nothing in `limit` seconds; or None."""
+        return self._newest.trouble(limit)
+
+    def _receive(self, message: Message) -> None:
+        assert isinstance(message, JointState)
+        position = self._read(message.name, message.position)
+        effort = self._read(message.name, message.effort, with_units=False)
+        fault = next((f"no position of {j}" for j in self._needed if j not in position), "")
+        fault = fault or next((f"no effort of {j}" for j in self._with_effort if j not in effort), "")
+        if fault:
+            self._newest.refuse(fault)
+        else:
+            self._newest.show((position, effort))
+
+    def _read(self, names: tuple[str, ...], values: np.ndarray, with_units: bool = True) -> dict[str, float]:
+        """Joint of the file -> its number; those that are not finite are left out."""
+        if len(values) != len(names):
+            return {}
+        found: dict[str, float] = {}
+        for name, value in zip(names, values, strict=True):
+            if (link := self._model.joint_of(name)) is None:
+                continue
+            number = link.scale * float(value) + link.offset if with_units else float(value)
+            if np.isfinite(number):
+                found[link.joint] = number
+        return found
 
 
 @dataclass(frozen=True)

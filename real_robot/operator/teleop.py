@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from real_robot.contract.safety import DimensionLimits, SafetyConfig
-from real_robot.contract.teleop import TeleopConfig
+from real_robot.contract.sections import TeleopConfig
 from vla_rl.config import ConfigError
 
 AXES = ("x", "y", "z", "turn_x", "turn_y", "turn_z")

@@ -22,13 +22,48 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMes
 from websockets.sync.client import ClientConnection
 
 from real_robot.client_package.vla_rl_client import open_connection
-from real_robot.serving.address import server_url
-from real_robot.serving.identity import POLICY_KEY, UNKNOWN, PolicyIdentity, read_identity
-from real_robot.serving.protocol import DEFAULT_LIMITS, PROTOCOL, ProtocolError, WireLimits, pack, short, unpack
-from real_robot.serving.pulse import Pulse
-from real_robot.serving.tls import client_context, why_not_trusted
+from real_robot.serving.network import client_context, server_url, why_not_trusted
+from real_robot.serving.protocol import (
+    DEFAULT_LIMITS,
+    POLICY_KEY,
+    PROTOCOL,
+    UNKNOWN,
+    PolicyIdentity,
+    ProtocolError,
+    WireLimits,
+    pack,
+    read_identity,
+    short,
+    unpack,
+)
 from real_robot.types import RobotObservation
 from vla_rl.config import ConfigError
+
+PING_EVERY = 0.1  # seconds from an answer to the next ping
+
+
+class Heartbeat:
+    """Pings one connection in a thread of its own, which ends with the connection."""
+
+    def __init__(self, connection: ClientConnection) -> None:
+        self._connection = connection
+        self._heard = time.monotonic()
+        threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the server last answered a ping; infinite once the connection is lost."""
+        return math.inf if self._connection.close_code is not None else time.monotonic() - self._heard
+
+    def _run(self) -> None:
+        while True:
+            try:
+                answered = self._connection.ping(ack_on_close=True)
+            except (ConnectionClosed, OSError):
+                return
+            answered.wait()
+            self._heard = time.monotonic()
+            time.sleep(PING_EVERY)
 
 
 class PolicyClientError(RuntimeError):
@@ -95,7 +130,7 @@ class PolicyClient:
         self._limits = limits
         self._lock = threading.Lock()
         self._connection: ClientConnection | None = None
-        self._pulse: Pulse | None = None
+        self._heartbeat: Heartbeat | None = None
         self._metadata: dict[str, Any] = {}
         self._identity = UNKNOWN
         self._not_before = 0.0
@@ -120,8 +155,8 @@ class PolicyClient:
     @property
     def silence(self) -> float:
         """Seconds since the server's last sign of life, also while it computes; infinite where it is not connected."""
-        pulse = self._pulse
-        return math.inf if pulse is None else pulse.silence
+        heartbeat = self._heartbeat
+        return math.inf if heartbeat is None else heartbeat.silence
 
     def connect(self) -> Self:
         """Connect now, if not connected, and read the metadata.
@@ -266,7 +301,7 @@ class PolicyClient:
             raise ServerError(
                 f"{self.address} speaks protocol {short(spoken)}, this client {PROTOCOL}; update the older"
             )
-        self._pulse = Pulse(connection)
+        self._heartbeat = Heartbeat(connection)
         self._metadata = metadata
         self._identity = read_identity({}, metadata)
         self.generation += 1
@@ -296,7 +331,7 @@ class PolicyClient:
             raise ServerError(f"unreadable answer: {error}") from error
 
     def _drop(self) -> None:
-        connection, self._connection, self._pulse = self._connection, None, None
+        connection, self._connection, self._heartbeat = self._connection, None, None
         if connection is not None:
             connection.close()
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import re
 import stat
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ CLOSE_ERROR = 1011  # openpi's close code after an error frame
 _DTYPE = re.compile(r"^(?:[<>=|]?(?:[iu][1248]|f[248])|[|]?b1|\?)$")
 _ARRAY_KEYS = {b"__ndarray__", b"data", b"dtype", b"shape"}
 _SCALAR_KEYS = {b"__npgeneric__", b"data", b"dtype"}
+POLICY_KEY = "policy"  # of an answer
 
 
 class ProtocolError(ValueError):
@@ -205,3 +207,47 @@ def read_token(path: str | Path) -> str:
 
 
 _HOW_TO_MAKE_ONE = "Make one: (umask 077; python3 -c 'import secrets; print(secrets.token_urlsafe(32))' > robot-token)"
+
+
+@dataclass(frozen=True)
+class PolicyIdentity:
+    """A policy as its server names it. All fields are "" where the server does not say, as openpi's own.
+
+    Attributes:
+        name: the checkpoint's folder, or 'pretrained:NAME'. version: what recordings say of who acted.
+        hash: SHA-256 of the checkpoint.
+    """
+
+    name: str = ""
+    version: str = ""
+    hash: str = ""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the server said anything."""
+        return bool(self.name or self.version or self.hash)
+
+    def __str__(self) -> str:
+        if not self.is_known:
+            return "an unknown policy (its server does not say which)"
+        return self.version or f"{self.name} {self.hash[:12]}".strip()
+
+    def to_wire(self) -> dict[str, str]:
+        """The map that travels in an answer."""
+        return asdict(self)
+
+
+UNKNOWN = PolicyIdentity()
+
+
+def read_identity(reply: Mapping[Any, Any], metadata: Mapping[Any, Any]) -> PolicyIdentity:
+    """Who made an answer: what it says itself, else what the connection's metadata said, else `UNKNOWN`."""
+    told = reply.get(POLICY_KEY)
+    if not isinstance(told, Mapping):
+        told = {
+            "name": metadata.get("checkpoint"),
+            "version": metadata.get("policy_version"),
+            "hash": metadata.get("policy_hash"),
+        }
+    texts = {name: told.get(name) for name in ("name", "version", "hash")}
+    return PolicyIdentity(**{name: text for name, text in texts.items() if isinstance(text, str)})

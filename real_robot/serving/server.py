@@ -22,23 +22,21 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request as HttpRequest
 from websockets.http11 import Response
 
-from real_robot.finite_config import FiniteConfig
-from real_robot.serving.address import DEFAULT_PORT, HostNames, ListenHost, bracketed, is_loopback
+from real_robot.serving.connections import HANDSHAKE_SECONDS, PING_EVERY, PING_TIMEOUT, ConnectionSlots
 from real_robot.serving.engine import Answer, InferenceEngine
-from real_robot.serving.guests import HANDSHAKE_SECONDS, PING_EVERY, PING_TIMEOUT, Guests
-from real_robot.serving.identity import POLICY_KEY
-from real_robot.serving.openpi import PREFIX
+from real_robot.serving.network import DEFAULT_PORT, HostNames, ListenHost, bracketed, is_loopback, server_context
 from real_robot.serving.protocol import (  # fmt: skip
     CLOSE_ERROR,
     HEALTH_PATH,
+    POLICY_KEY,
     MiB,
     ProtocolError,
     WireLimits,
     pack,
     unpack,
 )
-from real_robot.serving.requests import PolicyFacts, Request, RequestError, read_request
-from real_robot.serving.tls import server_context
+from real_robot.serving.requests import PREFIX, PolicyFacts, Request, RequestError, read_request
+from real_robot.types import FiniteConfig
 from vla_rl.config import ConfigError
 from vla_rl.interfaces import ContinuingPolicy
 
@@ -98,7 +96,7 @@ class PolicyServer:
         self._names = HostNames(config.host, config.allow_host)
         self._limits = WireLimits(max_message_bytes=config.max_message_bytes)
         self._engine = InferenceEngine(load, config.max_batch, config.temperature)
-        self._guests = Guests(config.max_clients)
+        self._slots = ConnectionSlots(config.max_clients)
         self._server: Server | None = None
 
     # --- life ---------------------------------------------------------------------------------
@@ -112,7 +110,7 @@ class PolicyServer:
             config.port,
             ssl=self._tls,
             process_request=self._admit,
-            create_connection=self._guests.connection_class(),
+            create_connection=self._slots.connection_class(),
             open_timeout=HANDSHAKE_SECONDS,
             ping_interval=PING_EVERY,
             ping_timeout=PING_TIMEOUT,
@@ -160,7 +158,7 @@ class PolicyServer:
 
         A web page's socket always says its `Origin`; what it may read of /healthz hangs on the name that it used.
         """
-        self._guests.answered(connection)
+        self._slots.answered(connection)
         if request.path.partition("?")[0] == HEALTH_PATH:
             refusal = self._names.refusal(request.headers.get_all("Host"), connection.local_address)
             if refusal is not None:
@@ -173,7 +171,7 @@ class PolicyServer:
             return connection.respond(http.HTTPStatus.FORBIDDEN, "web pages may not connect\n")
         if self._config.token is not None and not self._knows_token(request.headers.get_all("Authorization")):
             return connection.respond(http.HTTPStatus.UNAUTHORIZED, "send the header Authorization: Bearer TOKEN\n")
-        if not self._guests.has_place():
+        if not self._slots.has_place():
             return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "too many clients\n")
         return None
 
@@ -192,7 +190,7 @@ class PolicyServer:
         return same and scheme.lower() in ("bearer", "api-key")
 
     async def _handle(self, connection: ServerConnection) -> None:
-        if not await self._guests.enter(connection):
+        if not await self._slots.enter(connection):
             return
         log.info("client %s connected", connection.remote_address)
         gone = asyncio.ensure_future(connection.wait_closed())
@@ -207,7 +205,7 @@ class PolicyServer:
             await _refuse(connection, f"inference failed: {type(error).__name__}: {error}")
         finally:
             gone.cancel()
-            self._guests.leave(connection)
+            self._slots.leave(connection)
             log.info("client %s gone", connection.remote_address)
 
     async def _converse(self, connection: ServerConnection, gone: asyncio.Future[None]) -> None:
@@ -227,7 +225,7 @@ class PolicyServer:
         total: float | None = None
         async for message in connection:
             start = time.monotonic()
-            self._guests.spoke(connection)
+            self._slots.spoke(connection)
             if isinstance(message, str):
                 raise ProtocolError("expected a binary msgpack message, got text")
             answer = await self._infer(read_request(unpack(message, self._limits), facts), gone)

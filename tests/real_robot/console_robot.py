@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 from memory_transport import MemoryTransport
 
-from real_robot.bridge.codec import to_quaternion
-from real_robot.bridge.images import encode_image
+from real_robot.bridge.codec import encode_image, to_quaternion
 from real_robot.bridge.robot import TopicRobot
 from real_robot.contract.load import load_contract
 from real_robot.control.playback import SynchronousActions
 from real_robot.control.robot_loop import ControlLoop, OperatorCommand, ReferencePacer, Tick
 from real_robot.control.supervisor import Supervisor
-from real_robot.operator.console.config import ConsoleConfig
+from real_robot.operator.console.access import ConsoleConfig
 from real_robot.operator.console.console_state import ConsoleState
 from real_robot.operator.console.operator import ConsoleOperator
 from real_robot.operator.console.server import ConsoleServer

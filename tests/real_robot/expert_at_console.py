@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from page_socket import Browser, Served
 
-from real_robot.operator.hub.sim_eyes import SimEyes
+from real_robot.operator.hub.sim_observer import SceneObserver
 from real_robot.operator.teleop import AXES
 
 FULL = np.array([1, 1, 1, 10, 10, 10])  # m/s and rad/s of hands at full deflection
@@ -16,11 +16,11 @@ MOVED = 0.01  # meters
 
 
 class ExpertAtConsole(Browser):
-    """In control of the console; `eyes` see a `vla-rl sim-robot` with `publish_expert=true`."""
+    """In control of the console; `observer` see a `vla-rl sim-robot` with `publish_expert=true`."""
 
-    def __init__(self, served: Served, eyes: SimEyes) -> None:
+    def __init__(self, served: Served, observer: SceneObserver) -> None:
         super().__init__(served)
-        self.eyes = eyes
+        self.observer = observer
         assert self.take_control(force=True)["in_control"]
 
     def leave(self) -> None:
@@ -57,7 +57,7 @@ class ExpertAtConsole(Browser):
         return driven, outcome == "success"
 
     def _drive(self) -> None:
-        sight = self.eyes.sight
+        sight = self.observer.sight
         if sight.twist is None:
             return
         if not np.isfinite(sight.remaining):

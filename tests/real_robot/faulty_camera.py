@@ -16,7 +16,7 @@ import time
 
 import numpy as np
 
-from real_robot.bridge.images import encode_image
+from real_robot.bridge.codec import encode_image
 from real_robot.transports.ros.install import enable
 
 SHIFT = {"stale": -10, "ahead": 3600, "behind": -3600, "skewed": 0.9}

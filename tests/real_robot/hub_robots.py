@@ -12,11 +12,10 @@ from typing import Any
 from console_robot import ConsoleBench, console_bench
 from websockets.sync.client import connect
 
-from real_robot.operator.console.config import ConsoleConfig
+from real_robot.operator.console.access import ConsoleConfig
 from real_robot.operator.hub.hub import Hub
 from real_robot.operator.hub.hub_log import HubLog, read_log
-from real_robot.operator.hub.hub_server import HubServer
-from real_robot.operator.hub.run_hub import RobotConfig, make_links
+from real_robot.operator.hub.hub_server import HubServer, RobotConfig, make_links
 
 ROBOT_TOKEN = "the-robots-own-token"
 

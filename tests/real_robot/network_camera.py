@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from real_robot.bridge.images import encode_image
+from real_robot.bridge.codec import encode_image
 
 
 class NetworkCamera:

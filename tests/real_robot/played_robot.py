@@ -22,8 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from real_robot.bridge.codec import to_quaternion
-from real_robot.bridge.images import encode_image
+from real_robot.bridge.codec import encode_image, to_quaternion
 from real_robot.transports.base import QosConfig, Transport
 from real_robot.transports.configs import Ros1Config, Ros2Config
 from real_robot.transports.messages import (

@@ -18,15 +18,13 @@ from served import PATIENCE, server_thread
 
 from real_robot.bridge.robot import TopicRobot
 from real_robot.contract.load import load_contract
-from real_robot.control.execution import ChunkExecutor
+from real_robot.control.chunk_executor import ChunkExecutor
 from real_robot.control.playback import SynchronousActions
 from real_robot.control.robot_loop import ControlLoop, Tick
 from real_robot.control.supervisor import Supervisor
 from real_robot.failure.config import FailureConfig
-from real_robot.failure.detector import FailureDetector
-from real_robot.failure.fit import fit
-from real_robot.failure.runner import DetectorThread
-from real_robot.failure.watch import FailureWatch, load_detector
+from real_robot.failure.detector import FailureDetector, fit
+from real_robot.failure.watch import DetectorThread, FailureWatch, load_detector
 from real_robot.operator.console.console_state import ConsoleState
 from real_robot.operator.intervention import Intervention
 from real_robot.operator.operators import Operators

@@ -13,9 +13,8 @@ from vla_rl.cli.options import say
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from real_robot.calibration.arm_pose import PoseReader
-    from real_robot.calibration.board import BoardConfig
-    from real_robot.calibration.collect import LiveArm
+    from real_robot.calibration.collect import LiveArm, PoseReader
+    from real_robot.calibration.intrinsics import BoardConfig
 
 BoardSettings = Annotated[
     list[str] | None, typer.Option("--set", help="key=value of the board: columns, rows, square, marker, dictionary.")
@@ -41,7 +40,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _board(settings: list[str] | None) -> BoardConfig:
-    from real_robot.calibration.board import BoardConfig
+    from real_robot.calibration.intrinsics import BoardConfig
     from vla_rl.config import apply_overrides, validate
 
     return validate(BoardConfig, apply_overrides({}, settings or ()), prefix="board")
@@ -133,7 +132,7 @@ def workspace(
 
 
 def _reader(robot: str, camera: str, pose: str, link: str, overrides: list[str] | None) -> PoseReader:
-    from real_robot.calibration.arm_pose import pose_reader
+    from real_robot.calibration.collect import pose_reader
     from real_robot.contract.load import load_contract
 
     return pose_reader(load_contract(robot, overrides or ()), camera, pose, link)

@@ -39,8 +39,8 @@ def serve(
     log: Annotated[Path | None, typer.Option(help="Write who helped whom and when here, a JSON line each.")] = None,
 ) -> None:
     """One page for the consoles of several robots: who asks for help, in which order, and a person with one of them."""
-    from real_robot.operator.console.config import ConsoleConfig
-    from real_robot.operator.hub.run_hub import load_hub, run_hub
+    from real_robot.operator.console.access import ConsoleConfig
+    from real_robot.operator.hub.hub_server import load_hub, run_hub
     from real_robot.serving.protocol import read_token
     from vla_rl.config import validate
 

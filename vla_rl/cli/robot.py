@@ -10,7 +10,7 @@ import typer
 from vla_rl.cli.options import say
 
 if TYPE_CHECKING:
-    from real_robot.operator.console.config import ConsoleConfig
+    from real_robot.operator.console.access import ConsoleConfig
 
 # Of a robot's contract, not of a recipe.
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, for example rate=10")]
@@ -167,7 +167,7 @@ def _console(values: dict[str, Any], token_file: Path | None) -> ConsoleConfig |
             if value:
                 raise ConfigError(f"--{name.replace('_', '-')}: is of the console; give --console PORT too")
         return None
-    from real_robot.operator.console.config import ConsoleConfig
+    from real_robot.operator.console.access import ConsoleConfig
     from real_robot.serving.protocol import read_token
 
     token = {"token": read_token(token_file), "token_file": token_file.name} if token_file else {}

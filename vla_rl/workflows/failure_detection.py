@@ -34,7 +34,7 @@ def fit_failure(
     Raises:
         ConfigError: the recipe has no failure section, or its policy is no checkpoint.
     """
-    from real_robot.failure.fit import fit
+    from real_robot.failure.detector import fit
 
     section, path = _section(recipe), _policy_path(recipe)
     store = (episodes_of or folder) / EMBEDDED

@@ -137,7 +137,7 @@ def run_piece(
     """
     from real_robot.operator.hub.hub_log import read_log, shares
     from real_robot.operator.hub.scripted_person import ScriptedPerson, run_person
-    from real_robot.operator.hub.sim_eyes import SimEyes
+    from real_robot.operator.hub.sim_observer import SceneObserver
     from real_robot.transports.ros.master import Master, free_port
 
     folder, names = programs.folder, [f"robot_{i + 1}" for i in range(robots)]
@@ -146,7 +146,7 @@ def run_piece(
     server, page = free_port(), free_port()
     with ExitStack() as stack:
         masters = {name: stack.enter_context(closing(Master())) for name in names}  # Each closed if a later one fails.
-        eyes = {name: stack.enter_context(closing(SimEyes(master.uri))) for name, master in masters.items()}
+        observers = {name: stack.enter_context(closing(SceneObserver(master.uri))) for name, master in masters.items()}
         stack.callback(programs.close)
         programs.start("server", "serve", str(getattr(recipe.policy, "path", "")), "--port", str(server))
         consoles = {name: free_port() for name in names}
@@ -161,7 +161,7 @@ def run_piece(
         log = folder / "hub.jsonl"
         programs.start("hub", "hub", "serve", *lines, "--port", str(page), "--log", str(log))
         programs.until(lambda: "hub: http" in programs.output("hub"), "the hub")
-        person = ScriptedPerson(eyes, specs, person_options(recipe))
+        person = ScriptedPerson(observers, specs, person_options(recipe))
         began = time.monotonic()
         asyncio.run(run_person(f"ws://127.0.0.1:{page}/socket", person, PATIENCE * len(specs), programs.check))
         seconds = time.monotonic() - began
@@ -199,7 +199,7 @@ def _deploy(recipe: HubRecipe, name: str, master: str, folder: Path) -> list[str
         f"observation.max_age={slack:g}",
         f"safety.observation_timeout={slack:g}",
         f"safety.command_timeout={slack:g}",
-        "episode={begin: '', reset: ''}",  # The person lays each scene out from afar: see `SimEyes.lay_out`.
+        "episode={begin: '', reset: ''}",  # The person lays each scene out from afar: see `SceneObserver.lay_out`.
         f"teleop.speed={processes.hands:g}",
         f"teleop.timeout={slack:g}",
     ]

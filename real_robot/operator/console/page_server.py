@@ -1,4 +1,4 @@
-"""A page and its sockets, of which one at a time has control, in a thread of its own.
+"""A web page's server: its sockets, of which one at a time has control, in a thread of its own.
 
 What a page shows and what its messages do is a subclass's: the console of one robot (`server.py`), the hub of several.
 Viewers only watch; an emergency stop is taken from any.
@@ -12,15 +12,15 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
-from real_robot.operator.console.config import ConsoleConfig
-from real_robot.operator.console.door import Door
+from real_robot.operator.console.access import ConsoleAccess, ConsoleConfig
 from real_robot.operator.console.messages import (
     MAX_MESSAGE_BYTES,
     Alive,
@@ -32,12 +32,12 @@ from real_robot.operator.console.messages import (
     Seen,
     TakeControl,
 )
-from real_robot.operator.console.session import Session
-from real_robot.serving.address import bracketed, is_loopback
-from real_robot.serving.guests import HANDSHAKE_SECONDS, Guests
-from real_robot.serving.tls import server_context
+from real_robot.serving.connections import HANDSHAKE_SECONDS, ConnectionSlots
+from real_robot.serving.network import bracketed, is_loopback, server_context
 from vla_rl.config import ConfigError
 
+MAX_MESSAGES_PER_SECOND = 200
+UNSEEN_PAUSE = 2.0  # seconds after which a page that says nothing gets one more
 _quiet = logging.getLogger(f"{__name__}.websockets")
 _quiet.setLevel(logging.CRITICAL)  # else each port scan leaves a traceback
 
@@ -45,6 +45,44 @@ MAX_BAD_MESSAGES = 20
 MAX_WRONG_TOKENS = 5
 POLICY_VIOLATION = 1008
 CLOSING_SECONDS = 5.0  # for what runs beside the sessions to let go of its own connections
+
+
+class Session:
+    """One browser: what it has been sent, has seen and has said."""
+
+    def __init__(self, connection: ServerConnection) -> None:
+        self.connection = connection
+        self.name = ""
+        self.num_bad = self.num_wrong = 0
+        self.scores_shown = self.notices_shown = 0
+        self.pictures_shown: dict[str, float] = {}
+        self.refused: deque[str] = deque(maxlen=8)  # told with the next status, so that listening never waits
+        self.heard: tuple[float, float] | None = None  # (the page's clock, ours) of its last word, not echoed yet
+        self.quickest = float("inf")  # smallest (arrival - page's clock) seen, seconds
+        self._window, self._in_window = 0.0, 0
+        self.sent, self.seen = Seen(0, 0), Seen(0, 0)
+        self._forced = dict.fromkeys(("statuses", "pictures"), time.monotonic())
+
+    def may_send(self, what: Literal["statuses", "pictures"], ahead: int) -> bool:
+        """Return whether the page keeps up. One that never says so gets little."""
+        if getattr(self.sent, what) - getattr(self.seen, what) < ahead:
+            return True
+        now = time.monotonic()
+        is_due = now - self._forced[what] > UNSEEN_PAUSE
+        self._forced[what] = now if is_due else self._forced[what]
+        return is_due
+
+    def is_flooding(self, now: float) -> bool:
+        """Count a message; return whether there were too many within a second."""
+        if now - self._window > 1.0:
+            self._window, self._in_window = now, 0
+        self._in_window += 1
+        return self._in_window > MAX_MESSAGES_PER_SECOND
+
+    def delay(self, sent: float, now: float) -> float:
+        """Return the seconds that a message came later than the quickest one: what waited in a stalled connection."""
+        self.quickest = min(self.quickest, now - sent)
+        return now - sent - self.quickest
 
 
 class Shown(Protocol):
@@ -90,8 +128,8 @@ class PageServer(ABC):
             )
         self.config, self._show = config, shown
         self._tls = server_context(config.certificate, config.key)
-        self._guests = Guests(config.max_clients)
-        self._door = Door(config, self._guests, self.stop_all, script)
+        self._slots = ConnectionSlots(config.max_clients)
+        self._door = ConsoleAccess(config, self._slots, self.stop_all, script)
         self._server: Server | None = None
 
     # --- a subclass's -------------------------------------------------------------------------
@@ -189,7 +227,7 @@ class PageServer(ABC):
             self.config.port,
             ssl=self._tls,
             process_request=self._door.admit,
-            create_connection=self._guests.connection_class(),
+            create_connection=self._slots.connection_class(),
             open_timeout=HANDSHAKE_SECONDS,
             compression=None,
             max_size=MAX_MESSAGE_BYTES,
@@ -218,7 +256,7 @@ class PageServer(ABC):
     # --- one browser --------------------------------------------------------------------------
 
     async def _handle(self, connection: ServerConnection) -> None:
-        if not await self._guests.enter(connection):
+        if not await self._slots.enter(connection):
             return
         session = Session(connection)
         self._show.sessions.add(session)
@@ -228,7 +266,7 @@ class PageServer(ABC):
         except ConnectionClosed:
             pass
         finally:
-            self._guests.leave(connection)
+            self._slots.leave(connection)
             self._show.sessions.discard(session)
             for task in tasks:
                 task.cancel()
@@ -237,7 +275,7 @@ class PageServer(ABC):
     async def _listen(self, session: Session) -> None:
         async for data in session.connection:
             now = time.monotonic()
-            self._guests.spoke(session.connection)
+            self._slots.spoke(session.connection)
             if session.is_flooding(now):
                 await session.connection.close(POLICY_VIOLATION, "too many messages")
                 return

@@ -1,4 +1,4 @@
-"""The console's server: one robot's page, whose buttons and hands are told to an operator.
+"""The console's server: one robot's page, its status and pictures, its buttons and teleoperation.
 
 Viewers get status and pictures. One browser at a time has control; an emergency stop is taken from any. The control
 loop never waits for this thread: what it shows is read from a `ConsoleState`, and what a person does is told to an
@@ -7,17 +7,142 @@ operator.
 
 from __future__ import annotations
 
+import asyncio
+import json
+import time
 from collections.abc import Coroutine
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+from websockets.exceptions import ConnectionClosed
+
+from real_robot.bridge.codec import encode_image
 from real_robot.control.supervisor import STOPPED, Supervisor
-from real_robot.operator.console.config import ConsoleConfig
+from real_robot.operator.console.access import ConsoleConfig
 from real_robot.operator.console.messages import ConsoleMessage, Drive, Press, Reset, Stop, read_message
 from real_robot.operator.console.operator import ConsoleOperator
-from real_robot.operator.console.page_server import PageServer
-from real_robot.operator.console.session import Session
-from real_robot.operator.console.show import Show
-from real_robot.operator.intervention import InterventionError
+from real_robot.operator.console.page_server import PageServer, Session
+from real_robot.operator.intervention import EpisodeSummary, InterventionError
+
+STATUSES_AHEAD, PICTURES_AHEAD = 3, 2  # sent and not yet taken in by the page
+
+
+class ConsoleStream:
+    """Sends each session what it sees. Its `sessions` and `controller` are the server's to keep."""
+
+    def __init__(self, config: ConsoleConfig, operator: ConsoleOperator, supervisor: Supervisor) -> None:
+        self.config, self._operator, self._supervisor = config, operator, supervisor
+        self._console_state = operator.console_state
+        self.sessions: set[Session] = set()
+        self.controller: Session | None = None
+        self._pictures: dict[str, tuple[float, bytes]] = {}
+
+    async def statuses(self, session: Session) -> None:
+        """Status at a fixed rate; a slow browser gets fewer, never a queue."""
+        send, wait = session.connection.send, 1 / self.config.status_rate
+        with suppress(ConnectionClosed):
+            await send(json.dumps(self._hello()))
+            while True:
+                if session.may_send("statuses", STATUSES_AHEAD):
+                    await send(json.dumps(self._status(session)))
+                    session.sent = replace(session.sent, statuses=session.sent.statuses + 1)
+                await asyncio.sleep(wait)
+
+    def _hello(self) -> dict[str, Any]:
+        operator = self._operator
+        return {
+            "type": "hello",
+            **self._console_state.facts(),
+            "token_needed": self.config.token is not None,
+            "moves": list(operator.teleoperation.moves),
+            "has_scene": operator.scene is not None,
+            "drive_rate": min(30.0, max(10.0, self._console_state.contract.rate)),
+            "drive_timeout": operator.teleoperation.config.timeout,
+        }
+
+    def _status(self, session: Session) -> dict[str, Any]:
+        console_state, intervention, mode = self._console_state, self._operator.intervention, self._supervisor.state
+        scores, notices = console_state.scores(session.scores_shown), console_state.notices(session.notices_shown)
+        session.scores_shown = scores[-1][0] if scores else session.scores_shown
+        session.notices_shown = notices[-1].number if notices else session.notices_shown
+        summary = intervention.summary
+        heard, session.heard = session.heard, None
+        refused = [session.refused.popleft() for _ in range(len(session.refused))]
+        return {
+            "type": "status",
+            "refused": refused,
+            "echo": None if heard is None else [heard[0], round(time.monotonic() - heard[1], 4)],
+            "mode": mode.mode,
+            "reason": mode.reason,
+            "is_still": self._supervisor.is_still,
+            "loop_alive": console_state.tick_age < 1.0,
+            "phase": intervention.state,
+            "control_source": intervention.control_source,
+            "outcome": summary.outcome,
+            "interventions": summary.interventions,
+            "recoveries": summary.recoveries,
+            "alarms": summary.alarms,
+            "why": _why(summary),
+            "can": self._operator.allowed(),
+            "in_control": session is self.controller,
+            "controller": self.controller.name if self.controller else None,
+            "num_consoles": len(self.sessions),
+            "scores": [[round(age, 3), value, limit] for _, age, value, limit in scores],
+            "notices": [[n.time, n.text] for n in notices],
+            **console_state.numbers(),
+        }
+
+    async def pictures(self, session: Session) -> None:
+        """Each camera's newest picture, once: a byte with the length of the camera's name, the name, a JPEG file."""
+        with suppress(ConnectionClosed):
+            while True:
+                for name, (stamp, jpeg) in list(self._pictures.items()):
+                    ahead = PICTURES_AHEAD * len(self._pictures)
+                    if session.pictures_shown.get(name) != stamp and session.may_send("pictures", ahead):
+                        session.pictures_shown[name] = stamp
+                        encoded = name.encode()[:255]
+                        await session.connection.send(bytes([len(encoded)]) + encoded + jpeg)
+                        session.sent = replace(session.sent, pictures=session.sent.pictures + 1)
+                await asyncio.sleep(0.5 / self.config.camera_rate)
+
+    async def encode(self) -> None:
+        """Make JPEGs of the newest observation, while somebody looks."""
+        shown = float("-inf")
+        while True:
+            await asyncio.sleep(1 / self.config.camera_rate)
+            stamp, pictures = self._console_state.pictures()
+            if not self.sessions or stamp == shown:
+                continue
+            shown = stamp
+            jpegs = await asyncio.to_thread(self._make_jpegs, pictures)
+            self._pictures = {name: (stamp, jpeg) for name, jpeg in jpegs.items()}
+
+    def _make_jpegs(self, pictures: dict[str, np.ndarray]) -> dict[str, bytes]:
+        return {
+            name: encode_image(shrink(picture, self.config.camera_side), "jpeg", self.config.jpeg_quality)
+            for name, picture in pictures.items()
+        }
+
+
+def _why(summary: EpisodeSummary) -> str:
+    """What brought the episode where it stands: event, who, and the reason where one was said."""
+    if not summary.transitions:
+        return ""
+    last = summary.transitions[-1]
+    return f"{last.event.replace('_', ' ')} ({last.who}){': ' + last.reason if last.reason else ''}"[:300]
+
+
+def shrink(picture: np.ndarray, side: int) -> np.ndarray:
+    """The picture, uint8 (height, width, 3), made smaller so that no side is longer than that."""
+    factor = side / max(picture.shape[:2])
+    if factor >= 1:
+        return picture
+    import cv2
+
+    height, width = (max(1, round(n * factor)) for n in picture.shape[:2])
+    return cv2.resize(picture, (width, height), interpolation=cv2.INTER_AREA)
 
 
 class ConsoleServer(PageServer):
@@ -32,7 +157,7 @@ class ConsoleServer(PageServer):
     def __init__(self, config: ConsoleConfig, operator: ConsoleOperator, supervisor: Supervisor) -> None:
         self._operator, self._supervisor = operator, supervisor
         self._console_state = operator.console_state
-        self._console = Show(config, operator, supervisor)
+        self._console = ConsoleStream(config, operator, supervisor)
         super().__init__(config, self._console)
 
     def stop_all(self, who: str) -> None:

@@ -1,4 +1,4 @@
-"""The hub's page and sockets: the list of robots with the queue, and the one robot that a person looks at.
+"""`vla-rl hub serve`: the page of several robots with their queue, and of the one robot that a person looks at.
 
 The page speaks the console's messages, each with the `robot` that it means, and `help`, `hand_back` and `watch`. One
 page at a time has control of the hub, under the console's rules; a stop is taken from any.
@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import threading
 import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
+from pydantic import AfterValidator, Field, NonNegativeFloat
 from websockets.exceptions import ConnectionClosed
 
-from real_robot.operator.console.config import ConsoleConfig
+from real_robot.operator.console.access import SOCKET_PATH, ConsoleConfig
 from real_robot.operator.console.messages import (
     MAX_NAME,
     ConsoleMessage,
@@ -27,14 +33,19 @@ from real_robot.operator.console.messages import (
     read_object,
     text_of,
 )
-from real_robot.operator.console.page_server import PageServer
-from real_robot.operator.console.session import Session
-from real_robot.operator.console.show import PICTURES_AHEAD, STATUSES_AHEAD
-from real_robot.operator.hub.help_queue import HelpError
+from real_robot.operator.console.page_server import PageServer, Session
+from real_robot.operator.console.server import PICTURES_AHEAD, STATUSES_AHEAD
+from real_robot.operator.hub.help_queue import HEAD_START, HelpError
 from real_robot.operator.hub.hub import Hub
+from real_robot.operator.hub.hub_log import HubLog
 from real_robot.operator.hub.robot_link import RobotLink
+from real_robot.serving.network import AddressError, client_context, server_url
+from real_robot.serving.protocol import read_token
+from real_robot.types import FiniteConfig
+from vla_rl.config import Config, ConfigError, merge, read_yaml, validate
 
 LOOK_EVERY = 0.05  # seconds
+MAX_ROBOTS = 64
 
 
 @dataclass(frozen=True)
@@ -76,7 +87,7 @@ def read_hub_message(data: str | bytes) -> ConsoleMessage | ToRobot | Visit:
     return ToRobot(robot, message) if isinstance(message, Press | Reset | Stop) else message
 
 
-class HubShow:
+class HubStream:
     """What each session is sent: the overview, and of one robot what its console shows."""
 
     def __init__(self, config: ConsoleConfig, hub: Hub) -> None:
@@ -181,7 +192,7 @@ class HubServer(PageServer):
     token_place = "this hub's is the text in {file}, which `vla-rl hub serve` was given with --token-file"
 
     def __init__(self, config: ConsoleConfig, hub: Hub) -> None:
-        self._hub, self._pages = hub, HubShow(config, hub)
+        self._hub, self._pages = hub, HubStream(config, hub)
         self.failure: Exception | None = None
         super().__init__(config, self._pages, "hub.js")
 
@@ -271,3 +282,94 @@ class HubServer(PageServer):
             case _:
                 return "robot: which one?"
         return ""
+
+
+def console_url(text: str) -> str:
+    """The address of a console's socket, from what a person writes: host:port, ws://..., or its page's address.
+
+    Raises:
+        AddressError: it is none, or the port is missing.
+    """
+    address = text.strip().replace("http://", "ws://", 1).replace("https://", "wss://", 1).rstrip("/")
+    url = server_url(address)
+    parts, told = urlsplit(url), urlsplit(address if "://" in address else f"ws://{address}")
+    if told.port is None:
+        raise AddressError(f"a robot's console {text[:80]!r}: the port is missing; allowed: host:port, ws://host:port")
+    return url if parts.path.strip("/") else f"{parts.scheme}://{parts.netloc}{SOCKET_PATH}"
+
+
+class RobotConfig(Config):
+    """A robot of the hub: the console of its `vla-rl deploy`."""
+
+    url: Annotated[str, AfterValidator(console_url)] = Field(description="Of its console, such as ws://bench1:8080.")
+    token_file: Path | None = Field(default=None, description="File with the token that its console wants.")
+    ca: Path | None = Field(default=None, description="With wss://: who signed its certificate; else the system's.")
+
+
+class HubFile(FiniteConfig):
+    """The file that `vla-rl hub serve` reads."""
+
+    robots: dict[str, RobotConfig] = Field(
+        min_length=1, max_length=MAX_ROBOTS, description="Name -> how to reach it; the names are the person's."
+    )
+    head_start: NonNegativeFloat = Field(
+        default=HEAD_START,
+        description="Seconds that a robot whose score is twice its threshold counts as if it had waited longer.",
+    )
+
+
+def load_hub(file: Path | None, robots: Sequence[str] = ()) -> HubFile:
+    """The file's robots, and those of `--robot NAME=ADDRESS`.
+
+    Raises:
+        ConfigError: neither names a robot, or one of them wrongly.
+    """
+    named: dict[str, dict[str, str]] = {}
+    for text in robots:
+        name, separator, url = text.partition("=")
+        if not (separator and name.strip() and url.strip()):
+            raise ConfigError(f"--robot: got {text[:80]!r}, expected NAME=ADDRESS, such as left=ws://bench1:8080")
+        if name.strip() in named:
+            raise ConfigError(f"--robot: {name.strip()!r} is given twice; each robot has a name of its own")
+        named[name.strip()] = {"url": url.strip()}
+    values = read_yaml(file) if file is not None else {}
+    if not named and not values:
+        raise ConfigError("hub: no robots; give a file (docs/hub.md), or --robot NAME=ws://HOST:PORT for each")
+    return validate(HubFile, merge(values, {"robots": named}) if named else values, prefix="hub")
+
+
+def make_links(robots: Mapping[str, RobotConfig]) -> dict[str, RobotLink]:
+    """A line to each robot, not connected yet.
+
+    Raises:
+        ConfigError: a token or a certificate that cannot be read.
+    """
+    links = {}
+    for name, robot in robots.items():
+        token = read_token(robot.token_file) if robot.token_file else ""
+        ssl = client_context(robot.ca) if robot.url.startswith("wss://") else None
+        links[name] = RobotLink(name, robot.url, token, ssl)
+    return links
+
+
+def run_hub(config: HubFile, page: ConsoleConfig, log: Path | None, say: Callable[[str], None]) -> None:
+    """Serve until SIGINT, SIGTERM or SIGHUP.
+
+    Raises:
+        ConfigError: see `make_links` and `HubServer`. OSError: the port is taken, or the log cannot be written.
+    """
+    links = make_links(config.robots)
+    over = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: over.set())
+    with HubLog(log) as events:
+        hub = Hub(links, events, config.head_start, page.link_timeout)
+        server = HubServer(page, hub)
+        with server.running():
+            say(f"hub: {server.url}")
+            while not over.wait(0.2) and server.failure is None:
+                pass
+        if server.failure is not None:
+            raise OSError(f"the hub ended and its robots hold: {server.failure}")
+        events("end")
+    say("the hub has ended: its robots hold")

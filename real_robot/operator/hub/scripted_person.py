@@ -4,7 +4,7 @@ The person goes to the first in the queue, needs `hand_over` seconds to get ther
 would, until the episode is over; gives up where that gets nowhere or cannot be done; hands back, and goes to the next.
 A policy that was interrupted by something else than an alarm is told to go on. Robots that are ready get a new scene
 and are started, while there is work; a policy that drives for longer than its horizon is visited, and its episode
-ended. What the person knows of the robots is what the hub's overview says, and what the eyes see (`Eyes`).
+ended. What the person knows of the robots is what the hub's overview says, and what an `Observer` of each scene sees.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
-from real_robot.operator.hub.sim_eyes import Sight
+from real_robot.operator.hub.sim_observer import SceneView
 from real_robot.operator.sim_interventions import LOWERING, SIDEWAYS, WHO, ProgressAlarm
 from real_robot.operator.teleop import AXES
 from vla_rl.types import EpisodeSpec
@@ -35,11 +35,11 @@ DRIVEN = ("recovery", "correction")
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024  # a picture
 
 
-class Eyes(Protocol):
+class Observer(Protocol):
     """What the person sees of one robot, and the hand that lays out its scene."""
 
     @property
-    def sight(self) -> Sight:
+    def sight(self) -> SceneView:
         """What is seen now."""
         ...
 
@@ -85,7 +85,7 @@ class ScriptedPerson:
     """What the person decides; `run_person` is the line to the hub.
 
     Args:
-        eyes: robot -> what is seen of it. work: the episodes, given to whichever robot is ready.
+        observers: robot -> what is seen of it. work: the episodes, given to whichever robot is ready.
 
     Attributes:
         journal: an entry for each episode that was started, in order: robot, its number there, task, split, index.
@@ -95,13 +95,13 @@ class ScriptedPerson:
 
     def __init__(
         self,
-        eyes: Mapping[str, Eyes],
+        observers: Mapping[str, Observer],
         work: Iterable[EpisodeSpec],
         options: PersonOptions,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.eyes, self.work, self.options, self._clock = dict(eyes), deque(work), options, clock
-        self.places = {name: _Place() for name in self.eyes}
+        self.observers, self.work, self.options, self._clock = dict(observers), deque(work), options, clock
+        self.places = {name: _Place() for name in self.observers}
         self.journal: list[dict[str, Any]] = []
         self.interrupted = 0
         self.refused: list[str] = []
@@ -158,9 +158,9 @@ class ScriptedPerson:
                 return []
             place.spec, place.episode = self.work.popleft(), place.episode + 1
         number = self._number(name)
-        sight = self.eyes[name].sight
+        sight = self.observers[name].sight
         if sight.episode != number or sight.is_over:
-            self.eyes[name].lay_out(number, place.spec)
+            self.observers[name].lay_out(number, place.spec)
             return []
         place.laid = now if place.laid is None else place.laid
         if now - place.laid < self.options.settle:
@@ -202,7 +202,7 @@ class ScriptedPerson:
             told = self._press(name, "resume")
             self.interrupted += len(told)
             return told
-        sight = self.eyes[name].sight
+        sight = self.observers[name].sight
         if not np.isfinite(sight.remaining) or self._gets_nowhere(sight):
             return self._press(name, "failure")
         if phase == "paused":
@@ -211,7 +211,7 @@ class ScriptedPerson:
             return self._press(name, "recovery_done")
         return []
 
-    def _gets_nowhere(self, sight: Sight) -> bool:
+    def _gets_nowhere(self, sight: SceneView) -> bool:
         """Count each new sight while the person drives."""
         if self._phase not in DRIVEN or sight.number == self._counted:
             return False
@@ -223,7 +223,7 @@ class ScriptedPerson:
         """What the person's hands do now; None while they hold nothing."""
         if self.helping is None or self._phase not in DRIVEN or self._clock() < self._arrives:
             return None
-        sight, now = self.eyes[self.helping].sight, self._clock()
+        sight, now = self.observers[self.helping].sight, self._clock()
         message: dict[str, Any] = {"type": "drive", "robot": self.helping, "sent": now}
         if sight.twist is None or now - sight.at > STALE:
             return {**message, "axes": {}, "gripper": None, "held": False}
@@ -245,7 +245,7 @@ class ScriptedPerson:
         return [message]
 
 
-def _is_lowering(sight: Sight) -> bool:
+def _is_lowering(sight: SceneView) -> bool:
     """Whether the expert's hand goes down where it is: what is left is the sub-task itself."""
     if sight.twist is None:
         return False

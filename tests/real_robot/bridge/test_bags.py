@@ -16,8 +16,7 @@ from rosbags.rosbag2 import StoragePlugin
 from rosbags.rosbag2 import Writer as Rosbag2Writer
 
 from real_robot.bridge.bags import BagError, import_bags, read_episode
-from real_robot.bridge.codec import to_quaternion, write_action
-from real_robot.bridge.images import encode_image
+from real_robot.bridge.codec import encode_image, to_quaternion, write_action
 from real_robot.contract.channels import ActionSink
 from real_robot.contract.contract import RobotContract
 from real_robot.contract.load import load_contract

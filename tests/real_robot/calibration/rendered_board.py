@@ -8,8 +8,7 @@ import cv2
 import mujoco
 import numpy as np
 
-from real_robot.calibration.board import BoardConfig, draw_board
-from real_robot.calibration.intrinsics import Intrinsics
+from real_robot.calibration.intrinsics import BoardConfig, Intrinsics, draw_board
 
 HEIGHT, WIDTH, FOVY = 480, 640, 50.0
 FOCAL = HEIGHT / 2 / np.tan(np.radians(FOVY) / 2)

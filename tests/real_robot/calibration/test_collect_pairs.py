@@ -16,12 +16,17 @@ from typer.testing import CliRunner
 from urdfs import PLANAR
 from virtual_time import VirtualTime
 
-from real_robot.bridge.codec import read_state
-from real_robot.bridge.images import encode_image
-from real_robot.calibration.arm_pose import pose_reader
-from real_robot.calibration.collect import LiveArm, collect_bags, collect_live
-from real_robot.calibration.pairs import read_shots, write_board, write_shot
-from real_robot.calibration.transforms import inverse
+from real_robot.bridge.codec import encode_image, read_state
+from real_robot.calibration.collect import (
+    LiveArm,
+    collect_bags,
+    collect_live,
+    pose_reader,
+    read_shots,
+    write_board,
+    write_shot,
+)
+from real_robot.calibration.hand_eye import inverse
 from real_robot.calibration.workspace import collect_corners, workspace_of
 from real_robot.contract.contract import RobotContract
 from real_robot.contract.load import load_contract

@@ -9,10 +9,8 @@ import pytest
 from rendered_board import CAMERA, HEIGHT, WIDTH, RenderedBoard
 from scipy.spatial.transform import Rotation
 
-from real_robot.calibration.board import BoardConfig, BoardFinder
-from real_robot.calibration.hand_eye import HandEyeError, Mount, Pair, calibrate_hand_eye
-from real_robot.calibration.intrinsics import calibrate_camera
-from real_robot.calibration.transforms import angle_between, inverse
+from real_robot.calibration.hand_eye import HandEyeError, Mount, Pair, angle_between, calibrate_hand_eye, inverse
+from real_robot.calibration.intrinsics import BoardConfig, BoardFinder, calibrate_camera
 from vla_rl.config import ConfigError
 
 BOARD = BoardConfig()

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from real_robot.contract.load import load_contract, shipped_contracts
-from real_robot.contract.teleop import TeleopConfig
-from real_robot.operator.hub.run_hub import HubFile
+from real_robot.contract.sections import TeleopConfig
+from real_robot.operator.hub.hub_server import HubFile
 from real_robot.serving.server import ServeConfig
 from vla_rl.config import Config, ConfigError, apply_overrides, validate
 

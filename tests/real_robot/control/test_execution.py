@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from virtual_time import VirtualTime
 
-from real_robot.contract.execution import ExecutionConfig
-from real_robot.control.execution import ChunkExecutor
+from real_robot.contract.sections import ExecutionConfig
+from real_robot.control.chunk_executor import ChunkExecutor
 from real_robot.types import RobotObservation
 
 HZ = 50.0

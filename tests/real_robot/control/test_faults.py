@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from toy_server import CAMERAS, toy_server, toy_thread
 
-from real_robot.contract.execution import ExecutionConfig
 from real_robot.contract.safety import SafetyConfig
-from real_robot.control.execution import ChunkExecutor
+from real_robot.contract.sections import ExecutionConfig
+from real_robot.control.chunk_executor import ChunkExecutor
 from real_robot.control.supervisor import SentCommand, Supervisor
 from real_robot.serving.client import InferenceTimeout, PolicyClient, ServerUnavailable
 from real_robot.types import RobotObservation

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from memory_transport import MemoryTransport
 
-from real_robot.bridge.codec import to_quaternion
-from real_robot.bridge.images import encode_image
+from real_robot.bridge.codec import encode_image, to_quaternion
 from real_robot.bridge.robot import TopicRobot
 from real_robot.contract.contract import RobotContract
 from real_robot.contract.load import load_contract

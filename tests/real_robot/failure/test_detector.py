@@ -13,8 +13,7 @@ from synthetic import HASH, INSTRUCTIONS, episodes
 
 from real_robot.failure.config import FailureConfig
 from real_robot.failure.conformal import CalibrationError
-from real_robot.failure.detector import CONFIG_FILE, TENSORS_FILE, DetectorError, FailureDetector, scorer_classes
-from real_robot.failure.fit import fit
+from real_robot.failure.detector import CONFIG_FILE, TENSORS_FILE, DetectorError, FailureDetector, fit, scorer_classes
 from real_robot.failure.measure import FailureReport, evaluate
 
 KINDS = sorted(scorer_classes())

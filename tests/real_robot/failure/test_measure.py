@@ -10,17 +10,17 @@ import pytest
 from synthetic import episodes
 
 from real_robot.failure.config import FailureConfig
-from real_robot.failure.fit import fit
+from real_robot.failure.detector import fit
 from real_robot.failure.measure import (
     Curves,
     common_horizon,
     detection_times,
+    draw_scores,
     evaluate,
     measure,
     roc_auc,
     weighted_mean,
 )
-from real_robot.failure.page import draw_scores
 
 
 def test_roc_auc_by_hand_with_ties_and_weights() -> None:

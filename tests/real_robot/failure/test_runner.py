@@ -13,8 +13,8 @@ import pytest
 from real_robot.failure import runner
 from real_robot.failure.conformal import ALL, Band, Shape
 from real_robot.failure.detector import FailureDetector, Identity, Score
-from real_robot.failure.runner import DetectorThread
 from real_robot.failure.scorer import Scorer, Tensors
+from real_robot.failure.watch import DetectorThread
 from vla_rl.data.embeddings import EmbeddedEpisodes
 
 PATIENCE = 20.0  # Seconds; far beyond what any of this takes.

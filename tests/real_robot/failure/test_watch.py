@@ -124,7 +124,7 @@ def test_the_last_episodes_score_does_not_pause_one_whose_scene_is_laid_out() ->
     it.failure("anna")
     it.begin("anna")
     assert it.poll().begin
-    tick(OperatorCommand(active=False))  # As `SceneFirst` says until the service has answered.
+    tick(OperatorCommand(active=False))  # As `SceneReset` says until the service has answered.
     assert it.state == "autonomous" and it.summary.alarms == 0
     tick(OperatorCommand(begin=True))
     assert it.state == "autonomous"

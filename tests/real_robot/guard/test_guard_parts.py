@@ -19,7 +19,7 @@ from real_robot.contract.channels import ActionSink
 from real_robot.contract.load import load_contract
 from real_robot.contract.safety import DimensionLimits, SafetyConfig
 from real_robot.control.supervisor import Supervisor
-from real_robot.guard.robot_guard import GuardedCommands, through_guard, timeout_of, without_eyes
+from real_robot.guard.robot_guard import GuardedCommands, through_guard, timeout_of, without_cameras
 from real_robot.transports.messages import JointState, Message, TwistStamped
 from real_robot.types import Command, RobotObservation
 
@@ -50,7 +50,7 @@ def test_it_brakes_after_four_ticks_or_as_told() -> None:
 def test_the_guarded_topics_are_the_drivers_with_the_suffix() -> None:
     contract = load_contract("sim_robot", ["guard.suffix=_safe"])
     assert [s.topic for s in through_guard(contract).action] == ["/gripper/command_safe", "/twist_command_safe"]
-    seen = without_eyes(contract)
+    seen = without_cameras(contract)
     assert not seen.observation.images and len(seen.observation.state) == 2 and seen.safety.command_timeout == 0.2
 
 
@@ -112,7 +112,7 @@ def test_after_a_clock_jump_a_reset_takes_commands_again() -> None:
     """As it takes observations: the guard need not be started anew."""
     transport, jump = MemoryTransport(), [0]
     contract = load_contract("sim_robot")
-    robot = TopicRobot(without_eyes(contract), transport, wall=lambda: time.time_ns() + jump[0])
+    robot = TopicRobot(without_cameras(contract), transport, wall=lambda: time.time_ns() + jump[0])
     commands = GuardedCommands(contract, transport, header_clock=robot.header_clock)
     jump[0] = 3600 * 10**9
     for _ in range(2):

@@ -140,7 +140,7 @@ def test_a_stop_elsewhere_stops_it_and_a_reset_elsewhere_lets_it_go_on(robot: De
 import sys, time
 from real_robot.contract.load import load_contract
 from real_robot.transports.messages import String
-from real_robot.guard.lease import TOPIC, new_lease
+from real_robot.guard.robot_lock import TOPIC, new_lease
 from real_robot.guard.robot_lock import QOS
 contract = load_contract("sim_robot", [f"transport.master={sys.argv[1]}"])
 transport = contract.transport.open()

@@ -20,8 +20,7 @@ from real_robot.control.robot_loop import OperatorCommand, Tick
 from real_robot.deploy.deploy import _open_robot
 from real_robot.deploy.options import DeployOptions
 from real_robot.guard import robot_lock
-from real_robot.guard.lease import TOPIC, Lease, Role, new_lease, read_lease
-from real_robot.guard.robot_lock import RobotBusyError, RobotLock
+from real_robot.guard.robot_lock import TOPIC, Lease, RobotBusyError, RobotLock, Role, new_lease, read_lease
 from real_robot.transports.base import Graph, Handler, Publisher, QosConfig, TransportError
 from real_robot.transports.messages import Message, String, TwistStamped
 

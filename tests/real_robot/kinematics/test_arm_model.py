@@ -12,8 +12,7 @@ from scipy.spatial.transform import Rotation
 from urdfs import PLANAR, seven_joints
 
 from real_robot.contract.model import ModelConfig
-from real_robot.kinematics.arm_model import ArmModel
-from real_robot.kinematics.cell import quaternion_of
+from real_robot.kinematics.arm_model import ArmModel, quaternion_of
 from vla_rl.config import ConfigError, validate
 
 

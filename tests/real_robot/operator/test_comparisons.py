@@ -11,10 +11,10 @@ import pytest
 from test_recorder import ALONE, FAILED, Bench
 
 from real_robot.contract.load import load_contract
-from real_robot.contract.teleop import TeleopConfig
-from real_robot.operator.comparisons import Comparisons
+from real_robot.contract.sections import TeleopConfig
 from real_robot.operator.console.console_state import ConsoleState
 from real_robot.operator.console.operator import ConsoleOperator
+from real_robot.operator.episode_log import Comparisons
 from real_robot.operator.intervention import InterventionError
 from real_robot.operator.recorder import RecordingError, finish
 from real_robot.operator.teleop import Teleoperation

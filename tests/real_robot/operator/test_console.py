@@ -23,16 +23,16 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 import real_robot.operator.console as console_folder
 from real_robot.contract.load import load_contract
-from real_robot.contract.teleop import TeleopConfig
+from real_robot.contract.sections import TeleopConfig
 from real_robot.control.robot_loop import Tick
 from real_robot.control.supervisor import SentCommand
-from real_robot.operator.console import session
-from real_robot.operator.console.config import ConsoleConfig
+from real_robot.operator.console import page_server as session
+from real_robot.operator.console.access import ConsoleConfig
 from real_robot.operator.console.console_state import ConsoleState
 from real_robot.operator.console.messages import MAX_MESSAGE_BYTES, ConsoleError, Drive, read_message
 from real_robot.operator.console.operator import ConsoleOperator
 from real_robot.operator.console.server import ConsoleServer
-from real_robot.operator.console.show import PICTURES_AHEAD, shrink
+from real_robot.operator.console.server import PICTURES_AHEAD, shrink
 from real_robot.operator.intervention import Intervention
 from real_robot.operator.teleop import Axes, Teleoperation
 from vla_rl.config import ConfigError
@@ -364,10 +364,10 @@ GAMEPAD = """
 globalThis.window = globalThis.document = { addEventListener() {}, getElementById() {} };
 const pad = { connected: true, mapping: "standard", axes: [0, -1, 0, 0], buttons: [] };
 Object.defineProperty(globalThis, "navigator", { value: { getGamepads: () => [pad] }, configurable: true });
-const { Tile } = await import("./tile.js"), { Hands } = await import("./hands.js");
+const { Tile } = await import("./tile.js"), { TeleopDevices } = await import("./teleop_devices.js");
 const page = {}, part = { value: 50, classList: { toggle() {} } };
 const tiles = [0, 1].map(() => Object.assign(Object.create(Tile.prototype), {
-  page, hands: new Hands(), part: () => part, status: { in_control: true, phase: "recovery" },
+  page, hands: new TeleopDevices(), part: () => part, status: { in_control: true, phase: "recovery" },
   said: [], send(message) { this.said.push(message.held); },
 }));
 for (const selected of tiles) {

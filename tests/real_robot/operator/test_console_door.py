@@ -20,7 +20,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from real_robot.client_package.vla_rl_client import open_connection
-from real_robot.operator.console.config import ConsoleConfig
+from real_robot.operator.console.access import ConsoleConfig
 from real_robot.operator.console.server import ConsoleServer
 
 PATIENCE = 60.0
@@ -133,7 +133,7 @@ def test_an_encrypted_console_serves_its_page_and_sockets(tmp_path: Path) -> Non
         page = f"https://127.0.0.1:{bench.port}"
         with urllib.request.urlopen(page, timeout=PATIENCE, context=trust) as answer:
             assert b"E-stop" in answer.read()
-        with urllib.request.urlopen(f"{page}/ask.js", timeout=PATIENCE, context=trust) as answer:
+        with urllib.request.urlopen(f"{page}/dialog.js", timeout=PATIENCE, context=trust) as answer:
             assert answer.headers["Content-Type"].startswith("text/javascript")
         with open_connection(f"wss://127.0.0.1:{bench.port}/socket", trust, PATIENCE, origin=page) as browser:
             assert json.loads(browser.recv(timeout=PATIENCE))["type"] == "hello"

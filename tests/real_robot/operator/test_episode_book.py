@@ -14,8 +14,8 @@ import pytest
 
 from real_robot.control.robot_loop import OperatorCommand, Tick
 from real_robot.control.supervisor import HOLDING, RUNNING, SentCommand
-from real_robot.operator import episode_book
-from real_robot.operator.episode_book import EpisodeBook
+from real_robot.operator import episode_log as episode_book
+from real_robot.operator.episode_log import EpisodeLog
 from real_robot.operator.intervention import Intervention
 from real_robot.types import Command, RobotObservation
 from vla_rl.config import ConfigError
@@ -29,7 +29,7 @@ class Bench:
     def __init__(self, file: Path) -> None:
         self.now, self.file, self.must_begin = 0.0, file, False
         self.episode = Intervention(["velocity"], clock=lambda: self.now)
-        self.book = EpisodeBook(file, self.episode, rate=10)
+        self.book = EpisodeLog(file, self.episode, rate=10)
 
     def ticks(self, source: str, *gaps: float) -> None:
         for gap in gaps:

@@ -18,10 +18,18 @@ from websockets.sync.client import ClientConnection
 
 from real_robot.client_package.vla_rl_client import open_connection
 from real_robot.contract.load import load_contract
-from real_robot.contract.teleop import DeviceConfig
-from real_robot.operator import handheld
-from real_robot.operator.devices import AxesDevice, device_overrides, lerobot_axes, open_device
-from real_robot.operator.handheld import PHONE_SILENCE, PadPresence, PhoneAxes, phone_gripper
+from real_robot.contract.sections import DeviceConfig
+from real_robot.operator import devices as handheld
+from real_robot.operator.devices import (
+    PHONE_SILENCE,
+    AxesDevice,
+    PadPresence,
+    PhoneAxes,
+    device_overrides,
+    lerobot_axes,
+    open_device,
+    phone_gripper,
+)
 from real_robot.operator.teleop import Axes, Teleoperation
 from real_robot.transports.lerobot_devices import DeviceError, make_device
 

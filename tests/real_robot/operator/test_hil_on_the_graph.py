@@ -22,7 +22,7 @@ from expert_at_console import ExpertAtConsole
 from processes import PATIENCE, Child, RosGraph, missing_ros, until
 from safetensors.numpy import load_file
 
-from real_robot.operator.hub.sim_eyes import SimEyes
+from real_robot.operator.hub.sim_observer import SceneObserver
 from real_robot.transports.ros.master import free_port
 from vla_rl.offpolicy.published import POINTER, PublishedError, newest
 from vla_rl.offpolicy.recorded import RecordedFrames, new_episodes, num_recorded, recordings_in
@@ -84,17 +84,17 @@ class Loop:
         )
 
     @contextmanager
-    def person(self, eyes: SimEyes) -> Iterator[ExpertAtConsole]:
+    def person(self, observer: SceneObserver) -> Iterator[ExpertAtConsole]:
         """At the console, as soon as it is there."""
         until(lambda: self.deploy.says("console: http://"), "the console", LONG)
-        person = ExpertAtConsole(self, eyes)
+        person = ExpertAtConsole(self, observer)
         yield person
         person.leave()
 
-    def episode(self, eyes: SimEyes, helps: bool) -> RecordedFrames:
+    def episode(self, observer: SceneObserver, helps: bool) -> RecordedFrames:
         """Run one, and return what was recorded of it."""
         place = num_recorded(self.recordings / self.name)
-        with self.person(eyes) as person:
+        with self.person(observer) as person:
             self.ended.append(Ended(self.name, *person.run_episode(helps)))
         until(lambda: num_recorded(self.recordings / self.name) > place, "the recorded episode")
         [episode] = new_episodes(self.recordings / self.name, place, ("agentview",), 1)
@@ -132,8 +132,8 @@ def loop(tmp_path: Path) -> Iterator[Loop]:
 
 
 @pytest.fixture
-def eyes(loop: Loop) -> Iterator[SimEyes]:
-    with closing(SimEyes(loop.graph.master.uri)) as made:
+def observer(loop: Loop) -> Iterator[SceneObserver]:
+    with closing(SceneObserver(loop.graph.master.uri)) as made:
         yield made
 
 
@@ -166,30 +166,30 @@ def last_metrics(run: Path) -> dict[str, Any]:
     return json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
 
 
-def test_killed_and_resumed_no_episode_is_lost_and_what_is_learned_acts(loop: Loop, eyes: SimEyes) -> None:
+def test_killed_and_resumed_no_episode_is_lost_and_what_is_learned_acts(loop: Loop, observer: SceneObserver) -> None:
     until(lambda: loop.server.says("waiting for the first policy"), "the server waits for the learner", LONG)
-    first = loop.episode(eyes, helps=True)
+    first = loop.episode(observer, helps=True)
     assert [version.split()[0] for version in first.policies] == ["policy-00000000"]
     loop.await_learned(1)
-    loop.episode(eyes, helps=True)
+    loop.episode(observer, helps=True)
     until(lambda: loop.graph.check_alive() or len(loop.segments()) == 2, "the second episode is taken up", LONG)
     loop.kill(loop.learner)
     until(lambda: loop.server.says(f"policy-{UPDATES:08d} "), "the server has taken up the newer policy")
     (loop.published / POINTER).write_text('{"number": 9, "ha')
     until(lambda: loop.server.says("is refused, policy-"), "the damaged policy is refused")
-    alone = loop.episode(eyes, helps=False)
+    alone = loop.episode(observer, helps=False)
     assert not alone.person.any() and alone.policies[-1] > first.policies[0], "the newer one acts, without a learner"
-    with loop.person(eyes) as person:
+    with loop.person(observer) as person:
         person.begin()
         loop.kill(loop.deploy)  # In the episode: the recording is not finished.
     loop.deploy = loop.start_deploy("tuesday")
-    loop.episode(eyes, helps=False)
+    loop.episode(observer, helps=False)
 
     loop.learner = loop.learn("--resume")
     loop.await_learned(4)
     newer = f"policy-{4 * UPDATES:08d} "
     until(lambda: loop.server.says(f"{newer}"), "the server has taken up the next policy")
-    last = loop.episode(eyes, helps=True)
+    last = loop.episode(observer, helps=True)
     assert last.policies[-1].startswith(newer) and last.policies[-1] > alone.policies[-1]
     until(lambda: loop.learner.process.poll() is not None, "the learner's end", LONG)
     assert loop.learner.process.returncode == 0, loop.learner.output()[-3000:]

@@ -23,12 +23,11 @@ from processes import ROOT, Child, until
 from websockets.exceptions import ConnectionClosed
 
 import real_robot.operator.console as console_folder
-from real_robot.operator.console.config import ConsoleConfig
-from real_robot.operator.console.session import Session
+from real_robot.operator.console.access import ConsoleConfig
+from real_robot.operator.console.page_server import Session
 from real_robot.operator.hub.hub import Hub, needs_help
 from real_robot.operator.hub.hub_log import read_log, shares
-from real_robot.operator.hub.hub_server import HubShow
-from real_robot.operator.hub.run_hub import console_url, load_hub
+from real_robot.operator.hub.hub_server import HubStream, console_url, load_hub
 from vla_rl.config import ConfigError
 
 
@@ -395,7 +394,7 @@ def test_the_hub_sends_no_picture_of_a_robot_after_another_ones_hello() -> None:
     sent, order = list[str](), ["left", "right", "left"]
 
     async def run() -> None:
-        show = HubShow(ConsoleConfig(status_rate=60, camera_rate=60), hub)
+        show = HubStream(ConsoleConfig(status_rate=60, camera_rate=60), hub)
 
         async def send(data: str | bytes) -> None:
             if isinstance(data, bytes):

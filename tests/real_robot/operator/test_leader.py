@@ -16,7 +16,7 @@ from virtual_time import VirtualTime
 from real_robot.bridge.robot import TopicRobot
 from real_robot.contract.contract import RobotContract
 from real_robot.contract.load import load_contract
-from real_robot.contract.teleop import DeviceConfig
+from real_robot.contract.sections import DeviceConfig
 from real_robot.control.playback import SynchronousActions
 from real_robot.control.robot_loop import ClockPacer, ControlLoop, OperatorCommand, Tick
 from real_robot.control.supervisor import Supervisor

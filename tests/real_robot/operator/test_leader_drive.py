@@ -18,10 +18,9 @@ from processes import until
 
 from real_robot.contract.contract import RobotContract
 from real_robot.contract.load import load_contract
-from real_robot.contract.teleop import DeviceConfig
+from real_robot.contract.sections import DeviceConfig
 from real_robot.operator.devices import SILENCE, LeaderArm, leader_command, leader_feedback, open_device
-from real_robot.operator.leader import LeaderFollowing
-from real_robot.operator.leader_drive import HELD_FOR, MOST_STEP, RESISTS, LeaderDrive
+from real_robot.operator.leader import HELD_FOR, MOST_STEP, RESISTS, LeaderDrive, LeaderFollowing
 from real_robot.transports.lerobot_devices import DeviceError
 
 SAFETY = load_contract("so101").safety

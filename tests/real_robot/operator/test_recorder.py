@@ -221,7 +221,7 @@ def test_an_unlabeled_episode_keeps_its_counts_while_the_next_ones_scene_is_laid
     bench = Bench(tmp_path / "set")
     poll, due = bench.it.poll, list[bool]()
 
-    def after_the_scene(observation: RobotObservation) -> OperatorCommand:  # As `SceneFirst` does.
+    def after_the_scene(observation: RobotObservation) -> OperatorCommand:  # As `SceneReset` does.
         told = poll(observation)
         due.extend([True] * told.begin)
         if bench.now < 8:

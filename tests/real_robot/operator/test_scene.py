@@ -14,7 +14,7 @@ from real_robot.contract.load import load_contract
 from real_robot.contract.sections import EpisodeServices
 from real_robot.operator.intervention import Intervention, InterventionError
 from real_robot.operator.operators import KeyOperator, OutcomeTopic
-from real_robot.operator.scene import SceneFirst, scene_first
+from real_robot.operator.scene_reset import SceneReset, with_scene_reset
 from real_robot.transports.action_types import ActionType, ServiceType, TriggerResponse
 from real_robot.transports.actions import ActionClient, Answer
 from real_robot.transports.base import TransportError
@@ -57,7 +57,7 @@ class Bench:
         self.episode = Intervention(["velocity"], clock=lambda: self.now)
         hold = lambda why: self.episode.alarm(why, "scene")  # noqa: E731
         config = EpisodeServices(begin="/begin", reset=reset)
-        self.scene = SceneFirst(
+        self.scene = SceneReset(
             self.episode, config, self.graph, self.flushed.append, hold, self.told.append, lambda: self.now
         )
 
@@ -159,9 +159,9 @@ def test_without_services_nothing_is_around_the_person_and_a_transport_without_t
     contract = load_contract("sim_robot")
     person, ignore = Intervention(["velocity"]), lambda text: None
     robot = TopicRobot(contract, MemoryTransport(), "push")
-    assert scene_first(person, EpisodeServices(), robot, ignore, ignore) is None
+    assert with_scene_reset(person, EpisodeServices(), robot, ignore, ignore) is None
     with pytest.raises(TransportError, match=r"episode: /episode/begin: MemoryTransport has no services.*Set episode="):
-        scene_first(person, contract.episode, robot, ignore, ignore)
+        with_scene_reset(person, contract.episode, robot, ignore, ignore)
 
 
 def test_keys_begin_at_start_and_a_sensor_ends_what_they_began() -> None:

@@ -1,6 +1,6 @@
 """The scripted person at a real hub, over its socket: two robots with real consoles, points that move as told.
 
-What the person sees of them (`PointEyes`) is measured on the point; a sensor ends an episode when it is at its goal.
+What the person sees of them (`PointObserver`) is measured on the point; a sensor ends an episode at its goal.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from processes import until
 
 from real_robot.operator.hub.hub_log import read_log, shares
 from real_robot.operator.hub.scripted_person import PersonOptions, ScriptedPerson, run_person
-from real_robot.operator.hub.sim_eyes import Sight
+from real_robot.operator.hub.sim_observer import SceneView
 from real_robot.operator.sim_interventions import WHO
 from vla_rl.types import EpisodeSpec
 
@@ -27,7 +27,7 @@ GOAL = np.array([0.1, 0.1, 0.1])
 ALARM = "failure score 3 above its threshold 1"
 
 
-class PointEyes:
+class PointObserver:
     """What is seen of a point; it is solved at `GOAL`, and cannot be where the task is "hopeless"."""
 
     def __init__(self, bench: ConsoleBench) -> None:
@@ -39,9 +39,9 @@ class PointEyes:
         self.episode, self.spec = number, spec
 
     @property
-    def sight(self) -> Sight:
+    def sight(self) -> SceneView:
         if self.spec is None:
-            return Sight()
+            return SceneView()
         self.number += 1
         way = GOAL - self.bench.robot.position
         remaining = np.inf if self.spec.task == "hopeless" else float(np.abs(way).max() * 100)
@@ -49,7 +49,7 @@ class PointEyes:
         if is_over and self.bench.intervention.state in ("recovery", "correction"):
             self.bench.intervention.success("sensor")
         twist = np.concatenate([np.clip(4 * way, -1, 1), np.zeros(3)])
-        return Sight(self.episode, is_over, twist, -1.0, remaining, self.number, time.monotonic())
+        return SceneView(self.episode, is_over, twist, -1.0, remaining, self.number, time.monotonic())
 
 
 def work(*tasks: str) -> list[EpisodeSpec]:
@@ -61,9 +61,9 @@ class Shift:
 
     def __init__(self, bench: HubBench, specs: list[EpisodeSpec], **options: float) -> None:
         self.bench = bench
-        eyes = {name: PointEyes(robot) for name, robot in bench.robots.items()}
+        observers = {name: PointObserver(robot) for name, robot in bench.robots.items()}
         told = {"hand_over": 0.2, "settle": 0.1, "patience": 2000, "operator_steps": 10_000, **options}
-        self.person = ScriptedPerson(eyes, specs, PersonOptions(**told))  # type: ignore[arg-type]
+        self.person = ScriptedPerson(observers, specs, PersonOptions(**told))  # type: ignore[arg-type]
         self.failure: BaseException | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
@@ -93,19 +93,19 @@ def alarm(robot: ConsoleBench) -> None:
 
 
 class Still:
-    """Eyes before which every scene stands at once."""
+    """Observer before which every scene stands at once."""
 
     def __init__(self) -> None:
-        self.sight = Sight()
+        self.sight = SceneView()
 
     def lay_out(self, number: int, spec: EpisodeSpec) -> None:
-        self.sight = Sight(number, False)
+        self.sight = SceneView(number, False)
 
 
 def test_an_overview_that_is_late_costs_no_episode() -> None:
     """The hub shows a robot as it was told of it last: for a while after the start as before it."""
-    now, eyes = [0.0], Still()
-    person = ScriptedPerson({"left": eyes}, work("reach", "reach"), PersonOptions(settle=0.0), lambda: now[0])
+    now, observers = [0.0], Still()
+    person = ScriptedPerson({"left": observers}, work("reach", "reach"), PersonOptions(settle=0.0), lambda: now[0])
 
     def seen(phase: str) -> list[dict]:
         now[0] += 0.1
@@ -115,12 +115,12 @@ def test_an_overview_that_is_late_costs_no_episode() -> None:
 
     start = [{"type": "press", "robot": "left", "button": "start"}]
     assert [seen("idle"), seen("idle"), seen("idle")] == [[], start, []]
-    assert eyes.sight.episode == 1001 and len(person.journal) == 1 and not person.is_done
+    assert observers.sight.episode == 1001 and len(person.journal) == 1 and not person.is_done
     seen("autonomous")
     assert [seen("ended"), seen("ended"), seen("ended"), seen("ended")].count(start) == 0, "pressed a moment ago"
     now[0] += 1.0
-    assert seen("ended") == start and eyes.sight.episode == 1002 and len(person.journal) == 2
-    assert seen("ended") == [] and eyes.sight.episode == 1002 and len(person.journal) == 2
+    assert seen("ended") == start and observers.sight.episode == 1002 and len(person.journal) == 2
+    assert seen("ended") == [] and observers.sight.episode == 1002 and len(person.journal) == 2
     seen("autonomous")
     assert not person.is_done
     seen("ended")

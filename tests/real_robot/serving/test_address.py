@@ -8,8 +8,8 @@ import socket
 import pytest
 from toy_server import toy_thread
 
-from real_robot.serving.address import AddressError, HostNames, is_loopback, server_url
 from real_robot.serving.client import PolicyClient
+from real_robot.serving.network import AddressError, HostNames, is_loopback, server_url
 from real_robot.serving.server import ServeConfig
 
 

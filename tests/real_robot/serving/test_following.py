@@ -14,9 +14,9 @@ import pytest
 from tiny_run import save_policy
 from toy_server import ToyPolicy
 
-from real_robot.serving import following
+from real_robot.serving import hot_swap as following
 from real_robot.serving.engine import Answer, InferenceEngine
-from real_robot.serving.following import Following
+from real_robot.serving.hot_swap import HotSwap
 from real_robot.serving.requests import PolicyFacts, Request
 from real_robot.serving.server import ServeConfig
 from vla_rl.offpolicy.published import publish
@@ -85,7 +85,7 @@ def test_it_waits_for_the_first_policy(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(following, "LOOK_EVERY", 0.01)
     folder, said = tmp_path / "published", []
     told = threading.Event()
-    made = Following(folder, ServeConfig(device="cpu"), lambda text: (said.append(text), told.set()))
+    made = HotSwap(folder, ServeConfig(device="cpu"), lambda text: (said.append(text), told.set()))
     with ThreadPoolExecutor(1) as pool:
         loaded = pool.submit(made.load)
         assert told.wait(60) and not loaded.done()

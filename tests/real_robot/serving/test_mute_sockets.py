@@ -15,7 +15,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from real_robot.serving import server as server_module
 from real_robot.serving.client import PolicyClient, ServerUnavailable
-from real_robot.serving.guests import MAX_MUTE_PER_ADDRESS
+from real_robot.serving.connections import MAX_MUTE_PER_ADDRESS
 
 PATIENCE = 60.0
 UPGRADE = (

@@ -18,9 +18,8 @@ import pytest
 from openpi_like import ALOHA, OpenpiClient, pack, picture, request
 from watch_bench import served
 
-from real_robot.serving.openpi import camera_keys
 from real_robot.serving.protocol import unpack
-from real_robot.serving.requests import PolicyFacts, RequestError, read_request
+from real_robot.serving.requests import PolicyFacts, RequestError, camera_keys, read_request
 from real_robot.serving.server import ServeConfig, load_for_serving, policy_facts
 from vla_rl.config import ConfigError
 from vla_rl.interfaces import Policy

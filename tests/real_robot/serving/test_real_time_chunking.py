@@ -16,7 +16,7 @@ from watch_bench import PATIENCE, served  # noqa: E402
 
 from real_robot.contract.load import load_contract  # noqa: E402
 from real_robot.contract.safety import SafetyConfig  # noqa: E402
-from real_robot.control.execution import ChunkExecutor  # noqa: E402
+from real_robot.control.chunk_executor import ChunkExecutor  # noqa: E402
 from real_robot.control.supervisor import Supervisor  # noqa: E402
 from real_robot.deploy.deploy import DeployOptions, check_fit, deploy  # noqa: E402
 from real_robot.serving.client import PolicyClient, PolicyClientError  # noqa: E402

@@ -17,8 +17,8 @@ from toy_server import observation, toy_server, toy_thread
 
 from real_robot.serving import server as server_module
 from real_robot.serving.client import NotTrusted, PolicyClient, PolicyClientError, ServerUnavailable
+from real_robot.serving.network import client_context, server_context
 from real_robot.serving.server import PolicyServer, ServeConfig
-from real_robot.serving.tls import client_context, server_context
 from vla_rl.config import ConfigError
 
 PATIENCE = 60.0

@@ -14,7 +14,7 @@ import pytest
 from certificates import Authority
 
 from real_robot.client_package.vla_rl_client import TlsSocket
-from real_robot.serving.tls import client_context, server_context
+from real_robot.serving.network import client_context, server_context
 
 COUNT, SIZE = 3000, 256
 

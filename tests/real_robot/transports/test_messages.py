@@ -10,7 +10,7 @@ import zlib
 import numpy as np
 import pytest
 
-from real_robot.bridge.images import decode_image, encode_image
+from real_robot.bridge.codec import decode_image, encode_image
 from real_robot.transports.messages import (
     MAX_IMAGE_BYTES,
     MAX_ITEMS,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from real_robot.deploy.options import DeployOptions
-from real_robot.operator.console.config import ConsoleConfig
+from real_robot.operator.console.access import ConsoleConfig
 from real_robot.serving.protocol import read_token
 from vla_rl.config import ConfigError, validate
 

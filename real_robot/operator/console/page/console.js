@@ -1,6 +1,6 @@
 // The console's page: a tile for each robot, this one's first.
 
-import { ask } from "./ask.js";
+import { ask } from "./dialog.js";
 import { listenToKeys, Tile } from "./tile.js";
 
 const $ = (id) => document.getElementById(id);

@@ -1,7 +1,7 @@
 // The hub's page: all robots with who asks for help, in the order in which they are helped, and the one that is looked at.
 
-import { ask } from "./ask.js";
-import { element, short } from "./draw.js";
+import { ask } from "./dialog.js";
+import { element, short } from "./charts.js";
 import { ALIVE_EVERY, listenToKeys, RETRY_AFTER, STALE_AFTER, Tile } from "./tile.js";
 
 const $ = (id) => document.getElementById(id);

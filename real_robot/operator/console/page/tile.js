@@ -1,8 +1,8 @@
 // One robot as a page shows it: what is seen of it, what a person asks of it. Its own process has the last word on both.
 
-import { ask } from "./ask.js";
-import { buildBars, drawScore, element, setBars } from "./draw.js";
-import { Hands } from "./hands.js";
+import { ask } from "./dialog.js";
+import { buildBars, drawScore, element, setBars } from "./charts.js";
+import { TeleopDevices } from "./teleop_devices.js";
 
 const BUTTONS = [
   ["start", "Start", "Enter"], ["hold", "Hold", "H"], ["resume", "Resume", "Enter"], ["take_over", "Take over", "T"],
@@ -39,7 +39,7 @@ export class Tile {
     this.page = page;
     this.root = $("tile").content.firstElementChild.cloneNode(true);
     this.part = (selector) => this.root.querySelector(selector);
-    this.hands = new Hands();
+    this.hands = new TeleopDevices();
     this.status = null;
     this.hello = null;
     this.scores = [];

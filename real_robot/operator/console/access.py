@@ -1,4 +1,4 @@
-"""The console's door: which requests come in. Files of the page, its socket, and an emergency stop that always fits.
+"""Access control of the console: its config, files, socket, and an emergency stop that always gets through.
 
 A stop is a plain `POST /stop`. It holds no place, so that it works when every place for a browser is taken. Like
 watching, and a stop over a socket, it needs no token; pages of strangers may not send it.
@@ -10,13 +10,14 @@ import http
 from collections.abc import Callable
 from pathlib import Path
 
+from pydantic import Field
 from websockets.asyncio.server import ServerConnection
 from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
-from real_robot.operator.console.config import ConsoleConfig
-from real_robot.serving.address import HostNames, hostname, is_loopback
-from real_robot.serving.guests import Guests
+from real_robot.serving.connections import ConnectionSlots
+from real_robot.serving.network import HostNames, ListenHost, hostname, is_loopback
+from vla_rl.config import Config
 
 SOCKET_PATH, STOP_PATH = "/socket", "/stop"
 _FOLDER = Path(__file__).parent / "page"
@@ -32,7 +33,36 @@ _HEADERS = {
 }
 
 
-class Door:
+class ConsoleConfig(Config):
+    """Where and how the console is served."""
+
+    host: ListenHost = Field(
+        default="127.0.0.1", description="Address to listen on. Beyond loopback a token is required."
+    )
+    port: int = Field(default=8080, ge=0, le=65535, description="Port; 0 takes a free one.")
+    token: str | None = Field(default=None, repr=False, description="What a person must give to take control.")
+    token_file: str = Field(
+        default="", description="Name of the token's file, which a person who gives a wrong token is told."
+    )
+    origins: tuple[str, ...] = Field(
+        default=(), description="Pages of other consoles that may show this robot too, such as http://bench2:8080."
+    )
+    allow_host: tuple[str, ...] = Field(
+        default=(), description="Further names by which browsers may address it, besides this machine's."
+    )
+    certificate: Path | None = Field(default=None, description="PEM file; with it the page is https, its sockets wss.")
+    key: Path | None = Field(default=None, description="PEM file of the certificate's key, where it is another file.")
+    status_rate: float = Field(default=10.0, gt=0, le=60, description="Status messages a second, to each browser.")
+    camera_rate: float = Field(default=10.0, gt=0, le=60, description="Pictures a second of each camera, at most.")
+    camera_side: int = Field(default=480, ge=32, le=4096, description="Larger pictures are made smaller: longest side.")
+    jpeg_quality: int = Field(default=75, ge=10, le=100, description="JPEG quality of the pictures shown.")
+    link_timeout: float = Field(
+        default=1.0, gt=0, le=30, description="Seconds of silence of the console in control after which it holds."
+    )
+    max_clients: int = Field(default=16, ge=1, description="Browsers at a time.")
+
+
+class ConsoleAccess:
     """Answers each request, or lets a socket in.
 
     Args:
@@ -40,16 +70,16 @@ class Door:
     """
 
     def __init__(
-        self, config: ConsoleConfig, guests: Guests, stop: Callable[[str], None], script: str = _SCRIPT
+        self, config: ConsoleConfig, slots: ConnectionSlots, stop: Callable[[str], None], script: str = _SCRIPT
     ) -> None:
         self._index = (_FOLDER / "index.html").read_bytes().replace(_SCRIPT.encode(), script.encode())
-        self._config, self._guests, self._stop = config, guests, stop
+        self._config, self._slots, self._stop = config, slots, stop
         named = [name for name in map(hostname, config.origins) if name]
         self._names = HostNames(config.host, [*config.allow_host, *named])
 
     def admit(self, connection: ServerConnection, request: Request) -> Response | None:
         """The answer; None lets a socket in."""
-        self._guests.answered(connection)
+        self._slots.answered(connection)
         hosts, path = request.headers.get_all("Host"), request.path.partition("?")[0]
         if (refusal := self._names.refusal(hosts, connection.local_address)) is not None:
             return _respond(http.HTTPStatus.FORBIDDEN, f"{refusal}\n")
@@ -71,7 +101,7 @@ class Door:
             self._stop(f"POST from {(connection.remote_address or ('an address unknown',))[0]}")
             readable = {"Access-Control-Allow-Origin": origins[0]} if origins else {}
             return _respond(http.HTTPStatus.ACCEPTED, "the robot stops at its next control tick\n", readable)
-        if not self._guests.has_place():
+        if not self._slots.has_place():
             return _respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "too many consoles; POST /stop stops all the same\n")
         return None
 

@@ -14,7 +14,7 @@ MAX_MUTE, MAX_MUTE_PER_ADDRESS = 256, 64  # connections without a request
 TRY_AGAIN_LATER = 1013
 
 
-class Guests:
+class ConnectionSlots:
     """At most `most` connections. When all places are taken, the oldest that never spoke is sent away for a new one.
 
     Connections that have not even sent their HTTP request hold no place; of them the oldest goes when one address, or
@@ -83,17 +83,17 @@ class Guests:
 
     def connection_class(self) -> type[ServerConnection]:
         """For `serve(create_connection=...)`: connections that tell us when they come and go."""
-        guests = self
+        slots = self
 
-        class Guest(ServerConnection):
-            """A connection of these guests."""
+        class CountedConnection(ServerConnection):
+            """A connection of these slots."""
 
             def connection_made(self, transport: Any) -> None:
                 super().connection_made(transport)
-                guests.knocks(self)
+                slots.knocks(self)
 
             def connection_lost(self, exc: Exception | None) -> None:
-                guests.answered(self)
+                slots.answered(self)
                 super().connection_lost(exc)
 
-        return Guest
+        return CountedConnection

@@ -1,4 +1,4 @@
-"""`vla-rl deploy --console --results`: how each episode of a person at a console ended, and who drove for how long."""
+"""Results of a person's episodes at a console (`--results`), and which of two was better (`--record`)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from typing import Any
 
 from real_robot.control.robot_loop import Tick
 from real_robot.control.supervisor import RUNNING
-from real_robot.operator.intervention import Intervention
+from real_robot.operator.intervention import Intervention, InterventionError
+from real_robot.operator.recorder import Recorder
+from real_robot.operator.recording_folder import Choice, choices_text, read_choices
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.config import ConfigError
+from vla_rl.data.lerobot_io import PREFERENCES
 
 LATE = 1.5  # control periods from one tick to the next above which the second one is late
 
 
 @dataclass
-class BookedEpisode:
+class EpisodeEntry:
     """An episode, as far as it has come.
 
     Attributes:
@@ -42,14 +45,14 @@ class BookedEpisode:
     late: int = 0
 
 
-class EpisodeBook:
+class EpisodeLog:
     """Writes the file anew when an episode ends, or is labeled later. An observer of the loop's ticks.
 
     What an earlier run has written there stays before it. A thread of its own writes: no tick waits for the disk.
     Where the disk refuses, the next tick that writes raises.
 
     Args:
-        file: a JSON list, an entry for each episode, a `BookedEpisode`.
+        file: a JSON list, an entry for each episode, a `EpisodeEntry`.
         rate: control ticks per second.
 
     Raises:
@@ -59,7 +62,7 @@ class EpisodeBook:
     def __init__(self, file: Path, episode: Intervention, rate: float) -> None:
         self._file, self._episode, self._period = file, episode, 1 / rate
         self._entries = _read_entries(file)
-        self._open: BookedEpisode | None = None
+        self._open: EpisodeEntry | None = None
         self._number, self._known = 0, episode.summary  # of the episode booked last; 0: none yet
         self._last = 0.0  # time of the tick before
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="episode-book")
@@ -73,7 +76,7 @@ class EpisodeBook:
             self._settle()
             self._number = self._episode.summary.number
             instruction = "" if tick.observation is None else tick.observation.instruction
-            self._open = BookedEpisode(instruction, round(time.time(), 3))
+            self._open = EpisodeEntry(instruction, round(time.time(), 3))
         elif self._open is not None:
             self._count(self._open, tick, tick.time - self._last)
         self._last = tick.time
@@ -88,7 +91,7 @@ class EpisodeBook:
             self._entries[-1] |= ending
             self._write()
 
-    def _count(self, entry: BookedEpisode, tick: Tick, gap: float) -> None:
+    def _count(self, entry: EpisodeEntry, tick: Tick, gap: float) -> None:
         entry.instruction = entry.instruction or ("" if tick.observation is None else tick.observation.instruction)
         moves = tick.requested is not None and tick.sent is not None and tick.sent.mode == RUNNING
         who = tick.requested.source if moves and tick.requested is not None else "hold"
@@ -158,3 +161,60 @@ def _read_entries(file: Path) -> list[dict[str, Any]]:
 
 def _write_entries(file: Path, entries: list[dict[str, Any]]) -> None:
     write_text_atomic(file, json.dumps(entries, indent=1) + "\n")
+
+
+class Comparisons:
+    """A person's choices between the episode that has just ended and the one of its instruction before it.
+
+    A thread of its own writes: who hears the emergency stop does not wait for the disk.
+
+    Raises:
+        RecordingError: the recording goes on, and what was chosen before is damaged.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._file = recorder.recording.staging / PREFERENCES
+        self._choices = read_choices(self._file)
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="comparisons")
+
+    @property
+    def can_compare(self) -> bool:
+        """Two episodes of one instruction are stored, and the later one has just ended, with a label."""
+        return self._pair() is not None
+
+    def compare(self, better: bool, who: str) -> None:
+        """The last episode is better, or worse, than the one before it. Said again, the later word counts.
+
+        Raises:
+            InterventionError: there are no two to compare.
+        """
+        pair = self._pair()
+        if pair is None:
+            raise InterventionError(
+                "better, worse: possible between episodes, once two of the same instruction are labeled and recorded"
+            )
+        earlier, last = pair
+        choice: Choice = {"better": last, "worse": earlier} if better else {"better": earlier, "worse": last}
+        kept = [one for one in self._choices if {one["better"], one["worse"]} != set(pair)]
+        self._choices = [*kept, {**choice, "by": who}]
+        self._writer.submit(self._write, choices_text(self._choices))
+
+    def close(self) -> None:
+        """Wait until all is written. May be called twice."""
+        self._writer.shutdown()
+
+    def _write(self, text: str) -> None:
+        try:
+            write_text_atomic(self._file, text)
+        except OSError as error:
+            self._recorder.recording.on_problem(f"recording: which episodes are better is not kept: {error}")
+
+    def _pair(self) -> tuple[int, int] | None:
+        """The shards of the episode before and of the last one."""
+        stored, labels = list(self._recorder.stored), self._recorder.labels
+        if not stored or labels.state != "ended" or stored[-1].number != labels.summary.number:
+            return None
+        last = stored[-1]
+        before = [one.shard for one in stored[:-1] if one.instruction == last.instruction]
+        return (before[-1], last.shard) if before else None

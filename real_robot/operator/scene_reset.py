@@ -22,7 +22,7 @@ from real_robot.types import RobotObservation
 FRESH = 0.5  # seconds to wait for an observation made after the answer; a simulator that waits for commands makes none
 
 
-class SceneFirst:
+class SceneReset:
     """A person's operator, where an episode begins once the contract's services have been called.
 
     Args:
@@ -143,13 +143,13 @@ class _Call:
             self.answered, self.trouble = now, f"service {self._name} {what} for {self._seconds:g} s"
 
 
-def scene_first(
+def with_scene_reset(
     operator: Operator,
     services: EpisodeServices,
     robot: TopicRobot,
     hold: Callable[[str], object],
     tell: Callable[[str], None],
-) -> SceneFirst | None:
+) -> SceneReset | None:
     """The operator with the contract's services before it; None where it names none.
 
     Raises:
@@ -163,7 +163,7 @@ def scene_first(
         raise TransportError(
             f"{error}. Set episode={{begin: '', reset: ''}} where a person lays the scene out"
         ) from error
-    return SceneFirst(operator, services, graph, robot.flush, hold, tell)
+    return SceneReset(operator, services, graph, robot.flush, hold, tell)
 
 
 def _names(services: EpisodeServices) -> list[str]:

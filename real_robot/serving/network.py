@@ -1,15 +1,21 @@
-"""Where a server is: what people write for it, and which names may stand for a machine."""
+"""Server addresses, the host names by which a server may be asked, and TLS certificates."""
 
 from __future__ import annotations
 
 import ipaddress
+import logging
 import re
 import socket
+import ssl
+import stat
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator
+
+from vla_rl.config import ConfigError
 
 DEFAULT_PORT = 8000
 _ALLOWED = (
@@ -17,6 +23,11 @@ _ALLOWED = (
     "wss:// (encrypted)"
 )
 _NAME = re.compile(r"[\w.-]+")
+log = logging.getLogger(__name__)
+_CERTIFICATES = "docs/serve.md says how to make one"
+_UNTRUSTED = (18, 19, 20, 21)  # OpenSSL's codes: self-signed, or the issuer is not known
+_WRONG_NAME = (62, 64)
+_NOT_YET, _EXPIRED = 9, 10
 
 
 class AddressError(ValueError):
@@ -132,3 +143,78 @@ class HostNames:
         return (
             f"this machine is not called {hosts[0][:80]!r} here; to allow that name: --allow-host {name[:80] or 'NAME'}"
         )
+
+
+def server_context(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    """What a server encrypts with; None without a certificate.
+
+    Args:
+        certificate: PEM file, the server's own certificate first. key: PEM file; None: it is in `certificate` too.
+
+    Raises:
+        ConfigError: a file is missing, unreadable, no PEM, encrypted, or the key is not the certificate's.
+    """
+    if certificate is None:
+        if key is not None:
+            raise ConfigError(f"--key {key}: a key without its certificate; give --certificate too")
+        return None
+    key = key or certificate
+    for option, path in (("--certificate", certificate), ("--key", key)):
+        _check_readable(option, path)
+    mode = stat.S_IMODE(key.stat().st_mode)
+    if mode & 0o077:
+        log.warning(
+            "--key %s: others may read it (mode %o), and pass for this server. Run: chmod 600 %s", key, mode, key
+        )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+
+    def refuse_password() -> str:
+        raise ConfigError(f"--key {key}: is encrypted. Make it plain: openssl pkey -in {key} -out plain.pem")
+
+    try:
+        context.load_cert_chain(certificate, key, password=refuse_password)
+    except ssl.SSLError as error:
+        if "KEY_VALUES_MISMATCH" in str(error):
+            raise ConfigError(f"--key {key}: is not the key of {certificate}") from error
+        where = "" if key == certificate else f", {key} one private key"
+        inside = " and its private key (or give --key)" if key == certificate else ""
+        raise ConfigError(
+            f"--certificate {certificate}: expected PEM, a certificate{inside}{where}; {error}. {_CERTIFICATES}"
+        ) from error
+    return context
+
+
+def client_context(ca: Path | None) -> ssl.SSLContext:
+    """Who a client trusts: the certificates in `ca` (PEM) and no others; the system's authorities where it is None.
+
+    Raises:
+        ConfigError: the file is missing, unreadable or holds no certificate.
+    """
+    if ca is None:
+        return ssl.create_default_context()
+    _check_readable("--ca", ca)
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except ssl.SSLError as error:
+        raise ConfigError(f"--ca {ca}: no certificate in PEM ({error}). {_CERTIFICATES}") from error
+
+
+def why_not_trusted(error: ssl.SSLCertVerificationError) -> str:
+    """What is wrong with a server's certificate, and what to do."""
+    text, code = error.verify_message, error.verify_code
+    if code in _UNTRUSTED:
+        return f"its certificate is not signed by an authority that we trust ({text}); give that one's: --ca CA.pem"
+    if code in _WRONG_NAME:
+        return f"its certificate is another's ({text}); use a name that stands in it, or make one with this name"
+    if code in (_NOT_YET, _EXPIRED):
+        return f"{text}: make a new one, or set the clocks of both machines"
+    return f"its certificate is refused: {text}"
+
+
+def _check_readable(option: str, path: Path) -> None:
+    try:
+        with path.open("rb"):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{option} {path}: cannot be read ({error.strerror}). {_CERTIFICATES}") from error

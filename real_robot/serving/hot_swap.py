@@ -20,7 +20,7 @@ LOOK_EVERY = 1.0  # seconds
 IDLE = 1.0  # seconds without a request, after which another policy may act: most often no episode is under way
 
 
-class Following:
+class HotSwap:
     """See the module. A policy that is half-written, damaged or another robot's is told, and the one before goes on.
 
     Args:
@@ -71,5 +71,5 @@ class Following:
 
 def main(folder: str, config: ServeConfig, say: Callable[[str], None] = print) -> None:
     """`vla-rl serve --follow`."""
-    following = Following(Path(folder), config, say)
+    following = HotSwap(Path(folder), config, say)
     serve_until_stopped(following.load, config, say, following.watch)

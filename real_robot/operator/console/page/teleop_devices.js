@@ -1,6 +1,6 @@
 // What the person's hands hold: keys, pads on the screen, a gamepad. Nothing held means: the robot holds.
 
-import { element } from "./draw.js";
+import { element } from "./charts.js";
 
 const MOTION = {
   KeyW: ["x", 1], KeyS: ["x", -1], KeyA: ["y", 1], KeyD: ["y", -1], KeyE: ["z", 1], KeyQ: ["z", -1],
@@ -15,7 +15,7 @@ const PADS = [
 const DEADBAND = 0.12;
 const GRIPPER_HOLD = 500; // milliseconds for which a gripper key counts as held
 
-export class Hands {
+export class TeleopDevices {
   constructor() {
     this.keys = new Set();
     this.gripper = null; // what it was told last, null: leave it

@@ -1,6 +1,6 @@
-"""The eyes and the free hand of a scripted person, at one `vla-rl sim-robot`: a process of its own on its ROS graph.
+"""What a scripted person observes of one `vla-rl sim-robot`, and how it resets its scene: a process on its ROS graph.
 
-    python -m real_robot.operator.hub.sim_eyes MASTER
+    python -m real_robot.operator.hub.sim_observer MASTER
 
 Writes a JSON line for each thing that is seen: `{"expert": [...]}` (what /expert/command says) or `{"episode": {...}}`
 (/episode/state). Reads JSON lines, each the start of an episode, and publishes them on /episode/start: what a person
@@ -28,7 +28,7 @@ AGAIN = 0.5  # seconds after which the start of an episode is said again: the si
 
 
 @dataclass(frozen=True)
-class Sight:
+class SceneView:
     """What a person sees of one robot.
 
     Attributes:
@@ -47,7 +47,7 @@ class Sight:
     at: float = float("-inf")
 
 
-class SimEyes:
+class SceneObserver:
     """The process, seen from the person's. `sight` may be read from any thread.
 
     Args:
@@ -55,7 +55,7 @@ class SimEyes:
     """
 
     def __init__(self, master: str) -> None:
-        command = [sys.executable, "-m", "real_robot.operator.hub.sim_eyes", master]
+        command = [sys.executable, "-m", "real_robot.operator.hub.sim_observer", master]
         self._process = start_child(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._episode: dict[str, Any] = {}
         self._expert: tuple[list[float], int, float] = ([], 0, float("-inf"))
@@ -78,13 +78,13 @@ class SimEyes:
         return self._process.poll() is None
 
     @property
-    def sight(self) -> Sight:
+    def sight(self) -> SceneView:
         """What is seen now."""
         values, number, at = self._expert
         episode, is_over = int(self._episode.get("id", 0)), bool(self._episode.get("done", True))
         if not values:
-            return Sight(episode, is_over)
-        return Sight(episode, is_over, np.array(values[:6]), values[6], values[7], number, at)
+            return SceneView(episode, is_over)
+        return SceneView(episode, is_over, np.array(values[:6]), values[6], values[7], number, at)
 
     def lay_out(self, number: int, spec: EpisodeSpec) -> None:
         """Lay out the scene of an episode; its number is in `sight` once that is done. Call it until then."""

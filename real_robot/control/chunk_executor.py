@@ -18,7 +18,7 @@ from typing import Protocol
 
 import numpy as np
 
-from real_robot.contract.execution import ExecutionConfig, RealTimeChunking
+from real_robot.contract.sections import ExecutionConfig, RealTimeChunking
 from real_robot.types import Command, RobotObservation
 
 
