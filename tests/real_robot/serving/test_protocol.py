@@ -161,7 +161,7 @@ def test_the_robots_side_needs_no_torch() -> None:
     code = """
 import importlib, json, sys
 heavy = {"torch", "transformers", "lerobot", "mujoco", "matplotlib", "pandas", "cv2", "scipy", "cryptography"}
-light = ["types", "serving.protocol", "serving.client", "control.supervisor", "control.execution", "failure.watch"]
+light = ["types", "serving.protocol", "serving.client", "control.supervisor", "control.chunk_executor", "failure.watch"]
 found = {name: (importlib.import_module(f"real_robot.{name}"), sorted(heavy & set(sys.modules)))[1] for name in light}
 print(json.dumps(found))
 """
