@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from real_robot.bridge.robot import TopicRobot
+from real_robot.client_package.vla_rl_client import PolicyClientError, ServerUnavailable
 from real_robot.contract.contract import RobotContract
 from real_robot.contract.load import load_contract
 from real_robot.control.chunk_executor import ChunkExecutor
@@ -40,8 +41,8 @@ from real_robot.operator.recorder import EpisodeLabels, Recorder, Recording
 from real_robot.operator.scene_reset import SceneReset, with_scene_reset
 from real_robot.operator.sim_episodes import EpisodeResult, RunFacts, SimEpisodes, check_complete, report
 from real_robot.operator.teleop import Teleoperation
-from real_robot.serving.client import PolicyClient, PolicyClientError, ServerUnavailable
-from real_robot.serving.protocol import read_token
+from real_robot.serving.client import PolicyClient
+from real_robot.serving.network import read_token
 from real_robot.types import RobotObservation
 from vla_rl.common.atomic import write_text_atomic
 from vla_rl.types import EpisodeSpec

@@ -6,10 +6,10 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from real_robot.client_package.vla_rl_client import PolicyClientError
 from real_robot.contract.contract import RobotContract
 from real_robot.operator.console.access import ConsoleConfig
 from real_robot.operator.sim_episodes import VoidRules
-from real_robot.serving.client import PolicyClientError
 from vla_rl.config import ConfigError
 from vla_rl.types import Split
 

@@ -6,11 +6,12 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from real_robot.client_package.vla_rl_client import PolicyClientError
 from real_robot.contract.contract import RobotContract
 from real_robot.control.robot_loop import Tick
 from real_robot.deploy.options import check_fit
-from real_robot.serving.client import PolicyClient, PolicyClientError
-from real_robot.serving.protocol import UNKNOWN, PolicyIdentity
+from real_robot.serving.client import PolicyClient
+from real_robot.serving.identity import UNKNOWN, PolicyIdentity
 from real_robot.types import RobotObservation
 
 if TYPE_CHECKING:

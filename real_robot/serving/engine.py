@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from real_robot.serving.protocol import PolicyIdentity
+from real_robot.serving.identity import PolicyIdentity
 from real_robot.serving.requests import PolicyFacts, Request
 from vla_rl.types import ActionPrefix, Observation
 

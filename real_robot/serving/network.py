@@ -24,6 +24,7 @@ _ALLOWED = (
 )
 _NAME = re.compile(r"[\w.-]+")
 log = logging.getLogger(__name__)
+_TOKENS = "Make one: (umask 077; python3 -c 'import secrets; print(secrets.token_urlsafe(32))' > robot-token)"
 _CERTIFICATES = "docs/serve.md says how to make one"
 _UNTRUSTED = (18, 19, 20, 21)  # OpenSSL's codes: self-signed, or the issuer is not known
 _WRONG_NAME = (62, 64)
@@ -218,3 +219,22 @@ def _check_readable(option: str, path: Path) -> None:
             pass
     except OSError as error:
         raise ConfigError(f"{option} {path}: cannot be read ({error.strerror}). {_CERTIFICATES}") from error
+
+
+def read_token(path: str | Path) -> str:
+    """The bearer token in a file that only its owner may read: its single line, at least 16 characters.
+
+    Raises:
+        ValueError: missing, readable by others, or too short.
+    """
+    path = Path(path).expanduser()
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        token = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"token file {path}: cannot be read ({error}). {_TOKENS}") from error
+    if mode & 0o077:
+        raise ValueError(f"token file {path}: others may read it (mode {mode:o}). Run: chmod 600 {path}")
+    if len(token) < 16 or any(not 33 <= ord(c) <= 126 for c in token):
+        raise ValueError(f"token file {path}: needs one word of 16 characters or more. {_TOKENS}")
+    return token

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from real_robot.serving.protocol import PROTOCOL, PolicyIdentity, WireLimits, short
+from real_robot.client_package.vla_rl_client.wire import PROTOCOL, WireLimits, short
+from real_robot.serving.identity import PolicyIdentity
 from vla_rl.types import PREFIX_SCHEDULES, ActionPrefix, Observation
 
 _OURS = {"images", "state", "instruction"}

@@ -22,19 +22,11 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request as HttpRequest
 from websockets.http11 import Response
 
+from real_robot.client_package.vla_rl_client.wire import MiB, ProtocolError, WireLimits, pack, unpack
 from real_robot.serving.connections import HANDSHAKE_SECONDS, PING_EVERY, PING_TIMEOUT, ConnectionSlots
 from real_robot.serving.engine import Answer, InferenceEngine
+from real_robot.serving.identity import POLICY_KEY
 from real_robot.serving.network import DEFAULT_PORT, HostNames, ListenHost, bracketed, is_loopback, server_context
-from real_robot.serving.protocol import (  # fmt: skip
-    CLOSE_ERROR,
-    HEALTH_PATH,
-    POLICY_KEY,
-    MiB,
-    ProtocolError,
-    WireLimits,
-    pack,
-    unpack,
-)
 from real_robot.serving.requests import PREFIX, PolicyFacts, Request, RequestError, read_request
 from real_robot.types import FiniteConfig
 from vla_rl.config import ConfigError
@@ -43,6 +35,8 @@ from vla_rl.interfaces import ContinuingPolicy
 if TYPE_CHECKING:
     from vla_rl.interfaces import Policy
 
+HEALTH_PATH = "/healthz"
+CLOSE_ERROR = 1011  # openpi's close code after an error frame
 log = logging.getLogger(__name__)
 _quiet = logging.getLogger(f"{__name__}.websockets")
 _quiet.setLevel(logging.CRITICAL)  # else each port scan leaves a traceback

@@ -41,7 +41,7 @@ def serve(
     """One page for the consoles of several robots: who asks for help, in which order, and a person with one of them."""
     from real_robot.operator.console.access import ConsoleConfig
     from real_robot.operator.hub.hub_server import load_hub, run_hub
-    from real_robot.serving.protocol import read_token
+    from real_robot.serving.network import read_token
     from vla_rl.config import validate
 
     values = {

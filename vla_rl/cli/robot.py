@@ -168,7 +168,7 @@ def _console(values: dict[str, Any], token_file: Path | None) -> ConsoleConfig |
                 raise ConfigError(f"--{name.replace('_', '-')}: is of the console; give --console PORT too")
         return None
     from real_robot.operator.console.access import ConsoleConfig
-    from real_robot.serving.protocol import read_token
+    from real_robot.serving.network import read_token
 
     token = {"token": read_token(token_file), "token_file": token_file.name} if token_file else {}
     return validate(ConsoleConfig, values | token, prefix="console")

@@ -49,7 +49,7 @@ def serve(
 
     try:
         from real_robot.serving import following, server
-        from real_robot.serving.protocol import read_token
+        from real_robot.serving.network import read_token
     except ModuleNotFoundError as error:
         raise ConfigError(f"serve: {error.name} is not installed. Run: pip install 'vla-rl[robot]'") from error
     values = {

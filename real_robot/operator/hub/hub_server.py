@@ -39,8 +39,7 @@ from real_robot.operator.hub.help_queue import HEAD_START, HelpError
 from real_robot.operator.hub.hub import Hub
 from real_robot.operator.hub.hub_log import HubLog
 from real_robot.operator.hub.robot_link import RobotLink
-from real_robot.serving.network import AddressError, client_context, server_url
-from real_robot.serving.protocol import read_token
+from real_robot.serving.network import AddressError, client_context, read_token, server_url
 from real_robot.types import FiniteConfig
 from vla_rl.config import Config, ConfigError, merge, read_yaml, validate
 

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from toy_server import CAMERAS, toy_server, toy_thread
 
+from real_robot.client_package.vla_rl_client import InferenceTimeout, ServerUnavailable
 from real_robot.contract.safety import SafetyConfig
 from real_robot.contract.sections import ExecutionConfig
 from real_robot.control.chunk_executor import ChunkExecutor
 from real_robot.control.supervisor import SentCommand, Supervisor
-from real_robot.serving.client import InferenceTimeout, PolicyClient, ServerUnavailable
+from real_robot.serving.client import PolicyClient
 from real_robot.types import RobotObservation
 
 HZ = 20.0
@@ -35,7 +36,7 @@ class Robot:
     def __init__(self, address: str) -> None:
         self.client = PolicyClient(address, connect_timeout=0.5, infer_timeout=0.5, retry_after=0.1)
         execution = ExecutionConfig(control_hz=HZ, kind="velocity", retry_after=0.1)
-        self.executor = ChunkExecutor(self.client.actions, execution)
+        self.executor = ChunkExecutor(lambda seen: self.client.act(seen)["actions"], execution)
         dimensions = [
             {"name": n, "kind": "velocity", "low": -1, "high": 1, "max_acceleration": MAX_ACCELERATION} for n in "xyz"
         ]

@@ -12,8 +12,8 @@ from toy_server import ToyServer, observation, toy_server
 from websockets.exceptions import ConnectionClosed, InvalidMessage
 from websockets.sync.client import ClientConnection, connect
 
+from real_robot.client_package.vla_rl_client.wire import MiB, pack
 from real_robot.serving.client import PolicyClient
-from real_robot.serving.protocol import MiB, pack
 
 MAX_GROWTH = 120 * MiB
 GOOD = [

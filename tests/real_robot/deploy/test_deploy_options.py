@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from real_robot.client_package.vla_rl_client import ServerUnavailable
 from real_robot.contract.load import load_contract
 from real_robot.deploy.deploy import deploy
 from real_robot.deploy.options import DeployOptions, check_options
 from real_robot.operator.console.access import ConsoleConfig
-from real_robot.serving.client import ServerUnavailable
 from vla_rl.config import ConfigError
 
 

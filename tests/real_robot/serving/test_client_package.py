@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
+import importlib
 import shutil
 import socket
 import subprocess
@@ -18,11 +18,12 @@ import pytest
 from toy_server import ToyThread, observation, toy_thread
 from websockets.sync.server import ServerConnection, serve
 
-from real_robot.serving.client import PolicyClient, ServerError
-from real_robot.serving.protocol import pack
+from real_robot.client_package.vla_rl_client import ServerError
+from real_robot.client_package.vla_rl_client.wire import pack
+from real_robot.serving.client import PolicyClient
 
 PACKAGE = Path(__file__).resolve().parents[3] / "real_robot" / "client_package"
-FILE = PACKAGE / "vla_rl_client.py"
+FOLDER = PACKAGE / "vla_rl_client"
 TOKEN = "correct-horse-battery-staple"
 OLD = ("python3.8", "python3.9", "python3.10", "python3.11")
 TALK = """
@@ -38,11 +39,10 @@ print(sys.version_info[:2], actions[:, 0].tolist(), "torch" in sys.modules, clie
 
 @pytest.fixture(scope="module")
 def module() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("vla_rl_client", FILE)
-    assert spec is not None and spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
+    """The package as it is when installed alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(PACKAGE)
+        return importlib.import_module("vla_rl_client")
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +52,10 @@ def server() -> Iterator[ToyThread]:
 
 
 def test_it_is_python_3_8_and_stands_alone() -> None:
-    tree = ast.parse(FILE.read_text(encoding="utf-8"), feature_version=(3, 8))
-    imports = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    imports |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    files = sorted(FOLDER.glob("*.py"))
+    nodes = [n for file in files for n in ast.walk(ast.parse(file.read_text(), feature_version=(3, 8)))]
+    imports = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    imports |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
     foreign = {name.partition(".")[0] for name in imports} - set(sys.stdlib_module_names)
     assert foreign == {"numpy", "msgpack", "websockets"}
 
@@ -94,20 +95,18 @@ def test_who_is_not_let_in_is_told(module: ModuleType, server: ToyThread) -> Non
     ("answer", "message"),
     [
         (b"\xc1", "unreadable answer"),
-        (b"\x93\x01\x02\x03", "a list in place of a map"),
+        (b"\x93\x01\x02\x03", "a map of names to values, got list"),
         ({"actions": np.array([[1.0, np.nan]])}, "without finite actions"),
-        ({"actions": np.zeros(3)}, "without finite actions"),
-        ({"actions": {b"__ndarray__": True, b"data": b"12", b"dtype": "|O", b"shape": [1]}}, "something else than"),
-        ({"actions": {b"__ndarray__": True, b"data": b"12", b"dtype": "<f4", b"shape": [9]}}, "with 2 bytes"),
+        ({"actions": np.zeros(3)}, r"answer without actions \(H, A\)"),
+        ({"actions": {b"__ndarray__": True, b"data": b"12", b"dtype": "|O", b"shape": [1]}}, "array dtype '.O'"),
+        ({"actions": {b"__ndarray__": True, b"data": b"12", b"dtype": "<f4", b"shape": [9]}}, "needs 36 bytes, got 2"),
     ],
 )
 def test_a_hostile_answer_is_an_error(module: ModuleType, answer: object, message: str) -> None:
-    import msgpack
-
     def handle(connection: ServerConnection) -> None:
-        connection.send(msgpack.packb({}))
+        connection.send(pack({}))
         connection.recv()
-        packed = answer if isinstance(answer, bytes) else msgpack.packb(answer, default=module._pack_array)
+        packed = answer if isinstance(answer, bytes) else pack(answer)
         connection.send(packed)
 
     with serve(handle, "127.0.0.1", 0) as listening:

@@ -14,8 +14,9 @@ from watch_bench import served
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection, serve
 
+from real_robot.client_package.vla_rl_client.wire import pack
 from real_robot.serving.client import PolicyClient
-from real_robot.serving.protocol import UNKNOWN, PolicyIdentity, pack, read_identity
+from real_robot.serving.identity import UNKNOWN, PolicyIdentity, read_identity
 from real_robot.serving.requests import PolicyFacts
 from vla_rl.types import ActionChunk, Observation
 

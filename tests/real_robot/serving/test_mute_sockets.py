@@ -13,8 +13,9 @@ from toy_server import ToyThread, observation, toy_thread
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
+from real_robot.client_package.vla_rl_client import ServerUnavailable
 from real_robot.serving import server as server_module
-from real_robot.serving.client import PolicyClient, ServerUnavailable
+from real_robot.serving.client import PolicyClient
 from real_robot.serving.connections import MAX_MUTE_PER_ADDRESS
 
 PATIENCE = 60.0

@@ -18,7 +18,7 @@ import pytest
 from openpi_like import ALOHA, OpenpiClient, pack, picture, request
 from watch_bench import served
 
-from real_robot.serving.protocol import unpack
+from real_robot.client_package.vla_rl_client.wire import unpack
 from real_robot.serving.requests import PolicyFacts, RequestError, camera_keys, read_request
 from real_robot.serving.server import ServeConfig, load_for_serving, policy_facts
 from vla_rl.config import ConfigError

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from watch_bench import served
 
+from real_robot.client_package.vla_rl_client import PolicyClientError, ServerUnavailable
 from real_robot.deploy.policy_gate import PolicyChanged, PolicyGate
-from real_robot.serving.client import PolicyClient, PolicyClientError, ServerUnavailable
-from real_robot.serving.protocol import PolicyIdentity
+from real_robot.serving.client import PolicyClient
+from real_robot.serving.identity import PolicyIdentity
 from real_robot.serving.requests import PolicyFacts
 from real_robot.types import RobotObservation
 from vla_rl.types import ActionChunk, Observation

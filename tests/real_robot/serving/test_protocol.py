@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from real_robot.serving.protocol import DEFAULT_LIMITS, ProtocolError, WireLimits, pack, read_token, unpack
+from real_robot.client_package.vla_rl_client.wire import DEFAULT_LIMITS, ProtocolError, WireLimits, pack, unpack
+from real_robot.serving.network import read_token
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -161,7 +162,7 @@ def test_the_robots_side_needs_no_torch() -> None:
     code = """
 import importlib, json, sys
 heavy = {"torch", "transformers", "lerobot", "mujoco", "matplotlib", "pandas", "cv2", "scipy", "cryptography"}
-light = ["types", "serving.protocol", "serving.client", "control.supervisor", "control.chunk_executor", "failure.watch"]
+light = ["types", "serving.client", "control.supervisor", "control.chunk_executor", "failure.watch"]
 found = {name: (importlib.import_module(f"real_robot.{name}"), sorted(heavy & set(sys.modules)))[1] for name in light}
 print(json.dumps(found))
 """

@@ -14,12 +14,13 @@ pytest.importorskip("lerobot.policies.rtc.modeling_rtc", reason="lerobot is not 
 from virtual_time import VirtualTime  # noqa: E402
 from watch_bench import PATIENCE, served  # noqa: E402
 
+from real_robot.client_package.vla_rl_client import PolicyClientError  # noqa: E402
 from real_robot.contract.load import load_contract  # noqa: E402
 from real_robot.contract.safety import SafetyConfig  # noqa: E402
 from real_robot.control.chunk_executor import ChunkExecutor  # noqa: E402
 from real_robot.control.supervisor import Supervisor  # noqa: E402
 from real_robot.deploy.deploy import DeployOptions, check_fit, deploy  # noqa: E402
-from real_robot.serving.client import PolicyClient, PolicyClientError  # noqa: E402
+from real_robot.serving.client import PolicyClient  # noqa: E402
 from real_robot.serving.requests import PolicyFacts  # noqa: E402
 from real_robot.serving.server import ServeConfig, load_for_serving, policy_facts  # noqa: E402
 from real_robot.types import RobotObservation  # noqa: E402
@@ -99,7 +100,7 @@ def stream(
     with served(policy, facts=FACTS) as port, PolicyClient(f"127.0.0.1:{port}", infer_timeout=PATIENCE) as client:
 
         def infer(observation: RobotObservation, *prefix: Any, **prefixed: Any) -> np.ndarray:
-            chunk = client.actions(observation, *prefix, **prefixed)
+            chunk = client.act(observation, *prefix, **prefixed)["actions"]
             clock.sleep(delay)
             return chunk
 
@@ -163,8 +164,8 @@ def test_a_smolvla_is_served_with_it(tmp_path: Path) -> None:
     told: dict[str, Any] = {"execution_horizon": 4, "prefix_attention_schedule": "ONES"}
     with served(loaded, facts=facts) as port, PolicyClient(f"127.0.0.1:{port}", infer_timeout=PATIENCE) as client:
         assert client.metadata["real_time_chunking"] is True
-        actions = client.actions(seen, rest, 2, told)
-        free = client.actions(seen)
+        actions = client.act(seen, rest, 2, guidance=told)["actions"]
+        free = client.act(seen)["actions"]
     expected = policy.act_with_prefix(obs, ActionPrefix(rest[None], 2, **told)).actions[0]
     np.testing.assert_allclose(actions, expected, atol=1e-6)
     assert np.abs(actions[:4] - rest[:4]).max() < 0.1 < np.abs(free[:4] - rest[:4]).max()

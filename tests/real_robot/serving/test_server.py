@@ -17,9 +17,10 @@ from toy_server import ToyServer, ToyThread, observation, toy_server, toy_thread
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from real_robot.serving.client import NotAuthorised, PolicyClient, ServerError, ServerUnavailable
+from real_robot.client_package.vla_rl_client import NotAuthorised, ServerError, ServerUnavailable
+from real_robot.client_package.vla_rl_client.wire import pack, unpack
+from real_robot.serving.client import PolicyClient
 from real_robot.serving.network import is_loopback
-from real_robot.serving.protocol import pack, unpack
 from real_robot.serving.server import PolicyServer, ServeConfig
 from real_robot.types import RobotObservation
 from vla_rl.config import ConfigError

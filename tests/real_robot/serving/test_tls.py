@@ -15,8 +15,9 @@ import pytest
 from certificates import Authority
 from toy_server import observation, toy_server, toy_thread
 
+from real_robot.client_package.vla_rl_client import NotTrusted, PolicyClientError, ServerUnavailable
 from real_robot.serving import server as server_module
-from real_robot.serving.client import NotTrusted, PolicyClient, PolicyClientError, ServerUnavailable
+from real_robot.serving.client import PolicyClient
 from real_robot.serving.network import client_context, server_context
 from real_robot.serving.server import PolicyServer, ServeConfig
 from vla_rl.config import ConfigError

@@ -16,7 +16,7 @@ from typing import Any
 
 from real_robot.deploy.options import DeployOptions
 from real_robot.operator.console.access import ConsoleConfig
-from real_robot.serving.protocol import read_token
+from real_robot.serving.network import read_token
 from vla_rl.config import ConfigError, validate
 
 NODE = "vla_rl_bridge"

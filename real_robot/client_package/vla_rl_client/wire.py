@@ -1,4 +1,4 @@
-"""The wire format between robot and policy server: msgpack messages with arrays in them, everything bounded.
+"""The wire format of a policy server: msgpack messages with arrays in them, everything bounded.
 
 The layout is openpi's, so that its clients and ours talk to the same server. An array is a map with the bytes
 keys `__ndarray__`, `data`, `dtype`, `shape`; a numpy scalar one with `__npgeneric__`, `data`, `dtype`. Only plain
@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-import stat
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import msgpack
@@ -20,13 +17,10 @@ import numpy as np
 
 PROTOCOL = 1  # its version: servers tell it, where they have one, and clients refuse another
 MiB = 1024 * 1024
-HEALTH_PATH = "/healthz"
-CLOSE_ERROR = 1011  # openpi's close code after an error frame
 
 _DTYPE = re.compile(r"^(?:[<>=|]?(?:[iu][1248]|f[248])|[|]?b1|\?)$")
 _ARRAY_KEYS = {b"__ndarray__", b"data", b"dtype", b"shape"}
 _SCALAR_KEYS = {b"__npgeneric__", b"data", b"dtype"}
-POLICY_KEY = "policy"  # of an answer
 
 
 class ProtocolError(ValueError):
@@ -57,7 +51,7 @@ DEFAULT_LIMITS = WireLimits()
 
 
 def pack(message: dict[Any, Any]) -> bytes:
-    """A message as bytes.
+    """Return a message as bytes.
 
     Raises:
         ProtocolError: it holds something that may not travel (objects, complex numbers, strings in arrays).
@@ -81,7 +75,7 @@ def _pack_array(value: Any) -> Any:
 
 
 def unpack(data: bytes | bytearray | memoryview, limits: WireLimits = DEFAULT_LIMITS) -> dict[Any, Any]:
-    """The message in `data`. Its arrays are read-only views of `data` where the byte order allows.
+    """Return the message in `data`. Its arrays are read-only views of `data` where the byte order allows.
 
     Raises:
         ProtocolError: not msgpack, no map at the top, or beyond `limits`.
@@ -171,7 +165,7 @@ def _read_scalar(value: dict[Any, Any]) -> Any:
         raise ProtocolError(f"number: expected the keys {sorted(_SCALAR_KEYS)}, got {short(list(value))}")
     dtype = _check_dtype(value[b"dtype"]).newbyteorder("=")
     data = value[b"data"]
-    if not isinstance(data, bool | int | float):
+    if not isinstance(data, (bool, int, float)):
         raise ProtocolError(f"number: expected a number, got {type(data).__name__}")
     try:
         return dtype.type(data)
@@ -180,74 +174,8 @@ def _read_scalar(value: dict[Any, Any]) -> Any:
 
 
 def short(value: Any, length: int = 80) -> str:
-    """`repr` (or an error's text) cut to a length that is safe to send back and to log."""
+    """Return `repr` (or an error's text) cut to a length that is safe to send back and to log."""
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 64:
         return f"an integer of {value.bit_length()} bits"
     text = str(value) if isinstance(value, BaseException) else repr(value)
     return text if len(text) <= length else f"{text[:length]}..."
-
-
-def read_token(path: str | Path) -> str:
-    """The bearer token in a file that only its owner may read: its single line, at least 16 characters.
-
-    Raises:
-        ValueError: missing, readable by others, or too short.
-    """
-    path = Path(path).expanduser()
-    try:
-        mode = stat.S_IMODE(path.stat().st_mode)
-        token = path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"token file {path}: cannot be read ({error}). {_HOW_TO_MAKE_ONE}") from error
-    if mode & 0o077:
-        raise ValueError(f"token file {path}: others may read it (mode {mode:o}). Run: chmod 600 {path}")
-    if len(token) < 16 or any(not 33 <= ord(c) <= 126 for c in token):
-        raise ValueError(f"token file {path}: needs one word of 16 characters or more. {_HOW_TO_MAKE_ONE}")
-    return token
-
-
-_HOW_TO_MAKE_ONE = "Make one: (umask 077; python3 -c 'import secrets; print(secrets.token_urlsafe(32))' > robot-token)"
-
-
-@dataclass(frozen=True)
-class PolicyIdentity:
-    """A policy as its server names it. All fields are "" where the server does not say, as openpi's own.
-
-    Attributes:
-        name: the checkpoint's folder, or 'pretrained:NAME'. version: what recordings say of who acted.
-        hash: SHA-256 of the checkpoint.
-    """
-
-    name: str = ""
-    version: str = ""
-    hash: str = ""
-
-    @property
-    def is_known(self) -> bool:
-        """Whether the server said anything."""
-        return bool(self.name or self.version or self.hash)
-
-    def __str__(self) -> str:
-        if not self.is_known:
-            return "an unknown policy (its server does not say which)"
-        return self.version or f"{self.name} {self.hash[:12]}".strip()
-
-    def to_wire(self) -> dict[str, str]:
-        """The map that travels in an answer."""
-        return asdict(self)
-
-
-UNKNOWN = PolicyIdentity()
-
-
-def read_identity(reply: Mapping[Any, Any], metadata: Mapping[Any, Any]) -> PolicyIdentity:
-    """Who made an answer: what it says itself, else what the connection's metadata said, else `UNKNOWN`."""
-    told = reply.get(POLICY_KEY)
-    if not isinstance(told, Mapping):
-        told = {
-            "name": metadata.get("checkpoint"),
-            "version": metadata.get("policy_version"),
-            "hash": metadata.get("policy_hash"),
-        }
-    texts = {name: told.get(name) for name in ("name", "version", "hash")}
-    return PolicyIdentity(**{name: text for name, text in texts.items() if isinstance(text, str)})

@@ -1,36 +1,36 @@
-"""Ask a vla-rl policy server for actions: numpy, msgpack and websockets, Python 3.8 or newer.
+"""Client of a vla-rl policy server: numpy, msgpack and websockets, Python 3.8 or newer.
 
     with PolicyClient("gpu-box:8000", token=token, ca="cert.pem") as client:
         actions = client.act({"wrist": image}, state, "pick up the cup")  # float32 (H, A)
 
-The wire format is that of real_robot/serving/protocol.py, which is openpi's: msgpack, arrays as maps of bytes. Only
-numbers travel; a message is bounded. This file imports nothing else of vla-rl.
+This package imports nothing else of vla-rl, whose own client is another `PolicyConnection`.
 """
 
+from __future__ import annotations
+
 import inspect
-import math
 import re
 import socket
 import ssl
 import threading
 import time
 from contextlib import suppress
-from typing import Any, Dict, Optional
+from typing import Any
 from urllib.parse import urlsplit
 
-import msgpack
 import numpy as np
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 from websockets.sync.client import connect
 
-__all__ = ["InferenceTimeout", "NotAuthorised", "PolicyClient", "PolicyClientError", "ServerError", "ServerUnavailable"]
+from .wire import DEFAULT_LIMITS, PROTOCOL, ProtocolError, WireLimits, pack, short, unpack
+
+__all__ = [
+    "InferenceTimeout", "NotAuthorised", "NotTrusted", "PolicyClient", "PolicyClientError", "PolicyConnection",
+    "ServerError", "ServerUnavailable",
+]  # fmt: skip
 __version__ = "0.1.0"
 
-PROTOCOL = 1
-MAX_MESSAGE_BYTES = 16 * 1024 * 1024
-MAX_ITEMS = 1024
 DEFAULT_PORT = 8000
-_DTYPE = re.compile(r"^(?:[<>=|]?(?:[iu][1248]|f[248])|[|]?b1|\?)$")
 
 
 class PolicyClientError(RuntimeError):
@@ -45,72 +45,85 @@ class NotAuthorised(PolicyClientError):
     """The server wants a token, or another one."""
 
 
+class NotTrusted(PolicyClientError):
+    """The server cannot show that it is the one meant: its certificate is expired, another's or a stranger's."""
+
+
 class InferenceTimeout(PolicyClientError):
     """The server did not answer in time."""
 
 
 class ServerError(PolicyClientError):
-    """The server answered with an error, or with what is no answer; the text says which."""
+    """The server answered with an error; the text is its own."""
 
 
-class PolicyClient:
+class PolicyConnection:
     """One connection to a policy server. Calls are made one at a time; a second thread waits for its turn.
+
+    Every wait has a time-out. A request that is not answered in time costs the connection, so that its late answer can
+    never be taken for that of the next; the next request connects anew.
 
     Args:
         address: host, host:port, [IPv6]:port, or one of them after ws:// or wss:// (encrypted).
         token: bearer token.
-        ca: PEM file of the authorities that are trusted, alone; with it an address without scheme is wss. None: the
-            system's.
+        ca: PEM file of the authorities that are trusted, alone, or a context that knows them; with it an address
+            without scheme is wss. None: the system's.
         connect_timeout: seconds for the connection and its handshake.
         ready_timeout: seconds to wait for the metadata, which come when the policy is loaded and warm.
         infer_timeout: seconds from a request to its answer.
+        retry_after: seconds after a failed connection in which further requests fail at once.
+
+    Attributes:
+        metadata: what the server told of its policy at the last connection; empty before the first.
     """
 
     def __init__(
         self,
         address: str,
-        token: Optional[str] = None,
-        ca: Optional[str] = None,
+        token: str | None = None,
+        ca: str | ssl.SSLContext | None = None,
         connect_timeout: float = 2.0,
         ready_timeout: float = 10.0,
         infer_timeout: float = 2.0,
+        retry_after: float = 0.0,
+        limits: WireLimits = DEFAULT_LIMITS,
     ) -> None:
         self.address = _url(address, ca is not None)
-        self.metadata: Dict[str, Any] = {}
-        self._token, self._connect_timeout = token, connect_timeout
-        self._ready_timeout, self._infer_timeout = ready_timeout, infer_timeout
-        self._tls = ssl.create_default_context(cafile=ca) if self.address.startswith("wss:") else None
+        self.metadata: dict[str, Any] = {}
+        self._tls: ssl.SSLContext | None = None
+        if self.address.startswith("wss:"):
+            self._tls = ca if isinstance(ca, ssl.SSLContext) else ssl.create_default_context(cafile=ca)
+        self._token, self._connect_timeout, self._ready_timeout = token, connect_timeout, ready_timeout
+        self._infer_timeout, self._retry_after, self._limits = infer_timeout, retry_after, limits
         self._lock = threading.Lock()
         self._connection: Any = None
+        self._not_before = 0.0
+        self._failure = PolicyClientError("not connected yet")  # of the last attempt
 
-    def __enter__(self) -> "PolicyClient":
-        with self._lock:
-            self._connected()
-        return self
+    def __enter__(self) -> Any:
+        return self.connect()
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def act(self, images: Dict[str, np.ndarray], state: np.ndarray, instruction: str) -> np.ndarray:
-        """Return a chunk of actions, float32 (H, A), in the units that the policy was trained in.
-
-        Args:
-            images: camera -> RGB, uint8 (height, width, 3). state: float32 (S,).
+    def connect(self) -> Any:
+        """Connect now, if not connected, and read the metadata. Returns itself.
 
         Raises:
-            PolicyClientError: see its subclasses; hold the robot.
+            ServerUnavailable, NotAuthorised, NotTrusted, ServerError: see the classes.
         """
-        state = np.asarray(state, np.float32)
-        return self.infer({"images": images, "state": state, "instruction": instruction})["actions"]
+        with self._lock:
+            self._connected()
+        return self
 
-    def infer(self, request: Dict[str, Any]) -> Dict[str, Any]:
+    def infer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Send one request (keys: docs/serve.md) and wait for its answer, which has `actions`, float32 (H, A).
 
         Raises:
-            PolicyClientError: see its subclasses.
-            ValueError, TypeError: the request holds something that may not travel.
+            ServerUnavailable, NotAuthorised, NotTrusted, InferenceTimeout, ServerError: see the classes.
+            ProtocolError (a ValueError): the request holds something that may not travel.
         """
-        data = msgpack.packb(request, default=_pack_array)
+        data = pack(request)
         with self._lock:
             connection = self._connected()
             # A hung server with full buffers would let a send wait for ever.
@@ -121,9 +134,7 @@ class PolicyClient:
                 connection.send(data)
                 timer.cancel()
                 reply = self._receive(connection, self._infer_timeout)
-                actions = reply.get("actions")
-                if not isinstance(actions, np.ndarray) or actions.ndim != 2 or not np.isfinite(actions).all():
-                    raise ServerError("an answer without finite actions (H, A)")
+                self._check_answer(reply)
                 return reply
             except BaseException as error:  # an answer may still come, and must not meet the next request
                 self._drop()
@@ -138,38 +149,70 @@ class PolicyClient:
         with self._lock:
             self._drop()
 
+    # --- parts --------------------------------------------------------------------------------
+
+    def _check_answer(self, reply: dict[str, Any]) -> None:
+        if not isinstance(reply.get("actions"), np.ndarray) or reply["actions"].ndim != 2:
+            raise ServerError(f"answer without actions (H, A): it has {short(list(reply))}")
+
     def _connected(self) -> Any:
-        if self._connection is not None:
+        if self._connection is not None and getattr(self._connection, "close_code", None) is None:
             return self._connection
-        options: Dict[str, Any] = {"close_timeout": 0.2, "max_size": MAX_MESSAGE_BYTES, "compression": None}
+        self._drop()
+        if time.monotonic() < self._not_before:
+            raise type(self._failure)(str(self._failure))
+        self._not_before = time.monotonic() + self._retry_after
+        try:
+            self._connection = self._connect_anew()
+        except PolicyClientError as error:
+            self._failure = error
+            raise
+        self._not_before = 0.0
+        return self._connection
+
+    def _connect_anew(self) -> Any:
+        options: dict[str, Any] = {"close_timeout": 0.2, "max_size": self._limits.max_message_bytes}
+        options["compression"] = None
         if self._token is not None:
             options["additional_headers"] = {"Authorization": f"Bearer {self._token}"}
-        if "proxy" in inspect.signature(connect).parameters:  # websockets 15 and newer would ask the environment
-            options["proxy"] = None
+        known = inspect.signature(connect).parameters  # older websockets lack these; newer would ask for a proxy
+        options.update({name: value for name, value in (("proxy", None), ("max_queue", 2)) if name in known})
         try:
             connection = open_connection(self.address, self._tls, self._connect_timeout, **options)
-        except InvalidStatus as error:
+        except (OSError, TimeoutError, InvalidHandshake, EOFError) as error:
+            raise self._refusal(error) from error
+        try:
+            self.metadata = self._receive(connection, self._ready_timeout)
+        except InferenceTimeout as error:
+            connection.close()
+            late = f"its policy was not ready in {self._ready_timeout:g} s"
+            raise ServerUnavailable(f"{self.address} is there, but {late}") from error
+        except (ConnectionClosed, PolicyClientError) as error:
+            connection.close()
+            raise ServerUnavailable(f"{self.address} closed the connection: {error}") from error
+        spoken = self.metadata.get("protocol", PROTOCOL)  # openpi's servers tell none
+        if spoken != PROTOCOL:
+            connection.close()
+            told = f"{self.address} speaks protocol {short(spoken)}, this client {PROTOCOL}"
+            raise ServerError(f"{told}; update the older")
+        return connection
+
+    def _refusal(self, error: Exception) -> PolicyClientError:
+        """Return what a connection that failed with `error` is told as."""
+        if isinstance(error, InvalidStatus):
             status = error.response.status_code
             text = (getattr(error.response, "body", None) or b"").decode("utf-8", "replace").strip()
             kind = NotAuthorised if status in (401, 403) else ServerUnavailable
-            raise kind(f"{self.address} refused the connection ({status}): {text}") from error
-        except (OSError, TimeoutError, InvalidHandshake, EOFError) as error:
-            raise ServerUnavailable(
-                f"no policy server at {self.address}: {error or type(error).__name__}. Is `vla-rl serve` running there?"
-            ) from error
-        try:
-            self.metadata = self._receive(connection, self._ready_timeout)
-        except (ConnectionClosed, PolicyClientError) as error:
-            connection.close()
-            raise ServerUnavailable(f"{self.address}: the policy was not ready: {error}") from error
-        if self.metadata.get("protocol", PROTOCOL) != PROTOCOL:  # openpi's servers tell none
-            connection.close()
-            told = f"{self.address} speaks protocol {self.metadata['protocol']!r:.40}, this client {PROTOCOL}"
-            raise ServerError(f"{told}; update the older")
-        self._connection = connection
-        return connection
+            return kind(f"{self.address} refused the connection ({status}): {text}")
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return NotTrusted(f"{self.address} is not trusted: {error.verify_message}")
+        hint = ". Is `vla-rl serve` running there, on that port?" if isinstance(error, ConnectionRefusedError) else ""
+        if isinstance(error, ssl.SSLError):
+            hint = f". Does it encrypt? Without --certificate it is ws{self.address[len('wss') :]}"
+        return ServerUnavailable(f"no policy server at {self.address}: {error or type(error).__name__}{hint}")
 
-    def _receive(self, connection: Any, timeout: float) -> Dict[str, Any]:
+    def _receive(self, connection: Any, timeout: float) -> dict[str, Any]:
+        """Return the next message."""
         try:
             data = connection.recv(timeout=timeout)
         except TimeoutError:
@@ -177,14 +220,9 @@ class PolicyClient:
         if isinstance(data, str):
             raise ServerError(f"the policy server says: {data[:4096]}")
         try:
-            message = msgpack.unpackb(
-                data, object_hook=_on_map, max_array_len=MAX_ITEMS, max_map_len=MAX_ITEMS, max_ext_len=0
-            )
-        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+            return unpack(data, self._limits)
+        except ProtocolError as error:
             raise ServerError(f"unreadable answer: {error}") from error
-        if not isinstance(message, dict):
-            raise ServerError(f"unreadable answer: a {type(message).__name__} in place of a map")
-        return message
 
     def _drop(self) -> None:
         connection, self._connection = self._connection, None
@@ -192,7 +230,28 @@ class PolicyClient:
             connection.close()
 
 
-def open_connection(address: str, tls: Optional[ssl.SSLContext], timeout: float, **options: Any) -> Any:
+class PolicyClient(PolicyConnection):
+    """Asks a policy server for actions; see `PolicyConnection`."""
+
+    def act(self, images: dict[str, np.ndarray], state: np.ndarray, instruction: str) -> np.ndarray:
+        """Return a chunk of actions, float32 (H, A), in the units that the policy was trained in.
+
+        Args:
+            images: camera -> RGB, uint8 (height, width, 3). state: float32 (S,).
+
+        Raises:
+            PolicyClientError: see its subclasses; hold the robot.
+        """
+        state = np.asarray(state, np.float32)
+        return self.infer({"images": images, "state": state, "instruction": instruction})["actions"]
+
+    def _check_answer(self, reply: dict[str, Any]) -> None:
+        super()._check_answer(reply)
+        if not np.isfinite(reply["actions"]).all():
+            raise ServerError("an answer without finite actions (H, A)")
+
+
+def open_connection(address: str, tls: ssl.SSLContext | None, timeout: float, **options: Any) -> Any:
     """Connect to ws://... or wss://... (`tls`) within `timeout` seconds; `options` are those of websockets' connect.
 
     Raises:
@@ -272,7 +331,7 @@ class TlsSocket(socket.socket):
                 self._send_rest()
             self._take(super().recv(65536))
 
-    def _decrypted(self, size: int) -> Optional[bytes]:
+    def _decrypted(self, size: int) -> bytes | None:
         """What has arrived; None where more must come first."""
         parts, ended = [], False
         with self._turn:
@@ -317,31 +376,3 @@ def _url(address: str, encrypted: bool) -> str:
 def _hang_up(connection: Any) -> None:
     with suppress(OSError):  # it is closed already
         connection.socket.shutdown(socket.SHUT_RDWR)
-
-
-def _pack_array(value: Any) -> Any:
-    if isinstance(value, (np.ndarray, np.generic)) and not _DTYPE.match(value.dtype.str):
-        raise TypeError(f"an array of {value.dtype}: allowed are booleans, integers and floats")
-    if isinstance(value, np.ndarray):
-        return {b"__ndarray__": True, b"data": value.tobytes(), b"dtype": value.dtype.str, b"shape": value.shape}
-    if isinstance(value, np.generic):
-        return {b"__npgeneric__": True, b"data": value.item(), b"dtype": value.dtype.str}
-    raise TypeError(f"{type(value).__name__} is neither a number, a string, a list, a map nor a numeric array")
-
-
-def _on_map(value: Dict[Any, Any]) -> Any:
-    if b"__ndarray__" in value:
-        dtype, shape, data = (value.get(key) for key in (b"dtype", b"shape", b"data"))
-        if not isinstance(dtype, str) or not _DTYPE.match(dtype) or not isinstance(data, bytes):
-            raise ValueError("an array of something else than numbers")
-        if not isinstance(shape, list) or len(shape) > 5 or not all(type(n) is int and n >= 0 for n in shape):
-            raise ValueError(f"an array of shape {shape!r}")
-        if len(data) != math.prod(shape) * np.dtype(dtype).itemsize:
-            raise ValueError(f"an array of shape {shape} with {len(data)} bytes")
-        return np.frombuffer(data, dtype).reshape(shape)
-    if b"__npgeneric__" in value:
-        dtype = value.get(b"dtype")
-        if not isinstance(dtype, str) or not _DTYPE.match(dtype):
-            raise ValueError("a number of another kind")
-        return np.dtype(dtype).type(value.get(b"data"))
-    return value
