@@ -2,14 +2,16 @@
 
 A transport turns its own messages into a *tree*: nested dicts with ROS's field names, times as
 {"sec", "nanosec"}, byte arrays as bytes, number arrays as lists or numpy arrays. `Message.from_tree` checks
-a tree and makes the typed message; `tree` does the reverse.
+a tree and makes the typed message; `tree` does the reverse. How a field is read and written is said by its annotation,
+a `Wire`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self, get_type_hints
 
 import numpy as np
 
@@ -24,12 +26,25 @@ class MessageError(ValueError):
     """A message that is not what its type says, or larger than allowed."""
 
 
+@dataclass(frozen=True)
+class Wire:
+    """How one field stands in a tree: `read` checks and converts it, `write` does the reverse."""
+
+    read: Callable[[Any], Any]
+    write: Callable[[Any], Any]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """Base of all messages. `stamp`: header time in ns since the epoch, 0 where the type has no header."""
+    """Base of all messages. `stamp`: header time in ns since the epoch, 0 where the type has no header.
+
+    `UNDER`: name of the part of the tree that holds the fields; "": its root. `CONSTANT`: what else the tree holds.
+    """
 
     TYPE: ClassVar[str]
     HAS_HEADER: ClassVar[bool] = True
+    UNDER: ClassVar[str] = ""
+    CONSTANT: ClassVar[Tree] = {}
     stamp: int = 0
     frame_id: str = ""
 
@@ -42,23 +57,44 @@ class Message:
         """
         try:
             header = _read_header(tree["header"]) if cls.HAS_HEADER else {}
-            return cls(**header, **cls._read(tree))
+            message = cls(**header, **cls._read(tree[cls.UNDER] if cls.UNDER else tree))
+            message._check()
         except MessageError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise MessageError(f"{cls.TYPE}: not readable: {type(error).__name__}: {error}") from None
+        return message
 
     def tree(self) -> Tree:
         """The message as a tree of ROS fields."""
         header = {"header": {"stamp": to_time(self.stamp), "frame_id": self.frame_id}} if self.HAS_HEADER else {}
-        return {**header, **self._write()}
+        fields = {**self.CONSTANT, **self._write()}
+        return {**header, **({self.UNDER: fields} if self.UNDER else fields)}
 
     @classmethod
     def _read(cls, tree: Mapping[str, Any]) -> Tree:
-        raise NotImplementedError
+        return {name: wire.read(tree[name]) for name, wire in _wires(cls).items()}
 
     def _write(self) -> Tree:
-        raise NotImplementedError
+        return {name: wire.write(getattr(self, name)) for name, wire in _wires(type(self)).items()}
+
+    def _check(self) -> None:
+        """
+        Raises:
+            MessageError: fields that do not fit together.
+        """
+
+    def _check_lengths(self, names: tuple[str, ...], *parts: str) -> None:
+        """Each of these fields has a number for each name, or none at all."""
+        for part in parts:
+            if (size := len(getattr(self, part))) not in (0, len(names)):
+                raise MessageError(f"{self.TYPE}: {size} values of {part} for {len(names)} names")
+
+
+@functools.cache
+def _wires(kind: type[Message]) -> dict[str, Wire]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {n: h.__metadata__[0] for n, h in hints.items() if isinstance(getattr(h, "__metadata__", [0])[0], Wire)}
 
 
 def to_time(nanoseconds: int) -> Tree:
@@ -103,27 +139,47 @@ def read_numbers(values: Any) -> np.ndarray:
     return array
 
 
-def read_names(values: Any) -> tuple[str, ...]:
-    """
-    Raises:
-        MessageError: no list of at most `MAX_ITEMS` short texts.
-    """
+def _read_names(values: Any) -> tuple[str, ...]:
     return tuple(read_text(v, MAX_NAME) for v in _items(values))
 
 
-def _bytes(data: Any) -> bytes:
+def _read_bytes(data: Any) -> bytes:
     data = data.tobytes() if isinstance(data, np.ndarray) else bytes(data)
     if len(data) > MAX_IMAGE_BYTES:
         raise MessageError(f"{len(data)} bytes of image, at most {MAX_IMAGE_BYTES} are allowed")
     return data
 
 
-def _axes(tree: Mapping[str, Any], names: str) -> np.ndarray:
-    return np.array([float(tree[name]) for name in names])
+def _axes(names: str) -> Wire:
+    return Wire(
+        lambda tree: np.array([float(tree[name]) for name in names]),
+        lambda values: {name: float(v) for name, v in zip(names, values, strict=True)},
+    )
 
 
-def _as_axes(values: np.ndarray, names: str) -> Tree:
-    return {name: float(v) for name, v in zip(names, values, strict=True)}
+def _same(value: Any) -> Any:
+    return value
+
+
+Text = Annotated[str, Wire(read_text, _same)]
+Name = Annotated[str, Wire(lambda value: read_text(value, MAX_NAME), _same)]
+Names = Annotated[tuple[str, ...], Wire(_read_names, list)]
+Int = Annotated[int, Wire(int, _same)]
+Float = Annotated[float, Wire(float, float)]
+Flag = Annotated[bool, Wire(bool, _same)]
+Bytes = Annotated[bytes, Wire(_read_bytes, _same)]
+Numbers = Annotated[np.ndarray, Wire(read_numbers, lambda values: np.asarray(values, np.float64))]
+Numbers32 = Annotated[np.ndarray, Wire(read_numbers, lambda values: np.asarray(values, np.float32))]
+Vector = Annotated[np.ndarray, _axes("xyz")]
+Quaternion = Annotated[np.ndarray, _axes("xyzw")]
+Nanoseconds = Annotated[int, Wire(from_time, to_time)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plain(Message):
+    """Base of messages without a header of their own."""
+
+    HAS_HEADER: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,27 +187,12 @@ class Image(Message):
     """sensor_msgs/Image: `data` holds `height` rows of `step` bytes in `encoding`."""
 
     TYPE: ClassVar[str] = "sensor_msgs/Image"
-    height: int
-    width: int
-    encoding: str
-    is_bigendian: int = 0
-    step: int
-    data: bytes
-
-    @classmethod
-    def _read(cls, tree: Mapping[str, Any]) -> Tree:
-        numbers = {name: int(tree[name]) for name in ("height", "width", "is_bigendian", "step")}
-        return {**numbers, "encoding": read_text(tree["encoding"], MAX_NAME), "data": _bytes(tree["data"])}
-
-    def _write(self) -> Tree:
-        return {
-            "height": self.height,
-            "width": self.width,
-            "encoding": self.encoding,
-            "is_bigendian": self.is_bigendian,
-            "step": self.step,
-            "data": self.data,
-        }
+    height: Int
+    width: Int
+    encoding: Name
+    is_bigendian: Int = 0
+    step: Int
+    data: Bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,15 +200,8 @@ class CompressedImage(Message):
     """sensor_msgs/CompressedImage: `data` is a JPEG or PNG file; `format` says which, and is not relied on."""
 
     TYPE: ClassVar[str] = "sensor_msgs/CompressedImage"
-    format: str
-    data: bytes
-
-    @classmethod
-    def _read(cls, tree: Mapping[str, Any]) -> Tree:
-        return {"format": read_text(tree["format"], MAX_NAME), "data": _bytes(tree["data"])}
-
-    def _write(self) -> Tree:
-        return {"format": self.format, "data": self.data}
+    format: Name
+    data: Bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,23 +209,13 @@ class JointState(Message):
     """sensor_msgs/JointState: joint names, and a value each of position (rad or m), velocity, effort where sent."""
 
     TYPE: ClassVar[str] = "sensor_msgs/JointState"
-    name: tuple[str, ...]
-    position: np.ndarray
-    velocity: np.ndarray
-    effort: np.ndarray
+    name: Names
+    position: Numbers
+    velocity: Numbers
+    effort: Numbers
 
-    @classmethod
-    def _read(cls, tree: Mapping[str, Any]) -> Tree:
-        names = read_names(tree["name"])
-        values = {part: read_numbers(tree[part]) for part in ("position", "velocity", "effort")}
-        for part, array in values.items():
-            if len(array) not in (0, len(names)):
-                raise MessageError(f"{cls.TYPE}: {len(array)} values of {part} for {len(names)} names")
-        return {"name": names, **values}
-
-    def _write(self) -> Tree:
-        values = {part: np.asarray(getattr(self, part), np.float64) for part in ("position", "velocity", "effort")}
-        return {"name": list(self.name), **values}
+    def _check(self) -> None:
+        self._check_lengths(self.name, "position", "velocity", "effort")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,17 +223,9 @@ class PoseStamped(Message):
     """geometry_msgs/PoseStamped: position (3,) in meters, orientation (4,) as quaternion x, y, z, w."""
 
     TYPE: ClassVar[str] = "geometry_msgs/PoseStamped"
-    position: np.ndarray
-    orientation: np.ndarray
-
-    @classmethod
-    def _read(cls, tree: Mapping[str, Any]) -> Tree:
-        pose = tree["pose"]
-        return {"position": _axes(pose["position"], "xyz"), "orientation": _axes(pose["orientation"], "xyzw")}
-
-    def _write(self) -> Tree:
-        orientation = _as_axes(self.orientation, "xyzw")
-        return {"pose": {"position": _as_axes(self.position, "xyz"), "orientation": orientation}}
+    UNDER: ClassVar[str] = "pose"
+    position: Vector
+    orientation: Quaternion
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,16 +233,9 @@ class TwistStamped(Message):
     """geometry_msgs/TwistStamped: linear (3,) in m/s, angular (3,) in rad/s, in the frame `frame_id`."""
 
     TYPE: ClassVar[str] = "geometry_msgs/TwistStamped"
-    linear: np.ndarray
-    angular: np.ndarray
-
-    @classmethod
-    def _read(cls, tree: Mapping[str, Any]) -> Tree:
-        twist = tree["twist"]
-        return {"linear": _axes(twist["linear"], "xyz"), "angular": _axes(twist["angular"], "xyz")}
-
-    def _write(self) -> Tree:
-        return {"twist": {"linear": _as_axes(self.linear, "xyz"), "angular": _as_axes(self.angular, "xyz")}}
+    UNDER: ClassVar[str] = "twist"
+    linear: Vector
+    angular: Vector
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,16 +243,9 @@ class WrenchStamped(Message):
     """geometry_msgs/WrenchStamped: force (3,) in N, torque (3,) in Nm, in the frame `frame_id`."""
 
     TYPE: ClassVar[str] = "geometry_msgs/WrenchStamped"
-    force: np.ndarray
-    torque: np.ndarray
-
-    @classmethod
-    def _read(cls, tree: Mapping[str, Any]) -> Tree:
-        wrench = tree["wrench"]
-        return {"force": _axes(wrench["force"], "xyz"), "torque": _axes(wrench["torque"], "xyz")}
-
-    def _write(self) -> Tree:
-        return {"wrench": {"force": _as_axes(self.force, "xyz"), "torque": _as_axes(self.torque, "xyz")}}
+    UNDER: ClassVar[str] = "wrench"
+    force: Vector
+    torque: Vector
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,7 +259,7 @@ class JointTrajectory(Message):
 
     @classmethod
     def _read(cls, tree: Mapping[str, Any]) -> Tree:
-        names, points = read_names(tree["joint_names"]), _items(tree["points"])
+        names, points = _read_names(tree["joint_names"]), _items(tree["points"])
         rows = [read_numbers(p["positions"]) for p in points]
         if any(len(row) != len(names) for row in rows):
             raise MessageError(f"{cls.TYPE}: a point whose positions are not one for each of {len(names)} joints")
@@ -266,15 +268,9 @@ class JointTrajectory(Message):
         return {"joint_names": names, "positions": positions, "times": times}
 
     def _write(self) -> Tree:
-        none = np.zeros(0)
+        none = dict.fromkeys(("velocities", "accelerations", "effort"), np.zeros(0))
         points = [
-            {
-                "positions": np.asarray(row, np.float64),
-                "velocities": none,
-                "accelerations": none,
-                "effort": none,
-                "time_from_start": to_time(t),
-            }
+            {"positions": np.asarray(row, np.float64), **none, "time_from_start": to_time(t)}
             for row, t in zip(self.positions, self.times, strict=True)
         ]
         return {"joint_names": list(self.joint_names), "points": points}
@@ -285,105 +281,56 @@ class JointJog(Message):
     """control_msgs/JointJog: a velocity (rad/s or m/s) for each joint, or a displacement, for `duration` seconds."""
 
     TYPE: ClassVar[str] = "control_msgs/JointJog"
-    joint_names: tuple[str, ...]
-    velocities: np.ndarray
-    displacements: np.ndarray
-    duration: float
+    joint_names: Names
+    displacements: Numbers
+    velocities: Numbers
+    duration: Float
 
-    @classmethod
-    def _read(cls, tree: Mapping[str, Any]) -> Tree:
-        names = read_names(tree["joint_names"])
-        values = {part: read_numbers(tree[part]) for part in ("velocities", "displacements")}
-        for part, array in values.items():
-            if len(array) not in (0, len(names)):
-                raise MessageError(f"{cls.TYPE}: {len(array)} {part} for {len(names)} joints")
-        return {"joint_names": names, **values, "duration": float(tree["duration"])}
-
-    def _write(self) -> Tree:
-        values = {part: np.asarray(getattr(self, part), np.float64) for part in ("displacements", "velocities")}
-        return {"joint_names": list(self.joint_names), **values, "duration": float(self.duration)}
+    def _check(self) -> None:
+        self._check_lengths(self.joint_names, "velocities", "displacements")
 
 
 @dataclass(frozen=True, kw_only=True)
-class JointGroupCommand(Message):
+class JointGroupCommand(Plain):
     """interbotix_xs_msgs/JointGroupCommand: a number for each joint of a group, in the driver's order of them."""
 
     TYPE: ClassVar[str] = "interbotix_xs_msgs/JointGroupCommand"
-    HAS_HEADER: ClassVar[bool] = False
-    name: str
-    cmd: np.ndarray
-
-    @classmethod
-    def _read(cls, tree: Mapping[str, Any]) -> Tree:
-        return {"name": read_text(tree["name"], MAX_NAME), "cmd": read_numbers(tree["cmd"])}
-
-    def _write(self) -> Tree:
-        return {"name": self.name, "cmd": np.asarray(self.cmd, np.float32)}
+    name: Name
+    cmd: Numbers32
 
 
 @dataclass(frozen=True, kw_only=True)
-class JointSingleCommand(Message):
+class JointSingleCommand(Plain):
     """interbotix_xs_msgs/JointSingleCommand: a number for one joint."""
 
     TYPE: ClassVar[str] = "interbotix_xs_msgs/JointSingleCommand"
-    HAS_HEADER: ClassVar[bool] = False
-    name: str
-    cmd: float
-
-    @classmethod
-    def _read(cls, tree: Mapping[str, Any]) -> Tree:
-        return {"name": read_text(tree["name"], MAX_NAME), "cmd": float(tree["cmd"])}
-
-    def _write(self) -> Tree:
-        return {"name": self.name, "cmd": float(self.cmd)}
+    name: Name
+    cmd: Float
 
 
 @dataclass(frozen=True, kw_only=True)
-class Float64MultiArray(Message):
+class Float64MultiArray(Plain):
     """std_msgs/Float64MultiArray, without its layout: the numbers alone."""
 
     TYPE: ClassVar[str] = "std_msgs/Float64MultiArray"
-    HAS_HEADER: ClassVar[bool] = False
-    data: np.ndarray
-
-    @classmethod
-    def _read(cls, tree: Mapping[str, Any]) -> Tree:
-        return {"data": read_numbers(tree["data"])}
-
-    def _write(self) -> Tree:
-        return {"layout": {"dim": [], "data_offset": 0}, "data": np.asarray(self.data, np.float64)}
+    CONSTANT: ClassVar[Tree] = {"layout": {"dim": [], "data_offset": 0}}
+    data: Numbers
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bool(Message):
+class Bool(Plain):
     """std_msgs/Bool."""
 
     TYPE: ClassVar[str] = "std_msgs/Bool"
-    HAS_HEADER: ClassVar[bool] = False
-    data: bool
-
-    @classmethod
-    def _read(cls, tree: Mapping[str, Any]) -> Tree:
-        return {"data": bool(tree["data"])}
-
-    def _write(self) -> Tree:
-        return {"data": self.data}
+    data: Flag
 
 
 @dataclass(frozen=True, kw_only=True)
-class String(Message):
+class String(Plain):
     """std_msgs/String."""
 
     TYPE: ClassVar[str] = "std_msgs/String"
-    HAS_HEADER: ClassVar[bool] = False
-    data: str
-
-    @classmethod
-    def _read(cls, tree: Mapping[str, Any]) -> Tree:
-        return {"data": read_text(tree["data"], MAX_TEXT)}
-
-    def _write(self) -> Tree:
-        return {"data": self.data}
+    data: Text
 
 
 MESSAGES: dict[str, type[Message]] = {

@@ -48,7 +48,7 @@ def serve(
     from vla_rl.config import ConfigError, validate
 
     try:
-        from real_robot.serving import following, server
+        from real_robot.serving import hot_swap, server
         from real_robot.serving.network import read_token
     except ModuleNotFoundError as error:
         raise ConfigError(f"serve: {error.name} is not installed. Run: pip install 'vla-rl[robot]'") from error
@@ -68,7 +68,7 @@ def serve(
         "default_prompt": default_prompt,
         "camera_keys": dict(_pair(text) for text in camera or ()),
     }
-    run = following.main if follow else server.main
+    run = hot_swap.main if follow else server.main
     run(checkpoint, validate(server.ServeConfig, values), typer.echo)
 
 

@@ -74,7 +74,7 @@ def test_every_type_has_an_example() -> None:
         (TwistStamped, {"header": {"stamp": None, "frame_id": ""}}, "not readable"),
         (CompressedImage, {"data": bytes(MAX_IMAGE_BYTES + 1)}, f"at most {MAX_IMAGE_BYTES}"),
         (JointTrajectory, {"joint_names": ["a"]}, "not one for each of 1 joints"),
-        (JointJog, {"velocities": [1.0]}, "1 velocities for 2 joints"),
+        (JointJog, {"velocities": [1.0]}, "1 values of velocities for 2 names"),
         (Float64MultiArray, {"data": [[1.0], [2.0]]}, "list of numbers"),
         (String, {"data": 3}, "expected text"),
     ],

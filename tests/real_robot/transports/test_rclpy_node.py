@@ -90,7 +90,7 @@ def packages() -> Any:
         *EXAMPLES,
         GripperCommandGoal(position=0.04, max_effort=3.0),
         SetBoolRequest(data=True),
-        FollowJointTrajectoryGoal(trajectory=TRAJECTORY, time_tolerance=5),
+        FollowJointTrajectoryGoal(trajectory=TRAJECTORY, goal_time_tolerance=5),
     ],
     ids=lambda m: type(m).__name__,
 )

@@ -42,7 +42,7 @@ CHECKSUMS = {
 TRAJECTORY = JointTrajectory(
     stamp=0, frame_id="base", joint_names=("a", "b"), positions=np.array([[0.5, -1.0]]), times=(200_000_000,)
 )
-ARM_GOAL = FollowJointTrajectoryGoal(trajectory=TRAJECTORY, time_tolerance=1_500_000_000)
+ARM_GOAL = FollowJointTrajectoryGoal(trajectory=TRAJECTORY, goal_time_tolerance=1_500_000_000)
 NUMBER = {"client": 0xFEDC_BA98_7654_3210, "number": -5}
 ID = list(range(16))
 
